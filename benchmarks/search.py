@@ -61,7 +61,7 @@ def search(args: argparse.Namespace) -> dict:
 def _times(rows: np.ndarray, runs: int) -> dict:
     before = resident_bytes("RssAnon")
     owners = np.arange(len(rows))
-    made = Rows(rows, owners, np.ones(len(rows), np.float32))
+    made = Rows(rows, owners)
     queries = _units(_BATCH, rows.shape[1], 0)
     result = {"load_before": os.getloadavg()[0]}
     (result["index_seconds"],) = alternate(1, {"index": lambda: made.nearest(queries[:1], 1)}).values()
@@ -150,7 +150,7 @@ _KINDS = {
 
 def _differences(rows: np.ndarray, owners: np.ndarray, queries: np.ndarray) -> dict:
     """Count the answers that differ from float64 brute force, in people, order or the last digit of a cosine."""
-    made = Rows(rows, owners, np.ones(len(rows), np.float32))
+    made = Rows(rows, owners)
     (found_seconds,) = alternate(1, {"all": lambda: made.nearest(queries, _PEOPLE)}).values()
     order = np.argsort(owners, kind="stable")
     numbers, starts = np.unique(owners[order], return_index=True)

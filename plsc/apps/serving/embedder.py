@@ -10,6 +10,7 @@ The engines are imported when an embedder is made.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
@@ -125,15 +126,20 @@ def from_run(config: Any, overrides: Iterable[str] = ()) -> Embedder:
 
 
 def from_origin(origin: dict[str, Any], network: str) -> Embedder:
-    """Make an embedder again from its `origin`, also of a run that a later training has moved to previous-1, -2, ...
-
-    network: its identity.
-    """
+    """Make an embedder again from its `origin`. network: its identity."""
     if "export" in origin:
         return from_export(origin["export"])
+    if "vectors" in origin:
+        return from_vectors(origin["vectors"])
+    return from_run(*find_run(origin, network))
+
+
+def find_run(origin: dict[str, Any], network: str) -> tuple[Any, list[str]]:
+    """Return config and overrides by which a run's network is made again, also if a later training has moved it to previous-1, ...
+
+    origin: of an embedder that `from_run` made. network: its identity.
+    """
     config, overrides = origin["config"], origin["overrides"]
-    if "checkpoint" not in origin:  # an older gallery
-        return from_run(config, overrides)
     checkpoint = Path(origin["checkpoint"])
     run = checkpoint.parents[1]
     if not _is_of(checkpoint, network):
@@ -142,7 +148,7 @@ def from_origin(origin: dict[str, Any], network: str) -> Embedder:
             if _is_of(moved, network):
                 in_run = run in (Path(config), Path(config).parent)
                 config, checkpoint = aside if in_run else config, moved
-    return from_run(config, [*overrides, f"Global.checkpoint={json.dumps(str(checkpoint))}"])
+    return config, [*overrides, f"Global.checkpoint={json.dumps(str(checkpoint))}"]
 
 
 def _is_of(checkpoint: Path, network: str) -> bool:
@@ -200,6 +206,18 @@ class _OfRun(Embedder):
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
         return self._network.embed(samples, self._config.DataLoader.Eval.batch_size)
+
+
+def from_vectors(size: int) -> Embedder:
+    """Make an embedder that takes vectors float32 [size] of another program for embeddings. Nobody knows which network made them."""
+    described = f"vectors of {size:,} numbers"
+    network = hashlib.sha256(described.encode()).hexdigest()
+    return _OfVectors(network, described, Preprocessing((size,), "float32"), size, origin={"vectors": size})
+
+
+class _OfVectors(Embedder):
+    def _embed(self, samples: np.ndarray) -> np.ndarray:
+        return samples
 
 
 def from_export(folder: str | os.PathLike, described: str | None = None) -> Embedder:

@@ -57,12 +57,14 @@ def test_the_threshold_for_strangers_can_be_stored(gallery):
 def test_a_threshold_is_measured_by_strangers(gallery):
     draws = np.random.default_rng(0)
     strangers = np.stack([towards(0, cosine) for cosine in 1 - draws.uniform(0.01, 1, 200) ** 0.25])
-    other = Gallery.open(gallery.folder)
+    other = Gallery.open(gallery.path)
     gallery.measure_threshold(strangers, np.repeat(np.arange(100), 2), 0.1)
     other.refresh()
-    assert other.threshold == gallery.threshold and other.measured.people == 100
+    assert other.threshold == gallery.threshold and other.facts.measured.people == 100
     named = np.mean([found[0].accepted for found in other.search(strangers, top=1)])
-    assert named == pytest.approx(0.1, abs=0.03) and other.measured.low < named < other.measured.high
+    assert (
+        named == pytest.approx(0.1, abs=0.03) and other.facts.measured.low < named < other.facts.measured.high
+    )
     with pytest.raises(UserError, match="9 strangers are too few for a threshold: 10 are needed"):
         gallery.measure_threshold(strangers[:9], range(9))
 

@@ -1,16 +1,20 @@
 """Galleries: what they answer, what they refuse, and what two objects of one folder see of each other."""
 
-import json
+import contextlib
+import sqlite3
 
 import cv2
 import numpy as np
 import pytest
 
 from plsc import Gallery
+from plsc.apps.serving.gallery import index
 from plsc.apps.serving.gallery.evaluate import evaluate
 from plsc.apps.serving.gallery.pictures import embed_pictures, people_of
+from plsc.apps.serving.gallery.store import Source, SqliteStore
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.calibration import Calibration
+from plsc.utils.files import sha256_of
 from tests.apps.serving.fake_embedder import FakeEmbedder, pictures, units
 from tests.bounds import assert_within, cosines, perturbed
 from tests.image_files import write_folder
@@ -23,6 +27,14 @@ CALIBRATION = Calibration(
 
 def names_of(matches):
     return [match.name for match in matches]
+
+
+def assert_the_same(found, expected):
+    """The same answers, of rows that lie in another order: their products in float64 may differ in the last bits."""
+    for ours, theirs in zip(found, expected, strict=True):
+        assert names_of(ours) == names_of(theirs)
+        cosines = [[match.similarity for match in matches] for matches in (ours, theirs)]
+        assert_within(*map(np.array, cosines), 2 * 8 * np.finfo(np.float64).eps)
 
 
 @pytest.fixture
@@ -48,7 +60,7 @@ def test_a_picture_finds_its_person(gallery, embedder):
     assert len(found) == 2 and found[1].similarity < found[0].similarity
     assert len(gallery) == gallery.rows == 3 and gallery.names() == ["Ann", "Bob", "Cy"]
     assert "Bob" in gallery and "Dan" not in gallery
-    assert repr(gallery) == f"<Gallery: 3 people in {gallery.folder}>"
+    assert repr(gallery) == f"<Gallery: 3 people in {gallery.path}>"
 
 
 def test_a_folder_one_level_too_high_is_pointed_out(tmp_path, caplog):
@@ -180,7 +192,7 @@ def test_another_network_is_refused_with_both_names(gallery):
         (lambda gallery: gallery.add("Ann", np.full((1, 8), np.nan)), "must be finite and not all zeros"),
         (lambda gallery: gallery.add("", units(1)), "needs a name"),
         (lambda gallery: gallery.add(5, units(1)), "needs a name"),
-        (lambda gallery: gallery.add("Ann", units(0)), "needs at least one embedding"),
+        (lambda gallery: gallery.add("Ann", units(0)), "needs at least one picture or embedding"),
         (
             lambda gallery: gallery.search(units(1), threshold=np.nan),
             "must be a cosine from -1 to 1, got nan",
@@ -193,53 +205,158 @@ def test_another_network_is_refused_with_both_names(gallery):
 def test_what_cannot_be_is_refused_and_changes_nothing(gallery, change, message):
     with pytest.raises(UserError, match=message):
         change(gallery)
-    assert Gallery.open(gallery.folder).names() == gallery.names() == ["Ann", "Bob", "Cy"]
+    assert Gallery.open(gallery.path).names() == gallery.names() == ["Ann", "Bob", "Cy"]
 
 
-def test_others_see_a_change_after_refresh(gallery):
-    other = Gallery.open(gallery.folder)
-    gallery.add("Dee", units(1))
-    assert "Dee" not in other.names()
-    other.refresh()
-    assert other.names() == ["Ann", "Bob", "Cy", "Dee"]
-    other.remove("Ann")  # sees what has been written before it writes
+def test_others_see_a_change_at_once(gallery):
+    other = Gallery.open(gallery.path)
+    gallery.add("Dee", units(1, seed=4))
+    assert other.names() == [*other] == ["Ann", "Bob", "Cy", "Dee"] and len(other) == other.rows == 4
+    assert other.search(units(1, seed=4))[0][0].name == "Dee"
+    other.remove("Ann")
     gallery.add("Eve", units(1))
     assert gallery.names() == ["Bob", "Cy", "Dee", "Eve"]
+    other.set_threshold(0.7)
+    assert gallery.threshold == 0.7
 
 
-def test_erasing_finds_whom_others_have_added_and_removed(gallery):
-    other = Gallery.open(gallery.folder)
+def test_removing_finds_whom_others_have_added_and_removed(gallery):
+    other = Gallery.open(gallery.path)
     other.add("Dee", units(1))
     other.remove("Ann")
     with pytest.raises(UserError, match="has nobody named 'Ann'"):
-        gallery.erase(["Dee", "Ann"])
+        gallery.remove("Dee", "Ann")
     assert gallery.names() == ["Bob", "Cy", "Dee"]
-    (removed,) = gallery.erase(["Dee", "Dee"])["removed"]
-    assert removed["name"] == "Dee"
-    assert gallery.names() == Gallery.open(gallery.folder).names() == ["Bob", "Cy"]
-    assert all(b"Dee" not in path.read_bytes() for path in gallery.folder.iterdir())
+    assert gallery.remove("Dee", "Dee") == [{"name": "Dee", "pictures": [], "rows": 1}]
+    assert gallery.names() == Gallery.open(gallery.path).names() == ["Bob", "Cy"]
 
 
-def test_a_long_log_becomes_part_of_the_rows(gallery, monkeypatch):
-    monkeypatch.setattr("plsc.apps.serving.gallery.gallery._LEAST_LOG", 2000)
-    other = Gallery.open(gallery.folder)
-    before = gallery.search(units(1), top=50)
-    gallery.remove("Bob")
-    for number in range(40):
-        gallery.add(f"p{number}", units(1, seed=number), [f"{number}.png"])
-    files = {path.name for path in gallery.folder.iterdir()}
-    generation = gallery.header.generation
-    assert generation > 1 and files == {
-        "gallery.json",
-        ".lock",
-        *(gallery.header.rows_file, gallery.header.people_file, gallery.header.log_file),
-    }
-    other.refresh()
-    assert other.names() == gallery.names() == ["Ann", "Cy", *(f"p{number}" for number in range(40))]
-    assert other.sources("p7") == ["7.png"]
-    similar = {match.name: match.similarity for match in other.search(units(1), top=50)[0]}
-    kept = {match.name: match.similarity for match in before[0] if match.name != "Bob"}
-    assert kept.items() <= similar.items()
+@pytest.mark.parametrize("template", ["mean", "images"])
+def test_a_large_gallery_has_an_index_beside_it(tmp_path, embedder, monkeypatch, template):
+    """It is written, is not needed, and never has anybody who was removed."""
+    monkeypatch.setattr(index, "FILE_ROWS", 40)
+    file = tmp_path / "g.index"
+    rows, owners = units(60), np.repeat(np.arange(30), 2)
+    names = [f"p{number}" for number in owners[::2]]
+    gallery = Gallery.from_embeddings(tmp_path / "g", embedder, names, rows, owners, template)
+    assert file.exists() == (template == "images")
+    other = Gallery.open(gallery.path)
+    more = units(40, seed=3)
+    for number, row in enumerate(more):
+        gallery.add(f"q{number}", row[None], collection="c" if number % 2 else "")
+    gallery.add("p3", units(1, seed=9))
+    gallery.remove("p4")
+    assert file.exists()
+    written = file.read_bytes()
+    if template == "images":
+        assert rows[8].tobytes() not in written and more[3].tobytes() in written
+    gallery.add("last", units(1, seed=8))
+    expected = gallery.search(units(20, seed=5), top=70, threshold=0.5)
+    for _ in range(2):
+        opened = Gallery.open(gallery.path)
+        for each in (opened, other):
+            assert_the_same(each.search(units(20, seed=5), top=70, threshold=0.5), expected)
+            assert len(each) == len(gallery) == 70
+        file.unlink()
+    Gallery.open(gallery.path)
+    file.write_bytes(file.read_bytes()[:-1])
+    assert_the_same(Gallery.open(gallery.path).search(units(20, seed=5), top=70, threshold=0.5), expected)
+
+
+def test_an_index_that_is_replaced_while_it_is_read_is_not_taken(tmp_path, embedder, monkeypatch):
+    """Half of it would be of the one, half of the other."""
+    monkeypatch.setattr(index, "FILE_ROWS", 4)
+    made = Gallery.from_embeddings(tmp_path / "g", embedder, list("abcdef"), units(6), np.arange(6))
+    path, read = tmp_path / "g.index", index.TensorFile.read
+    assert index.Index.of_file(path, 8, "mean") is not None
+
+    def replaced(self, name):
+        if name == "owners 0":
+            made._index.save(path, made._revision)
+        return read(self, name)
+
+    monkeypatch.setattr(index.TensorFile, "read", replaced)
+    assert index.Index.of_file(path, 8, "mean") is None
+
+
+def test_an_index_of_a_gallery_that_was_deleted_does_not_stay(tmp_path, embedder):
+    (tmp_path / "g.index").write_bytes(b"rows of somebody")
+    Gallery.build(tmp_path / "g", embedder, {"Ann": pictures(1)})
+    assert not (tmp_path / "g.index").exists()
+
+
+def test_an_index_of_another_gallery_is_not_taken(tmp_path, embedder, monkeypatch):
+    """Of a backup, too, which has counted on from the same revision since."""
+    monkeypatch.setattr(index, "FILE_ROWS", 4)
+    made = Gallery.from_embeddings(tmp_path / "g", embedder, list("abcdef"), units(6), np.arange(6))
+    made.backup(tmp_path / "copy")
+    made.remove("a")
+    made.add("g", units(1, seed=7))
+    restored = Gallery.open(tmp_path / "copy")
+    for number in range(20):
+        restored.add(f"new {number}", units(1, seed=20 + number))
+    restored.close()
+    made.close()
+    (tmp_path / "copy.index").unlink(missing_ok=True)
+    (tmp_path / "copy").rename(tmp_path / "g")
+    opened = Gallery.open(tmp_path / "g")
+    assert opened.search(units(1))[0][0].name == "a" and len(opened) == 26
+    assert opened.search(units(1, seed=7), threshold=0.999)[0][0].accepted is False
+
+
+def test_people_have_metadata_and_a_collection(gallery, embedder):
+    gallery.add("Dee", units(1, seed=4), collection="guests", meta={"id": 7})
+    gallery.add("Dee", units(1, seed=5))
+    gallery.add("Ann", units(1, seed=6), meta=[1, None])
+    for each in (gallery, Gallery.open(gallery.path)):
+        found = {person.name: (person.collection, person.meta) for person in each.people()}
+        assert found["Dee"] == ("guests", {"id": 7}) and found["Ann"] == ("", [1, None])
+        everywhere = each.search(units(3, seed=5), top=9)
+        assert all(len(matches) == 4 for matches in everywhere) and everywhere[0][0].meta == {"id": 7}
+        assert [names_of(matches) for matches in each.search(units(3), collection="guests")] == [["Dee"]] * 3
+        inside = [[match for match in matches if match.name != "Dee"] for matches in everywhere]
+        only = each.search(units(3, seed=5), top=9, collection="", threshold=-1.0)
+        assert [[match[:2] for match in matches] for matches in only] == [
+            [match[:2] for match in matches] for matches in inside
+        ]
+        with pytest.raises(UserError, match="has no collection 'staff'"):
+            each.search(units(1), collection="staff")
+    with pytest.raises(UserError, match="'Dee': is in the collection 'guests', not 'staff'; remove"):
+        gallery.add("Dee", units(1), collection="staff")
+    assert gallery.verify("Dee", units(1, seed=4)).accepted
+
+
+def test_quality_and_alignment_are_kept(gallery):
+    sources = [Source("a.jpg", "00", {"blur": 0.5}, True), Source("b.jpg", aligned=False)]
+    gallery.add("Dee", units(2), sources)
+    store = SqliteStore(gallery.path)
+    with store.snapshot():
+        assert store.sources(store.find("Dee").id) == sources
+
+
+def test_pictures_are_named_by_their_paths(tmp_path, embedder, monkeypatch):
+    paths = []
+    for number, picture in enumerate(pictures(4)):
+        paths.append(str(tmp_path / f"{number}.png"))
+        cv2.imwrite(paths[-1], picture[0])
+    made = Gallery.build(tmp_path / "g", embedder, {"Ann": paths[:1], "Bob": paths[1:2]})
+    made.set_threshold(0.99)
+    opened = Gallery.open(tmp_path / "g", embedder)
+    opened.add("Cy", paths[2:])
+    opened.add("Dee", pictures(1, seed=5))
+    for asked in (paths[0], paths[:1], [tmp_path / "0.png"], pictures(4)[0], embedder.embed(pictures(4)[:1])):
+        assert opened.search(asked)[0][0].name == "Ann"
+    assert opened.verify("Cy", paths[2:]).accepted and opened.search(pictures(1, seed=5))[0][0].name == "Dee"
+    assert opened.sources("Cy") == paths[2:]
+    with opened._reading():
+        (source, _) = opened._store.sources(opened._store.find("Cy").id)
+    assert source.sha256 == sha256_of(paths[2])
+    with pytest.raises(UserError, match="none.png: no such image"):
+        opened.search(["none.png"])
+    with pytest.raises(UserError, match="does not say where its network is"):
+        Gallery.open(tmp_path / "g").search(paths)
+    with pytest.raises(UserError, match="of the network run 0 .* these are of run 1"):
+        Gallery.open(tmp_path / "g", FakeEmbedder(seed=1))
 
 
 def test_upgrade_embeds_the_recorded_pictures_by_another_network(tmp_path, embedder):
@@ -336,7 +453,7 @@ def test_many_pictures_of_a_person_leave_room_for_the_others(tmp_path, embedder)
 
 
 def test_a_build_that_was_killed_is_named_before_the_work_begins(tmp_path, embedder):
-    (tmp_path / "g.tmp").mkdir()
+    (tmp_path / "g.tmp").touch()
     with pytest.raises(UserError, match=r"g\.tmp: exists already; remove it"):
         Gallery.build(tmp_path / "g", embedder, {"Ann": pictures(1)})
 
@@ -348,16 +465,27 @@ def test_galleries_and_exports_need_no_paddle(tmp_path):
 
 def test_nothing_is_overwritten(gallery, embedder, tmp_path):
     with pytest.raises(UserError, match="exists already"):
-        Gallery.build(gallery.folder, embedder, {"Ann": pictures(1)})
-    with pytest.raises(MissingFileError, match="is no gallery, it has no gallery.json"):
+        Gallery.build(gallery.path, embedder, {"Ann": pictures(1)})
+    with pytest.raises(MissingFileError, match="nothing: is no gallery, there is nothing; make one"):
+        Gallery.open(tmp_path / "nothing")
+    with pytest.raises(UserError, match="is a folder, as galleries were once; now they are files: build it"):
         Gallery.open(tmp_path)
+    (tmp_path / "text").write_text("no gallery" * 1000)
+    with pytest.raises(UserError, match="text: is damaged, or no gallery .file is not a database."):
+        Gallery.open(tmp_path / "text")
+    sqlite3.connect(tmp_path / "other").execute("CREATE TABLE people (name)")
+    with pytest.raises(UserError, match="other: is no gallery; name a file that plsc gallery build wrote"):
+        Gallery.open(tmp_path / "other")
+    (tmp_path / "new-wal").write_bytes(b"of another gallery that was deleted by hand")
+    with pytest.raises(UserError, match="new-wal: exists already; remove it"):
+        Gallery.build(tmp_path / "new", embedder, {"Ann": pictures(1)})
 
 
 def test_any_name_survives(gallery):
     names = ["../../etc", "a\nb", "a\x1b[31m", "Zoë", "\udcff", "<b>", "x" * 5000]
     for name in names:
         gallery.add(name, units(1))
-    assert Gallery.open(gallery.folder).names()[3:] == names
+    assert Gallery.open(gallery.path).names()[3:] == names
 
 
 COMPOSED, DECOMPOSED = "Á\u1eb6", "A\u0301A\u0323\u0306"
@@ -368,7 +496,7 @@ def test_a_name_is_one_whatever_characters_it_is_written_with(tmp_path, embedder
     gallery = Gallery.build(tmp_path / "g", embedder, {DECOMPOSED: shown[:1], "Bob": shown[1:2]})
     gallery.add(COMPOSED, embedder.embed(shown[2:3]))
     gallery.add(DECOMPOSED, embedder.embed(shown[3:4]))
-    for each in (gallery, Gallery.open(gallery.folder)):
+    for each in (gallery, Gallery.open(gallery.path)):
         assert each.names() == [COMPOSED, "Bob"]
     assert gallery.verify(DECOMPOSED, embedder.embed(shown[:1])).name == COMPOSED
     assert gallery.sources(DECOMPOSED) == []
@@ -379,7 +507,7 @@ def test_a_name_is_one_whatever_characters_it_is_written_with(tmp_path, embedder
     gallery.remove(DECOMPOSED)
     assert gallery.names() == ["Bob"]
     gallery.add(DECOMPOSED, embedder.embed(shown[:1]))
-    assert gallery.erase([DECOMPOSED])["removed"][0]["name"] == COMPOSED and gallery.names() == ["Bob"]
+    assert gallery.remove(DECOMPOSED)[0]["name"] == COMPOSED and gallery.names() == ["Bob"]
 
 
 def test_two_names_that_become_one_are_refused(tmp_path, embedder, gallery):
@@ -409,19 +537,59 @@ def test_a_name_that_seems_to_be_another_is_refused(tmp_path, embedder, gallery,
     assert gallery.names() == ["Ann", "Bob", "Cy"] and not (tmp_path / "new").exists()
 
 
+def _change(gallery, text, *values):
+    """Write into the file as somebody else's program may."""
+    gallery.close()
+    with contextlib.closing(sqlite3.connect(gallery.path)) as connection, connection:
+        connection.execute(text, values)
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "message"),
+    [
+        ("UPDATE facts SET value = '7' WHERE key = 'network'", (), "its fact 'network' is damaged"),
+        ("UPDATE facts SET value = '}' WHERE key = 'network'", (), "its fact '' is damaged"),
+        ("UPDATE facts SET value = '4' WHERE key = 'embedding_size'", (), "has embeddings of 8 numbers"),
+        (
+            "UPDATE embeddings SET vector = ? WHERE picture = 2",
+            (b"\0\0\xc0\x7f" * 8,),
+            "that are not of length 1",
+        ),
+        ("UPDATE embeddings SET vector = ? WHERE picture = 2", (b"\0" * 28,), "of different sizes"),
+        ("UPDATE embeddings SET vector = 'text' WHERE picture = 2", (), "of different sizes"),
+        ("UPDATE people SET meta = '{' WHERE id = 2", (), "is not JSON"),
+        ("DROP TABLE strangers", (), "is damaged, or no gallery .no such table: strangers."),
+        ("PRAGMA user_version = 9", (), r"not those of this plsc \(format 9, expected 1\)"),
+        (
+            "CREATE TRIGGER t AFTER INSERT ON people BEGIN DELETE FROM people; END",
+            (),
+            "its tables are not those",
+        ),
+    ],
+)
+def test_what_others_have_written_is_checked(gallery, text, values, message):
+    _change(gallery, text, *values)
+    with pytest.raises(UserError, match=message):
+        Gallery.open(gallery.path).people()
+
+
 def test_damage_is_found(gallery):
-    gallery.add("Dee", units(1))
-    for name in (
-        "gallery.json",
-        gallery.header.rows_file,
-        gallery.header.people_file,
-        gallery.header.log_file,
-    ):
-        path = gallery.folder / name
-        good = path.read_bytes()
-        path.write_bytes(good[:-2] + bytes([good[-2] ^ 1]) + good[-1:])
-        with pytest.raises(UserError, match="restore the gallery, or build it again"):
-            Gallery.open(gallery.folder)
-        path.write_bytes(good)
-    fields = json.loads((gallery.folder / "gallery.json").read_bytes())
-    assert fields["people"] == 3 and len(Gallery.open(gallery.folder)) == 4
+    gallery.close()
+    good = gallery.path.read_bytes()
+    with contextlib.closing(sqlite3.connect(gallery.path)) as connection:
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'people'").fetchone()
+    for at in (0, 40, (root - 1) * 16_384):
+        gallery.path.write_bytes(good[:at] + bytes(4096) + good[at + 4096 :])
+        with pytest.raises(UserError, match="restore a backup, or build it again|is no gallery"):
+            Gallery.open(gallery.path).people()
+    gallery.path.write_bytes(good[: len(good) // 2])
+    with pytest.raises(UserError, match="restore a backup, or build it again"):
+        Gallery.open(gallery.path).people()
+
+
+def test_anybody_can_read_the_file(gallery):
+    gallery.add("Dee", units(1), [Source("d.jpg")], meta={"id": 7})
+    with contextlib.closing(sqlite3.connect(f"file:{gallery.path}?mode=ro", uri=True)) as connection:
+        rows = connection.execute("SELECT name, meta, path FROM people JOIN pictures ON person = people.id")
+        assert [*rows][-1] == ("Dee", '{"id": 7}', "d.jpg")
+        assert connection.execute("PRAGMA page_size").fetchone() == (16384,)

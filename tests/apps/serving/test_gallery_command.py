@@ -3,14 +3,16 @@
 import json
 
 import cv2
+import numpy as np
 import pytest
 
 from plsc import Gallery, cli
 from plsc.apps.serving import embedder as module
+from plsc.apps.serving.gallery.store import SqliteStore
 from plsc.utils.calibration import Calibration
 from plsc.utils.files import sha256_of
 from plsc.utils.logging import get_logger
-from tests.apps.serving.fake_embedder import FakeEmbedder, Turned, pictures
+from tests.apps.serving.fake_embedder import FakeEmbedder, Turned, pictures, units
 
 THRESHOLDS = [{"far": 0.01, "cosine": 0.9}]
 CALIBRATION = Calibration(
@@ -30,7 +32,9 @@ def networks(monkeypatch):
     """Config -> embedder, in the place of checkpoints."""
     known = {
         "a.yaml": FakeEmbedder(
-            threshold=0.95, calibration=CALIBRATION, origin={"config": "a.yaml", "overrides": []}
+            threshold=0.95,
+            calibration=CALIBRATION,
+            origin={"config": "a.yaml", "overrides": [], "checkpoint": "output/checkpoints/step-1"},
         ),
         "b.yaml": FakeEmbedder(seed=1, threshold=None),
         "turned.yaml": Turned(),
@@ -108,11 +112,10 @@ def test_add_remove_list(folder, capsys):
 
 def test_a_receipt_says_who_was_removed_and_no_file_has_them(folder, capsys):
     run(capsys, "add", "g", "Dee", "stranger.png")
-    content = Gallery.open("g")._content()
-    owners = [content.names[owner] for owner in content.owners]
-    rows = dict(zip(owners, (row.tobytes() for row in content.embeddings[:])))
-    assert owners == ["A", "B", "Dee"]
-    before = {path.name: sha256_of(path) for path in (folder / "g").iterdir() if path.name != ".lock"}
+    store = SqliteStore("g")
+    with store.snapshot():
+        rows = [vector.tobytes() for vector in store.vectors(store.pictures()[0])]
+    store.close()
     code, out, _ = run(capsys, "remove", "g", "Dee", "A", "--receipt", "receipt.json")
     assert code == 0 and out == "Dee, A: removed; 1 person\n"
     receipt = json.loads((folder / "receipt.json").read_text())
@@ -121,12 +124,13 @@ def test_a_receipt_says_who_was_removed_and_no_file_has_them(folder, capsys):
         {"name": "Dee", "pictures": [str(folder / "stranger.png")], "rows": 1},
         {"name": "A", "pictures": [str(folder / f"people/A/{number}.png") for number in (0, 1)], "rows": 1},
     ]
-    assert receipt["before"] == {"people": 3, "rows": 3, "sha256": before}
-    after = {path.name: sha256_of(path) for path in (folder / "g").iterdir() if path.name != ".lock"}
-    assert receipt["after"] == {"people": 1, "rows": 1, "sha256": after}
-    texts = [path.read_bytes() for path in (folder / "g").iterdir()]
-    assert any(rows["B"] in text for text in texts)
-    assert not any(trace in text for text in texts for trace in (b"Dee", b"people/A", rows["A"], rows["Dee"]))
+    assert receipt["before"]["people"] == receipt["before"]["rows"] == 3
+    assert receipt["after"]["people"] == receipt["after"]["rows"] == 1
+    assert receipt["after"]["sha256"]["g"] == sha256_of("g") != receipt["before"]["sha256"]["g"]
+    texts = [path.read_bytes() for path in folder.glob("g*")]
+    assert any(rows[2] in text for text in texts) and len(rows) == 4
+    gone = (b"Dee", b"people/A", b"stranger.png", rows[0], rows[1], rows[3])
+    assert not any(trace in text for text in texts for trace in gone)
     left = {path.name for path in folder.iterdir()}
     for receipt in ("receipt.json", "nowhere/receipt.json"):
         code, _, err = run(capsys, "remove", "g", "B", "--receipt", receipt)
@@ -134,6 +138,69 @@ def test_a_receipt_says_who_was_removed_and_no_file_has_them(folder, capsys):
     assert {path.name for path in folder.iterdir()} == left and Gallery.open("g").names() == ["B"]
     code, out, _ = run(capsys, "remove", "g", "B", "--json")
     assert code == 0 and json.loads(out)["after"]["people"] == 0
+    assert run(capsys, "remove", "g")[:2] == (0, "nobody: removed; 0 people\n")
+
+
+def test_metadata_and_collections(folder, capsys):
+    words = ["add", "g", "Dee", "stranger.png", "--meta", '{"id": 7}', "--collection", "guests"]
+    assert run(capsys, *words)[0] == 0
+    people = json.loads(run(capsys, "list", "g", "--json")[1])["people"]
+    assert [(each["name"], each["collection"], each["meta"]) for each in people] == [
+        ("A", "", None),
+        ("B", "", None),
+        ("Dee", "guests", {"id": 7}),
+    ]
+    (answer,) = json.loads(run(capsys, "search", "g", "stranger.png", "--json")[1])
+    assert answer["matches"][0]["meta"] == {"id": 7} and len(answer["matches"]) == 3
+    (answer,) = json.loads(run(capsys, "search", "g", "stranger.png", "--collection", "guests", "--json")[1])
+    assert [match["name"] for match in answer["matches"]] == ["Dee"]
+    code, _, err = run(capsys, "add", "g", "Dee", "stranger.png", "--meta", "{")
+    assert code == 2 and "ERROR --meta: is not JSON; give an object such as" in err
+    assert run(capsys, "build", "h", "-c", "a.yaml", "people/", "--collection", "staff")[0] == 0
+    assert {each.collection for each in Gallery.open("h").people()} == {"staff"}
+
+
+def test_a_gallery_of_vectors(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    vectors = 7 * units(30)
+    np.save("x.npy", vectors)
+    (tmp_path / "names.txt").write_text("".join(f"Zoë {number % 15}\n" for number in range(30)))
+    code, out, _ = run(capsys, "build", "g", "--vectors", "x.npy", "--labels", "names.txt")
+    assert code == 0 and out.startswith("g: built, 15 people, 15 rows\nthreshold ")
+    np.save("who.npy", vectors[4] + vectors[19])
+    code, out, _ = run(capsys, "search", "g", "who.npy", "--threshold", "0.99")
+    assert code == 0 and out.startswith("who.npy: Zoë 4\n")
+    assert run(capsys, "add", "g", "New", "who.npy")[1] == "New: 1 picture added; 16 people\n"
+    np.save("short.npy", vectors[0, :5])
+    (tmp_path / "no.npy").write_text("no array")
+    for name, message in [
+        ("short.npy", "must be an array float32 [8] like every sample"),
+        ("none.npy", "no such file"),
+        ("no.npy", "is no .npy file of numbers"),
+    ]:
+        code, _, err = run(capsys, "search", "g", name)
+        assert code == 2 and f"ERROR {name}: {message}" in err
+    np.save("few.npy", vectors[:29])
+    code, _, err = run(capsys, "build", "h", "--vectors", "few.npy", "--labels", "names.txt")
+    assert (
+        code == 2
+        and "few.npy: must be [n, D] with a line of names.txt for each row, got [29, 8] and 30 lines" in err
+    )
+    for words in (["people", "--vectors", "x.npy"], ["--vectors", "x.npy"], []):
+        code, _, err = run(capsys, "build", "h", *words)
+        assert code == 2 and "build: takes the folder of people with -c or --export, or --vectors" in err
+    code, _, err = run(capsys, "build", "h", "people")
+    assert code == 2 and "build: name the network, -c CONFIG or --export FOLDER" in err
+
+
+def test_backup(folder, capsys):
+    code, out, _ = run(capsys, "backup", "g", "copy")
+    assert code == 0 and out.startswith("copy: 2 people, ")
+    assert sorted(path.name for path in folder.glob("copy*")) == ["copy"]
+    copy = Gallery.open("copy")
+    assert copy.names() == ["A", "B"] and copy.threshold == 0.95 and copy.facts == Gallery.open("g").facts
+    code, _, err = run(capsys, "backup", "g", "copy")
+    assert code == 2 and "copy: exists already; remove it" in err
 
 
 def test_another_network_needs_an_upgrade(folder, capsys):

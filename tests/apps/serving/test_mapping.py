@@ -1,14 +1,12 @@
 """Galleries that are carried over to another network by a fitted map, without the pictures."""
 
-import json
-
 import numpy as np
 import pytest
 
 from plsc import Gallery
 from plsc.apps.serving.gallery.mapping import fit_map
 from plsc.errors import UserError
-from tests.apps.serving.fake_embedder import FakeEmbedder, Turned, pictures
+from tests.apps.serving.fake_embedder import FakeEmbedder, Turned, pictures, units
 
 
 @pytest.fixture
@@ -28,12 +26,12 @@ def others(people=40):
 def test_a_map_carries_the_rows_to_another_network(gallery, size):
     old, new = FakeEmbedder(), Turned(size)
     gallery.upgrade_by_map(new, fit_map(old, new, others()))
-    opened = Gallery.open(gallery.folder)
+    opened = Gallery.open(gallery.path)
     opened.check(new)
     for shown, name in [(pictures(6)[:2], "Ann"), (pictures(6)[2:3], "Bob"), (pictures(1, seed=7), "Dee")]:
         match = opened.verify(name, new.embed(shown), threshold=0.9)
         assert match.accepted and match.similarity == pytest.approx(1, abs=1e-3)
-    mapped = opened.header.mapped
+    mapped = opened.facts.mapped
     assert (mapped.network, mapped.described) == (old.network, old.described)
     assert (mapped.pictures, mapped.people) == (120, 40) and mapped.cosine > 0.999
     with pytest.raises(UserError, match="of the network the new run"):
@@ -46,7 +44,7 @@ def test_a_carried_gallery_has_no_threshold_until_one_is_measured(gallery):
     with pytest.raises(UserError, match="has no threshold.*give a folder of strangers"):
         gallery.search(new.embed(pictures(1)))
     gallery.set_threshold(0.7)
-    assert Gallery.open(gallery.folder).search(new.embed(pictures(6)[2:3]))[0][0].name == "Bob"
+    assert Gallery.open(gallery.path).search(new.embed(pictures(6)[2:3]))[0][0].name == "Bob"
 
 
 def test_the_cosine_is_of_people_that_the_map_was_not_fitted_on(gallery):
@@ -61,14 +59,15 @@ def test_the_cosine_is_of_people_that_the_map_was_not_fitted_on(gallery):
 
 def test_what_cannot_be_carried_over_is_refused_and_changes_nothing(gallery):
     old, new = FakeEmbedder(), Turned()
-    before = (gallery.folder / "gallery.json").read_bytes()
+    before = gallery.facts, gallery.search(units(5), threshold=0.5)[0][0].name
     with pytest.raises(UserError, match="--map: 9 people have pictures that both networks can use"):
         fit_map(old, new, {**others(9), "black": [np.zeros((1, 6, 5), np.uint8)]})
     with pytest.raises(UserError, match="the map is of other networks than run 0 .* and the new run"):
         gallery.upgrade_by_map(new, fit_map(FakeEmbedder(5), new, others()))
     with pytest.raises(UserError, match="the map is of other networks than run 0 .* and run 5"):
         gallery.upgrade_by_map(FakeEmbedder(5), fit_map(old, new, others()))
-    assert (gallery.folder / "gallery.json").read_bytes() == before
+    opened = Gallery.open(gallery.path)
+    assert (opened.facts, opened.search(units(5), threshold=0.5)[0][0].name) == before
     with pytest.raises(UserError, match="its embeddings are of run 0 .* already; name another network"):
         gallery.upgrade_by_map(old, fit_map(old, old, others()))
     gallery.upgrade_by_map(new, fit_map(old, new, others()))
@@ -82,5 +81,4 @@ def test_pictures_take_the_place_of_carried_rows(gallery):
     with pytest.raises(UserError, match="4 of 4 people have no picture"):
         gallery.upgrade(new)  # the same network, but the rows are not its own
     gallery.upgrade(new, {name: pictures(1) for name in gallery.names()})
-    assert gallery.header.mapped is None and gallery.pair_threshold == new.threshold
-    assert "mapped" not in json.loads((gallery.folder / "gallery.json").read_bytes())
+    assert gallery.facts.mapped is None and gallery.pair_threshold == new.threshold

@@ -98,7 +98,7 @@ def assert_same(got, want):
 
 
 def indexed(rows, owners):
-    return Rows(rows.copy(), owners.copy(), np.ones(len(rows), np.float32))
+    return Rows(rows.copy(), owners.copy())
 
 
 @pytest.mark.parametrize("people", [1, 5, 1000])
@@ -123,7 +123,7 @@ def test_the_answers_follow_every_change(kernels, some):
             gallery.remove(-what)
             rows, owners = rows[owners != -what], owners[owners != -what]
         else:
-            gallery.add(what, more[late == what], np.ones(np.sum(late == what), np.float32))
+            gallery.add(what, more[late == what])
             rows, owners = np.concatenate([rows, more[late == what]]), np.append(owners, late[late == what])
 
     for changes in ([-3], [51, 52], [-51, 53, -7, -49], [54, -54, 55]):
@@ -133,7 +133,7 @@ def test_the_answers_follow_every_change(kernels, some):
 
 
 def test_nothing_is_found_among_nobody(kernels):
-    empty = Rows(np.empty((0, WIDTH), np.float32), np.empty(0, np.int64), np.empty(0, np.float32))
+    empty = Rows(np.empty((0, WIDTH), np.float32), np.empty(0, np.int64))
     assert empty.nearest(units(2, 0), 3) == [{}, {}]
     assert indexed(*of_random()[:2]).nearest(units(0, 0), 3) == []
 
@@ -247,7 +247,7 @@ def test_the_threads_are_those_of_the_process(kernels, monkeypatch):
 def test_the_kernels_need_no_paddle(tmp_path):
     code = (
         "import sys, numpy as np; from plsc.apps.serving.gallery import search; from plsc.apps.serving.gallery.rows import Rows;"
-        "rows = Rows(np.eye(8, dtype='f4'), np.arange(8), np.ones(8, 'f4'));"
+        "rows = Rows(np.eye(8, dtype='f4'), np.arange(8));"
         "assert rows.nearest(np.eye(8, dtype='f4')[2:3], 1) == [{2: 1.0}];"
         "sys.exit('paddle' in sys.modules or not isinstance(rows.parts[0].index, search.CodeIndex))"
     )

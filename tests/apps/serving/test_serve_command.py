@@ -23,6 +23,7 @@ from plsc.apps.serving.service import command as serve
 from plsc.checkpoint.store import Checkpoint
 from plsc.cli.serve import export
 from plsc.entry import Entry
+from plsc.errors import UserError
 from plsc.training.thresholds import set_threshold
 from tests.apps.serving.running import Client
 from tests.apps.serving.test_embedder import CAN_ONNX, PIXELS
@@ -117,7 +118,7 @@ def copied(trained, tmp_path):
 
 def embedder_of(run, folder):
     args = ["-c", str(run / "config.yaml"), "-o", f"Global.output_dir={run}"]
-    return serve._embedder(serve._parser().parse_args(args), folder, export)
+    return serve._embedder(serve._parser().parse_args(args), None, folder, export)
 
 
 def test_the_runs_export_is_taken_if_it_is_of_the_checkpoint(copied, tmp_path, monkeypatch):
@@ -126,6 +127,21 @@ def test_the_runs_export_is_taken_if_it_is_of_the_checkpoint(copied, tmp_path, m
     assert embedder.described.endswith("output, step 12")
     assert embedder.network == Checkpoint.open(copied / "checkpoints" / "step-00000012").network
     assert not (tmp_path / "own").exists()
+
+
+def test_without_a_config_it_is_the_gallerys_network(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(Entry, "export", None)
+    args = serve._parser().parse_args(["--gallery", str(trained.parent / "people")])
+    gallery = Gallery.open(args.gallery)
+    embedder = serve._embedder(args, gallery, tmp_path, export)
+    gallery.check(embedder)
+    assert embedder.described.endswith("output, step 12")
+
+
+def test_a_gallery_that_is_not_there_is_refused_before_the_export(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(serve, "_embedder", None)
+    with pytest.raises(UserError, match="nothing: is no gallery, there is nothing; make one"):
+        serve.main(["-c", str(trained), "--gallery", str(tmp_path / "nothing")], export)
 
 
 @pytest.mark.parametrize("change", ["no export", "another threshold", "a damaged export"])
@@ -193,4 +209,5 @@ def test_from_start_to_end(trained):
         assert answer.startswith(b"HTTP/1.1 200 ") and b'"P2"' in answer
         said, _ = process.communicate(timeout=20)
         assert process.returncode == 0 and "stopped" in said and "Traceback" not in said
+    assert [path.name for path in trained.parent.glob("people*")] == ["people"]
     assert Gallery.open(trained.parent / "people").names() == ["P0", "P1", "P2", "P3", "P4", "New"]

@@ -1,7 +1,7 @@
 """What the service answers, over HTTP: embeddings, comparisons, the gallery, limits of load, metrics."""
 
 import concurrent.futures
-import shutil
+import sqlite3
 import time
 
 import numpy as np
@@ -132,14 +132,14 @@ def test_people_are_listed_added_and_removed(client, gallery):
     status, answer = client.send("/people?name=Eve", picture(7), picture(7, noise=0.2), Authorization=BEARER)
     assert (status, answer) == (201, {"name": "Eve", "pictures": 2, "count": 4, "warnings": []})
     assert client.send("/search", picture(7))[1]["name"] == "Eve"
-    assert Gallery.open(gallery.folder).names() == ["Ann", "Bob", "Zoë", "Eve"]
+    assert Gallery.open(gallery.path).names() == ["Ann", "Bob", "Zoë", "Eve"]
     assert client.ask("DELETE", "/people?name=Eve", Authorization=BEARER)[0] == 200
     assert client.send("/search", picture(7))[1]["verdict"] == "nobody"
     assert client.ask("DELETE", "/people?name=Eve", Authorization=BEARER)[0] == 404
 
 
 def test_what_another_process_wrote_is_found(client, gallery):
-    other = Gallery.open(gallery.folder)
+    other = Gallery.open(gallery.path)
     other.add("Late", Pixels().embed(samples(picture(50))[None]))
     assert client.send("/search", picture(50))[1]["name"] == "Late"
     other.remove("Late")
@@ -147,7 +147,7 @@ def test_what_another_process_wrote_is_found(client, gallery):
 
 
 def test_a_gallery_of_another_network_meanwhile_is_not_compared(client, gallery):
-    Gallery.open(gallery.folder).upgrade(
+    Gallery.open(gallery.path).upgrade(
         Pixels(network="b" * 64), {name: [samples(picture(1))] for name in ("Ann", "Bob", "Zoë")}
     )
     assert client.send("/search", picture(1))[0] == client.send("/verify?name=Ann", picture(1))[0] == 503
@@ -155,7 +155,7 @@ def test_a_gallery_of_another_network_meanwhile_is_not_compared(client, gallery)
 
 
 def test_a_gallery_has_a_threshold_of_its_own(client, gallery):
-    Gallery.open(gallery.folder).set_threshold(0.999)
+    Gallery.open(gallery.path).set_threshold(0.999)
     assert client.send("/search", picture(1, noise=0.3))[1]["threshold"] == 0.999
     assert client.send("/search", picture(1, noise=0.3))[1]["verdict"] == "nobody"
     assert client.send("/verify?name=Ann", picture(1, noise=0.3))[1]["same"] is True  # that is a pair
@@ -163,11 +163,14 @@ def test_a_gallery_has_a_threshold_of_its_own(client, gallery):
 
 
 def test_a_gallery_that_is_damaged_meanwhile_is_the_services_fault(client, gallery, capsys):
-    (gallery.folder / "gallery.json").write_text("{")
+    other = sqlite3.connect(gallery.path)
+    other.execute("UPDATE facts SET value = '7' WHERE key = 'network'")
+    other.execute("INSERT INTO changes (person) VALUES (NULL)")
+    other.commit()
     status, answer = client.send("/search", picture(1))
     assert (status, answer) == (503, {"error": "the gallery cannot be used now; the service's log says why"})
     assert client.send("/verify", picture(1), picture(1))[0] == 200
-    assert "gallery.json" in capsys.readouterr().out
+    assert "its fact 'network' is damaged" in capsys.readouterr().out
 
 
 def test_requests_of_many_clients_are_embedded_together():
@@ -300,7 +303,7 @@ def test_a_gallery_that_is_upgraded_between_the_check_and_the_search_gives_no_ma
 
     def search(self, *args, **kwargs):
         monkeypatch.undo()
-        Gallery.open(gallery.folder).upgrade(
+        Gallery.open(gallery.path).upgrade(
             Pixels(network="b" * 64), {name: [samples(picture(1))] for name in self.names()}
         )
         self.refresh()
@@ -315,7 +318,7 @@ def test_pictures_are_not_added_to_a_gallery_of_another_network(client, gallery,
 
     def add(self, *args, **kwargs):
         monkeypatch.undo()
-        Gallery.open(gallery.folder).upgrade(
+        Gallery.open(gallery.path).upgrade(
             Pixels(network="b" * 64), {name: [samples(picture(1))] for name in self.names()}
         )
         self.refresh()
@@ -323,13 +326,13 @@ def test_pictures_are_not_added_to_a_gallery_of_another_network(client, gallery,
 
     monkeypatch.setattr(Gallery, "add", add)
     assert client.send("/people?name=Eve", picture(1), Authorization=BEARER)[0] == 503
-    assert "Eve" not in Gallery.open(gallery.folder).names()
+    assert "Eve" not in Gallery.open(gallery.path).names()
 
 
 def test_a_gallery_that_was_removed(client, gallery):
-    shutil.rmtree(gallery.folder)
+    gallery.path.unlink()
     for path in ("/search", "/verify?name=Ann"):
         status, answer = client.send(path, picture(1))
-        assert status == 503 and str(gallery.folder) not in answer["error"]
+        assert status == 503 and str(gallery.path) not in answer["error"]
     assert client.send("/people?name=Eve", picture(1), Authorization=BEARER)[0] == 503
-    assert not gallery.folder.exists() and client.send("/embed", picture(1))[0] == 200
+    assert not gallery.path.exists() and client.send("/embed", picture(1))[0] == 200

@@ -125,7 +125,7 @@ def test_checkpoints_and_galleries_know_the_old_network(runs, old, tmp_path):
     upgraded.check(before)
     for each in (gallery, upgraded):
         with pytest.raises(UserError, match="cannot be compared"):
-            Gallery.open(each.folder).check(free)
+            Gallery.open(each.path).check(free)
 
 
 def test_an_export_knows_the_old_network(runs, old, capsys):

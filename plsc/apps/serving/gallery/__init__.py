@@ -1,9 +1,9 @@
-"""Keep the embeddings of known people in a folder, and find out whom a picture shows.
+"""Keep the embeddings of known people in a file, and find out whom a picture shows.
 
-    gallery = Gallery.open("faces.gallery")
-    gallery.search(embedder.embed(pixels), top=5)
+    gallery = Gallery.open("people.gallery")
+    gallery.search(["who.jpg"], top=5)
 
-`gallery.py` has the class, `rows.py` what is searched, `files.py` and `log.py` what is on the disk.
+`gallery.py` has the class, `store.py` the SQLite file, which is the truth, `index.py` and `rows.py` what is searched.
 """
 
 from plsc.apps.serving.gallery.gallery import Gallery, Match

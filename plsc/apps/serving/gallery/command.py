@@ -22,14 +22,18 @@ from typing import Any
 import numpy as np
 
 from plsc.apps.serving.gallery import Gallery, Match, quality
+from plsc.apps.serving.gallery.content import source_of
 from plsc.apps.serving.gallery.evaluate import evaluate
-from plsc.apps.serving.gallery.files import Mapped, name_of
+from plsc.apps.serving.gallery.facts import Mapped
 from plsc.apps.serving.gallery.mapping import fit_map
-from plsc.apps.serving.gallery.pictures import embed_pictures, people_of
+from plsc.apps.serving.gallery.names import name_of
+from plsc.apps.serving.gallery.pictures import embed_pictures, people_of, read_npy
+from plsc.apps.serving.gallery.store import refuse_existing
 from plsc.data.folder import is_aligned
 from plsc.distributed import environment
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, reading, shown
 from plsc.utils.atomic_write import replace_file
+from plsc.utils.files import parse_json, read_regular, sha256_of
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted, table
 from plsc.utils.version import __version__
@@ -43,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def verb(name: str, help: str, network: str = "") -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=help, description=f"plsc gallery {name}: {help}.")
-        made.add_argument("gallery", help="the gallery's folder")
+        made.add_argument("gallery", help="the gallery's file")
         made.add_argument("--json", action="store_true", help="print JSON")
         if network:
             given = made.add_mutually_exclusive_group(required=network == "required")
@@ -56,8 +60,12 @@ def _parser() -> argparse.ArgumentParser:
 
     threshold = {"type": float, "metavar": "COSINE", "help": "accept above it; default: the gallery's"}
 
-    build = verb("build", "make a gallery of a folder with a folder for each person", "required")
-    build.add_argument("people", help="people/Ann/1.jpg, people/Ann/2.jpg, people/Bob/1.jpg, ...")
+    build = verb("build", "make a gallery of a folder with a folder for each person", "optional")
+    build.add_argument("people", nargs="?", help="people/Ann/1.jpg, people/Ann/2.jpg, people/Bob/1.jpg, ...")
+    build.add_argument(
+        "--vectors", metavar="NPY", help="embeddings [n, D] of another program, in place of people and -c"
+    )
+    build.add_argument("--labels", metavar="FILE", help="with --vectors: n lines, whose each is")
     build.add_argument(
         "--template",
         choices=("mean", "images"),
@@ -75,8 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("name")
     add.add_argument("pictures", nargs="+")
     add.add_argument("--review", **review)
-    remove = verb("remove", "remove people, from all of its files", "optional")
-    remove.add_argument("names", nargs="*", metavar="name")
+    add.add_argument("--meta", metavar="JSON", help="keep this with the person, and show it beside the name")
+    remove = verb("remove", "remove people, from all of its files")
+    remove.add_argument("names", nargs="*", metavar="name", help="none: what an interrupted removal has left")
     remove.add_argument(
         "--list",
         type=Path,
@@ -101,6 +110,10 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument("pictures", nargs="+")
     search.add_argument("--top", type=int, default=5, metavar="N", help="people to show (default: 5)")
     search.add_argument("--threshold", **threshold)
+    for part, whose in ((build, "of these people"), (add, "of the person"), (search, "search this one only")):
+        part.add_argument("--collection", default=None if part is search else "", metavar="NAME", help=whose)
+    backup = verb("backup", "copy a gallery, while others use it")
+    backup.add_argument("target", help="a new file")
     verify = verb("verify", "say whether pictures show a person", "optional")
     verify.add_argument("name")
     verify.add_argument("pictures", nargs="+", help="of one person")
@@ -141,7 +154,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments. Some versions of argparse leave over an optional argument that comes after an option."""
     parser = _parser()
     args, others = parser.parse_known_args(argv)
-    if args.verb == "upgrade" and not (args.people or args.map) and others and not others[0].startswith("-"):
+    lacks_people = getattr(args, "people", "") is None and not getattr(args, "map", None)
+    if lacks_people and others and not others[0].startswith("-"):
         args.people = others.pop(0)
     if others:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
@@ -162,10 +176,38 @@ Answer = tuple[str, Any, int]
 
 
 def _build(args: argparse.Namespace) -> Answer:
-    embedder, people = _embedder(args), people_of(args.people)
+    refuse_existing(args.gallery)
+    if (args.vectors is None) != (args.labels is None) or (args.vectors is None) == (args.people is None):
+        raise UserError("build: takes the folder of people with -c or --export, or --vectors with --labels")
+    if args.vectors:
+        return _build_of_vectors(args)
+    if not (args.config or args.export):
+        raise UserError("build: name the network, -c CONFIG or --export FOLDER")
+    people = people_of(args.people)
+    embedder = _embedder(args)
     _check_folder(embedder, args.people)
-    gallery = Gallery.build(args.gallery, embedder, people, args.template, args.review)
+    gallery = Gallery.build(args.gallery, embedder, people, args.template, args.collection, args.review)
     return _made(gallery, "built")
+
+
+def _build_of_vectors(args: argparse.Namespace) -> Answer:
+    from plsc.apps.serving.embedder import from_vectors
+
+    vectors = read_npy(args.vectors)
+    with reading(args.labels):
+        labels = read_regular(args.labels).decode().splitlines()
+    if vectors.ndim != 2 or len(vectors) != len(labels) or not len(labels):
+        raise UserError(
+            f"{shown(args.vectors)}: must be [n, D] with a line of {shown(args.labels)} for each row, got {list(vectors.shape)} and "
+            f"{counted(len(labels), 'line')}"
+        )
+    names, owners = np.unique(labels, return_inverse=True)
+    order = np.argsort(owners, kind="stable")
+    embedder = from_vectors(vectors.shape[1])
+    people = names.tolist(), vectors[order], owners[order]
+    return _made(
+        Gallery.from_embeddings(args.gallery, embedder, *people, args.template, args.collection), "built"
+    )
 
 
 def _upgrade(args: argparse.Namespace) -> Answer:
@@ -181,30 +223,26 @@ def _upgrade(args: argparse.Namespace) -> Answer:
 def _upgrade_by_map(args: argparse.Namespace, gallery: Gallery) -> Answer:
     pictures = people_of(args.map)
     new = _embedder(args)
-    old = _old_embedder(args, gallery)
-    gallery.check(old)
-    gallery.check_map(new, old.network, new.network)  # before all pictures are embedded
-    gallery.upgrade_by_map(new, fit_map(old, new, pictures))
+    if args.old:
+        gallery.use(_embedder_of(args.old))
+    gallery.check_map(new, gallery.embedder.network, new.network)  # before all pictures are embedded
+    gallery.upgrade_by_map(new, fit_map(gallery.embedder, new, pictures))
     return _made(gallery, "upgraded by a map")
 
 
-def _old_embedder(args: argparse.Namespace, gallery: Gallery) -> Any:
-    """Make the embedder of the gallery's present network."""
+def _embedder_of(path: str) -> Any:
+    """Make the embedder of a run, or of an export's folder."""
     from plsc.apps.serving import embedder
 
-    if args.old:
-        exported = os.path.isfile(os.path.join(args.old, "preprocessing.json"))
-        return embedder.from_export(args.old) if exported else embedder.from_run(args.old)
-    if not gallery.header.origin:
-        raise UserError(f"{shown(args.gallery)}: does not say where its network is; name it with --old")
-    return embedder.from_origin(gallery.header.origin, gallery.header.network)
+    exported = os.path.isfile(os.path.join(path, "preprocessing.json"))
+    return embedder.from_export(path) if exported else embedder.from_run(path)
 
 
 def _made(gallery: Gallery, what: str) -> Answer:
     others = gallery.left_out
-    text = f"{shown(gallery.folder)}: {what}, {_people(gallery)}, {counted(gallery.rows, 'row')}"
-    if gallery.header.mapped:
-        text += f"\nrows {shown(_describe_map(gallery.header.mapped))}"
+    text = f"{shown(gallery.path)}: {what}, {_people(gallery)}, {counted(gallery.rows, 'row')}"
+    if gallery.facts.mapped:
+        text += f"\nrows {shown(_describe_map(gallery.facts.mapped))}"
     text += f"\n{gallery.describe_threshold()}"
     if others:  # the log names them
         text += f"\nleft out: {counted(len(others), 'picture')}"
@@ -212,15 +250,17 @@ def _made(gallery: Gallery, what: str) -> Answer:
 
 
 def _add(args: argparse.Namespace) -> Answer:
-    gallery = Gallery.open(args.gallery)
-    paths = [*map(os.path.abspath, args.pictures)]
     name = name_of(args.name)
-    known = gallery.sources(name) if name in gallery.names() else []
-    embedder = _fitting_embedder(args, gallery)
-    embeddings = _embed(embedder, args.pictures)
-    if args.review != "off":
-        _review(embedder, gallery, name, args.pictures, embeddings, args.review)
-    gallery.add(name, embeddings, paths, embedder)
+    meta = (
+        None if args.meta is None else parse_json(args.meta, "--meta", "give an object such as '{\"id\": 7}'")
+    )
+    gallery = _opened(args)
+    paths = [*map(os.path.abspath, args.pictures)]
+    known = gallery.sources(name) if name in gallery else []
+    embeddings = gallery.embed(args.pictures)
+    looks = _review(gallery, name, args.pictures, embeddings, args.review)
+    sources = [source_of(path, look) for path, look in zip(paths, looks)]
+    gallery.add(name, embeddings, sources, gallery.embedder, args.collection, meta)
     twice = sorted(path for path, count in Counter([*known, *paths]).items() if path in paths and count > 1)
     if twice:
         get_logger().warning(
@@ -241,41 +281,38 @@ def _check_folder(embedder: Any, folder: str) -> None:
 
 
 def _review(
-    embedder: Any, gallery: Gallery, name: str, files: Sequence[str], embeddings: np.ndarray, review: Any
-) -> None:
-    """Judge pictures before they are added; UserError names those that are refused."""
-    preprocessing = embedder.preprocessing
-    faces = quality.face_detector(preprocessing)
-    looks = quality.look_at_files(files, preprocessing, faces)
+    gallery: Gallery, name: str, files: Sequence[str], embeddings: np.ndarray, review: quality.Review
+) -> list[quality.Look | None]:
+    """Judge pictures before they are added, and return their looks; UserError names those that are refused."""
+    if review == "off":
+        return [None] * len(files)
+    faces = quality.face_detector(gallery.preprocessing)
+    looks = quality.look_at_files(files, gallery.preprocessing, faces)
     pictures = quality.Pictures(files, looks, embeddings, np.zeros(len(files), np.int64), [name])
-    findings = quality.judge_addition(
-        gallery, name, embeddings, looks, quality.limits_of_gallery(gallery, faces)
-    )
+    limits = quality.limits_of_gallery(gallery, faces)
+    findings = quality.judge_addition(gallery, name, embeddings, looks, limits)
     if refused := quality.refused(findings, pictures, review):
         raise UserError(
             "\n".join([*refused.values(), "nothing was added; --review off adds them all the same"])
         )
+    return looks
 
 
 def _doctor(args: argparse.Namespace) -> Answer:
-    gallery = Gallery.open(args.gallery)
-    embedder = _fitting_embedder(args, gallery)
-    files = [(number, file) for number, name in enumerate(gallery.names()) for file in gallery.sources(name)]
-    if not files:
-        raise UserError(f"{shown(args.gallery)}: has no pictures from files, which the doctor reads again")
-    embeddings, kept, left_out = embed_pictures(
-        embedder, [file for _, file in files], [gallery.names()[number] for number, _ in files]
-    )
-    used = [files[number] for number in kept.tolist()]
-    preprocessing = embedder.preprocessing
-    paths = [file for _, file in used]
-    looks = quality.look_at_files(paths, preprocessing, quality.face_detector(preprocessing))
-    owners = np.array([number for number, _ in used], np.int64)
-    pictures = quality.Pictures(paths, looks, embeddings, owners, gallery.names())
+    gallery = _opened(args)
+    preprocessing = gallery.preprocessing
+    pictures = quality.of_gallery(gallery, quality.face_detector(preprocessing))
+    if not pictures.files:
+        raise UserError(f"{shown(args.gallery)}: has no pictures from files, which the doctor shows")
+    looks, files = pictures.looks, pictures.files
     limits = quality.limits_of(looks, preprocessing)
     findings = quality.judge(pictures, preprocessing, gallery.pair_threshold, limits)
     notes = quality.not_checked(looks, limits, preprocessing)
-    notes += [f"not checked: {each.reason}" for each in left_out]
+    notes += [
+        f"not checked: the pixels of {shown(file)}, which cannot be read any more"
+        for file, look in zip(files, looks)
+        if look is None
+    ]
     args.output.mkdir(parents=True, exist_ok=True)
     quality.write_list(args.output / quality.LIST, findings, pictures, args.review)
     quality.write_page(
@@ -284,14 +321,11 @@ def _doctor(args: argparse.Namespace) -> Answer:
     sure = sum(finding.sure for finding in findings)
     counts = Counter((finding.rule, "yes" if finding.sure else "no") for finding in findings)
     lines = [quality.describe(finding, pictures) for finding in findings if finding.sure]
-    lines += (
-        [table([[*rule, count] for rule, count in counts.items()], ["rule", "sure", "pictures"])]
-        if counts
-        else []
-    )
+    if counts:
+        lines.append(table([[*rule, count] for rule, count in counts.items()], ["rule", "sure", "pictures"]))
     lines += notes
     lines.append(
-        f"{counted(len(paths), 'picture')} of {_people(gallery)}: {sure:,} surely wrong, {len(findings) - sure:,} doubtful; "
+        f"{counted(len(files), 'picture')} of {_people(gallery)}: {sure:,} surely wrong, {len(findings) - sure:,} doubtful; "
         f"{args.output / quality.PAGE} shows them, plsc gallery remove {shown(args.gallery)} --list {args.output / quality.LIST} "
         "removes those without # in the list"
     )
@@ -299,60 +333,90 @@ def _doctor(args: argparse.Namespace) -> Answer:
     return "\n".join(lines), answer, 2 if sure else int(bool(findings))
 
 
-def _remove_listed(args: argparse.Namespace, gallery: Gallery) -> tuple[list[str], dict[str, list[str]]]:
-    """Return whom a list concerns, and which files of each are left. UserError for a picture that is not in the gallery."""
-    listed = quality.read_list(args.list)
+def _listed(path: Path, gallery: Gallery) -> dict[str, list[str]]:
+    """Return which files of whom a list names. UserError for a picture that is not in the gallery."""
     named = {shown(name): name for name in gallery.names()}
-    left: dict[str, list[str]] = {}
-    for (name, file), line in listed.items():
-        files = left.setdefault(named[name], gallery.sources(named[name])) if name in named else []
-        if not any(shown(path) == file for path in files):
+    found: dict[str, list[str]] = {}
+    for (name, file), line in quality.read_list(path).items():
+        files = [one for one in gallery.sources(named[name]) if shown(one) == file] if name in named else []
+        if not files:
             raise UserError(
-                f"{shown(args.list)}:{line}: {file} of {name}: is not in the gallery; run plsc gallery doctor again"
+                f"{shown(path)}:{line}: {file} of {name}: is not in the gallery; run plsc gallery doctor again"
             )
-        left[named[name]] = [path for path in files if shown(path) != file]
-    return [*left], left
+        found.setdefault(named[name], []).extend(files)
+    return found
 
 
 def _remove(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
-    if bool(args.names) == (args.list is not None):
-        raise UserError("remove: needs names, or --list with a list of plsc gallery doctor")
-    left: dict[str, list[str]] = {}
-    added = {}
-    if args.list:
-        args.names, left = _remove_listed(args, gallery)
-        embedder = _fitting_embedder(args, gallery) if any(left.values()) else None
-        added = {name: _embed(embedder, files) for name, files in left.items() if files}
+    if args.names and args.list:
+        raise UserError("remove: takes names, or --list with a list of plsc gallery doctor")
     if args.receipt and (args.receipt.exists() or not args.receipt.parent.is_dir()):
         raise UserError(f"--receipt: {shown(args.receipt)}: must be a new file, in a folder that is there")
-    facts = gallery.erase(args.names)
-    for name, embeddings in added.items():
-        gallery.add(name, embeddings, left[name], embedder)
+    before = _state(gallery)
+    removed = (
+        gallery.remove_pictures(_listed(args.list, gallery)) if args.list else gallery.remove(*args.names)
+    )
     receipt = {
         "gallery": os.path.abspath(args.gallery),
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "plsc": __version__,
-        "network": gallery.header.network,
-        **facts,
+        "network": gallery.facts.network,
+        "removed": removed,
+        "before": before,
+        "after": _state(gallery),
     }
     if args.receipt:
         text = json.dumps(receipt, indent=1, ensure_ascii=False) + "\n"
         replace_file(args.receipt, text.encode("utf-8", "backslashreplace"))
-    names = ", ".join(shown(person["name"]) for person in facts["removed"])
+    names = ", ".join(shown(person["name"]) for person in removed) or "nobody"
     if args.list:
-        receipt["left"] = left
-        names = f"pictures of {counted(len(left), 'person', 'people')}, all of {len(left) - len(added):,}"
+        names = f"pictures of {names}"
     return f"{names}: removed; {_people(gallery)}", receipt, 0
+
+
+def _state(gallery: Gallery) -> dict[str, Any]:
+    """Describe a gallery: how many people and rows, and the SHA-256 of each file."""
+    counts = {"people": len(gallery), "rows": gallery.rows}
+    gallery.close()  # see store.py; it is opened again when it is used
+    return {**counts, "sha256": {path.name: sha256_of(path) for path in gallery.files()}}
+
+
+def _backup(args: argparse.Namespace) -> Answer:
+    gallery = Gallery.open(args.gallery)
+    gallery.backup(args.target)
+    size = os.path.getsize(args.target)
+    return (
+        f"{shown(args.target)}: {_people(gallery)}, {size:,} bytes",
+        {"target": args.target, "bytes": size},
+        0,
+    )
 
 
 def _list(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
     facts = _facts(gallery)
-    people = [{"name": name, "pictures": gallery.sources(name)} for name in gallery.names()]
+    people = [
+        {
+            "name": person.name,
+            "pictures": gallery.sources(person.name),
+            "collection": person.collection,
+            "meta": person.meta,
+        }
+        for person in gallery.people()
+    ]
     lines = [f"{key + ' ':12}{_cell(value)}" for key, value in facts.items() if key != "measured"]
     lines.append(gallery.describe_threshold())
-    names = table([[shown(each["name"]), len(each["pictures"])] for each in people], ["name", "files"])
+    cells = [
+        [
+            shown(each["name"]),
+            len(each["pictures"]),
+            shown(each["collection"]),
+            "" if each["meta"] is None else shown(json.dumps(each["meta"])),
+        ]
+        for each in people
+    ]
+    names = table(cells, ["name", "files", "collection", "meta"])
     return "\n".join([*lines, "", names]), {**facts, "people": people}, 0
 
 
@@ -361,10 +425,9 @@ def _cell(value: Any) -> str:
 
 
 def _search(args: argparse.Namespace) -> Answer:
-    gallery = Gallery.open(args.gallery)
+    gallery = _opened(args)
     limit = gallery.limit(args.threshold)
-    embeddings = _embed_queries(_fitting_embedder(args, gallery), args.pictures)
-    matches = gallery.search(embeddings, args.top, limit)
+    matches = gallery.search(_queries(gallery, args.pictures), args.top, limit, args.collection)
     blocks = [
         f"{shown(picture)}: {_verdict(best, limit)}\n{_table(best)}"
         for picture, best in zip(args.pictures, matches)
@@ -382,20 +445,20 @@ def _search(args: argparse.Namespace) -> Answer:
 
 
 def _verify(args: argparse.Namespace) -> Answer:
-    gallery = Gallery.open(args.gallery)
+    gallery = _opened(args)
     limit = _pair_threshold(args, gallery)
-    found = gallery.verify(args.name, _embed_queries(_fitting_embedder(args, gallery), args.pictures), limit)
+    found = gallery.verify(args.name, _queries(gallery, args.pictures), limit)
     said = "yes" if found.accepted else "no"
     numbers = table([[found.similarity, limit, found.probability]], ["similarity", "threshold", "P(same)"])
     return f"{said}\n{numbers}", {"threshold": limit, **found._asdict()}, int(not found.accepted)
 
 
 def _evaluate(args: argparse.Namespace) -> Answer:
-    gallery = Gallery.open(args.gallery)
+    gallery = _opened(args)
     people = people_of(args.people)
     pictures = [path for paths in people.values() for path in paths]
     owners = [name for name, paths in people.items() for _ in paths]
-    embeddings, kept, left_out = embed_pictures(_fitting_embedder(args, gallery), pictures, owners)
+    embeddings, kept, left_out = embed_pictures(gallery.embedder, pictures, owners)
     result = evaluate(gallery, embeddings, [owners[number] for number in kept.tolist()])
     lines = [result.table()]
     lines += [f"left out: {each.reason}" for each in left_out]
@@ -411,6 +474,7 @@ def _evaluate(args: argparse.Namespace) -> Answer:
 
 _VERBS = {
     "doctor": _doctor,
+    "backup": _backup,
     "evaluate": _evaluate,
     "build": _build,
     "add": _add,
@@ -422,50 +486,33 @@ _VERBS = {
 }
 
 
-def _embedder(args: argparse.Namespace, gallery: Gallery | None = None) -> Any:
-    """Make the embedder that the arguments name, or else the one that the gallery was built with."""
+def _opened(args: argparse.Namespace) -> Gallery:
+    """Open the gallery, with the network that the arguments name, or else its own when that is needed."""
+    environment.prepare()
+    gallery = Gallery.open(args.gallery)
+    if args.override and not args.config:
+        raise UserError("-o: changes the config that -c names; give -c too")
+    if args.config or args.export:
+        gallery.use(_embedder(args))
+        if line := gallery.describe_other(gallery.embedder):
+            get_logger().info(line)
+    return gallery
+
+
+def _embedder(args: argparse.Namespace) -> Any:
+    """Make the embedder that the arguments name."""
     environment.prepare()
     from plsc.apps.serving import embedder
 
     if args.override and not args.config:
         raise UserError("-o: changes the config that -c names; give -c too")
-    if args.export:
-        return embedder.from_export(args.export)
-    if args.config:
-        return embedder.from_run(args.config, args.override)
-    if gallery is None or not gallery.header.origin:
-        raise UserError(
-            f"{shown(args.gallery)}: does not say where its network is; name its run with -c, or --export"
-        )
-    try:
-        return embedder.from_origin(gallery.header.origin, gallery.header.network)
-    except UserError as error:
-        raise UserError(
-            f"{error}; it is the network of {shown(args.gallery)}: name where it is now with -c, or --export"
-        ) from None
+    return embedder.from_export(args.export) if args.export else embedder.from_run(args.config, args.override)
 
 
-def _fitting_embedder(args: argparse.Namespace, gallery: Gallery) -> Any:
-    """Make the embedder that the arguments name, or the gallery's; UserError where its embeddings cannot be compared."""
-    embedder = _embedder(args, gallery)
-    gallery.check(embedder)
-    if line := gallery.describe_other(embedder):
-        get_logger().info(line)
-    return embedder
-
-
-def _embed(embedder: Any, pictures: Sequence[str]) -> np.ndarray:
-    """Embed pictures, all of which must be usable."""
-    embeddings, _, unusable = embed_pictures(embedder, pictures, pictures)
-    if unusable:
-        raise UserError("\n".join(picture.reason for picture in unusable))
-    return embeddings
-
-
-def _embed_queries(embedder: Any, pictures: Sequence[str]) -> np.ndarray:
+def _queries(gallery: Gallery, pictures: Sequence[str]) -> np.ndarray:
     """Embed pictures to compare, all of which must be usable; warn of those that are not aligned where the network's were."""
-    embeddings = _embed(embedder, pictures)
-    preprocessing = embedder.preprocessing
+    embeddings = gallery.embed(pictures)
+    preprocessing = gallery.preprocessing
     if preprocessing.aligned:
         looks = quality.look_at_files(pictures, preprocessing, quality.face_detector(preprocessing))
         limits = quality.limits_of(looks, preprocessing)
@@ -489,7 +536,7 @@ def _pair_threshold(args: argparse.Namespace, gallery: Gallery) -> float | None:
 
 
 def _facts(gallery: Gallery) -> dict[str, Any]:
-    header = gallery.header
+    header = gallery.facts
     return {
         "people": len(gallery),
         "rows": gallery.rows,

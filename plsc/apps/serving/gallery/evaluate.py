@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from plsc.apps.serving.gallery.files import composed
 from plsc.apps.serving.gallery.gallery import Gallery
+from plsc.apps.serving.gallery.names import composed
 from plsc.errors import UserError, shown
 from plsc.evaluation.identification import FPIRS, threshold_at_fpir
 from plsc.evaluation.intervals import IN_BRACKETS, wilson, with_interval
@@ -98,7 +98,7 @@ def evaluate(gallery: Gallery, embeddings: np.ndarray, names: Sequence[str]) -> 
     names = [*map(composed, names)]
     known = set(gallery.names())
     if not known:
-        raise UserError(f"{shown(gallery.folder)}: has no people; add some first")
+        raise UserError(f"{shown(gallery.path)}: has no people; add some first")
     nearest = [matches[0] for matches in gallery.search(embeddings, top=1, threshold=-1.0)]
     cosine = np.array([match.similarity for match in nearest])
     right = np.array([match.name == name for match, name in zip(nearest, names)], bool)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from plsc.apps.serving.gallery.files import Mapped
+from plsc.apps.serving.gallery.facts import Mapped
 from plsc.apps.serving.gallery.pictures import Picture, embed_pictures
 from plsc.errors import UserError
 from plsc.utils.logging import get_logger

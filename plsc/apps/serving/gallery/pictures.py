@@ -12,8 +12,9 @@ import numpy as np
 from plsc.data.folder import nested_hint, read_folder
 from plsc.data.images import CHANNELS, decode_pixels, read_file, to_sample
 from plsc.data.preprocessing import Preprocessing, check_sample
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, reading, shown
 from plsc.utils.bar import Bar
+from plsc.utils.files import open_regular
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted
 
@@ -90,11 +91,11 @@ def _read(picture: Picture, preprocessing: Preprocessing) -> tuple[np.ndarray | 
         if isinstance(picture, np.ndarray):
             sample = check_sample(picture, preprocessing.shape, preprocessing.dtype, lambda: "an array")
             return sample, ""
-        if preprocessing.channels not in CHANNELS:
-            raise UserError(
-                f"{shown(picture)}: the network takes samples {preprocessing.samples}, no pictures in files"
-            )
         path = str(picture)
+        if preprocessing.channels not in CHANNELS:
+            return check_sample(
+                read_npy(path), preprocessing.shape, preprocessing.dtype, lambda: shown(path)
+            ), ""
         pixels = decode_pixels(read_file(path), preprocessing.channels == "grey", lambda: path)
     except UserError as error:
         return error, ""
@@ -103,6 +104,17 @@ def _read(picture: Picture, preprocessing: Preprocessing) -> tuple[np.ndarray | 
     much = max(ratio, 1 / ratio) > _STRETCHED
     note = f"{shown(picture)} ({pixels.shape[1]} x {pixels.shape[0]})" if much else ""
     return to_sample(pixels, preprocessing), note
+
+
+def read_npy(path: str) -> np.ndarray:
+    """Read the array in a .npy file. MissingFileError, UserError for anything else."""
+    with reading(path), open_regular(path) as file:
+        try:
+            return np.lib.format.read_array(file, allow_pickle=False)
+        except ValueError as error:
+            raise UserError(
+                f"{shown(path)}: is no .npy file of numbers ({shown(error)}); write it by numpy.save"
+            ) from error
 
 
 def _no_embedding(picture: Picture) -> str:

@@ -553,14 +553,31 @@ def judge(
 
 
 def limits_of_gallery(gallery: Any, faces: detector.Detector | None) -> Limits:
-    """Derive the limits from some of the pictures of a plsc.apps.serving.gallery.Gallery, as far as their files are there still.
+    """Derive the limits from some of the pictures of a plsc.apps.serving.gallery.Gallery: by what it keeps of their pixels, else by
+    their files, as far as these are there still.
 
     faces: finds these; None: they are not judged.
     """
     preprocessing = gallery.preprocessing
-    files = [file for person in gallery.names() for file in gallery.sources(person)]
-    chosen = files[:: max(1, len(files) // _SAMPLE)]
-    return limits_of(look_at_files(chosen, preprocessing, faces), preprocessing)
+    chosen = gallery.some_sources(_SAMPLE)
+    looks: list[Look | None] = [Look(**source.quality) for source in chosen if source.quality]
+    files = [source.path for source in chosen if not source.quality and source.path]
+    return limits_of([*looks, *look_at_files(files, preprocessing, faces)], preprocessing)
+
+
+def of_gallery(gallery: Any, faces: detector.Detector | None) -> Pictures:
+    """Return the pictures of a plsc.apps.serving.gallery.Gallery that came from files; those of which it keeps no look are read again."""
+    names, sources, owners, embeddings = gallery.enrolled()
+    kept = [number for number, source in enumerate(sources) if source.path]
+    looks: list[Look | None] = [
+        Look(**sources[number].quality) if sources[number].quality else None for number in kept
+    ]
+    unknown = [place for place, look in enumerate(looks) if look is None]
+    files = [sources[number].path for number in kept]
+    found = look_at_files([files[place] for place in unknown], gallery.preprocessing, faces)
+    for place, look in zip(unknown, found):
+        looks[place] = look
+    return Pictures(files, looks, embeddings[kept], owners[kept], names)
 
 
 def judge_addition(
@@ -612,8 +629,8 @@ def review_people(
     owners: np.ndarray,
     embeddings: np.ndarray,
     review: Review,
-) -> dict[int, str]:
-    """Judge the pictures that a gallery is built of: number of each refused one, and why. The others that are doubtful are logged.
+) -> tuple[list[Look | None], dict[int, str]]:
+    """Judge the pictures that a gallery is built of: their looks, and of each refused one number and reason. The others that are doubtful are logged.
 
     pictures: N paths, or samples, whose pixels are not judged. owners: int64 [N], numbers of `names`. embeddings: float32 [N, D]. UserError
     where most are not aligned, for a network of aligned faces.
@@ -630,7 +647,7 @@ def review_people(
     limits = limits_of(looks, preprocessing)
     for line in not_checked(looks, limits, preprocessing) if of_files else []:
         get_logger().info(line)
-    return refused(judge(judged, preprocessing, embedder.threshold, limits), judged, review)
+    return looks, refused(judge(judged, preprocessing, embedder.threshold, limits), judged, review)
 
 
 def refused(findings: Sequence[Finding], pictures: Pictures, review: Review) -> dict[int, str]:

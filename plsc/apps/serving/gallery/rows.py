@@ -1,6 +1,6 @@
 """Hold the rows of a gallery, and find the people that are most similar to a query, exactly.
 
-The rows of the gallery's file are mapped into memory, those added since are in an array that grows; the first search makes an index of
+The rows of an index's file are mapped into memory, those added since are in an array that grows; the first search makes codes of
 them, see plsc.apps.serving.gallery.search. A row that is removed is overwritten by the last one, in the private pages of the mapping.
 """
 
@@ -9,35 +9,29 @@ from __future__ import annotations
 import numpy as np
 
 from plsc.apps.serving.gallery import search
-from plsc.utils.vectors import unit_rows
 
 
 class Rows:
     """The rows of a gallery.
 
     Args:
-        embeddings: float32 [N, D] of length 1; owners: int64 [N]; lengths: float32 [N], see files.Content.
+        embeddings: float32 [N, D] of length 1; owners: int64 [N].
     """
 
-    def __init__(self, embeddings: np.ndarray, owners: np.ndarray, lengths: np.ndarray):
-        width = embeddings.shape[1]
-        empty = np.empty((0, width), np.float32), np.empty(0, np.int64), np.empty(0, np.float32)
-        self.parts = [_Part(embeddings, owners, lengths), _Part(*empty)]
+    def __init__(self, embeddings: np.ndarray, owners: np.ndarray):
+        empty = np.empty((0, embeddings.shape[1]), np.float32), np.empty(0, np.int64)
+        self.parts = [_Part(embeddings, owners), _Part(*empty)]
 
     def __len__(self) -> int:
         return sum(part.count for part in self.parts)
 
-    def of(self, owner: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return copies of a person's embeddings [n, D] and lengths [n]."""
-        places = [(part, part.find(owner)) for part in self.parts]
-        return (
-            np.concatenate([part.embeddings[at] for part, at in places]),
-            np.concatenate([part.lengths[at] for part, at in places]),
-        )
+    def of(self, owner: int) -> np.ndarray:
+        """Return a copy of a person's embeddings [n, D]."""
+        return np.concatenate([part.embeddings[part.find(owner)] for part in self.parts])
 
-    def add(self, owner: int, embeddings: np.ndarray, lengths: np.ndarray) -> None:
+    def add(self, owner: int, embeddings: np.ndarray) -> None:
         """Add rows of a person."""
-        self.parts[1].append(embeddings, np.full(len(embeddings), owner), lengths)
+        self.parts[1].append(embeddings, np.full(len(embeddings), owner))
 
     def remove(self, owner: int) -> None:
         """Remove all rows of a person."""
@@ -60,25 +54,23 @@ class Rows:
 class _Part:
     """Rows that lie one after the other: the first `count` of the arrays."""
 
-    def __init__(self, embeddings: np.ndarray, owners: np.ndarray, lengths: np.ndarray):
+    def __init__(self, embeddings: np.ndarray, owners: np.ndarray):
         self.embeddings = embeddings
         self.owners = owners
-        self.lengths = lengths
         self.count = len(owners)
         self.index = search.new_index(embeddings.shape[1])
 
     def find(self, owner: int) -> np.ndarray:
         return np.flatnonzero(self.owners[: self.count] == owner)
 
-    def append(self, embeddings: np.ndarray, owners: np.ndarray, lengths: np.ndarray) -> None:
+    def append(self, embeddings: np.ndarray, owners: np.ndarray) -> None:
         stop = self.count + len(embeddings)
         if stop > len(self.owners):
             more = max(2 * len(self.owners), stop, 64) - self.count
             self.embeddings = _grown(self.embeddings[: self.count], more)
             self.owners = _grown(self.owners[: self.count], more)
-            self.lengths = _grown(self.lengths[: self.count], more)
         rows = slice(self.count, stop)
-        self.embeddings[rows], self.owners[rows], self.lengths[rows] = embeddings, owners, lengths
+        self.embeddings[rows], self.owners[rows] = embeddings, owners
         self.count = stop
 
     def remove(self, at: np.ndarray) -> None:
@@ -86,7 +78,7 @@ class _Part:
             self.index.extend(self.embeddings[: self.count])
         for row in at[::-1].tolist():  # from the end, so that the last row is never one to remove
             self.count -= 1
-            for array in (self.embeddings, self.owners, self.lengths):
+            for array in (self.embeddings, self.owners):
                 array[row] = array[self.count]
             if self.index.count:
                 self.index.remove(row)
@@ -94,15 +86,3 @@ class _Part:
 
 def _grown(array: np.ndarray, more: int) -> np.ndarray:
     return np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])
-
-
-def sums(embeddings: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sum the embeddings of each person: the sums at length 1 [P, D], and the lengths that they had [P], float32.
-
-    embeddings: float32 [N, D] of length 1; a person's begin at `starts` [P], increasing, and end where the next begin.
-    """
-    if len(starts) == len(embeddings):
-        return embeddings, np.ones(len(embeddings), np.float32)
-    total = np.add.reduceat(embeddings, starts, axis=0)
-    lengths = np.linalg.norm(total, axis=1)
-    return unit_rows(total, lengths), lengths

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plsc.apps.serving.gallery.files import Measured, Pictures
-from plsc.apps.serving.gallery.rows import Rows
+from plsc.apps.serving.gallery.facts import Facts, Measured
+from plsc.apps.serving.gallery.index import Index
 from plsc.evaluation.search import search
-from plsc.evaluation.strangers import Tail, fit_tail
+from plsc.evaluation.strangers import Tail, fit_tail, one_of_everybody_first
 from plsc.utils.text import last_part
 
 FPIR = 0.01
@@ -30,8 +30,17 @@ STRANGERS = "strangers"
 _THE_SAME = 0.9999  # two embeddings with a higher cosine are of the same picture
 
 
-def held_out(embedder: Any, names: Collection[str], enrolled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Embed the held-out people of the embedder's run, without those who are in the gallery: [Q, D], and who they are int64 [Q].
+class Strangers(NamedTuple):
+    """Pictures of people who are not in the gallery, and whom the network was not trained on."""
+
+    vectors: np.ndarray
+    """float32 [Q, D] of length 1."""
+    people: np.ndarray
+    """int64 [Q]: numbers of their own."""
+
+
+def held_out(embedder: Any, names: Collection[str], enrolled: np.ndarray) -> Strangers:
+    """Embed the held-out people of the embedder's run, without those who are in the gallery.
 
     names: of the gallery's people. enrolled: float32 [N, D], their pictures; whoever has the same picture is in the gallery, too.
     """
@@ -42,30 +51,17 @@ def held_out(embedder: Any, names: Collection[str], enrolled: np.ndarray) -> tup
         inside |= search(embeddings, enrolled, 1)[0][:, 0] > _THE_SAME
     people = np.unique(np.asarray(whose, str), return_inverse=True)[1].astype(np.int64)
     kept = ~np.isin(people, people[inside])
-    return embeddings[kept], people[kept]
+    return Strangers(embeddings[kept], people[kept])
 
 
-def with_pictures(pictures: Pictures, person: int, embeddings: np.ndarray, trained: bool) -> Pictures:
-    """Add pictures of the gallery's person with this number. Whoever has the same picture is no other person any more.
-
-    embeddings: float32 [n, D]. trained: whether the network was trained on the person, whose pictures are not kept then.
-    """
-    own, own_people, others, other_people = pictures
-    if len(others):
-        same = (others @ embeddings.T).max(1) > _THE_SAME
-        kept = ~np.isin(other_people, other_people[same])
-        others, other_people = others[kept], other_people[kept]
-    if not trained:
-        added = embeddings[: max(0, MOST_PICTURES - len(own))]
-        own = np.concatenate([own, added])
-        own_people = np.concatenate([own_people, np.full(len(added), person)])
-    return Pictures(own, own_people, others, other_people)
-
-
-def without(pictures: Pictures, person: int) -> Pictures:
-    """Remove the pictures of the gallery's person with this number."""
-    kept = pictures.own_people != person
-    return pictures._replace(own=pictures.own[kept], own_people=pictures.own_people[kept])
+def without_the_same(strangers: Strangers, embeddings: np.ndarray) -> Strangers:
+    """Leave out strangers of whom one of these pictures is: they are in the gallery now. embeddings: float32 [n, D]."""
+    vectors, people = strangers
+    if not len(vectors):
+        return strangers
+    same = (vectors @ embeddings.T).max(1) > _THE_SAME
+    kept = ~np.isin(people, people[same])
+    return Strangers(vectors[kept], people[kept])
 
 
 class _Evidence(NamedTuple):
@@ -77,41 +73,45 @@ class _Evidence(NamedTuple):
     tail: Tail
 
 
-def measure(
-    rows: Rows, pictures: Pictures, size: int, others: str, fpir: float
-) -> tuple[float, Measured] | None:
-    """Measure the threshold of a gallery that gives a share `fpir` of strangers' searches a name; None: people are too few.
+def measured(store: Any, index: Index, facts: Facts, fpir: float) -> Facts:
+    """Return the facts with a threshold that gives a share `fpir` of strangers' searches a name; None where people are too few.
 
-    rows: what is searched. size: the people in it. others: whose pictures `pictures.others` are; a user's strangers count alone.
+    A user's strangers count alone.
     """
+    strangers = Strangers(*store.strangers())
+    pictures, people = store.pictures(measuring=True)
+    chosen = one_of_everybody_first(people, MOST_PICTURES)
+    own, own_people = store.vectors(pictures[chosen]), people[chosen]
+    size = index.people
     kinds = []
-    if len(pictures.others) and size:
-        nobody = np.full(len(pictures.others), -1)
-        kinds.append((others, _nearest(rows, pictures.others, nobody), pictures.other_people, fpir))
-    if others != STRANGERS and size > 1:
-        cosines = _nearest(rows, pictures.own, pictures.own_people)
+    if len(strangers.people) and size:
+        nobody = np.full(len(strangers.people), -1)
+        kinds.append((facts.others, _nearest(index, strangers.vectors, nobody), strangers.people, fpir))
+    if facts.others != STRANGERS and size > 1 and len(own):
+        cosines = _nearest(index, own, own_people)
         # Without their own pictures people meet one person fewer than a stranger does.
-        kinds.append((GALLERY, cosines, pictures.own_people, 1 - (1 - fpir) ** ((size - 1) / size)))
+        kinds.append((GALLERY, cosines, own_people, 1 - (1 - fpir) ** ((size - 1) / size)))
     found = [
         _Evidence(by, people, rate, tail)
         for by, cosines, people, rate in kinds
         if (tail := fit_tail(cosines, people, rate))
     ]
     if not found:
-        return None
+        return facts.model_copy(update={"threshold": None, "measured": None})
     best, *rest = sorted(found, key=lambda evidence: -evidence.tail.people)
     for other in rest:
         if other.tail.interval(best.tail.threshold(best.fpir))[0] > fpir:
             best = other
     threshold = float(np.clip(best.tail.threshold(best.fpir), -1, 1))
     low, high = best.tail.interval(threshold)
-    facts = {"pictures": len(best.people), "people": len(np.unique(best.people)), "size": size}
-    return threshold, Measured(fpir=fpir, low=low, high=high, by=best.by, **facts)
+    counts = {"pictures": len(best.people), "people": len(np.unique(best.people)), "size": size}
+    how = Measured(fpir=fpir, low=low, high=high, by=best.by, **counts)
+    return facts.model_copy(update={"threshold": threshold, "measured": how})
 
 
-def _nearest(rows: Rows, embeddings: np.ndarray, themselves: np.ndarray) -> np.ndarray:
+def _nearest(index: Index, embeddings: np.ndarray, themselves: np.ndarray) -> np.ndarray:
     """Return the cosine of each picture with the nearest person that is not its own: float64 [n]."""
-    found = rows.nearest(embeddings, 2)
+    found = index.nearest(embeddings, 2)
     return np.array(
         [
             max((cosine for person, cosine in nearest.items() if person != own), default=-1.0)

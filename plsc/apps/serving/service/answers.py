@@ -1,5 +1,7 @@
 """Define the answers of the service, for the code and for /openapi.json."""
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -52,6 +54,8 @@ class Candidate(_Answer):
     name: str
     similarity: float
     """The cosine, -1 to 1."""
+    meta: Any = None
+    """What is kept with the person; null for nothing."""
     accepted: bool | None = None
     """Whether this is the answer: the nearest name, above the threshold; null where there is no threshold."""
 

@@ -4,7 +4,7 @@ decode      in a few threads: bytes -> sample uint8 [C, H, W]
 embed       in one thread, what is waiting in batches: samples -> embeddings float32 [B, D]
 search      in one thread, in batches too: embeddings -> matches
 
-uvicorn.run(create_app(from_export("output/export"), Gallery.open("people")))
+uvicorn.run(create_app(from_export("output/export"), Gallery.open("people.gallery")))
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, Union
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -28,7 +28,7 @@ from starlette.requests import ClientDisconnect
 
 from plsc.apps.curate import detector
 from plsc.apps.serving.embedder import Embedder
-from plsc.apps.serving.gallery.files import name_of
+from plsc.apps.serving.gallery.names import name_of
 from plsc.apps.serving.gallery.quality import (
     Finding,
     Limits,
@@ -38,6 +38,7 @@ from plsc.apps.serving.gallery.quality import (
     judge_pixels,
     limits_of_gallery,
 )
+from plsc.apps.serving.gallery.store import Source
 from plsc.apps.serving.service import answers
 from plsc.apps.serving.service.batcher import Batcher
 from plsc.apps.serving.service.guard import Guard, check_token
@@ -240,20 +241,21 @@ class _Service:
         far: Far = None,
     ) -> answers.Comparison:
         """Compare two pictures, or one with a name of the gallery."""
-        of = self._embedder if name is None else self._need_gallery()
+        if name is not None:
+            self._need_gallery()
         wanted = 2 if name is None else 1
         embeddings, prepared = await self._embed(request, wanted, align)
         if len(embeddings) != wanted:
             raise Refusal(422, "needs two pictures, or one and a name")
         if name is None:
             similarity = float(np.clip(embeddings[0] @ embeddings[1], -1, 1))
+            stored, calibration = self._embedder.threshold, self._embedder.calibration
         else:
-            similarity = await self._in_thread(self._verify_name, name, embeddings)
-        stored = self._embedder.threshold if name is None else self._need_gallery().pair_threshold
-        limit = _pair_threshold(stored, of.calibration, threshold, far)
+            similarity, stored, calibration = await self._in_thread(self._verify_name, name, embeddings)
+        limit = _pair_threshold(stored, calibration, threshold, far)
         return answers.Comparison(
             similarity=similarity,
-            probability=_probability(of, similarity),
+            probability=None if calibration is None else float(calibration.probability(similarity)),
             threshold=limit,
             same=_accepted(similarity, limit),
             **self._remarks(prepared),
@@ -267,14 +269,15 @@ class _Service:
         threshold: Cosine = None,
     ) -> answers.Search:
         """Say who it is, or nobody: find the names of the gallery that are most like a picture."""
-        gallery = self._need_gallery()
+        self._need_gallery()
         embeddings, prepared = await self._embed(request, 1, align)
-        (matches,) = await self._searching.submit([(embeddings[0], top)])
-        limit = gallery.threshold if threshold is None else threshold
+        ((matches, stored),) = await self._searching.submit([(embeddings[0], top)])
+        limit = stored if threshold is None else threshold
         candidates = [
             answers.Candidate(
                 name=_as_text(match.name),
                 similarity=match.similarity,
+                meta=match.meta,
                 accepted=None if limit is None else place == 0 and match.similarity > limit,
             )
             for place, match in enumerate(matches)
@@ -303,7 +306,8 @@ class _Service:
         self._need_writable(request)
         name = _name_of(name)
         embeddings, prepared = await self._embed(request, self._options.max_pictures, align)
-        count, warnings = await self._write(self._add, name, embeddings, [each.look for each in prepared])
+        looks = [each.look for each in prepared]
+        count, warnings = await self._write(self._add, name, embeddings, looks, align)
         return answers.Changed(name=name, pictures=len(embeddings), count=count, warnings=warnings)
 
     async def remove(self, request: Request, name: Name) -> answers.Changed:
@@ -319,7 +323,7 @@ class _Service:
             described=self._embedder.described,
             size=list(preprocessing.size),
             channels=preprocessing.channels,
-            people=None if self._gallery is None else len(self._gallery),
+            people=None if self._gallery is None else await self._in_thread(len, self._gallery),
             threshold=self._embedder.threshold,
             calibrated=self._embedder.calibration is not None,
             align=self._detector is not None,
@@ -336,7 +340,8 @@ class _Service:
 
     async def show_metrics(self) -> Response:
         """Return counts and times for Prometheus, as text."""
-        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        text = await self._in_thread(self.metrics.text)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     # -- from a request to embeddings ------------------------------------------------------------------------------------------
 
@@ -419,41 +424,36 @@ class _Service:
             raise Refusal(403, "this service changes nothing; start it with --writable")
         check_token(request.headers, self._options.token)
 
-    def _refreshed(self) -> "Gallery":
-        """Return the gallery as it is on the disk now: others may add people, or upgrade it to another network."""
-        gallery = self._need_gallery()
-        gallery.refresh()
-        gallery.check(self._embedder)
-        return gallery
-
     def _names(self) -> list[str]:
-        return sorted(map(_as_text, self._refreshed().names()))
+        return sorted(map(_as_text, self._need_gallery().names()))
 
     def _search_batch(self, queries: list[tuple[np.ndarray, int]]) -> list:
         embeddings, tops = zip(*queries)
-        gallery = self._refreshed()
+        gallery = self._need_gallery()
         matches = gallery.search(np.stack(embeddings), max(tops), threshold=0.0)  # requests have their own
-        gallery.check(self._embedder)  # another thread may have read an upgrade meanwhile
-        return [nearest[:top] for nearest, top in zip(matches, tops)]
+        threshold = gallery.threshold
+        return [(nearest[:top], threshold) for nearest, top in zip(matches, tops)]
 
-    def _verify_name(self, name: str, embeddings: np.ndarray) -> float:
-        gallery = self._refreshed()
+    def _verify_name(self, name: str, embeddings: np.ndarray) -> tuple:
+        gallery = self._need_gallery()
         _need_name(gallery, name)
         similarity = gallery.verify(name, embeddings, threshold=0.0).similarity
-        gallery.check(self._embedder)
-        return similarity
+        return similarity, gallery.pair_threshold, gallery.calibration
 
-    def _add(self, name: str, embeddings: np.ndarray, looks: list[Look]) -> tuple[int, list[str]]:
-        gallery, review = self._refreshed(), self._options.review
+    def _add(
+        self, name: str, embeddings: np.ndarray, looks: list[Look], aligned: bool
+    ) -> tuple[int, list[str]]:
+        gallery, review = self._need_gallery(), self._options.review
         findings = [] if review == "off" else judge_addition(gallery, name, embeddings, looks, self._limits)
         for finding in findings:
             if is_refused(finding, review):
                 raise Refusal(422, _as_warning(finding))
-        gallery.add(name, embeddings, embedder=self._embedder)
+        sources = [Source(quality=look and look._asdict(), aligned=aligned or None) for look in looks]
+        gallery.add(name, embeddings, sources, self._embedder)
         return len(gallery), [*map(_as_warning, findings)]
 
     def _remove(self, name: str) -> int:
-        gallery = self._refreshed()
+        gallery = self._need_gallery()
         _need_name(gallery, name)
         gallery.remove(name)
         return len(gallery)
@@ -479,10 +479,6 @@ def _pair_threshold(
         raise Refusal(422, str(error)) from None
 
 
-def _probability(of: Union[Embedder, "Gallery"], similarity: float) -> float | None:
-    return None if of.calibration is None else float(of.calibration.probability(similarity))
-
-
 def _accepted(similarity: float, threshold: float | None) -> bool | None:
     return None if threshold is None else similarity > threshold
 
@@ -499,10 +495,8 @@ def _as_warning(finding: Finding) -> str:
 
 
 def _need_name(gallery: "Gallery", name: str) -> None:
-    try:
-        gallery.sources(name)
-    except UserError:
-        raise Refusal(404, f"'{name}': no such name in the gallery") from None
+    if name not in gallery:
+        raise Refusal(404, f"'{name}': no such name in the gallery")
 
 
 def _as_text(name: str) -> str:

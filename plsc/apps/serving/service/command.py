@@ -1,4 +1,4 @@
-"""Answer over HTTP, `plsc serve -c output/config.yaml --gallery people/`, with a page for people at http://127.0.0.1:8000/.
+"""Answer over HTTP, `plsc serve -c output/config.yaml --gallery people.gallery`, with a page for people at http://127.0.0.1:8000/.
 
 What may be asked stands in docs/serving.md. The network runs behind ONNX Runtime or Paddle Inference: the run's export is
 taken if it is of the checkpoint, else the checkpoint is exported to a temporary folder first.
@@ -51,8 +51,9 @@ def main(argv: Sequence[str] | None, export: Export) -> int:
         )
     options = _options(args)
     with tempfile.TemporaryDirectory(prefix="plsc-serve-") as folder:
-        embedder = _embedder(args, Path(folder), export)
-        _serve(embedder, args, options)
+        gallery = _gallery(args.gallery)
+        embedder = _embedder(args, gallery, Path(folder), export)
+        _serve(embedder, gallery, args, options)
     return 0
 
 
@@ -63,19 +64,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "plsc serve",
         description="Compare and look up pictures over HTTP, with a page for people.",
-        epilog="example: plsc serve -c output/config.yaml --gallery people --port 8000",
+        epilog="example: plsc serve --gallery people.gallery --port 8000",
     )
     config.add_arguments(parser)
     parser.add_argument(
         "--export", metavar="FOLDER", help="an export to serve in place of a run's checkpoint"
     )
     parser.add_argument(
-        "--gallery", metavar="FOLDER", help="made by plsc gallery; without it pictures are compared only"
+        "--gallery", metavar="FILE", help="made by plsc gallery; without it pictures are compared only"
     )
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: all of this machine's"
     )
-    parser.add_argument("--port", type=int, default=8000, help="0: any free one")
+    parser.add_argument("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")
     parser.add_argument(
         "--writable", action="store_true", help=f"let who brings the token ({TOKEN}) change the gallery"
     )
@@ -164,13 +165,18 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _embedder(args: argparse.Namespace, folder: Path, export: Export) -> Embedder:
-    """Make the embedder of --export, or of the run's checkpoint, which is exported to `folder` if there is no export of it."""
-    from plsc.apps.serving.embedder import from_export
+def _embedder(args: argparse.Namespace, gallery: Gallery | None, folder: Path, export: Export) -> Embedder:
+    """Make the embedder of --export, of the run's checkpoint, which is exported to `folder` if there is no export of it, or
+    else the gallery's."""
+    from plsc.apps.serving.embedder import find_run, from_export
 
     if args.export:
         return from_export(args.export)
-    given = config.load(args.config, args.override)
+    origin = gallery.facts.origin if gallery is not None and args.config is None else None
+    if origin and "export" in origin:
+        return from_export(origin["export"])
+    path, overrides = find_run(origin, gallery.facts.network) if origin else (args.config, [])
+    given = config.load(path, [*overrides, *args.override])
     embedder = _of_existing_export(given)
     if embedder is not None:
         return embedder
@@ -204,7 +210,7 @@ def _of_existing_export(given: config.Config) -> Embedder | None:
     return None
 
 
-def _serve(embedder: Embedder, args: argparse.Namespace, options: Options) -> None:
+def _serve(embedder: Embedder, gallery: Gallery | None, args: argparse.Namespace, options: Options) -> None:
     """Answer requests until SIGTERM or SIGINT; what is in the queue then is answered still."""
     import uvicorn
 
@@ -213,7 +219,6 @@ def _serve(embedder: Embedder, args: argparse.Namespace, options: Options) -> No
 
     for name in ("uvicorn.error", "python_multipart"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    gallery = _gallery(args.gallery)
     app = create_app(embedder, gallery, options)
     listener = _listen(args.host, args.port)
     server = uvicorn.Server(
@@ -237,15 +242,17 @@ def _serve(embedder: Embedder, args: argparse.Namespace, options: Options) -> No
         # uvicorn ends by them, and raises them again then: to end when asked is no failure of a service.
         signal.signal(number, lambda *_: None)
     server.run(sockets=[listener])
+    if gallery is not None:
+        gallery.close()
     get_logger().info("stopped; every request that had come was answered")
 
 
-def _gallery(folder: str | None) -> Gallery | None:
-    if folder is None:
+def _gallery(path: str | None) -> Gallery | None:
+    if path is None:
         return None
     from plsc.apps.serving.gallery import Gallery
 
-    return Gallery.open(folder)
+    return Gallery.open(path)
 
 
 def _listen(host: str, port: int) -> socket.socket:
