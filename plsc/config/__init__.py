@@ -226,12 +226,14 @@ def add_arguments(parser: argparse.ArgumentParser, device: bool = True) -> None:
     )
     add_overrides(parser, "wins over the file")
     if device:
-        parser.add_argument(
-            "--device",
-            action=_Device,
-            metavar="KIND",
-            help="cpu, gpu, gpu:1, npu, ...: -o Global.device=KIND",
-        )
+        add_device(parser)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add --device, which is short for an override, to a command that has -o."""
+    parser.add_argument(
+        "--device", action=_Device, metavar="KIND", help="cpu, gpu, gpu:1, npu, ...: -o Global.device=KIND"
+    )
 
 
 def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:

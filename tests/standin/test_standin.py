@@ -118,7 +118,7 @@ VERBS = [
     ["eval", "-c", "output"],
     ["predict", "-c", "output", "faces/1/0.png"],
     ["export", "-c", "output"],
-    ["gallery", "build", "known.gallery", "-c", "output", "faces"],
+    ["gallery", "build", "known.gallery", "-c", "output", "faces", "--review", "off"],
     ["gallery", "search", "known.gallery", "-c", "output", "--threshold", "0.5", "--json", "faces/2/1.png"],
 ]
 

@@ -573,6 +573,20 @@ def test_what_others_have_written_is_checked(gallery, text, values, message):
         Gallery.open(gallery.path).people()
 
 
+def test_pictures_are_removed_by_their_paths_and_whoever_has_none_left(gallery):
+    gallery.add("Dee", units(3, seed=7), [Source(f"/{name}.jpg") for name in "abc"])
+    gallery.add("Eve", units(1, seed=8), [Source("/e.jpg")])
+    before = gallery.names()
+    with pytest.raises(UserError, match="has nobody named 'Zoe'"):
+        gallery.remove_pictures({"Eve": ["/e.jpg"], "Zoe": ["/z.jpg"]})
+    assert gallery.names() == before  # all or nothing
+    removed = gallery.remove_pictures({"Dee": ["/a.jpg", "/c.jpg"], "Eve": ["/e.jpg"]})
+    assert [(entry["name"], entry["left"]) for entry in removed] == [("Dee", 1), ("Eve", 0)]
+    assert gallery.sources("Dee") == ["/b.jpg"] and "Eve" not in gallery
+    (best, *_) = gallery.search(units(3, seed=7)[1:2], 1, threshold=0.0)[0]
+    assert best.name == "Dee" and best.similarity > 0.999999  # the template is the picture that is left
+
+
 def test_damage_is_found(gallery):
     gallery.close()
     good = gallery.path.read_bytes()

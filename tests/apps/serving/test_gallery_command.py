@@ -220,7 +220,7 @@ def test_another_network_needs_an_upgrade(folder, capsys):
     assert code == 2 and "g has no calibration; store one with plsc eval --calibrate" in err
     Gallery.open("g").set_threshold(0.9)
     code, _, err = run(capsys, "search", "g", "stranger.png", "-o", "Global.seed=1")
-    assert code == 2 and err.endswith("ERROR -o: changes the config that -c names; give -c too\n")
+    assert code == 2 and err.endswith("ERROR -o, --device: change the config that -c names; give -c too\n")
     code, _, err = run(capsys, "search", "g", "stranger.png")
     assert code == 2 and "does not say where its network is; name its run with -c" in err
 

@@ -29,6 +29,7 @@ from plsc.apps.serving.gallery.mapping import fit_map
 from plsc.apps.serving.gallery.names import name_of
 from plsc.apps.serving.gallery.pictures import embed_pictures, people_of, read_npy
 from plsc.apps.serving.gallery.store import refuse_existing
+from plsc.config import add_device
 from plsc.data.folder import is_aligned
 from plsc.distributed import environment
 from plsc.errors import UserError, reading, shown
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
             )
             given.add_argument("--export", metavar="FOLDER", help="what plsc export wrote, in place of -c")
             made.add_argument("-o", "--override", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
+            add_device(made)
         return made
 
     threshold = {"type": float, "metavar": "COSINE", "help": "accept above it; default: the gallery's"}
@@ -491,7 +493,7 @@ def _opened(args: argparse.Namespace) -> Gallery:
     environment.prepare()
     gallery = Gallery.open(args.gallery)
     if args.override and not args.config:
-        raise UserError("-o: changes the config that -c names; give -c too")
+        raise UserError("-o, --device: change the config that -c names; give -c too")
     if args.config or args.export:
         gallery.use(_embedder(args))
         if line := gallery.describe_other(gallery.embedder):
@@ -505,7 +507,7 @@ def _embedder(args: argparse.Namespace) -> Any:
     from plsc.apps.serving import embedder
 
     if args.override and not args.config:
-        raise UserError("-o: changes the config that -c names; give -c too")
+        raise UserError("-o, --device: change the config that -c names; give -c too")
     return embedder.from_export(args.export) if args.export else embedder.from_run(args.config, args.override)
 
 
