@@ -53,7 +53,7 @@ CASES = {
 def cases():
     from plsc.heads.config import head_names
 
-    heads = {name: [f"Head={{name: {name}}}"] for name in head_names()}
+    heads = {name: [f"Head={{name: {name}}}"] for name in head_names() if name.startswith("dist_")}
     found = {**CASES, **heads}
     return {name: found[name] for name in names} if names else found
 
