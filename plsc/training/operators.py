@@ -32,7 +32,7 @@ from plsc.errors import UserError, shown
 from plsc.training.stand_in import image_shape
 from plsc.utils.logging import warn
 from plsc.utils.registry import DATASETS
-from plsc.utils.section import Section
+from plsc.utils.section import Section, is_run
 from plsc.utils.timing import timer
 
 PHASES = ("forward", "backward", "update")
@@ -82,7 +82,7 @@ def record(cfg: Config, kind: str, samples: Preprocessing | None = None) -> Coun
 
     samples: the data set's; None: what its section says, and where that does not tell, the data set itself.
 
-    Teacher, Global.compatible_with and Global.init_from are left out. Raises UserError for a config that cannot be trained.
+    What the config takes from other runs is left out. Raises UserError for a config that cannot be trained.
     """
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "config.yaml")
@@ -184,21 +184,19 @@ def _small(cfg: Config, samples: Preprocessing, folder: str) -> Config:
     for name, section in cfg:
         if isinstance(section, Section):
             changes.update(section.without_names(name))
+            keys = [key for key in type(section).model_fields if is_run(type(section), [key])]
+            changes.update({f"{name}.{key}": None for key in keys})
     changes |= {
         "Global.output_dir": folder,
         "Global.device": CPU,
         "Global.fallback": "warn",
         "Global.max_steps": _STEP + 1,
         "Global.resume": False,
-        "Global.checkpoint": None,
-        "Global.init_from": None,
         "Global.keep_centres": None,
         "Global.new_centres": None,
         "Global.keep_step": False,
-        "Global.compatible_with": None,
         "Global.loggers": [],
         "Global.log_every": _STEP + 2,
-        "Teacher": {},
         "Head.bank_folder": None,
         "DataLoader.Train": {
             "dataset": [{**noise, "head": "own"}] * 2 if own_softmax else noise,
