@@ -33,6 +33,10 @@ CASES = {
     "sub-centres": ["Head.sub_centres=2"],
     "head of bfloat16": ["Head.compute_dtype=bfloat16"],
     "head of float16": ["Head.compute_dtype=float16"],
+    "amp": [
+        "Global.amp={dtype: float16}",
+        "Model={name: 'tests.standin.product:Product', embedding_size: 8}",
+    ],
     "Adam": ["Optimizer={name: Adam, head: {name: Momentum}}"],
     "AdamW, clipped": ["Optimizer.name=AdamW", "Optimizer.clip_norm=1.0"],
     "LARS": ["Optimizer.name=LARS"],

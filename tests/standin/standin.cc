@@ -530,8 +530,9 @@ extern "C" void cblas_sgemm(int, int, int, int, int, int, float, const float*, i
 
 // Multiplies matrices of 16 bits as a GPU does, with sums in float32.
 template <class Number, class Context>
-void MatmulKernel(const Context& context, const phi::DenseTensor& x, const phi::DenseTensor& y, bool transpose_x,
-                  bool transpose_y, phi::DenseTensor* out) {
+void Multiply(const Context& context, const phi::DenseTensor& x, bool transpose_x, const phi::DenseTensor& y, bool transpose_y,
+              phi::DenseTensor* out) {
+  if (!out) return;
   auto* result = context.template Alloc<Number>(out);
   finish_all();
   std::lock_guard<std::recursive_mutex> held(lock);
@@ -549,6 +550,18 @@ void MatmulKernel(const Context& context, const phi::DenseTensor& x, const phi::
   for (size_t i = 0; i < c.size(); i++) result[i] = Number(c[i]);
 }
 template <class Number, class Context>
+void MatmulKernel(const Context& context, const phi::DenseTensor& x, const phi::DenseTensor& y, bool transpose_x,
+                  bool transpose_y, phi::DenseTensor* out) {
+  Multiply<Number>(context, x, transpose_x, y, transpose_y, out);
+}
+// Of a product without transposed factors.
+template <class Number, class Context>
+void MatmulGradKernel(const Context& context, const phi::DenseTensor& x, const phi::DenseTensor& y,
+                      const phi::DenseTensor& out_grad, bool, bool, phi::DenseTensor* x_grad, phi::DenseTensor* y_grad) {
+  Multiply<Number>(context, out_grad, false, y, true, x_grad);
+  Multiply<Number>(context, x, true, out_grad, false, y_grad);
+}
+template <class Number, class Context>
 void AddKernel(const Context& context, const phi::DenseTensor& x, const phi::DenseTensor& y, phi::DenseTensor* out) {
   auto* result = context.template Alloc<Number>(out);
   finish_all();
@@ -560,6 +573,7 @@ void AddKernel(const Context& context, const phi::DenseTensor& x, const phi::Den
     result[i] = a[element(x.dims(), out->dims(), i)] + b[element(y.dims(), out->dims(), i)];
 }
 PD_REGISTER_PLUGIN_KERNEL(add, standin, ALL_LAYOUT, AddKernel, float) {}
+PD_REGISTER_PLUGIN_KERNEL(matmul_grad, standin, ALL_LAYOUT, MatmulGradKernel, phi::dtype::bfloat16, phi::dtype::float16) {}
 PD_REGISTER_PLUGIN_KERNEL(matmul, standin, ALL_LAYOUT, MatmulKernel, phi::dtype::bfloat16, phi::dtype::float16) {}
 
 // Writes all counts to a file as JSON, and starts them anew.
