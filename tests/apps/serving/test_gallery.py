@@ -1,6 +1,7 @@
 """Galleries: what they answer, what they refuse, and what two objects of one folder see of each other."""
 
 import contextlib
+import os
 import sqlite3
 
 import cv2
@@ -585,6 +586,16 @@ def test_pictures_are_removed_by_their_paths_and_whoever_has_none_left(gallery):
     assert gallery.sources("Dee") == ["/b.jpg"] and "Eve" not in gallery
     (best, *_) = gallery.search(units(3, seed=7)[1:2], 1, threshold=0.0)[0]
     assert best.name == "Dee" and best.similarity > 0.999999  # the template is the picture that is left
+
+
+def test_pictures_are_removed_whose_paths_are_no_text(gallery):
+    path, vector = os.fsdecode(b"/caf\xe9.jpg"), units(1, seed=9)
+    gallery.add("Fay", vector, [Source(path)])
+    assert gallery.sources("Fay") == [path]
+    assert gallery.remove_pictures({"Fay": [path]}) == [{"name": "Fay", "pictures": [path], "left": 0}]
+    assert "Fay" not in gallery
+    gallery.close()
+    assert all(vector.tobytes()[:64] not in file.read_bytes() for file in gallery.files())
 
 
 def test_damage_is_found(gallery):
