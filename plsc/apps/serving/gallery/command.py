@@ -315,6 +315,8 @@ def _doctor(args: argparse.Namespace) -> Answer:
         for file, look in zip(files, looks)
         if look is None
     ]
+    if unnamed := len(gallery.enrolled()[1]) - len(files):
+        notes.append(f"not checked: {counted(unnamed, 'picture')} that came as pixels, without a file")
     args.output.mkdir(parents=True, exist_ok=True)
     quality.write_list(args.output / quality.LIST, findings, pictures, args.review)
     quality.write_page(

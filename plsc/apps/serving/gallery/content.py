@@ -30,12 +30,12 @@ def unit(embeddings: np.ndarray, size: int) -> np.ndarray:
     return embeddings if near else unit_rows(embeddings, lengths)
 
 
-def source_of(picture: Picture, look: Look | None = None, aligned: bool | None = None) -> Source:
-    """Say where a picture came from, what its pixels say, and whether its face was found and aligned."""
+def source_of(picture: Picture, look: Look | None = None) -> Source:
+    """Say where a picture came from, and what its pixels say."""
     quality = look and look._asdict()
     if isinstance(picture, np.ndarray):
-        return Source(quality=quality, aligned=aligned)
-    return Source(os.path.abspath(picture), sha256_of(picture), quality, aligned)
+        return Source(quality=quality)
+    return Source(os.path.abspath(picture), sha256_of(picture), quality)
 
 
 def embed_people(
