@@ -107,7 +107,8 @@ def trained(tmp_path_factory):
         entry.train()
         entry.export()
         embedder = from_run(folder / "config.yaml", [f"Global.output_dir={folder}"])
-        Gallery.build(folder.parent / "people", embedder, {f"P{n}": [PIXELS[n]] for n in range(5)})
+        gallery = Gallery.build(folder.parent / "people", embedder, {f"P{n}": [PIXELS[n]] for n in range(5)})
+    gallery.close()  # the last one to close it leaves one file
     return folder
 
 
@@ -132,9 +133,9 @@ def test_the_runs_export_is_taken_if_it_is_of_the_checkpoint(copied, tmp_path, m
 def test_without_a_config_it_is_the_gallerys_network(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(Entry, "export", None)
     args = serve._parser().parse_args(["--gallery", str(trained.parent / "people")])
-    gallery = Gallery.open(args.gallery)
-    embedder = serve._embedder(args, gallery, tmp_path, export)
-    gallery.check(embedder)
+    with contextlib.closing(Gallery.open(args.gallery)) as gallery:
+        embedder = serve._embedder(args, gallery, tmp_path, export)
+        gallery.check(embedder)
     assert embedder.described.endswith("output, step 12")
 
 
