@@ -16,15 +16,23 @@ import copy
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError, field_validator
 from pydantic_core import to_jsonable_python
 
 from plsc.backbones.config import ModelCfg
 from plsc.config.layers import DEFAULT, Layers, Source
 from plsc.config.optimizer import OptimizerCfg
-from plsc.config.run import DEFAULT_EPOCHS, CheckpointCfg, ExportCfg, GlobalCfg, LRSchedulerCfg, TeacherCfg
+from plsc.config.run import (
+    DEFAULT_EPOCHS,
+    CheckpointCfg,
+    ExportCfg,
+    GlobalCfg,
+    LRSchedulerCfg,
+    PartCfg,
+    TeacherCfg,
+)
 from plsc.data.config import EVAL_SET, MORE_SETS, TRAIN_SET, DataLoaderCfg, TrainDatasetCfg
 from plsc.distributed import kinds
 from plsc.errors import MissingFileError, UserError
@@ -72,10 +80,18 @@ class Config(Section):
     Checkpoint: CheckpointCfg = Field(CheckpointCfg(), json_schema_extra=NOT_TRAINING)
     Export: ExportCfg = Field(ExportCfg(), json_schema_extra=NOT_TRAINING)
 
-    Parts: list[Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]] = []
-    """Features of your own for a training, each a class as `package.module:Class` (docs/extend.md)."""
+    Parts: list[PartCfg] = []
+    """Further features of a training: losses on pairs, `[{name: triplet, margin: 0.2}]` (docs/training.md), or your own,
+    `["package.module:Class"]` (docs/extend.md)."""
 
     _layers: Layers = PrivateAttr(default_factory=Layers)
+
+    @field_validator("Parts", mode="before")
+    @classmethod
+    def _named_alone(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        return [{"name": part} if isinstance(part, str) else part for part in value]
 
     def __eq__(self, other: object) -> bool:
         """Compare the values, not their sources."""

@@ -1,4 +1,4 @@
-"""Define the sections of a run: Global, Teacher, LRScheduler, Checkpoint, Export.
+"""Define the sections of a run: Global, Teacher, LRScheduler, Checkpoint, Export, and the items of Parts.
 
 They are not in plsc/training, which takes a Config and so lies above this package; see docs/design.md.
 """
@@ -11,7 +11,8 @@ from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_
 
 from plsc.distributed import kinds
 from plsc.heads.config import HeadCfg
-from plsc.utils.section import NOT_TRAINING, OTHER_RUN, Section, few_for_this_machine
+from plsc.utils.registry import PARTS
+from plsc.utils.section import NOT_TRAINING, OTHER_RUN, Plug, Section, few_for_this_machine
 
 DEFAULT_EPOCHS = 10  # when neither epochs nor max_steps is given
 
@@ -262,6 +263,16 @@ class LRSchedulerCfg(Section):
         if self.name == "step" and not (self.milestones or self.boundaries):
             raise ValueError("step needs milestones, for example [10, 16, 18], or boundaries")
         return self
+
+
+class PartCfg(Plug):
+    """A feature of a training. Further keys are keyword arguments of its class."""
+
+    registry = PARTS
+
+    name: str = Field(...)
+    """A loss on pairs beside the head's, `triplet`, `supcon`, `circle` or `multi_similarity` (docs/training.md), or a part of your
+    own as `package.module:Class` (docs/extend.md)."""
 
 
 class CheckpointCfg(Section):

@@ -50,9 +50,7 @@ from plsc.training.trainer import Rates, Trainer
 from plsc.utils.logging import warn
 from plsc.utils.malloc import keep_freed_blocks, return_large_blocks
 from plsc.utils.memory import refuse_beyond_memory
-from plsc.utils.registry import Registry
 
-OWN = Registry("part", {}, ("plsc.training.parts.part:Part",))
 # The names of the other states of a run.
 OWNERS = (
     *("run", "backbone", "optimizer", "head", "margin"),
@@ -125,18 +123,16 @@ def build_features(
 
 
 def build_own_parts(cfg: Config, names: set[str]) -> list[Part]:
-    """Build the parts of the user's own. UserError for what is no part, or has the name of a state that is taken."""
-    where = ": ".join(filter(None, (cfg.place(("Parts",)), "Parts")))
+    """Build the parts that the section Parts names. UserError for one that has the name of a state that is taken."""
     taken = {"", *names, *OWNERS}
     parts = []
-    for path in cfg.Parts:
-        try:
-            part = OWN.get(path)()
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from error
+    for number, section in enumerate(cfg.Parts):
+        part = section.build()
         if part.name in taken:
+            where = ": ".join(filter(None, (cfg.place(("Parts", number)), f"Parts.{number}")))
             raise UserError(
-                f"{where}: {path} must have a name of its own for its state and its loss (got '{shown(part.name)}'); set the class's name"
+                f"{where}: {section.name} must have a name of its own for its state and its loss (got '{shown(part.name)}'); set the "
+                "class's name, or name a part once"
             )
         taken.add(part.name)
         parts.append(part)

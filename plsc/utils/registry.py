@@ -190,5 +190,16 @@ DATASETS = Registry(
     gone={"Base64Parts": "convert its files, plsc convert PATH NAME.rec, and read that by RecImages"},
 )
 
+PARTS = Registry(
+    "part",
+    {
+        "triplet": "plsc.training.parts.pair_losses:Triplet",
+        "supcon": "plsc.training.parts.pair_losses:SupCon",
+        "circle": "plsc.training.parts.pair_losses:Circle",
+        "multi_similarity": "plsc.training.parts.pair_losses:MultiSimilarity",
+    },
+    bases=("plsc.training.parts.part:Part",),
+)
+
 # A name of paddle.optimizer is found without being listed here: plsc/config/optimizer.py, class_of.
 OPTIMIZERS = Registry("optimizer", {}, bases=("paddle.optimizer:Optimizer",))

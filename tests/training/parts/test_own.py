@@ -52,7 +52,7 @@ def test_a_part_of_ones_own_takes_part_and_is_resumed_exactly(tmp_path):
     train(tmp_path / "cut", OWN, resume=checkpoint(tmp_path / "whole", 4))
     assert rows(tmp_path / "cut") == found[4:]
     assert_same_arrays(checkpoint(tmp_path / "cut"), checkpoint(tmp_path / "whole"))
-    assert "Parts: [" in load(TINY, [OWN]).to_yaml()
+    assert "Parts:\n  - name: tests" in load(TINY, [OWN]).to_yaml()
     assert "Parts" not in load(TINY).to_yaml()
 
 
@@ -66,24 +66,34 @@ def test_a_checkpoint_without_it_cannot_be_taken_over_by_one_that_needs_its_stat
 @pytest.mark.parametrize(
     ("named", "line"),
     [
-        ("tests.training.parts.test_own:Missing", "Parts: part .* has no class Missing$"),
-        ("nowhere:Part", "Parts: part 'nowhere:Part': cannot import nowhere"),
-        ("subprocess:Popen", "Parts: part .*: Popen must derive from plsc.training.parts.part.Part$"),
+        ("tests.training.parts.test_own:Missing", r"Parts\.0\.name: part .* has no class Missing$"),
+        ("nowhere:Part", r"Parts\.0\.name: part 'nowhere:Part': cannot import nowhere"),
+        ("subprocess:Popen", r"Parts\.0\.name: .* Popen must derive from plsc.training.parts.part.Part$"),
         (
-            "tests.training.parts.test_own:Nameless",
-            "Parts: .* must have a name of its own .* \\(got ''\\)",
+            "counting",
+            r"Parts\.0\.name: unknown part 'counting' \(one of circle, .*, or your own as package.module:Class\)",
         ),
-        ("tests.training.parts.test_own:Evaluation", "must have a name of its own .* \\(got 'evaluation'\\)"),
+        ("{name: triplet, margin: -1}", r"Parts\.0\.margin: must be a number in \(0, 10000\] \(got -1\)"),
+        ("{name: triplet, margn: 1}", r"Parts\.0\.margn: unknown key, did you mean 'margin'\?"),
+        ("{margin: 1}", r"Parts\.0\.name: is required"),
     ],
 )
-def test_what_is_no_part_is_refused_before_the_first_step(named, line):
-    with pytest.raises(UserError, match=line):
+def test_what_is_no_part_is_refused_with_the_config(named, line):
+    with pytest.raises(ConfigError, match=line):
+        load(TINY, [f"Parts=[{named}]"])
+
+
+@pytest.mark.parametrize(
+    ("named", "got"),
+    [
+        ("tests.training.parts.test_own:Nameless", ""),
+        ("tests.training.parts.test_own:Evaluation", "evaluation"),
+        ("triplet, triplet", "triplet"),
+    ],
+)
+def test_a_name_that_is_taken_is_refused_before_the_first_step(named, got):
+    with pytest.raises(UserError, match=rf"Parts\..: .* must have a name of its own .* \(got '{got}'\)"):
         prepare(load(TINY, [f"Parts=[{named}]"]), 0, 1, alone=True)
-
-
-def test_a_name_without_a_class_is_refused_with_the_config():
-    with pytest.raises(ConfigError, match="Parts"):
-        load(TINY, ["Parts=[counting]"])
 
 
 class Remembering(Part):
