@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -214,7 +215,8 @@ def test_row_1_10_the_whole_batch_divides_the_summed_gradient():
 
 def test_row_1_11_the_clock_is_read_when_every_device_is_done(tiny, capsys, monkeypatch):
     events, clock = [], itertools.count(100.0, 7.0)
-    monkeypatch.setattr(scratch.time, "time", lambda: events.append("clock") or next(clock))
+    # Not the module's own time, which other threads of this process ask, too.
+    monkeypatch.setattr(scratch, "time", SimpleNamespace(time=lambda: events.append("clock") or next(clock)))
     steps, wait = scratch.train_batch, scratch.synchronise
     monkeypatch.setattr(scratch, "train_batch", lambda *args: events.append("step") or steps(*args))
     monkeypatch.setattr(scratch, "synchronise", lambda params: events.append("wait") or wait(params))
