@@ -47,7 +47,8 @@ class Checkpoints(Part):
         on_disk: whether the class centres take space on the disk already.
         evaluator: says which checkpoint is the best.
 
-    Attributes: `best`, the best main evaluation so far that is saved; None without one.
+    Attributes: `best`, the best main evaluation so far that is saved; None without one. `path`, of the newest checkpoint that
+    this object has written; None without one.
     """
 
     name = "checkpoints"
@@ -64,6 +65,7 @@ class Checkpoints(Part):
         on_disk: bool,
     ):
         self.best: Best | None = None
+        self.path: Path | None = None
         self._root = root
         self._evaluator = evaluator
         self._every = every
@@ -89,9 +91,7 @@ class Checkpoints(Part):
 
     def between(self, run: Any, result: StepResult) -> None:
         best = self._best(run.step)
-        is_due = (
-            run.step == run.total_steps or run.ends_epoch or (self._every and run.step % self._every == 0)
-        )
+        is_due = run.step == run.last_step or run.ends_epoch or (self._every and run.step % self._every == 0)
         if is_due or best is not self.best:
             with run.pause():
                 self.save(run, best)
@@ -126,7 +126,7 @@ class Checkpoints(Part):
         """Write a checkpoint, all ranks together, and delete the oldest, but not the best. One that cannot be
         written does not end the run. best: the new `best`, if it is written; None: unchanged."""
         best = best or self.best
-        last = run.step == run.total_steps
+        last = run.step == run.last_step
         states = {name: owner.state_dict() for name, owner in run.stateful.items()}
         states[self.name] = Saved(saved=run.step, best=best).model_dump()
         rows = run.head.bank.state()
@@ -155,7 +155,7 @@ class Checkpoints(Part):
         ranks = store.Ranks(distributed.rank(), distributed.world_size(), distributed.gather_objects)
         try:
             write = partial(store.save, self._root, content, ranks)
-            path = store.save_patiently(write, LAST_SAVE_PAUSES if last else ())
+            self.path = store.save_patiently(write, LAST_SAVE_PAUSES if last else ())
         except store.SaveError as error:
             self._failed += 1
             line = f"{error}; last good: {f'step {self._saved}' if self._saved else 'none'}"
@@ -172,7 +172,7 @@ class Checkpoints(Part):
             way_back = run.step - run.since_good if self._keeps_way_back else None
             store.prune(self._root, self._keep, [best.step] if best else [], way_back)
         distributed.barrier()  # so that no collective waits for a disk and times out
-        get_logger().info(f"checkpoint {path}")
+        get_logger().info(f"checkpoint {self.path}")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         saved = Saved.model_validate(state)

@@ -59,7 +59,7 @@ class Rollback(Part):
         if count > self._most:
             raise error
         with run.pause():
-            path = go_back(self._root, result.number - run.since_good)
+            path = go_back(self._root, result.number - run.since_good, run.stage.first_step)
             if path is None:
                 raise error
             run.resume(path)
@@ -77,14 +77,16 @@ class Rollback(Part):
         self.count = Rollbacks.model_validate(state).count
 
 
-def go_back(root: Path, last_good: int) -> Path | None:
+def go_back(root: Path, last_good: int, first_step: int = 0) -> Path | None:
     """Find the newest whole checkpoint before the step `last_good`, and set the newer ones aside; None, and
-    nothing is changed, if there is none. Every rank calls it. UserError if rank 0 cannot.
+    nothing is changed, if there is none from `first_step` on. Every rank calls it. UserError if rank 0 cannot.
     """
 
     def find() -> Path | None:
         try:
             path = store.find(root, rename=True, before=last_good)
+            if path and store.Checkpoint.open(path, verify=False).step < first_step:
+                return None
             if path:
                 store.set_aside_after(path)
         except (UserError, OSError) as error:

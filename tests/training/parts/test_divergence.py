@@ -256,7 +256,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, capsys, where):
     trainer.part("checkpoints").save(trainer)
     line = "checkpoint of step 0 not written: its weights are not finite"
     assert f"ERROR {line}" in capsys.readouterr().out
-    trainer.total_steps = 0
+    trainer.last_step = 0
     with pytest.raises(UserError, match=f"^{line}; it was the last step: lower LRScheduler.learning_rate"):
         trainer.part("checkpoints").save(trainer)
     assert not (tmp_path / "checkpoints").exists()

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from plsc.training.parts.divergence import DivergedError
+from plsc.training.parts.rollback import go_back
 from plsc.utils.metrics import Metrics
 from tests.poison import poisoned
 from tests.tiny_runs import assert_same_arrays, checkpoint, checkpoints, rows, steps
@@ -116,3 +117,11 @@ def test_skipped_steps_in_a_row_count_on_over_a_resume(tmp_path):
     run(tmp_path / "one", 3, 4, "Global.max_steps=4")
     with pytest.raises(DivergedError, match="at step 5 .learning rate 0.05., step 3 in a row"):
         run(tmp_path / "two", 5, 9, rollbacks=0, resume=checkpoint(tmp_path / "one", 4))
+
+
+def test_it_does_not_go_back_behind_its_stage(tmp_path):
+    run(tmp_path, 0, 0, "Checkpoint.every_steps=2", "Global.max_steps=6")
+    root = tmp_path / "checkpoints"
+    assert go_back(root, 5, first_step=5) is None and checkpoints(tmp_path) == [2, 4, 6]
+    assert go_back(root, 5, first_step=4) == checkpoint(tmp_path, 4)
+    assert folders(tmp_path) == ["step-00000002", "step-00000004", "step-00000006.bad"]
