@@ -101,6 +101,12 @@ def changed_keys(cfg: Config, saved: store.Checkpoint) -> list[str]:
     ]
 
 
+def warn_of_changed_keys(cfg: Config, saved: store.Checkpoint) -> None:
+    """Warn where a run goes on with another config."""
+    if changed := changed_keys(cfg, saved):
+        warn(f"this run has other keys than the checkpoint's: {', '.join(changed)}")
+
+
 def _resolved(sections: dict) -> dict[str, Any]:
     """Return the values of all keys, of the nulls that stand for something what they stand for."""
     values = dict(_values(sections))

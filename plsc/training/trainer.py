@@ -31,11 +31,11 @@ from plsc.training.network import Network
 from plsc.training.optim import BackboneOptimizer, sizes_of
 from plsc.training.parts.part import Part, Sizes, State
 from plsc.training.resume import (
-    changed_keys,
     load_rows,
     refuse_other_classes,
     refuse_other_frozen,
     refuse_other_run,
+    warn_of_changed_keys,
 )
 from plsc.training.stages import Stage
 from plsc.training.step import LeftOut, StepResult, TakenStep, Verdict
@@ -59,8 +59,7 @@ class Counted(State):
 
 
 class Trainer:
-    """Runs one training. Every rank makes one, after `distributed.init`; plsc.training.build.build_trainer does
-    from a config.
+    """Runs one training. Every rank makes one, after `distributed.init`; plsc.training.build.build_trainer does from a config.
 
     Args:
         stage: the stretch of the run, from whose config the following are built unless the caller replaces them.
@@ -69,10 +68,10 @@ class Trainer:
         rates: step -> the learning rates.
         parts: the features of the run, in the order in which they are called.
 
-    Attributes: `step`, how many are done; `last_step`, that the stage ends at, and `total_steps`, that the run does; `since_good`, those since the last one that counted; `first_step`, of the
-    run, not of a process that resumes it; `resumed`, whether a checkpoint was taken over; `stopped`, the name of
-    the signal that the run was asked to stop by; `metrics`, rank 0's, while training; `seconds`, of training
-    and evaluation in this process.
+    Attributes: `step`, how many are done; `last_step`, that the stage ends at, and `total_steps`, that the run ends at; `since_good`,
+    those since the last one that counted; `first_step`, of the run, not of a process that resumes it; `resumed`, whether a checkpoint
+    was taken over; `stopped`, the name of the signal that the run was asked to stop by; `metrics`, rank 0's, while training;
+    `seconds`, of training and evaluation in this process.
     """
 
     def __init__(
@@ -154,9 +153,8 @@ class Trainer:
         with contextlib.closing(self.loader.from_step(self.step)) as batches:
             for batch in batches:
                 number = self.step + 1
-                self._between(
-                    self.train_step(batch)
-                )  # no name here: the next step needs the memory of this one
+                # The result has no name here: the next step needs the memory of this one.
+                self._between(self.train_step(batch))
                 if self.step != number or self.step == self.last_step or self.stopped:
                     return
 
@@ -256,14 +254,12 @@ class Trainer:
         self.since_good = Counted.model_validate(state).since_good
 
     def resume(self, path: str | Path) -> None:
-        """Take over a checkpoint of any world size: all states, and its step. UserError if it is of another
-        problem."""
+        """Take over a checkpoint of any world size: all states, and its step. UserError if it is of another problem."""
         saved = store.Checkpoint.open(path, verify=False)  # verified when it was searched for
         saved.require("run", "seed", "steps_per_epoch", "global_batch")
         owners = self.stateful
-        saved.check_matches(
-            self.head.shard.num_classes, self.head.bank.width, backbone=self.backbone.state_dict()
-        )
+        sizes = self.head.shard.num_classes, self.head.bank.width
+        saved.check_matches(*sizes, backbone=self.backbone.state_dict())
         begins = 0 < saved.step == self.stage.first_step  # the checkpoint is of the stage before
         refuse_other_run(
             saved, self.state_dict(), owners.keys(), self.dataset, distributed.world_size(), begins
@@ -276,24 +272,18 @@ class Trainer:
                 owner.load_state_dict(saved.state_dict(name))
         refuse_other_classes(saved, self.dataset)
         self.resumed = True
-        changed = changed_keys(self.cfg, saved)
-        if begins:
-            get_logger().info(self.stage.title)
-        else:
-            get_logger().info(f"resuming at step {saved.step} from {saved.path}")
-        if changed and not begins:
-            warn(f"this run has other keys than the checkpoint's: {', '.join(changed)}")
+        get_logger().info(self.stage.title if begins else f"resuming at step {saved.step} from {saved.path}")
+        if not begins:
+            warn_of_changed_keys(self.cfg, saved)
         self.step = saved.step
         if self.metrics:
             self.metrics.rewind(self.step)
         if self.step >= self.last_step:
-            warn(
-                f"nothing is left to train: this run ends at step {self.last_step}; raise Global.epochs or Global.max_steps"
-            )
+            rule = f"this run ends at step {self.last_step}"
+            warn(f"nothing is left to train: {rule}; raise Global.epochs or Global.max_steps")
 
     def begin_at(self, step: int, states: Mapping[str, dict[str, Any]] = MappingProxyType({})) -> None:
-        """Begin at this step of the schedule and of the data's order, with these states of parts. Called before
-        `train`. UserError if no step is left."""
+        """Begin at this step of the schedule and of the data's order, with these states of parts. UserError if no step is left."""
         refuse_last_step(step, self.total_steps)
         self.step = step
         self.first_step = step
