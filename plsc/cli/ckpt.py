@@ -1,4 +1,4 @@
-"""Inspect, verify, reshard and edit checkpoints, find duplicates in them, and export and import their centres: `plsc ckpt`. No Paddle.
+"""Inspect, verify, reshard, average and edit checkpoints, find duplicates in them, and export and import their centres: `plsc ckpt`. No Paddle.
 
     plsc ckpt inspect output/checkpoints/step-00000656
     plsc ckpt reshard output/checkpoints/step-00000656 --ranks 3 --output cut/step-00000656
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plsc.apps.migrate.import_centres import import_centres
+from plsc.checkpoint.average import average
 from plsc.checkpoint.centres import export_centres
 from plsc.checkpoint.duplicates import find_duplicates
 from plsc.checkpoint.identities import edit_identities
@@ -162,6 +163,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     near.add_argument("--top", type=int, metavar="N", help="the N nearest pairs only")
     near.add_argument("--output", metavar="FILE.csv", help="all pairs, for edit-identities --merge-list")
+    mean = verb("average", "the mean of checkpoints of a run", folder=False, output=new)
+    mean.add_argument("folders", nargs="+", metavar="CHECKPOINT", help="checkpoints, or the folder of a run")
+    mean.add_argument(
+        "--last", type=int, metavar="K", help="the K newest of the run; all that are there without it"
+    )
     edit = verb("edit-identities", "rename, merge and drop classes by name", output=new)
     edit.add_argument("--rename", nargs="+", action="extend", default=[], metavar="old=new")
     edit.add_argument("--drop", nargs="+", action="extend", default=[], metavar="name")
@@ -200,6 +206,8 @@ def main(argv: Sequence[str]) -> int:
         report = find_duplicates(
             args.run, args.threshold, args.top, args.output, lambda saved: thresholds_of(saved).threshold
         )
+    elif args.verb == "average":
+        report = average(args.folders, args.last, args.output)
     elif args.verb == "edit-identities":
         lists = args.rename, args.drop, args.keep_list, args.names, args.merge, args.merge_list
         report = edit_identities(args.folder, args.output, *lists)

@@ -1,0 +1,109 @@
+"""The mean of checkpoints: what is averaged, what is the newest's, what it can be used for, and what is refused."""
+
+import numpy as np
+import pytest
+
+from plsc import cli
+from plsc.checkpoint.average import _mean_of, average
+from plsc.checkpoint.store import Checkpoint
+from plsc.entry import Entry
+from plsc.errors import UserError
+from plsc.utils.bfloat16 import float32_of, nearest
+from tests.checkpoints import content, save_one, save_ranks
+from tests.tiny_runs import TINY
+
+
+def test_network_and_centres_are_means_the_rest_is_the_newests(tmp_path):
+    contents = [content(seed) for seed in range(3)]
+    paths = [
+        save_ranks(tmp_path, 10 * seed, contents[seed], ranks)[0] for seed, ranks in enumerate((2, 1, 3))
+    ]
+    said = average([str(paths[2]), str(paths[0]), str(paths[1])], None, str(tmp_path / "mean"))
+    assert said == f"{tmp_path}/mean: the mean of 3 checkpoints, steps 0, 10, 20"
+    made = Checkpoint.open(tmp_path / "mean")
+    weights, rows = made.weights(), made.head(0, made.num_classes)
+    for got, of in (
+        (weights["stem.weight"], [each["backbone"]["stem.weight"] for each in contents]),
+        (rows["centres"], [each["head"]["centres"] for each in contents]),
+        (rows["bias"], [each["head"]["bias"] for each in contents]),
+    ):
+        want = np.mean(np.array(of, np.float64), axis=0).astype(of[0].dtype)
+        assert got.dtype == of[0].dtype and np.array_equal(got, want)
+    assert weights["steps"] == 2 and np.array_equal(rows["momentum"], contents[2]["head"]["momentum"])
+    assert (
+        made.step == 20 and made.preprocessing == contents[2]["preprocessing"] and made.manifest.state == {}
+    )
+    assert len(made.manifest.heads) == 3 and set(made.manifest.files) == {
+        "backbone.safetensors",
+        *(part.file for part in made.manifest.heads),
+    }
+
+
+def test_weights_to_use_are_averaged(tmp_path):
+    contents = []
+    for seed in (0, 1):
+        all_of_it = content(seed)
+        all_of_it["ema"] = {name: np.asarray(array + 5) for name, array in all_of_it["backbone"].items()}
+        contents.append(all_of_it)
+    paths = [str(save_one(tmp_path, step, each)) for step, each in enumerate(contents)]
+    average(paths, None, str(tmp_path / "mean"))
+    want = np.mean([each["ema"]["stem.weight"].astype(np.float64) for each in contents], axis=0)
+    made = Checkpoint.open(tmp_path / "mean")
+    assert made.manifest.weights == "backbone"
+    assert np.array_equal(made.weights()["stem.weight"], want.astype(np.float32))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("average") / "output"
+    Entry(TINY, [f"Global.output_dir={folder}", "Checkpoint.keep=9"]).train()
+    return folder
+
+
+def test_a_run_is_averaged_and_used_but_not_resumed(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["ckpt", "average", str(run), "--last", "2", "--output", "mean"]) == 0
+    assert capsys.readouterr().out == "mean: the mean of 2 checkpoints, steps 10, 12\n"
+    both = [Checkpoint.open(run / "checkpoints" / f"step-{step:08d}").weights() for step in (10, 12)]
+    weights = Checkpoint.open("mean").weights()
+    for name, array in weights.items():
+        want = np.mean([each[name].astype(np.float64) for each in both], axis=0).astype(array.dtype)
+        assert np.array_equal(array, want)
+    use = [f"Global.output_dir={run}", "Global.checkpoint=mean"]
+    assert 0 <= Entry(run / "config.yaml", use).evaluate()["accuracy"] <= 1
+    new = [f"Global.output_dir={tmp_path}/new", "Global.init_from=mean", "Global.max_steps=1"]
+    assert Entry(run / "config.yaml", new).train()["accuracy"] is not None
+    with pytest.raises(UserError, match="has no 'run'|run"):
+        Entry(run / "config.yaml", [*use, "Global.resume=true"]).train()
+
+
+@pytest.mark.parametrize(
+    ("folders", "last", "line"),
+    [
+        (["one"], None, "one: has 1 checkpoint, 2 are wanted; train with a larger Checkpoint.keep"),
+        (["run"], 99, "run: has 4 checkpoints, 99 are wanted"),
+        (["run"], 1, "--last: must be 2 or more \\(got 1\\)"),
+        (["run", "one"], None, "run: name one run, with --last, or checkpoints"),
+        (["one", "one"], 2, "one: name one run, with --last, or checkpoints"),
+        (
+            ["one", "other"],
+            None,
+            "checkpoint other has 3 classes, this run has 11: average checkpoints of one run",
+        ),
+    ],
+)
+def test_what_has_no_mean_is_refused(run, tmp_path, monkeypatch, folders, last, line):
+    monkeypatch.chdir(tmp_path)
+    save_one(tmp_path, 5, content(0)).rename("one")
+    save_one(tmp_path, 0, content(0, classes=3)).rename("other")
+    (tmp_path / "run").symlink_to(run)
+    with pytest.raises(UserError, match=line):
+        average(folders, last, "mean")
+    assert not (tmp_path / "mean").exists()
+
+
+def test_bfloat16_is_rounded_to_the_nearest():
+    values = np.random.default_rng(0).standard_normal((3, 50)).astype(np.float32)
+    bits = [nearest(row) for row in values]
+    want = np.mean([float32_of(row).astype(np.float64) for row in bits], axis=0).astype(np.float32)
+    assert np.array_equal(_mean_of(bits), nearest(want))
