@@ -31,6 +31,9 @@ VERBS = {
     "train": Verb(
         "plsc.cli.train", "train, verify, and write the report; --ranks N on several processes", "start here"
     ),
+    "init": Verb(
+        "plsc.apps.curate.init", "look at a folder of pictures, and write a config for it", "start here"
+    ),
     "doctor": Verb("plsc.apps.curate.doctor", "what is wrong with a set of images", "data"),
     "align": Verb("plsc.apps.curate.align", "cut the faces out of photos, aligned", "data"),
     "convert": Verb("plsc.apps.curate.convert", "a set of images to another format", "data"),

@@ -325,6 +325,7 @@ def _checked(layers: Layers) -> Config:
     _resolve_precedence(layers, (), Config)
     _drop_options_of_another_margin(layers)
     _drop_default_evaluation(layers)
+    _pair_up_training_images(layers)
     every_key = [".".join(path) for path in _keys(Config)]
     device = layers.get(("Global", "device"))
     # Now: a section may name a class whose module imports Paddle.
@@ -397,6 +398,25 @@ def _drop_default_evaluation(layers: Layers) -> None:
     sections = all(isinstance(layers.get(EVAL_SET[:depth]), (dict, type(None))) for depth in (1, 2))
     if others and sections and EVAL_SET not in layers.sources:
         layers.put(EVAL_SET, None, _NOT_NAMED)
+
+
+# Data sets to train on -> their key that names the images, which ImagePairs calls images; and the keys that both have.
+_IMAGES = {"ImageFolder": "folder", "ImageList": "list", "RecImages": "path"}
+_OF_IMAGES = ("root", "size", "channels", "mean", "scale", "aligned", "hold_out")
+
+
+def _pair_up_training_images(layers: Layers) -> None:
+    """Let ImagePairs without images draw from those of the training, prepared as they are there."""
+    pairs, trained = layers.get(EVAL_SET), layers.get(TRAIN_SET)
+    if not isinstance(pairs, dict) or not isinstance(trained, dict):
+        return
+    key = _IMAGES.get(trained.get("name"))
+    if pairs.get("name") != "ImagePairs" or "images" in pairs or key not in trained:
+        return
+    names = {"images": key, **{name: name for name in _OF_IMAGES}}
+    for ours, theirs in names.items():
+        if theirs in trained and ours not in pairs:
+            layers.put((*EVAL_SET, ours), trained[theirs], layers.source((*TRAIN_SET, theirs)))
 
 
 def _resolve_precedence(layers: Layers, path: KeyPath, section: type[Section]) -> None:

@@ -1,0 +1,242 @@
+"""Write a config for a folder of pictures: `plsc init faces/`.
+
+The pictures are looked at as `plsc doctor` does. What follows from what is the table in docs/data.md; `recommend` is its code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from plsc.apps.curate import detector
+from plsc.apps.curate.aligned_faces import MOST_SPREAD, look_for_faces
+from plsc.apps.curate.detector import Detector
+from plsc.apps.curate.doctor import Findings, examine
+from plsc.config import load
+from plsc.data.autodetect import open_images
+from plsc.data.folder import ImageFolder, collected_problems
+from plsc.data.hold_out import LEAST, class_keys, enough_held_out, held_out
+from plsc.data.image_list import ImageList
+from plsc.data.images import EncodedImages, decode_pixels
+from plsc.errors import UserError, shown, shown_lines
+from plsc.evaluation.sets import EvalSet, eval_set
+from plsc.training.dry_run import dry_run
+from plsc.utils.atomic_write import replace_file
+from plsc.utils.text import counted
+from plsc.utils.yaml_lines import dump
+
+_SAMPLE = 48  # pictures that are decoded once more to see whether they are grey
+_FEW_PICTURES = 20_000  # below, a small network of 64 x 64 pixels learns as much in minutes
+_MANY_PICTURES = 500_000
+_FEW_CLASSES = 2_000
+_FEW_PEOPLE = 500
+_LEAST_STEPS = 300  # of a network that starts anew
+_HALF = 0.5
+_RANKS = 2  # of the commands that are suggested
+
+
+class Seen(NamedTuple):
+    """What a config follows from.
+
+    height, width: of the median picture. grey: whether all are. faces: None: they are none, or nobody looked; else whether they are
+    aligned. hold_out: share of the classes to verify on; None: there are too few for any.
+    """
+
+    pictures: int
+    classes: int
+    height: int
+    width: int
+    grey: bool
+    faces: bool | None
+    hold_out: float | None
+
+
+def look(images: EvalSet, findings: Findings, name: str) -> Seen:
+    """Look at a set of pictures; what is wrong with it goes to `findings`."""
+    scan = examine(images, name, findings)
+    sizes = scan.sizes[scan.sizes[:, 0] > 0]
+    if not len(sizes):
+        raise UserError(f"{shown(name)}: none of its {images.count:,} pictures can be read")
+    if images.num_classes < LEAST:
+        hint = getattr(images.data, "nested_hint", "") or "make a folder for each identity"
+        raise UserError(
+            f"{shown(name)}: has {counted(images.num_classes, 'class', 'classes')}, training needs {LEAST}; {hint}"
+        )
+    height, width = np.median(sizes, axis=0).astype(int).tolist()
+    found = look_for_faces(images, Detector()) if detector.installed() else None
+    names = class_keys(images.identities, images.num_classes)
+    return Seen(
+        pictures=images.count,
+        classes=images.num_classes,
+        height=height,
+        width=width,
+        grey=_all_grey(images),
+        faces=None if found is None else found.spread <= MOST_SPREAD,
+        hold_out=_share_to_hold_out(names),
+    )
+
+
+def _all_grey(images: EvalSet) -> bool:
+    """Say whether a sample of the pictures has no colour."""
+    for index in np.linspace(0, images.count - 1, min(_SAMPLE, images.count)).astype(int).tolist():
+        try:
+            picture = decode_pixels(images.data.encoded(index), False, lambda: images.name_of(index))  # noqa: B023
+        except UserError:
+            continue  # `examine` has reported it
+        if np.ptp(cv2.resize(picture, (16, 16), interpolation=cv2.INTER_AREA).astype(int), axis=2).max() > 8:
+            return False
+    return True
+
+
+def _share_to_hold_out(names: Sequence[str]) -> float | None:
+    """Choose the share of the classes that are not trained on: ten or more if there are as many, at least two, at most a half."""
+    share = enough_held_out(names) or _HALF
+    return share if LEAST <= held_out(names, share).sum() <= len(names) - LEAST else None
+
+
+def recommend(seen: Seen, dataset: dict, output: str) -> dict:
+    """Choose a config: "Section.key" -> value. dataset: the class of the pictures, and its key that names them."""
+    few = seen.pictures < _FEW_PICTURES
+    size = _size(seen, few)
+    trained = round(seen.pictures * (1 - (seen.hold_out or 0)))
+    batch = 128 if not few else 64 if seen.pictures > 4_000 else 32
+    while batch > 4 and _RANKS * batch > trained / 2:
+        batch //= 2
+    epochs = 40 if few else 20
+    steps = epochs * math.ceil(trained / (_RANKS * batch))
+    length = {"Global.max_steps": _LEAST_STEPS} if steps < _LEAST_STEPS else {"Global.epochs": epochs}
+    augmentation = (
+        {"flip": True, "crop": 0.2, "colour": 0.3} if not seen.grey else {"crop": 0.2, "rotate": 10}
+    )
+    pictures = {
+        **dataset,
+        **({"hold_out": seen.hold_out} if seen.hold_out else {}),
+        "size": size,
+        **({"channels": "grey"} if seen.grey else {}),
+        **({"aligned": seen.faces} if seen.faces is not None else {}),
+        **augmentation,
+    }
+    return {
+        **length,
+        "Global.output_dir": output,
+        **_network(seen, few, size),
+        **({"Head.margin": 0.1, "Head.scale": 16.0} if seen.classes < _FEW_CLASSES else {}),
+        "LRScheduler.warmup_epochs": 1,
+        "Optimizer.clip_norm": 5.0,
+        "DataLoader.Train.dataset": pictures,
+        "DataLoader.Train.batch_size": batch,
+        "DataLoader.Eval.dataset": {"name": "ImagePairs"} if seen.hold_out else None,
+    }
+
+
+def _size(seen: Seen, few: bool) -> list[int]:
+    """Choose height and width: the pictures' own shape, to whole multiples of 8, of about as many pixels as the square has."""
+    side = 32 if min(seen.height, seen.width) <= 40 else 48 if seen.grey and few else 64 if few else 112
+    ratio = math.sqrt(seen.height / seen.width)
+    if 0.9 < ratio < 1.12:
+        return [side, side]
+    return [max(16, 8 * round(side * factor / 8)) for factor in (ratio, 1 / ratio)]
+
+
+def _network(seen: Seen, few: bool, size: list[int]) -> dict:
+    if not few:
+        return {
+            "Model.name": "IResNet18" if seen.pictures < _MANY_PICTURES else "IResNet50",
+            "Model.embedding_size": 512,
+        }
+    widths = [16, 32, 64] if min(size) <= 48 else [16, 32, 64, 128]
+    return {"Model.widths": widths, "Model.blocks": [1] * len(widths), "Model.dropout": 0.3}
+
+
+def to_yaml(values: dict, lines: Sequence[str]) -> str:
+    """Format a config with comments above it. values: as of `recommend`."""
+    text = [f"# {line}" for line in lines]
+    sections: dict[str, list[str]] = {}
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, []).append((name, value))
+    for section, keys in sections.items():
+        text.append(f"{section}:")
+        above = ""
+        for name, value in keys:
+            middle, _, last = name.rpartition(".")
+            if middle and middle != above:
+                text.append(f"  {middle}:")
+            above = middle
+            text.append(f"  {'  ' * bool(middle)}{last}: {dump(value)}")
+    return "\n".join(text) + "\n"
+
+
+def advice(seen: Seen, pictures: str, config: str, output: str) -> list[str]:
+    """Say what to expect of the data, and what to do next."""
+    lines = []
+    if seen.faces is False:
+        lines.append(
+            f"its faces are not aligned: plsc align {pictures} NEW, and plsc init NEW; build and search with aligned pictures, too (docs/alignment.md)"
+        )
+    if seen.faces is not None and seen.classes < _FEW_PEOPLE:
+        lines.append(
+            f"{seen.classes:,} people do not make a network of faces: take one that was trained on millions, plsc import, for Global.init_from "
+            "or as it is (docs/finetune.md)"
+        )
+    if seen.hold_out is None:
+        lines.append(f"{seen.classes:,} classes are too few to hold some out: nothing is verified")
+    return [
+        *lines,
+        f"plsc train -c {config} --ranks {_RANKS}",
+        f"plsc gallery build people.gallery -c {output} {pictures}",
+        "plsc gallery search people.gallery WHO.jpg",
+    ]
+
+
+def _dataset_of(images: EncodedImages, path: str) -> dict:
+    """Return the section that opens these pictures again."""
+    if isinstance(images, ImageFolder):
+        return {"name": "ImageFolder", "folder": path}
+    if isinstance(images, ImageList):
+        return {"name": "ImageList", "list": path}
+    return {"name": "RecImages", "path": path}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `plsc init`. Raises UserError."""
+    parser = argparse.ArgumentParser(
+        "plsc init", description="Look at pictures, and write a config that fits them."
+    )
+    parser.add_argument("pictures", help="a folder with a folder for each identity, a list, or a .rec file")
+    parser.add_argument(
+        "--output", metavar="FILE.yaml", help="default: the folder's name in the current folder"
+    )
+    args = parser.parse_args(argv)
+    path = args.pictures.rstrip("/") or args.pictures
+    name = Path(path).resolve().stem
+    target = Path(args.output or f"{name}.yaml")
+    if target.exists():
+        raise UserError(
+            f"{shown(target)}: exists already, and nothing is overwritten; name another file with --output"
+        )
+    findings = Findings()
+    with collected_problems() as problems:
+        images = open_images(path)
+    for problem in problems:
+        findings.add(problem.level, path, problem.text, problem.names)
+    seen = look(eval_set(images), findings, path)
+    values = recommend(seen, _dataset_of(images, path), f"output/{name}")
+    dry_run(load(values), _RANKS)  # refuses what cannot be trained
+    about = f"{counted(seen.pictures, 'picture')} of {counted(seen.classes, 'class', 'classes')}, {seen.height} x {seen.width}"
+    replace_file(target, to_yaml(values, [f"Written by plsc init for {shown(path)}: {about}."]).encode())
+    wrong = [line for line in findings.lines if line["level"] != "note"]
+    for line in wrong:
+        print(shown_lines(f"{line['level'].upper()} {line['text']}"))
+    if wrong:
+        print(f"plsc doctor {shown(path)} names them")
+    print(f"{shown(target)}: for {about}; next:")
+    for line in advice(seen, shown(path), shown(target), f"output/{shown(name)}"):
+        print(f"  {line}")
+    return 0

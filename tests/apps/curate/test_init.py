@@ -1,0 +1,154 @@
+"""plsc init: what it sees in a folder, what it writes, that this trains, and what it refuses."""
+
+import cv2
+import numpy as np
+import pytest
+
+from plsc import cli
+from plsc.apps.curate.init import Seen, advice, recommend, to_yaml
+from plsc.config import ConfigError, load
+from plsc.entry import Entry
+from plsc.errors import UserError
+from tests.tiny_runs import rows
+
+SEEN = Seen(pictures=280, classes=35, height=112, width=112, grey=False, faces=True, hold_out=0.5)
+FOLDER = {"name": "ImageFolder", "folder": "people"}
+
+
+def fill(folder, classes, pictures=4, height=20, width=20, grey=False, below=""):
+    draw = np.random.default_rng(0)
+    for number in range(classes):
+        of_class = folder / below / f"class {number}"
+        of_class.mkdir(parents=True)
+        for picture in range(pictures):
+            pixels = draw.integers(0, 256, (height, width, 1 if grey else 3), np.uint8)
+            cv2.imwrite(str(of_class / f"{picture}.png"), pixels)
+    return folder
+
+
+def init(*words):
+    return cli.main(["init", *words])
+
+
+@pytest.mark.parametrize(
+    ("classes", "grey", "size", "hold_out"),
+    [(30, True, [32, 32], 0.3), (12, False, [32, 32], 0.5), (4, False, [32, 32], None)],
+)
+def test_what_it_writes_trains_and_verifies(tmp_path, monkeypatch, capsys, classes, grey, size, hold_out):
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "things", classes, grey=grey)
+    assert init("things") == 0
+    said = capsys.readouterr().out
+    assert f"things.yaml: for {4 * classes} pictures of {classes} classes, 20 x 20; next:\n" in said
+    assert (
+        "  plsc train -c things.yaml --ranks 2\n  plsc gallery build people.gallery -c output/things things\n"
+        in said
+    )
+    cfg = load("things.yaml")
+    train = cfg.DataLoader.Train.dataset.keywords
+    assert train["size"] == tuple(size) and train.get("hold_out") == hold_out
+    assert train.get("channels") == ("grey" if grey else None) and bool(train.get("flip")) is not grey
+    assert ("nothing is verified" in said) is (hold_out is None)
+    result = Entry("things.yaml", ["Global.max_steps=2"]).train()
+    assert rows(tmp_path / "output/things")[-1]["step"] == 2
+    assert (result["accuracy"] is None) is (hold_out is None)
+
+
+def test_a_folder_one_level_too_high_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "high", 3, below="people")
+    assert init("high") == 2
+    assert (
+        "high: has 1 class, training needs 2; its images lie one level further down"
+        in capsys.readouterr().err
+    )
+
+
+def test_damaged_pictures_are_counted_and_a_file_is_never_overwritten(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "things", 20, pictures=6)
+    (tmp_path / "things/class 3/0.png").write_bytes(b"no picture")
+    assert init("things", "--output", "mine.yaml") == 0
+    said = capsys.readouterr().out
+    assert "\nERROR 1 images cannot be read\n" in said and "plsc doctor things names them\n" in said
+    written = (tmp_path / "mine.yaml").read_text()
+    assert init("things", "--output", "mine.yaml") == 2
+    assert (
+        "mine.yaml: exists already" in capsys.readouterr().err
+        and (tmp_path / "mine.yaml").read_text() == written
+    )
+
+
+def test_vectors_are_no_pictures(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    np.save("vectors.npy", np.zeros((10, 4), np.float32))
+    assert init("vectors.npy") == 2
+    assert "vectors.npy: is neither a .rec file nor text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "value"),
+    [
+        ({"pictures": 1_000}, "Global.epochs", 40),
+        ({}, "Global.max_steps", 300),
+        ({"pictures": 30_000}, "Model.name", "IResNet18"),
+        ({"pictures": 3_000_000, "classes": 90_000}, "Model.name", "IResNet50"),
+        ({"hold_out": None}, "DataLoader.Eval.dataset", None),
+        ({"pictures": 6_671, "classes": 1_184}, "DataLoader.Train.batch_size", 64),
+    ],
+)
+def test_what_follows_from_what(change, key, value):
+    values = recommend(SEEN._replace(**change), FOLDER, "output/people")
+    assert values[key] == value
+    assert load(values).DataLoader.Train.dataset.name == "ImageFolder"
+
+
+def test_pictures_keep_their_shape():
+    tall = recommend(SEEN._replace(height=256, width=128), FOLDER, "out")["DataLoader.Train.dataset"]
+    assert tall["size"] == [88, 48]
+    assert recommend(SEEN._replace(height=110), FOLDER, "out")["DataLoader.Train.dataset"]["size"] == [64, 64]
+
+
+def test_faces_get_advice():
+    lines = advice(SEEN._replace(faces=False), "people", "people.yaml", "output/people")
+    assert "plsc align people NEW" in lines[0] and "35 people do not make a network of faces" in lines[1]
+    assert len(advice(SEEN._replace(classes=5_000), "people", "people.yaml", "output/people")) == 3
+
+
+def test_the_text_loads_to_the_values(tmp_path):
+    values = recommend(SEEN, FOLDER, "output/people")
+    (tmp_path / "c.yaml").write_text(to_yaml(values, ["Written."]))
+    assert load(tmp_path / "c.yaml") == load(values)
+
+
+def test_pairs_without_images_are_the_trainings(tmp_path):
+    train = {
+        "name": "ImageFolder",
+        "folder": "people",
+        "size": [20, 24],
+        "channels": "grey",
+        "hold_out": 0.3,
+        "crop": 0.2,
+    }
+    cfg = load(
+        {"DataLoader.Train.dataset": train, "DataLoader.Eval.dataset": {"name": "ImagePairs", "num_pairs": 9}}
+    )
+    want = {"images": "people", "size": (20, 24), "channels": "grey", "hold_out": 0.3, "num_pairs": 9}
+    assert cfg.DataLoader.Eval.dataset.keywords == want
+    own = {"name": "ImagePairs", "images": "others"}
+    assert load(
+        {"DataLoader.Train.dataset": train, "DataLoader.Eval.dataset": own}
+    ).DataLoader.Eval.dataset.keywords == {"images": "others"}
+    with pytest.raises(ConfigError, match=r"DataLoader\.Eval\.dataset\.images: is required"):
+        load({"DataLoader.Eval.dataset": {"name": "ImagePairs"}})
+
+
+def test_a_class_alone_is_refused_with_its_reason(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "one", 1)
+    with pytest.raises(
+        UserError, match="one: has 1 class, training needs 2; make a folder for each identity"
+    ):
+        from plsc.apps.curate.init import main
+
+        main(["one"])
