@@ -193,7 +193,7 @@ def test_from_start_to_end(trained):
         assert (status, answer["verdict"], answer["name"]) == (200, "known", "P3")
         assert_within(answer["matches"][0]["similarity"], 1, cosines(8))
         bearer = {"Authorization": f"Bearer {SECRET}"}
-        assert client.send("/people?name=New", pictures[0], pictures[1], **bearer)[0] == 201
+        assert client.send("/people", pictures[0], pictures[1], name="New", **bearer)[0] == 201
         assert SECRET not in Path(f"/proc/{process.pid}/cmdline").read_text()
 
         # A request that has begun is answered after SIGTERM, new ones find nobody, and the end is no failure.
