@@ -68,12 +68,14 @@ _OPEN = frozenset({*_FILES, "/health", "/openapi.json"})  # show nothing of the 
 _PICTURE = {"type": "string", "format": "binary"}
 
 
-def _body(**fields: dict) -> dict:
-    """Describe a request's body for the schema: pictures, as a form with further `fields` or, without these, one as it is."""
-    properties = {"picture": {"type": "array", "items": _PICTURE}, **fields}
-    form = {"schema": {"type": "object", "properties": properties, "required": ["picture", *fields]}}
+def _body(**named: bool) -> dict:
+    """Describe a request's body for the schema: pictures as a form, or one as it is; `named`: texts of the form, and whether they are needed."""
+    texts = {name: {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME} for name in named}
+    properties = {"picture": {"type": "array", "items": _PICTURE}, **texts}
+    needed = ["picture", *(name for name, need in named.items() if need)]
+    form = {"schema": {"type": "object", "properties": properties, "required": needed}}
     content = {"multipart/form-data": form}
-    if not fields:
+    if not named:
         content["image/*"] = {"schema": _PICTURE}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -209,15 +211,19 @@ class _Service:
         """Add the paths to the application."""
         for path, (name, kind) in _FILES.items():
             app.add_api_route(path, _file(_PAGE / name, kind), include_in_schema=False)
-        for path, answer in (("/embed", self.embed), ("/verify", self.verify), ("/search", self.search)):
-            app.add_api_route(path, answer, methods=["POST"], openapi_extra=_body(), dependencies=_STRICT)
+        for path, answer, body in (
+            ("/embed", self.embed, _body()),
+            ("/verify", self.verify, _body(name=False)),
+            ("/search", self.search, _body()),
+        ):
+            app.add_api_route(path, answer, methods=["POST"], openapi_extra=body, dependencies=_STRICT)
         app.add_api_route("/people", self.people, methods=["GET"], dependencies=_STRICT)
         app.add_api_route(
             "/people",
             self.add,
             methods=["POST"],
             status_code=201,
-            openapi_extra=_body(name={"type": "string", "maxLength": LONGEST_NAME}),
+            openapi_extra=_body(name=True),
             dependencies=_TOKEN + _STRICT,
         )
         app.add_api_route("/people", self.remove, methods=["DELETE"], dependencies=_TOKEN + _STRICT)
@@ -243,7 +249,7 @@ class _Service:
         threshold: Cosine = None,
         far: Far = None,
     ) -> answers.Comparison:
-        """Compare two pictures, or one with the name of the gallery that the form's field `name` gives."""
+        """Compare two pictures, or one with the person of the gallery whom the form's field name says."""
         align = self._check_align(align)
         pictures, name = await read_body(request, 2, named=True)
         if name is not None:
@@ -311,7 +317,7 @@ class _Service:
         return answers.People(count=len(names), names=names[start : start + limit])
 
     async def add(self, request: Request, align: Align = None) -> answers.Changed:
-        """Add pictures of a person, whom the form's field `name` names, to the gallery: all of them or none."""
+        """Add pictures of a person, whom the form's field name says, to the gallery: all of them or none."""
         self._need_writable(request)
         align = self._check_align(align)
         pictures, name = await read_body(request, self._options.max_pictures, named=True)

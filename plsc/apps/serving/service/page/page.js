@@ -446,7 +446,8 @@ async function begin() {
   for (const kind of ["dragover", "drop"]) window.addEventListener(kind, (event) => event.preventDefault());
   let error = await describe();
   if (error?.key === "tokenWrong") error = await describe(); // a token of an earlier service; reading may need none
-  if (error) showAbout(() => problem(error));
+  // Where the token is needed its form says so.
+  if (error) showAbout(() => error.status === 401 ? [] : problem(error));
 }
 
 begin();
