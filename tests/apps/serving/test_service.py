@@ -146,11 +146,15 @@ def test_people_are_listed_added_and_removed(client, gallery):
 
 
 def test_what_another_process_wrote_is_found(client, gallery):
+    others = ["Ann", "Bob", "Zoë"]
+    assert client.ask("GET", "/people")[1]["names"] == others
     other = Gallery.open(gallery.path)
     other.add("Late", Pixels().embed(samples(picture(50))[None]))
     assert client.send("/search", picture(50))[1]["name"] == "Late"
+    assert client.ask("GET", "/people")[1]["names"] == ["Ann", "Bob", "Late", "Zoë"]
     other.remove("Late")
     assert client.send("/search", picture(50))[1]["verdict"] == "nobody"
+    assert client.ask("GET", "/people")[1]["names"] == others
 
 
 def test_a_gallery_of_another_network_meanwhile_is_not_compared(client, gallery):

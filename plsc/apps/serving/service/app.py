@@ -192,6 +192,7 @@ class _Service:
         self._limits = (
             limits_of([], embedder.preprocessing) if gallery is None else limits_of_gallery(gallery, None)
         )
+        self._listed: tuple[Any, list[str]] = (None, [])  # a revision of the gallery, and its names
         self._of_aligned = gallery is not None and _is_aligned(gallery)
         self._detector = detector.Detector() if detector.installed() else None
         self.metrics = Metrics(
@@ -451,7 +452,12 @@ class _Service:
         check_token(request.headers, self._options.token)
 
     def _names(self, find: str) -> list[str]:
-        names = sorted(map(_as_text, self._need_gallery().names()))
+        gallery = self._need_gallery()
+        revision = gallery.revision
+        listed, names = self._listed
+        if listed != revision:  # of a million people it takes seconds
+            names = sorted(map(_as_text, gallery.names()))
+            self._listed = revision, names
         return [name for name in names if _folded(find) in _folded(name)] if find else names
 
     def _search_batch(self, queries: list[tuple[np.ndarray, int]]) -> list:
