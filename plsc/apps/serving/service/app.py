@@ -10,20 +10,17 @@ uvicorn.run(create_app(from_export("output/export"), Gallery.open("people.galler
 import asyncio
 import contextlib
 import os
-import re
 import time
 import unicodedata
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
-from urllib.parse import parse_qsl
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
-from fastapi import Depends, FastAPI, Query, Request, Security
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -44,7 +41,20 @@ from plsc.apps.serving.service.batcher import Batcher
 from plsc.apps.serving.service.guard import Guard, check_token
 from plsc.apps.serving.service.metrics import Metrics
 from plsc.apps.serving.service.options import DEFAULTS, Options
-from plsc.apps.serving.service.pictures import LONGEST_NAME, Prepared, prepare, read_body
+from plsc.apps.serving.service.parameters import (
+    STRICT,
+    TOKEN,
+    Align,
+    Cosine,
+    Far,
+    Find,
+    Limit,
+    Name,
+    Start,
+    Top,
+    body,
+)
+from plsc.apps.serving.service.pictures import Prepared, prepare, read_body
 from plsc.apps.serving.service.refusal import PictureRefusal, Refusal, refused
 from plsc.data.images import CHANNELS
 from plsc.errors import UserError
@@ -54,7 +64,6 @@ from plsc.utils.version import __version__
 if TYPE_CHECKING:
     from plsc.apps.serving.gallery import Gallery
 
-MOST_MATCHES = 50
 _PAGE = Path(__file__).parent / "page"
 _FILES = {  # path: file, type
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -65,66 +74,10 @@ _FILES = {  # path: file, type
     "/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
 }
 _OPEN = frozenset({*_FILES, "/health", "/openapi.json"})  # show nothing of the gallery
-_PICTURE = {"type": "string", "format": "binary"}
-
-
-def _body(**named: bool) -> dict:
-    """Describe a request's body for the schema: pictures as a form, or one as it is; `named`: texts of the form, and whether they are needed."""
-    texts = {name: {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME} for name in named}
-    properties = {"picture": {"type": "array", "items": _PICTURE}, **texts}
-    needed = ["picture", *(name for name, need in named.items() if need)]
-    form = {"schema": {"type": "object", "properties": properties, "required": needed}}
-    content = {"multipart/form-data": form}
-    if not named:
-        content["image/*"] = {"schema": _PICTURE}
-    return {"requestBody": {"required": True, "content": content}}
-
-
 _PROBLEMS = {
     "4XX": {"model": answers.Problem, "description": "What is wrong with the request"},
     503: {"model": answers.Problem, "description": "Too much to do; try again after Retry-After seconds"},
 }
-
-_TOKEN = [Security(HTTPBearer(auto_error=False))]  # for the schema; see _need_writable
-
-
-_PLAIN = re.compile(r"[0-9A-Za-z.+-]*")  # numbers and words
-
-
-async def _check_query(request: Request) -> None:
-    """Refuse what would be read as something else: unknown names (a slip in `threshold`), one that comes twice, bytes that are no
-    text (of two names that end as one), and numbers that only Python reads, such as 0_1."""
-    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
-    try:
-        text = request.scope["query_string"].decode("ascii")
-        pairs = parse_qsl(text, keep_blank_values=True, errors="strict")
-    except UnicodeError:
-        raise Refusal(
-            422, "the address has bytes that are not UTF-8; encode it as UTF-8, then by %XX"
-        ) from None
-    names = [name for name, _ in pairs]
-    for name, value in pairs:
-        if name not in known:
-            raise Refusal(422, f"{name}: is not known here; there are {', '.join(known)}")
-        if names.count(name) > 1:
-            raise Refusal(422, f"{name}: comes {names.count(name)} times; give it once")
-        if name not in ("name", "find") and not _PLAIN.fullmatch(value):
-            raise Refusal(422, f"{name}: must be a plain number or word, got '{value}'")
-
-
-_STRICT = [Depends(_check_query)]
-
-Align = Annotated[
-    bool | None,
-    Query(
-        description="Find faces, and align the largest; by default as the network's pictures were, if that is known"
-    ),
-]
-Name = Annotated[str, Query(min_length=1, max_length=LONGEST_NAME)]
-Cosine = Annotated[float | None, Query(ge=-1, le=1, description="Instead of the stored threshold")]
-Far = Annotated[
-    float | None, Query(gt=0, lt=1, description="Instead: the threshold for this share of false accepts")
-]
 
 
 def create_app(
@@ -212,22 +165,22 @@ class _Service:
         """Add the paths to the application."""
         for path, (name, kind) in _FILES.items():
             app.add_api_route(path, _file(_PAGE / name, kind), include_in_schema=False)
-        for path, answer, body in (
-            ("/embed", self.embed, _body()),
-            ("/verify", self.verify, _body(name=False)),
-            ("/search", self.search, _body()),
+        for path, answer, described in (
+            ("/embed", self.embed, body()),
+            ("/verify", self.verify, body(["name"], needed=False)),
+            ("/search", self.search, body()),
         ):
-            app.add_api_route(path, answer, methods=["POST"], openapi_extra=body, dependencies=_STRICT)
-        app.add_api_route("/people", self.people, methods=["GET"], dependencies=_STRICT)
+            app.add_api_route(path, answer, methods=["POST"], openapi_extra=described, dependencies=STRICT)
+        app.add_api_route("/people", self.people, methods=["GET"], dependencies=STRICT)
         app.add_api_route(
             "/people",
             self.add,
             methods=["POST"],
             status_code=201,
-            openapi_extra=_body(name=True),
-            dependencies=_TOKEN + _STRICT,
+            openapi_extra=body(["name"]),
+            dependencies=TOKEN + STRICT,
         )
-        app.add_api_route("/people", self.remove, methods=["DELETE"], dependencies=_TOKEN + _STRICT)
+        app.add_api_route("/people", self.remove, methods=["DELETE"], dependencies=TOKEN + STRICT)
         app.add_api_route("/about", self.about, methods=["GET"])
         app.add_api_route("/health", self.health, methods=["GET"])
         app.add_api_route("/metrics", self.show_metrics, methods=["GET"], response_class=Response)
@@ -275,7 +228,7 @@ class _Service:
     async def search(
         self,
         request: Request,
-        top: Annotated[int, Query(ge=1, le=MOST_MATCHES, description="Names to return")] = 5,
+        top: Top = 5,
         align: Align = None,
         threshold: Cosine = None,
     ) -> answers.Search:
@@ -307,11 +260,9 @@ class _Service:
 
     async def people(
         self,
-        find: Annotated[
-            str, Query(max_length=LONGEST_NAME, description="Only names with this text in them, in any case")
-        ] = "",
-        start: Annotated[int, Query(ge=0, description="Names to leave out")] = 0,
-        limit: Annotated[int, Query(ge=1, le=10_000, description="Names to return")] = 1000,
+        find: Find = "",
+        start: Start = 0,
+        limit: Limit = 1000,
     ) -> answers.People:
         """List the names of the gallery, sorted."""
         names = await self._in_thread(self._names, find)
