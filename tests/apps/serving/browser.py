@@ -85,7 +85,7 @@ class Browser:
         """The value that JavaScript returns."""
         return self._call("POST", "/execute/sync", {"script": script, "args": []})
 
-    def until(self, selector: str, words: str, seconds: float = 20) -> str:
+    def until(self, selector: str, words: str, seconds: float = 60) -> str:
         """Wait until the text of an element has these words, and return it."""
         end = time.monotonic() + seconds
         while True:

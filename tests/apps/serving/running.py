@@ -75,9 +75,14 @@ class Client:
         finally:
             connection.close()
 
-    def send(self, path: str, *pictures: bytes, **headers: str) -> tuple[int, Any]:
-        """POST pictures as a form."""
+    def send(
+        self, path: str, *pictures: bytes, name: str | bytes | None = None, **headers: str
+    ) -> tuple[int, Any]:
+        """POST pictures as a form, with a field `name`."""
         body, kind = form(*pictures)
+        if name is not None:
+            field, _ = form(name.encode() if isinstance(name, str) else name, name="name", file=None)
+            body = field.removesuffix(b"--limit--\r\n") + body
         return self.ask("POST", path, body, Content_Type=kind, **headers)
 
 

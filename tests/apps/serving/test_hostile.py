@@ -65,7 +65,11 @@ def the_service_lives(client, folder):
 
 def refuses(answer, status, words):
     assert answer[0] == status, answer
-    assert set(answer[1]) == {"error"} and words in answer[1]["error"] and "\n" not in answer[1]["error"]
+    assert (
+        set(answer[1]) <= {"error", "refused"}
+        and words in answer[1]["error"]
+        and "\n" not in answer[1]["error"]
+    )
 
 
 def png(width, height, rows=b""):
@@ -164,7 +168,7 @@ def test_the_wrong_picture_of_several_is_named(client):
             422,
             "thresold: is not known here; there are top, align, threshold",
         ),
-        ("GET", "/people?name%0a=Ann", 422, "name\\n: is not known here; there are start, limit"),
+        ("GET", "/people?name%0a=Ann", 422, "name\\n: is not known here; there are find, start, limit"),
         ("PUT", "/people?name=x", 405, "Method Not Allowed"),
         ("POST", "/embed", 400, "no picture"),
         ("POST", "/search?top=0", 422, "top: "),
@@ -172,8 +176,8 @@ def test_the_wrong_picture_of_several_is_named(client):
         ("POST", "/search?top=x%0aERROR", 422, "top: "),
         ("POST", "/search?threshold=nan", 422, "threshold: "),
         ("POST", "/search?far=0", 422, "far: "),
-        ("POST", "/verify?name=", 422, "name: "),
-        ("POST", f"/verify?name={'x' * 501}", 422, "name: "),
+        ("DELETE", "/people?name=", 422, "name: "),
+        ("DELETE", f"/people?name={'x' * 501}", 422, "name: "),
         ("GET", "/people?start=-1", 422, "start: "),
         ("GET", "/people?limit=99999999999999999999999", 422, "limit: "),
         ("POST", "/search?threshold=0_1", 422, "threshold: must be a plain number or word, got '0_1'"),
@@ -182,10 +186,10 @@ def test_the_wrong_picture_of_several_is_named(client):
         ("POST", "/search?top=%EF%BC%95", 422, "top: must be a plain number"),
         ("POST", "/search?top=5&top=6", 422, "top: comes 2 times; give it once"),
         ("POST", "/search?top=5&align=false&t%6fp=5", 422, "top: comes 2 times"),
-        ("POST", "/verify?name=Ann&name=Ann", 422, "name: comes 2 times"),
-        ("POST", "/verify?name=M%FCller", 422, "bytes that are not UTF-8"),
-        ("POST", "/verify?name=%ED%A0%80", 422, "bytes that are not UTF-8"),
-        ("POST", "/verify?name=%C1%81", 422, "bytes that are not UTF-8"),
+        ("DELETE", "/people?name=Ann&name=Ann", 422, "name: comes 2 times"),
+        ("DELETE", "/people?name=M%FCller", 422, "bytes that are not UTF-8"),
+        ("DELETE", "/people?name=%ED%A0%80", 422, "bytes that are not UTF-8"),
+        ("DELETE", "/people?name=%C1%81", 422, "bytes that are not UTF-8"),
         ("POST", "/verify?%FF=1", 422, "bytes that are not UTF-8"),
     ],
 )
@@ -201,16 +205,52 @@ def test_forms(client):
     refuses(client.send("/verify", picture(0)), 422, "needs two pictures")
     refuses(client.send("/search", picture(0), picture(0)), 400, "Too many files")
     fields, kind = form(b"5", name="top", file=None)
-    refuses(client.ask("POST", "/search", fields, Content_Type=kind), 422, "field 'top': is no file")
+    refuses(
+        client.ask("POST", "/search", fields, Content_Type=kind),
+        422,
+        "field 'top': the form brings pictures only",
+    )
     path, kind = form(picture(0), file="../../../etc/cron.d/x")
     assert client.ask("POST", "/embed", path, Content_Type=kind)[0] == 200  # the name of a file means nothing
     body = body.replace(b'name="picture"', 'name="é"'.encode())
     for charset in ("undefined", "idna", "punycode", "utf-7", "nothing"):
         kind = f"multipart/form-data; boundary=limit; charset={charset}"
         assert client.ask("POST", "/embed", body, Content_Type=kind)[0] in (200, 400), charset
+
+
+@pytest.mark.parametrize(
+    "name, status, words",
+    [
+        (b"", 422, "name: has 1 to 500 characters, got 0"),
+        (b"x" * 501, 422, "name: has 1 to 500 characters, got 501"),
+        (b"x" * (2 << 18), 422, "name: has 1 to 500 characters"),
+        (b"M\xfcller", 422, "name: has bytes that are not UTF-8"),
+        (b"\xed\xa0\x80", 422, "not UTF-8"),
+        (b"\xc1\x81", 422, "not UTF-8"),
+        ("Zoë".encode("utf-16-le"), 422, "not UTF-8"),
+        (None, 422, "name: is missing; send it as a field of the form"),
+    ],
+)
+def test_names_in_a_form(client, name, status, words):
+    refuses(client.send("/people", picture(0), name=name, Authorization=BEARER), status, words)
+    if name is not None:
+        refuses(client.send("/verify", picture(0), name=name), status, words)
+        refuses(
+            client.send("/embed", picture(0), name=name), 422, "field 'name': the form brings pictures only"
+        )
+
+
+def test_a_form_has_one_name_whatever_charset_it_says(client):
+    field, kind = form(b"Ann", b"Bob", name="name", file=None)
     refuses(
-        client.ask("POST", "/embed", body, Content_Type=kind.replace("nothing", "undefined")), 400, "charset"
+        client.ask("POST", "/people", field, Authorization=BEARER, Content_Type=kind), 400, "Too many fields"
     )
+    body = (
+        form("Zoë".encode(), name="name", file=None)[0].removesuffix(b"--limit--\r\n") + form(picture(0))[0]
+    )
+    for charset in ("utf-16", "idna", "latin-1", "nothing"):
+        answer = client.ask("POST", "/verify", body, Content_Type=f"{kind}; charset={charset}")
+        refuses(answer, 404, "'Zoë': no such name")
 
 
 def test_a_body_that_is_too_large_is_not_kept(client):
@@ -368,15 +408,21 @@ def test_a_page_of_another_site_may_not_ask(client):
 )
 def test_without_the_token_nothing_changes(client, given):
     headers = {} if given is None else {"Authorization": given.encode("latin-1")}
-    refuses(client.ask("POST", "/people?name=Eve", picture(0), **headers), 401, "Authorization")
+    refuses(client.send("/people", picture(0), name="Eve", **headers), 401, "Authorization")
     refuses(client.ask("DELETE", "/people?name=Ann", **headers), 401, "Authorization")
+
+
+def test_a_wrong_token_is_refused_where_none_is_needed_too(client):
+    refuses(client.ask("GET", "/about", Authorization="Bearer wrong"), 401, "Authorization")
+    for right in (BEARER, "Basic of-a-proxy"):
+        assert client.ask("GET", "/about", Authorization=right)[0] == 200
 
 
 def test_a_service_that_is_not_writable_changes_nothing(folder):
     gallery = Gallery.open(folder / "gallery")
     with running(create_app(Pixels(), gallery, Options(deadline=PATIENT, token=TOKEN))) as client:
         refuses(client.ask("DELETE", "/people?name=Ann", Authorization=BEARER), 403, "--writable")
-        refuses(client.ask("POST", "/people?name=x", picture(0), Authorization=BEARER), 403, "--writable")
+        refuses(client.send("/people", picture(0), name="x", Authorization=BEARER), 403, "--writable")
 
 
 def test_a_private_service_asks_for_the_token_to_read(folder):
@@ -406,7 +452,7 @@ NAMES = [
 def test_names_are_text(client):
     for name in NAMES:
         path = f"/people?name={quote(name)}"
-        status, answer = client.ask("POST", path, picture(33), Authorization=BEARER)
+        status, answer = client.send("/people", picture(33), name=name, Authorization=BEARER)
         assert (status, answer.get("name")) == (201, name), answer
         found = client.ask("POST", "/search", picture(33))
         assert found[1]["name"] == name
@@ -420,14 +466,14 @@ def test_names_are_text(client):
 
 def test_names_that_seem_to_be_others_are_refused(client):
     for name in (" ", "Ann ", "\ufeffAnn", "Ann\n", "\0", "\x1b[31mred"):
-        answer = client.ask("POST", f"/people?name={quote(name)}", picture(33), Authorization=BEARER)
+        answer = client.send("/people", picture(33), name=name, Authorization=BEARER)
         refuses(answer, 422, "name: a person's name must not begin or end with white space")
 
 
 def test_a_name_is_one_whatever_characters_it_is_written_with(client):
-    written = [f"/people?name={quote(name)}" for name in ("J\u00f6rg", "Jo\u0308rg")]
-    for path in written:
-        status, answer = client.ask("POST", path, picture(33), Authorization=BEARER)
+    written = ("J\u00f6rg", "Jo\u0308rg")
+    for name in written:
+        status, answer = client.send("/people", picture(33), name=name, Authorization=BEARER)
         assert (status, answer["name"], answer["count"]) == (201, "J\u00f6rg", 2)
-    assert client.ask("POST", f"/verify?{written[1].partition('?')[2]}", picture(33))[1]["same"] is True
-    assert client.ask("DELETE", written[1], Authorization=BEARER)[1]["count"] == 1
+    assert client.send("/verify", picture(33), name=written[1])[1]["same"] is True
+    assert client.ask("DELETE", f"/people?name={quote(written[1])}", Authorization=BEARER)[1]["count"] == 1

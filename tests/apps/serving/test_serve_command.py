@@ -12,12 +12,13 @@ import sys
 from pathlib import Path
 
 import cv2
+import numpy as np
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from plsc import cli
-from plsc.apps.serving.embedder import from_run
+from plsc.apps.serving.embedder import from_run, from_vectors
 from plsc.apps.serving.gallery import Gallery
 from plsc.apps.serving.service import command as serve
 from plsc.checkpoint.store import Checkpoint
@@ -25,6 +26,7 @@ from plsc.cli.serve import export
 from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.training.thresholds import set_threshold
+from tests.apps.serving.fake_embedder import FakeEmbedder, pictures
 from tests.apps.serving.running import Client
 from tests.apps.serving.test_embedder import CAN_ONNX, PIXELS
 from tests.bounds import assert_within, cosines, rounded
@@ -117,36 +119,68 @@ def copied(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "output")
 
 
-def embedder_of(run, folder):
+def embedder_of(run, gallery=None, export=export):
     args = ["-c", str(run / "config.yaml"), "-o", f"Global.output_dir={run}"]
-    return serve._embedder(serve._parser().parse_args(args), None, folder, export)
+    return serve._embedder(serve._parser().parse_args(args), gallery, export)
 
 
-def test_the_runs_export_is_taken_if_it_is_of_the_checkpoint(copied, tmp_path, monkeypatch):
-    monkeypatch.setattr(Entry, "export", None)
-    embedder = embedder_of(copied, tmp_path / "own")
+def refuse(*_):
+    raise AssertionError("it must not be exported")
+
+
+def files_of(run):
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_the_runs_export_is_taken_if_it_is_of_the_checkpoint(copied):
+    before = files_of(copied)
+    embedder = embedder_of(copied, export=refuse)
     assert embedder.described.endswith("output, step 12")
     assert embedder.network == Checkpoint.open(copied / "checkpoints" / "step-00000012").network
-    assert not (tmp_path / "own").exists()
+    assert files_of(copied) == before
 
 
-def test_without_a_config_it_is_the_gallerys_network(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(Entry, "export", None)
-    args = serve._parser().parse_args(["--gallery", str(trained.parent / "people")])
-    with contextlib.closing(Gallery.open(args.gallery)) as gallery:
-        embedder = serve._embedder(args, gallery, tmp_path, export)
-        gallery.check(embedder)
+def of_gallery(path, export=refuse):
+    args = serve._parser().parse_args(["--gallery", str(path)])
+    with contextlib.closing(Gallery.open(path)) as gallery:
+        return serve._embedder(args, gallery, export)
+
+
+def test_without_a_config_it_is_the_gallerys_network(trained):
+    embedder = of_gallery(trained.parent / "people")
     assert embedder.described.endswith("output, step 12")
+    assert embedder.network == Checkpoint.open(trained / "checkpoints" / "step-00000012").network
 
 
-def test_a_gallery_that_is_not_there_is_refused_before_the_export(trained, tmp_path, monkeypatch):
+def test_a_gallery_whose_network_is_gone_or_not_known_says_so(copied, tmp_path):
+    with contextlib.redirect_stdout(io.StringIO()):
+        of_run = from_run(copied / "config.yaml", [f"Global.output_dir={copied}"])
+    for name, origin in (("gone", of_run.origin), ("unknown", None)):
+        of_run.origin = origin
+        Gallery.build(tmp_path / name, of_run, {"Ann": [PIXELS[0]]}).close()
+    shutil.rmtree(copied)
+    with pytest.raises(
+        UserError, match="it is the network of .*gone: name where it is now with -c, or --export"
+    ):
+        of_gallery(tmp_path / "gone")
+    with pytest.raises(UserError, match="unknown: does not say where its network is; name its run with -c"):
+        of_gallery(tmp_path / "unknown")
+    Gallery.build(tmp_path / "vectors", from_vectors(4), {"Ann": [np.ones(4, np.float32)]}).close()
+    assert of_gallery(tmp_path / "vectors").described == "vectors of 4 numbers"  # which create_app refuses
+
+
+def test_a_gallery_is_refused_before_the_export(copied, tmp_path, monkeypatch):
+    shutil.rmtree(copied / "export")
+    other = Gallery.build(tmp_path / "other", FakeEmbedder(), {"Ann": pictures(1)})
+    with pytest.raises(UserError, match="its embeddings are of the network run 0.* cannot be compared"):
+        embedder_of(copied, other, refuse)
     monkeypatch.setattr(serve, "_embedder", None)
     with pytest.raises(UserError, match="nothing: is no gallery, there is nothing; make one"):
-        serve.main(["-c", str(trained), "--gallery", str(tmp_path / "nothing")], export)
+        serve.main(["-c", str(copied), "--gallery", str(tmp_path / "nothing")], refuse)
 
 
 @pytest.mark.parametrize("change", ["no export", "another threshold", "a damaged export"])
-def test_else_the_checkpoint_is_exported_for_the_service_alone(copied, tmp_path, change):
+def test_else_the_checkpoint_is_exported_and_kept_for_the_next_start(copied, change):
     if change == "no export":
         shutil.rmtree(copied / "export")
     elif change == "another threshold":
@@ -154,13 +188,34 @@ def test_else_the_checkpoint_is_exported_for_the_service_alone(copied, tmp_path,
         set_threshold(saved, 0.125, "noise pairs", False)
     else:
         (copied / "export" / "preprocessing.json").write_text("{")
-    before = sorted(path for path in copied.rglob("*") if path.is_file())
-    embedder = embedder_of(copied, tmp_path)
+    before = files_of(copied)
+    embedder = embedder_of(copied)
     assert change != "another threshold" or embedder.threshold == 0.125
     of_run = from_run(copied / "config.yaml", [f"Global.output_dir={copied}"])
     want, bound = rounded(of_run._network.backbone, lambda: of_run.embed(PIXELS))
     assert_within(embedder.embed(PIXELS), want, bound, paths=2)
-    assert sorted(path for path in copied.rglob("*") if path.is_file()) == before
+    after = files_of(copied)
+    assert before.items() <= after.items()
+    assert {path.relative_to(copied).parts[0] for path in after.keys() - before.keys()} == {serve.KEPT}
+    again = embedder_of(copied, export=refuse)
+    assert (again.network, again.threshold) == (embedder.network, embedder.threshold)
+    if change == "no export":  # one of an earlier checkpoint, or cut off, is replaced
+        (copied / serve.KEPT / "preprocessing.json").write_text("{")
+        embedder_of(copied)
+        assert files_of(copied).keys() == after.keys()
+        embedder_of(copied, export=refuse)
+
+
+def test_a_run_in_which_nothing_can_be_written_is_served(copied, monkeypatch, capsys):
+    shutil.rmtree(copied / "export")
+
+    def no_space(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(serve.shutil, "copytree", no_space)
+    assert embedder_of(copied).described.endswith("output, step 12")
+    assert "No space left on device; the next start exports again" in capsys.readouterr().out
+    assert not (copied / serve.KEPT).exists()
 
 
 @contextlib.contextmanager
@@ -193,7 +248,7 @@ def test_from_start_to_end(trained):
         assert (status, answer["verdict"], answer["name"]) == (200, "known", "P3")
         assert_within(answer["matches"][0]["similarity"], 1, cosines(8))
         bearer = {"Authorization": f"Bearer {SECRET}"}
-        assert client.send("/people?name=New", pictures[0], pictures[1], **bearer)[0] == 201
+        assert client.send("/people", pictures[0], pictures[1], name="New", **bearer)[0] == 201
         assert SECRET not in Path(f"/proc/{process.pid}/cmdline").read_text()
 
         # A request that has begun is answered after SIGTERM, new ones find nobody, and the end is no failure.

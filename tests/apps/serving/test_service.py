@@ -74,9 +74,9 @@ def test_two_pictures_are_compared(client):
 
 
 def test_a_picture_is_compared_with_a_name(client):
-    assert client.send("/verify?name=Zo%C3%AB", picture(3))[1]["same"] is True
-    assert client.send("/verify?name=Ann", picture(3))[1]["same"] is False
-    assert client.send("/verify?name=Eve", picture(3)) == (
+    assert client.send("/verify", picture(3), name="Zoë")[1]["same"] is True
+    assert client.send("/verify", picture(3), name="Ann")[1]["same"] is False
+    assert client.send("/verify", picture(3), name="Eve") == (
         404,
         {"error": "'Eve': no such name in the gallery"},
     )
@@ -112,7 +112,7 @@ def test_without_a_threshold_nothing_is_decided(tmp_path):
         _, answer = client.send("/search", picture(1))
         assert answer["verdict"] == "undecided" and answer["matches"][0]["accepted"] is None
         assert client.send("/verify", picture(1), picture(1))[1]["same"] is None
-        assert client.send("/verify?name=Ann", picture(1))[1]["same"] is None
+        assert client.send("/verify", picture(1), name="Ann")[1]["same"] is None
         assert client.send("/search?threshold=0.5", picture(1))[1]["verdict"] == "known"
         assert client.send("/search?far=0.1", picture(1))[0] == 422
 
@@ -121,15 +121,22 @@ def test_a_service_without_a_gallery_compares_pictures():
     with running(create_app(Pixels(), options=Options(deadline=PATIENT))) as client:
         assert client.send("/verify", picture(1), picture(1))[1]["same"] is True
         assert client.ask("GET", "/about")[1]["people"] is None
-        for method, path in (("POST", "/search"), ("POST", "/verify?name=Ann"), ("GET", "/people")):
-            status, answer = client.ask(method, path, picture(1) if method == "POST" else None)
+        for status, answer in (
+            client.send("/search", picture(1)),
+            client.send("/verify", picture(1), name="Ann"),
+            client.ask("GET", "/people"),
+        ):
             assert (status, answer["error"]) == (404, "this service has no gallery; start it with --gallery")
 
 
 def test_people_are_listed_added_and_removed(client, gallery):
     assert client.ask("GET", "/people")[1] == {"count": 3, "names": ["Ann", "Bob", "Zoë"]}
     assert client.ask("GET", "/people?start=1&limit=1")[1] == {"count": 3, "names": ["Bob"]}
-    status, answer = client.send("/people?name=Eve", picture(7), picture(7, noise=0.2), Authorization=BEARER)
+    assert client.ask("GET", "/people?find=O&start=1")[1] == {"count": 2, "names": ["Zoë"]}
+    assert client.ask("GET", "/people?find=ZOE%CC%88")[1] == {"count": 1, "names": ["Zoë"]}
+    status, answer = client.send(
+        "/people", picture(7), picture(7, noise=0.2), name="Eve", Authorization=BEARER
+    )
     assert (status, answer) == (201, {"name": "Eve", "pictures": 2, "count": 4, "warnings": []})
     assert client.send("/search", picture(7))[1]["name"] == "Eve"
     assert Gallery.open(gallery.path).names() == ["Ann", "Bob", "Zoë", "Eve"]
@@ -139,26 +146,30 @@ def test_people_are_listed_added_and_removed(client, gallery):
 
 
 def test_what_another_process_wrote_is_found(client, gallery):
+    others = ["Ann", "Bob", "Zoë"]
+    assert client.ask("GET", "/people")[1]["names"] == others
     other = Gallery.open(gallery.path)
     other.add("Late", Pixels().embed(samples(picture(50))[None]))
     assert client.send("/search", picture(50))[1]["name"] == "Late"
+    assert client.ask("GET", "/people")[1]["names"] == ["Ann", "Bob", "Late", "Zoë"]
     other.remove("Late")
     assert client.send("/search", picture(50))[1]["verdict"] == "nobody"
+    assert client.ask("GET", "/people")[1]["names"] == others
 
 
 def test_a_gallery_of_another_network_meanwhile_is_not_compared(client, gallery):
     Gallery.open(gallery.path).upgrade(
         Pixels(network="b" * 64), {name: [samples(picture(1))] for name in ("Ann", "Bob", "Zoë")}
     )
-    assert client.send("/search", picture(1))[0] == client.send("/verify?name=Ann", picture(1))[0] == 503
-    assert client.send("/people?name=Ann", picture(1), Authorization=BEARER)[0] == 503
+    assert client.send("/search", picture(1))[0] == client.send("/verify", picture(1), name="Ann")[0] == 503
+    assert client.send("/people", picture(1), name="Ann", Authorization=BEARER)[0] == 503
 
 
 def test_a_gallery_has_a_threshold_of_its_own(client, gallery):
     Gallery.open(gallery.path).set_threshold(0.999)
     assert client.send("/search", picture(1, noise=0.3))[1]["threshold"] == 0.999
     assert client.send("/search", picture(1, noise=0.3))[1]["verdict"] == "nobody"
-    assert client.send("/verify?name=Ann", picture(1, noise=0.3))[1]["same"] is True  # that is a pair
+    assert client.send("/verify", picture(1, noise=0.3), name="Ann")[1]["same"] is True  # that is a pair
     assert client.send("/verify", picture(1), picture(1, noise=0.3))[1]["same"] is True
 
 
@@ -249,7 +260,7 @@ def test_openapi_has_every_path_and_its_page_takes_nothing_from_elsewhere(client
         schema["components"]["schemas"]["Comparison"]["properties"]["similarity"]["description"]
         == "The cosine, -1 to 1."
     )
-    for path in ("/", "/docs", "/page.js", "/page.css", "/docs.js"):
+    for path in ("/", "/docs", "/page.js", "/texts.js", "/page.css", "/docs.js"):
         status, text, headers = client.ask_all("GET", path)
         assert status == 200 and "http://" not in text and "https://" not in text and "//cdn" not in text
         assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
@@ -325,14 +336,14 @@ def test_pictures_are_not_added_to_a_gallery_of_another_network(client, gallery,
         return real(self, *args, **kwargs)
 
     monkeypatch.setattr(Gallery, "add", add)
-    assert client.send("/people?name=Eve", picture(1), Authorization=BEARER)[0] == 503
+    assert client.send("/people", picture(1), name="Eve", Authorization=BEARER)[0] == 503
     assert "Eve" not in Gallery.open(gallery.path).names()
 
 
 def test_a_gallery_that_was_removed(client, gallery):
     gallery.path.unlink()
-    for path in ("/search", "/verify?name=Ann"):
-        status, answer = client.send(path, picture(1))
+    for path, name in (("/search", None), ("/verify", "Ann")):
+        status, answer = client.send(path, picture(1), name=name)
         assert status == 503 and str(gallery.path) not in answer["error"]
-    assert client.send("/people?name=Eve", picture(1), Authorization=BEARER)[0] == 503
+    assert client.send("/people", picture(1), name="Eve", Authorization=BEARER)[0] == 503
     assert not gallery.path.exists() and client.send("/embed", picture(1))[0] == 200

@@ -12,12 +12,15 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 from plsc.apps.curate import detector
 from plsc.apps.curate.alignment import TEMPLATE, align
 from plsc.apps.curate.detector import Face
+from plsc.apps.serving.gallery import Gallery
+from plsc.apps.serving.gallery.store import Source
 from plsc.apps.serving.service.app import create_app
 from plsc.apps.serving.service.options import Options
 from tests.apps.serving.running import PATIENT, Pixels, expected, picture, running
 from tests.bounds import assert_within
 
 SIZE = 16
+TOKEN = "a-token-of-the-tests"
 
 
 class Finder:
@@ -43,11 +46,12 @@ def photo():
 
 @pytest.fixture
 def serve(monkeypatch):
-    def with_faces(count, channels="RGB", aligned=None):
+    def with_faces(count, channels="RGB", aligned=None, gallery=None):
         finder = Finder(count)
         monkeypatch.setattr(detector, "installed", lambda: True)
         monkeypatch.setattr(detector, "Detector", lambda: finder)
-        return running(create_app(Pixels(SIZE, channels, aligned), options=Options(deadline=PATIENT))), finder
+        options = Options(deadline=PATIENT, token=TOKEN, writable=True)
+        return running(create_app(Pixels(SIZE, channels, aligned), gallery, options)), finder
 
     return with_faces
 
@@ -129,9 +133,54 @@ def test_stretched_and_small_pictures_are_warned_of(serve, photo):
     with service as client:
         wide, small = picture(0, (SIZE, 2 * SIZE, 3)), picture(0, (4, 4, 3))
         first, second = client.send("/verify", wide, small)[1]["warnings"]
-        assert first.startswith("picture 1: stretched: 32 x 16 pixels, stretched 2.00 times")
-        assert second.startswith("picture 2: too small: 4 x 4 pixels")
+        assert [(one["picture"], one["rule"]) for one in (first, second)] == [
+            (1, "stretched"),
+            (2, "too small"),
+        ]
+        assert first["text"].startswith("32 x 16 pixels, stretched 2.00 times")
+        assert second["text"].startswith("4 x 4 pixels")
         assert client.send("/embed", photo[0])[1]["warnings"] == []
+
+
+def rules(answer):
+    return [(remark["picture"], remark["rule"]) for remark in answer[1]["warnings"]]
+
+
+def test_a_picture_that_is_taken_whole_is_warned_of_where_the_networks_are_aligned(serve, photo, monkeypatch):
+    for faces, rule in ((1, "not aligned"), (0, "no face")):
+        service, _ = serve(faces, aligned=True)
+        with service as client:
+            assert rules(client.send("/verify?align=false", photo[0], photo[0])) == [(1, rule), (2, rule)]
+            assert faces == 0 or rules(client.send("/embed", photo[0])) == []
+    monkeypatch.setattr(detector, "installed", lambda: False)
+    with running(create_app(Pixels(SIZE, "RGB", True), options=Options(deadline=PATIENT))) as client:
+        assert rules(client.send("/embed?align=false", photo[0])) == [(1, "another alignment")]
+
+
+def test_another_alignment_than_the_gallerys_is_warned_of(serve, photo, tmp_path):
+    """The network's is not known, but the gallery keeps whose faces were found and aligned."""
+    embedding = np.ones((1, 3 * SIZE * SIZE), np.float32)
+    for was_aligned in (None, True):
+        embedder = Pixels(SIZE, "RGB")
+        path = tmp_path / f"gallery-{was_aligned}"
+        gallery = Gallery.from_embeddings(path, embedder, ["Ann"], embedding, np.array([0]))
+        gallery.add("Bob", embedding, [Source(aligned=was_aligned)])
+        gallery.add("Eve", embedding, [Source(aligned=was_aligned)])
+        service, _ = serve(1, gallery=gallery)
+        with service as client:
+            whole = rules(client.send("/search", photo[0]))
+            assert whole == ([(1, "another alignment")] if was_aligned else [])
+            assert rules(client.send("/search?align=true", photo[0])) == []
+
+
+def test_that_a_face_was_aligned_is_kept(serve, photo, tmp_path):
+    embedding = np.ones((1, 3 * SIZE * SIZE), np.float32)
+    embedder = Pixels(SIZE, "RGB", True)
+    gallery = Gallery.from_embeddings(tmp_path / "gallery", embedder, ["Ann"], embedding, np.array([0]))
+    service, _ = serve(1, aligned=True, gallery=gallery)
+    with service as client:
+        assert client.send("/people", photo[0], name="Bob", Authorization=f"Bearer {TOKEN}")[0] == 201
+    assert [source.aligned for source in gallery.some_sources(5)] == [None, True]
 
 
 @pytest.mark.skipif(not detector.installed(), reason="the extra align is not installed")

@@ -259,6 +259,12 @@ class Gallery:
             return self._facts
 
     @property
+    def revision(self) -> Revision | None:
+        """The state that it is in; after each change, whoever made it, it is another one."""
+        with self._reading():
+            return self._revision
+
+    @property
     def rows(self) -> int:
         """The number of embeddings that are compared."""
         with self._reading():

@@ -11,11 +11,24 @@ class _Answer(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
+class Remark(_Answer):
+    """What is wrong with a picture of the request."""
+
+    picture: int
+    """Its number, from 1."""
+    rule: str
+    """What it is about in a few words, such as "stretched"; programs can rely on it."""
+    text: str
+    """One line: the value, and what to do."""
+
+
 class Problem(_Answer):
     """What is wrong with a request."""
 
     error: str
     """One line."""
+    refused: list[Remark] | None = None
+    """Where it is pictures: all that are refused."""
 
 
 class Embeddings(_Answer):
@@ -27,8 +40,8 @@ class Embeddings(_Answer):
     """Embeddings of other networks cannot be compared with these."""
     faces: list[int] | None = None
     """With align: how many faces each picture shows; the largest was taken."""
-    warnings: list[str] = []
-    """What is wrong with the pixels: too small, stretched, blurred."""
+    warnings: list[Remark] = []
+    """What is doubtful in the pictures: too small, stretched, blurred, not aligned."""
 
 
 class Comparison(_Answer):
@@ -44,8 +57,8 @@ class Comparison(_Answer):
     """Whether the similarity is above the threshold; null where there is no threshold."""
     faces: list[int] | None = None
     """With align: how many faces each picture shows; the largest was taken."""
-    warnings: list[str] = []
-    """What is wrong with the pixels: too small, stretched, blurred."""
+    warnings: list[Remark] = []
+    """What is doubtful in the pictures: too small, stretched, blurred, not aligned."""
 
 
 class Candidate(_Answer):
@@ -73,15 +86,15 @@ class Search(_Answer):
     """Each name once, best first."""
     faces: list[int] | None = None
     """With align: how many faces the picture shows; the largest was taken."""
-    warnings: list[str] = []
-    """What is wrong with the pixels: too small, stretched, blurred."""
+    warnings: list[Remark] = []
+    """What is doubtful in the pictures: too small, stretched, blurred, not aligned."""
 
 
 class People(_Answer):
     """Names of the gallery, sorted."""
 
     count: int
-    """Of all names."""
+    """Of all names that were asked for."""
     names: list[str]
 
 
@@ -93,7 +106,7 @@ class Changed(_Answer):
     """How many were added."""
     count: int
     """Names in the gallery now."""
-    warnings: list[str] = []
+    warnings: list[Remark] = []
     """What is doubtful in the pictures that were added."""
 
 

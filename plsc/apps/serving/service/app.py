@@ -10,19 +10,17 @@ uvicorn.run(create_app(from_export("output/export"), Gallery.open("people.galler
 import asyncio
 import contextlib
 import os
-import re
 import time
-from collections.abc import AsyncIterator, Callable
+import unicodedata
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
-from urllib.parse import parse_qsl
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
-from fastapi import Depends, FastAPI, Query, Request, Security
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -31,11 +29,10 @@ from plsc.apps.serving.embedder import Embedder
 from plsc.apps.serving.gallery.names import name_of
 from plsc.apps.serving.gallery.quality import (
     Finding,
-    Limits,
-    Look,
     is_refused,
     judge_addition,
     judge_pixels,
+    limits_of,
     limits_of_gallery,
 )
 from plsc.apps.serving.gallery.store import Source
@@ -44,8 +41,21 @@ from plsc.apps.serving.service.batcher import Batcher
 from plsc.apps.serving.service.guard import Guard, check_token
 from plsc.apps.serving.service.metrics import Metrics
 from plsc.apps.serving.service.options import DEFAULTS, Options
-from plsc.apps.serving.service.pictures import Prepared, prepare, read_pictures
-from plsc.apps.serving.service.refusal import Refusal, refused
+from plsc.apps.serving.service.parameters import (
+    STRICT,
+    TOKEN,
+    Align,
+    Cosine,
+    Far,
+    Find,
+    Limit,
+    Name,
+    Start,
+    Top,
+    body,
+)
+from plsc.apps.serving.service.pictures import Prepared, prepare, read_body
+from plsc.apps.serving.service.refusal import PictureRefusal, Refusal, refused
 from plsc.data.images import CHANNELS
 from plsc.errors import UserError
 from plsc.utils.logging import get_logger
@@ -54,72 +64,20 @@ from plsc.utils.version import __version__
 if TYPE_CHECKING:
     from plsc.apps.serving.gallery import Gallery
 
-MOST_MATCHES = 50
 _PAGE = Path(__file__).parent / "page"
 _FILES = {  # path: file, type
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/texts.js": ("texts.js", "text/javascript; charset=utf-8"),
     "/docs": ("docs.html", "text/html; charset=utf-8"),
     "/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
 }
-_PICTURE = {"type": "string", "format": "binary"}
-_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {"type": "object", "properties": {"picture": {"type": "array", "items": _PICTURE}}}
-            },
-            "image/*": {"schema": _PICTURE},
-        },
-    }
-}
+_OPEN = frozenset({*_FILES, "/health", "/openapi.json"})  # show nothing of the gallery
 _PROBLEMS = {
     "4XX": {"model": answers.Problem, "description": "What is wrong with the request"},
     503: {"model": answers.Problem, "description": "Too much to do; try again after Retry-After seconds"},
 }
-
-_TOKEN = [Security(HTTPBearer(auto_error=False))]  # for the schema; see _need_writable
-
-
-_PLAIN = re.compile(r"[0-9A-Za-z.+-]*")  # numbers and words
-
-
-async def _check_query(request: Request) -> None:
-    """Refuse what would be read as something else: unknown names (a slip in `threshold`), one that comes twice, bytes that are no
-    text (of two names that end as one), and numbers that only Python reads, such as 0_1."""
-    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
-    try:
-        text = request.scope["query_string"].decode("ascii")
-        pairs = parse_qsl(text, keep_blank_values=True, errors="strict")
-    except UnicodeError:
-        raise Refusal(
-            422, "the address has bytes that are not UTF-8; encode it as UTF-8, then by %XX"
-        ) from None
-    names = [name for name, _ in pairs]
-    for name, value in pairs:
-        if name not in known:
-            raise Refusal(422, f"{name}: is not known here; there are {', '.join(known)}")
-        if names.count(name) > 1:
-            raise Refusal(422, f"{name}: comes {names.count(name)} times; give it once")
-        if name != "name" and not _PLAIN.fullmatch(value):
-            raise Refusal(422, f"{name}: must be a plain number or word, got '{value}'")
-
-
-_STRICT = [Depends(_check_query)]
-
-Align = Annotated[
-    bool | None,
-    Query(
-        description="Find faces, and align the largest; by default as the network's pictures were, if that is known"
-    ),
-]
-Name = Annotated[str, Query(min_length=1, max_length=500)]
-Cosine = Annotated[float | None, Query(ge=-1, le=1, description="Instead of the stored threshold")]
-Far = Annotated[
-    float | None, Query(gt=0, lt=1, description="Instead: the threshold for this share of false accepts")
-]
 
 
 def create_app(
@@ -150,13 +108,13 @@ def create_app(
     for kind in (Refusal, HTTPException, RequestValidationError, UserError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _answer_error)
     service.add_paths(app)
-    app.add_middleware(Guard, options=options, metrics=service.metrics)
+    app.add_middleware(Guard, options=options, metrics=service.metrics, open_paths=_OPEN)
     return app
 
 
 def _answer_error(_: Request, error: Exception) -> Response:
     if isinstance(error, Refusal):
-        return refused(error.status, error)
+        return refused(error.status, error, error.pictures)
     if isinstance(error, HTTPException):  # no such path, or method; a form that is none
         return refused(error.status_code, error.detail)
     if isinstance(error, RequestValidationError):
@@ -183,8 +141,12 @@ class _Service:
         self._searching = Batcher(self._search_batch, options.batch, options.deadline)
         self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="plsc-work")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="plsc-write")
-        # Faces are looked for on the way to the sample only.
-        self._limits = Limits() if gallery is None else limits_of_gallery(gallery, None)
+        # Of pictures that are there already, no faces are looked for.
+        self._limits = (
+            limits_of([], embedder.preprocessing) if gallery is None else limits_of_gallery(gallery, None)
+        )
+        self._listed: tuple[Any, list[str]] = (None, [])  # a revision of the gallery, and its names
+        self._of_aligned = gallery is not None and _is_aligned(gallery)
         self._detector = detector.Detector() if detector.installed() else None
         self.metrics = Metrics(
             lambda: self._embedding.waiting, lambda: 0 if gallery is None else len(gallery)
@@ -203,19 +165,22 @@ class _Service:
         """Add the paths to the application."""
         for path, (name, kind) in _FILES.items():
             app.add_api_route(path, _file(_PAGE / name, kind), include_in_schema=False)
-        app.add_api_route("/embed", self.embed, methods=["POST"], openapi_extra=_BODY, dependencies=_STRICT)
-        app.add_api_route("/verify", self.verify, methods=["POST"], openapi_extra=_BODY, dependencies=_STRICT)
-        app.add_api_route("/search", self.search, methods=["POST"], openapi_extra=_BODY, dependencies=_STRICT)
-        app.add_api_route("/people", self.people, methods=["GET"], dependencies=_STRICT)
+        for path, answer, described in (
+            ("/embed", self.embed, body()),
+            ("/verify", self.verify, body(["name"], needed=False)),
+            ("/search", self.search, body()),
+        ):
+            app.add_api_route(path, answer, methods=["POST"], openapi_extra=described, dependencies=STRICT)
+        app.add_api_route("/people", self.people, methods=["GET"], dependencies=STRICT)
         app.add_api_route(
             "/people",
             self.add,
             methods=["POST"],
             status_code=201,
-            openapi_extra=_BODY,
-            dependencies=_TOKEN + _STRICT,
+            openapi_extra=body(["name"]),
+            dependencies=TOKEN + STRICT,
         )
-        app.add_api_route("/people", self.remove, methods=["DELETE"], dependencies=_TOKEN + _STRICT)
+        app.add_api_route("/people", self.remove, methods=["DELETE"], dependencies=TOKEN + STRICT)
         app.add_api_route("/about", self.about, methods=["GET"])
         app.add_api_route("/health", self.health, methods=["GET"])
         app.add_api_route("/metrics", self.show_metrics, methods=["GET"], response_class=Response)
@@ -224,7 +189,9 @@ class _Service:
 
     async def embed(self, request: Request, align: Align = None) -> answers.Embeddings:
         """Compute the embeddings of pictures."""
-        embeddings, prepared = await self._embed(request, self._options.max_pictures, align)
+        align = self._check_align(align)
+        pictures, _ = await read_body(request, self._options.max_pictures)
+        embeddings, prepared = await self._embed(pictures, align)
         return answers.Embeddings(
             embeddings=embeddings.tolist(), network=self._embedder.network, **self._remarks(prepared)
         )
@@ -232,21 +199,18 @@ class _Service:
     async def verify(
         self,
         request: Request,
-        name: Annotated[
-            str | None,
-            Query(min_length=1, max_length=500, description="Compare one picture with this name"),
-        ] = None,
         align: Align = None,
         threshold: Cosine = None,
         far: Far = None,
     ) -> answers.Comparison:
-        """Compare two pictures, or one with a name of the gallery."""
+        """Compare two pictures, or one with the person of the gallery whom the form's field name says."""
+        align = self._check_align(align)
+        pictures, name = await read_body(request, 2, named=True)
         if name is not None:
             self._need_gallery()
-        wanted = 2 if name is None else 1
-        embeddings, prepared = await self._embed(request, wanted, align)
-        if len(embeddings) != wanted:
+        if len(pictures) != (2 if name is None else 1):
             raise Refusal(422, "needs two pictures, or one and a name")
+        embeddings, prepared = await self._embed(pictures, align)
         if name is None:
             similarity = float(np.clip(embeddings[0] @ embeddings[1], -1, 1))
             stored, calibration = self._embedder.threshold, self._embedder.calibration
@@ -264,13 +228,15 @@ class _Service:
     async def search(
         self,
         request: Request,
-        top: Annotated[int, Query(ge=1, le=MOST_MATCHES, description="Names to return")] = 5,
+        top: Top = 5,
         align: Align = None,
         threshold: Cosine = None,
     ) -> answers.Search:
         """Say who it is, or nobody: find the names of the gallery that are most like a picture."""
         self._need_gallery()
-        embeddings, prepared = await self._embed(request, 1, align)
+        align = self._check_align(align)
+        pictures, _ = await read_body(request, 1)
+        embeddings, prepared = await self._embed(pictures, align)
         ((matches, stored),) = await self._searching.submit([(embeddings[0], top)])
         limit = stored if threshold is None else threshold
         candidates = [
@@ -294,20 +260,24 @@ class _Service:
 
     async def people(
         self,
-        start: Annotated[int, Query(ge=0, description="Names to leave out")] = 0,
-        limit: Annotated[int, Query(ge=1, le=10_000, description="Names to return")] = 1000,
+        find: Find = "",
+        start: Start = 0,
+        limit: Limit = 1000,
     ) -> answers.People:
-        """List the names of the gallery."""
-        names = await self._in_thread(self._names)
+        """List the names of the gallery, sorted."""
+        names = await self._in_thread(self._names, find)
         return answers.People(count=len(names), names=names[start : start + limit])
 
-    async def add(self, request: Request, name: Name, align: Align = None) -> answers.Changed:
-        """Add pictures of a name to the gallery."""
+    async def add(self, request: Request, align: Align = None) -> answers.Changed:
+        """Add pictures of a person, whom the form's field name says, to the gallery: all of them or none."""
         self._need_writable(request)
+        align = self._check_align(align)
+        pictures, name = await read_body(request, self._options.max_pictures, named=True)
+        if name is None:
+            raise Refusal(422, "name: is missing; send it as a field of the form, beside the pictures")
         name = _name_of(name)
-        embeddings, prepared = await self._embed(request, self._options.max_pictures, align)
-        looks = [each.look for each in prepared]
-        count, warnings = await self._write(self._add, name, embeddings, looks, align)
+        embeddings, prepared = await self._embed(pictures, align)
+        count, warnings = await self._write(self._add, name, embeddings, prepared)
         return answers.Changed(name=name, pictures=len(embeddings), count=count, warnings=warnings)
 
     async def remove(self, request: Request, name: Name) -> answers.Changed:
@@ -345,26 +315,18 @@ class _Service:
 
     # -- from a request to embeddings ------------------------------------------------------------------------------------------
 
-    async def _embed(
-        self, request: Request, most: int, align: bool | None
-    ) -> tuple[np.ndarray, list[Prepared]]:
-        """Return the embeddings float32 [n, D] of a request's pictures, and these."""
-        align = self._check_align(align)
-        pictures = await read_pictures(request, most)
-        jobs = [
-            self._in_thread(self._prepare, number, data, align) for number, data in enumerate(pictures, 1)
-        ]
+    async def _embed(self, pictures: list[bytes], align: bool) -> tuple[np.ndarray, list[Prepared]]:
+        """Return the embeddings float32 [n, D] of pictures, and these prepared. Refusal names all that cannot be used."""
+        jobs = [self._in_thread(self._prepare, data, align) for data in pictures]
         prepared = await asyncio.gather(*jobs, return_exceptions=True)
-        for picture in prepared:  # the first one by number is named, whichever thread was done first
-            if isinstance(picture, BaseException):
-                raise picture
+        _refuse(prepared)
         embeddings = np.stack(await self._embedding.submit([picture.sample for picture in prepared]))
-        for number, embedding in enumerate(embeddings, 1):
-            if not (np.isfinite(embedding).all() and embedding.any()):
-                raise Refusal(
-                    422,
-                    f"picture {number} shows nothing: its embedding is zero, as of a black picture, or not finite",
-                )
+        nothing = PictureRefusal(
+            422,
+            "shows nothing",
+            "shows nothing: its embedding is zero, as of a black picture, or not finite",
+        )
+        _refuse([None if np.isfinite(row).all() and row.any() else nothing for row in embeddings])
         return embeddings, prepared
 
     def _check_align(self, align: bool | None) -> bool:
@@ -385,18 +347,34 @@ class _Service:
         return bool(aligned) if align is None else align
 
     def _remarks(self, prepared: list[Prepared]) -> dict[str, Any]:
-        """Return what an answer says of the pictures beside what was asked: the numbers of faces, and what is wrong with the pixels."""
+        """Return what an answer says of the pictures beside what was asked: the numbers of faces, and what is doubtful."""
         looks = [picture.look for picture in prepared]
         findings = judge_pixels(looks, self._limits, self._embedder.preprocessing)
         faces = [picture.faces for picture in prepared if picture.faces is not None]
-        return {"faces": faces or None, "warnings": [*map(_as_warning, findings)]}
+        return {"faces": faces or None, "warnings": self._warnings(findings, prepared)}
 
-    def _prepare(self, number: int, data: bytes, align: bool) -> Prepared:
-        finder = self._detector if align else None
-        try:
-            return prepare(data, self._embedder.preprocessing, self._options.max_pixels, finder)
-        except Refusal as refusal:
-            raise Refusal(refusal.status, f"picture {number} {refusal}") from None
+    def _warnings(self, findings: Sequence[Finding], prepared: list[Prepared]) -> list[answers.Remark]:
+        """Return the findings, and of pictures without one those that were aligned otherwise than what they are compared with."""
+        aligned = self._embedder.preprocessing.aligned
+        if aligned and self._detector is None:
+            why = "the network was trained on aligned faces, and this service does not see whether the picture is one; install the extra align"
+        elif aligned is None and self._of_aligned:
+            why = "the gallery's pictures are of faces that were found and aligned, this one was taken as it is; send align=true"
+        else:
+            return [*map(_remark, findings)]
+        found = {finding.picture for finding in findings}
+        others = [
+            answers.Remark(picture=number + 1, rule="another alignment", text=why)
+            for number, picture in enumerate(prepared)
+            if number not in found and picture.faces is None
+        ]
+        return sorted([*map(_remark, findings), *others], key=lambda remark: remark.picture)
+
+    def _prepare(self, data: bytes, align: bool) -> Prepared:
+        preprocessing = self._embedder.preprocessing
+        # An aligned picture is looked at, too, where the network's are: a client may be wrong about it.
+        detector = self._detector if align or preprocessing.aligned else None
+        return prepare(data, preprocessing, self._options.max_pixels, align, detector)
 
     def _embed_batch(self, samples: list[np.ndarray]) -> np.ndarray:
         began = time.perf_counter()
@@ -424,8 +402,14 @@ class _Service:
             raise Refusal(403, "this service changes nothing; start it with --writable")
         check_token(request.headers, self._options.token)
 
-    def _names(self) -> list[str]:
-        return sorted(map(_as_text, self._need_gallery().names()))
+    def _names(self, find: str) -> list[str]:
+        gallery = self._need_gallery()
+        revision = gallery.revision
+        listed, names = self._listed
+        if listed != revision:  # of a million people it takes seconds
+            names = sorted(map(_as_text, gallery.names()))
+            self._listed = revision, names
+        return [name for name in names if _folded(find) in _folded(name)] if find else names
 
     def _search_batch(self, queries: list[tuple[np.ndarray, int]]) -> list:
         embeddings, tops = zip(*queries)
@@ -441,16 +425,20 @@ class _Service:
         return similarity, gallery.pair_threshold, gallery.calibration
 
     def _add(
-        self, name: str, embeddings: np.ndarray, looks: list[Look], aligned: bool
-    ) -> tuple[int, list[str]]:
+        self, name: str, embeddings: np.ndarray, prepared: list[Prepared]
+    ) -> tuple[int, list[answers.Remark]]:
         gallery, review = self._need_gallery(), self._options.review
+        looks = [picture.look for picture in prepared]
         findings = [] if review == "off" else judge_addition(gallery, name, embeddings, looks, self._limits)
-        for finding in findings:
-            if is_refused(finding, review):
-                raise Refusal(422, _as_warning(finding))
-        sources = [Source(quality=look and look._asdict(), aligned=aligned or None) for look in looks]
+        if wrong := [_remark(finding) for finding in findings if is_refused(finding, review)]:
+            first = wrong[0]
+            raise Refusal(422, f"picture {first.picture}: {first.rule}: {first.text}", wrong)
+        sources = [
+            Source(quality=picture.look._asdict(), aligned=None if picture.faces is None else True)
+            for picture in prepared
+        ]
         gallery.add(name, embeddings, sources, self._embedder)
-        return len(gallery), [*map(_as_warning, findings)]
+        return len(gallery), self._warnings(findings, prepared)
 
     def _remove(self, name: str) -> int:
         gallery = self._need_gallery()
@@ -490,13 +478,38 @@ def _name_of(person: str) -> str:
         raise Refusal(422, f"name: {error}") from None
 
 
-def _as_warning(finding: Finding) -> str:
-    return _as_text(f"picture {finding.picture + 1}: {finding.rule}: {finding.value}; {finding.remedy}")
+def _remark(finding: Finding) -> answers.Remark:
+    text = _as_text(f"{finding.value}; {finding.remedy}")
+    return answers.Remark(picture=finding.picture + 1, rule=finding.rule, text=text)
+
+
+def _refuse(pictures: Sequence[Any]) -> None:
+    """Raise what is no PictureRefusal, else a Refusal of all pictures that are one, with the first one's text."""
+    for picture in pictures:
+        if isinstance(picture, BaseException) and not isinstance(picture, PictureRefusal):
+            raise picture
+    numbered = enumerate(pictures, 1)
+    wrong = {number: picture for number, picture in numbered if isinstance(picture, PictureRefusal)}
+    if wrong:
+        number, first = next(iter(wrong.items()))
+        remarks = [answers.Remark(picture=n, rule=one.rule, text=str(one)) for n, one in wrong.items()]
+        raise Refusal(first.status, f"picture {number} {first}", remarks)
+
+
+def _is_aligned(gallery: "Gallery") -> bool:
+    """Say whether most of some pictures of the gallery are of faces that were found and aligned."""
+    sources = gallery.some_sources(200)
+    return 2 * sum(bool(source.aligned) for source in sources) > len(sources)
 
 
 def _need_name(gallery: "Gallery", name: str) -> None:
     if name not in gallery:
         raise Refusal(404, f"'{name}': no such name in the gallery")
+
+
+def _folded(text: str) -> str:
+    """Return a text without its case, accents as parts of their letters."""
+    return unicodedata.normalize("NFC", text.casefold())
 
 
 def _as_text(name: str) -> str:

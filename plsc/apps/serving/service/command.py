@@ -1,7 +1,7 @@
 """Answer over HTTP, `plsc serve -c output/config.yaml --gallery people.gallery`, with a page for people at http://127.0.0.1:8000/.
 
 What may be asked stands in docs/serving.md. The network runs behind ONNX Runtime or Paddle Inference: the run's export is
-taken if it is of the checkpoint, else the checkpoint is exported to a temporary folder first.
+taken if it is of the checkpoint, else the checkpoint is exported first, and kept for the next start.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ import logging
 import math
 import os
 import resource
+import shutil
 import signal
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from plsc import config
 from plsc.data.image_size import MOST_PIXELS
+from plsc.data.preprocessing import Preprocessing
 from plsc.errors import MissingFileError, UserError, reading, shown
+from plsc.utils.atomic_write import atomic_write, remove
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from plsc.apps.serving.service.options import Options
 
 TOKEN = "PLSC_SERVE_TOKEN"  # noqa: S105 (the name of a variable)
+KEPT = "serve"  # in the run's folder: an export that the service made for itself
 _PACKAGES = ("fastapi", "uvicorn", "python-multipart", "prometheus-client")
 _SHORTEST_TOKEN = 16
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -50,10 +54,8 @@ def main(argv: Sequence[str] | None, export: Export) -> int:
             f"plsc serve: {', '.join(missing)} not found: pip install {' '.join(_PACKAGES)} (the extra serve)"
         )
     options = _options(args)
-    with tempfile.TemporaryDirectory(prefix="plsc-serve-") as folder:
-        gallery = _gallery(args.gallery)
-        embedder = _embedder(args, gallery, Path(folder), export)
-        _serve(embedder, gallery, args, options)
+    gallery = _gallery(args.gallery)
+    _serve(_embedder(args, gallery, export), gallery, args, options)
     return 0
 
 
@@ -165,49 +167,96 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _embedder(args: argparse.Namespace, gallery: Gallery | None, folder: Path, export: Export) -> Embedder:
-    """Make the embedder of --export, of the run's checkpoint, which is exported to `folder` if there is no export of it, or
-    else the gallery's."""
-    from plsc.apps.serving.embedder import find_run, from_export
+def _embedder(args: argparse.Namespace, gallery: Gallery | None, export: Export) -> Embedder:
+    """Make the embedder of --export, of the run that -c names, or else of the gallery's network."""
+    from plsc.apps.serving.embedder import find_run, from_export, from_origin
 
     if args.export:
         return from_export(args.export)
-    origin = gallery.facts.origin if gallery is not None and args.config is None else None
-    if origin and "export" in origin:
-        return from_export(origin["export"])
-    path, overrides = find_run(origin, gallery.facts.network) if origin else (args.config, [])
-    given = config.load(path, [*overrides, *args.override])
-    embedder = _of_existing_export(given)
-    if embedder is not None:
-        return embedder
-    export(given, folder / "export")
-    return from_export(folder / "export", shown(given.Global.output_dir))
+    if gallery is None or args.config is not None:
+        return _of_run(args.config, args.override, gallery, export)
+    file, facts = shown(gallery.path), gallery.facts
+    if facts.origin is None:
+        raise UserError(f"{file}: does not say where its network is; name its run with -c, or --export")
+    try:
+        if "config" not in facts.origin:
+            return from_origin(facts.origin, facts.network)
+        path, overrides = find_run(facts.origin, facts.network)
+        return _of_run(path, [*overrides, *args.override], gallery, export)
+    except MissingFileError as error:
+        raise UserError(
+            f"{error}; it is the network of {file}: name where it is now with -c, or --export"
+        ) from None
 
 
-def _of_existing_export(given: config.Config) -> Embedder | None:
-    """Return the embedder of output_dir/export if that is of the checkpoint that the config names, as it is now, else None."""
-    from plsc.apps.serving.embedder import from_export
+class _Network(NamedTuple):
+    """What is known of a checkpoint's embeddings without its weights, as `Gallery.check` compares it with a gallery's."""
+
+    network: str
+    described: str
+    preprocessing: Preprocessing
+    flip: bool
+    compatible_with: str | None
+
+
+def _of_run(path: str | None, overrides: Sequence[str], gallery: Gallery | None, export: Export) -> Embedder:
+    """Return the embedder of an export of the run's checkpoint: the run's own, one that an earlier start has kept, else a new one.
+
+    Raises UserError, before anything is exported, where the gallery is of another network.
+    """
     from plsc.checkpoint import store
+    from plsc.training.start import open_checkpoint
     from plsc.training.thresholds import thresholds_of
 
+    given = config.load(path, overrides)
     root = Path(given.Global.output_dir)
-    path = store.find(root / "checkpoints", given.Global.checkpoint or "newest")
-    if path is None:
-        return None
-    saved = store.Checkpoint.open(path, verify=False)
-    try:
-        embedder = from_export(root / "export", f"{shown(root)}, step {saved.step}")
-        known = thresholds_of(saved)
-        stored = saved.network, known.flip, known.threshold, known.calibration
-        if (embedder.network, embedder.flip, embedder.threshold, embedder.calibration) == stored:
+    found = store.find(root / "checkpoints", given.Global.checkpoint or "newest")
+    saved = (
+        store.Checkpoint.open(found, verify=False) if found else open_checkpoint(given)
+    )  # says what is missing
+    described, known = f"{shown(root)}, step {saved.step}", thresholds_of(saved)
+    compatible_with = saved.plain("compatible").get("network")
+    preprocessing = Preprocessing.from_json(saved.preprocessing)
+    if gallery is not None:
+        gallery.check(_Network(saved.network, described, preprocessing, known.flip, compatible_with))
+    wanted = saved.network, known.flip, known.threshold, known.calibration
+    for folder in (root / "export", root / KEPT):
+        embedder = _of_export(folder, described)
+        if embedder and (embedder.network, embedder.flip, embedder.threshold, embedder.calibration) == wanted:
             return embedder
-        why = f"{root / 'export'} is of another checkpoint, or has another threshold or calibration"
+    get_logger().info(f"no export of {shown(found)} as it is now: exporting it to {shown(root / KEPT)}")
+    return _of_new_export(given, root, described, export)
+
+
+def _of_export(folder: Path, described: str) -> Embedder | None:
+    """Return the embedder of an export, None where there is none; what is wrong with it is logged."""
+    from plsc.apps.serving.embedder import from_export
+
+    try:
+        return from_export(folder, described)
     except MissingFileError:
-        why = "there is no export yet"
+        return None
     except UserError as error:
-        why = str(error)
-    get_logger().info(f"{why}: exporting {path} to a temporary folder (plsc export beforehand saves that)")
-    return None
+        get_logger().info(str(error))
+        return None
+
+
+def _of_new_export(given: config.Config, root: Path, described: str, export: Export) -> Embedder:
+    """Export the checkpoint, and keep that in the run's folder for the next start, unless nothing can be written there."""
+    from plsc.apps.serving.embedder import from_export
+
+    with tempfile.TemporaryDirectory(prefix="plsc-serve-") as folder:
+        new = Path(folder) / "export"
+        export(given, new)
+        try:
+            with atomic_write(root / KEPT) as beside:
+                shutil.copytree(new, beside)
+                remove(root / KEPT)
+        except OSError as error:
+            get_logger().info(
+                f"{shown(root / KEPT)}: {shown(error.strerror or error)}; the next start exports again"
+            )
+        return from_export(new, described)
 
 
 def _serve(embedder: Embedder, gallery: Gallery | None, args: argparse.Namespace, options: Options) -> None:

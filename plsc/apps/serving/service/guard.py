@@ -22,15 +22,6 @@ from plsc.apps.serving.service.options import Options
 from plsc.apps.serving.service.refusal import Refusal, refused
 from plsc.errors import shown
 
-OPEN = {
-    "/",
-    "/docs",
-    "/health",
-    "/openapi.json",
-    "/page.css",
-    "/page.js",
-    "/docs.js",
-}  # show nothing of the gallery
 _SECURITY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -43,10 +34,11 @@ _SECURITY = {
 
 
 class Guard:
-    """An ASGI middleware around the whole service."""
+    """An ASGI middleware around the whole service; `open_paths` are answered to everybody."""
 
-    def __init__(self, app: ASGIApp, options: Options, metrics: Metrics):
+    def __init__(self, app: ASGIApp, options: Options, metrics: Metrics, open_paths: frozenset[str]):
         self._app = app
+        self._open = open_paths
         self._options = options
         self._metrics = metrics
         self._bodies = 0
@@ -80,7 +72,9 @@ class Guard:
             raise Refusal(421, f"Host '{shown(host)}': this service answers to {names} only")
         if scope["method"] not in ("GET", "HEAD") and _of_another_site(headers, host):
             raise Refusal(403, "the request comes from a web page of another site")
-        if options.private and scope["path"] not in OPEN:
+        # A wrong token is refused where none is needed, too: who gives one wants to know.
+        brings = options.token is not None and headers.get("authorization", "").lower().startswith("bearer")
+        if (options.private or brings) and scope["path"] not in self._open:
             check_token(headers, options.token)
         if scope["method"] == "POST" and self._bodies >= options.queue:
             raise Refusal(503, f"{options.queue} requests are in progress; try again later")

@@ -8,10 +8,12 @@ function make(tag, className, ...children) {
   return element;
 }
 
-const nameOf = (schema) => schema.$ref.split("/").pop();
+let schemas = {};
+
+const fieldsOf = (schema) => Object.entries(schemas[schema.$ref.split("/").pop()].properties);
 
 function typeOf(schema) {
-  if (schema.$ref) return nameOf(schema);
+  if (schema.$ref) return `{${fieldsOf(schema).map(([name]) => name).join(", ")}}`;
   if (schema.anyOf) return schema.anyOf.map(typeOf).join(" or ");
   return schema.type === "array" ? `[${typeOf(schema.items)}]` : schema.type;
 }
@@ -22,20 +24,29 @@ function table(heads, rows) {
   return make("div", "wide", make("table", "", head, ...body));
 }
 
+const formOf = (operation) => operation.requestBody?.content["multipart/form-data"].schema;
+
 function curl(method, path, operation) {
   const words = ["curl"];
   if (method !== "get") words.push(`-X ${method.toUpperCase()}`);
-  if (operation.requestBody) words.push("-F picture=@a.png");
+  const form = formOf(operation);
+  if (form) words.push("-F picture=@a.png");
   if (path === "/verify") words.push("-F picture=@b.png");
+  if (form?.required.includes("name")) words.push("-F name=…");
   if (operation.security) words.push("-H 'Authorization: Bearer …'");
   const needed = (operation.parameters || []).filter((parameter) => parameter.required);
   const query = needed.map((parameter) => `${parameter.name}=…`).join("&");
   return `${words.join(" ")} '${new URL(path.slice(1), location.href)}${query ? `?${query}` : ""}'`;
 }
 
-function show(method, path, operation, schemas) {
+function show(method, path, operation) {
   const section = make("section", "", make("h2", "", make("code", "", `${method.toUpperCase()} ${path}`)));
   section.append(make("p", "", operation.description || operation.summary), make("pre", "", curl(method, path, operation)));
+  const form = formOf(operation);
+  if (form) {
+    section.append(table(["in the form", "type", ""], Object.entries(form.properties).map(([name, field]) =>
+      [name, name === "picture" ? "files" : typeOf(field), form.required.includes(name) ? "needed" : ""])));
+  }
   const parameters = operation.parameters || [];
   if (parameters.length) {
     section.append(table(["in the address", "type", "default", ""], parameters.map(({ name, schema, required, description }) =>
@@ -44,8 +55,7 @@ function show(method, path, operation, schemas) {
   const good = Object.values(operation.responses)[0];
   const schema = good.content?.["application/json"]?.schema;
   if (schema?.$ref) {
-    const fields = Object.entries(schemas[nameOf(schema)].properties);
-    section.append(make("p", "faint", "answers"), table(["field", "type", ""], fields.map(([name, field]) =>
+    section.append(make("p", "faint", "answers"), table(["field", "type", ""], fieldsOf(schema).map(([name, field]) =>
       [name, typeOf(field), field.description || ""])));
   }
   return section;
@@ -53,9 +63,10 @@ function show(method, path, operation, schemas) {
 
 async function begin() {
   const { paths, components } = await (await fetch("openapi.json")).json();
+  schemas = components.schemas;
   for (const [path, methods] of Object.entries(paths)) {
     for (const [method, operation] of Object.entries(methods)) {
-      document.getElementById("paths").append(show(method, path, operation, components.schemas));
+      document.getElementById("paths").append(show(method, path, operation));
     }
   }
 }
