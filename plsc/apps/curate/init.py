@@ -36,6 +36,7 @@ _FEW_PICTURES = 20_000  # below, a small network of 64 x 64 pixels learns as muc
 _MANY_PICTURES = 500_000
 _FEW_CLASSES = 2_000
 _FEW_PEOPLE = 500
+_HUNDREDS = 100
 _LEAST_STEPS = 300  # of a network that starts anew
 _HALF = 0.5
 _RANKS = 2  # of the commands that are suggested
@@ -95,8 +96,9 @@ def _all_grey(images: EvalSet) -> bool:
 
 
 def _share_to_hold_out(names: Sequence[str]) -> float | None:
-    """Choose the share of the classes that are not trained on: ten or more if there are as many, at least two, at most a half."""
-    share = enough_held_out(names) or _HALF
+    """Choose the share of the classes that are not trained on: of few a half, from which a gallery learns how alike strangers are, else
+    the least that has ten; None where fewer than two would be left on a side."""
+    share = (enough_held_out(names) if len(names) >= _HUNDREDS else None) or _HALF
     return share if LEAST <= held_out(names, share).sum() <= len(names) - LEAST else None
 
 

@@ -32,7 +32,7 @@ def init(*words):
 
 @pytest.mark.parametrize(
     ("classes", "grey", "size", "hold_out"),
-    [(30, True, [32, 32], 0.3), (12, False, [32, 32], 0.5), (4, False, [32, 32], None)],
+    [(120, True, [32, 32], 0.1), (12, False, [32, 32], 0.5), (4, False, [32, 32], None)],
 )
 def test_what_it_writes_trains_and_verifies(tmp_path, monkeypatch, capsys, classes, grey, size, hold_out):
     monkeypatch.chdir(tmp_path)
