@@ -184,17 +184,20 @@ struct Stream {
     std::vector<char> staged;  // what `from` had when the copy was queued; empty: it is read when the copy is done
   };
   std::deque<Copy> queue;
+  long done = 0;  // copies
   void finish() {
     std::lock_guard<std::recursive_mutex> held(lock);
     while (!queue.empty()) {
       Copy next = queue.front();
       queue.pop_front();
+      done++;
       copy(next.to, next.staged.empty() ? next.from : next.staged.data(), next.bytes);
     }
   }
 };
 struct Event {
   Stream* stream = nullptr;
+  long place = 0;  // copies of the stream before it
 };
 std::vector<Stream*> streams;
 
@@ -231,11 +234,12 @@ C_Status drop_event(const C_Device, C_Event handle) {
 }
 C_Status query_stream(const C_Device, C_Stream handle) { return ((Stream*)handle)->queue.empty() ? C_SUCCESS : C_FAILED; }
 C_Status query_event(const C_Device, C_Event handle) {
-  Stream* stream = ((Event*)handle)->stream;
-  return !stream || stream->queue.empty() ? C_SUCCESS : C_FAILED;
+  auto* event = (Event*)handle;
+  return !event->stream || event->place <= event->stream->done ? C_SUCCESS : C_FAILED;
 }
-C_Status record(const C_Device, C_Stream stream, C_Event event) {
-  ((Event*)event)->stream = (Stream*)stream;
+C_Status record(const C_Device, C_Stream handle, C_Event event) {
+  auto* stream = (Stream*)handle;
+  *(Event*)event = {stream, stream->done + (long)stream->queue.size()};
   return C_SUCCESS;
 }
 C_Status stream_waits(const C_Device, C_Stream, C_Event event) {
