@@ -54,12 +54,19 @@ CASES = {
 }
 
 
+PHOTOS = "DataLoader.Train.dataset={name: Synthetic, num_classes: 23, images_per_class: 5, image_shape: [3, 112, 112]}"
+NETWORKS = {
+    name: [PHOTOS, "DataLoader.Train.batch_size=2", f"Model={{name: {name}, embedding_size: 64}}"]
+    for name in ("IResNet18", "MobileFaceNet", "FaceViT_tiny")
+}
+
+
 def cases():
     from plsc.heads.config import head_names
 
     heads = {name: [f"Head={{name: {name}}}"] for name in head_names() if name.startswith("dist_")}
     found = {**CASES, **heads}
-    return {name: found[name] for name in names} if names else found
+    return {name: {**found, **NETWORKS}[name] for name in names} if names else found
 
 
 def round_once_more():

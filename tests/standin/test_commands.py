@@ -127,6 +127,12 @@ def test_auto_is_the_kind_of_the_plug_in_with_its_settings(plugin, tmp_path):
             "bfloat16 is none that Paddle's autocast has for standin",
         ),
         ("standin", 3, {}, "3 ranks on this machine, but 2 visible cards: a rank takes one"),
+        (
+            "standin",
+            2,
+            {"STANDIN_COLLECTIVES": "0"},
+            "ERROR standin: its plug-in has no CCLGetUniqueId, which several ranks need",
+        ),
     ],
 )
 def test_a_card_that_is_not_there_is_refused_in_a_line(device, ranks, env, said, plugin, tmp_path):
@@ -163,7 +169,7 @@ assert accelerator.peak_bytes() == accelerator.used_bytes() == before
 assert accelerator.total_bytes() is None and accelerator.name() == "standin"
 for error in (OSError("a disk"), OSError("CustomDevice error of another kind")):
     try:
-        with accelerator.out_of_memory("remedy"):
+        with accelerator.explained("remedy"):
             raise error
     except OSError as raised:
         assert raised is error
