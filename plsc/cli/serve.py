@@ -7,6 +7,7 @@ from pathlib import Path
 
 from plsc.apps.serving.service import command
 from plsc.config import Config
+from plsc.distributed.kinds import CPU
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -15,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def export(cfg: Config, folder: Path) -> None:
-    """Export the checkpoint that the config names to a folder, without the kit, which nobody would use."""
+    """Export the checkpoint that the config names to a folder, on the CPU, without the kit, which nobody would use."""
     from plsc.entry import Entry  # imports Paddle
 
-    Entry(cfg.edit({"Export.kit": 0}, "plsc serve")).export(folder)
+    Entry(cfg.edit({"Export.kit": 0, "Global.device": CPU}, "plsc serve")).export(folder)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,8 @@ _DETERMINISTIC = {
 }
 # The least compute capability of GPUs, below which Paddle's autocast does nothing but warn, and the first of them.
 _CAPABLE = {"float16": ((7, 0), "V100"), "bfloat16": ((8, 0), "A100")}
+_NO_KERNEL = re.compile(r"kernel `(\w+)` is not registered|registered in the (\w+) operator")
+_NO_COLLECTIVE = re.compile(r"(CCL\w+) is not implemented on")
 # Paddle 2.6 tells the memory of GPUs alone.
 _memory = paddle.device if hasattr(paddle.device, "memory_allocated") else paddle.device.cuda
 
@@ -277,23 +280,35 @@ def total_bytes() -> int | None:
 
 
 @contextlib.contextmanager
-def out_of_memory(remedy: str) -> Iterator[None]:
-    """Raise UserError, with a remedy, in place of what Paddle raises inside the block when a device has no more memory.
+def explained(remedy: str) -> Iterator[None]:
+    """Raise UserError in place of what Paddle raises inside the block for want of a device's memory, kernel or collective.
 
-    A plug-in's failed call says no more than that it failed: it is one for memory if as much as is in use cannot be had again.
+    remedy: for want of memory. A plug-in's failed call says no more than that it failed: it is one for memory if as much as is
+    in use cannot be had again.
     """
     try:
         yield
-    except (MemoryError, OSError) as error:
-        if not on_device() or not (isinstance(error, MemoryError) or _cannot_double(error)):
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not on_device() or not (why := _wanting(error, remedy)):
             raise
-        used = used_bytes() / 2**20
-        raise UserError(
-            f"{kind_in_use()}: its memory is used up ({used:,.1f} MB by tensors); {remedy}"
-        ) from error
+        raise UserError(f"{kind_in_use()}: {why}") from error
 
 
-def _cannot_double(error: OSError) -> bool:
+def _wanting(error: Exception, remedy: str) -> str:
+    """Say what a device lacks by an error of Paddle's; "" if it is another one."""
+    if found := _NO_KERNEL.search(str(error)):
+        return (
+            f"there is no kernel for the operator {found[1] or found[2]}, nor one of the CPU that Paddle may take; take a newer "
+            "plug-in, or let FLAGS_enable_api_kernel_fallback=1 copy what the CPU can compute"
+        )
+    if found := _NO_COLLECTIVE.search(str(error)):
+        return f"its plug-in has no {found[1]}, which several ranks need; take a newer one, one card, or Global.device=cpu"
+    if isinstance(error, MemoryError) or _cannot_double(error):
+        return f"its memory is used up ({used_bytes() / 2**20:,.1f} MB by tensors); {remedy}"
+    return ""
+
+
+def _cannot_double(error: Exception) -> bool:
     if "CustomDevice error" not in str(error):
         return False
     try:

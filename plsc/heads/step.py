@@ -277,11 +277,10 @@ class Step:
         them."""
         if self.spec.ranges is None:
             return None
-        stops = to_device(np.array([stop for _, stop in self.spec.ranges]))
-        of_rows = self.bank.index_tensor + self.bank.shard.start
+        row_K = self.bank.index_tensor + self.bank.shard.start
         return tuple(
-            (classes.unsqueeze(1) >= stops).astype("float32").sum(axis=1)
-            for classes in (samples.label_N, of_rows)
+            sum((class_n >= stop).astype("float32") for _, stop in self.spec.ranges)
+            for class_n in (samples.label_N, row_K)
         )
 
     def _move_targets(

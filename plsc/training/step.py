@@ -18,10 +18,12 @@ from plsc.heads.softmax import HeadOutput
 class TakenStep:
     """A step as this rank has it after the backward pass.
 
-    learning_rate: of the backbone's update. emb_BD: with its gradient. out: of the head. losses: of the parts, by their names.
+    index_B: the batch's indices on the device, int64. learning_rate: of the backbone's update. emb_BD: with its gradient.
+    out: of the head. losses: of the parts, by their names.
     """
 
     batch: Batch
+    index_B: paddle.Tensor
     learning_rate: float
     emb_BD: paddle.Tensor
     out: HeadOutput

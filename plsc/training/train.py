@@ -46,14 +46,14 @@ def train(cfg: Config, model: Any = None, make_optimizer: Callable | None = None
 def _train(cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callable | None) -> dict[str, Any]:
     notes = start(cfg)
     from plsc import distributed
-    from plsc.distributed.accelerator import out_of_memory
+    from plsc.distributed.accelerator import explained
     from plsc.heads.self_check import refuse_a_wrong_head
     from plsc.training import card
 
     for note in notes:
         get_logger().info(note)
-    distributed.run_on_rank_0(partial(check_packages, cfg.Global.loggers))
-    with out_of_memory("lower DataLoader.Train.batch_size, or Head.logits_budget_mb"):
+    with explained("lower DataLoader.Train.batch_size, or Head.logits_budget_mb"):
+        distributed.run_on_rank_0(partial(check_packages, cfg.Global.loggers))
         refuse_a_wrong_head(cfg.Global.tf32)
         guarded.listen()
         trainer, metrics, seconds = _begin(cfg, guarded, model, make_optimizer)

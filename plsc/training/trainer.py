@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import paddle
 from pydantic import NonNegativeInt
 
@@ -173,13 +174,14 @@ class Trainer:
         with timer.part("check"):
             undo = self.network.remember(), self.head.remember()
         emb_BD = self.network.forward(batch.images, self.step)
-        out = self.head(emb_BD, to_device(batch.labels), self.step, counts=batch.counts, check=False)
+        label_B, index_B = to_device(np.stack([batch.labels, batch.indices]))
+        out = self.head(emb_BD, label_B, self.step, counts=batch.counts, check=False)
         losses = {part.name: part.loss(batch, emb_BD) for part in self.parts}
         losses = {name: loss for name, loss in losses.items() if loss is not None}
         sum(losses.values(), start=out.loss).backward()  # up to the embeddings, and the centres
         self.network.backward(emb_BD.grad)
         rates = self.rates(self.step)
-        taken = TakenStep(batch, rates.backbone, emb_BD, out, losses)
+        taken = TakenStep(batch, index_B, rates.backbone, emb_BD, out, losses)
         verdict = self.agree(taken)
         left_out = None
         if verdict.counts:

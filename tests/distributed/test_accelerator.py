@@ -70,6 +70,28 @@ def test_a_launch_takes_the_first_kind_that_paddle_has(build, monkeypatch):
     assert why_none("gpu") == "" and "takes npu, the first kind" in why_none("gpu", 2)
 
 
+def test_cards_are_counted_where_paddle_counts_those_of_the_kind(build, monkeypatch):
+    build(2)
+    monkeypatch.setattr(paddle, "is_compiled_with_xpu", lambda: True)
+    monkeypatch.setattr(paddle.base.core, "get_xpu_device_count", lambda: 3, raising=False)
+    assert [accelerator.count(kind) for kind in ("gpu", "xpu", "npu")] == [2, 3, 0]
+
+
+def test_a_gpu_tells_its_name_and_its_memory(monkeypatch):
+    monkeypatch.setattr(paddle, "get_device", lambda: "gpu:1")
+    card = SimpleNamespace(total_memory=80 << 30)
+    monkeypatch.setattr(paddle.device.cuda, "get_device_properties", lambda: card)
+    monkeypatch.setattr(paddle.device.cuda, "get_device_name", lambda: "H100")
+    assert (accelerator.name(), accelerator.total_bytes()) == ("H100", 80 << 30)
+
+
+def test_the_peak_of_a_cpu_is_its_processs(monkeypatch):
+    reset = []
+    monkeypatch.setattr(accelerator, "reset_resident_peak", lambda: reset.append(True))
+    accelerator.reset_peak()
+    assert reset and accelerator.peak_bytes() > 0
+
+
 def test_settings_of_a_kind_are_made_unless_the_user_has_made_them(monkeypatch):
     for name in kinds.KINDS["npu"].settings:
         monkeypatch.delenv(name, raising=False)

@@ -31,6 +31,12 @@ def test_an_array_on_the_device_is_a_copy(array):
     np.testing.assert_array_equal(tensor.numpy(), expected)
 
 
+def test_of_pinned_memory_paddle_keeps_the_source_itself(monkeypatch):
+    monkeypatch.setattr(accelerator, "kind_in_use", lambda: "gpu")
+    monkeypatch.setattr(paddle, "CUDAPinnedPlace", paddle.CPUPlace)
+    assert to_device(np.arange(3)).tolist() == [0, 1, 2] and not accelerator._in_flight
+
+
 @pytest.fixture
 def as_a_gpu(monkeypatch):
     monkeypatch.setenv("PLSC_KERNELS", "0")

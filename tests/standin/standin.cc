@@ -9,7 +9,8 @@
 //
 // In the environment: STANDIN_CARDS (2); STANDIN_BYTES of a card (no limit); STANDIN_PATIENCE, seconds that a collective
 // waits for a rank (30); STANDIN_SHORT="rank:collective:FILE", a rank that says a byte less than it should in its collective of
-// this number, once: FILE, which is made, says that it has.
+// this number, once: FILE, which is made, says that it has; STANDIN_COLLECTIVES=0, a plug-in without any; STANDIN_KERNELS=FILE, the
+// kernels that the device has: see keep_kernels.
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -25,8 +26,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <map>
 #include <mutex>
+#include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -184,17 +188,20 @@ struct Stream {
     std::vector<char> staged;  // what `from` had when the copy was queued; empty: it is read when the copy is done
   };
   std::deque<Copy> queue;
+  long done = 0;  // copies
   void finish() {
     std::lock_guard<std::recursive_mutex> held(lock);
     while (!queue.empty()) {
       Copy next = queue.front();
       queue.pop_front();
+      done++;
       copy(next.to, next.staged.empty() ? next.from : next.staged.data(), next.bytes);
     }
   }
 };
 struct Event {
   Stream* stream = nullptr;
+  long place = 0;  // copies of the stream before it
 };
 std::vector<Stream*> streams;
 
@@ -231,11 +238,12 @@ C_Status drop_event(const C_Device, C_Event handle) {
 }
 C_Status query_stream(const C_Device, C_Stream handle) { return ((Stream*)handle)->queue.empty() ? C_SUCCESS : C_FAILED; }
 C_Status query_event(const C_Device, C_Event handle) {
-  Stream* stream = ((Event*)handle)->stream;
-  return !stream || stream->queue.empty() ? C_SUCCESS : C_FAILED;
+  auto* event = (Event*)handle;
+  return !event->stream || event->place <= event->stream->done ? C_SUCCESS : C_FAILED;
 }
-C_Status record(const C_Device, C_Stream stream, C_Event event) {
-  ((Event*)event)->stream = (Stream*)stream;
+C_Status record(const C_Device, C_Stream handle, C_Event event) {
+  auto* stream = (Stream*)handle;
+  *(Event*)event = {stream, stream->done + (long)stream->queue.size()};
   return C_SUCCESS;
 }
 C_Status stream_waits(const C_Device, C_Stream, C_Event event) {
@@ -576,6 +584,32 @@ PD_REGISTER_PLUGIN_KERNEL(add, standin, ALL_LAYOUT, AddKernel, float) {}
 PD_REGISTER_PLUGIN_KERNEL(matmul_grad, standin, ALL_LAYOUT, MatmulGradKernel, phi::dtype::bfloat16, phi::dtype::float16) {}
 PD_REGISTER_PLUGIN_KERNEL(matmul, standin, ALL_LAYOUT, MatmulKernel, phi::dtype::bfloat16, phi::dtype::float16) {}
 
+// Lets the device have the kernels of a file, of lines "operator dtype ...": who asks Paddle for its kernels sees these,
+// and Paddle's CPU, which computes for the device, has no other, so that an operator that is not listed fails by its name.
+//
+// A kernel that hands any operator on to the CPU cannot be written: Paddle calls a kernel's typed function
+// (Kernel::GetVariadicKernelFn), and each has a type of its own. So the listed ones have a layout that no tensor has.
+void keep_kernels(const char* path) {
+  std::ifstream file(path);
+  auto& all = phi::KernelFactory::Instance().kernels();
+  std::map<std::string, std::set<std::string>> listed;
+  for (std::string line, name, dtype; std::getline(file, line);) {
+    std::istringstream words(line);
+    for (words >> name; words >> dtype;) listed[name].insert(dtype);
+  }
+  for (auto& [name, kernels] : all) {
+    auto before = kernels;
+    auto& dtypes = listed[name];
+    for (auto& [key, kernel] : before) {
+      if (key.backend() != phi::Backend::CPU) continue;
+      if (dtypes.count("any") || dtypes.count(phi::DataTypeToString(key.dtype())))
+        kernels[{phi::Backend::CUSTOM, phi::DataLayout::ONEDNN, key.dtype()}] = kernel;
+      else
+        kernels.erase(key);
+    }
+  }
+}
+
 // Writes all counts to a file as JSON, and starts them anew.
 extern "C" __attribute__((visibility("default"))) void standin_counts(const char* path) {
   std::lock_guard<std::recursive_mutex> held(lock);
@@ -639,18 +673,21 @@ extern "C" void InitPlugin(CustomRuntimeParams* plugin) {
   device->async_memory_copy_h2d = copy_queued<TO_DEVICE>;
   device->async_memory_copy_d2h = copy_queued<TO_HOST>;
   device->async_memory_copy_d2d = copy_queued<ON_DEVICE>;
-  device->xccl_get_comm_name = name_of_group;
-  device->xccl_get_unique_id_size = id_bytes;
-  device->xccl_get_unique_id = make_id;
-  device->xccl_comm_init_rank = join;
-  device->xccl_destroy_comm = leave;
-  device->xccl_all_reduce = all_reduce;
-  device->xccl_reduce = reduce;
-  device->xccl_reduce_scatter = reduce_scatter;
-  device->xccl_broadcast = broadcast;
-  device->xccl_all_gather = all_gather;
-  device->xccl_group_start = nothing;
-  device->xccl_group_end = nothing;
+  if (setting("STANDIN_COLLECTIVES", 1)) {
+    device->xccl_get_comm_name = name_of_group;
+    device->xccl_get_unique_id_size = id_bytes;
+    device->xccl_get_unique_id = make_id;
+    device->xccl_comm_init_rank = join;
+    device->xccl_destroy_comm = leave;
+    device->xccl_all_reduce = all_reduce;
+    device->xccl_reduce = reduce;
+    device->xccl_reduce_scatter = reduce_scatter;
+    device->xccl_broadcast = broadcast;
+    device->xccl_all_gather = all_gather;
+    device->xccl_group_start = nothing;
+    device->xccl_group_end = nothing;
+  }
+  if (const char* path = getenv("STANDIN_KERNELS")) keep_kernels(path);
   device->is_bfloat16_supported = yes;
   device->is_float16_supported = yes;
   device->get_compute_capability = version;

@@ -59,13 +59,13 @@ def test_cards_compute_the_bits_of_the_cpu(ranks, names, plugin, tmp_path):
 
 
 IMAGES = 12 * 12 * 10  # bytes of the 12 pictures of a step
-LABELS = 12 * 8
+LABELS = 12 * 2 * 8  # with their indices
 KEYS = 12 * 2 * 8  # for dropout, of each sample
 FLAGS = 3 * 8  # what the parts tell the other ranks
 OUT = 8 * 8  # the five numbers of a step, and the flags
 
 
-@pytest.mark.parametrize("case", ["plain", "AdamW, clipped", "sampled"])
+@pytest.mark.parametrize("case", ["plain", "AdamW, clipped", "sampled", "several sets"])
 def test_a_step_copies_the_batch_in_and_the_verdict_out_and_waits_once(case, plugin, tmp_path):
     """Counted by the plug-in; operators without a kernel, which Paddle copies for, are left out by their names."""
     run_cases("standin", tmp_path / "cards", 1, case, PLSC_TEST_COUNT="1", **plugin)

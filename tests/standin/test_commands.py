@@ -1,6 +1,8 @@
 """What a user sees who computes on cards: commands, mistakes, ranks that fail; and that the stand-in shows bugs."""
 
+import json
 import signal
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -46,26 +48,50 @@ VERBS = [
 ]
 
 
-def test_each_verb_gives_on_a_card_what_it_gives_on_the_cpu(plugin, tmp_path):
-    """Training, evaluation, embeddings, and who is found in a gallery. Exports are computed on the CPU."""
+@pytest.fixture(scope="module")
+def faces(plugin, tmp_path_factory):
+    """Run the verbs on a card and on the CPU -> of each kind its folder, and what the last verb said."""
     pixels = np.random.default_rng(0).integers(0, 256, (8, 3, 16, 16), np.uint8)
-    found = {}
+    done = {}
     for kind, env in (("standin", plugin), ("cpu", {})):
-        folder = tmp_path / kind
+        folder = tmp_path_factory.mktemp(kind)
         for person, pictures in enumerate(pixels):
             (folder / f"faces/{person}").mkdir(parents=True)
             for number, picture in enumerate(pictures):
                 cv2.imwrite(str(folder / f"faces/{person}/{number}.png"), picture)
         (folder / "faces.yaml").write_text(FACES)
-        said = [
-            run_python(
-                "-m", "plsc", *verb, "-o", f"Global.device={kind}", cwd=folder, **THE_WAY_OF_DEVICES, **env
-            )
-            for verb in VERBS
-        ]
+        for verb in VERBS:
+            device = ["-o", f"Global.device={kind}"]
+            said = run_python("-m", "plsc", *verb, *device, cwd=folder, **THE_WAY_OF_DEVICES, **env).stdout
+        done[kind] = folder, said
+    return done
+
+
+def test_each_verb_gives_on_a_card_what_it_gives_on_the_cpu(faces):
+    """Training, evaluation, embeddings, and who is found in a gallery. Exports are computed on the CPU."""
+    found = {}
+    for kind, (folder, said) in faces.items():
         files = ["test/results.json", "predict/embeddings.npy"]
-        found[kind] = [said[-1].stdout, *((folder / "output" / name).read_bytes() for name in files)]
+        found[kind] = [said, *((folder / "output" / name).read_bytes() for name in files)]
     assert found["standin"] == found["cpu"] and '"similarity"' in found["cpu"][0]
+
+
+def test_a_service_without_a_card_answers_as_the_gallery_that_a_card_has_made(faces, monkeypatch):
+    """It computes by the export, on the CPU, whatever device the network was trained on."""
+    pytest.importorskip("fastapi", reason="the extra serve is not installed")
+    from plsc.apps.export.graphs import TOLERANCE
+    from tests.apps.serving.test_serve_command import started
+
+    folder, said = faces["standin"]
+    monkeypatch.chdir(folder)
+    with started("-c", "output", "--gallery", "known.gallery") as (_, client):
+        _, served = client.send("/search?threshold=0.5", Path("faces/2/1.png").read_bytes())
+    [found] = json.loads(said)
+    distance = 8**0.5 * TOLERANCE  # which is of each number of an embedding
+    assert served["name"] == found["name"] == "2"
+    for ours, theirs in zip(served["matches"], found["matches"], strict=True):
+        assert abs(ours.pop("similarity") - theirs.pop("similarity")) <= distance
+        assert ours == theirs
 
 
 def test_the_cpu_beside_a_plug_in_is_the_cpu(plugin, tmp_path):
@@ -101,6 +127,12 @@ def test_auto_is_the_kind_of_the_plug_in_with_its_settings(plugin, tmp_path):
             "bfloat16 is none that Paddle's autocast has for standin",
         ),
         ("standin", 3, {}, "3 ranks on this machine, but 2 visible cards: a rank takes one"),
+        (
+            "standin",
+            2,
+            {"STANDIN_COLLECTIVES": "0"},
+            "ERROR standin: its plug-in has no CCLGetUniqueId, which several ranks need",
+        ),
     ],
 )
 def test_a_card_that_is_not_there_is_refused_in_a_line(device, ranks, env, said, plugin, tmp_path):
@@ -137,7 +169,7 @@ assert accelerator.peak_bytes() == accelerator.used_bytes() == before
 assert accelerator.total_bytes() is None and accelerator.name() == "standin"
 for error in (OSError("a disk"), OSError("CustomDevice error of another kind")):
     try:
-        with accelerator.out_of_memory("remedy"):
+        with accelerator.explained("remedy"):
             raise error
     except OSError as raised:
         assert raised is error

@@ -11,15 +11,17 @@ FAULTY = "Model={{name: 'tests.faults:FaultyNet', plan: ['{plan}'], marks: '{mar
     ("fault", "said"),
     [
         ("killed", "rank 1 was killed (signal 9) at step 3; restart 1 from step 2"),
-        ("late", "no progress for 3 s: rank 1 is at step 3 in"),
+        ("late", " s: rank 1 is at step 3 in"),
         ("short", "failed at step"),
     ],
 )
 def test_a_rank_that_fails_the_others_is_restarted_with_them(fault, said, plugin, tmp_path):
     plans = {"killed": "1:3:SIGKILL", "late": "1:3:late", "short": "0:99:late"}
-    env = {"STANDIN_PATIENCE": "3"}
-    if fault == "short":
-        env["STANDIN_SHORT"] = f"1:75:{tmp_path}/mark"
+    env = {
+        "killed": {},
+        "late": {"STANDIN_PATIENCE": "10"},  # of the 35 seconds that it is late
+        "short": {"STANDIN_SHORT": f"1:75:{tmp_path}/mark"},
+    }[fault]
     model = FAULTY.format(plan=plans[fault], marks=tmp_path)
     code, text = train(tmp_path, model, "Global.device=standin", ranks=2, **env, **plugin)
     assert code == 0 and said in text and "newest checkpoint step 4" in text

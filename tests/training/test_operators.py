@@ -121,6 +121,19 @@ def test_a_training_that_shall_not_fall_back_ends_before_its_first_step(device):
     refuse_or_name_fallbacks(cfg, Preprocessing((1,)))
 
 
+def test_a_step_that_cannot_be_recorded_is_said_or_refused(device, monkeypatch):
+    def record(*_):
+        raise UserError("no record")
+
+    said = []
+    monkeypatch.setattr(operators, "record", record)
+    monkeypatch.setattr(operators, "warn", said.append)
+    refuse_or_name_fallbacks(load(), Preprocessing((1,)))
+    assert said == ["which operators other has no kernel for is not known: no record"]
+    with pytest.raises(UserError, match="^no record"):
+        refuse_or_name_fallbacks(load(None, ["Global.fallback=refuse"]), Preprocessing((1,)))
+
+
 @pytest.mark.parametrize("kind", [kinds.CPU, kinds.GPU])
 def test_nothing_is_recorded_where_every_operator_has_a_kernel(kind, device, monkeypatch):
     monkeypatch.setattr(accelerator, "kind_in_use", lambda: kind)

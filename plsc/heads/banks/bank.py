@@ -93,7 +93,7 @@ class Bank(ABC):
     @property
     def index_tensor(self) -> paddle.Tensor:
         """The selected rows on the device, int64 [K]; the shard's size for one that is not used."""
-        return tensor_of(self.index)
+        return paddle.arange(self.shard.size) if self._index_K is None else tensor_of(self._index_K)
 
     @property
     def certain(self) -> int:

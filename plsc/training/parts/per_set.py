@@ -6,6 +6,7 @@ float64 sums of float32 numbers, which hardly ever round, so they do not depend 
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from pydantic import Field, FiniteFloat, NonNegativeInt
 
 from plsc import distributed
 from plsc.data.joined import Joined
-from plsc.distributed.accelerator import to_device
 from plsc.errors import UserError, shown
 from plsc.training.parts.part import Part, State
 from plsc.training.step import TakenStep
@@ -54,11 +54,15 @@ class PerSet(Part):
     def update(self, run: Any, step: TakenStep) -> None:
         """Add this rank's samples of a step."""
         out = step.out
-        sets = np.arange(len(self._data.parts))[:, np.newaxis]
-        of_set_SB = to_device((self._data.sets_of(step.batch.indices) == sets).astype(np.float64))
+        index_B = step.index_B
+        of_sets = [
+            ((start <= index_B) & (index_B < stop)).astype("float32")
+            for start, stop in itertools.pairwise(self._data.starts.tolist())
+        ]
         values_B3 = paddle.stack(
             [out.losses_B, out.correct_B.astype("float32"), paddle.ones_like(out.losses_B)], axis=1
         )
+        of_set_SB = paddle.stack(of_sets).astype("float64")
         self._sums = self._sums + paddle.matmul(of_set_SB, values_B3.detach().astype("float64"))
 
     def row(self) -> dict[str, float]:

@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Compare and look up pictures over HTTP, with a page for people.",
         epilog="example: plsc serve --gallery people.gallery --port 8000",
     )
-    config.add_arguments(parser)
+    config.add_arguments(parser, device=False)  # it computes on the CPU
     parser.add_argument(
         "--export", metavar="FOLDER", help="an export to serve in place of a run's checkpoint"
     )
