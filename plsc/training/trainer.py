@@ -66,8 +66,7 @@ class Trainer:
         stage: the stretch of the run, from whose config the following are built unless the caller replaces them.
         dataset: to train on. loader: its batches.
         network: the backbone. head: class centres and loss. optimizer: of the backbone.
-        rates: step -> the learning rates.
-        parts: the features of the run, in the order in which they are called.
+        rates: step -> the learning rates. parts: the features of the run, in the order in which they are called.
 
     Attributes: `step`, how many are done; `last_step`, that the stage ends at, and `total_steps`, that the run ends at; `since_good`,
     those since the last one that counted; `first_step`, of the run, not of a process that resumes it; `resumed`, whether a checkpoint
@@ -128,8 +127,7 @@ class Trainer:
     # -- the loop -----------------------------------------------------------------------------------------------------------
 
     def train(self, metrics: Metrics | None) -> None:
-        """Train from `step` to the end of the stage, or until a signal stops the run (`stopped` says so) and all ranks have
-        saved that step; `metrics` is rank 0's, None on the others."""
+        """Train to the end of the stage, or to a signal after which all ranks save. metrics: rank 0's, None on the others."""
         self.metrics = metrics
         self.loader.probe()
         self.head.bank.write_initial_rows()
