@@ -23,12 +23,13 @@ import numpy as np
 
 from plsc.apps.serving.gallery import Gallery, Match, quality
 from plsc.apps.serving.gallery.content import source_of
+from plsc.apps.serving.gallery.engine import refuse_existing
 from plsc.apps.serving.gallery.evaluate import evaluate
 from plsc.apps.serving.gallery.facts import Mapped
 from plsc.apps.serving.gallery.mapping import fit_map
+from plsc.apps.serving.gallery.milvus import is_url
 from plsc.apps.serving.gallery.names import name_of
 from plsc.apps.serving.gallery.pictures import embed_pictures, people_of, read_npy
-from plsc.apps.serving.gallery.store import refuse_existing
 from plsc.config import add_device
 from plsc.data.folder import is_aligned
 from plsc.distributed import environment
@@ -48,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def verb(name: str, help: str, network: str = "") -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=help, description=f"plsc gallery {name}: {help}.")
-        made.add_argument("gallery", help="the gallery's file")
+        made.add_argument("gallery", help="the gallery's file, or milvus://host:port/name")
         made.add_argument("--json", action="store_true", help="print JSON")
         if network:
             given = made.add_mutually_exclusive_group(required=network == "required")
@@ -362,11 +363,12 @@ def _remove(args: argparse.Namespace) -> Answer:
         gallery.remove_pictures(_listed(args.list, gallery)) if args.list else gallery.remove(*args.names)
     )
     receipt = {
-        "gallery": os.path.abspath(args.gallery),
+        "gallery": args.gallery if is_url(args.gallery) else os.path.abspath(args.gallery),
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "plsc": __version__,
         "network": gallery.facts.network,
         "removed": removed,
+        "erased": gallery.erasure,
         "before": before,
         "after": _state(gallery),
     }

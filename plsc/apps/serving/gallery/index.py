@@ -165,9 +165,33 @@ class Index:
         return unit_rows(np.add.reduceat(vectors, starts, axis=0)), owners[starts]
 
 
-def remove(path: Path) -> None:
+def load(store: Any, width: int, template: str) -> Any:
+    """Return the rows of a store: where it searches itself, what does; else those of the index's file, if it is the store's, and what
+    has changed since; else those of everybody."""
+    path = path_of(store)
+    found = path and Index.of_file(path, width, template)
+    if found:
+        rows, since = found
+        changed = store.changes(since)
+        if changed is not None:
+            rows.update(store, changed)
+            return rows
+    return of_everybody(store, width, template)
+
+
+def of_everybody(store: Any, width: int, template: str) -> Any:
+    """Return the rows of everybody in a store; where it searches itself, what does."""
+    return Index.of_store(store, width, template) if store.file else store.searched(template)
+
+
+def path_of(store: Any) -> Path | None:
+    """Return the path of the index's file; None: the rows are searched elsewhere."""
+    return store.file and Path(f"{store.file}.index")
+
+
+def remove(path: Path | None) -> None:
     """Remove an index's file, and what a process that was killed has left of one."""
-    for each in (path, _unfinished(path)):
+    for each in (path, _unfinished(path)) if path else ():
         each.unlink(missing_ok=True)
 
 

@@ -110,10 +110,7 @@ class Index:
 
     def finder(self, rows: np.ndarray, queries: np.ndarray) -> Callable[[int, int, np.ndarray], Found]:
         """Return a function of start, stop and floors float64 [Q], which finds the pairs that may reach the floors."""
-        lengths = np.linalg.norm(queries.astype(np.float64), axis=1)
-        terms = (self.width + 8) * 2.0**-24
-        error = terms / (1 - terms) * lengths * self.longest
-        error += 1e-30  # products that are too small for float32
+        error = float32_error(queries, self.longest)
 
         def find(start: int, stop: int, floors: np.ndarray) -> Found:
             products = queries @ rows[start:stop].T
@@ -346,6 +343,13 @@ class _Answers:
             people[number] = _first(both, self.people)
             if len(people[number]) == self.people:
                 self.floors[number] = max(self.floors[number], -people[number][-1][0])
+
+
+def float32_error(queries: np.ndarray, longest: float) -> np.ndarray:
+    """Bound how far float32 products of queries [..., D] with rows of at most this length are from float64 ones, in any order of the sums."""
+    terms = (queries.shape[-1] + 8) * 2.0**-24
+    lengths = np.linalg.norm(queries.astype(np.float64), axis=-1)
+    return terms / (1 - terms) * lengths * longest + 1e-30  # products that are too small for float32
 
 
 def products(rows: np.ndarray, index: np.ndarray, query: np.ndarray) -> np.ndarray:
