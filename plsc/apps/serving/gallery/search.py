@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from plsc.checkpoint.tensorfile import FileRows
 from plsc.distributed import environment
 from plsc.native import address, without_paddle
 
@@ -44,6 +45,7 @@ _FEW = 64  # people; more have so many candidates that products in float32 are f
 _FIRST = 128  # rows that give the first floor
 _GROWTH = 16  # rows of a round, to those of the round before
 _RANGE = 2**14  # rows that a thread takes at once
+_RANGES = 4  # ranges of rows of a file that are in memory at once
 _MOST = 2**15  # candidates of a range; of more all pairs are multiplied in float32, which is faster then
 _PENDING = 2**18  # candidates that are kept before they are multiplied in float64
 _AT_ONCE = 1024  # rows that are multiplied in float64 at once
@@ -65,10 +67,10 @@ class Found(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Rows float32 [N, D] and their owners int64 [N], with an index of them."""
+    """Rows float32 [N, D] and their owners int64 [N], negative for a row that counts no more, with an index of them."""
 
     index: Index
-    rows: np.ndarray
+    rows: np.ndarray | FileRows
     owners: np.ndarray
 
 
@@ -91,7 +93,7 @@ class Index:
         """Return an index of the rows that are taken in already, for products in float32."""
         return Index(self.width, self.count, self.longest)
 
-    def extend(self, rows: np.ndarray) -> None:
+    def extend(self, rows: np.ndarray | FileRows) -> None:
         """Take in those of the rows float32 [N, D] that are new: from `count` on."""
         lengths = (
             np.linalg.norm(rows[start : start + _AT_ONCE].astype(np.float64), axis=1).max()
@@ -99,10 +101,6 @@ class Index:
         )
         self.longest = max(self.longest, *lengths, 0.0)
         self.count = len(rows)
-
-    def remove(self, row: int) -> None:
-        """Put the last row in the place of this one."""
-        self.count -= 1
 
     def in_threads(self, work: Callable, ranges: list) -> list:
         """Return the results for all ranges. NumPy's products have threads of their own."""
@@ -161,14 +159,18 @@ class CodeIndex(Index):
         self.scales = np.empty(0, np.float32)
         self.errors = np.empty(0, np.float32)
 
-    def extend(self, rows: np.ndarray) -> None:
+    def extend(self, rows: np.ndarray | FileRows) -> None:
         if len(rows) > len(self.codes):
             room = max(len(rows), 2 * len(self.codes))
             self.codes = _with_room(self.codes[: self.count], room)
             self.scales = _with_room(self.scales[: self.count], room)
             self.errors = _with_room(self.errors[: self.count], room)
         ranges = _ranges(self.count, len(rows))
-        self.longest = max(self.longest, *self.in_threads(lambda at: self._encode(rows, *at), ranges), 0.0)
+        for start in range(0, len(ranges), _RANGES):
+            some = ranges[start : start + _RANGES]
+            self.longest = max(self.longest, *self.in_threads(lambda at: self._encode(rows, *at), some))
+            if isinstance(rows, FileRows):
+                rows.release()
         self.count = len(rows)
 
     def _encode(self, rows: np.ndarray, start: int, stop: int) -> float:
@@ -182,11 +184,6 @@ class CodeIndex(Index):
             address(self.scales[start:stop]),
             address(self.errors[start:stop]),
         )
-
-    def remove(self, row: int) -> None:
-        super().remove(row)
-        for array in (self.codes, self.scales, self.errors):
-            array[row] = array[self.count]
 
     def in_threads(self, work: Callable, ranges: list) -> list:
         threads = min(len(ranges), environment.cpu_threads())
@@ -334,7 +331,7 @@ class _Answers:
 
     def _merge(self, people: list, query: np.ndarray, owner: np.ndarray, value: np.ndarray) -> None:
         """Merge values of owners into those of each query, and raise the floors."""
-        above = np.flatnonzero(value >= self.floors[query])
+        above = np.flatnonzero((value >= self.floors[query]) & (owner >= 0))
         query, owner, negative = query[above], owner[above], -value[above]
         order = np.lexsort((owner, negative, query))
         query, owner, negative = query[order], owner[order], negative[order]
