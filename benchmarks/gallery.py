@@ -18,7 +18,7 @@ import numpy as np
 from plsc.apps.serving.embedder import Embedder
 from plsc.apps.serving.gallery import Gallery
 from plsc.data.preprocessing import Preprocessing
-from plsc.utils.measure import resident_bytes, reset_resident_peak
+from plsc.utils.measure import reset_resident_peak, resident_bytes
 
 _CHECKED = 20  # queries that are compared
 _PREPROCESSING = Preprocessing.of_images((3, 112, 112))

@@ -240,8 +240,8 @@ def own_threshold(embeddings: np.ndarray, owners: np.ndarray) -> float:
     """Measure the threshold of a gallery by its own people, each without their own pictures, as `plsc gallery build` does."""
     people = np.unique(owners, return_inverse=True)[1]
     chosen = one_of_everybody_first(people, MOST_PICTURES)
-    cosines = doctor.compare(embeddings, people).other[chosen]
-    return fit_tail(cosines, people[chosen], FPIR).threshold(FPIR)
+    alike = doctor.compare(embeddings, people)
+    return fit_tail(alike.other[chosen], people[chosen], FPIR, alike.nearest[chosen]).threshold(FPIR)
 
 
 def fpir_of(nearest: np.ndarray, seed: int) -> float:
