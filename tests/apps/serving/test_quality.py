@@ -10,6 +10,8 @@ from plsc import Gallery, cli
 from plsc.apps.curate import detector
 from plsc.apps.serving import embedder as module
 from plsc.apps.serving.gallery import quality
+from plsc.apps.serving.gallery.content import source_of
+from plsc.apps.serving.gallery.store import Source
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from tests.apps.serving.faces import SIDE, Finder, PatternEmbedder, picture, write_people
@@ -88,6 +90,16 @@ def test_faces_of_a_network_of_aligned_ones(offsets, rule):
     findings = quality.judge_pixels(looks, quality.limits_of(looks, ALIGNED), ALIGNED)
     assert [finding.rule for finding in findings] == [rule] * bool(rule)
     assert all(finding.sure == (rule == "no face") for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("faces", "aligned"), [(None, None), (Finder(0.01), True), (Finder(0.2), False), (Finder(), False)]
+)
+def test_a_picture_is_kept_with_whether_its_face_is_aligned(tmp_path, faces, aligned):
+    cv2.imwrite(str(tmp_path / "a.png"), picture(0, 0))
+    source = source_of(str(tmp_path / "a.png"), look(picture(0, 0), faces))
+    assert source.aligned is aligned and source.path == str(tmp_path / "a.png")
+    assert source_of(str(tmp_path / "a.png")).aligned is None
 
 
 def test_faces_are_not_judged_where_most_pictures_have_none():
@@ -306,9 +318,15 @@ def test_the_doctor_lists_what_remove_removes(folder, capsys):
     assert [line.split("\t")[0] for line in lines[2:]] == ["remove", "# remove"] or [
         line.split("\t")[0] for line in lines[2:]
     ] == ["# remove", "remove"]
-    code, out, _ = run(capsys, "remove", "g", "--list", f"found/{quality.LIST}")
-    assert code == 0 and f"pictures of {name}: removed; 30 people" in out
     gallery = Gallery.open("g")
+    wrong = next(path for path in gallery.sources(name) if path.endswith("wrong.png"))
+    with pytest.raises(UserError, match="has no picture none.png of p04; nothing was removed"):
+        gallery.remove_pictures({name: [wrong], "p04": ["none.png"]})
+    gallery.add(name, gallery.enrolled()[3][:1], [Source(wrong)])  # after the doctor was asked
+    code, out, _ = run(capsys, "remove", "g", "--list", f"found/{quality.LIST}", "--receipt", "receipt.json")
+    assert code == 0 and f"pictures of {name}: removed; 30 people" in out
+    (removed,) = json.loads((folder / "receipt.json").read_text())["removed"]
+    assert removed == {"name": name, "pictures": [wrong, wrong], "left": 4}, "the rows that were deleted"
     assert len(gallery.sources(name)) == 4 and len(gallery.sources("p04")) == 5
     code, _, err = run(capsys, "remove", "g", "--list", f"found/{quality.LIST}")
     assert code == 2 and "is not in the gallery; run plsc gallery doctor again" in err

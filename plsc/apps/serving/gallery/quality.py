@@ -123,6 +123,11 @@ class Limits(NamedTuple):
     """Whether a picture must have a face."""
 
 
+def is_aligned(look: Look) -> bool | None:
+    """Say whether the largest face of a picture lies at ArcFace's places; None: faces were not looked for."""
+    return None if look.faces is None else look.offset is not None and look.offset <= OFFSET
+
+
 # -- pixels ---------------------------------------------------------------------------------------------------------------------------
 
 
@@ -282,7 +287,7 @@ def _judge_look(look: Look, limits: Limits, preprocessing: Preprocessing) -> tup
 def refuse_unaligned(looks: Sequence[Look | None], preprocessing: Preprocessing) -> None:
     """Refuse by UserError pictures of which most are no aligned faces, for a network of aligned faces."""
     searched = [look for look in looks if look is not None and look.faces is not None]
-    wrong = sum(look.offset is None or look.offset > OFFSET for look in searched)
+    wrong = sum(not is_aligned(look) for look in searched)
     if preprocessing.aligned and 2 * wrong > len(searched):
         raise UserError(
             f"{wrong:,} of {counted(len(searched), 'picture')} show no face at the places where the network's pictures have it "
