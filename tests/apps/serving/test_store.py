@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from plsc.apps.serving.gallery.store import Addition, Source, SqliteStore
 from plsc.errors import MissingFileError, UserError
 from tests.apps.serving.fake_embedder import units
 from tests.apps.serving.milvus import ENGINES, needs_milvus, place
+from tests.launch import run_python
 
 VECTORS = units(5)
 SOURCE = Source("a.jpg", "00", {"blur": 0.5}, True)
@@ -279,6 +281,13 @@ def test_what_milvus_refuses_is_a_line(milvus):
     store._client.drop_collection("gallery_facts")
     with pytest.raises(UserError, match="is no gallery of this plsc, or its build was not finished"):
         MilvusStore.open(store.path)
+
+
+def test_a_file_is_of_one_process(milvus):
+    store, _ = milvus
+    code = f"from plsc.apps.serving.gallery.engine import open_store; open_store({store.path!r})"
+    done = run_python("-c", code, cwd=Path(store.path.partition(":")[2]).parent, check=False)
+    assert done.returncode and "Milvus refuses: " in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from plsc.apps.serving.gallery import index
 from plsc.apps.serving.gallery.content import additions_of, embed_people, source_of, unit
 from plsc.apps.serving.gallery.engine import Store, create_store, open_store, refuse_existing
-from plsc.apps.serving.gallery.facts import Facts, facts_of, name_of_network
+from plsc.apps.serving.gallery.facts import Facts, facts_of, name_of_network, refuse_other_network
 from plsc.apps.serving.gallery.mapping import FittedMap
 from plsc.apps.serving.gallery.names import by_name, composed, name_of
 from plsc.apps.serving.gallery.pictures import LeftOut, Picture, embed_pictures
@@ -308,26 +308,7 @@ class Gallery:
     def check(self, embedder: Any) -> None:
         """Refuse by UserError embeddings that cannot be compared with these: of another network, unless one of the two
         was trained to be compatible with the other, or with mirror images where these are without."""
-        ours = self._facts
-        compatible = embedder.network == ours.compatible_with or embedder.compatible_with == ours.network
-        if embedder.network != ours.network and not compatible:
-            raise UserError(
-                f"{shown(self.path)}: its embeddings are of the network {ours.name}, these are of {name_of_network(embedder)}, and cannot "
-                "be compared; use that network, or plsc gallery upgrade"
-            )
-        theirs = embedder.preprocessing.aligned
-        if None not in (ours.preprocessing.aligned, theirs) and ours.preprocessing.aligned != theirs:
-            aligned = {True: "of aligned faces", False: "of pictures that are not aligned"}
-            raise UserError(
-                f"{shown(self.path)}: its embeddings ({ours.name}) are {aligned[not theirs]}, those of {name_of_network(embedder)} are "
-                f"{aligned[theirs]}, and cannot be compared; use that network, or plsc gallery upgrade"
-            )
-        if embedder.flip != ours.flip:
-            kinds = {True: "of image and mirror image together", False: "of the image alone"}
-            raise UserError(
-                f"{shown(self.path)}: its embeddings ({ours.name}) are {kinds[ours.flip]}, those of {name_of_network(embedder)} are "
-                f"{kinds[embedder.flip]}, and cannot be compared; set DataLoader.Eval.flip={str(ours.flip).lower()}, or upgrade"
-            )
+        refuse_other_network(self._facts, shown(self.path), embedder)
 
     def describe_other(self, embedder: Any) -> str:
         """Say in a line that `embedder`, which `check` accepts, has another network; "" for the same one."""

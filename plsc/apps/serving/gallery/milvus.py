@@ -98,7 +98,7 @@ class MilvusStore:
     def open(cls, url: str | os.PathLike) -> MilvusStore:
         """Open a gallery. Raises MissingFileError, UserError."""
         store = cls(url)
-        if "://" not in store._uri and not os.path.exists(store._uri):
+        if store._is_absent():
             raise MissingFileError(
                 f"{store.name}: is no gallery, there is nothing; make one with plsc gallery build"
             )
@@ -170,7 +170,7 @@ class MilvusStore:
 
     def revision(self) -> Revision:
         """Return the present state's numbers."""
-        return Revision(0, self._state()["token"])
+        return Revision(0, self._state().get("token", 0))
 
     def _state(self) -> dict[str, Any]:
         """Return the format and a random number that changes with each transaction; {} in a gallery whose build was not finished."""
@@ -437,6 +437,10 @@ class MilvusStore:
         with _said(self.name):
             yield
 
+    def _is_absent(self) -> bool:
+        """Say whether there is no file of Milvus Lite, which connecting would make."""
+        return "://" not in self._uri and not os.path.exists(self._uri)
+
     def _exists(self, part: str) -> bool:
         return self._client.has_collection(self._base + part)
 
@@ -571,6 +575,8 @@ class MilvusRows:
 def refuse_existing(url: str | os.PathLike) -> None:
     """Refuse by UserError to make a gallery where something is already."""
     store = MilvusStore(url)
+    if store._is_absent():
+        return
     with _said(store.name):
         taken = [store._base + part for part in _FIELDS if store._exists(part)]
     store.close()
