@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -287,7 +288,7 @@ def test_a_file_is_of_one_process(milvus):
     store, _ = milvus
     code = f"from plsc.apps.serving.gallery.engine import open_store; open_store({store.path!r})"
     done = run_python("-c", code, cwd=Path(store.path.partition(":")[2]).parent, check=False)
-    assert done.returncode and "Milvus refuses: " in done.stderr
+    assert done.returncode and "is another process using it? A file is of one process" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -305,6 +306,12 @@ def test_a_url_that_cannot_be_is_refused(url, message):
         needs_milvus()
     with pytest.raises(UserError, match=message):
         open_store(url)
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pymilvus", None)
+    with pytest.raises(UserError, match=r"pip install pymilvus milvus-lite \(the extra milvus\)"):
+        open_store("milvus://host:19530/people")
 
 
 def test_a_server_is_reached_by_the_same_calls(tmp_path):

@@ -33,7 +33,7 @@ import numpy as np
 
 from plsc.apps.serving.gallery.search import float32_error, products
 from plsc.apps.serving.gallery.store import Addition, Person, Revision, Source, another_collection, checked
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import MissingFileError, UserError, shown, writing
 from plsc.utils.files import parse_json
 from plsc.utils.vectors import unit_rows
 
@@ -605,18 +605,24 @@ def _place(url: str) -> tuple[str, str]:
 
 def _connect(uri: str) -> Any:
     try:
-        from pymilvus import MilvusClient
+        from pymilvus import MilvusClient, MilvusException
     except ImportError as error:
         raise UserError(
             f"a gallery in Milvus needs pymilvus, and milvus-lite for a file ({error}): pip install pymilvus milvus-lite (the extra milvus)"
         ) from None
-    logging.getLogger("pymilvus").setLevel(
-        logging.CRITICAL
-    )  # what it says of refusals, `_said` says in a line
+    # What it logs of refusals, with tracebacks, `_said` says in a line.
+    logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
     if "://" in uri:
         return MilvusClient(uri, token=os.environ.get(TOKEN, ""))
-    Path(uri).parent.mkdir(parents=True, exist_ok=True)
-    return MilvusClient(uri)
+    with writing(uri, remedy="name another file"):
+        Path(uri).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return MilvusClient(uri)
+    except MilvusException as error:
+        raise UserError(
+            f"{shown(uri)}: Milvus Lite cannot open it ({shown(error.message)}): is another process using it? A file is of one process "
+            "at a time, a server takes many"
+        ) from error
 
 
 @contextlib.contextmanager
