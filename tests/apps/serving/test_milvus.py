@@ -155,6 +155,25 @@ def test_every_command_takes_the_url(people, capsys):
     )
 
 
+def test_the_service_takes_the_url(tmp_path):
+    pytest.importorskip("fastapi", reason="the extra serve is not installed")
+    from plsc.apps.serving.service.app import create_app
+    from plsc.apps.serving.service.options import Options
+    from tests.apps.serving.running import PATIENT, Pixels, picture, running, samples
+
+    token = "a-token-of-the-tests"
+    people = {name: [samples(picture(seed))] for name, seed in {"Ann": 1, "Bob": 2, "Zoë": 3}.items()}
+    gallery = Gallery.build(place(tmp_path, "milvus"), Pixels(), people)
+    gallery.set_threshold(0.5)
+    options = Options(deadline=PATIENT, token=token, writable=True)
+    with contextlib.closing(gallery), running(create_app(Pixels(), gallery, options)) as client:
+        assert client.send("/search", picture(3))[1]["name"] == "Zoë"
+        assert client.send("/search", picture(99))[1]["verdict"] == "nobody"
+        status, _ = client.send("/people?name=Eve", picture(7), Authorization=f"Bearer {token}")
+        assert status in (200, 201) and client.send("/search", picture(7))[1]["name"] == "Eve"
+        assert client.ask("GET", "/people")[1]["count"] == 4
+
+
 def test_an_upgrade_is_refused_before_anything_is_embedded(tmp_path, monkeypatch):
     gallery = Gallery.from_embeddings(
         place(tmp_path, "milvus"), FakeEmbedder(), ["Ann", "Bob"], units(2), np.arange(2)

@@ -1,6 +1,7 @@
 """What is wrong with the pictures of a gallery: by their pixels, by their embeddings, and what becomes of them."""
 
 import json
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -15,6 +16,7 @@ from plsc.apps.serving.gallery.store import Source
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from tests.apps.serving.faces import SIDE, Finder, PatternEmbedder, picture, write_people
+from tests.apps.serving.milvus import ENGINES, place
 from tests.bounds import assert_within, cosines
 
 PREPROCESSING = Preprocessing.of_images((1, SIDE, SIDE))
@@ -299,14 +301,17 @@ def test_people_of_the_training_are_no_measure(folder, capsys, monkeypatch):
     assert not quality.judge_addition(gallery, "p20", embeddings, [look(picture(3, 9))], limits)
 
 
-def test_the_doctor_lists_what_remove_removes(folder, capsys):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_doctor_lists_what_remove_removes(folder, capsys, engine):
+    where = str(place(Path(), engine))
     evil = "<script>alert(1)</script>"
     (folder / "people" / "p20").rename(folder / "people" / evil.replace("/", "\u2215"))
     name = evil.replace("/", "\u2215")
     (folder / "wrong.png").rename(f"people/{name}/wrong.png")
     (folder / "small.png").rename("people/p04/small.png")
-    assert run(capsys, "build", "g", "-c", "a.yaml", "people", "--review", "off")[0] == 0
-    code, out, _ = run(capsys, "doctor", "g", "--output", "found")
+    assert run(capsys, "build", where, "-c", "a.yaml", "people", "--review", "off")[0] == 0
+    assert run(capsys, "evaluate", where, "people")[0] == 0
+    code, out, _ = run(capsys, "doctor", where, "--output", "found")
     assert code == 2 and "wrong person" in out and "1 surely wrong, 1 doubtful" in out
     page = (folder / "found" / doctor.PAGE).read_text()
     assert (
@@ -318,22 +323,22 @@ def test_the_doctor_lists_what_remove_removes(folder, capsys):
     assert [line.split("\t")[0] for line in lines[2:]] == ["remove", "# remove"] or [
         line.split("\t")[0] for line in lines[2:]
     ] == ["# remove", "remove"]
-    gallery = Gallery.open("g")
+    gallery = Gallery.open(where)
     wrong = next(path for path in gallery.sources(name) if path.endswith("wrong.png"))
     with pytest.raises(UserError, match="has no picture none.png of p04; nothing was removed"):
         gallery.remove_pictures({name: [wrong], "p04": ["none.png"]})
     gallery.add(name, gallery.enrolled()[3][:1], [Source(wrong)])  # after the doctor was asked
-    code, out, _ = run(capsys, "remove", "g", "--list", f"found/{doctor.LIST}", "--receipt", "receipt.json")
+    code, out, _ = run(capsys, "remove", where, "--list", f"found/{doctor.LIST}", "--receipt", "receipt.json")
     assert code == 0 and f"pictures of {name}: removed; 30 people" in out
     (removed,) = json.loads((folder / "receipt.json").read_text())["removed"]
     assert removed == {"name": name, "pictures": [wrong, wrong], "left": 4}, "the rows that were deleted"
     assert len(gallery.sources(name)) == 4 and len(gallery.sources("p04")) == 5
-    code, _, err = run(capsys, "remove", "g", "--list", f"found/{doctor.LIST}")
+    code, _, err = run(capsys, "remove", where, "--list", f"found/{doctor.LIST}")
     assert code == 2 and "is not in the gallery; run plsc gallery doctor again" in err
-    code, out, _ = run(capsys, "doctor", "g", "--output", "found", "--review", "strict", "--json")
+    code, out, _ = run(capsys, "doctor", where, "--output", "found", "--review", "strict", "--json")
     assert code == 1 and [each["rule"] for each in json.loads(out)["findings"]] == ["too small"]
-    run(capsys, "remove", "g", "--list", f"found/{doctor.LIST}")
-    assert run(capsys, "doctor", "g", "--output", "found")[0] == 0
+    run(capsys, "remove", where, "--list", f"found/{doctor.LIST}")
+    assert run(capsys, "doctor", where, "--output", "found")[0] == 0
 
 
 def test_a_gallery_of_aligned_faces_refuses_a_compatible_network_of_others(folder, capsys):

@@ -616,6 +616,9 @@ def _connect(uri: str) -> Any:
         return MilvusClient(uri, token=os.environ.get(TOKEN, ""))
     with writing(uri, remedy="name another file"):
         Path(uri).parent.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("grpc").setLevel(
+        logging.CRITICAL
+    )  # Milvus Lite's server is in this process, and logs what it lacks
     try:
         return MilvusClient(uri)
     except MilvusException as error:
