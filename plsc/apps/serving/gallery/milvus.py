@@ -72,6 +72,7 @@ _FIELDS = {
     "_facts": {"id": _INTEGER, "key": _TEXT, "value": _TEXT},
 }
 _PEOPLE, _PICTURES, _STRANGERS, _FACTS = _FIELDS
+_PERSON = ["id", "name", "collection", "meta"]
 _ALL = "id >= 0"
 
 
@@ -220,18 +221,16 @@ class MilvusStore:
 
     def find(self, name: str) -> Person | None:
         """Return the person of this name."""
-        return next((person for person in self._people(f"key == {_hash(name)}") if person.name == name), None)
+        rows = self._query(_PEOPLE, f"key == {_hash(name)}", _PERSON)
+        return next((person for person in self._people(rows) if person.name == name), None)
 
     def people(self, ids: Iterable[int] | None = None) -> Iterator[Person]:
         """Yield people in the order in which they came: those with these ids, or all."""
         if ids is None:
-            yield from self._people(_ALL)
-            return
-        for some in _blocks(sorted(ids)):
-            yield from self._people(f"id in {some}")
+            return self._people(self._query(_PEOPLE, _ALL, _PERSON))
+        return self._people(self._get(_PEOPLE, [*ids], _PERSON))
 
-    def _people(self, which: str) -> Iterator[Person]:
-        rows = self._query(_PEOPLE, which, ["id", "name", "collection", "meta"])
+    def _people(self, rows: list[dict[str, Any]]) -> Iterator[Person]:
         for row in sorted(rows, key=lambda row: row["id"]):
             yield Person(row["id"], row["name"], row["collection"], parse_json(row["meta"], self.path))
 
@@ -252,10 +251,7 @@ class MilvusStore:
         """Return where at most so many pictures came from, evenly chosen of all."""
         ids = self.pictures()[0]
         chosen = ids[np.linspace(0, len(ids), min(most, len(ids)), endpoint=False).astype(np.int64)].tolist()
-        rows = [
-            row for some in _blocks(chosen) for row in self._query(_PICTURES, f"id in {some}", ["source"])
-        ]
-        return [*map(self._source, rows)]
+        return [*map(self._source, self._get(_PICTURES, chosen, ["source"]))]
 
     def add(self, additions: Iterable[Addition]) -> None:
         """Add pictures of people. UserError, before anything is written, if somebody is in another collection already."""
@@ -267,7 +263,7 @@ class MilvusStore:
         people = {
             person.name: person
             for some in keys
-            for person in self._people(f"key in {some}")
+            for person in self._people(self._query(_PEOPLE, f"key in {some}", _PERSON))
             if person.name in names
         }
         known = [person.id for person in people.values()]
@@ -302,6 +298,9 @@ class MilvusStore:
                 start += 1
         self._write(_PICTURES, rows)
         self._write_people(people.values(), {person: np.concatenate(part) for person, part in parts.items()})
+        if len(rows) > _AT_ONCE:  # Milvus Lite takes seconds for each search among rows that are not flushed
+            for part in (_PEOPLE, _PICTURES):
+                self._client.flush(self._base + part)
 
     def _write_people(self, people: Iterable[Person], vectors: dict[int, np.ndarray]) -> None:
         """Write the rows of people, with the means of these pictures; a person is found when this is done."""
@@ -368,12 +367,7 @@ class MilvusStore:
 
     def vectors(self, pictures: np.ndarray) -> np.ndarray:
         """Return the embeddings of pictures with these increasing ids, float32 [n, D]."""
-        rows = [
-            row
-            for some in _blocks(pictures.tolist())
-            for row in self._query(_PICTURES, f"id in {some}", ["id", "person", "vector"])
-        ]
-        return self._arrays(rows)[0]
+        return self._arrays(self._get(_PICTURES, pictures.tolist(), ["id", "person", "vector"]))[0]
 
     def pictures(self, measuring: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of all pictures, or those that measure the threshold, increasing, and whose each is: int64 [n], int64 [n]."""
@@ -446,21 +440,29 @@ class MilvusStore:
 
     def _query(self, part: str, which: str, fields: list[str]) -> list[dict[str, Any]]:
         """Read all rows for which a filter, without text of others, is true."""
-        vectors = "vector" in fields
-        pages = self._client.query_iterator(
-            self._base + part,
-            batch_size=_AT_ONCE if vectors else _MOST,
-            filter=which,
-            output_fields=fields,
-            consistency_level="Strong",
-        )
-        rows: list[dict[str, Any]] = []
+        asked = {"filter": which, "output_fields": fields, "consistency_level": "Strong"}
+        most = _AT_ONCE if "vector" in fields else _MOST
+        rows: list[dict[str, Any]] = [*self._client.query(self._base + part, limit=most, **asked)]
+        if len(rows) < most:
+            return rows
+        rows.clear()
+        pages = self._client.query_iterator(self._base + part, batch_size=most, **asked)
         try:
             while page := pages.next():
                 rows += page
         finally:
             pages.close()
         return rows
+
+    def _get(self, part: str, ids: Sequence[int], fields: list[str]) -> list[dict[str, Any]]:
+        """Read the rows with these ids."""
+        return [
+            row
+            for some in _blocks(ids)
+            for row in self._client.query(
+                self._base + part, ids=some, output_fields=fields, consistency_level="Strong"
+            )
+        ]
 
     def _write(self, part: str, rows: Iterable[dict[str, Any]]) -> None:
         for some in _blocks([*rows]):
@@ -518,7 +520,9 @@ class MilvusRows:
 
     def __contains__(self, collection: object) -> bool:
         """Say whether somebody is in this collection."""
-        return isinstance(collection, str) and any(self._store._people(f"part == {_hash(collection)}"))
+        return isinstance(collection, str) and bool(
+            self._store._query(_PEOPLE, f"part == {_hash(collection)}", ["id"])
+        )
 
     def of(self, collection: str, person: int) -> np.ndarray:
         """Return the rows of a person float32 [n, D]."""
