@@ -92,6 +92,10 @@ setup(
             "onnxruntime",
             "paddle2onnx==2.1.*",
         ],
+        "milvus": [
+            "milvus-lite>=3.2",
+            "pymilvus>=3.0",
+        ],  # the second is for servers, too; the first for a file
         "loggers": ["mlflow", "tensorboardX", "wandb"],
         "serve": ["fastapi>=0.110", "prometheus-client>=0.18", "python-multipart>=0.0.13", "uvicorn>=0.29"],
         "test": [

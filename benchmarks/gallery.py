@@ -18,7 +18,7 @@ import numpy as np
 from plsc.apps.serving.embedder import Embedder
 from plsc.apps.serving.gallery import Gallery
 from plsc.data.preprocessing import Preprocessing
-from plsc.utils.measure import resident_bytes
+from plsc.utils.measure import reset_resident_peak, resident_bytes
 
 _CHECKED = 20  # queries that are compared
 _PREPROCESSING = Preprocessing.of_images((3, 112, 112))
@@ -54,6 +54,7 @@ def gallery(args: argparse.Namespace) -> dict:
         expected = np.argmax(embeddings @ queries[:_CHECKED].T, axis=0)
         del embeddings
         before = resident_bytes()
+        reset_resident_peak()
         began = time.perf_counter()
         opened = Gallery.open(path)
         result["open_seconds"] = time.perf_counter() - began
@@ -62,6 +63,7 @@ def gallery(args: argparse.Namespace) -> dict:
         result["batch_seconds"] = _median(lambda _: opened.search(queries, top=5), args.runs)
         result["single_seconds"] = _median(lambda n: opened.search(queries[n : n + 1], top=5), args.runs * 5)
         result["memory_mb"] = (resident_bytes() - before) / 1e6
+        result["peak_mb"] = (resident_bytes("VmHWM") - before) / 1e6
         result["add_seconds"] = _median(lambda n: opened.add(f"new {n}", queries[n : n + 1]), args.runs * 5)
         result["backup_seconds"] = _median(lambda n: opened.backup(Path(above) / f"copy {n}"), 1)
         result["remove_seconds"] = _median(lambda n: opened.remove(f"new {n}"), 1)
@@ -98,5 +100,5 @@ def show(result: dict) -> str:
         f"remove   {result['remove_seconds']:.1f} s, the file written anew; back up {result['backup_seconds']:.1f} s\n"
         f"search   {result['queries_per_second']:.0f} queries/s in batches of {result['queries']:,}, "
         f"{1000 * result['single_seconds']:.0f} ms for one alone\n"
-        f"memory   {result['memory_mb']:,.0f} MB more, of which the file's pages are shared and can be given back"
+        f"memory   {result['memory_mb']:,.0f} MB more, {result['peak_mb']:,.0f} MB at most"
     )

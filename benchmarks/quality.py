@@ -22,6 +22,7 @@ import numpy as np
 
 from plsc.apps.serving.embedder import from_run
 from plsc.apps.serving.gallery import quality as doctor
+from plsc.apps.serving.gallery.alike import compare
 from plsc.apps.serving.gallery.pictures import embed_pictures, people_of
 from plsc.apps.serving.gallery.strangers import MOST_PICTURES
 from plsc.evaluation.intervals import wilson
@@ -240,8 +241,8 @@ def own_threshold(embeddings: np.ndarray, owners: np.ndarray) -> float:
     """Measure the threshold of a gallery by its own people, each without their own pictures, as `plsc gallery build` does."""
     people = np.unique(owners, return_inverse=True)[1]
     chosen = one_of_everybody_first(people, MOST_PICTURES)
-    cosines = doctor.compare(embeddings, people).other[chosen]
-    return fit_tail(cosines, people[chosen], FPIR).threshold(FPIR)
+    alike = compare(embeddings, people)
+    return fit_tail(alike.other[chosen], people[chosen], FPIR, alike.nearest[chosen]).threshold(FPIR)
 
 
 def fpir_of(nearest: np.ndarray, seed: int) -> float:

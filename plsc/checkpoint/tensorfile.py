@@ -254,15 +254,10 @@ class TensorFile:
         self._read_into(out, self.arrays[name].start)
         return out
 
-    def map(self, name: str) -> np.ndarray:
-        """Map the array `name` into memory; changes are private and not written.
-
-        The file may be removed or replaced while it is mapped, but not be made shorter.
-        """
+    def rows(self, name: str) -> FileRows:
+        """Return the rows of the array `name`, which stay in the file."""
         entry = self.arrays[name]
-        if not _size(entry):
-            return self.read(name)
-        return np.asarray(np.memmap(self.path, entry.dtype, "c", self._data + entry.start, entry.shape))
+        return FileRows(self.path, entry.dtype, entry.shape, self._data + entry.start)
 
     def read_rows(self, name: str, start: int, out: np.ndarray) -> None:
         """Fill `out` (contiguous, same dtype) with the rows [start, start + len(out)) of the array `name`."""
@@ -276,6 +271,40 @@ class TensorFile:
             file.seek(self._data + offset)
             if file.readinto(out.reshape(-1).view(np.uint8)) != out.nbytes:
                 raise DamagedError(f"{self.path}: became shorter while it was read")
+
+
+class FileRows:
+    """A matrix in a file, to be read only: rows[3:7] is mapped into memory, rows[numbers] and rows[mask] are read from the disk, or its cache.
+
+    The file may be removed or replaced meanwhile, but not be made shorter.
+    """
+
+    def __init__(self, path: str | os.PathLike, dtype: np.dtype, shape: tuple[int, ...], start: int):
+        self.shape = shape
+        self.dtype = dtype
+        self._file = open(path, "rb")  # noqa: SIM115 (as long as the rows are)
+        self._start = start
+        self._mapping = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        count = math.prod(shape)
+        self._mapped = np.frombuffer(self._mapping, dtype, count, start if count else 0).reshape(shape)
+
+    def __len__(self) -> int:
+        return len(self._mapped)
+
+    def __getitem__(self, which: slice | np.ndarray) -> np.ndarray:
+        if isinstance(which, slice):
+            return self._mapped[which]
+        numbers = np.arange(len(self))[which]
+        out = np.empty((len(numbers), *self.shape[1:]), self.dtype)
+        size = self._mapped[:1].nbytes
+        for row, number in zip(out, numbers.tolist()):
+            if os.preadv(self._file.fileno(), [row], self._start + size * number) != size:
+                raise DamagedError(f"{self._file.name}: became shorter while it was read")
+        return out
+
+    def release(self) -> None:
+        """Give the memory back that holds mapped rows; they are mapped again when they are asked for."""
+        self._mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def _size(entry: _Entry, at_least: int = 0) -> int:

@@ -40,7 +40,7 @@ class Tail(NamedTuple):
     """Of the searches that lie below the edge."""
     exponent: float
     people: float
-    """Who the searches below the edge are of; people with more of them than others count as fewer (Kish's effective number)."""
+    """Who the searches below the edge are of, as many as are independent; see `fit_tail`."""
 
     def threshold(self, fpir: float) -> float:
         """Compute the cosine that a stranger's search exceeds with the probability `fpir`.
@@ -65,11 +65,14 @@ class Tail(NamedTuple):
         return math.floor(1000 * low) / 1000, math.ceil(1000 * high) / 1000
 
 
-def fit_tail(cosines: np.ndarray, people: np.ndarray, fpir: float) -> Tail | None:
+def fit_tail(
+    cosines: np.ndarray, people: np.ndarray, fpir: float, met: np.ndarray | None = None
+) -> Tail | None:
     """Fit the upper tail of strangers' searches; None: there are fewer than LEAST_PEOPLE people.
 
     cosines: float64 [n], with the nearest person of the gallery. people: int64 [n], whose search it was. fpir: the rate that is
-    asked for; the tail begins there at the latest. UserError unless it is between 0 and 0.5.
+    asked for; the tail begins there at the latest. met: int64 [n], whom each search came nearest to, where people are searched for among
+    themselves: Ann is as near to Bob as Bob to Ann, so the two are one observation. UserError unless fpir is between 0 and 0.5.
     """
     if not 0 < fpir < 0.5:
         raise UserError(f"a share of strangers' searches must be between 0 and 0.5, got {fpir:g}")
@@ -81,11 +84,21 @@ def fit_tail(cosines: np.ndarray, people: np.ndarray, fpir: float) -> Tail | Non
     fitted = min(max(round(_SHARE * count), _LEAST_SEARCHES), _MOST_SEARCHES)
     fitted = min(max(fitted, round(fpir * count)), count // 2)
     edge = float(distances[fitted])
-    of = np.unique(people[order[:fitted]], return_counts=True)[1]
+    nearest = order[:fitted]
+    effective = _effective(people[nearest])
+    if met is not None:
+        pairs = np.sort(np.stack([people[nearest], met[nearest]], axis=1))
+        effective = min(effective, _effective(pairs))
     logarithms = np.log(edge / distances[:fitted])
     # All at the edge: equal pictures. Any exponent would do; this one keeps the threshold finite.
     exponent = 1 / max(float(logarithms.mean()), _NEAREST)
-    return Tail(edge, fitted / count, exponent, float(of.sum() ** 2 / (of**2).sum()))
+    return Tail(edge, fitted / count, exponent, effective)
+
+
+def _effective(groups: np.ndarray) -> float:
+    """Count groups [n, ...], those with more rows than others as fewer (Kish's effective number)."""
+    of = np.unique(groups, axis=0, return_counts=True)[1]
+    return float(of.sum() ** 2 / (of**2).sum())
 
 
 def one_of_everybody_first(people: np.ndarray, most: int) -> np.ndarray:

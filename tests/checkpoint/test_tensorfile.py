@@ -63,15 +63,29 @@ def test_read_is_a_copy_that_outlives_the_file(tmp_path):
     np.testing.assert_array_equal(array, ARRAYS["weight"] + 1)
 
 
-def test_a_mapped_array_may_be_changed_and_outlives_the_file(tmp_path):
-    write(tmp_path / "a")
-    file = TensorFile(tmp_path / "a")
-    mapped = {name: file.map(name) for name in ARRAYS}
-    mapped["weight"][0] = 0
-    assert_equal({name: TensorFile(tmp_path / "a").read(name) for name in ARRAYS}, ARRAYS)
+def test_rows_that_stay_in_the_file_outlive_it(tmp_path):
+    matrix = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
+    write(tmp_path / "a", {"matrix": matrix, "none": matrix[:0]})
+    rows, none = (TensorFile(tmp_path / "a").rows(name) for name in ("matrix", "none"))
     (tmp_path / "a").unlink()
-    assert not mapped.pop("weight")[0].any()
-    assert_equal(mapped, {name: ARRAYS[name] for name in mapped})
+    for which in (slice(2, 7), slice(None), np.array([5, 2, 5]), np.array([], int), matrix[:, 0] > 0):
+        np.testing.assert_array_equal(rows[which], matrix[which])
+        rows.release()
+    assert (
+        len(rows) == 11
+        and rows.shape == (11, 3)
+        and len(none) == len(none[:]) == len(none[np.zeros(0, bool)]) == 0
+    )
+    with pytest.raises(ValueError, match="read-only"):
+        rows[:2][0] = 0
+
+
+def test_rows_of_a_file_that_became_shorter_are_refused(tmp_path):
+    write(tmp_path / "a", {"matrix": np.ones((4096, 8), np.float32)})
+    rows = TensorFile(tmp_path / "a").rows("matrix")
+    os.truncate(tmp_path / "a", 5000)
+    with pytest.raises(DamagedError, match="became shorter while it was read"):
+        rows[np.array([4000])]
 
 
 def test_bfloat16_is_read_as_its_bits(tmp_path):

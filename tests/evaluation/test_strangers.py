@@ -45,6 +45,19 @@ def test_fewer_people_give_a_higher_threshold():
     assert np.diff(few.interval(0.5)) > np.diff(many.interval(0.5))
 
 
+def test_two_who_meet_each_other_are_one_observation():
+    """Who are searched for among themselves are as near to each other from both sides."""
+    cosines, people = drawn(200, 1, 0)
+    cosines = cosines.reshape(-1, 2).max(axis=1).repeat(2)
+    apart = fit_tail(cosines, people, 0.01)
+    linked = fit_tail(cosines, people, 0.01, met=people ^ 1)
+    assert (apart.people, linked.people) == (40, 20)
+    assert linked.threshold(0.01) > apart.threshold(0.01)
+    assert np.diff(linked.interval(0.5)) > np.diff(apart.interval(0.5))
+    everybody_meets_one = fit_tail(cosines, people, 0.01, met=np.zeros_like(people))
+    assert everybody_meets_one.people == 40, "of different pairs"
+
+
 def test_too_few_people_are_no_evidence():
     cosines, people = drawn(LEAST_PEOPLE - 1, 30, 0)
     assert fit_tail(cosines, people, 0.01) is None

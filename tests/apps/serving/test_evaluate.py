@@ -48,6 +48,21 @@ def test_rates_are_counted_at_each_threshold(gallery):
     assert "whether strangers are rejected is not known: put pictures of people who are not in" in known
 
 
+def test_an_interval_is_of_people_and_not_of_pictures(gallery):
+    """The same picture of each of twenty strangers, ten times, says no more than once."""
+    strangers = [(f"s{number}", towards(0, number / 20)) for number in range(20)]
+    said = []
+    for times in (1, 10):
+        names, embeddings = zip(*strangers * times)
+        lines = evaluate(gallery, np.stack(embeddings), names).table().splitlines()
+        said.append(next(line.split() for line in lines if line.startswith("the gallery's")))
+    assert said[0] == said[1] and "55.00" in said[0]
+    names, embeddings = zip(*[(f"s{number}", towards(0, 0.1)) for number in range(20)] * 10)
+    assert (
+        "100.00 % (83.89 to 100.00)" in evaluate(gallery, np.stack(embeddings), names).table()
+    )  # Wilson's of 20
+
+
 def test_the_threshold_for_strangers_can_be_stored(gallery):
     strangers = np.stack([towards(0, number / 20) for number in range(20)])
     result = evaluate(gallery, strangers, ["nobody"] * 20)

@@ -332,7 +332,7 @@ def test_quality_and_alignment_are_kept(gallery):
     gallery.add("Dee", units(2), sources)
     store = SqliteStore(gallery.path)
     with store.snapshot():
-        assert store.sources(store.find("Dee").id) == sources
+        assert store.sources([store.find("Dee").id]) == sources
 
 
 def test_pictures_are_named_by_their_paths(tmp_path, embedder, monkeypatch):
@@ -350,7 +350,7 @@ def test_pictures_are_named_by_their_paths(tmp_path, embedder, monkeypatch):
     assert opened.verify("Cy", paths[2:]).accepted and opened.search(pictures(1, seed=5))[0][0].name == "Dee"
     assert opened.sources("Cy") == paths[2:]
     with opened._reading():
-        (source, _) = opened._store.sources(opened._store.find("Cy").id)
+        (source, _) = opened._store.sources([opened._store.find("Cy").id])
     assert source.sha256 == sha256_of(paths[2])
     with pytest.raises(UserError, match="none.png: no such image"):
         opened.search(["none.png"])

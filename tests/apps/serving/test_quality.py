@@ -1,6 +1,7 @@
 """What is wrong with the pictures of a gallery: by their pixels, by their embeddings, and what becomes of them."""
 
 import json
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -9,10 +10,13 @@ import pytest
 from plsc import Gallery, cli
 from plsc.apps.curate import detector
 from plsc.apps.serving import embedder as module
-from plsc.apps.serving.gallery import quality
+from plsc.apps.serving.gallery import alike, doctor, quality
+from plsc.apps.serving.gallery.content import source_of
+from plsc.apps.serving.gallery.store import Source
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from tests.apps.serving.faces import SIDE, Finder, PatternEmbedder, picture, write_people
+from tests.apps.serving.milvus import ENGINES, place
 from tests.bounds import assert_within, cosines
 
 PREPROCESSING = Preprocessing.of_images((1, SIDE, SIDE))
@@ -90,6 +94,16 @@ def test_faces_of_a_network_of_aligned_ones(offsets, rule):
     assert all(finding.sure == (rule == "no face") for finding in findings)
 
 
+@pytest.mark.parametrize(
+    ("faces", "aligned"), [(None, None), (Finder(0.01), True), (Finder(0.2), False), (Finder(), False)]
+)
+def test_a_picture_is_kept_with_whether_its_face_is_aligned(tmp_path, faces, aligned):
+    cv2.imwrite(str(tmp_path / "a.png"), picture(0, 0))
+    source = source_of(str(tmp_path / "a.png"), look(picture(0, 0), faces))
+    assert source.aligned is aligned and source.path == str(tmp_path / "a.png")
+    assert source_of(str(tmp_path / "a.png")).aligned is None
+
+
 def test_faces_are_not_judged_where_most_pictures_have_none():
     looks = [look(picture(person, 0), Finder()) for person in range(30)] + [look(picture(0, 1), Finder(0.0))]
     limits = quality.limits_of(looks, PREPROCESSING)
@@ -130,7 +144,7 @@ def clusters(people, pictures, unlike, seed=0, size=64):
 def test_compare_is_the_slow_way():
     embeddings, owners = clusters(7, 3, 0.7)
     embeddings, owners = embeddings[:-2], owners[:-2]  # the last person has one picture
-    alike = quality.compare(embeddings, owners)
+    found = alike.compare(embeddings, owners)
     exact = embeddings.astype(np.float64)
     bound = 2 * cosines(embeddings.shape[1])  # one of them is a sum of three
     for number, own in enumerate(owners.tolist()):
@@ -138,45 +152,45 @@ def test_compare_is_the_slow_way():
         means = np.array([exact[owners == person].sum(axis=0) for person in range(7)])
         near = means @ exact[number] / np.linalg.norm(means, axis=1)
         near[own] = -2
-        assert alike.nearest[number] == np.argmax(near)
-        assert_within(alike.other[number], near.max(), bound)
+        assert found.nearest[number] == np.argmax(near)
+        assert_within(found.other[number], near.max(), bound)
         if own == 6:
-            assert np.isnan(alike.own[number]) and np.isnan(alike.share[number])
+            assert np.isnan(found.own[number]) and np.isnan(found.share[number])
             continue
         ours = rest @ exact[number] / np.linalg.norm(rest)
-        assert_within(alike.own[number], ours, bound)
-        assert alike.share[number] == np.sum(near >= ours) / 6
+        assert_within(found.own[number], ours, bound)
+        assert found.share[number] == np.sum(near >= ours) / 6
 
 
 def test_wrong_people_are_named_and_no_others():
     embeddings, owners = clusters(60, 6, 0.5)
     wrong = np.arange(0, 60, 5) * 6
     owners[wrong] = (owners[wrong] + 7) % 60
-    found = quality.wrong_people(quality.compare(embeddings, owners), owners, None)
+    found = alike.wrong_people(alike.compare(embeddings, owners), owners, None)
     assert set(np.flatnonzero(found)) <= set(wrong.tolist())
     assert found.sum() >= 9  # a stranger's picture is by chance among the LEAST_SHARE of the most alike, 5 %
     few = owners < 9
-    assert not quality.wrong_people(quality.compare(embeddings[few], owners[few]), owners[few], None).any()
+    assert not alike.wrong_people(alike.compare(embeddings[few], owners[few]), owners[few], None).any()
 
 
 def test_a_network_that_tells_nobody_apart_names_nobody():
     for seed in range(5):
         embeddings, owners = clusters(60, 6, 8.0, seed)
-        assert quality.wrong_people(quality.compare(embeddings, owners), owners, None).sum() <= 1
-        assert len(quality.same_people(embeddings, owners)) <= 1
+        assert alike.wrong_people(alike.compare(embeddings, owners), owners, None).sum() <= 1
+        assert len(alike.same_people(embeddings, owners)) <= 1
 
 
 def test_two_pictures_do_not_show_which_of_them_is_wrong():
     embeddings, owners = clusters(60, 2, 0.5)
     owners[0] = 7
     owners[14] = 0
-    assert not quality.wrong_people(quality.compare(embeddings, owners), owners, None).any()
+    assert not alike.wrong_people(alike.compare(embeddings, owners), owners, None).any()
 
 
 def test_a_person_under_two_names():
     embeddings, owners = clusters(60, 4, 0.5)
     owners[2:4] = 60  # two pictures of the first person
-    assert [(one, other) for one, other, _ in quality.same_people(embeddings, owners)] == [(0, 60)]
+    assert [(one, other) for one, other, _ in alike.same_people(embeddings, owners)] == [(0, 60)]
 
 
 def gallery_of(people=30, pictures=4):
@@ -287,35 +301,44 @@ def test_people_of_the_training_are_no_measure(folder, capsys, monkeypatch):
     assert not quality.judge_addition(gallery, "p20", embeddings, [look(picture(3, 9))], limits)
 
 
-def test_the_doctor_lists_what_remove_removes(folder, capsys):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_doctor_lists_what_remove_removes(folder, capsys, engine):
+    where = str(place(Path(), engine))
     evil = "<script>alert(1)</script>"
     (folder / "people" / "p20").rename(folder / "people" / evil.replace("/", "\u2215"))
     name = evil.replace("/", "\u2215")
     (folder / "wrong.png").rename(f"people/{name}/wrong.png")
     (folder / "small.png").rename("people/p04/small.png")
-    assert run(capsys, "build", "g", "-c", "a.yaml", "people", "--review", "off")[0] == 0
-    code, out, _ = run(capsys, "doctor", "g", "--output", "found")
+    assert run(capsys, "build", where, "-c", "a.yaml", "people", "--review", "off")[0] == 0
+    assert run(capsys, "evaluate", where, "people")[0] == 0
+    code, out, _ = run(capsys, "doctor", where, "--output", "found")
     assert code == 2 and "wrong person" in out and "1 surely wrong, 1 doubtful" in out
-    page = (folder / "found" / quality.PAGE).read_text()
+    page = (folder / "found" / doctor.PAGE).read_text()
     assert (
         name not in page
         and "&lt;script&gt;alert(1)&lt;" in page
         and page.count("data:image/png;base64,") >= 3
     )
-    lines = (folder / "found" / quality.LIST).read_text().splitlines()
+    lines = (folder / "found" / doctor.LIST).read_text().splitlines()
     assert [line.split("\t")[0] for line in lines[2:]] == ["remove", "# remove"] or [
         line.split("\t")[0] for line in lines[2:]
     ] == ["# remove", "remove"]
-    code, out, _ = run(capsys, "remove", "g", "--list", f"found/{quality.LIST}")
+    gallery = Gallery.open(where)
+    wrong = next(path for path in gallery.sources(name) if path.endswith("wrong.png"))
+    with pytest.raises(UserError, match="has no picture none.png of p04; nothing was removed"):
+        gallery.remove_pictures({name: [wrong], "p04": ["none.png"]})
+    gallery.add(name, gallery.enrolled()[3][:1], [Source(wrong)])  # after the doctor was asked
+    code, out, _ = run(capsys, "remove", where, "--list", f"found/{doctor.LIST}", "--receipt", "receipt.json")
     assert code == 0 and f"pictures of {name}: removed; 30 people" in out
-    gallery = Gallery.open("g")
+    (removed,) = json.loads((folder / "receipt.json").read_text())["removed"]
+    assert removed == {"name": name, "pictures": [wrong, wrong], "left": 4}, "the rows that were deleted"
     assert len(gallery.sources(name)) == 4 and len(gallery.sources("p04")) == 5
-    code, _, err = run(capsys, "remove", "g", "--list", f"found/{quality.LIST}")
+    code, _, err = run(capsys, "remove", where, "--list", f"found/{doctor.LIST}")
     assert code == 2 and "is not in the gallery; run plsc gallery doctor again" in err
-    code, out, _ = run(capsys, "doctor", "g", "--output", "found", "--review", "strict", "--json")
+    code, out, _ = run(capsys, "doctor", where, "--output", "found", "--review", "strict", "--json")
     assert code == 1 and [each["rule"] for each in json.loads(out)["findings"]] == ["too small"]
-    run(capsys, "remove", "g", "--list", f"found/{quality.LIST}")
-    assert run(capsys, "doctor", "g", "--output", "found")[0] == 0
+    run(capsys, "remove", where, "--list", f"found/{doctor.LIST}")
+    assert run(capsys, "doctor", where, "--output", "found")[0] == 0
 
 
 def test_a_gallery_of_aligned_faces_refuses_a_compatible_network_of_others(folder, capsys):

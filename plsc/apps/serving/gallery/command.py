@@ -21,14 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from plsc.apps.serving.gallery import Gallery, Match, quality
+from plsc.apps.serving.gallery import Gallery, Match, doctor, quality
 from plsc.apps.serving.gallery.content import source_of
+from plsc.apps.serving.gallery.engine import refuse_existing
 from plsc.apps.serving.gallery.evaluate import evaluate
 from plsc.apps.serving.gallery.facts import Mapped
 from plsc.apps.serving.gallery.mapping import fit_map
+from plsc.apps.serving.gallery.milvus import is_url
 from plsc.apps.serving.gallery.names import name_of
 from plsc.apps.serving.gallery.pictures import embed_pictures, people_of, read_npy
-from plsc.apps.serving.gallery.store import refuse_existing
 from plsc.config import add_device
 from plsc.data.folder import is_aligned
 from plsc.distributed import environment
@@ -48,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def verb(name: str, help: str, network: str = "") -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=help, description=f"plsc gallery {name}: {help}.")
-        made.add_argument("gallery", help="the gallery's file")
+        made.add_argument("gallery", help="the gallery's file, or milvus://host:port/name")
         made.add_argument("--json", action="store_true", help="print JSON")
         if network:
             given = made.add_mutually_exclusive_group(required=network == "required")
@@ -97,14 +98,14 @@ def _parser() -> argparse.ArgumentParser:
     remove.add_argument(
         "--receipt", type=Path, metavar="FILE", help="a new file, JSON: who was removed, when"
     )
-    doctor = verb("doctor", "find what is wrong with the pictures in a gallery", "optional")
-    doctor.add_argument(
+    checkup = verb("doctor", "find what is wrong with the pictures in a gallery", "optional")
+    checkup.add_argument(
         "--review",
         choices=quality.REVIEWS[1:],
         default="standard",
         help="strict: doubtful ones, too, are in the list uncommented",
     )
-    doctor.add_argument(
+    checkup.add_argument(
         "--output", type=Path, default=Path("doctor"), metavar="FOLDER", help="default: doctor"
     )
     verb("list", "show what is in a gallery")
@@ -318,9 +319,9 @@ def _doctor(args: argparse.Namespace) -> Answer:
     if unnamed := len(gallery.enrolled()[1]) - len(files):
         notes.append(f"not checked: {counted(unnamed, 'picture')} that came as pixels, without a file")
     args.output.mkdir(parents=True, exist_ok=True)
-    quality.write_list(args.output / quality.LIST, findings, pictures, args.review)
-    quality.write_page(
-        args.output / quality.PAGE, f"Gallery {shown(args.gallery)}", findings, pictures, preprocessing, notes
+    doctor.write_list(args.output / doctor.LIST, findings, pictures, args.review)
+    doctor.write_page(
+        args.output / doctor.PAGE, f"Gallery {shown(args.gallery)}", findings, pictures, preprocessing, notes
     )
     sure = sum(finding.sure for finding in findings)
     counts = Counter((finding.rule, "yes" if finding.sure else "no") for finding in findings)
@@ -330,10 +331,10 @@ def _doctor(args: argparse.Namespace) -> Answer:
     lines += notes
     lines.append(
         f"{counted(len(files), 'picture')} of {_people(gallery)}: {sure:,} surely wrong, {len(findings) - sure:,} doubtful; "
-        f"{args.output / quality.PAGE} shows them, plsc gallery remove {shown(args.gallery)} --list {args.output / quality.LIST} "
+        f"{args.output / doctor.PAGE} shows them, plsc gallery remove {shown(args.gallery)} --list {args.output / doctor.LIST} "
         "removes those without # in the list"
     )
-    answer = {"findings": quality.as_json(findings, pictures), "not_checked": notes}
+    answer = {"findings": doctor.as_json(findings, pictures), "not_checked": notes}
     return "\n".join(lines), answer, 2 if sure else int(bool(findings))
 
 
@@ -341,7 +342,7 @@ def _listed(path: Path, gallery: Gallery) -> dict[str, list[str]]:
     """Return which files of whom a list names. UserError for a picture that is not in the gallery."""
     named = {shown(name): name for name in gallery.names()}
     found: dict[str, list[str]] = {}
-    for (name, file), line in quality.read_list(path).items():
+    for (name, file), line in doctor.read_list(path).items():
         files = [one for one in gallery.sources(named[name]) if shown(one) == file] if name in named else []
         if not files:
             raise UserError(
@@ -362,11 +363,12 @@ def _remove(args: argparse.Namespace) -> Answer:
         gallery.remove_pictures(_listed(args.list, gallery)) if args.list else gallery.remove(*args.names)
     )
     receipt = {
-        "gallery": os.path.abspath(args.gallery),
+        "gallery": args.gallery if is_url(args.gallery) else os.path.abspath(args.gallery),
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "plsc": __version__,
         "network": gallery.facts.network,
         "removed": removed,
+        "erased": gallery.erasure,
         "before": before,
         "after": _state(gallery),
     }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from plsc.apps.serving.gallery.pictures import LeftOut, Picture, embed_pictures
-from plsc.apps.serving.gallery.quality import Look, Review, review_people
+from plsc.apps.serving.gallery.quality import Look, Review, is_aligned, review_people
 from plsc.apps.serving.gallery.store import Addition, Source
 from plsc.errors import UserError
 from plsc.utils.files import sha256_of
@@ -32,10 +32,10 @@ def unit(embeddings: np.ndarray, size: int) -> np.ndarray:
 
 def source_of(picture: Picture, look: Look | None = None) -> Source:
     """Say where a picture came from, and what its pixels say."""
-    quality = look and look._asdict()
     if isinstance(picture, np.ndarray):
-        return Source(quality=quality)
-    return Source(os.path.abspath(picture), sha256_of(picture), quality)
+        return Source()
+    path, digest = os.path.abspath(picture), sha256_of(picture)
+    return Source(path, digest, look._asdict(), is_aligned(look)) if look else Source(path, digest)
 
 
 def embed_people(

@@ -12,7 +12,7 @@ from plsc.apps.serving.gallery.gallery import Gallery
 from plsc.apps.serving.gallery.names import composed
 from plsc.errors import UserError, shown
 from plsc.evaluation.identification import FPIRS, threshold_at_fpir
-from plsc.evaluation.intervals import IN_BRACKETS, wilson, with_interval
+from plsc.evaluation.intervals import IN_BRACKETS, bootstrap_groups, wilson, with_interval
 from plsc.utils.text import counted, table
 
 
@@ -21,7 +21,8 @@ class Evaluation:
     """How the pictures did. Of each picture the nearest person counts.
 
     people: in the gallery. threshold: the gallery's; None: it has none. right: bool [known], whether the nearest person is
-    the right one. known: float64 [known] and strangers: float64 [strangers], descending: the cosine with that person.
+    the right one. known: float64 [known] and strangers: float64 [strangers], descending: the cosine with that person. known_people,
+    strange_people: int64, whom each of these pictures shows.
     """
 
     people: int
@@ -29,6 +30,8 @@ class Evaluation:
     right: np.ndarray
     known: np.ndarray
     strangers: np.ndarray
+    known_people: np.ndarray
+    strange_people: np.ndarray
 
     def accepted(self, threshold: float) -> float | None:
         """Compute the share of the known that is accepted as the right person; None without any."""
@@ -61,18 +64,18 @@ class Evaluation:
     def table(self) -> str:
         """Return the numbers as text for people."""
         numbers = self.numbers()
-        rank1 = _with_interval(numbers["rank1"], len(self.known))
+        rank1 = _with_interval(self.right, self.known_people)
         people, known = counted(self.people, "person", "people"), counted(len(self.known), "picture")
         head = [
             f"{people} in the gallery; {known} of them, {len(self.strangers):,} of strangers",
-            f"rank-1: {rank1}; {IN_BRACKETS} 95 % confidence interval (Wilson)",
+            f"rank-1: {rank1}; {IN_BRACKETS} 95 % confidence interval (bootstrap over people)",
         ]
         rows = [
             [
                 "the gallery's" if name == "stored" else f"at FPIR {name.removeprefix('fpir=')}",
                 f"{each['cosine']:.4f}",
-                _with_interval(each["known_accepted"], len(self.known)),
-                _with_interval(each["strangers_rejected"], len(self.strangers)),
+                _with_interval(self.right & (self.known > each["cosine"]), self.known_people),
+                _with_interval(self.strangers <= each["cosine"], self.strange_people),
             ]
             for name, each in numbers["thresholds"].items()
         ]
@@ -86,8 +89,16 @@ class Evaluation:
         )
 
 
-def _with_interval(rate: float | None, count: int) -> str:
-    return "-" if rate is None else with_interval(rate, wilson(rate, count))
+def _with_interval(hits: np.ndarray, people: np.ndarray) -> str:
+    """Format the share of hits, bool [n], among pictures of people int64 [n]: those of a person are alike, so people are the sample.
+
+    Where all draws agree it is Wilson's interval of as many trials as there are people.
+    """
+    if not len(hits):
+        return "-"
+    share = float(np.mean(hits))
+    low, high = bootstrap_groups(hits[:, np.newaxis].astype(np.float64), people)[:, 0]
+    return with_interval(share, (low, high) if low < high else wilson(share, len(np.unique(people))))
 
 
 def evaluate(gallery: Gallery, embeddings: np.ndarray, names: Sequence[str]) -> Evaluation:
@@ -103,6 +114,14 @@ def evaluate(gallery: Gallery, embeddings: np.ndarray, names: Sequence[str]) -> 
     cosine = np.array([match.similarity for match in nearest])
     right = np.array([match.name == name for match, name in zip(nearest, names)], bool)
     mated = np.array([name in known for name in names], bool)
+    people = np.unique(names, return_inverse=True)[1]
+    descending = np.flatnonzero(~mated)[np.argsort(-cosine[~mated], kind="stable")]
     return Evaluation(
-        len(known), gallery.threshold, right[mated], cosine[mated], np.sort(cosine[~mated])[::-1]
+        len(known),
+        gallery.threshold,
+        right[mated],
+        cosine[mated],
+        cosine[descending],
+        people[mated],
+        people[descending],
     )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt
 
 from plsc.checkpoint.manifest import Preprocessing as PreprocessingFields
-from plsc.errors import shown
+from plsc.errors import UserError, shown
 from plsc.utils.calibration import Calibration
 from plsc.utils.version import __version__
 
@@ -103,3 +103,29 @@ def facts_of(embedder: Any, template: str) -> Facts:
 def name_of_network(of: Any) -> str:
     """Name the network of facts, or of an embedder, for messages."""
     return f"{shown(of.described)} ({shown(of.network[:12])})"
+
+
+def refuse_other_network(ours: Facts, place: str, embedder: Any) -> None:
+    """Refuse by UserError an embedder whose embeddings cannot be compared with those of a gallery; see `Gallery.check`.
+
+    place: the gallery's name, for messages.
+    """
+    compatible = embedder.network == ours.compatible_with or embedder.compatible_with == ours.network
+    if embedder.network != ours.network and not compatible:
+        raise UserError(
+            f"{place}: its embeddings are of the network {ours.name}, these are of {name_of_network(embedder)}, and cannot "
+            "be compared; use that network, or plsc gallery upgrade"
+        )
+    theirs = embedder.preprocessing.aligned
+    if None not in (ours.preprocessing.aligned, theirs) and ours.preprocessing.aligned != theirs:
+        aligned = {True: "of aligned faces", False: "of pictures that are not aligned"}
+        raise UserError(
+            f"{place}: its embeddings ({ours.name}) are {aligned[not theirs]}, those of {name_of_network(embedder)} are "
+            f"{aligned[theirs]}, and cannot be compared; use that network, or plsc gallery upgrade"
+        )
+    if embedder.flip != ours.flip:
+        kinds = {True: "of image and mirror image together", False: "of the image alone"}
+        raise UserError(
+            f"{place}: its embeddings ({ours.name}) are {kinds[ours.flip]}, those of {name_of_network(embedder)} are "
+            f"{kinds[embedder.flip]}, and cannot be compared; set DataLoader.Eval.flip={str(ours.flip).lower()}, or upgrade"
+        )

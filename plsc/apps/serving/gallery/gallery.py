@@ -14,13 +14,13 @@ from pydantic import ValidationError
 
 from plsc.apps.serving.gallery import index
 from plsc.apps.serving.gallery.content import additions_of, embed_people, source_of, unit
-from plsc.apps.serving.gallery.facts import Facts, facts_of, name_of_network
-from plsc.apps.serving.gallery.index import Index
+from plsc.apps.serving.gallery.engine import Store, create_store, open_store, refuse_existing
+from plsc.apps.serving.gallery.facts import Facts, facts_of, name_of_network, refuse_other_network
 from plsc.apps.serving.gallery.mapping import FittedMap
 from plsc.apps.serving.gallery.names import by_name, composed, name_of
 from plsc.apps.serving.gallery.pictures import LeftOut, Picture, embed_pictures
 from plsc.apps.serving.gallery.quality import Review
-from plsc.apps.serving.gallery.store import Addition, Person, Revision, Source, SqliteStore, refuse_existing
+from plsc.apps.serving.gallery.store import Addition, Person, Revision, Source
 from plsc.apps.serving.gallery.strangers import (
     FPIR,
     HELD_OUT,
@@ -81,7 +81,7 @@ class Gallery:
     Attributes: path; left_out: pictures that `build` or `upgrade` could not use.
     """
 
-    def __init__(self, store: SqliteStore, embedder: Any = None, left_out: Sequence[LeftOut] = ()):
+    def __init__(self, store: Store, embedder: Any = None, left_out: Sequence[LeftOut] = ()):
         self.path = store.path
         self.left_out = [*left_out]
         self._store = store
@@ -102,7 +102,7 @@ class Gallery:
 
         embedder: the gallery's network, a plsc.apps.serving.embedder.Embedder; None: from where it was when the gallery was built.
         """
-        return cls(SqliteStore(path), embedder)
+        return cls(open_store(path), embedder)
 
     @classmethod
     def build(
@@ -182,8 +182,9 @@ class Gallery:
         additions: Sequence[Addition],
         left_out: Sequence[LeftOut] = (),
     ) -> Gallery:
-        store = SqliteStore.create(path, lambda store: _fill(store, embedder, template, additions))
-        index.remove(_index_path(store))  # of a gallery that was deleted by hand
+        width = embedder.embedding_size
+        store = create_store(path, lambda store: _fill(store, embedder, template, additions), width)
+        index.remove(index.path_of(store))  # of a gallery that was deleted by hand
         return cls(store, embedder, left_out)
 
     # -- looking --------------------------------------------------------------------------------------------------------------
@@ -221,7 +222,7 @@ class Gallery:
     def sources(self, name: str) -> list[str]:
         """Return the paths of a person's pictures, as they were when they were added. UserError for an unknown name."""
         with self._reading():
-            sources = self._store.sources(self._person(name).id)
+            sources = self._store.sources([self._person(name).id])
         return [source.path for source in sources if source.path is not None]
 
     def some_sources(self, most: int) -> list[Source]:
@@ -242,10 +243,10 @@ class Gallery:
         """Return the names, and of all pictures where they came from, the numbers of the names int64 [n], and embeddings float32 [n, D]."""
         with self._reading():
             people = sorted(self._store.people(), key=lambda person: person.id)
-            sources = [source for person in people for source in self._store.sources(person.id)]
-            vectors, ids = self._store.embeddings([person.id for person in people])
-            owners = np.searchsorted(np.array([person.id for person in people], np.int64), ids)
-            return [person.name for person in people], sources, owners, vectors
+            ids = [person.id for person in people]
+            vectors, whose = self._store.embeddings(ids)
+            owners = np.searchsorted(np.array(ids, np.int64), whose)
+            return [person.name for person in people], self._store.sources(ids), owners, vectors
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -313,26 +314,7 @@ class Gallery:
     def check(self, embedder: Any) -> None:
         """Refuse by UserError embeddings that cannot be compared with these: of another network, unless one of the two
         was trained to be compatible with the other, or with mirror images where these are without."""
-        ours = self._facts
-        compatible = embedder.network == ours.compatible_with or embedder.compatible_with == ours.network
-        if embedder.network != ours.network and not compatible:
-            raise UserError(
-                f"{shown(self.path)}: its embeddings are of the network {ours.name}, these are of {name_of_network(embedder)}, and cannot "
-                "be compared; use that network, or plsc gallery upgrade"
-            )
-        theirs = embedder.preprocessing.aligned
-        if None not in (ours.preprocessing.aligned, theirs) and ours.preprocessing.aligned != theirs:
-            aligned = {True: "of aligned faces", False: "of pictures that are not aligned"}
-            raise UserError(
-                f"{shown(self.path)}: its embeddings ({ours.name}) are {aligned[not theirs]}, those of {name_of_network(embedder)} are "
-                f"{aligned[theirs]}, and cannot be compared; use that network, or plsc gallery upgrade"
-            )
-        if embedder.flip != ours.flip:
-            kinds = {True: "of image and mirror image together", False: "of the image alone"}
-            raise UserError(
-                f"{shown(self.path)}: its embeddings ({ours.name}) are {kinds[ours.flip]}, those of {name_of_network(embedder)} are "
-                f"{kinds[embedder.flip]}, and cannot be compared; set DataLoader.Eval.flip={str(ours.flip).lower()}, or upgrade"
-            )
+        refuse_other_network(self._facts, shown(self.path), embedder)
 
     def describe_other(self, embedder: Any) -> str:
         """Say in a line that `embedder`, which `check` accepts, has another network; "" for the same one."""
@@ -396,6 +378,7 @@ class Gallery:
                     people[id].name, _cosine(similarity), place == 0 and similarity > limit, people[id].meta
                 )
                 for place, (id, similarity) in enumerate(found.items())
+                if id in people  # else removed meanwhile, where there are no snapshots
             ]
             for found in nearest
         ]
@@ -528,18 +511,24 @@ class Gallery:
         """
         with self._writing():
             people = {name: self._person(name) for name in paths}
+            for name, person in people.items():
+                there = {source.path for source in self._store.sources([person.id])}
+                if lacking := [path for path in paths[name] if path not in there]:
+                    raise UserError(
+                        f"{shown(self.path)}: has no picture {shown(lacking[0])} of {shown(name)}; nothing was removed"
+                    )
             self._drop_index()
             removed = []
             for name, person in people.items():
-                self._store.remove_paths(person.id, paths[name])
-                left = len(self._store.sources(person.id))
-                removed.append({"name": name, "pictures": [*paths[name]], "left": left})
+                gone = self._store.remove_paths(person.id, paths[name])
+                left = len(self._store.sources([person.id]))
+                removed.append({"name": name, "pictures": gone, "left": left})
         self._erase()
         return removed
 
     def _drop_index(self) -> None:
         """Remove the index's file. It can be made again; whoever has mapped it keeps it until the next answer."""
-        index.remove(_index_path(self._store))
+        index.remove(index.path_of(self._store))
 
     def _erase(self) -> None:
         """Take what is left of a removal in the free parts of the file, and renew what follows from those who are there."""
@@ -553,9 +542,15 @@ class Gallery:
             ) from None
         self._save_index()
 
+    @property
+    def erasure(self) -> str:
+        """What a removal does with the bytes of who is removed."""
+        return self._store.erasure
+
     def files(self) -> list[Path]:
         """Return the gallery's files, which are read after `close` only."""
-        return [path for path in (*self._store.files(), _index_path(self._store)) if path.exists()]
+        beside = index.path_of(self._store)
+        return [*self._store.files(), *([beside] if beside and beside.exists() else [])]
 
     def backup(self, target: str | os.PathLike) -> None:
         """Copy the gallery to a new file, while others read and write."""
@@ -595,6 +590,7 @@ class Gallery:
                 kept = {"threshold": ours.threshold, "measured": ours.measured, "others": ours.others}
                 self._set_facts(facts.model_copy(update=kept))
                 return
+            self._store.check_replaceable()
             known = {person.name: person for person in self._store.people()}
             given = {name: self.sources(name) for name in known} if people is None else by_name(people)
             additions, self.left_out = embed_people(embedder, {name: given.get(name, ()) for name in known})
@@ -635,6 +631,7 @@ class Gallery:
 
     def check_map(self, embedder: Any, old: str, new: str) -> None:
         """Refuse by UserError what `upgrade_by_map` to `embedder` refuses of a map from the network `old` to `new`."""
+        self._store.check_replaceable()
         ours = self._facts
         if (old, new) != (ours.network, embedder.network):
             raise UserError(
@@ -726,43 +723,29 @@ class Gallery:
             )
         changed = None if self._revision is None else self._store.changes(self._revision)
         if changed is None:
-            self._index = self._load(facts)
+            self._index = index.load(self._store, facts.embedding_size, facts.template)
             self._strangers = Strangers(*self._store.strangers())
         else:
             self._index.update(self._store, changed)
         self._facts, self._network, self._revision = facts, (facts.network, facts.flip), revision
 
-    def _load(self, facts: Facts) -> Index:
-        """Make the rows: of the index's file, if it is of this gallery, and what has changed since; else of the store."""
-        found = Index.of_file(_index_path(self._store), facts.embedding_size, facts.template)
-        if found is not None:
-            rows, since = found
-            changed = self._store.changes(since)
-            if changed is not None:
-                rows.update(self._store, changed)
-                return rows
-        return Index.of_store(self._store, facts.embedding_size, facts.template)
-
     def _save_index(self) -> None:
         """Write the index's file anew if that is due. No other process writes or removes it meanwhile."""
-        if not self._index.is_due(_index_path(self._store)):
+        path = index.path_of(self._store)
+        if path is None or not self._index.is_due(path):
             return
         try:
             with self._writing():
-                self._index.save(_index_path(self._store), self._revision)
+                self._index.save(path, self._revision)
                 with self._mutex:
-                    self._index = self._load(self._facts)
+                    self._index = index.load(self._store, self._facts.embedding_size, self._facts.template)
         except (OSError, UserError) as error:
             get_logger().warning(
-                f"{shown(_index_path(self._store))}: cannot be written ({error}); opening takes longer without it"
+                f"{shown(path)}: cannot be written ({error}); opening takes longer without it"
             )
 
 
-def _index_path(store: SqliteStore) -> Path:
-    return Path(f"{store.file}.index")
-
-
-def _fill(store: SqliteStore, embedder: Any, template: str, additions: Sequence[Addition]) -> None:
+def _fill(store: Store, embedder: Any, template: str, additions: Sequence[Addition]) -> None:
     """Write people and facts to a store, and measure the threshold. The caller holds its transaction."""
     store.add(additions)
     enrolled = (
@@ -772,7 +755,7 @@ def _fill(store: SqliteStore, embedder: Any, template: str, additions: Sequence[
     )
     store.set_strangers(*held_out(embedder, [new.name for new in additions], enrolled))
     facts = facts_of(embedder, template).model_copy(update={"others": HELD_OUT})
-    rows = Index.of_store(store, embedder.embedding_size, template)
+    rows = index.of_everybody(store, embedder.embedding_size, template)
     store.set_facts(measured(store, rows, facts, FPIR).model_dump(mode="json"))
 
 

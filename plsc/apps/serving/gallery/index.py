@@ -15,7 +15,7 @@ import numpy as np
 
 from plsc.apps.serving.gallery.rows import Rows
 from plsc.apps.serving.gallery.store import Revision
-from plsc.checkpoint.tensorfile import TensorFile, layout, write_synced
+from plsc.checkpoint.tensorfile import FileRows, TensorFile, layout, write_synced
 from plsc.errors import UserError
 from plsc.utils.vectors import unit_rows
 
@@ -63,7 +63,7 @@ class Index:
             before = _identity(path)
             tensors = TensorFile(path)
             for number, collection in enumerate(json.loads(tensors.read("collections").tobytes())):
-                rows, owners = tensors.map(f"rows {number}"), tensors.read(f"owners {number}")
+                rows, owners = tensors.rows(f"rows {number}"), tensors.read(f"owners {number}")
                 if rows.shape != (len(owners), width) or rows.dtype != np.float32 or owners.dtype != np.int64:
                     return None
                 index._put(collection, rows, owners)
@@ -79,11 +79,7 @@ class Index:
         names = json.dumps([*self._rows]).encode()
         arrays = {"collections": np.frombuffer(names, np.uint8), "revision": np.array(revision, np.int64)}
         for number, rows in enumerate(self._rows.values()):
-            parts = [part for part in rows.parts if part.count]
-            arrays[f"rows {number}"] = _joined([part.embeddings[: part.count] for part in parts], self._width)
-            arrays[f"owners {number}"] = np.concatenate(
-                [np.empty(0, np.int64), *(part.owners[: part.count] for part in parts)]
-            )
+            arrays[f"rows {number}"], arrays[f"owners {number}"] = rows.all()
         remove(path)
         beside = _unfinished(path)
         try:
@@ -145,7 +141,7 @@ class Index:
             return found[0] if found else [{} for _ in queries]
         return [_best(parts, people) for parts in zip(*found)]
 
-    def _put(self, collection: str, rows: np.ndarray, owners: np.ndarray) -> None:
+    def _put(self, collection: str, rows: np.ndarray | FileRows, owners: np.ndarray) -> None:
         self._rows[collection] = Rows(rows, owners)
         self._newest = max(self._newest, int(owners.max(initial=0)))
         self.people += len(np.unique(owners))
@@ -165,9 +161,33 @@ class Index:
         return unit_rows(np.add.reduceat(vectors, starts, axis=0)), owners[starts]
 
 
-def remove(path: Path) -> None:
+def load(store: Any, width: int, template: str) -> Any:
+    """Return the rows of a store: where it searches itself, what does; else those of the index's file, if it is the store's, and what
+    has changed since; else those of everybody."""
+    path = path_of(store)
+    found = path and Index.of_file(path, width, template)
+    if found:
+        rows, since = found
+        changed = store.changes(since)
+        if changed is not None:
+            rows.update(store, changed)
+            return rows
+    return of_everybody(store, width, template)
+
+
+def of_everybody(store: Any, width: int, template: str) -> Any:
+    """Return the rows of everybody in a store; where it searches itself, what does."""
+    return Index.of_store(store, width, template) if store.file else store.searched(template)
+
+
+def path_of(store: Any) -> Path | None:
+    """Return the path of the index's file; None: the rows are searched elsewhere."""
+    return store.file and Path(f"{store.file}.index")
+
+
+def remove(path: Path | None) -> None:
     """Remove an index's file, and what a process that was killed has left of one."""
-    for each in (path, _unfinished(path)):
+    for each in (path, _unfinished(path)) if path else ():
         each.unlink(missing_ok=True)
 
 
@@ -178,10 +198,6 @@ def _identity(path: Path) -> tuple[int, ...]:
 
 def _unfinished(path: Path) -> Path:
     return Path(f"{path}.tmp")
-
-
-def _joined(parts: Sequence[np.ndarray], width: int) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate([np.empty((0, width), np.float32), *parts])
 
 
 def _best(parts: Sequence[dict[int, float]], people: int) -> dict[int, float]:

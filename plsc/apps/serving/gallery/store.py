@@ -111,6 +111,9 @@ class SqliteStore:
     What changes something is called within `transaction()`. Raises MissingFileError, UserError.
     """
 
+    erasure = "the files of the gallery have nothing of them any more"
+    """What a removal does with the bytes, for its receipt."""
+
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)  # as the user calls it
         self.file = Path(os.path.abspath(path))
@@ -250,14 +253,15 @@ class SqliteStore:
         for id, name, collection, meta in rows:
             yield Person(id, name, collection, self._parsed(meta))
 
-    def sources(self, person: int) -> list[Source]:
-        """Return where a person's pictures came from."""
-        return self._sources("person = ?", person)
+    def sources(self, people: Sequence[int]) -> list[Source]:
+        """Return where the pictures of people came from, in the order of `embeddings`."""
+        return self._sources("person", people)
 
-    def _sources(self, which: str, value: Any) -> list[Source]:
+    def _sources(self, column: str, ids: Sequence[int]) -> list[Source]:
         rows = self._all(
-            f"SELECT path, sha256, quality, aligned FROM pictures WHERE {which} ORDER BY id",  # noqa: S608
-            value,
+            "SELECT path, sha256, quality, aligned FROM pictures "  # noqa: S608
+            f"WHERE {column} IN (SELECT value FROM json_each(?)) ORDER BY {column}, id",
+            json.dumps([*ids]),
         )
         return [
             Source(path, sha256, self._parsed(quality), None if aligned is None else bool(aligned))
@@ -268,7 +272,7 @@ class SqliteStore:
         """Return where at most so many pictures came from, evenly chosen of all."""
         ids = self.pictures()[0]
         chosen = ids[np.linspace(0, len(ids), min(most, len(ids)), endpoint=False).astype(np.int64)].tolist()
-        return self._sources("id IN (SELECT value FROM json_each(?))", json.dumps(chosen))
+        return self._sources("id", chosen)
 
     def add(self, additions: Iterable[Addition]) -> None:
         """Add pictures of people. UserError if somebody is in another collection already."""
@@ -301,10 +305,7 @@ class SqliteStore:
             return connection.execute(text, row).lastrowid
         person, collection = known
         if new.collection not in ("", collection):
-            raise UserError(
-                f"'{shown(new.name)}': is in the collection '{shown(collection)}', not '{shown(new.collection)}'; "
-                "remove the person first, or leave the collection out"
-            )
+            raise another_collection(new, collection)
         if new.meta is not None:
             self._run("UPDATE people SET meta = ? WHERE id = ?", _json(new.meta), person)
         return person
@@ -315,12 +316,18 @@ class SqliteStore:
             self._run("DELETE FROM people WHERE id = ?", person)
             self._changed(person)
 
-    def remove_paths(self, person: int, paths: Sequence[str]) -> None:
-        """Remove the pictures of a person that came from these paths; and the person, where none is left."""
-        for path in paths:  # not as JSON, which has no bytes that are no text
-            self._run("DELETE FROM pictures WHERE person = ? AND path = CAST(? AS TEXT)", person, _utf8(path))
+    def remove_paths(self, person: int, paths: Sequence[str]) -> list[str]:
+        """Remove the pictures of a person that came from these paths, and the person where none is left; return the path of each."""
+        rows = self._all("SELECT id, path FROM pictures WHERE person = ? ORDER BY id", person)
+        gone = [(id, path) for id, path in rows if path in {*paths}]
+        for id, _ in gone:
+            self._run("DELETE FROM pictures WHERE id = ?", id)
         self._run("DELETE FROM people WHERE id = ? AND id NOT IN (SELECT person FROM pictures)", person)
         self._changed(person)
+        return [path for _, path in gone]
+
+    def check_replaceable(self) -> None:
+        """Refuse by UserError, before anything is embedded, to replace all embeddings where a store cannot do it at once."""
 
     def remove_pictures(self) -> None:
         """Remove all pictures, and keep the people."""
@@ -368,11 +375,7 @@ class SqliteStore:
             raise UserError(f"{self.name}: has embeddings of different sizes; {_REMEDY}")
         width = lengths.pop() // 4 if lengths else 0
         data = bytearray().join(vector for _, vector in rows)
-        vectors = np.frombuffer(data, "<f4").reshape(len(rows), width)
-        squares = np.einsum("ij,ij->i", vectors, vectors)
-        if not np.all((np.abs(squares - 1) < 1e-3) | (squares == 0)):  # NaN would hide others from a search
-            raise UserError(f"{self.name}: has embeddings that are not of length 1; {_REMEDY}")
-        return vectors, numbers
+        return checked(np.frombuffer(data, "<f4").reshape(len(rows), width), self.name), numbers
 
     # -- the file -------------------------------------------------------------------------------------------------------------
 
@@ -459,6 +462,22 @@ class SqliteStore:
 
     def _one(self, text: str, *values: Any) -> Any:
         return self._row(text, *values)[0]
+
+
+def checked(vectors: np.ndarray, name: str) -> np.ndarray:
+    """Return embeddings float32 [n, D] that a store has. UserError for others than of length 1, or 0: NaN would hide others from a search."""
+    squares = np.einsum("ij,ij->i", vectors, vectors)
+    if not np.all((np.abs(squares - 1) < 1e-3) | (squares == 0)):
+        raise UserError(f"{name}: has embeddings that are not of length 1; {_REMEDY}")
+    return vectors
+
+
+def another_collection(new: Addition, collection: str) -> UserError:
+    """Say that a person is in another collection than an addition's."""
+    return UserError(
+        f"'{shown(new.name)}': is in the collection '{shown(collection)}', not '{shown(new.collection)}'; "
+        "remove the person first, or leave the collection out"
+    )
 
 
 @contextlib.contextmanager

@@ -86,15 +86,16 @@ def measured(store: Any, index: Index, facts: Facts, fpir: float) -> Facts:
     kinds = []
     if len(strangers.people) and size:
         nobody = np.full(len(strangers.people), -1)
-        kinds.append((facts.others, _nearest(index, strangers.vectors, nobody), strangers.people, fpir))
+        cosines, _ = _nearest(index, strangers.vectors, nobody)
+        kinds.append((facts.others, cosines, strangers.people, None, fpir))
     if facts.others != STRANGERS and size > 1 and len(own):
-        cosines = _nearest(index, own, own_people)
+        cosines, met = _nearest(index, own, own_people)
         # Without their own pictures people meet one person fewer than a stranger does.
-        kinds.append((GALLERY, cosines, own_people, 1 - (1 - fpir) ** ((size - 1) / size)))
+        kinds.append((GALLERY, cosines, own_people, met, 1 - (1 - fpir) ** ((size - 1) / size)))
     found = [
         _Evidence(by, people, rate, tail)
-        for by, cosines, people, rate in kinds
-        if (tail := fit_tail(cosines, people, rate))
+        for by, cosines, people, met, rate in kinds
+        if (tail := fit_tail(cosines, people, rate, met))
     ]
     if not found:
         return facts.model_copy(update={"threshold": None, "measured": None})
@@ -109,12 +110,12 @@ def measured(store: Any, index: Index, facts: Facts, fpir: float) -> Facts:
     return facts.model_copy(update={"threshold": threshold, "measured": how})
 
 
-def _nearest(index: Index, embeddings: np.ndarray, themselves: np.ndarray) -> np.ndarray:
-    """Return the cosine of each picture with the nearest person that is not its own: float64 [n]."""
+def _nearest(index: Index, embeddings: np.ndarray, themselves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the cosine of each picture with the nearest person that is not its own, float64 [n], and who that is, int64 [n]."""
     found = index.nearest(embeddings, 2)
-    return np.array(
-        [
-            max((cosine for person, cosine in nearest.items() if person != own), default=-1.0)
-            for nearest, own in zip(found, themselves.tolist())
-        ]
-    )
+    others = [
+        next(((cosine, person) for person, cosine in nearest.items() if person != own), (-1.0, -1))
+        for nearest, own in zip(found, themselves.tolist())
+    ]
+    cosines, people = zip(*others)
+    return np.array(cosines), np.array(people, np.int64)
