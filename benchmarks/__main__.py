@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         save,
         search,
         serve,
+        shards,
         step,
     )
 
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "save": (save, save.save),
         "search": (search, search.search),
         "serve": (serve, serve.serve),
+        "shards": (shards, shards.shards),
         "step": (step, step.step),
     }
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__.splitlines()[0])

@@ -14,6 +14,7 @@ from plsc.data.image_list import ImageList
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.data.rec import RecImages
 from plsc.data.recordio import MAGIC
+from plsc.data.shards import Shards
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.files import open_regular
 
@@ -22,7 +23,7 @@ _BASE64 = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
 
 
 def open_images(path: str, **options) -> EncodedImages:
-    """Open the labelled images of a .rec file (or a folder that has one), an image folder, or a list file.
+    """Open the labelled images of a .rec file (or a folder that has one), an image folder, tar shards, or a list file.
 
     `options`: keys of all image formats, see plsc.data.images.EncodedImages; also `root`, which only a list
     takes.
@@ -55,6 +56,8 @@ def kind_of(path: str) -> type[EncodedImages] | None:
 def _folders_kind(path: str) -> type[EncodedImages] | None:
     if _records_in(path):
         return RecImages
+    if any(name.endswith(".tar") for name in os.listdir(path)):
+        return Shards
     entries = [entry for entry in os.scandir(path) if entry.name[0] != "."]
     if not entries:
         raise UserError(f"{path}: is empty; give a folder with a folder for each identity, or with a .rec")
@@ -85,6 +88,8 @@ def _records_in(folder: str) -> list[str]:
 
 
 def _files_kind(path: str) -> type[EncodedImages] | None:
+    if path.endswith(".tar"):
+        return Shards
     with open_regular(path) as file:
         line = file.readline(2**20).removeprefix(b"\xef\xbb\xbf")
         start = line + file.read(4096)

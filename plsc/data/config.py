@@ -59,7 +59,7 @@ class TrainDatasetCfg(DatasetCfg):
 
     name: str = "Glyphs"
     """`Glyphs`, characters drawn at run time; your images in a list file (`ImageList`), in a folder for each
-    identity (`ImageFolder`) or in a .rec file (`RecImages`); `IdxImages`, the
+    identity (`ImageFolder`), in a .rec file (`RecImages`) or in tar shards (`Shards`); `IdxImages`, the
     files of MNIST and Fashion-MNIST; samples of any shape in .npy files (`Arrays`); `Synthetic`, noise for measuring speed; a name that you registered; or
     your own class as `package.module:Class`. The number of classes is read from the data; docs/data.md has
     examples."""

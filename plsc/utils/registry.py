@@ -195,6 +195,7 @@ DATASETS = Registry(
         "PairList": "plsc.data.pairs:PairList",
         "QueryGallery": "plsc.data.retrieval:QueryGallery",
         "RecImages": "plsc.data.rec:RecImages",
+        "Shards": "plsc.data.shards:Shards",
         "Synthetic": "plsc.data.synthetic:Synthetic",
     },
     bases=tuple(f"plsc.data.dataset:{name}" for name in ("Dataset", "PairSet", "IdentificationSet")),

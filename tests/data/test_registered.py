@@ -4,6 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
+from plsc.apps.curate.convert import convert
 from plsc.data.bin_packs import write_pack
 from plsc.data.dataset import Dataset, IdentificationSet, PairSet
 from plsc.evaluation.sets import eval_set
@@ -23,6 +24,8 @@ def examples(tmp_path):
         "labels": str(write_idx(tmp_path / "labels", np.array([1, 0, 1, 0], np.uint8))),
     }
     faces = str(write_folder(tmp_path / "faces", {"Ann": 2, "Bob": 3}))
+    shards = str(tmp_path / "shards")
+    convert(faces, shards, shards=2)
     write_pack(str(tmp_path / "a.bin"), map(png, range(6)), [True, False, True])
     (tmp_path / "pairs.csv").write_text("0.png,1.png,1\n1.png,2.png,0\n")
     (tmp_path / "media.txt").write_text("".join(f"{n}.png {n // 2} {n}\n" for n in range(4)))
@@ -45,6 +48,7 @@ def examples(tmp_path):
         "ImageList": {"list": str(tmp_path / "list.txt"), "size": (16, 12), "flip": True},
         "QueryGallery": {"gallery": str(tmp_path / "list.txt")},
         "RecImages": {"path": str(write_rec(tmp_path / "a.rec", [0, 0, 1, 1])), "flip": True},
+        "Shards": {"shards": shards, "flip": True},
         "Synthetic": {"num_classes": 3},
     }
 

@@ -144,5 +144,5 @@ def test_builtin_names():
             "IjbPairs",
             "ImageFolder",
         ),
-        *("ImageList", "ImagePairs", "PairList", "QueryGallery", "RecImages", "Synthetic"),
+        *("ImageList", "ImagePairs", "PairList", "QueryGallery", "RecImages", "Shards", "Synthetic"),
     ]
