@@ -14,6 +14,7 @@ from plsc.data.image_list import ImageList
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.data.rec import RecImages
 from plsc.data.recordio import MAGIC
+from plsc.data.remote_shards import is_url
 from plsc.data.shards import Shards
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.files import open_regular
@@ -25,11 +26,13 @@ _BASE64 = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
 def open_images(path: str, **options) -> EncodedImages:
     """Open the labelled images of a .rec file (or a folder that has one), an image folder, tar shards, or a list file.
 
-    `options`: keys of all image formats, see plsc.data.images.EncodedImages; also `root`, which only a list
-    takes.
+    `options`: keys of all image formats, see plsc.data.images.EncodedImages; also `root`, which only a list takes, and `cache`, which
+    only shards on a server do.
     """
     root = options.pop("root", "")
     kind = kind_of(path)
+    if kind is not Shards and options.pop("cache", None):
+        raise UserError(f"cache: only shards on a server have one, and {path} is none")
     if kind is None:
         raise UserError(f"{path}: has base64 parts, which are converted first: plsc convert {path} NAME.rec")
     if root and kind is not ImageList:
@@ -48,6 +51,8 @@ def open_any(path: str, **options) -> EncodedImages | EncodedPairs:
 
 def kind_of(path: str) -> type[EncodedImages] | None:
     """Return the class that reads the labelled images of `path`; None: they are base64 parts, which none reads."""
+    if is_url(path):
+        return Shards
     if not os.path.exists(path):
         raise MissingFileError(f"'{path}' does not exist (looked in {Path.cwd()})")
     return _folders_kind(path) if os.path.isdir(path) else _files_kind(path)

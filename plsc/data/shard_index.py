@@ -13,6 +13,7 @@ import json
 import os
 import tarfile
 import tempfile
+import time
 import zipfile
 from array import array
 from collections.abc import Callable, Sequence
@@ -97,8 +98,12 @@ class Members(Sequence):
 
     def _open(self, shard: int) -> FileIO:
         path = self._locate(self._shards[shard])
-        with reading(path):
+        try:
             file = open(path, "rb", buffering=0)  # noqa: SIM115 - stays open
+        except FileNotFoundError:  # another process made room in the cache just now
+            path = self._locate(self._shards[shard])
+            with reading(path):
+                file = open(path, "rb", buffering=0)  # noqa: SIM115
         while len(self._files) >= _MOST_OPEN:
             self._files.pop(min(self._files), None)  # is closed once no other thread reads it
         self._files[shard] = file
@@ -207,7 +212,7 @@ class ShardIndex:
         """
         paths = find_shards(shards)
         target = index_path(shards)
-        arrays = _read(target)
+        arrays = read_index(target)
         present = _described(paths)
         if arrays is not None and arrays["shards"].tolist() != present:
             _refuse_missing(arrays["shards"].tolist(), present, target)
@@ -215,7 +220,7 @@ class ShardIndex:
             arrays = None
         if arrays is None:
             arrays = {"shards": np.array(present), **scan(paths)}
-            _write(target, arrays)
+            write_index(target, arrays)
         folder = os.path.dirname(paths[0])
         return cls.of(arrays, partial(os.path.join, folder))
 
@@ -308,6 +313,7 @@ def scan(paths: Sequence[str]) -> dict[str, np.ndarray]:
     labels = np.array(found.labels, np.int64)
     return {
         "format": np.array(FORMAT),
+        "made": np.array(time.time_ns()),  # tells shards of one name apart in a cache
         "starts": np.array([*found.starts, len(labels)], np.int64),
         "offsets": np.array(found.offsets, np.int64),
         "sizes": np.array(found.sizes, np.uint32),
@@ -368,7 +374,7 @@ def _scan_shard(path: str, found: _Found) -> None:
             found.add(shard, sample, pread)
 
 
-def _read(path: str) -> dict[str, np.ndarray] | None:
+def read_index(path: str) -> dict[str, np.ndarray] | None:
     """Read an index; None if there is none, or one that is damaged or of another format."""
     if not os.path.exists(path):
         return None
@@ -384,7 +390,7 @@ def _read(path: str) -> dict[str, np.ndarray] | None:
     return index
 
 
-def _write(path: str, arrays: dict[str, np.ndarray]) -> None:
+def write_index(path: str, arrays: dict[str, np.ndarray]) -> None:
     """Write an index; processes that do so at once do not disturb each other. Where it cannot be written, that is said."""
     try:
         with tempfile.NamedTemporaryFile(
