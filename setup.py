@@ -96,6 +96,8 @@ setup(
         "loggers": ["mlflow", "tensorboardX", "wandb"],
         "serve": ["fastapi>=0.110", "prometheus-client>=0.18", "python-multipart>=0.0.13", "uvicorn>=0.29"],
         "test": [
+            "aiohttp",
+            "fsspec",
             "kubernetes-validate",  # the schemas of Kubernetes, for tools/cluster
             "pytest",
             "pytest-xdist>=3.8",

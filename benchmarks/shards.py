@@ -100,9 +100,10 @@ def _open_large(folder: str, members: int, shards: int) -> dict:
     name = b"0000000/0001.jpg"
     arrays = {
         "format": np.array(FORMAT),
+        "made": np.array(0),
         "shards": np.array([f"{os.path.basename(path)} 0" for path in sorted(paths)]),
         "starts": np.linspace(0, members, shards + 1).astype(np.int64),
-        "offsets": np.arange(members, dtype=np.int64) * 4096,
+        "offsets": 512 + np.arange(members, dtype=np.int64) * 4096,
         "sizes": np.full(members, 3000, np.uint32),
         "checksums": np.full(members, 5000, np.uint32),
         "text": np.frombuffer(name * members, np.uint8),

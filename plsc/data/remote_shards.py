@@ -340,18 +340,13 @@ def _expanded(pattern: str) -> list[str]:
 
 
 def _index_of_server(folder: str, cache: Cache) -> dict[str, np.ndarray] | None:
-    """Fetch the index that lies beside the shards; None if there is none."""
+    """Fetch the index that lies beside the shards; None if there is none, or none of this version."""
     url = f"{folder}/index.npz"
     try:
         version, size = cache.look(url)
     except MissingFileError:
         return None
-    index = read_index(cache.fetch(url, version, size))
-    if index is None:
-        raise UserError(
-            f"{shown(url)}: is no index of this version of plsc; delete it there, or convert anew"
-        )
-    return index
+    return read_index(cache.fetch(url, version, size))
 
 
 def _indexed_here(folder: str, names: list[str], cache: Cache) -> ShardIndex:

@@ -384,10 +384,36 @@ def read_index(path: str) -> dict[str, np.ndarray] | None:
                 index = {name: arrays[name] for name in arrays.files}
         except (ValueError, EOFError, KeyError, zipfile.BadZipFile):
             index = {}
-    if index.get("format", 0) != FORMAT:
+    if not _is_sound(index):
         get_logger().info(f"{shown(path)}: is damaged, or of another version; made anew")
         return None
     return index
+
+
+def _is_sound(index: dict[str, np.ndarray]) -> bool:
+    """Say whether the arrays are of this format and fit each other: an index may come from outside."""
+    try:
+        count, shards = len(index["labels"]), len(index["shards"])
+        starts, stops = index["starts"], index["stops"]
+        return (
+            index["format"] == FORMAT
+            and index["made"].shape == ()
+            and all(index[name].shape == (count,) for name in ("offsets", "sizes", "checksums", "stops"))
+            and all(
+                index[name].dtype.kind in "iu"
+                for name in ("labels", "offsets", "sizes", "checksums", "starts", "stops")
+            )
+            and (starts[0], starts[-1], len(starts)) == (0, count, shards + 1)
+            and bool(
+                (np.diff(starts) >= 0).all()
+                and (np.diff(stops) >= 0).all()
+                and stops[-1] == len(index["text"])
+            )
+            and min(index["labels"].min(), index["offsets"].min() - _HEADER) >= 0
+            and index["classes"].dtype.kind == index["shards"].dtype.kind == "U"
+        )
+    except (KeyError, IndexError, TypeError, ValueError):
+        return False
 
 
 def write_index(path: str, arrays: dict[str, np.ndarray]) -> None:

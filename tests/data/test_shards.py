@@ -319,6 +319,39 @@ def test_the_index_is_made_once_and_anew_for_other_shards(faces, monkeypatch, he
     assert len(Shards("out")) == 31
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"labels": -1},
+        {"starts": 1},
+        {"offsets": 100},
+        {"stops": 9},
+        {"format": 9},
+        {"sizes": 0.5},
+        {"labels": None},
+    ],
+)
+def test_an_index_that_does_not_fit_itself_is_made_anew(faces, changes):
+    with np.load("out/index.npz") as index:
+        arrays = dict(index)
+    ((name, value),) = changes.items()
+    if value is None:
+        del arrays[name]
+    elif name == "sizes":
+        arrays[name] = arrays[name] * value
+    else:
+        arrays[name] = np.where(
+            np.arange(arrays[name].size).reshape(arrays[name].shape) == 0, value, arrays[name]
+        )
+    if name == "stops":
+        arrays[name][-1] = 7
+    np.savez("out/index.npz", **arrays)
+    data = Shards("out")
+    assert data.labels.tolist() == ImageFolder("faces").labels.tolist()
+    with np.load("out/index.npz") as index:
+        assert {*index.files} == {*arrays, name} and index["format"] == shard_index.FORMAT
+
+
 def test_a_shard_that_the_index_has_and_the_folder_lacks(faces):
     os.remove("out/00002.tar")
     with pytest.raises(MissingFileError) as raised:
