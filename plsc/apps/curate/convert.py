@@ -20,6 +20,7 @@ import cv2
 import numpy as np
 
 from plsc.apps.curate.base64_parts import Base64Parts
+from plsc.apps.curate.parquet import ParquetImages, parquet_files
 from plsc.data.autodetect import kind_of, open_images
 from plsc.data.bin_packs import BinPairs, write_pack
 from plsc.data.glyphs import GlyphPairs
@@ -227,6 +228,8 @@ def _open_labelled(source: str, root: str) -> Any:
     """Open labelled images, as EncodedImages or with what of it is used here."""
     if source == HELD_OUT_GLYPHS:
         return _HeldOutGlyphs()
+    if parquet_files(source):
+        return ParquetImages(source, root)
     return open_images(source, root=root) if kind_of(source) else Base64Parts(source)
 
 
@@ -248,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "source",
-        help=".rec, folder, list, shards or base64 parts; for a .bin: a list of pairs, or with --num-pairs any of these; "
+        help=".rec, folder, list, shards, Parquet or base64 parts; for a .bin: a list of pairs, or with --num-pairs any of these; "
         f"{HELD_OUT_GLYPHS}: the characters that configs/ does not train on",
     )
     parser.add_argument("target", help="NAME.rec, NAME.bin, or the name of a new folder")
