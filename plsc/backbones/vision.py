@@ -20,6 +20,9 @@ from plsc.errors import UserError
 from plsc.utils.ranges import Share
 from plsc.utils.registry import did_you_mean
 
+# VGG pools to 7 x 7 places, which would weigh them unevenly; Paddle's export fails on SqueezeNet's. DenseNet cannot do without its own.
+_POOL_OTHERWISE = ("vgg", "squeezenet")
+
 
 def names() -> list[str]:
     """List the networks of paddle.vision.models that can be named: those made by a function."""
@@ -74,7 +77,8 @@ class Vision(nn.Layer):
                 f"Model.options: {key} is not for you to set here; the network ends before its classifier"
             )
         try:
-            network = getattr(models, self.network_name)(num_classes=0, **options)
+            own = {"with_pool": False} if self.network_name.startswith(_POOL_OTHERWISE) else {}
+            network = getattr(models, self.network_name)(num_classes=0, **own, **options)
         except (TypeError, ValueError, AssertionError) as error:
             raise UserError(f"Model.options: {self._name} does not take {options}: {error}") from error
         layers = dict(network.named_sublayers(include_self=True))

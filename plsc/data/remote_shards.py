@@ -9,6 +9,7 @@ shards are fetched to make it. Several processes may use a cache at once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -241,6 +242,10 @@ def _is_held(lock: str) -> bool:
 
 def _refuse_final(url: str, error: Exception) -> None:
     """Raise MissingFileError or UserError for what does not become better by another try."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
+        raise UserError(
+            f"cache: cannot be written: {error.strerror}; make room, or name another folder"
+        ) from error
     cause = error.__cause__
     # fsspec calls every failure of HTTP a missing file; the cause knows the status, and a connection that failed has none.
     status = getattr(cause, "status", 0) if type(cause).__module__.startswith("aiohttp") else None

@@ -5,7 +5,9 @@ import paddle
 import pytest
 
 from plsc import Entry
+from plsc.apps.export import export
 from plsc.backbones.vision import names
+from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.utils.registry import BACKBONES
 from tests.launch import ROOT, launch
@@ -35,6 +37,13 @@ def test_the_embedding_is_that_of_the_networks_own_pooled_numbers():
     images = paddle.rand([2, 3, 32, 32])
     _, linear, norm = net.embed
     assert np.array_equal(net(images).numpy(), norm(linear(net.network(images).flatten(1))).numpy())
+
+
+def test_one_whose_own_pooling_cannot_be_exported_is_exported(tmp_path):
+    net = BACKBONES.build("vision:squeezenet1_1", embedding_size=8, image_shape=(3, 48, 48))
+    prepared = Preprocessing.of_images((3, 48, 48))
+    found = export(net, tmp_path / "x", preprocessing=prepared, formats=["paddle"])
+    assert len(found["checks"]) == 2, "compared with the network at batch 1 and 8"
 
 
 @pytest.mark.parametrize(

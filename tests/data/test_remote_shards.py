@@ -1,5 +1,6 @@
 """Shards on a server, of HTTP and of S3: the same bits cold and warm, a cache with a limit, and servers that fail, stall or come back."""
 
+import errno
 import functools
 import http.server
 import importlib.util
@@ -239,6 +240,31 @@ def test_the_least_recently_used_goes(server, tmp_path):
     keep.fetch(f"{server.url}/00000.tar", "v", 20480)  # used again
     keep.fetch(f"{server.url}/00003.tar", "v", 20480)
     assert [os.path.exists(paths[number]) for number in (0, 1, 2)] == [True, False, True]
+
+
+@needs_http
+def test_what_a_killed_process_has_left_is_fetched_anew_and_makes_room(server):
+    keep = Cache(folder="cache", bytes=2 * os.path.getsize("served/out/00000.tar") + 100, patience=5)
+    size = os.path.getsize("served/out/00000.tar")
+    for name in ("00000.tar", "other.tar"):
+        with open(keep._path(f"{server.url}/{name}", "v") + ".part", "wb") as file:
+            file.write(bytes(size))
+        open(file.name.removesuffix("part") + "lock", "wb").close()
+    path = keep.fetch(f"{server.url}/00000.tar", "v", size)
+    with open(path, "rb") as found, open("served/out/00000.tar", "rb") as expected:
+        assert found.read() == expected.read()
+    keep.fetch(f"{server.url}/00001.tar", "v", os.path.getsize("served/out/00001.tar"))
+    assert not [name for name in os.listdir("cache") if name.endswith(".part")]
+
+
+@needs_http
+def test_a_full_disk_is_not_taken_for_the_server(server, monkeypatch):
+    def full(self, part, size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Cache, "_make_room", full)
+    with pytest.raises(UserError, match="^cache: cannot be written: No space left on device; make room"):
+        Shards(server.url, cache=cache())
 
 
 @needs_http
