@@ -32,14 +32,14 @@ from plsc.utils.text import counted
 _CHUNK = 2**20  # bytes that are asked for at a time
 _POLL = 0.05  # seconds between two looks at a download
 _LONGEST_PAUSE = 10.0  # seconds between two tries
-_VERSION = (
-    "size",
-    "etag",
-    "lastmodified",
-    "mtime",
-    "created",
-    "blobid",
-)  # what servers say of a file that changes with it
+# What servers say of a file that changes with its content.
+_VERSION = ("etag", "lastmodified", "mtime", "created", "blobid")
+_KEYS = {
+    "folder": (str, "text"),
+    "bytes": (int, "a whole number above 0"),
+    "stall": ((int, float), "a number above 0"),
+    "patience": ((int, float), "a number above 0"),
+}  # of a cache in a config: types and rule
 _HTTP = ("http", "https")
 
 
@@ -65,17 +65,10 @@ class Cache:
     def of(cls, keys: dict[str, Any]) -> Cache:
         """Make it of the keys of a config. UserError about one that is wrong."""
         for key, value in keys.items():
-            wanted = {"folder": str, "bytes": int, "stall": (int, float), "patience": (int, float)}.get(key)
-            if wanted is None:
-                raise UserError(f"cache: has no key '{key}', only folder, bytes, stall and patience")
-            if isinstance(value, bool) or not isinstance(value, wanted) or (wanted is not str and value <= 0):
-                rule = (
-                    "text"
-                    if wanted is str
-                    else "a whole number above 0"
-                    if wanted is int
-                    else "a number above 0"
-                )
+            if key not in _KEYS:
+                raise UserError(f"cache: has no key '{key}', only {', '.join(_KEYS)}")
+            kinds, rule = _KEYS[key]
+            if isinstance(value, bool) or not isinstance(value, kinds) or (kinds is not str and value <= 0):
                 raise UserError(f"cache: {key} must be {rule}, got {value!r}")
         return cls(**keys)
 
@@ -109,7 +102,7 @@ class Cache:
         version = sorted((key, known[key]) for key in known if key in _VERSION)
         return str(version or time.time_ns()), int(info["size"])  # what has no version is fetched anew
 
-    def list(self, url: str) -> list[str]:
+    def shards_in(self, url: str) -> list[str]:
         """List the .tar files of a folder by their names, sorted."""
         found = self._tried(
             url, lambda fresh: self._in_thread(lambda said: _filesystem(url, fresh)[0].ls(url, detail=False))
@@ -322,7 +315,7 @@ def open_remote(url: str, cache: Cache) -> ShardIndex:
     names = _expanded(pattern) if pattern else None
     index = _index_of_server(folder, cache) if names is None else None
     if index is None:
-        return _indexed_here(folder, cache.list(folder) if names is None else names, cache)
+        return _indexed_here(folder, cache.shards_in(folder) if names is None else names, cache)
     described = (text.rpartition(" ") for text in index["shards"].tolist())
     known = {name: (str(index["made"]), int(size)) for name, _, size in described}
     shards = _Shards(cache, folder, known)

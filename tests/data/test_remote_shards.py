@@ -205,6 +205,15 @@ def test_of_other_shards_under_the_same_names_no_old_copy_is_read(server, tmp_pa
     )
 
 
+@needs_http
+def test_an_index_of_which_the_server_tells_no_version_is_fetched_each_time(server, monkeypatch):
+    monkeypatch.setattr(Handler, "date_time_string", lambda self, timestamp=None: "")  # no Last-Modified
+    for _ in range(2):
+        server.asked.clear()
+        assert len(Shards(server.url, cache=cache())) == 21
+        assert ("GET", "/out/index.npz") in server.asked
+
+
 # ---- the cache
 
 
@@ -289,7 +298,7 @@ def test_processes_share_a_cache_and_fetch_each_shard_once(server):
 @pytest.mark.parametrize(
     "keys,message",
     [
-        ({"bites": 1}, "cache: has no key 'bites', only folder, bytes, stall and patience"),
+        ({"bites": 1}, "cache: has no key 'bites', only folder, bytes, stall, patience"),
         ({"bytes": 0}, "cache: bytes must be a whole number above 0, got 0"),
         ({"stall": "x"}, "cache: stall must be a number above 0, got 'x'"),
     ],
