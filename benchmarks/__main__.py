@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         save,
         search,
         serve,
+        shards,
         step,
     )
 
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "save": (save, save.save),
         "search": (search, search.search),
         "serve": (serve, serve.serve),
+        "shards": (shards, shards.shards),
         "step": (step, step.step),
     }
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__.splitlines()[0])

@@ -15,14 +15,17 @@ import argparse
 import copy
 import json
 import os
+import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import Field, PrivateAttr, ValidationError, field_validator
 from pydantic_core import to_jsonable_python
 
 from plsc.backbones.config import ModelCfg
-from plsc.config.layers import DEFAULT, Layers, Source
+from plsc.config.layers import DEFAULT, Layers, Source, config_file
 from plsc.config.optimizer import OptimizerCfg
 from plsc.config.run import (
     DEFAULT_EPOCHS,
@@ -303,6 +306,8 @@ def load(
             "Section.key" or "Section" -> value.
         overrides: "Section.key=value" each, the value in YAML; a later one wins over an earlier one. Or a mapping.
 
+    Modules that lie beside the file, or in the current folder, can be named in it as package.module:Class.
+
     Raises MissingFileError when there is no such file, else ConfigError with everything that is wrong.
     """
     layers = copy.deepcopy(path._layers) if isinstance(path, Config) else Layers()
@@ -316,7 +321,23 @@ def load(
         overrides = ()
     for order, text in enumerate([overrides] if isinstance(overrides, str) else overrides):
         layers.read_override(text, order, level)
+    beside = (
+        [] if isinstance(path, (Config, Mapping, type(None))) else [os.path.dirname(config_file(Path(path)))]
+    )
+    _find_modules_in([*beside, ""], layers.tree)
     return _checked(layers)
+
+
+def _find_modules_in(folders: Iterable[str], tree: Any) -> None:
+    """Append the folders to Python's path that have a module which the config names as package.module:Class."""
+    if isinstance(tree, (dict, list)):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            _find_modules_in(folders, value)
+    elif isinstance(tree, str) and (named := re.fullmatch(r"(\w+)[\w.]*:\w+", tree)):
+        for folder in map(os.path.abspath, folders):
+            module = os.path.join(folder, named[1])
+            if folder not in sys.path and (os.path.isfile(f"{module}.py") or os.path.isdir(module)):
+                sys.path.append(folder)
 
 
 def _checked(layers: Layers) -> Config:
@@ -401,8 +422,8 @@ def _drop_default_evaluation(layers: Layers) -> None:
 
 
 # Data sets to train on -> their key that names the images, which ImagePairs calls images; and the keys that both have.
-_IMAGES = {"ImageFolder": "folder", "ImageList": "list", "RecImages": "path"}
-_OF_IMAGES = ("root", "size", "channels", "mean", "scale", "aligned", "hold_out")
+_IMAGES = {"ImageFolder": "folder", "ImageList": "list", "RecImages": "path", "Shards": "shards"}
+_OF_IMAGES = ("root", "cache", "size", "channels", "mean", "scale", "aligned", "hold_out")
 
 
 def _pair_up_training_images(layers: Layers) -> None:

@@ -14,6 +14,8 @@ from plsc.data.image_list import ImageList
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.data.rec import RecImages
 from plsc.data.recordio import MAGIC
+from plsc.data.remote_shards import is_url
+from plsc.data.shards import Shards
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.files import open_regular
 
@@ -22,13 +24,15 @@ _BASE64 = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
 
 
 def open_images(path: str, **options) -> EncodedImages:
-    """Open the labelled images of a .rec file (or a folder that has one), an image folder, or a list file.
+    """Open the labelled images of a .rec file (or a folder that has one), an image folder, tar shards, or a list file.
 
-    `options`: keys of all image formats, see plsc.data.images.EncodedImages; also `root`, which only a list
-    takes.
+    `options`: keys of all image formats, see plsc.data.images.EncodedImages; also `root`, which only a list takes, and `cache`, which
+    only shards on a server do.
     """
     root = options.pop("root", "")
     kind = kind_of(path)
+    if kind is not Shards and options.pop("cache", None):
+        raise UserError(f"cache: only shards on a server have one, and {path} is none")
     if kind is None:
         raise UserError(f"{path}: has base64 parts, which are converted first: plsc convert {path} NAME.rec")
     if root and kind is not ImageList:
@@ -47,6 +51,8 @@ def open_any(path: str, **options) -> EncodedImages | EncodedPairs:
 
 def kind_of(path: str) -> type[EncodedImages] | None:
     """Return the class that reads the labelled images of `path`; None: they are base64 parts, which none reads."""
+    if is_url(path):
+        return Shards
     if not os.path.exists(path):
         raise MissingFileError(f"'{path}' does not exist (looked in {Path.cwd()})")
     return _folders_kind(path) if os.path.isdir(path) else _files_kind(path)
@@ -55,6 +61,8 @@ def kind_of(path: str) -> type[EncodedImages] | None:
 def _folders_kind(path: str) -> type[EncodedImages] | None:
     if _records_in(path):
         return RecImages
+    if any(name.endswith(".tar") for name in os.listdir(path)):
+        return Shards
     entries = [entry for entry in os.scandir(path) if entry.name[0] != "."]
     if not entries:
         raise UserError(f"{path}: is empty; give a folder with a folder for each identity, or with a .rec")
@@ -85,11 +93,15 @@ def _records_in(folder: str) -> list[str]:
 
 
 def _files_kind(path: str) -> type[EncodedImages] | None:
+    if path.endswith(".tar"):
+        return Shards
     with open_regular(path) as file:
         line = file.readline(2**20).removeprefix(b"\xef\xbb\xbf")
         start = line + file.read(4096)
     if start.startswith(struct.pack("<I", MAGIC)) or path.endswith(".rec"):
         return RecImages
+    if path.endswith(".parquet"):
+        raise UserError(f"{path}: is Parquet, which is converted first: plsc convert {path} NAME --to shards")
     if b"\0" in start:
         raise UserError(f"{path}: is neither a .rec file nor text; give a .rec, a list of images or a folder")
     return None if len(line) > _SHORTEST_BASE64 and label_is_first(line) is not None else ImageList

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 import cv2
 import numpy as np
 
+from plsc.data.arrays import open_npy
 from plsc.data.image_list import read_list
 from plsc.data.images import CHANNELS, read_sample
 from plsc.data.preprocessing import Preprocessing
-from plsc.errors import UserError, reading, shown
+from plsc.errors import UserError, shown
 
 Read = Callable[[int, int], np.ndarray]
 
@@ -29,7 +30,7 @@ def samples_to_predict(
     paths = [given] if isinstance(given, (str, os.PathLike)) else [*given]
     if len(paths) == 1 and os.fspath(paths[0]).endswith(".npy"):
         path = os.fspath(paths[0])
-        return _from_array(_open_npy(path), preprocessing, f"predict: {shown(path)}")
+        return _from_array(open_npy(path, "predict: "), preprocessing, f"predict: {shown(path)}")
     if preprocessing.channels not in CHANNELS:
         shape = ", ".join(map(str, preprocessing.shape))
         raise UserError(
@@ -51,16 +52,6 @@ def _from_array(samples: np.ndarray, preprocessing: Preprocessing, what: str) ->
         )
     names = [str(number) for number in range(len(samples))]
     return (lambda start, stop: np.array(samples[start:stop], order="C")), names
-
-
-def _open_npy(path: str) -> np.ndarray:
-    """Map the array of an .npy file into memory; Python objects in it are refused."""
-    with reading(f"predict: {path}"):
-        try:
-            return np.lib.format.open_memmap(path, mode="r")
-        except (ValueError, EOFError) as error:
-            reason = shown(" ".join(str(error).split())[:120])
-            raise UserError(f"predict: {shown(path)}: is no .npy file of numbers ({reason})") from error
 
 
 def _image_files(given: str | os.PathLike | Iterable[str]) -> list[str]:

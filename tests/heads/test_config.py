@@ -149,14 +149,14 @@ def test_a_registered_class_has_a_short_name_sharded_or_not():
             ["Head.name=plsc_no_such_margin:Cut"],
             (
                 "Head.name: margin 'plsc_no_such_margin:Cut': cannot import plsc_no_such_margin: No module named "
-                "'plsc_no_such_margin'; is its folder on PYTHONPATH?"
+                "'plsc_no_such_margin'; put it beside the config, or its folder on PYTHONPATH"
             ),
         ),
         (
             ["Head.name=dist_plsc_own_margin:Cut"],
             (
                 "Head.name: margin 'dist_plsc_own_margin:Cut': cannot import dist_plsc_own_margin: No module named "
-                "'dist_plsc_own_margin'; is its folder on PYTHONPATH?; a class by its import path is sharded without 'dist_'"
+                "'dist_plsc_own_margin'; put it beside the config, or its folder on PYTHONPATH; a class by its import path is sharded without 'dist_'"
             ),
         ),
     ],

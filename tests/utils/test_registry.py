@@ -104,7 +104,7 @@ def test_import_paths(colours, name):
             "no_such_module:X",
             (
                 "colour 'no_such_module:X': cannot import no_such_module: No module named 'no_such_module'; "
-                "is its folder on PYTHONPATH?"
+                "put it beside the config, or its folder on PYTHONPATH"
             ),
         ),
         (
@@ -130,10 +130,12 @@ def test_builtin_names():
         *(f"IResNet{depth}" for depth in (18, 34, 50, 100, 200)),
         *(f"ResNet{depth}" for depth in (50, 100, 101, 152)),
         *("FaceViT_tiny", "FaceViT_small", "FaceViT_base"),
-        *("LeNet", "MobileFaceNet", "SmallResNet"),
+        *("LeNet", "MLP", "MobileFaceNet", "SmallResNet"),
     }
     assert DATASETS.names() == [
         *(
+            "ArrayPairs",
+            "Arrays",
             "BinPairs",
             "GalleryProbe",
             "GlyphPairs",
@@ -142,5 +144,5 @@ def test_builtin_names():
             "IjbPairs",
             "ImageFolder",
         ),
-        *("ImageList", "ImagePairs", "PairList", "QueryGallery", "RecImages", "Synthetic"),
+        *("ImageList", "ImagePairs", "PairList", "QueryGallery", "RecImages", "Shards", "Synthetic"),
     ]

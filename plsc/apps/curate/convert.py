@@ -1,14 +1,16 @@
 """Convert sets of images between formats, `plsc convert faces/ train.rec`; images are copied byte for byte.
 
 The target's name determines the format: .rec (InsightFace's layout, with its .idx), .bin (a verification
-pack), else a folder with a folder for each identity. The source's format is detected, see
+pack), else a folder with a folder for each identity, or with `--to shards` a folder of tar shards. The source's format is detected, see
 plsc.data.autodetect. Nothing is overwritten, and a target appears under its name only when it is whole.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import tarfile
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,16 +20,19 @@ import cv2
 import numpy as np
 
 from plsc.apps.curate.base64_parts import Base64Parts
+from plsc.apps.curate.parquet import ParquetImages, parquet_files
 from plsc.data.autodetect import kind_of, open_images
 from plsc.data.bin_packs import BinPairs, write_pack
 from plsc.data.glyphs import GlyphPairs
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.data.pairs import ImagePairs, PairList
 from plsc.data.recordio import RecordWriter, pack_image
+from plsc.data.shard_index import ShardIndex
 from plsc.errors import UserError
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
+from plsc.utils.sharding import split
 
 # First bytes of encoded images -> extension of their files.
 _SIGNATURES = {
@@ -99,13 +104,19 @@ def _write_files(images: EncodedImages, folder: Path) -> None:
     for index in _shown(range(len(images)), str(folder)):
         label, data = int(images.labels[index]), _bytes_of(images, index)
         seen[label] += 1
-        extension = next((ext for start, ext in _SIGNATURES.items() if data.startswith(start)), None)
-        if extension is None:
-            raise UserError(
-                f"{images.name(index)}: is not an image of a known kind (begins with 0x{data[:4].hex()}); it cannot be named"
-            )
+        extension = _extension_of(images, index, data)
         with open(folder / names[label] / f"{seen[label]:04}{extension}", "xb") as file:
             file.write(data)
+
+
+def _extension_of(images: EncodedImages, index: int, data: bytes) -> str:
+    """Return the extension of an image by its first bytes. UserError if they are of no known kind."""
+    extension = next((ext for start, ext in _SIGNATURES.items() if data.startswith(start)), None)
+    if extension is None:
+        raise UserError(
+            f"{images.name(index)}: is not an image of a known kind (begins with 0x{data[:4].hex()}); it cannot be named"
+        )
+    return extension
 
 
 def identity_folders(images: EncodedImages) -> list[str]:
@@ -120,6 +131,39 @@ def identity_folders(images: EncodedImages) -> list[str]:
         get_logger().info("the identities' names make no folder for each of them; the folders are numbered")
     digits = len(str(images.num_classes - 1))
     return [f"{label:0{digits}}" for label in range(images.num_classes)]
+
+
+def write_shards(images: EncodedImages, target: str, count: int) -> None:
+    """Write `count` tar shards in WebDataset's layout, the images in their order, and the index of them.
+
+    A picture's name is identity/0001, or where identities have no names, or several the same one, its number.
+    """
+    if not 1 <= count <= len(images):
+        raise UserError(f"--shards: must be in [1, {len(images):,}], the images of the set, got {count}")
+    names = None if images.identities is None else [os.path.basename(str(name)) for name in images.identities]
+    if names is not None and (len({*names}) < len(names) or not all(names)):
+        get_logger().info("the identities' names are not different; the pictures are numbered")
+        names = None
+    seen = np.zeros(images.num_classes, np.int64)
+    digits = max(5, len(str(count - 1)))
+    with atomic_write(target) as beside:
+        beside.mkdir()
+        for number, (start, stop) in enumerate(split(len(images), count)):
+            path = beside / f"{number:0{digits}}.tar"
+            with tarfile.open(path, "x", format=tarfile.GNU_FORMAT) as tar:
+                for index in _shown(range(start, stop), f"{target}, shard {number + 1} of {count}"):
+                    label, data = int(images.labels[index]), _bytes_of(images, index)
+                    seen[label] += 1
+                    key = f"{names[label]}/{seen[label]:04}" if names else f"{index:08}"
+                    _add(tar, key + _extension_of(images, index, data), data)
+                    _add(tar, f"{key}.cls", str(label).encode())
+        ShardIndex.open(str(beside))
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    tar.addfile(info, io.BytesIO(data))
 
 
 def write_bin(pairs: EncodedPairs, target: str) -> None:
@@ -147,7 +191,12 @@ def _shown(indices: Sequence[int], target: str) -> Iterator[int]:
 
 
 def convert(
-    source: str, target: str, root: str = "", num_pairs: int | None = None, classes: Sequence[int] = ()
+    source: str,
+    target: str,
+    root: str = "",
+    num_pairs: int | None = None,
+    classes: Sequence[int] = (),
+    shards: int | None = None,
 ) -> str:
     """Convert `source`, and return a sentence about the result. See main() for the arguments."""
     target = target.rstrip(os.sep) or target  # a folder may be written as faces/
@@ -159,6 +208,8 @@ def convert(
             raise UserError(f"{path}: exists already; remove it, or name another target")
     if not os.path.isdir(os.path.dirname(target) or "."):
         raise UserError(f"{target}: there is no folder {os.path.dirname(target)}; make it first")
+    if shards is not None and target.endswith((".rec", ".bin")):
+        raise UserError(f"--to shards: writes a new folder (got the target '{target}')")
     if target.endswith(".bin"):
         pairs = _open_pairs(source, root, num_pairs, classes)
         write_bin(pairs, target)
@@ -166,7 +217,10 @@ def convert(
     if num_pairs is not None or classes:
         raise UserError(f"--num-pairs, --classes: draw pairs, which go to a .bin (got the target '{target}')")
     images = _open_labelled(source, root)
-    (write_rec if target.endswith(".rec") else write_folder)(images, target)
+    if shards is not None:
+        write_shards(images, target, shards)
+    else:
+        (write_rec if target.endswith(".rec") else write_folder)(images, target)
     return f"{target}: {len(images):,} images of {images.num_classes:,} identities"
 
 
@@ -174,6 +228,8 @@ def _open_labelled(source: str, root: str) -> Any:
     """Open labelled images, as EncodedImages or with what of it is used here."""
     if source == HELD_OUT_GLYPHS:
         return _HeldOutGlyphs()
+    if parquet_files(source):
+        return ParquetImages(source, root)
     return open_images(source, root=root) if kind_of(source) else Base64Parts(source)
 
 
@@ -195,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "source",
-        help=".rec, folder, list or base64 parts; for a .bin: a list of pairs, or with --num-pairs any of these; "
+        help=".rec, folder, list, shards, Parquet or base64 parts; for a .bin: a list of pairs, or with --num-pairs any of these; "
         f"{HELD_OUT_GLYPHS}: the characters that configs/ does not train on",
     )
     parser.add_argument("target", help="NAME.rec, NAME.bin, or the name of a new folder")
@@ -216,6 +272,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar=("START", "STOP"),
         help="draw from these classes only",
     )
+    parser.add_argument(
+        "--to", choices=["shards"], help="write tar shards into a new folder, in WebDataset's layout"
+    )
+    parser.add_argument("--shards", type=int, metavar="N", help="so many of them; default: 1")
     args = parser.parse_args(argv)
-    get_logger().info(convert(args.source, args.target, args.root, args.num_pairs, args.classes))
+    if args.shards is not None and not args.to:
+        raise UserError("--shards: says how many shards to write; give --to shards too")
+    shards = (1 if args.shards is None else args.shards) if args.to else None
+    get_logger().info(convert(args.source, args.target, args.root, args.num_pairs, args.classes, shards))
     return 0

@@ -169,7 +169,7 @@ def test_the_service_takes_the_url(tmp_path):
     with contextlib.closing(gallery), running(create_app(Pixels(), gallery, options)) as client:
         assert client.send("/search", picture(3))[1]["name"] == "Zoë"
         assert client.send("/search", picture(99))[1]["verdict"] == "nobody"
-        status, _ = client.send("/people?name=Eve", picture(7), Authorization=f"Bearer {token}")
+        status, _ = client.send("/people", picture(7), name="Eve", Authorization=f"Bearer {token}")
         assert status in (200, 201) and client.send("/search", picture(7))[1]["name"] == "Eve"
         assert client.ask("GET", "/people")[1]["count"] == 4
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plsc.data.folder import nested_hint, read_folder
+from plsc.data.folder import EXTENSIONS, nested_hint, read_folder
 from plsc.data.images import CHANNELS, decode_pixels, read_file, to_sample
 from plsc.data.preprocessing import Preprocessing, check_sample
 from plsc.errors import UserError, reading, shown
@@ -33,8 +33,8 @@ class LeftOut(NamedTuple):
 
 
 def people_of(folder: str) -> dict[str, list[str]]:
-    """List the pictures of a folder that has a folder for each person: name -> paths. UserError for an empty one."""
-    paths, labels, names = read_folder(folder)
+    """List the pictures of a folder that has a folder for each person, or .npy files of samples: name -> paths. UserError for an empty one."""
+    paths, labels, names = read_folder(folder, (*EXTENSIONS, ".npy"))
     if hint := nested_hint(folder, paths):
         get_logger().warning(f"{shown(folder)}: {hint}")
     people: dict[str, list[str]] = {name: [] for name in names}
