@@ -37,7 +37,14 @@ from plsc.config.run import (
     StageCfg,
     TeacherCfg,
 )
-from plsc.data.config import EVAL_SET, MORE_SETS, TRAIN_SET, DataLoaderCfg, TrainDatasetCfg
+from plsc.data.config import (
+    EVAL_SET,
+    KEY_OF_IMAGES,
+    MORE_SETS,
+    TRAIN_SET,
+    DataLoaderCfg,
+    TrainDatasetCfg,
+)
 from plsc.distributed import kinds
 from plsc.errors import MissingFileError, UserError
 from plsc.heads.config import HeadCfg, takes_options
@@ -421,8 +428,7 @@ def _drop_default_evaluation(layers: Layers) -> None:
         layers.put(EVAL_SET, None, _NOT_NAMED)
 
 
-# Data sets to train on -> their key that names the images, which ImagePairs calls images; and the keys that both have.
-_IMAGES = {"ImageFolder": "folder", "ImageList": "list", "RecImages": "path", "Shards": "shards"}
+# Keys that data sets to train on have in common with ImagePairs.
 _OF_IMAGES = ("root", "cache", "size", "channels", "mean", "scale", "aligned", "hold_out")
 
 
@@ -431,7 +437,7 @@ def _pair_up_training_images(layers: Layers) -> None:
     pairs, trained = layers.get(EVAL_SET), layers.get(TRAIN_SET)
     if not isinstance(pairs, dict) or not isinstance(trained, dict):
         return
-    key = _IMAGES.get(trained.get("name"))
+    key = KEY_OF_IMAGES.get(trained.get("name"))
     if pairs.get("name") != "ImagePairs" or "images" in pairs or key not in trained:
         return
     names = {"images": key, **{name: name for name in _OF_IMAGES}}

@@ -12,6 +12,8 @@ from plsc.utils.yaml_lines import KeyPath
 
 TRAIN_SET = ("DataLoader", "Train", "dataset")
 EVAL_SET = ("DataLoader", "Eval", "dataset")
+# Data sets of images -> their key that names the images, which ImagePairs calls images.
+KEY_OF_IMAGES = {"ImageFolder": "folder", "ImageList": "list", "RecImages": "path", "Shards": "shards"}
 MORE_SETS = ("DataLoader", "Eval", "more")
 
 

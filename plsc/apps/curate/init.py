@@ -20,10 +20,10 @@ from plsc.apps.curate.detector import Detector
 from plsc.apps.curate.doctor import Findings, examine
 from plsc.config import load
 from plsc.data.autodetect import open_images
-from plsc.data.folder import ImageFolder, collected_problems
+from plsc.data.config import KEY_OF_IMAGES
+from plsc.data.folder import collected_problems
 from plsc.data.hold_out import LEAST, class_keys, enough_held_out, held_out
-from plsc.data.image_list import ImageList
-from plsc.data.images import EncodedImages, decode_pixels
+from plsc.data.images import decode_pixels
 from plsc.errors import UserError, shown, shown_lines
 from plsc.evaluation.sets import EvalSet, eval_set
 from plsc.training.dry_run import dry_run
@@ -197,15 +197,6 @@ def advice(seen: Seen, pictures: str, config: str, output: str) -> list[str]:
     ]
 
 
-def _dataset_of(images: EncodedImages, path: str) -> dict:
-    """Return the section that opens these pictures again."""
-    if isinstance(images, ImageFolder):
-        return {"name": "ImageFolder", "folder": path}
-    if isinstance(images, ImageList):
-        return {"name": "ImageList", "list": path}
-    return {"name": "RecImages", "path": path}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `plsc init`. Raises UserError."""
     parser = argparse.ArgumentParser(
@@ -229,7 +220,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for problem in problems:
         findings.add(problem.level, path, problem.text, problem.names)
     seen = look(eval_set(images), findings, path)
-    values = recommend(seen, _dataset_of(images, path), f"output/{name}")
+    kind = type(images).__name__
+    values = recommend(seen, {"name": kind, KEY_OF_IMAGES[kind]: path}, f"output/{name}")
     dry_run(load(values), _RANKS)  # refuses what cannot be trained
     about = f"{counted(seen.pictures, 'picture')} of {counted(seen.classes, 'class', 'classes')}, {seen.height} x {seen.width}"
     replace_file(target, to_yaml(values, [f"Written by plsc init for {shown(path)}: {about}."]).encode())
