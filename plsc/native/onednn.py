@@ -7,7 +7,7 @@
 
 Nothing is linked. The library is the one that Paddle has loaded, so it runs on Paddle's threads. The values below
 and the functions are the same in oneDNN 3.2 (Paddle 2.6) and 3.6 (Paddle 3.3): include/oneapi/dnnl/dnnl_types.h
-and dnnl.h there. Arrays are float32, on the CPU. Try it: `pytest tests/native/test_onednn.py`.
+and dnnl.h there. Arrays are float32 or bfloat16, on the CPU. Try it: `pytest tests/native/test_onednn.py`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ DIFF_BIAS = 169
 DIFF_SCALE = 255
 DIFF_SHIFT = 256
 POST_OP = 0x8000  # DNNL_ARG_ATTR_MULTIPLE_POST_OP(0): with SRC_1
+# dnnl_data_type_t
+BFLOAT16 = 2
+FLOAT32 = 3
 
-_FLOAT32 = 3  # dnnl_f32
 _ANY = 1  # dnnl_format_tag_any
 _CPU = 1  # dnnl_cpu
 _IN_ORDER = 1  # dnnl_stream_in_order
@@ -67,6 +69,7 @@ _BY_CALLER = 1  # dnnl_scratchpad_mode_user: the library's own belongs to one th
 _OF_ARGUMENT = 255  # dnnl_query_exec_arg_md
 _LINE = 64  # bytes of a line of the processor's cache
 _MOST = 4096  # operations that a thread keeps
+_AVX512_BF16 = 0xE7  # dnnl_cpu_isa_avx512_core_bf16: its bits are in those of each later set
 
 
 class _Argument(ctypes.Structure):
@@ -132,9 +135,18 @@ def library() -> _Library | None:
     return _Library(functions, openmp.omp_get_max_threads) if functions and openmp else None
 
 
+def has_bfloat16() -> bool:
+    """Say whether oneDNN multiplies bfloat16 numbers by instructions of this processor, at most those of
+    ONEDNN_MAX_CPU_ISA."""
+    onednn = library()
+    return onednn is not None and onednn.functions.dnnl_get_effective_cpu_isa() & _AVX512_BF16 == _AVX512_BF16
+
+
 @functools.cache
-def describe(shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> c_void_p:
-    """Describe a float32 array of these strides (in numbers, not bytes); None: in C order."""
+def describe(
+    shape: tuple[int, ...], strides: tuple[int, ...] | None = None, dtype: int = FLOAT32
+) -> c_void_p:
+    """Describe an array of these strides (in numbers, not bytes); None: in C order."""
     if strides is None:
         strides = tuple(np.cumprod((1, *shape[:0:-1]))[::-1].tolist())
     sizes = c_int64 * len(shape)
@@ -144,32 +156,32 @@ def describe(shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> 
         byref(descriptor),
         len(shape),
         sizes(*shape),
-        _FLOAT32,
+        dtype,
         sizes(*strides),
     )
     return descriptor
 
 
 @functools.cache
-def describe_any(shape: tuple[int, ...]) -> c_void_p:
-    """Describe a float32 array in the layout that is best for the operation that it is for."""
+def describe_any(shape: tuple[int, ...], dtype: int = FLOAT32) -> c_void_p:
+    """Describe an array in the layout that is best for the operation that it is for."""
     descriptor = c_void_p()
     library().call(
         "memory_desc_create_with_tag",
         byref(descriptor),
         len(shape),
         (c_int64 * len(shape))(*shape),
-        _FLOAT32,
+        dtype,
         _ANY,
     )
     return descriptor
 
 
-def channels_last(shape: Sequence[int]) -> c_void_p:
+def channels_last(shape: Sequence[int], dtype: int = FLOAT32) -> c_void_p:
     """Describe an array that lies in memory as [N, H, W, C]. shape: (N, H, W, C)."""
     samples, height, width, channels = shape
     return describe(
-        (samples, channels, height, width), (height * width * channels, 1, width * channels, channels)
+        (samples, channels, height, width), (height * width * channels, 1, width * channels, channels), dtype
     )
 
 

@@ -40,6 +40,9 @@ def normalise(
         return _fused(norm, x, active, skip)
     if x.ndim == 2:
         return _apart(norm, x, active, skip)
+    if _is_half(x):  # Paddle has no such operators of bfloat16 for CPUs
+        skip = None if skip is None else skip.astype("float32")
+        return normalise(norm, x.astype("float32"), active, skip).astype("bfloat16")
     pixels = [-1, x.shape[-1], 1, 1]  # each a picture of its own, which is the same in either layout
     skip = None if skip is None else skip.reshape(pixels)
     return _apart(norm, x.reshape(pixels), active, skip).reshape(x.shape)
@@ -77,9 +80,10 @@ class _Normalise(PyLayer):
         assert skip is None or skip.shape == x.shape
         ctx.kind = kind
         ctx.training = norm.training
-        y = empty(x.shape)
+        y = empty(x.shape, x.dtype)
         kept = empty([2, x.shape[-1]])  # mean and 1 / deviation of each channel
         library().plsc_norm_forward(
+            _is_half(x),
             x.data_ptr(),
             _address(skip),
             *_channels(x, weight, bias, slope),
@@ -106,13 +110,14 @@ class _Normalise(PyLayer):
         x, kept, *outputs = ctx.saved_tensor()
         y = outputs[0] if outputs else None
         weight, bias, slope = ctx.parameters
-        dskip = dy if y is None else empty(x.shape)
-        dx = empty(x.shape) if ctx.wanted[0] else None
+        dskip = dy if y is None else empty(x.shape, x.dtype)
+        dx = empty(x.shape, x.dtype) if ctx.wanted[0] else None
         channels = [x.shape[-1]]
         dweight = empty(channels)
         dbias = empty(channels)
         dslope = None if slope is None else empty(slope.shape)
         library().plsc_norm_backward(
+            _is_half(x),
             dy.data_ptr(),
             x.data_ptr(),
             _address(y),
@@ -141,6 +146,10 @@ def _channels(x, weight, bias, slope) -> tuple:
     assert slope is None or slope.shape in ([1], width)
     step = 0 if slope is None or slope.shape == [1] else 1
     return _address(weight), _address(bias), _address(slope), step
+
+
+def _is_half(x: paddle.Tensor) -> bool:
+    return x.dtype == paddle.bfloat16
 
 
 def _address(tensor: paddle.Tensor | None) -> int | None:
