@@ -16,7 +16,7 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_void_p
+from ctypes import byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 
 import numpy as np
 
@@ -66,6 +66,7 @@ _CPU = 1  # dnnl_cpu
 _IN_ORDER = 1  # dnnl_stream_in_order
 _SCRATCHPAD = 80  # DNNL_ARG_SCRATCHPAD
 _BY_CALLER = 1  # dnnl_scratchpad_mode_user: the library's own belongs to one thread
+_NAME = 8  # dnnl_query_impl_info_str
 _OF_ARGUMENT = 255  # dnnl_query_exec_arg_md
 _LINE = 64  # bytes of a line of the processor's cache
 _MOST = 4096  # operations that a thread keeps
@@ -197,12 +198,18 @@ class Operation:
         name: of the function dnnl_{name}_primitive_desc_create.
         settings: its arguments between the engine and the attributes.
         arguments: DNNL_ARG_* numbers of the arrays, in the order in which they are given.
+        avoid: beginning of the names of oneDNN's implementations that are not to be taken.
         post_ops: what is done to each result before it is stored: ("eltwise", algorithm, alpha, beta) or ("binary",
             algorithm, descriptor), whose array is argument POST_OP | SRC_1 if it comes first.
     """
 
     def __init__(
-        self, name: str, settings: Sequence, arguments: Sequence[int], post_ops: Sequence[tuple] = ()
+        self,
+        name: str,
+        settings: Sequence,
+        arguments: Sequence[int],
+        post_ops: Sequence[tuple] = (),
+        avoid: str | None = None,
     ):
         onednn = library()
         self._free = onednn.functions
@@ -216,6 +223,8 @@ class Operation:
         attributes = onednn.attributes(post_ops)
         onednn.call(f"{name}_primitive_desc_create", byref(self.descriptor), *settings, attributes)
         onednn.call("primitive_attr_destroy", attributes)
+        while avoid and self._implementation().startswith(avoid):
+            onednn.call("primitive_desc_next_impl", self.descriptor)
         onednn.call("primitive_create", byref(self._primitive), self.descriptor)
         self._scratch = self.size(_SCRATCHPAD)
         numbers = [*arguments, _SCRATCHPAD] if self._scratch else arguments
@@ -227,6 +236,11 @@ class Operation:
         self._set = onednn.functions.dnnl_memory_set_data_handle
         self._execute = onednn.functions.dnnl_primitive_execute
         self._call = (self._primitive, onednn.stream, len(numbers), array)
+
+    def _implementation(self) -> str:
+        name = c_char_p()
+        library().call("primitive_desc_query", self.descriptor, _NAME, 0, byref(name))
+        return name.value.decode()
 
     def layout(self, argument: int) -> c_void_p:
         """Return the descriptor of an array as the operation takes it; it lives as long as the operation."""

@@ -74,6 +74,8 @@ class _Convolution:
         self._source = onednn.channels_last(self._source_shape, dtype)
         self._target = onednn.channels_last(self._target_shape, dtype)
         self._bias = onednn.describe((outputs,)) if biased else None
+        # Its first choice for depthwise convolutions of bfloat16 with strides, ten times as slow as its second.
+        self._avoid = "brgconv_strided" if inputs == 1 and groups > 1 else None
         padding = onednn.pair(*steps.padding)
         self._steps = [
             onednn.pair(*steps.stride),
@@ -120,6 +122,7 @@ class _Convolution:
             "convolution_backward_data",
             [onednn.CONVOLUTION, *arrays, *self._steps, self._forward.descriptor],
             [onednn.DIFF_SRC, onednn.WEIGHTS, onednn.DIFF_DST],
+            avoid=self._avoid,
         )
 
     @functools.cached_property
