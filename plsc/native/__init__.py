@@ -56,7 +56,10 @@ _ARGUMENTS = {
     + [c_void_p] * 5
     + [c_int64, c_int, c_int64, c_int64, c_int, c_float, c_float]
     + [c_void_p] * 4,
-    "plsc_norm_backward": [c_int] + [c_void_p] * 6 + [c_int64, c_int, c_int64, c_int64, c_int] + [c_void_p] * 6,
+    "plsc_norm_backward": [c_int]
+    + [c_void_p] * 6
+    + [c_int64, c_int, c_int64, c_int64, c_int]
+    + [c_void_p] * 6,
     "plsc_scan_kinds": [],
     "plsc_quantise": [c_int, c_void_p] + [c_int64] * 3 + [c_void_p] * 3,
     "plsc_scan": [c_int, c_void_p, c_int64, c_int64, c_void_p],

@@ -31,7 +31,8 @@ from plsc.training import optim
 from plsc.training.build_head import build_head, build_margin, build_rule
 from plsc.training.evaluator import Evaluator, build_sets
 from plsc.training.groups import freeze, settings_of, statistics_of
-from plsc.training.network import Network, check_amp, layers_to_recompute
+from plsc.training.mixed_precision import check_amp, check_layers
+from plsc.training.network import Network, layers_to_recompute
 from plsc.training.parts.checkpoints import Checkpoints
 from plsc.training.parts.compatible import Compatible, build_compatible
 from plsc.training.parts.divergence import Divergence
@@ -97,6 +98,7 @@ def prepare(
     dataset = build_training_set(cfg)
     loader = build_loader(cfg, dataset, rank, ranks)
     backbone = backbone or build_backbone(cfg.Model, cfg.Global.seed, dataset.preprocessing.shape)
+    check_layers(cfg.Global.amp, backbone)
     if cfg.Model.sync_batchnorm:
         backbone = synchronise(backbone)
     statistics = statistics_of(backbone)

@@ -2,7 +2,7 @@
 
 from plsc.backbones.layers.addresses import Addresses, Dropout, random_scores
 from plsc.backbones.layers.convolution import Conv2D
-from plsc.backbones.layers.layout import by_onednn, enter, leave
+from plsc.backbones.layers.layout import by_onednn, enter, in_bfloat16, leave
 from plsc.backbones.layers.normalisation import normalise
 from plsc.backbones.layers.pooling import AvgPool2D
 from plsc.backbones.layers.relu import PReLU, ReLU
@@ -16,6 +16,7 @@ __all__ = [
     "ReLU",
     "by_onednn",
     "enter",
+    "in_bfloat16",
     "leave",
     "normalise",
     "random_scores",

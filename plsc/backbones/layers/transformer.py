@@ -189,7 +189,9 @@ class _Linear(PyLayer):
         inputs, outputs = weight.shape
         if limited:
             before = empty(grad.shape, grad.dtype)
-            _limit_backward(grad.size, number(grad))(limited[0].data_ptr(), grad.data_ptr(), before.data_ptr())
+            _limit_backward(grad.size, number(grad))(
+                limited[0].data_ptr(), grad.data_ptr(), before.data_ptr()
+            )
             grad = before
         of_x = of_weight = of_bias = None
         if ctx.wanted[0]:
@@ -372,7 +374,9 @@ class _Add(PyLayer):
         if scale is None:
             _sum(count, width, False, number(x))(x.data_ptr(), branch.data_ptr(), out.data_ptr())
         else:
-            _sum(count, width, True, number(x))(branch.data_ptr(), scale.data_ptr(), out.data_ptr(), x.data_ptr())
+            _sum(count, width, True, number(x))(
+                branch.data_ptr(), scale.data_ptr(), out.data_ptr(), x.data_ptr()
+            )
         ctx.save_for_backward(*([] if scale is None else [scale]))
         return out
 
@@ -401,7 +405,9 @@ class _AddPositions(PyLayer):
     def forward(ctx, x, positions):
         x = dense(x)
         out = empty(x.shape, x.dtype)
-        _broadcast_sum(x.shape[0], positions.size, number(x))(x.data_ptr(), positions.data_ptr(), out.data_ptr())
+        _broadcast_sum(x.shape[0], positions.size, number(x))(
+            x.data_ptr(), positions.data_ptr(), out.data_ptr()
+        )
         ctx.shape = positions.shape
         return out
 
