@@ -93,7 +93,8 @@ def prepare(
         backbone, make_optimizer: as of `build_trainer`.
         alone: without the other ranks, as for a dry run.
     """
-    check_amp(cfg.Global.amp)
+    if not alone:  # a dry run of a training on GPUs is on a CPU
+        check_amp(cfg.Global.amp)
     build_margin(cfg.Head)  # for what it refuses, before the centres take memory
     dataset = build_training_set(cfg)
     loader = build_loader(cfg, dataset, rank, ranks)

@@ -38,7 +38,9 @@ def computes() -> bool:
     return True
 
 
-pytestmark = pytest.mark.skipif(not computes(), reason="no bfloat16 by oneDNN on this processor, or no kernels")
+pytestmark = pytest.mark.skipif(
+    not computes(), reason="no bfloat16 by oneDNN on this processor, or no kernels"
+)
 
 
 def half(array) -> np.ndarray:
@@ -155,7 +157,9 @@ def test_positions():
     places = paddle.to_tensor(positions, stop_gradient=False)
     out = add_positions(tensor, places)
     out.backward(paddle.to_tensor(grad).astype("bfloat16"))
-    assert_within(out.astype("float32").numpy(), x + positions, HALF_EPS / 2 * (np.abs(x) + np.abs(positions)))
+    assert_within(
+        out.astype("float32").numpy(), x + positions, HALF_EPS / 2 * (np.abs(x) + np.abs(positions))
+    )
     assert_within(places.grad.numpy()[0], grad.sum(0), 5 * 2**-23 * np.abs(grad).sum(0))
 
 
@@ -226,7 +230,8 @@ def test_recomputed_layers_give_the_same_bits():
     """The patches too, whose layer lets the images enter."""
     net = vit()
     bits = [
-        [x.tobytes() for x in passes(net, layers)] for layers in ((), net.blocks, [*net.blocks, net.patch_embed])
+        [x.tobytes() for x in passes(net, layers)]
+        for layers in ((), net.blocks, [*net.blocks, net.patch_embed])
     ]
     assert bits[0] == bits[1] == bits[2]
 

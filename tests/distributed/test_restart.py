@@ -238,7 +238,7 @@ def test_a_kill_changes_no_bit_of_a_loss_scale(warm, tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         more = ["Model.name=tests.faults:HalfNet", "Global.amp={dtype: float16}", "Global.log_every=1"]
-        return folder, warm.start(command(folder, *plan, more=more), folder)
+        return folder, warm.start(command(folder, *plan, more=more), folder, PLSC_KERNELS="0")
 
     for folder, process in [start("whole"), start("killed", "1:6:SIGKILL", "0:3:SIGKILL")]:
         assert process.wait(120) == 0 and all_ended(folder, 1)
