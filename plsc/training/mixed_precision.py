@@ -28,12 +28,17 @@ def autocast(amp: AmpCfg | None) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
     if on_device():
         return paddle.amp.auto_cast(level=amp.level, dtype=amp.dtype)
-    return contextlib.nullcontext() if _why_float32(amp.dtype) else in_bfloat16()
+    return contextlib.nullcontext() if dtype_on_cpu(amp) == "float32" else in_bfloat16()
 
 
-def autocast_again(amp: AmpCfg | None) -> contextlib.AbstractContextManager[None]:
-    """Compute layers that a backward pass inside the block runs again as the forward pass did; on devices Paddle sees to it."""
+def autocast_on_cpu(amp: AmpCfg | None) -> contextlib.AbstractContextManager[None]:
+    """Do as `autocast` on a CPU, and nothing on devices: for backward passes that run layers again, which Paddle sees to there."""
     return contextlib.nullcontext() if on_device() else autocast(amp)
+
+
+def dtype_on_cpu(amp: AmpCfg | None) -> str:
+    """Return the dtype of the activations inside `autocast` on a CPU."""
+    return "float32" if amp is None or _why_float32(amp.dtype) else amp.dtype
 
 
 def check_amp(amp: AmpCfg | None) -> None:
@@ -58,7 +63,7 @@ def check_amp(amp: AmpCfg | None) -> None:
 
 def check_layers(amp: AmpCfg | None, backbone: paddle.nn.Layer) -> None:
     """Warn of a backbone that a CPU computes in float32 since none of its layers is of plsc.backbones.layers."""
-    mixes = amp and not on_device() and not _why_float32(amp.dtype)
+    mixes = not on_device() and dtype_on_cpu(amp) != "float32"
     if mixes and not any(isinstance(layer, (Conv2D, Linear)) for layer in backbone.sublayers()):
         warn(
             f"Global.amp: on a CPU {type(backbone).__name__} computes in float32, as it has no layers of plsc.backbones.layers"

@@ -32,7 +32,7 @@ from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
 from plsc.training.embed import check_output, to_input, to_send
 from plsc.training.groups import statistics_of
-from plsc.training.mixed_precision import autocast, autocast_again
+from plsc.training.mixed_precision import autocast, autocast_on_cpu
 from plsc.training.parts.loss_scale import LossScale
 from plsc.utils.registry import did_you_mean
 from plsc.utils.sharding import count_micro_batches, split
@@ -214,7 +214,7 @@ class Network:
         return out
 
     def _backward(self, out: paddle.Tensor, grad_BD: paddle.Tensor, part: MicroBatch) -> None:
-        with self._addressed(part), autocast_again(self._amp):  # for what is recomputed
+        with self._addressed(part), autocast_on_cpu(self._amp):  # for what is recomputed
             out.backward(grad_BD[part.rows])
 
     def _replay(self, model: paddle.nn.Layer, grad_BD: paddle.Tensor) -> None:
