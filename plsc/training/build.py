@@ -185,6 +185,7 @@ def build_trainer(
         dataset.num_classes,
         head,
         ema.in_place_of_weights if ema else None,
+        amp=cfg.Global.amp_of_prediction,
     )
     rollback = Rollback(cfg.Global.rollbacks, root)
     parts = [

@@ -56,9 +56,7 @@ def check_amp(amp: AmpCfg | None) -> None:
             "Global.amp.dtype: float16 is for GPUs, a CPU trains in bfloat16 or float32; set bfloat16 or Global.amp to null"
         )
     elif why := _why_float32(amp.dtype):
-        warn(
-            f"Global.amp: the backbone computes in float32, as {why}; only the head's products are rounded to {amp.dtype}"
-        )
+        warn(f"Global.amp: the backbone computes in float32, as {why}")
 
 
 def check_layers(amp: AmpCfg | None, backbone: paddle.nn.Layer) -> None:
