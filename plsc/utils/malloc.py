@@ -8,8 +8,8 @@ import os
 _M_TRIM_THRESHOLD = -1  # of mallopt, in glibc's malloc.h
 _M_MMAP_THRESHOLD = -3
 _LARGE = 1 << 20
-_LARGEST = 32 << 20  # the most that glibc before 2.35 takes
-_ALL = (1 << 31) - 1  # the most that mallopt takes
+_LARGEST = 32 << 20  # the most that some versions take
+_ALL = 1 << 30
 _TRIM = 128 << 10  # glibc's own
 _VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")  # glibc's own, which the user may have set
 
@@ -24,13 +24,12 @@ def return_large_blocks() -> bool:
 
 
 def keep_freed_blocks() -> bool:
-    """Make malloc keep blocks when they are freed, up to 2 GB at the heap's end; return whether it does.
+    """Make malloc keep blocks below 32 MB when they are freed, up to 1 GB at the heap's end; return whether it does.
 
-    By default glibc maps blocks of 32 MB and more by themselves, and returns the end of its heap again and again: each step of a
-    training gets its memory as fresh pages, which the system has to clear. glibc before 2.35 keeps no larger blocks than those. A
-    user's settings stay, as above.
+    By default glibc returns the end of its heap again and again, and each step of a training gets its memory as fresh pages,
+    which the system has to clear. A user's settings stay, as above.
     """
-    return _set(mapped_from=_ALL, kept=_ALL) or _set(mapped_from=_LARGEST, kept=_ALL)
+    return _set(mapped_from=_LARGEST, kept=_ALL)
 
 
 def _set(mapped_from: int, kept: int) -> bool:
