@@ -57,7 +57,7 @@ _ARGUMENTS = {
     + [c_int64, c_int, c_int64, c_int64, c_int, c_float, c_float]
     + [c_void_p] * 4,
     "plsc_norm_backward": [c_int]
-    + [c_void_p] * 6
+    + [c_void_p] * 7
     + [c_int64, c_int, c_int64, c_int64, c_int]
     + [c_void_p] * 6,
     "plsc_scan_kinds": [],

@@ -5,7 +5,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from plsc.backbones.layers import normalise
+from plsc.backbones.layers import normalise, normalise_beside
 from tests.bounds import EPS, HALF_EPS, assert_within, growth, perturbed
 from tests.kernel_paths import path, two_threads  # noqa: F401
 
@@ -236,3 +236,31 @@ def test_layers_that_the_kernels_do_not_know_run_by_themselves(kernels, norm):
         return np.moveaxis(y, -1, 1) if last else y
 
     assert_within(output(*arrays[:2], last=last), *perturbed(output, *arrays[:2], terms=4))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (8, 16, 6, 6), (4, 130, 3, 3)])
+def test_the_gradient_of_what_is_passed_on_is_added(kernels, dtype, shape):
+    if kernels == "plain" and dtype == "bfloat16":
+        pytest.skip("Paddle has no such operators for CPUs")
+    last = kernels != "plain"
+    eps = HALF_EPS if dtype == "bfloat16" else EPS
+    x, more, dy = (
+        paddle.to_tensor(np.moveaxis(each, 1, -1).copy() if last else each).astype(dtype)
+        for each in draw(shape, skip=True)
+    )
+    found = []
+    for beside in (True, False):
+        norm, _ = layers("none", shape[1])
+        given = x.detach()
+        given.stop_gradient = False
+        y, again = normalise_beside(norm, given) if beside else (normalise(norm, given), None)
+        assert not beside or again.numpy().tobytes() == x.numpy().tobytes()
+        paddle.autograd.backward([y, again] if beside else [y], [dy, more] if beside else [dy])
+        grads = (given.grad, norm.weight.grad, norm.bias.grad)
+        found.append([each.astype("float32").numpy() for each in (y, *grads)])
+    (y, dx, *others), (plain_y, plain_dx, *plain_others) = found
+    assert y.tobytes() == plain_y.tobytes()
+    assert [each.tobytes() for each in others] == [each.tobytes() for each in plain_others]
+    added = more.astype("float32").numpy()
+    assert_within(dx, plain_dx + added, eps * (np.abs(plain_dx) + np.abs(added)))

@@ -3,7 +3,7 @@
 from plsc.backbones.layers.addresses import Addresses, Dropout, random_scores
 from plsc.backbones.layers.convolution import Conv2D
 from plsc.backbones.layers.layout import by_onednn, enter, in_bfloat16, leave
-from plsc.backbones.layers.normalisation import normalise
+from plsc.backbones.layers.normalisation import normalise, normalise_beside
 from plsc.backbones.layers.pooling import AvgPool2D
 from plsc.backbones.layers.relu import PReLU, ReLU
 
@@ -19,5 +19,6 @@ __all__ = [
     "in_bfloat16",
     "leave",
     "normalise",
+    "normalise_beside",
     "random_scores",
 ]

@@ -48,6 +48,16 @@ def normalise(
     return _apart(norm, x.reshape(pixels), active, skip).reshape(x.shape)
 
 
+def normalise_beside(norm: nn.Layer, x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Run a batch norm layer on x, as `normalise`, and pass x on for what else takes it, such as a sum at the end of a block.
+
+    The backward pass adds the two gradients of x in the norm's own loop, in place of a pass of their own over memory.
+    """
+    if by_onednn(x) and _can_fuse(norm, None, None):
+        return run(_Normalise, x, None, norm.weight, norm.bias, None, norm, _NONE, True)
+    return normalise(norm, x), x
+
+
 def _apart(norm, x, active, skip):
     y = norm(x)
     if skip is not None:
@@ -70,10 +80,10 @@ def _fused(norm, x, active, skip):
 
 
 class _Normalise(PyLayer):
-    """The kernels' forward and backward pass; skip, weight, bias and slope (PReLU's) may be None."""
+    """The kernels' forward and backward pass; skip, weight, bias and slope (PReLU's) may be None. passes: x is a result, too."""
 
     @staticmethod
-    def forward(ctx, x, skip, weight, bias, slope, norm, kind):
+    def forward(ctx, x, skip, weight, bias, slope, norm, kind, passes=False):
         ctx.wanted = [not each.stop_gradient for each in (x, skip, weight, bias, slope) if each is not None]
         x = dense(x)
         skip = None if skip is None else dense(skip)
@@ -102,11 +112,13 @@ class _Normalise(PyLayer):
         ctx.parameters = (weight, bias, slope)
         # Of a sum the kernel needs the sign of the result; y itself would hold what holds it, and never be freed.
         ctx.save_for_backward(x, kept, *([y.detach()] if ctx.of_skip and kind != _NONE else []))
-        return y
+        # A view: Paddle would take x itself for a result that is written in its place.
+        return (y, paddle._C_ops.view_shape(x, x.shape)) if passes else y
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(ctx, dy, more=None):
         dy = dense(dy)
+        more = None if more is None else dense(more)
         x, kept, *outputs = ctx.saved_tensor()
         y = outputs[0] if outputs else None
         weight, bias, slope = ctx.parameters
@@ -121,6 +133,7 @@ class _Normalise(PyLayer):
             dy.data_ptr(),
             x.data_ptr(),
             _address(y),
+            _address(more),
             *_channels(x, weight, bias, slope),
             ctx.kind,
             math.prod(x.shape[:-1]),

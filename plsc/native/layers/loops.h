@@ -109,25 +109,26 @@ static void gradient_sums(int kind, const T* dy, const T* x, const T* y, Channel
                   : gradient_sums_by<PRELU, false, T>)(dy, x, y, by, rows, width, to, dz);
 }
 
-// dx = (dz - constant - (x - mean) * along) * scale
-template <int KIND, typename T>
-static void backward_of(const T* dy, const T* x, Channels by, int64_t rows, int64_t width, T* dx) {
-  for (int64_t row = 0; row < rows; ++row, dy += width, x += width, dx += width) {
+// dx = (dz - constant - (x - mean) * along) * scale + more
+template <int KIND, bool MORE, typename T>
+static void backward_of(const T* dy, const T* x, const T* more, Channels by, int64_t rows, int64_t width, T* dx) {
+  for (int64_t row = 0; row < rows; ++row, dy += width, x += width, dx += width, more += MORE ? width : 0) {
 #pragma omp simd
     for (int64_t c = 0; c < width; ++c) {
       const float centred = load(x[c]) - by.mean[c];
       const float z = centred * by.scale[c] + by.bias[c];
       const float d = dz_of<KIND, false>(load(dy[c]), z, 0.0f, KIND == PRELU ? by.slope[c] : 0.0f);
-      store((d - by.constant[c] - centred * by.along[c]) * by.scale[c], dx + c);
+      store((d - by.constant[c] - centred * by.along[c]) * by.scale[c] + (MORE ? load(more[c]) : 0.0f), dx + c);
     }
   }
 }
 
 template <typename T>
-static void backward(int kind, const T* dy, const T* x, Channels by, int64_t rows, int64_t width, T* dx) {
-  (kind == NONE   ? backward_of<NONE, T>
-   : kind == RELU ? backward_of<RELU, T>
-                  : backward_of<PRELU, T>)(dy, x, by, rows, width, dx);
+static void backward(int kind, const T* dy, const T* x, const T* more, Channels by, int64_t rows, int64_t width,
+                     T* dx) {
+  (kind == NONE   ? more ? backward_of<NONE, true, T> : backward_of<NONE, false, T>
+   : kind == RELU ? more ? backward_of<RELU, true, T> : backward_of<RELU, false, T>
+                  : more ? backward_of<PRELU, true, T> : backward_of<PRELU, false, T>)(dy, x, more, by, rows, width, dx);
 }
 
 static const NormLoops table = {{sums<float>, forward<float>, gradient_sums<float>, backward<float>},

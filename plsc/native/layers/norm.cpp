@@ -8,7 +8,7 @@
 
 enum Kind { NONE, RELU, PRELU };  // activations, as norm.py numbers them
 
-// Of each channel: y = active((x - mean) * scale + bias); dx = (dz - constant - (x - mean) * along) * scale.
+// Of each channel: y = active((x - mean) * scale + bias); dx = (dz - constant - (x - mean) * along) * scale + more.
 struct Channels {
   float *mean, *scale, *bias, *slope, *constant, *along;
 };
@@ -22,7 +22,7 @@ struct NormLoopsOf {
   void (*sums)(const T*, const float*, int64_t, int64_t, float*, float*);
   void (*forward)(int, const T*, const T*, Channels, int64_t, int64_t, T*);
   void (*gradient_sums)(int, const T*, const T*, const T*, Channels, int64_t, int64_t, Sums, T*);
-  void (*backward)(int, const T*, const T*, Channels, int64_t, int64_t, T*);
+  void (*backward)(int, const T*, const T*, const T*, Channels, int64_t, int64_t, T*);
 };
 
 struct NormLoops {
@@ -158,10 +158,10 @@ void norm_forward(const T* x, const T* skip, const float* weight, const float* b
 }
 
 // Gradients of the forward pass whose arguments and `kept` these are. y: its output, given where an activation follows a
-// sum with `skip`, whose gradient goes to `dz`; else null, both. dslope is null without slopes, and one number where one
+// sum with `skip`, whose gradient goes to `dz`; else null, both. more: is added to dx, may be null. dslope is null without slopes, and one number where one
 // slope serves all channels. dx may be null.
 template <typename T>
-void norm_backward(const T* dy, const T* x, const T* y, const float* weight, const float* bias, const float* slope,
+void norm_backward(const T* dy, const T* x, const T* y, const T* more, const float* weight, const float* bias, const float* slope,
                    int64_t slope_step, int kind, int64_t rows, int64_t channels, int training, const float* kept, T* dz,
                    float* dweight, float* dbias, float* dslope, T* dx) {
   const auto& loops = loops_of(x);
@@ -192,7 +192,8 @@ void norm_backward(const T* dy, const T* x, const T* y, const float* weight, con
     });
     share(joined.rows, [&](int64_t start, int64_t stop) {
       const int64_t at = start * width;
-      loops.backward(y ? NONE : kind, (y ? dz : dy) + at, x + at, by, stop - start, width, dx + at);
+      loops.backward(y ? NONE : kind, (y ? dz : dy) + at, x + at, more ? more + at : more, by, stop - start, width,
+                     dx + at);
     });
   }
   free(total);
@@ -213,13 +214,13 @@ PLSC_API void plsc_norm_forward(int half, const void* x, const void* skip, const
   half ? forward(uint16_t()) : forward(float());
 }
 
-PLSC_API void plsc_norm_backward(int half, const void* dy, const void* x, const void* y, const float* weight,
-                                 const float* bias, const float* slope, int64_t slope_step, int kind, int64_t rows,
+PLSC_API void plsc_norm_backward(int half, const void* dy, const void* x, const void* y, const void* more,
+                                 const float* weight, const float* bias, const float* slope, int64_t slope_step, int kind, int64_t rows,
                                  int64_t channels, int training, const float* kept, void* dz, float* dweight,
                                  float* dbias, float* dslope, void* dx) {
   const auto backward = [&](auto type) {
     typedef decltype(type) T;
-    norm_backward((const T*)dy, (const T*)x, (const T*)y, weight, bias, slope, slope_step, kind, rows, channels,
+    norm_backward((const T*)dy, (const T*)x, (const T*)y, (const T*)more, weight, bias, slope, slope_step, kind, rows, channels,
                   training, kept, (T*)dz, dweight, dbias, dslope, (T*)dx);
   };
   half ? backward(uint16_t()) : backward(float());
