@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +32,15 @@ from plsc.utils.text import table
 SECONDS = 1.0  # of a turn, about
 PAUSE = 0.4  # seconds before a turn: the other process's threads wait busily for a fifth of a second
 FRAMEWORKS = ("paddle", "torch")
+# dtype of our network -> what takes turns: a framework, its dtype, and "last" where channels are the last axis of maps.
+MODES = {
+    "float32": ["paddle float32", "torch float32"],
+    "bfloat16": [
+        "paddle float32",
+        "paddle bfloat16",
+        *("torch float32", "torch float32 last", "torch bfloat16", "torch bfloat16 last"),
+    ],
+}
 
 
 class Network(NamedTuple):
@@ -52,10 +61,18 @@ NETWORKS = {
 }
 
 
-def compare(names: Sequence[str], size: int | None, batch: int | None, threads: list[int], runs: int) -> dict:
+def compare(
+    names: Sequence[str],
+    size: int | None,
+    batch: int | None,
+    threads: list[int],
+    runs: int,
+    dtype: str = "float32",
+) -> dict:
     """Measure networks, all of them if no names are given, in both frameworks with each number of threads.
 
     Args:
+        dtype: of our networks; bfloat16 is compared with PyTorch's fastest mode, in either dtype and layout.
         size: height and width of the images; None: as in NETWORKS.
         batch: images of a pass; None: as in NETWORKS.
         threads: numbers of threads.
@@ -75,8 +92,9 @@ def compare(names: Sequence[str], size: int | None, batch: int | None, threads: 
         network = network._replace(
             image_shape=(channels, size or height, size or width), batch=batch or network.batch
         )
-        rows += [_row(name, network, count, runs) for count in threads]
+        rows += [_row(name, network, count, runs, dtype) for count in threads]
     return {
+        "dtype": dtype,
         **measure.describe_machine(),
         "torch": importlib.metadata.version("torch"),
         "instructions": os.environ.get("ONEDNN_MAX_CPU_ISA", "all of the processor"),
@@ -84,47 +102,75 @@ def compare(names: Sequence[str], size: int | None, batch: int | None, threads: 
     }
 
 
-def _row(name: str, network: Network, threads: int, runs: int) -> dict:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "paddle.npz")
-        with _worker("paddle", name, network, threads, file) as ours:
-            ours.ask("save")
-            with _worker("torch", name, network, threads, file) as theirs:
-                difference = theirs.ask("compare")
-                turns = {"paddle": [], "torch": []}
-                for _ in range(runs):
-                    for framework, worker in (("paddle", ours), ("torch", theirs)):
-                        time.sleep(PAUSE)
-                        turns[framework].append(worker.ask("measure"))
-    row = {"name": name, **network._asdict(), "threads": threads, **difference}
-    for framework, measured in turns.items():
-        seconds = statistics.median(one for turn in measured for one in turn["seconds"])
-        row[framework] = {
-            "seconds": seconds,
-            "cpu_seconds": statistics.median(one for turn in measured for one in turn["cpu_seconds"]),
-            "images_per_second": network.batch / seconds,
-            "peak_bytes": max(turn["peak_bytes"] for turn in measured),
-        }
+def _row(name: str, network: Network, threads: int, runs: int, dtype: str) -> dict:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        workers = {}
+        differences = {}
+        for mode in MODES[dtype]:
+            file = Path(folder, "weights.npz")
+            worker = workers[mode] = stack.enter_context(_worker(mode, name, network, threads, file))
+            if mode == "paddle float32":
+                worker.ask("save")
+            else:
+                differences[mode] = worker.ask("compare")
+        turns = {mode: [] for mode in workers}
+        for _ in range(runs):
+            for mode, worker in workers.items():
+                time.sleep(PAUSE)
+                turns[mode].append(worker.ask("measure"))
+    modes = {mode: _median(measured, network.batch) for mode, measured in turns.items()}
+    fastest = min(
+        (mode for mode in modes if mode.startswith("torch")), key=lambda mode: modes[mode]["seconds"]
+    )
+    row = {"name": name, **network._asdict(), "threads": threads, **differences[MODES[dtype][1]]}
+    row |= {
+        "paddle": modes[f"paddle {dtype}"],
+        "torch": modes[fastest],
+        "torch_mode": fastest.split(" ", 1)[1],
+    }
     for key, field in (("over_torch", "seconds"), ("cpu_over_torch", "cpu_seconds")):
         row[key] = row["paddle"][field] / row["torch"][field]
-    return row
+    row["over_float32"] = row["paddle"]["seconds"] / modes["paddle float32"]["seconds"]
+    return {**row, "modes": modes}
+
+
+def _median(measured: list[dict], batch: int) -> dict:
+    seconds = statistics.median(one for turn in measured for one in turn["seconds"])
+    return {
+        "seconds": seconds,
+        "cpu_seconds": statistics.median(one for turn in measured for one in turn["cpu_seconds"]),
+        "images_per_second": batch / seconds,
+        "peak_bytes": max(turn["peak_bytes"] for turn in measured),
+    }
 
 
 def show(result: dict) -> str:
     """Format a table: times in milliseconds, memory in MB."""
-    headers = ["network", "image", "batch", "threads", "ms", "torch, ms", "ratio", "of processor time"]
+    headers = [
+        "network",
+        "image",
+        "batch",
+        "threads",
+        "ms",
+        "torch, ms",
+        "torch in",
+        "ratio",
+        "of processor time",
+    ]
+    headers += ["of float32"]
     headers += ["images/s", "torch, images/s", "peak, MB", "torch, MB", "embeddings off", "gradients off"]
     rows = [
         [row["name"], row["image_shape"][1], row["batch"], row["threads"]]
         + [1e3 * row[framework]["seconds"] for framework in FRAMEWORKS]
-        + [f"{row[key]:.2f}" for key in ("over_torch", "cpu_over_torch")]
+        + [row["torch_mode"]]
+        + [f"{row[key]:.2f}" for key in ("over_torch", "cpu_over_torch", "over_float32")]
         + [row[framework]["images_per_second"] for framework in FRAMEWORKS]
         + [row[framework]["peak_bytes"] / 2**20 for framework in FRAMEWORKS]
         + [f"{row[key]:.0e}" for key in ("embeddings_off", "gradients_off")]
         for row in result["rows"]
     ]
     return (
-        f"{measure.format_machine(result)}, torch {result['torch']}, oneDNN's instructions: {result['instructions']}\n"
+        f"{measure.format_machine(result)}, torch {result['torch']}, ours in {result['dtype']}, oneDNN's instructions: {result['instructions']}\n"
         f"{table(rows, headers)}"
     )
 
@@ -152,12 +198,12 @@ class _Worker(NamedTuple):
 
 
 @contextmanager
-def _worker(framework: str, name: str, network: Network, threads: int, file: Path) -> Iterator[_Worker]:
+def _worker(mode: str, name: str, network: Network, threads: int, file: Path) -> Iterator[_Worker]:
     path = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
-    errors = file.with_name(f"{framework}.txt")
+    errors = file.with_name(f"{mode}.txt")
     with errors.open("wb") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, framework, name, json.dumps(network), str(threads), str(file)],
+            [sys.executable, "-m", __name__, mode, name, json.dumps(network), str(threads), str(file)],
             env={**environment.for_ranks(), "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -173,9 +219,10 @@ def _worker(framework: str, name: str, network: Network, threads: int, file: Pat
 
 def main() -> None:
     """Answer the words that `_Worker.ask` writes; run in a process of its own."""
-    framework, name, network, threads, file = sys.argv[1:]
+    mode, name, network, threads, file = sys.argv[1:]
     network = Network(*json.loads(network))
-    side = {"paddle": _Paddle, "torch": _Torch}[framework](name, network, int(threads))
+    framework, *how = mode.split()
+    side = {"paddle": _Paddle, "torch": _Torch}[framework](name, network, int(threads), *how)
     for line in sys.stdin:
         word = line.strip()
         answer = _measure(side) if word == "measure" else getattr(side, word)(Path(file))
@@ -210,11 +257,13 @@ def _noise(network: Network) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _Paddle:
-    def __init__(self, name: str, network: Network, threads: int):
+    def __init__(self, name: str, network: Network, threads: int, dtype: str = "float32"):
         environment.prepare(threads)
         import paddle
 
         from plsc import distributed
+        from plsc.config.run import AmpCfg
+        from plsc.training.mixed_precision import autocast
         from plsc.utils.malloc import keep_freed_blocks
         from plsc.utils.registry import BACKBONES
 
@@ -229,9 +278,11 @@ class _Paddle:
         self.images, self.grad = (
             paddle.to_tensor(each, paddle.get_default_dtype()) for each in _noise(network)
         )
+        self.autocast = lambda: autocast(None if dtype == "float32" else AmpCfg(dtype=dtype))
 
     def run(self):
-        emb = self.net(self.images)
+        with self.autocast():
+            emb = self.net(self.images)
         emb.backward(self.grad)
         return emb
 
@@ -240,23 +291,35 @@ class _Paddle:
 
     def save(self, file: Path) -> dict:
         """Save weights, embeddings and gradients of a pass."""
-        # Paddle counts the statistics of a batch norm among the parameters.
-        parameters = {
-            name: each
-            for name, each in self.net.named_parameters()
-            if not name.endswith(("._mean", "._variance"))
-        }
-        arrays = {f"weight {name}": each.numpy() for name, each in parameters.items()}
+        arrays = {f"weight {name}": each.numpy() for name, each in self._parameters().items()}
         arrays["embeddings"] = self.run().numpy()
-        for name, each in parameters.items():
-            if each.grad is not None:
-                arrays[f"gradient {name}"] = each.grad.numpy()
+        arrays |= {f"gradient {name}": each for name, each in self._gradients().items()}
         np.savez(file, **arrays)
         return {}
 
+    def compare(self, file: Path) -> dict:
+        """As _Torch's; the weights are those of the file already, drawn by the same seed."""
+        arrays = _read(file)
+        embeddings = {"": self.run().numpy()}
+        return {
+            "embeddings_off": off(arrays["embeddings"], embeddings),
+            "gradients_off": off(arrays["gradient"], self._gradients()),
+        }
+
+    def _parameters(self) -> dict:
+        # Paddle counts the statistics of a batch norm among the parameters.
+        parameters = self.net.named_parameters()
+        return {name: each for name, each in parameters if not name.endswith(("._mean", "._variance"))}
+
+    def _gradients(self) -> dict[str, np.ndarray]:
+        found = {name: each.grad for name, each in self._parameters().items()}
+        return {name: grad.numpy() for name, grad in found.items() if grad is not None}
+
 
 class _Torch:
-    def __init__(self, name: str, network: Network, threads: int):
+    def __init__(
+        self, name: str, network: Network, threads: int, dtype: str = "float32", layout: str = "first"
+    ):
         import torch
 
         from benchmarks import torch_networks
@@ -268,10 +331,15 @@ class _Torch:
         self.images, self.grad = (
             torch.tensor(each, dtype=torch.get_default_dtype()) for each in _noise(network)
         )
+        if layout == "last":
+            self.net = self.net.to(memory_format=torch.channels_last)
+            self.images = self.images.to(memory_format=torch.channels_last)
+        self.autocast = lambda: torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16")
 
     def run(self):
-        emb = self.net(self.images)
-        emb.backward(self.grad)
+        with self.autocast():
+            emb = self.net(self.images)
+        emb.backward(self.grad.to(emb.dtype))
         return emb
 
     def clear(self) -> None:
@@ -279,17 +347,23 @@ class _Torch:
 
     def compare(self, file: Path) -> dict:
         """Take the weights from the file, and return how far embeddings and gradients are from those there."""
-        with np.load(file) as arrays:
-            of = {kind: {} for kind in ("weight", "gradient", "embeddings")}
-            for key in arrays:
-                kind, _, name = key.partition(" ")
-                of[kind][name] = arrays[key]
-        self.twins.copy_weights(self.net, of["weight"])
-        embeddings = {"": self.run().detach().numpy()}
+        arrays = _read(file)
+        self.twins.copy_weights(self.net, arrays["weight"])
+        embeddings = {"": self.run().detach().to(self.images.dtype).numpy()}
         return {
-            "embeddings_off": off(of["embeddings"], embeddings),
-            "gradients_off": off(of["gradient"], self.twins.gradients(self.net)),
+            "embeddings_off": off(arrays["embeddings"], embeddings),
+            "gradients_off": off(arrays["gradient"], self.twins.gradients(self.net)),
         }
+
+
+def _read(file: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Read what `_Paddle.save` wrote, by kind and name."""
+    of = {kind: {} for kind in ("weight", "gradient", "embeddings")}
+    with np.load(file) as arrays:
+        for key in arrays:
+            kind, _, name = key.partition(" ")
+            of[kind][name] = arrays[key]
+    return of
 
 
 def off(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> float:

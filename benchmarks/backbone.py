@@ -72,6 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=3, help="of each, in turn; 0: count only")
     parser.add_argument("--device", default="auto", help="as Global.device; without --against")
     parser.add_argument("--against", choices=["torch"], help="compare with the same networks in PyTorch")
+    parser.add_argument(
+        "--dtype",
+        choices=list(against_torch.MODES),
+        default="float32",
+        help="with --against: of our networks; bfloat16 is compared with PyTorch's fastest mode",
+    )
     parser.add_argument("--json", type=Path, help="with --against: also write the numbers there")
     args = parser.parse_args(argv)
     if args.against:
@@ -101,7 +107,7 @@ def compare(args: argparse.Namespace) -> int:
     if args.runs < 1:
         raise UserError(f"--runs: must be at least 1 with --against (got {args.runs})")
     threads = args.threads or [environment.prepare()[0]]
-    result = against_torch.compare(args.names, args.size, args.batch, threads, args.runs)
+    result = against_torch.compare(args.names, args.size, args.batch, threads, args.runs, args.dtype)
     print(against_torch.show(result))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")

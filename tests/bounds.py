@@ -19,6 +19,7 @@ from contextlib import contextmanager
 import numpy as np
 
 EPS = float(np.finfo(np.float32).eps)
+HALF_EPS = 2.0**-7  # of bfloat16: a rounding is off by at most half of it, as by EPS / 2
 
 
 def growth(terms):
@@ -26,12 +27,16 @@ def growth(terms):
     return np.minimum(terms, 4 * np.sqrt(terms))
 
 
-def sums(compute, *arrays):
-    """Bound `compute`, whose results are sums of products of one number of each of the arrays (or of some of them)."""
+def sums(compute, *arrays, halves=0):
+    """Bound `compute`, whose results are sums of products of one number of each of the arrays (or of some of them).
+
+    halves: how many of a term's factors, and of what becomes of the sum, are rounded to bfloat16.
+    """
     ones = compute(*(np.ones(np.shape(array)) for array in arrays))
     sizes = compute(*(np.abs(array, dtype=np.float64) for array in arrays))
     # Each term is a product, with a rounding for each factor.
-    return _map(lambda terms, size: growth(terms + len(arrays)) * EPS * size, ones, sizes)
+    of_halves = halves * HALF_EPS / 2
+    return _map(lambda terms, size: (growth(terms + len(arrays)) * EPS + of_halves) * size, ones, sizes)
 
 
 def roundings(terms):
@@ -44,28 +49,29 @@ def roundings(terms):
     return 8 + np.sqrt(terms)
 
 
-def perturbed(compute, *arrays, terms=256, times=4):
+def perturbed(compute, *arrays, terms=256, times=4, eps=EPS):
     """Return what `compute` gives in float64, and twice its largest change when all numbers are off by some EPS, at random.
 
     As a stable computation gives the exact result of numbers that are off so. Where steps of a training let that grow, the bound
-    grows with them; so it does where some numbers turn over an activation's kink. terms: of the longest sum in it.
+    grows with them; so it does where some numbers turn over an activation's kink. terms: of the longest sum in it. eps: HALF_EPS
+    where numbers are rounded to bfloat16; sums are not, so terms is 1.
     """
     draw = np.random.default_rng(0)
-    off = lambda array: array * _random(draw, array.shape, terms) if _is_float(array) else array
+    off = lambda array: array * _random(draw, array.shape, terms, eps) if _is_float(array) else array
     want = compute(*_map(_wide, list(arrays)))
     runs = [compute(*_map(lambda array: off(_wide(array)), list(arrays))) for _ in range(times)]
-    return want, _largest(want, runs, terms)
+    return want, _largest(want, runs, terms, eps)
 
 
-def rounded(net, compute, terms=256, times=4):
+def rounded(net, compute, terms=256, times=4, eps=EPS):
     """As `perturbed`, for what `compute` gets out of a float64 network: what each layer gives, and its gradient, is off."""
     state = {name: value.clone() for name, value in net.state_dict().items()}
     results = []
     for number in range(times + 1):
-        with _off(net, number, terms):
+        with _off(net, number, terms, eps):
             results.append(_map(np.array, compute()))
         net.set_state_dict(state)
-    return results[0], _largest(results[0], results[1:], terms)
+    return results[0], _largest(results[0], results[1:], terms, eps)
 
 
 def of_network(net, images, then=lambda embeddings: embeddings, terms=256):
@@ -111,20 +117,20 @@ def _is_float(array):
     return np.issubdtype(np.asarray(array).dtype, np.floating)
 
 
-def _random(draw, shape, terms):
-    return 1 + roundings(terms) / 2 * EPS * draw.choice([-1, 1], shape)
+def _random(draw, shape, terms, eps):
+    return 1 + roundings(terms) / 2 * eps * draw.choice([-1, 1], shape)
 
 
-def _largest(want, runs, terms):
+def _largest(want, runs, terms, eps):
     def bound(want, *runs):
         change = max(np.abs(run - want).max(initial=0) for run in runs)
-        return 2 * change + roundings(terms) * EPS * np.abs(want)
+        return 2 * change + roundings(terms) * eps * np.abs(want)
 
     return _map(bound, want, *runs)
 
 
 @contextmanager
-def _off(net, seed, terms):
+def _off(net, seed, terms, eps):
     """Seed 0: as it is."""
     import paddle
 
@@ -132,7 +138,7 @@ def _off(net, seed, terms):
 
     def hook(layer, inputs, output):
         factor, of_terms = (
-            paddle.to_tensor(_random(draw, output.shape, terms), output.dtype) for _ in range(2)
+            paddle.to_tensor(_random(draw, output.shape, terms, eps), output.dtype) for _ in range(2)
         )
         # The terms of a sum that cancels are of the others' size: so an output near 0 may change its sign, and turn a ReLU.
         # What is 0 has been cut by a ReLU or a dropout, and stays; so does an embedding of zeros, which has no direction.

@@ -17,7 +17,7 @@ import paddle
 from paddle import nn
 from pydantic import Field
 
-from plsc.backbones.layers import Conv2D, Dropout, by_onednn, enter, random_scores
+from plsc.backbones.layers import Conv2D, Dropout, by_onednn, enter, leave, random_scores
 from plsc.backbones.layers.transformer import LayerNorm, Linear, add_branch, add_positions, attention
 from plsc.errors import UserError
 from plsc.utils.ranges import Share
@@ -154,7 +154,7 @@ class FaceViT(nn.Layer):
             x = _pick(x, order_BN[:, : self.kept])
         for block in self.blocks:
             x = block(x)
-        x = self.norm(x)
+        x = leave(self.norm(x))
         if hides:
             hidden = self.mask_token.expand([x.shape[0], order_BN.shape[1] - self.kept, self.width])
             x = _pick(paddle.concat([x, hidden], 1), order_BN.argsort(1))

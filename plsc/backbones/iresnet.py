@@ -17,7 +17,7 @@ from typing import NamedTuple
 import paddle
 from paddle import nn
 
-from plsc.backbones.layers import Conv2D, Dropout, PReLU, enter, leave, normalise
+from plsc.backbones.layers import Conv2D, Dropout, PReLU, enter, leave, normalise, normalise_beside
 from plsc.utils.ranges import Share
 
 WIDTHS = (64, 128, 256, 512)  # channels of the four stages
@@ -54,7 +54,8 @@ class _Block(nn.Layer):
         self.downsample = nn.Sequential(*shortcut)
 
     def forward(self, x):
-        out = normalise(self.bn2, self.conv1(normalise(self.bn1, x)), self.prelu)
+        out, x = normalise_beside(self.bn1, x)
+        out = normalise(self.bn2, self.conv1(out), self.prelu)
         shortcut = normalise(self.downsample[1], self.downsample[0](x)) if len(self.downsample) else x
         return normalise(self.bn3, self.conv2(out), skip=shortcut)
 

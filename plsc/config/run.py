@@ -23,10 +23,12 @@ class AmpCfg(Section):
     """Mixed precision: which 16-bit numbers a training computes with."""
 
     dtype: Literal["bfloat16", "float16"] = Field(...)
-    """bfloat16 has float32's range, and needs an A100 or later among GPUs; float16 has more digits, and its gradients
-    are scaled."""
+    """bfloat16 has float32's range, and needs an A100 or later among GPUs; float16 has more digits, its gradients are
+    scaled, and CPUs refuse it."""
     level: str = "O1"
     """O1, Paddle's name for: convolutions and matrix products in 16 bits, weights and sums in float32."""
+    predict: bool = Field(False, json_schema_extra=NOT_TRAINING)
+    """Compute evaluations, predictions, galleries and the service so, too. An exported network is float32 all the same."""
 
     @field_validator("level")
     @classmethod
@@ -128,8 +130,8 @@ class GlobalCfg(Section):
     """How often the run goes back, instead of ending after `max_skipped` such steps, to the newest whole checkpoint
     from before them, and on with half the learning rate it had (docs/resume.md)."""
     amp: AmpCfg | None = None
-    """Mixed precision in training, `{dtype: bfloat16, level: O1}` or `float16` (docs/mixed_precision.md): about half
-    the memory of the activations on a GPU; a CPU computes in float32 all the same. null: float32."""
+    """Mixed precision in training, `{dtype: bfloat16, level: O1}` or, on GPUs, `float16` (docs/mixed_precision.md): about
+    half the memory of the activations, on CPUs with AVX512-BF16 or AMX about half the time, too. null: float32."""
     ema: EmaCfg | None = None
     """Average the backbone's weights over the steps, `{decay: 0.9999, every: 1}`, beside training; the average is what
     is evaluated, exported and predicted with (docs/training.md). null: no average."""
@@ -168,6 +170,11 @@ class GlobalCfg(Section):
 
     def without_names(self, name: str) -> dict[str, Any]:
         return {f"{name}.keep_centres": "none"} if self.init_from and self.keep_centres != "number" else {}
+
+    @property
+    def amp_of_prediction(self) -> AmpCfg | None:
+        """Mixed precision in which a trained network embeds; None: float32."""
+        return self.amp if self.amp and self.amp.predict else None
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the step that a run ends at."""

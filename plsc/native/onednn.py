@@ -7,7 +7,7 @@
 
 Nothing is linked. The library is the one that Paddle has loaded, so it runs on Paddle's threads. The values below
 and the functions are the same in oneDNN 3.2 (Paddle 2.6) and 3.6 (Paddle 3.3): include/oneapi/dnnl/dnnl_types.h
-and dnnl.h there. Arrays are float32, on the CPU. Try it: `pytest tests/native/test_onednn.py`.
+and dnnl.h there. Arrays are float32 or bfloat16, on the CPU. Try it: `pytest tests/native/test_onednn.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_void_p
+from ctypes import byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 
 import numpy as np
 
@@ -57,16 +57,20 @@ DIFF_BIAS = 169
 DIFF_SCALE = 255
 DIFF_SHIFT = 256
 POST_OP = 0x8000  # DNNL_ARG_ATTR_MULTIPLE_POST_OP(0): with SRC_1
+# dnnl_data_type_t
+BFLOAT16 = 2
+FLOAT32 = 3
 
-_FLOAT32 = 3  # dnnl_f32
 _ANY = 1  # dnnl_format_tag_any
 _CPU = 1  # dnnl_cpu
 _IN_ORDER = 1  # dnnl_stream_in_order
 _SCRATCHPAD = 80  # DNNL_ARG_SCRATCHPAD
 _BY_CALLER = 1  # dnnl_scratchpad_mode_user: the library's own belongs to one thread
+_NAME = 8  # dnnl_query_impl_info_str
 _OF_ARGUMENT = 255  # dnnl_query_exec_arg_md
 _LINE = 64  # bytes of a line of the processor's cache
 _MOST = 4096  # operations that a thread keeps
+_AVX512_BF16 = 0xE7  # dnnl_cpu_isa_avx512_core_bf16: its bits are in those of each later set
 
 
 class _Argument(ctypes.Structure):
@@ -132,9 +136,18 @@ def library() -> _Library | None:
     return _Library(functions, openmp.omp_get_max_threads) if functions and openmp else None
 
 
+def has_bfloat16() -> bool:
+    """Say whether oneDNN multiplies bfloat16 numbers by instructions of this processor, at most those of
+    ONEDNN_MAX_CPU_ISA."""
+    onednn = library()
+    return onednn is not None and onednn.functions.dnnl_get_effective_cpu_isa() & _AVX512_BF16 == _AVX512_BF16
+
+
 @functools.cache
-def describe(shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> c_void_p:
-    """Describe a float32 array of these strides (in numbers, not bytes); None: in C order."""
+def describe(
+    shape: tuple[int, ...], strides: tuple[int, ...] | None = None, dtype: int = FLOAT32
+) -> c_void_p:
+    """Describe an array of these strides (in numbers, not bytes); None: in C order."""
     if strides is None:
         strides = tuple(np.cumprod((1, *shape[:0:-1]))[::-1].tolist())
     sizes = c_int64 * len(shape)
@@ -144,32 +157,32 @@ def describe(shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> 
         byref(descriptor),
         len(shape),
         sizes(*shape),
-        _FLOAT32,
+        dtype,
         sizes(*strides),
     )
     return descriptor
 
 
 @functools.cache
-def describe_any(shape: tuple[int, ...]) -> c_void_p:
-    """Describe a float32 array in the layout that is best for the operation that it is for."""
+def describe_any(shape: tuple[int, ...], dtype: int = FLOAT32) -> c_void_p:
+    """Describe an array in the layout that is best for the operation that it is for."""
     descriptor = c_void_p()
     library().call(
         "memory_desc_create_with_tag",
         byref(descriptor),
         len(shape),
         (c_int64 * len(shape))(*shape),
-        _FLOAT32,
+        dtype,
         _ANY,
     )
     return descriptor
 
 
-def channels_last(shape: Sequence[int]) -> c_void_p:
+def channels_last(shape: Sequence[int], dtype: int = FLOAT32) -> c_void_p:
     """Describe an array that lies in memory as [N, H, W, C]. shape: (N, H, W, C)."""
     samples, height, width, channels = shape
     return describe(
-        (samples, channels, height, width), (height * width * channels, 1, width * channels, channels)
+        (samples, channels, height, width), (height * width * channels, 1, width * channels, channels), dtype
     )
 
 
@@ -185,12 +198,18 @@ class Operation:
         name: of the function dnnl_{name}_primitive_desc_create.
         settings: its arguments between the engine and the attributes.
         arguments: DNNL_ARG_* numbers of the arrays, in the order in which they are given.
+        avoid: beginning of the names of oneDNN's implementations that are not to be taken.
         post_ops: what is done to each result before it is stored: ("eltwise", algorithm, alpha, beta) or ("binary",
             algorithm, descriptor), whose array is argument POST_OP | SRC_1 if it comes first.
     """
 
     def __init__(
-        self, name: str, settings: Sequence, arguments: Sequence[int], post_ops: Sequence[tuple] = ()
+        self,
+        name: str,
+        settings: Sequence,
+        arguments: Sequence[int],
+        post_ops: Sequence[tuple] = (),
+        avoid: str | None = None,
     ):
         onednn = library()
         self._free = onednn.functions
@@ -204,6 +223,8 @@ class Operation:
         attributes = onednn.attributes(post_ops)
         onednn.call(f"{name}_primitive_desc_create", byref(self.descriptor), *settings, attributes)
         onednn.call("primitive_attr_destroy", attributes)
+        while avoid and self._implementation().startswith(avoid):
+            onednn.call("primitive_desc_next_impl", self.descriptor)
         onednn.call("primitive_create", byref(self._primitive), self.descriptor)
         self._scratch = self.size(_SCRATCHPAD)
         numbers = [*arguments, _SCRATCHPAD] if self._scratch else arguments
@@ -215,6 +236,11 @@ class Operation:
         self._set = onednn.functions.dnnl_memory_set_data_handle
         self._execute = onednn.functions.dnnl_primitive_execute
         self._call = (self._primitive, onednn.stream, len(numbers), array)
+
+    def _implementation(self) -> str:
+        name = c_char_p()
+        library().call("primitive_desc_query", self.descriptor, _NAME, 0, byref(name))
+        return name.value.decode()
 
     def layout(self, argument: int) -> c_void_p:
         """Return the descriptor of an array as the operation takes it; it lives as long as the operation."""

@@ -31,7 +31,8 @@ from plsc.training import optim
 from plsc.training.build_head import build_head, build_margin, build_rule
 from plsc.training.evaluator import Evaluator, build_sets
 from plsc.training.groups import freeze, settings_of, statistics_of
-from plsc.training.network import Network, check_amp, layers_to_recompute
+from plsc.training.mixed_precision import check_amp, check_layers
+from plsc.training.network import Network, layers_to_recompute
 from plsc.training.parts.checkpoints import Checkpoints
 from plsc.training.parts.compatible import Compatible, build_compatible
 from plsc.training.parts.divergence import Divergence
@@ -92,11 +93,13 @@ def prepare(
         backbone, make_optimizer, stage: as of `build_trainer`.
         alone: without the other ranks, as for a dry run.
     """
-    check_amp(cfg.Global.amp)
+    if not alone:  # a dry run of a training on GPUs is on a CPU
+        check_amp(cfg.Global.amp)
     build_margin(cfg.Head)  # for what it refuses, before the centres take memory
     dataset = build_training_set(cfg)
     loader = build_loader(cfg, dataset, rank, ranks, stage)
     backbone = backbone or build_backbone(cfg.Model, cfg.Global.seed, dataset.preprocessing.shape)
+    check_layers(cfg.Global.amp, backbone)
     if cfg.Model.sync_batchnorm:
         backbone = synchronise(backbone)
     statistics = statistics_of(backbone)
@@ -184,6 +187,7 @@ def build_trainer(
         dataset.num_classes,
         head,
         ema.in_place_of_weights if ema else None,
+        amp=cfg.Global.amp_of_prediction,
     )
     rollback = Rollback(cfg.Global.rollbacks, root)
     parts = [

@@ -14,9 +14,11 @@ import numpy as np
 import paddle
 
 from plsc import distributed
+from plsc.config.run import AmpCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed.accelerator import asynchronous, to_device
 from plsc.errors import UserError
+from plsc.training.mixed_precision import autocast
 from plsc.utils.sharding import split
 
 
@@ -62,6 +64,7 @@ def embed(
     preprocessing: Preprocessing,
     batch_size: int,
     flip: bool = False,
+    amp: AmpCfg | None = None,
 ) -> np.ndarray:
     """Compute the embeddings [count, D] float32 of all images, on every rank.
 
@@ -71,6 +74,7 @@ def embed(
         backbone: the bare layer, not its data parallel wrapper. It is put into evaluation mode and back into its own.
         images: (start, stop) -> samples [stop - start, *shape].
         preprocessing: of these samples.
+        amp: mixed precision; the embeddings are float32 all the same.
         flip: the mean of the image's embedding and that of its mirror image (InsightFace takes the sum: the same direction).
     """
     start, stop = split(count, distributed.world_size())[distributed.rank()]
@@ -79,10 +83,16 @@ def embed(
 
     def through(pixels: np.ndarray) -> np.ndarray:
         x = to_input(pixels, preprocessing)
-        out = backbone(x)
-        check_output(out, len(pixels))
-        out = out.flatten(1)
-        return ((out + backbone(x.flip([3])).flatten(1)) / 2 if flip else out).numpy()
+        out = one(x, len(pixels))
+        return ((out + one(x.flip([3]), len(pixels))) / 2 if flip else out).numpy()
+
+    def one(x: paddle.Tensor, rows: int) -> paddle.Tensor:
+        with autocast(amp):
+            out = backbone(x)
+        if amp and isinstance(out, paddle.Tensor):
+            out = out.astype("float32")
+        check_output(out, rows)
+        return out.flatten(1)
 
     try:
         if start == stop:  # more ranks than images: one goes through all the same, to know D

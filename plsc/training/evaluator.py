@@ -17,6 +17,7 @@ import paddle
 from plsc import distributed
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
+from plsc.config.run import AmpCfg
 from plsc.data.build import Place, build_dataset
 from plsc.data.config import DataLoaderCfg, EvalCfg
 from plsc.data.preprocessing import Preprocessing
@@ -124,6 +125,7 @@ class Evaluator:
         head: predicts the classes of labelled images; None where no set has any.
         weights: gives the backbone the weights to evaluate with, while a block runs; None: it has them.
         grouping: of the main set's pairs; None: they are not compared by groups.
+        amp: mixed precision of the embeddings.
 
     Attributes: after `evaluate`, on every rank, `step`, at which it was made, `rows`, title -> row of metrics.jsonl, and `calibration`, by the main set, None where
     it gives none; on rank 0 only, `results`, title -> result.
@@ -138,6 +140,7 @@ class Evaluator:
         head: SoftmaxHead | None = None,
         weights: Callable[[], AbstractContextManager[None]] | None = None,
         grouping: Grouping | None = None,
+        amp: AmpCfg | None = None,
     ):
         assert head is not None or not needs_head(sets), "labelled images need a head"
         self.sets = sets
@@ -151,6 +154,7 @@ class Evaluator:
         self._head = head
         self._weights = weights or nullcontext
         self._grouping = grouping
+        self._amp = amp
 
     @property
     def main(self) -> str | None:
@@ -243,7 +247,13 @@ class Evaluator:
     def _embed(self, data: EvalSet) -> np.ndarray:
         section = self._section
         return embed(
-            self._backbone, data.images, data.count, data.preprocessing, section.batch_size, section.flip
+            self._backbone,
+            data.images,
+            data.count,
+            data.preprocessing,
+            section.batch_size,
+            section.flip,
+            self._amp,
         )
 
     def _predict(self, data: EvalSet, embeddings: np.ndarray) -> np.ndarray | None:
@@ -283,9 +293,12 @@ def build_saved_evaluator(
 
     model: a Layer that takes the weights instead of Model.name's.
     """
-    backbone = load_network(saved, cfg, model).backbone
+    network = load_network(saved, cfg, model)
     head = build_saved_head(cfg, saved) if needs_head(sets) else None
-    return Evaluator(cfg.DataLoader.Eval, sets, backbone, saved.num_classes, head, grouping=grouping)
+    section = cfg.DataLoader.Eval
+    return Evaluator(
+        section, sets, network.backbone, saved.num_classes, head, grouping=grouping, amp=network.amp
+    )
 
 
 def _check_preprocessing(key: str, theirs: Preprocessing, trained: Preprocessing) -> None:

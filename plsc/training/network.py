@@ -27,13 +27,13 @@ from plsc import distributed
 from plsc.backbones.layers import Addresses
 from plsc.config.run import AmpCfg
 from plsc.data.preprocessing import Preprocessing
-from plsc.distributed.accelerator import Sender, on_device, why_no_autocast
+from plsc.distributed.accelerator import Sender
 from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
 from plsc.training.embed import check_output, to_input, to_send
 from plsc.training.groups import statistics_of
+from plsc.training.mixed_precision import autocast, autocast_on_cpu
 from plsc.training.parts.loss_scale import LossScale
-from plsc.utils.logging import warn
 from plsc.utils.registry import did_you_mean
 from plsc.utils.sharding import count_micro_batches, split
 from plsc.utils.timing import timer
@@ -65,8 +65,8 @@ class Network:
         shares: step -> the range of each rank's samples in its global batch.
         recomputed: layers that keep no activations for the backward pass, which runs them again.
         still: layers that are in evaluation mode in training, too: frozen norms.
-        amp: computes in 16 bits on GPUs; a CPU computes in float32 all the same. Parameters, their gradients
-            and the embeddings that `forward` gives are float32 either way.
+        amp: computes in 16 bits (see plsc.training.mixed_precision). Parameters, their gradients and the embeddings
+            that `forward` gives are float32 all the same.
         scaler: of the gradients, for float16.
         statistics: of the backbone, which a forward pass changes; None: all `statistics_of` it.
     """
@@ -202,7 +202,7 @@ class Network:
         model.train()
         for layer in self._still:
             layer.eval()
-        with self._addressed(part), recomputing(self._recomputed), self._autocast():
+        with self._addressed(part), recomputing(self._recomputed), autocast(self._amp):
             out = model(to_input(part.images, self._preprocessing))
         if self._amp and isinstance(out, paddle.Tensor):
             out = out.astype("float32")
@@ -214,7 +214,7 @@ class Network:
         return out
 
     def _backward(self, out: paddle.Tensor, grad_BD: paddle.Tensor, part: MicroBatch) -> None:
-        with self._addressed(part):  # for what is recomputed
+        with self._addressed(part), autocast_on_cpu(self._amp):  # for what is recomputed
             out.backward(grad_BD[part.rows])
 
     def _replay(self, model: paddle.nn.Layer, grad_BD: paddle.Tensor) -> None:
@@ -226,12 +226,6 @@ class Network:
         for part in self._parts:
             last = part is self._parts[-1]
             self._backward(self._embed(model if last else self.backbone, part), grad_BD, part)
-
-    def _autocast(self) -> contextlib.AbstractContextManager[None]:
-        """Let Paddle choose the dtype of each op; on a CPU it would warn, and change nothing."""
-        if self._amp is None or not on_device():
-            return contextlib.nullcontext()
-        return paddle.amp.auto_cast(level=self._amp.level, dtype=self._amp.dtype)
 
     def _addressed(self, part: MicroBatch) -> contextlib.AbstractContextManager[None]:
         return self._addresses.of(part.step, part.first, len(part.images))
@@ -251,22 +245,6 @@ class Network:
 def _joined(tensors: list[paddle.Tensor]) -> paddle.Tensor:
     """Copy tensors of one dtype one after the other, by one launch."""
     return paddle.concat([_C_ops.flatten(tensor, 0, -1) for tensor in tensors])
-
-
-def check_amp(amp: AmpCfg | None) -> None:
-    """Refuse by UserError mixed precision that the device lacks; warn that on a CPU it does not mix."""
-    if amp is None:
-        return
-    if not on_device():
-        warn(
-            f"Global.amp: a CPU computes the backbone in float32, so nothing is saved; only the head's products are rounded to {amp.dtype}"
-        )
-        return
-    if why := why_no_autocast(amp.dtype):
-        others = [dtype for dtype in ("float16", "bfloat16") if not why_no_autocast(dtype)]
-        raise UserError(
-            f"Global.amp.dtype: {amp.dtype} {why}; set {' or '.join(others) or 'Global.amp to null'}"
-        )
 
 
 def layers_to_recompute(asked: bool | list[str], backbone: paddle.nn.Layer) -> list[paddle.nn.Layer]:

@@ -46,8 +46,10 @@ def predict(
         warn(
             f"DataLoader.Eval.flip is {evaluation.flip}, the threshold of {saved.path.name} is of embeddings with {known.flip}"
         )
-    backbone = load_network(saved, cfg, model).backbone
-    emb = unit_rows(embed(backbone, read, len(names), preprocessing, evaluation.batch_size, evaluation.flip))
+    network = load_network(saved, cfg, model)
+    batch = evaluation.batch_size
+    emb = embed(network.backbone, read, len(names), preprocessing, batch, evaluation.flip, network.amp)
+    emb = unit_rows(emb)
     if distributed.rank() == 0:
         folder = Path(output) if output else Path(cfg.Global.output_dir) / "predict"
         make_folder(folder, "output" if output else "Global.output_dir")

@@ -105,10 +105,9 @@ def stage_after(cfg: Config, stage: Stage, step: int) -> Stage | None:
 def stage_of(cfg: Config, path: Path) -> Stage:
     """Return the stage that a run goes on with from a checkpoint. UserError if the config has no such stage."""
     saved = store.Checkpoint.open(path, verify=False)
+    saved.require("run", "seed", "steps_per_epoch")
     with saved.loading("run"):
-        place = Place.model_validate(
-            {key: saved.plain("run")[key] for key in Place.model_fields if key in saved.plain("run")}
-        )
+        place = Place.model_validate(saved.plain("run"))
     stages = _stages_of(cfg)
     if place.stage >= len(stages):
         raise UserError(

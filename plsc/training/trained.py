@@ -15,8 +15,10 @@ import paddle
 from plsc.checkpoint.manifest import BACKBONE
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
+from plsc.config.run import AmpCfg
 from plsc.data.preprocessing import DARKEST, Preprocessing
 from plsc.training.embed import embed
+from plsc.training.mixed_precision import check_amp
 from plsc.training.resume import build_backbone, load_backbone
 from plsc.training.thresholds import Thresholds, thresholds_of
 from plsc.utils.logging import get_logger
@@ -27,12 +29,13 @@ class TrainedNetwork:
     """A trained network.
 
     backbone: with the weights, averaged if there are such. preprocessing: of its samples. checkpoint: that it is of, which has the
-    names of its classes, its threshold, its calibration and its identity.
+    names of its classes, its threshold, its calibration and its identity. amp: mixed precision in which it embeds.
     """
 
     backbone: paddle.nn.Layer
     preprocessing: Preprocessing
     checkpoint: Checkpoint
+    amp: AmpCfg | None = None
 
     @property
     def described(self) -> str:
@@ -68,6 +71,7 @@ class TrainedNetwork:
             len(samples),
             self.preprocessing,
             batch_size,
+            amp=self.amp,
         )
         if self.preprocessing.is_image:
             embeddings[samples.reshape(len(samples), -1).max(1) <= DARKEST] = 0
@@ -84,4 +88,6 @@ def load_network(saved: Checkpoint, cfg: Config, model: paddle.nn.Layer | None =
     load_backbone(backbone, saved)
     if saved.manifest.weights != BACKBONE:
         get_logger().info(f"the weights are those of {saved.weights_file}, not the ones that are trained")
-    return TrainedNetwork(backbone, preprocessing, saved)
+    amp = cfg.Global.amp_of_prediction
+    check_amp(amp)
+    return TrainedNetwork(backbone, preprocessing, saved, amp)

@@ -11,7 +11,7 @@ and use it; nothing else lists the keys. Checks within a section are its methods
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -72,6 +72,7 @@ def affects_training(section: type[BaseModel], path: Sequence[str]) -> bool:
         if not (field.json_schema_extra or {}).get("affects_training", True):
             return False
         section = field.annotation
+        section = next((each for each in get_args(section) if hasattr(each, "model_fields")), section)
     return True
 
 

@@ -5,8 +5,8 @@ import paddle
 import pytest
 from paddle import nn
 
-from plsc.backbones.layers import normalise
-from tests.bounds import EPS, assert_within, growth, perturbed
+from plsc.backbones.layers import normalise, normalise_beside
+from tests.bounds import EPS, HALF_EPS, assert_within, growth, perturbed
 from tests.kernel_paths import path, two_threads  # noqa: F401
 
 ACTIVE = {
@@ -37,19 +37,29 @@ def layers(active, channels, norm=nn.BatchNorm2D, **options):
     return norm, active
 
 
-def run(norm, active, arrays, last):
-    """Run forward and backward -> output, gradients and running statistics as float64, pictures as [N, C, H, W]."""
+def run(norm, active, arrays, last, dtype=None):
+    """Run forward and backward -> output, gradients and running statistics, pictures as [N, C, H, W].
+
+    dtype: of the pictures; None: that of the arrays.
+    """
     turn = (lambda array: np.moveaxis(array, 1, -1)) if last else np.asarray
     back = (lambda array: np.moveaxis(array, -1, 1)) if last else np.asarray
     x, skip, dy = (
-        None if array is None else paddle.to_tensor(np.ascontiguousarray(turn(array))) for array in arrays
+        None
+        if array is None
+        else paddle.to_tensor(np.ascontiguousarray(turn(array))).astype(dtype or array.dtype)
+        for array in arrays
     )
     inputs = [tensor for tensor in (x, skip) if tensor is not None]
     for tensor in inputs:
         tensor.stop_gradient = False
     y = normalise(norm, x, active, skip)
     y.backward(dy)
-    pictures = [back(each.numpy()) for each in (y, *(tensor.grad for tensor in inputs))]
+    pictures = [y, *(tensor.grad for tensor in inputs)]
+    if dtype:
+        assert {picture.dtype for picture in pictures} == {getattr(paddle, dtype)}
+        pictures = [picture.astype("float32") for picture in pictures]
+    pictures = [back(picture.numpy()) for picture in pictures]
     parameters = [norm.weight, norm.bias, *([] if active is None else active.parameters())]
     gradients = [np.zeros(p.shape) if p.grad is None else p.grad.numpy() for p in parameters]
     return [*pictures, *gradients, norm._mean.numpy(), norm._variance.numpy()]
@@ -65,8 +75,11 @@ def draw(shape, skip, mean=0.0):
     return [None if array is None else array.astype("float32") for array in arrays]
 
 
-def reference(make, arrays):
-    """Return what `run` gives in float64, by Paddle's layers on [N, C, H, W], and its bounds."""
+def reference(make, arrays, half_eps=0.0):
+    """Return what `run` gives in float64, by Paddle's layers on [N, C, H, W], and its bounds.
+
+    half_eps: instead of those of float32 the bounds of a few roundings by so much.
+    """
 
     def compute(state, *arrays):
         layers = nn.LayerList([layer for layer in make() if layer])
@@ -77,7 +90,8 @@ def reference(make, arrays):
     state = nn.LayerList([layer for layer in make() if layer]).state_dict()
     state = {name: value.numpy() for name, value in state.items()}
     channels = arrays[0].shape[1]
-    want, bound = perturbed(compute, state, *arrays, terms=arrays[0].size / channels)
+    bounds = {"terms": 1, "eps": half_eps} if half_eps else {"terms": arrays[0].size / channels}
+    want, bound = perturbed(compute, state, *arrays, **bounds)
     if getattr(make()[1], "_num_parameters", 0) == 1:
         bound[-3] = bound[-3] * channels**0.5  # a slope's gradient has terms of all channels
     return want, bound
@@ -92,6 +106,30 @@ def test_against_paddle(kernels, two_threads, active, skip, shape):  # noqa: F81
     arrays = draw(shape, skip)
     make = lambda: layers(active, shape[1])
     assert_within(run(*make(), arrays, last=kernels != "plain"), *reference(make, arrays))
+
+
+@pytest.mark.parametrize("active", ACTIVE)
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (8, 16, 6, 6), (4, 130, 3, 3)])
+def test_pictures_of_bfloat16(kernels, two_threads, active, skip, shape):  # noqa: F811
+    """Computed in float32: what is written is rounded once, and so is the gradient of a sum on its way to that of x."""
+    if kernels == "plain":
+        pytest.skip("Paddle has no such operators for CPUs")
+    if skip and active in ("prelu", "one slope"):
+        pytest.skip("no network has it: it is computed by Paddle's operators, in float32")
+    arrays = [
+        None if array is None else paddle.to_tensor(array).astype("bfloat16").astype("float32").numpy()
+        for array in draw(shape, skip)
+    ]
+    make = lambda: layers(active, shape[1])
+    got = run(*make(), arrays, last=True, dtype="bfloat16")
+    again = run(*make(), arrays, last=True, dtype="bfloat16")
+    assert [each.tobytes() for each in got] == [each.tobytes() for each in again]
+    want, bound = reference(make, arrays)
+    _, of_halves = reference(make, arrays, HALF_EPS / 8)
+    pictures = 2 + skip
+    assert_within(got[:pictures], want[:pictures], of_halves[:pictures])
+    assert_within(got[pictures:], want[pictures:], bound[pictures:])
 
 
 @pytest.mark.parametrize("active", ACTIVE)
@@ -198,3 +236,31 @@ def test_layers_that_the_kernels_do_not_know_run_by_themselves(kernels, norm):
         return np.moveaxis(y, -1, 1) if last else y
 
     assert_within(output(*arrays[:2], last=last), *perturbed(output, *arrays[:2], terms=4))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (8, 16, 6, 6), (4, 130, 3, 3)])
+def test_the_gradient_of_what_is_passed_on_is_added(kernels, dtype, shape):
+    if kernels == "plain" and dtype == "bfloat16":
+        pytest.skip("Paddle has no such operators for CPUs")
+    last = kernels != "plain"
+    eps = HALF_EPS if dtype == "bfloat16" else EPS
+    x, more, dy = (
+        paddle.to_tensor(np.moveaxis(each, 1, -1).copy() if last else each).astype(dtype)
+        for each in draw(shape, skip=True)
+    )
+    found = []
+    for beside in (True, False):
+        norm, _ = layers("none", shape[1])
+        given = x.detach()
+        given.stop_gradient = False
+        y, again = normalise_beside(norm, given) if beside else (normalise(norm, given), None)
+        assert not beside or again.numpy().tobytes() == x.numpy().tobytes()
+        paddle.autograd.backward([y, again] if beside else [y], [dy, more] if beside else [dy])
+        grads = (given.grad, norm.weight.grad, norm.bias.grad)
+        found.append([each.astype("float32").numpy() for each in (y, *grads)])
+    (y, dx, *others), (plain_y, plain_dx, *plain_others) = found
+    assert y.tobytes() == plain_y.tobytes()
+    assert [each.tobytes() for each in others] == [each.tobytes() for each in plain_others]
+    added = more.astype("float32").numpy()
+    assert_within(dx, plain_dx + added, eps * (np.abs(plain_dx) + np.abs(added)))

@@ -231,6 +231,20 @@ def test_a_bank_on_disk_is_that_in_memory_and_kills_change_nothing(warm, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_kill_changes_no_bit_in_bfloat16(warm, tmp_path):
+    """Two ranks; where the processor has no bfloat16 the network computes in float32."""
+    folders = []
+    for name, plan in (("whole", ()), ("killed", ("1:6:SIGKILL", "0:3:SIGKILL"))):
+        folders.append(tmp_path / name)
+        folders[-1].mkdir()
+        process = warm.start(command(folders[-1], *plan, more=["Global.amp={dtype: bfloat16}"]), folders[-1])
+        assert process.wait(120) == 0 and all_ended(folders[-1], 1)
+    whole, killed = folders
+    assert len(lines(killed)) == 2
+    assert_equal_runs(killed / "out", whole / "out")
+
+
+@pytest.mark.slow
 def test_a_kill_changes_no_bit_of_a_loss_scale(warm, tmp_path):
     """Its network has overflows by itself; rows of the metrics hold scale and overflows, and are compared."""
 
@@ -238,7 +252,7 @@ def test_a_kill_changes_no_bit_of_a_loss_scale(warm, tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         more = ["Model.name=tests.faults:HalfNet", "Global.amp={dtype: float16}", "Global.log_every=1"]
-        return folder, warm.start(command(folder, *plan, more=more), folder)
+        return folder, warm.start(command(folder, *plan, more=more), folder, PLSC_KERNELS="0")
 
     for folder, process in [start("whole"), start("killed", "1:6:SIGKILL", "0:3:SIGKILL")]:
         assert process.wait(120) == 0 and all_ended(folder, 1)

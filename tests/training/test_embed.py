@@ -5,8 +5,14 @@ import paddle
 import pytest
 from paddle import nn
 
+from plsc.backbones.layers import in_bfloat16
+from plsc.backbones.small_resnet import SmallResNet
+from plsc.config import load
 from plsc.data.preprocessing import Preprocessing
+from plsc.native import onednn
 from plsc.training.embed import embed, to_input
+from plsc.utils.vectors import unit_rows
+from tests.backbones.test_bfloat16 import computes
 from tests.bounds import EPS, assert_within, rounded
 
 PREPROCESSING = Preprocessing.of_images((1, 4, 3), mean=100.0, scale=0.01)
@@ -67,3 +73,23 @@ def test_the_mode_comes_back_after_a_failure():
     with pytest.raises(OSError, match="no such picture"):
         embed(net, broken, 7, PREPROCESSING, 2)
     assert net.training
+
+
+@pytest.mark.skipif(not computes(), reason="no bfloat16 by oneDNN on this processor, or no kernels")
+def test_in_bfloat16_only_where_it_is_asked_for(monkeypatch):
+    monkeypatch.setattr(onednn, "has_bfloat16", lambda: True)
+    paddle.seed(0)
+    net = SmallResNet(8, (1, 12, 10), widths=[4, 6], blocks=[0, 1])
+    images = np.random.default_rng(0).integers(0, 256, (5, 1, 12, 10), np.uint8)
+    preprocessing = Preprocessing.of_images((1, 12, 10))
+    found = {}
+    for keys in ([], ["Global.amp={dtype: bfloat16}"], ["Global.amp={dtype: bfloat16, predict: true}"]):
+        amp = load(None, keys).Global.amp_of_prediction
+        found[amp] = embed(net, lambda start, stop: images[start:stop], 5, preprocessing, 2, amp=amp)
+        assert found[amp].dtype == np.float32
+    plain, half = found.values()
+    net.eval()
+    with in_bfloat16():
+        assert half[:2].tobytes() == net(to_input(images[:2], preprocessing)).numpy().tobytes()
+    assert half.tobytes() != plain.tobytes()
+    assert (unit_rows(half) * unit_rows(plain)).sum(axis=1).min() > 0.999

@@ -7,6 +7,7 @@ import paddle
 import pytest
 from paddle import nn
 
+from plsc import native
 from plsc.backbones.face_vit import FaceViT
 from plsc.backbones.iresnet import IResNet
 from plsc.backbones.layers import Dropout
@@ -16,7 +17,9 @@ from plsc.config.run import AmpCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed import accelerator
 from plsc.errors import UserError
-from plsc.training.network import Network, check_amp, layers_to_recompute
+from plsc.native import onednn
+from plsc.training.mixed_precision import check_amp, check_layers
+from plsc.training.network import Network, layers_to_recompute
 from plsc.training.parts.loss_scale import LossScale
 from tests.bounds import EPS, assert_within, rounded
 from tests.tiny_runs import IMAGE_SHAPE, Linear
@@ -241,11 +244,31 @@ def test_a_training_step_is_under_autocast_on_a_gpu(dtype, monkeypatch):
     assert asked == 2 * once
 
 
-def test_a_gpu_too_old_is_refused_and_a_cpu_warned_of(monkeypatch, caplog):
-    check_amp(None)
+def test_what_a_cpu_cannot_is_refused_or_said(monkeypatch, caplog):
+    monkeypatch.delenv("PLSC_KERNELS", raising=False)
+    monkeypatch.setattr(onednn, "has_bfloat16", lambda: True)
+    for amp in (None, AmpCfg(dtype="bfloat16")):
+        check_amp(amp)
+        check_layers(amp, SmallResNet())
+    if native.library() is None:
+        pytest.skip("no kernels")
     assert not caplog.text
+    check_layers(AmpCfg(dtype="bfloat16"), paddle.nn.Linear(2, 2))
+    assert "on a CPU Linear computes in float32, as it has no layers of plsc.backbones.layers" in caplog.text
+    monkeypatch.setattr(onednn, "has_bfloat16", lambda: False)
+    check_amp(AmpCfg(dtype="bfloat16"))
+    assert (
+        "the backbone computes in float32, as this CPU has no instructions for bfloat16 that oneDNN uses"
+        in caplog.text
+    )
+    with pytest.raises(UserError, match="Global.amp.dtype: float16 is for GPUs, a CPU trains in bfloat16 or"):
+        check_amp(AmpCfg(dtype="float16"))
+    monkeypatch.setenv("PLSC_KERNELS", "0")
     check_amp(AmpCfg(dtype="float16"))
-    assert "a CPU computes the backbone in float32" in caplog.text
+    assert "in float32, as there are no compiled kernels (PLSC_KERNELS=0, or not built)" in caplog.text
+
+
+def test_a_gpu_too_old_is_refused(monkeypatch):
     monkeypatch.setattr(paddle, "get_device", lambda: "gpu:0")
     for has, refused in (((8, 0), []), ((7, 5), ["bfloat16"]), ((6, 1), ["bfloat16", "float16"])):
         monkeypatch.setattr(paddle.device.cuda, "get_device_capability", lambda has=has: has)

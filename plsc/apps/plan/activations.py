@@ -1,6 +1,6 @@
 """Count what a backbone keeps of a forward pass for the backward pass, and what the network of another run takes: `plsc plan --seconds 0`.
 
-kept_bytes(IResNet50(), (3, 112, 112))       # of an image, in float32
+kept_bytes(IResNet50(), (3, 112, 112))       # of an image
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from plsc.config import Config
 from plsc.distributed.recompute import recomputing
 from plsc.distributed.sync_batch_norm import synchronise
 from plsc.training.groups import freeze, parameters_of, settings_of
+from plsc.training.mixed_precision import autocast_on_cpu, dtype_on_cpu
 from plsc.training.network import layers_to_recompute
 from plsc.training.resume import build_backbone
 from plsc.utils import measure
@@ -65,14 +66,17 @@ def _bytes(kept: dict[int, paddle.Tensor]) -> int:
 def counted(cfg: Config, shape: tuple[int, ...], passing: tuple[ModelCfg, bool] | None = None) -> dict:
     """Count what `plsc plan` needs of a backbone, in the form of calibration.calibrate's result, without times.
 
-    "base" is this process as it is, Paddle imported; "made" is what it would keep without recomputation, "tensors" are
+    "base" is this process as it is, Paddle imported; "dtype" is that of the activations; "made" is what it would keep without recomputation, "tensors" are
     the trained ones, "macs" of an image, "attention" says whether the network has it. "passing" is the result of
     `count_passing`, None without a network of another run.
     """
     base = measure.resident_bytes()
     backbone, sizes = build(cfg, shape)
     recomputed = layers_to_recompute(cfg.Model.recompute, backbone)
-    kept = kept_bytes(backbone, shape, recomputed)
+    amp = cfg.Global.amp
+    with autocast_on_cpu(amp):
+        kept = kept_bytes(backbone, shape, recomputed)
+        made = kept_bytes(backbone, shape) if recomputed else kept
     weights = 4 * (2 * sizes["parameters"] + sizes["frozen"])
     # A gradient is computed apart, and then added to that of the micro-batch before, or to zeros.
     largest = max((4 * p.size for p in backbone.parameters() if not p.stop_gradient), default=0)
@@ -82,7 +86,8 @@ def counted(cfg: Config, shape: tuple[int, ...], passing: tuple[ModelCfg, bool] 
         "head": {},
         "backbone": [[1, None, peak]],
         "kept": kept,
-        "made": kept_bytes(backbone, shape) if recomputed else kept,
+        "dtype": dtype_on_cpu(amp),
+        "made": made,
         "passing": count_passing(build_passing(passing[0], shape), shape, passing[1]) if passing else None,
         **_forward_of(backbone, shape),
         **sizes,

@@ -273,6 +273,7 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
     from plsc.backbones.count import count
     from plsc.distributed import accelerator
     from plsc.distributed.recompute import recomputing
+    from plsc.training.mixed_precision import autocast_on_cpu
     from plsc.training.network import layers_to_recompute
 
     shape, before = tuple(asked["image_shape"]), accelerator.used_bytes()
@@ -284,12 +285,13 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
         grad = paddle.randn([batch, cfg.Model.embedding_size])
 
         def step(images=images, grad=grad) -> None:
-            if asked["accumulate"] > 1:
-                with paddle.no_grad():
-                    backbone(images)
-            with recomputing(recomputed):
-                out = backbone(images)
-            out.flatten(1).backward(grad)
+            with autocast_on_cpu(cfg.Global.amp):
+                if asked["accumulate"] > 1:
+                    with paddle.no_grad():
+                        backbone(images)
+                with recomputing(recomputed):
+                    out = backbone(images)
+                out.flatten(1).backward(grad)
             backbone.clear_gradients()
 
         accelerator.reset_peak()
@@ -297,7 +299,9 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
         measured.append([batch, spent, accelerator.peak_bytes() - before])
         if not distributed.every(time.monotonic() - began < _GIVE_UP * seconds):
             break
-    return {"backbone": measured, "kept": kept_bytes(backbone, shape, recomputed), **sizes}
+    with autocast_on_cpu(cfg.Global.amp):
+        kept = kept_bytes(backbone, shape, recomputed)
+    return {"backbone": measured, "kept": kept, **sizes}
 
 
 def _passing_costs(asked: dict, seconds: float, times: Times) -> dict:

@@ -228,7 +228,7 @@ def format_counted(planned: dict) -> str:
     if planned["gpu"]:
         return f"{start}{_with_amp(planned)}, CUDA and libraries as published figures have them (docs/planning.md); not in them: data"
     return (
-        f"{start} in float32; not in them: Paddle itself ({gigabytes(planned['calibration']['base'])} of this process), data, and freed memory that "
+        f"{start} in {planned['calibration']['dtype']}; not in them: Paddle itself ({gigabytes(planned['calibration']['base'])} of this process), data, and freed memory that "
         "malloc keeps (docs/performance.md: mostly 8 to 16 %)"
     )
 
@@ -431,7 +431,7 @@ def refuse(args: argparse.Namespace) -> None:
 def warn_of_cpu(cfg: Config, ranks: int) -> None:
     """Warn where what is planned for this machine's processor seems to be meant for GPUs."""
     processors = os.cpu_count() or 1
-    amp = f"Global.amp is {cfg.Global.amp.dtype}" if cfg.Global.amp else ""
+    amp = "Global.amp is float16" if cfg.Global.amp and cfg.Global.amp.dtype == "float16" else ""
     many = f"{ranks} ranks on {processors} processors" if ranks > processors else ""
     if reasons := " and ".join(filter(None, (amp, many))):
         warn(

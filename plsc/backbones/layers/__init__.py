@@ -2,8 +2,8 @@
 
 from plsc.backbones.layers.addresses import Addresses, Dropout, random_scores
 from plsc.backbones.layers.convolution import Conv2D
-from plsc.backbones.layers.layout import by_onednn, enter, leave
-from plsc.backbones.layers.normalisation import normalise
+from plsc.backbones.layers.layout import by_onednn, enter, in_bfloat16, leave
+from plsc.backbones.layers.normalisation import normalise, normalise_beside
 from plsc.backbones.layers.pooling import AvgPool2D
 from plsc.backbones.layers.relu import PReLU, ReLU
 
@@ -16,7 +16,9 @@ __all__ = [
     "ReLU",
     "by_onednn",
     "enter",
+    "in_bfloat16",
     "leave",
     "normalise",
+    "normalise_beside",
     "random_scores",
 ]

@@ -90,6 +90,8 @@ class Dropout(nn.Dropout):
     def forward(self, x):
         if not self.training or self.p in (0, 1) or _samples.get() is None:
             return nn.Dropout.forward(self, x)  # no super(): Paddle 2.6 cannot trace it
+        if x.dtype == paddle.bfloat16 and x.place.is_cpu_place():  # for which Paddle has no such operators
+            return self.forward(x.astype("float32")).astype("bfloat16")
         shape = [x.shape[0], *([1] * (x.ndim - 1) if self.axis == 0 else x.shape[1:])]
         numbers = _numbers(self, int(np.prod(shape[1:]))).reshape(shape)
         keeps = numbers >= _constant(round(self.p * 2**64) - 2**63, paddle.get_device())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from ctypes import c_void_p
 from typing import NamedTuple
 
 import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.backbones.layers.layout import by_onednn, dense, empty, run
+from plsc.backbones.layers.layout import by_onednn, dense, empty, number, run
+from plsc.backbones.layers.weights import Weights
 from plsc.native import onednn
 
 
@@ -50,9 +50,10 @@ class _Convolution:
     Args:
         shape: (B, H, W, outputs, inputs of a group, height and width of the kernel).
         biased: it has a bias.
+        dtype: of the pictures, oneDNN's number of it. Weights, bias and their gradients are float32.
     """
 
-    def __init__(self, shape: tuple[int, ...], steps: _Steps, biased: bool):
+    def __init__(self, shape: tuple[int, ...], steps: _Steps, biased: bool, dtype: int):
         samples, height, width, outputs, inputs, *kernel = shape
         groups = steps.groups
         sides = [
@@ -68,10 +69,13 @@ class _Convolution:
             (groups, outputs // groups, inputs, *kernel) if groups > 1 else (outputs, inputs, *kernel)
         )
         self._plain = onednn.describe(grouped_shape)
-        self._best = onednn.describe_any(grouped_shape)
-        self._source = onednn.channels_last(self._source_shape)
-        self._target = onednn.channels_last(self._target_shape)
+        self._rounded = onednn.describe_any(grouped_shape, dtype)
+        self._sums = onednn.describe_any(grouped_shape)
+        self._source = onednn.channels_last(self._source_shape, dtype)
+        self._target = onednn.channels_last(self._target_shape, dtype)
         self._bias = onednn.describe((outputs,)) if biased else None
+        # Its first choice for depthwise convolutions of bfloat16 with strides, ten times as slow as its second.
+        self._avoid = "brgconv_strided" if inputs == 1 and groups > 1 else None
         padding = onednn.pair(*steps.padding)
         self._steps = [
             onednn.pair(*steps.stride),
@@ -81,14 +85,14 @@ class _Convolution:
         ]
 
     def forward(self, x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
-        out = empty(self._target_shape)
+        out = empty(self._target_shape, x.dtype)
         weights = self._forward_weights.given(weight.data_ptr())
         addresses = [x.data_ptr(), weights, out.data_ptr()]
         self._forward(*addresses, *([] if bias is None else [bias.data_ptr()]))
         return out
 
     def source_gradient(self, grad: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-        out = empty(self._source_shape)
+        out = empty(self._source_shape, grad.dtype)
         weights = self._backward_weights.given(weight.data_ptr())
         self._backward(out.data_ptr(), weights, grad.data_ptr())
         return out
@@ -104,7 +108,7 @@ class _Convolution:
 
     @functools.cached_property
     def _forward(self) -> onednn.Operation:
-        arrays = [self._source, self._best, self._bias, self._target]
+        arrays = [self._source, self._rounded, self._bias, self._target]
         return onednn.Operation(
             "convolution_forward",
             [onednn.FORWARD_TRAINING, onednn.CONVOLUTION, *arrays, *self._steps],
@@ -113,16 +117,17 @@ class _Convolution:
 
     @functools.cached_property
     def _backward(self) -> onednn.Operation:
-        arrays = [self._source, self._best, self._target]
+        arrays = [self._source, self._rounded, self._target]
         return onednn.Operation(
             "convolution_backward_data",
             [onednn.CONVOLUTION, *arrays, *self._steps, self._forward.descriptor],
             [onednn.DIFF_SRC, onednn.WEIGHTS, onednn.DIFF_DST],
+            avoid=self._avoid,
         )
 
     @functools.cached_property
     def _gradient(self) -> onednn.Operation:
-        arrays = [self._source, self._best, self._bias, self._target]
+        arrays = [self._source, self._sums, self._bias, self._target]
         return onednn.Operation(
             "convolution_backward_weights",
             [onednn.CONVOLUTION, *arrays, *self._steps, self._forward.descriptor],
@@ -131,45 +136,16 @@ class _Convolution:
         )
 
     @functools.cached_property
-    def _forward_weights(self) -> _Weights:
-        return _Weights(self._plain, self._forward, onednn.WEIGHTS)
+    def _forward_weights(self) -> Weights:
+        return Weights(self._plain, self._forward, onednn.WEIGHTS)
 
     @functools.cached_property
-    def _backward_weights(self) -> _Weights:
-        return _Weights(self._plain, self._backward, onednn.WEIGHTS)
+    def _backward_weights(self) -> Weights:
+        return Weights(self._plain, self._backward, onednn.WEIGHTS)
 
     @functools.cached_property
-    def _gradient_weights(self) -> _Weights:
-        return _Weights(self._plain, self._gradient, onednn.DIFF_WEIGHTS)
-
-
-class _Weights:
-    """Turns weights between Paddle's layout and the one that an operation prefers, if they differ."""
-
-    def __init__(self, plain: c_void_p, operation: onednn.Operation, argument: int):
-        other = operation.layout(argument)
-        self._same = onednn.same(plain, other)
-        self._size = operation.size(argument)
-        if not self._same:
-            arguments = [onednn.SRC, onednn.DST]
-            self._to = onednn.Operation("reorder", [plain, other], arguments)
-            self._back = onednn.Operation("reorder", [other, plain], arguments)
-
-    def given(self, address: int) -> int:
-        """Return the address of these weights as the operation takes them."""
-        if self._same:
-            return address
-        turned = onednn.buffer(self._size, "weights")
-        self._to(address, turned)
-        return turned
-
-    def place(self, address: int) -> int:
-        """Return the address where the operation shall write weights that `taken` brings to `address`."""
-        return address if self._same else onednn.buffer(self._size, "weights")
-
-    def taken(self, address: int) -> None:
-        if not self._same:
-            self._back(onednn.buffer(self._size, "weights"), address)
+    def _gradient_weights(self) -> Weights:
+        return Weights(self._plain, self._gradient, onednn.DIFF_WEIGHTS)
 
 
 _convolution = onednn.kept(_Convolution)
@@ -183,7 +159,7 @@ class _Convolve(PyLayer):
         assert weight.dtype == paddle.float32 and weight.is_contiguous()
         x = dense(x)
         shape = (*x.shape[:3], *weight.shape)
-        ctx.key = (shape, steps, bias is not None)
+        ctx.key = (shape, steps, bias is not None, number(x))
         ctx.save_for_backward(x, weight)
         ctx.wanted = [not tensor.stop_gradient for tensor in (x, weight, bias) if tensor is not None]
         return _convolution(*ctx.key).forward(x, weight, bias)

@@ -8,6 +8,10 @@ a layer that is computed again in the backward pass decides as before.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
 import paddle
 from paddle.autograd import PyLayer
 
@@ -15,14 +19,29 @@ from plsc import native as kernels
 from plsc.native import onednn
 
 _CPU = paddle.CPUPlace()
+_NUMBERS = {paddle.float32: onednn.FLOAT32, paddle.bfloat16: onednn.BFLOAT16}
+_entered: ContextVar[paddle.dtype] = ContextVar("entered", default=paddle.float32)
+
+
+@contextlib.contextmanager
+def in_bfloat16() -> Iterator[None]:
+    """Let layers by oneDNN compute in bfloat16 what enters a network inside the block.
+
+    Maps and tokens are bfloat16 from `enter` to `leave`; parameters, their gradients and statistics are float32.
+    """
+    token = _entered.set(paddle.bfloat16)
+    try:
+        yield
+    finally:
+        _entered.reset(token)
 
 
 def by_onednn(x: paddle.Tensor) -> bool:
-    """Say whether layers compute x by oneDNN: float32 on a CPU, nothing traced or exported, kernels there
-    (PLSC_KERNELS=0: none)."""
+    """Say whether layers compute x by oneDNN: float32 or bfloat16 on a CPU, nothing traced or exported, kernels
+    there (PLSC_KERNELS=0: none)."""
     return (
         paddle.in_dynamic_mode()
-        and x.dtype == paddle.float32
+        and x.dtype in _NUMBERS
         and x.place.is_cpu_place()
         and onednn.library() is not None
         and kernels.library() is not None
@@ -30,18 +49,27 @@ def by_onednn(x: paddle.Tensor) -> bool:
 
 
 def enter(images_BCHW: paddle.Tensor) -> paddle.Tensor:
-    """Turn images into the layout of the layers that follow."""
-    return run(_Turned, images_BCHW, True) if by_onednn(images_BCHW) else images_BCHW
+    """Turn float32 images into the layout of the layers that follow, and into their dtype."""
+    return run(_Enter, images_BCHW, _entered.get()) if by_onednn(images_BCHW) else images_BCHW
 
 
 def leave(x: paddle.Tensor) -> paddle.Tensor:
-    """Turn pictures from the layout of layers back to [N, C, H, W]."""
-    return run(_Turned, x, False) if by_onednn(x) else x
+    """Turn pictures from the layout of layers back to [N, C, H, W], and any tensor of theirs to float32."""
+    if not by_onednn(x):
+        return x
+    if x.ndim == 4:
+        return run(_Leave, x)
+    return x if x.dtype == paddle.float32 else x.astype("float32")
 
 
-def empty(shape: list[int]) -> paddle.Tensor:
-    """Make a float32 tensor on the CPU with whatever numbers are there; paddle.empty takes ten times as long."""
-    return paddle._C_ops.empty(shape, paddle.float32, _CPU)
+def number(x: paddle.Tensor) -> int:
+    """Return oneDNN's number of the dtype of a tensor that it computes."""
+    return _NUMBERS[x.dtype]
+
+
+def empty(shape: list[int], dtype: paddle.dtype = paddle.float32) -> paddle.Tensor:
+    """Make a tensor on the CPU with whatever numbers are there; paddle.empty takes ten times as long."""
+    return paddle._C_ops.empty(shape, dtype, _CPU)
 
 
 @paddle.jit.not_to_static  # Paddle 2.6 keeps a network's translated code after an export, and calls it in eager mode, too
@@ -61,32 +89,52 @@ class _KeepsNothing:
 
 
 @onednn.kept
-def _turn(samples: int, channels: int, height: int, width: int, last: bool) -> onednn.Operation:
-    first = onednn.describe((samples, channels, height, width))
-    other = onednn.channels_last((samples, height, width, channels))
-    return onednn.Operation("reorder", [first, other] if last else [other, first], [onednn.SRC, onednn.DST])
-
-
-def _turned(x: paddle.Tensor, last: bool) -> paddle.Tensor:
-    """Turn [N, C, H, W] to [N, H, W, C] if `last`, else back."""
+def _turn(shape: tuple[int, ...], last: bool, source: int, target: int) -> onednn.Operation:
+    """Make the copy of [N, C, H, W] `shape` to [N, H, W, C] if `last`, else back, from one dtype to another."""
+    samples, channels, height, width = shape
+    turned = (samples, height, width, channels)
     if last:
-        samples, channels, height, width = x.shape
+        arrays = [onednn.describe(shape, dtype=source), onednn.channels_last(turned, target)]
     else:
-        samples, height, width, channels = x.shape
-    out = empty([samples, height, width, channels] if last else [samples, channels, height, width])
-    _turn(samples, channels, height, width, last)(dense(x).data_ptr(), out.data_ptr())
+        arrays = [onednn.channels_last(turned, source), onednn.describe(shape, dtype=target)]
+    return onednn.Operation("reorder", arrays, [onednn.SRC, onednn.DST])
+
+
+def _to_last(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
+    samples, channels, height, width = x.shape
+    out = empty([samples, height, width, channels], dtype)
+    turn = _turn((samples, channels, height, width), True, number(x), number(out))
+    turn(dense(x).data_ptr(), out.data_ptr())
     return out
 
 
-class _Turned(PyLayer):
+def _to_first(x: paddle.Tensor) -> paddle.Tensor:
+    samples, height, width, channels = x.shape
+    out = empty([samples, channels, height, width])
+    turn = _turn((samples, channels, height, width), False, number(x), number(out))
+    turn(dense(x).data_ptr(), out.data_ptr())
+    return out
+
+
+class _Enter(PyLayer):
     @staticmethod
-    def forward(ctx, x, last):
-        ctx.last = last
-        return _turned(x, last)
+    def forward(ctx, x, dtype):
+        return _to_last(x, dtype)
 
     @staticmethod
     def backward(ctx, grad):
-        return _turned(grad, not ctx.last)
+        return _to_first(grad)
+
+
+class _Leave(PyLayer):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.dtype = x.dtype
+        return _to_first(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _to_last(grad, ctx.dtype)
 
 
 def dense(x: paddle.Tensor) -> paddle.Tensor:

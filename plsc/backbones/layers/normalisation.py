@@ -40,9 +40,22 @@ def normalise(
         return _fused(norm, x, active, skip)
     if x.ndim == 2:
         return _apart(norm, x, active, skip)
+    if _is_half(x):  # Paddle has no such operators of bfloat16 for CPUs
+        skip = None if skip is None else skip.astype("float32")
+        return normalise(norm, x.astype("float32"), active, skip).astype("bfloat16")
     pixels = [-1, x.shape[-1], 1, 1]  # each a picture of its own, which is the same in either layout
     skip = None if skip is None else skip.reshape(pixels)
     return _apart(norm, x.reshape(pixels), active, skip).reshape(x.shape)
+
+
+def normalise_beside(norm: nn.Layer, x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Run a batch norm layer on x, as `normalise`, and pass x on for what else takes it, such as a sum at the end of a block.
+
+    The backward pass adds the two gradients of x in the norm's own loop, in place of a pass of their own over memory.
+    """
+    if by_onednn(x) and _can_fuse(norm, None, None):
+        return run(_Normalise, x, None, norm.weight, norm.bias, None, norm, _NONE, True)
+    return normalise(norm, x), x
 
 
 def _apart(norm, x, active, skip):
@@ -67,19 +80,20 @@ def _fused(norm, x, active, skip):
 
 
 class _Normalise(PyLayer):
-    """The kernels' forward and backward pass; skip, weight, bias and slope (PReLU's) may be None."""
+    """The kernels' forward and backward pass; skip, weight, bias and slope (PReLU's) may be None. passes: x is a result, too."""
 
     @staticmethod
-    def forward(ctx, x, skip, weight, bias, slope, norm, kind):
+    def forward(ctx, x, skip, weight, bias, slope, norm, kind, passes=False):
         ctx.wanted = [not each.stop_gradient for each in (x, skip, weight, bias, slope) if each is not None]
         x = dense(x)
         skip = None if skip is None else dense(skip)
         assert skip is None or skip.shape == x.shape
         ctx.kind = kind
         ctx.training = norm.training
-        y = empty(x.shape)
+        y = empty(x.shape, x.dtype)
         kept = empty([2, x.shape[-1]])  # mean and 1 / deviation of each channel
         library().plsc_norm_forward(
+            _is_half(x),
             x.data_ptr(),
             _address(skip),
             *_channels(x, weight, bias, slope),
@@ -98,24 +112,28 @@ class _Normalise(PyLayer):
         ctx.parameters = (weight, bias, slope)
         # Of a sum the kernel needs the sign of the result; y itself would hold what holds it, and never be freed.
         ctx.save_for_backward(x, kept, *([y.detach()] if ctx.of_skip and kind != _NONE else []))
-        return y
+        # A view: Paddle would take x itself for a result that is written in its place.
+        return (y, paddle._C_ops.view_shape(x, x.shape)) if passes else y
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(ctx, dy, more=None):
         dy = dense(dy)
+        more = None if more is None else dense(more)
         x, kept, *outputs = ctx.saved_tensor()
         y = outputs[0] if outputs else None
         weight, bias, slope = ctx.parameters
-        dskip = dy if y is None else empty(x.shape)
-        dx = empty(x.shape) if ctx.wanted[0] else None
+        dskip = dy if y is None else empty(x.shape, x.dtype)
+        dx = empty(x.shape, x.dtype) if ctx.wanted[0] else None
         channels = [x.shape[-1]]
         dweight = empty(channels)
         dbias = empty(channels)
         dslope = None if slope is None else empty(slope.shape)
         library().plsc_norm_backward(
+            _is_half(x),
             dy.data_ptr(),
             x.data_ptr(),
             _address(y),
+            _address(more),
             *_channels(x, weight, bias, slope),
             ctx.kind,
             math.prod(x.shape[:-1]),
@@ -141,6 +159,10 @@ def _channels(x, weight, bias, slope) -> tuple:
     assert slope is None or slope.shape in ([1], width)
     step = 0 if slope is None or slope.shape == [1] else 1
     return _address(weight), _address(bias), _address(slope), step
+
+
+def _is_half(x: paddle.Tensor) -> bool:
+    return x.dtype == paddle.bfloat16
 
 
 def _address(tensor: paddle.Tensor | None) -> int | None:

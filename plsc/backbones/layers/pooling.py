@@ -5,7 +5,7 @@ from __future__ import annotations
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.backbones.layers.layout import by_onednn, dense, empty, run
+from plsc.backbones.layers.layout import by_onednn, dense, empty, number, run
 from plsc.native import onednn
 
 
@@ -26,11 +26,11 @@ class AvgPool2D(nn.AvgPool2D):
 
 
 @onednn.kept
-def _operations(shape: tuple[int, ...], side: int) -> tuple[onednn.Operation, onednn.Operation]:
+def _operations(shape: tuple[int, ...], side: int, dtype: int) -> tuple[onednn.Operation, onednn.Operation]:
     """Make the operations on pictures [N, H, W, C] of this shape, forward and backward."""
     samples, height, width, channels = shape
-    source = onednn.channels_last(shape)
-    target = onednn.channels_last((samples, height // side, width // side, channels))
+    source = onednn.channels_last(shape, dtype)
+    target = onednn.channels_last((samples, height // side, width // side, channels), dtype)
     # What is left out stands as a negative padding at the end.
     rest = onednn.pair(-(height % side), -(width % side))
     steps = [onednn.pair(side), onednn.pair(side), onednn.pair(0), onednn.pair(0), rest]
@@ -51,13 +51,13 @@ class _Average(PyLayer):
     @staticmethod
     def forward(ctx, x, side):
         samples, height, width, channels = x.shape
-        ctx.key = (tuple(x.shape), side)
-        out = empty([samples, height // side, width // side, channels])
+        ctx.key = (tuple(x.shape), side, number(x))
+        out = empty([samples, height // side, width // side, channels], x.dtype)
         _operations(*ctx.key)[0](dense(x).data_ptr(), out.data_ptr())
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        of_x = empty(ctx.key[0])
+        of_x = empty(ctx.key[0], grad.dtype)
         _operations(*ctx.key)[1](dense(grad).data_ptr(), of_x.data_ptr())
         return of_x

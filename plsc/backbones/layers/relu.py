@@ -8,7 +8,7 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.backbones.layers.layout import by_onednn, dense, empty, run
+from plsc.backbones.layers.layout import by_onednn, dense, empty, number, run
 from plsc.distributed.accelerator import lacks
 from plsc.native import onednn
 
@@ -23,9 +23,9 @@ class ReLU(nn.ReLU):
 
 
 @onednn.kept
-def _operations(size: int) -> tuple[onednn.Operation, onednn.Operation]:
+def _operations(size: int, dtype: int) -> tuple[onednn.Operation, onednn.Operation]:
     """Make the operations on this many numbers, forward and backward."""
-    numbers = onednn.describe((size,))
+    numbers = onednn.describe((size,), dtype=dtype)
     zeros = [c_float(0), c_float(0)]
     forward = onednn.Operation(
         "eltwise_forward",
@@ -43,16 +43,16 @@ def _operations(size: int) -> tuple[onednn.Operation, onednn.Operation]:
 class _Relu(PyLayer):
     @staticmethod
     def forward(ctx, x):
-        out = empty(x.shape)
-        _operations(x.size)[0](dense(x).data_ptr(), out.data_ptr())
+        out = empty(x.shape, x.dtype)
+        _operations(x.size, number(x))[0](dense(x).data_ptr(), out.data_ptr())
         ctx.save_for_backward(out)
         return out
 
     @staticmethod
     def backward(ctx, grad):
         (out,) = ctx.saved_tensor()
-        of_x = empty(grad.shape)
-        _operations(grad.size)[1](out.data_ptr(), dense(grad).data_ptr(), of_x.data_ptr())
+        of_x = empty(grad.shape, grad.dtype)
+        _operations(grad.size, number(grad))[1](out.data_ptr(), dense(grad).data_ptr(), of_x.data_ptr())
         return of_x
 
 

@@ -2,7 +2,7 @@
 
 On a CPU each is one PyLayer of oneDNN's operations, where Paddle would run several ops, some of them on one thread;
 wherever `by_onednn` says no it is Paddle's ops, with the same results but for rounding. Parameters, their names and
-their initial weights are those of Paddle's layers.
+their initial weights are those of Paddle's layers. Tokens are float32 or bfloat16, parameters and their gradients float32.
 
     B images   N tokens   W width   H heads   S = W / H
 
@@ -12,6 +12,7 @@ Try it: `pytest tests/backbones/test_transformer_layers.py`.
 from __future__ import annotations
 
 from ctypes import c_float
+from functools import partial
 
 import numpy as np
 import paddle
@@ -19,9 +20,10 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from plsc.backbones.layers.addresses import Dropout
-from plsc.backbones.layers.layout import by_onednn, dense, empty, run
+from plsc.backbones.layers.layout import by_onednn, dense, empty, number, run
+from plsc.backbones.layers.weights import Weights
 from plsc.native import library, onednn
-from plsc.native.onednn import describe, kept
+from plsc.native.onednn import BFLOAT16, FLOAT32, describe, describe_any, kept
 
 
 class Linear(nn.Linear):
@@ -86,29 +88,58 @@ def _matmul(a, b, bias, out, post_ops=()) -> onednn.Operation:
     return onednn.Operation("matmul", [a, b, bias, out], arguments, post_ops)
 
 
+class _Product:
+    """A matrix product whose right side are weights, which are turned into the layout and dtype that it takes.
+
+    Args:
+        shapes: of the two sides and the result.
+        plain: the descriptor of the weights as they lie in memory.
+        dtype: of the left side and the result.
+    """
+
+    def __init__(self, shapes, plain, dtype: int, bias: bool = False, post_ops=()):
+        left, right, out = shapes
+        # Of float32 they are taken as they are.
+        weights = plain if dtype == FLOAT32 else describe_any(right, dtype)
+        self._operation = _matmul(
+            describe(left, dtype=dtype),
+            weights,
+            describe((1, right[1])) if bias else None,
+            describe(out, dtype=dtype),
+            post_ops,
+        )
+        self._weights = Weights(plain, self._operation, onednn.WEIGHTS)
+
+    def __call__(self, x: int, weights: int, *others: int) -> None:
+        self._operation(x, self._weights.given(weights), *others)
+
+
 @kept
-def _linear(count: int, inputs: int, outputs: int, bias: bool, limited: bool) -> onednn.Operation:
+def _linear(count: int, inputs: int, outputs: int, bias: bool, limited: bool, dtype: int) -> _Product:
     """x [count, inputs], weight, bias if there is one -> [count, outputs]."""
-    return _matmul(
-        describe((count, inputs)),
-        describe((inputs, outputs)),
-        describe((1, outputs)) if bias else None,
-        describe((count, outputs)),
-        [("eltwise", onednn.CLIP, 0.0, 6.0)] if limited else [],
-    )
+    shapes = ((count, inputs), (inputs, outputs), (count, outputs))
+    limit = [("eltwise", onednn.CLIP, 0.0, 6.0)] if limited else []
+    return _Product(shapes, describe((inputs, outputs)), dtype, bias, limit)
 
 
 @kept
-def _linear_backward(count: int, inputs: int, outputs: int) -> onednn.Operation:
+def _linear_backward(count: int, inputs: int, outputs: int, dtype: int) -> _Product:
     """Gradient, weight -> gradient of x."""
-    across = describe((outputs, inputs), (1, outputs))
-    return _matmul(describe((count, outputs)), across, None, describe((count, inputs)))
+    shapes = ((count, outputs), (outputs, inputs), (count, inputs))
+    return _Product(shapes, describe((outputs, inputs), (1, outputs)), dtype)
 
 
 @kept
-def _limit_backward(count: int) -> onednn.Operation:
+def _weight_gradient(count: int, inputs: int, outputs: int) -> onednn.Operation:
+    """x and the gradient of the result, bfloat16 -> gradient of the weight, float32."""
+    turned = describe((inputs, count), (1, inputs), BFLOAT16)
+    return _matmul(turned, describe((count, outputs), dtype=BFLOAT16), None, describe((inputs, outputs)))
+
+
+@kept
+def _limit_backward(count: int, dtype: int) -> onednn.Operation:
     """Result, its gradient -> gradient of what was limited to 0..6."""
-    x = describe((count,))
+    x = describe((count,), dtype=dtype)
     limits = (c_float(0), c_float(6))
     forward = onednn.Operation(
         "eltwise_forward", [onednn.FORWARD_TRAINING, onednn.CLIP, x, x, *limits], [onednn.SRC, onednn.DST]
@@ -121,14 +152,18 @@ def _limit_backward(count: int) -> onednn.Operation:
 
 
 @kept
-def _ones(count: int) -> paddle.Tensor:
-    return paddle.ones([count])
+def _sum_of_columns(count: int, width: int, dtype: int) -> tuple[onednn.Operation, paddle.Tensor]:
+    """The product with a row of ones, and the row: it is the fastest sum that oneDNN has."""
+    rows = describe((count, width), dtype=dtype)
+    product = _matmul(describe((1, count), dtype=dtype), rows, None, describe((1, width)))
+    return product, paddle.ones([count], "bfloat16" if dtype == BFLOAT16 else "float32")
 
 
 def _column_sums(x: paddle.Tensor, count: int, width: int) -> paddle.Tensor:
-    """Sum [count, width] over the rows: the product with a row of ones is the fastest sum that oneDNN has."""
+    """Sum [count, width] over the rows, in float32."""
     out = empty([width])
-    _linear(1, count, width, False, False)(_ones(count).data_ptr(), x.data_ptr(), out.data_ptr())
+    product, ones = _sum_of_columns(count, width, number(x))
+    product(ones.data_ptr(), x.data_ptr(), out.data_ptr())
     return out
 
 
@@ -138,8 +173,8 @@ class _Linear(PyLayer):
         ctx.wanted = [tensor is not None and not tensor.stop_gradient for tensor in (x, weight, bias)]
         x = dense(x)
         inputs, outputs = weight.shape
-        out = empty([*x.shape[:-1], outputs])
-        product = _linear(_rows(x), inputs, outputs, bias is not None, limited)
+        out = empty([*x.shape[:-1], outputs], x.dtype)
+        product = _linear(_rows(x), inputs, outputs, bias is not None, limited, number(x))
         arrays = (x, weight, out) if bias is None else (x, weight, bias, out)
         product(*(array.data_ptr() for array in arrays))
         ctx.save_for_backward(x, weight, *([out] if limited else []))  # no None, which Paddle's hooks refuse
@@ -153,15 +188,21 @@ class _Linear(PyLayer):
         count = _rows(x)
         inputs, outputs = weight.shape
         if limited:
-            before = empty(grad.shape)
-            _limit_backward(grad.size)(limited[0].data_ptr(), grad.data_ptr(), before.data_ptr())
+            before = empty(grad.shape, grad.dtype)
+            _limit_backward(grad.size, number(grad))(
+                limited[0].data_ptr(), grad.data_ptr(), before.data_ptr()
+            )
             grad = before
         of_x = of_weight = of_bias = None
         if ctx.wanted[0]:
-            of_x = empty(x.shape)
-            back = _linear_backward(count, inputs, outputs)
+            of_x = empty(x.shape, x.dtype)
+            back = _linear_backward(count, inputs, outputs, number(x))
             back(grad.data_ptr(), weight.data_ptr(), of_x.data_ptr())
-        if ctx.wanted[1]:
+        if ctx.wanted[1] and number(x) == BFLOAT16:
+            of_weight = empty(weight.shape)
+            product = _weight_gradient(count, inputs, outputs)
+            product(x.data_ptr(), grad.data_ptr(), of_weight.data_ptr())
+        elif ctx.wanted[1]:
             # By MKL: oneDNN takes twice the time for some shapes on processors without AVX-512.
             of_weight = paddle.matmul(x.flatten(0, -2), grad.flatten(0, -2), transpose_x=True)
         if ctx.wanted[2]:
@@ -170,8 +211,10 @@ class _Linear(PyLayer):
 
 
 @kept
-def _layer_norm(count: int, width: int, epsilon: float) -> tuple[onednn.Operation, onednn.Operation]:
-    x, statistics = describe((count, width)), describe((count,))
+def _layer_norm(
+    count: int, width: int, epsilon: float, dtype: int
+) -> tuple[onednn.Operation, onednn.Operation]:
+    x, statistics = describe((count, width), dtype=dtype), describe((count,))
     o = onednn
     flags = o.USE_SCALE | o.USE_SHIFT
     forward = o.Operation(
@@ -192,8 +235,8 @@ class _LayerNorm(PyLayer):
     def forward(ctx, x, weight, bias, epsilon):
         ctx.wanted = [not tensor.stop_gradient for tensor in (x, weight, bias)]
         x = dense(x)
-        ctx.sizes = (_rows(x), x.shape[-1], epsilon)
-        out = empty(x.shape)
+        ctx.sizes = (_rows(x), x.shape[-1], epsilon, number(x))
+        out = empty(x.shape, x.dtype)
         mean = empty([_rows(x)])
         variance = empty([_rows(x)])
         forward, _ = _layer_norm(*ctx.sizes)
@@ -204,7 +247,7 @@ class _LayerNorm(PyLayer):
     @staticmethod
     def backward(ctx, grad):
         x, weight, bias, mean, variance = ctx.saved_tensor()
-        grads = [empty(tensor.shape) for tensor in (x, weight, bias)]
+        grads = [empty(tensor.shape, tensor.dtype) for tensor in (x, weight, bias)]
         _, backward = _layer_norm(*ctx.sizes)
         arrays = (x, dense(grad), mean, variance, weight, bias, *grads)
         backward(*(array.data_ptr() for array in arrays))
@@ -214,22 +257,30 @@ class _LayerNorm(PyLayer):
 class _Products:
     """The operations of attention for one image, whose scores of all heads lie in the second-level cache."""
 
-    def __init__(self, tokens: int, width: int, heads: int):
+    def __init__(self, tokens: int, width: int, heads: int, dtype: int):
         o = onednn
         size = width // heads
         shape = (heads, tokens, tokens)
-        scores = describe(shape)
-        turned = describe(shape, (tokens * tokens, 1, tokens))
+        scores = describe(shape, dtype=dtype)
+        turned = describe(shape, (tokens * tokens, 1, tokens), dtype)
         # [H, N, S] between the others of its token, and [H, S, N]
-        of_qkv = describe((heads, tokens, size), (size, 3 * width, 1))
-        across = describe((heads, size, tokens), (size, 1, 3 * width))
-        of_out = describe((heads, tokens, size), (size, width, 1))
+        of_qkv = describe((heads, tokens, size), (size, 3 * width, 1), dtype)
+        across = describe((heads, size, tokens), (size, 1, 3 * width), dtype)
+        of_out = describe((heads, tokens, size), (size, width, 1), dtype)
         scale = [("eltwise", o.LINEAR, size**-0.5, 0.0)]
-        rows = describe((heads * tokens, tokens))
+        rows = describe((heads * tokens, tokens), dtype=dtype)
         self.scores = _matmul(of_qkv, across, None, scores, scale)
         self.softmax = o.Operation(
             "softmax_forward", [o.FORWARD_TRAINING, o.SOFTMAX, rows, rows, 1], [o.SRC, o.DST]
         )
+        if dtype == FLOAT32:
+            self.softmax_backward = partial(_softmax_backward, heads * tokens, tokens)
+        else:
+            self.softmax_backward = o.Operation(
+                "softmax_backward",
+                [o.SOFTMAX, rows, rows, rows, 1, self.softmax.descriptor],
+                [o.DST, o.DIFF_DST, o.DIFF_SRC],
+            )
         self.mix = _matmul(scores, of_qkv, None, of_out)
         self.of_weights = _matmul(of_out, across, None, scores)
         self.of_query = _matmul(scores, of_qkv, None, of_qkv, scale)
@@ -240,22 +291,30 @@ class _Products:
 _products = kept(_Products)
 
 
+def _softmax_backward(rows: int, width: int, weights: int, of_weights: int, of_scores: int) -> None:
+    """In place, by a kernel: oneDNN has no fast operation on processors without AVX-512."""
+    assert of_weights == of_scores
+    library().plsc_attention_weights_backward(weights, rows, width, of_scores)
+
+
 class _Attention(PyLayer):
     @staticmethod
     def forward(ctx, qkv, heads):
         qkv = dense(qkv)
         images, tokens, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-        out = empty([images, tokens, width])
-        weights = empty([images, heads, tokens, tokens])
+        out = empty([images, tokens, width], qkv.dtype)
+        weights = empty([images, heads, tokens, tokens], qkv.dtype)
         ctx.heads = heads
         ctx.save_for_backward(qkv, weights)
-        by = _products(tokens, width, heads)
+        by = _products(tokens, width, heads, number(qkv))
+        size = qkv.element_size()
+        row = size * width
         for image in range(images):
-            query = qkv.data_ptr() + 12 * image * tokens * width
-            scores = weights.data_ptr() + 4 * image * heads * tokens * tokens
-            by.scores(query, query + 4 * width, scores)
+            query = qkv.data_ptr() + 3 * row * image * tokens
+            scores = weights.data_ptr() + size * image * heads * tokens * tokens
+            by.scores(query, query + row, scores)
             by.softmax(scores, scores)
-            by.mix(scores, query + 8 * width, out.data_ptr() + 4 * image * tokens * width)
+            by.mix(scores, query + 2 * row, out.data_ptr() + row * image * tokens)
         return out
 
     @staticmethod
@@ -264,31 +323,33 @@ class _Attention(PyLayer):
         heads = ctx.heads
         grad = dense(grad)
         images, tokens, width = grad.shape
-        of_qkv = empty(qkv.shape)
-        of_weights = empty([heads, tokens, tokens])
-        by = _products(tokens, width, heads)
+        of_qkv = empty(qkv.shape, qkv.dtype)
+        of_weights = empty([heads, tokens, tokens], qkv.dtype)
+        by = _products(tokens, width, heads, number(qkv))
+        size = qkv.element_size()
+        row = size * width
         for image in range(images):
-            query = qkv.data_ptr() + 12 * image * tokens * width
-            to = of_qkv.data_ptr() + 12 * image * tokens * width
-            scores = weights.data_ptr() + 4 * image * heads * tokens * tokens
-            of_out = grad.data_ptr() + 4 * image * tokens * width
+            query = qkv.data_ptr() + 3 * row * image * tokens
+            to = of_qkv.data_ptr() + 3 * row * image * tokens
+            scores = weights.data_ptr() + size * image * heads * tokens * tokens
+            of_out = grad.data_ptr() + row * image * tokens
             of_scores = of_weights.data_ptr()
-            by.of_value(scores, of_out, to + 8 * width)
-            by.of_weights(of_out, query + 8 * width, of_scores)
-            library().plsc_attention_weights_backward(scores, heads * tokens, tokens, of_scores)
-            by.of_query(of_scores, query + 4 * width, to)
-            by.of_key(of_scores, query, to + 4 * width)
+            by.of_value(scores, of_out, to + 2 * row)
+            by.of_weights(of_out, query + 2 * row, of_scores)
+            by.softmax_backward(scores, of_scores, of_scores)
+            by.of_query(of_scores, query + row, to)
+            by.of_key(of_scores, query, to + row)
         return of_qkv
 
 
 @kept
-def _sum(count: int, width: int, scaled: bool) -> onednn.Operation:
+def _sum(count: int, width: int, scaled: bool, dtype: int) -> onednn.Operation:
     """x [count, width] + y, or with scale [count] of y: y, scale, out, x."""
     o = onednn
     if not scaled:
-        x = describe((count, width))
+        x = describe((count, width), dtype=dtype)
         return o.Operation("binary", [o.ADD, x, x, x], [o.SRC, o.SRC_1, o.DST])
-    x = describe((1, count, width))
+    x = describe((1, count, width), dtype=dtype)
     return o.Operation(
         "binary",
         [o.MULTIPLY, x, describe((1, count, 1)), x],
@@ -298,9 +359,9 @@ def _sum(count: int, width: int, scaled: bool) -> onednn.Operation:
 
 
 @kept
-def _scaling(count: int, width: int) -> onednn.Operation:
+def _scaling(count: int, width: int, dtype: int) -> onednn.Operation:
     o = onednn
-    x = describe((1, count, width))
+    x = describe((1, count, width), dtype=dtype)
     return o.Operation("binary", [o.MULTIPLY, x, describe((1, count, 1)), x], [o.SRC, o.SRC_1, o.DST])
 
 
@@ -308,12 +369,14 @@ class _Add(PyLayer):
     @staticmethod
     def forward(ctx, x, branch, scale):
         x, branch = dense(x), dense(branch)
-        out = empty(x.shape)
+        out = empty(x.shape, x.dtype)
         count, width = x.shape[0], x.size // x.shape[0]
         if scale is None:
-            _sum(count, width, False)(x.data_ptr(), branch.data_ptr(), out.data_ptr())
+            _sum(count, width, False, number(x))(x.data_ptr(), branch.data_ptr(), out.data_ptr())
         else:
-            _sum(count, width, True)(branch.data_ptr(), scale.data_ptr(), out.data_ptr(), x.data_ptr())
+            _sum(count, width, True, number(x))(
+                branch.data_ptr(), scale.data_ptr(), out.data_ptr(), x.data_ptr()
+            )
         ctx.save_for_backward(*([] if scale is None else [scale]))
         return out
 
@@ -323,17 +386,17 @@ class _Add(PyLayer):
         if not scale:
             return grad, grad
         grad = dense(grad)
-        of_branch = empty(grad.shape)
-        _scaling(grad.shape[0], grad.size // grad.shape[0])(
+        of_branch = empty(grad.shape, grad.dtype)
+        _scaling(grad.shape[0], grad.size // grad.shape[0], number(grad))(
             grad.data_ptr(), scale[0].data_ptr(), of_branch.data_ptr()
         )
         return grad, of_branch, None
 
 
 @kept
-def _broadcast_sum(count: int, width: int) -> onednn.Operation:
+def _broadcast_sum(count: int, width: int, dtype: int) -> onednn.Operation:
     o = onednn
-    x = describe((count, width))
+    x = describe((count, width), dtype=dtype)
     return o.Operation("binary", [o.ADD, x, describe((1, width)), x], [o.SRC, o.SRC_1, o.DST])
 
 
@@ -341,8 +404,10 @@ class _AddPositions(PyLayer):
     @staticmethod
     def forward(ctx, x, positions):
         x = dense(x)
-        out = empty(x.shape)
-        _broadcast_sum(x.shape[0], positions.size)(x.data_ptr(), positions.data_ptr(), out.data_ptr())
+        out = empty(x.shape, x.dtype)
+        _broadcast_sum(x.shape[0], positions.size, number(x))(
+            x.data_ptr(), positions.data_ptr(), out.data_ptr()
+        )
         ctx.shape = positions.shape
         return out
 

@@ -1,14 +1,16 @@
 // The inner loops of batch normalisation, plain enough for the compiler to vectorise. Included once for each
-// instruction set (norm.cpp), so nothing from the standard library is used here. Rows are `width` floats, one after the
-// other; so is what has one number for each channel.
+// instruction set (norm.cpp), so nothing from the standard library is used here. Rows are `width` numbers, one after the
+// other, of type T: float, or bfloat16 as uint16_t; what has one number for each channel is as long, and float.
+
+#include "plsc/native/bfloat16.h"
 
 static inline float active(int kind, float z, float slope) {
   return kind == NONE || !(z <= 0.0f) ? z : kind == RELU ? 0.0f : z * slope;  // a NaN stays one
 }
 
 // Sums over R rows at a time of x - shift and of its squares are added to `sum` and `square`.
-template <int R>
-static const float* sums_of(const float* x, const float* shift, int64_t rows, int64_t width, float* sum,
+template <int R, typename T>
+static const T* sums_of(const T* x, const float* shift, int64_t rows, int64_t width, float* sum,
                             float* square) {
   for (int64_t row = 0; row + R <= rows; row += R, x += R * width) {
 #pragma omp simd
@@ -16,7 +18,7 @@ static const float* sums_of(const float* x, const float* shift, int64_t rows, in
       float s = 0.0f, q = 0.0f;
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const float d = x[r * width + c] - shift[c];
+        const float d = load(x[r * width + c]) - shift[c];
         s += d;
         q += d * d;
       }
@@ -27,27 +29,29 @@ static const float* sums_of(const float* x, const float* shift, int64_t rows, in
   return x;
 }
 
-static void sums(const float* x, const float* shift, int64_t rows, int64_t width, float* sum, float* square) {
+template <typename T>
+static void sums(const T* x, const float* shift, int64_t rows, int64_t width, float* sum, float* square) {
   x = sums_of<4>(x, shift, rows, width, sum, square);
   sums_of<1>(x, shift, rows % 4, width, sum, square);
 }
 
 // y = active((x - mean) * scale + bias + skip)
-template <int KIND, bool SKIP>
-static void forward_of(const float* x, const float* skip, Channels by, int64_t rows, int64_t width, float* y) {
+template <int KIND, bool SKIP, typename T>
+static void forward_of(const T* x, const T* skip, Channels by, int64_t rows, int64_t width, T* y) {
   for (int64_t row = 0; row < rows; ++row, x += width, y += width, skip += SKIP ? width : 0) {
 #pragma omp simd
     for (int64_t c = 0; c < width; ++c) {
-      const float z = (x[c] - by.mean[c]) * by.scale[c] + by.bias[c] + (SKIP ? skip[c] : 0.0f);
-      y[c] = active(KIND, z, KIND == PRELU ? by.slope[c] : 0.0f);
+      const float z = (load(x[c]) - by.mean[c]) * by.scale[c] + by.bias[c] + (SKIP ? load(skip[c]) : 0.0f);
+      store(active(KIND, z, KIND == PRELU ? by.slope[c] : 0.0f), y + c);
     }
   }
 }
 
-static void forward(int kind, const float* x, const float* skip, Channels by, int64_t rows, int64_t width, float* y) {
-  (kind == NONE   ? skip ? forward_of<NONE, true> : forward_of<NONE, false>
-   : kind == RELU ? skip ? forward_of<RELU, true> : forward_of<RELU, false>
-                  : skip ? forward_of<PRELU, true> : forward_of<PRELU, false>)(x, skip, by, rows, width, y);
+template <typename T>
+static void forward(int kind, const T* x, const T* skip, Channels by, int64_t rows, int64_t width, T* y) {
+  (kind == NONE   ? skip ? forward_of<NONE, true, T> : forward_of<NONE, false, T>
+   : kind == RELU ? skip ? forward_of<RELU, true, T> : forward_of<RELU, false, T>
+                  : skip ? forward_of<PRELU, true, T> : forward_of<PRELU, false, T>)(x, skip, by, rows, width, y);
 }
 
 // The gradient by what goes into the activation, z; the sign of z is that of the output y where there is one (SKIP).
@@ -58,9 +62,9 @@ static inline float dz_of(float dy, float z, float y, float slope) {
 
 // Sums over R rows at a time of dz, of dz * (x - mean) and, of a PReLU, of dy * z where z <= 0 are added to those of
 // `to`; SKIP: dz is written.
-template <int KIND, bool SKIP, int R>
-static void gradient_sums_of(const float* dy, const float* x, const float* y, Channels by, int64_t rows,
-                             int64_t width, Sums to, float* dz) {
+template <int KIND, bool SKIP, int R, typename T>
+static void gradient_sums_of(const T* dy, const T* x, const T* y, Channels by, int64_t rows, int64_t width, Sums to,
+                             T* dz) {
   for (int64_t row = 0; row + R <= rows; row += R) {
 #pragma omp simd
     for (int64_t c = 0; c < width; ++c) {
@@ -68,13 +72,14 @@ static void gradient_sums_of(const float* dy, const float* x, const float* y, Ch
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         const int64_t i = r * width + c;
-        const float centred = x[i] - by.mean[c];
+        const float centred = load(x[i]) - by.mean[c];
+        const float g = load(dy[i]);
         const float z = centred * by.scale[c] + by.bias[c];
-        const float d = dz_of<KIND, SKIP>(dy[i], z, SKIP ? y[i] : 0.0f, KIND == PRELU ? by.slope[c] : 0.0f);
+        const float d = dz_of<KIND, SKIP>(g, z, SKIP ? load(y[i]) : 0.0f, KIND == PRELU ? by.slope[c] : 0.0f);
         s += d;
         p += d * centred;
-        if (KIND == PRELU) q += z <= 0.0f ? dy[i] * z : 0.0f;
-        if (SKIP) dz[i] = d;
+        if (KIND == PRELU) q += z <= 0.0f ? g * z : 0.0f;
+        if (SKIP) store(d, dz + i);
       }
       to.dz[c] += s;
       to.product[c] += p;
@@ -87,40 +92,44 @@ static void gradient_sums_of(const float* dy, const float* x, const float* y, Ch
   }
 }
 
-template <int KIND, bool SKIP>
-static void gradient_sums_by(const float* dy, const float* x, const float* y, Channels by, int64_t rows,
-                             int64_t width, Sums to, float* dz) {
+template <int KIND, bool SKIP, typename T>
+static void gradient_sums_by(const T* dy, const T* x, const T* y, Channels by, int64_t rows, int64_t width, Sums to,
+                             T* dz) {
   const int64_t most = rows / 4 * 4, at = most * width;
   gradient_sums_of<KIND, SKIP, 4>(dy, x, y, by, rows, width, to, dz);
   gradient_sums_of<KIND, SKIP, 1>(dy + at, x + at, SKIP ? y + at : y, by, rows - most, width, to, SKIP ? dz + at : dz);
 }
 
-static void gradient_sums(int kind, const float* dy, const float* x, const float* y, Channels by, int64_t rows,
-                          int64_t width, Sums to, float* dz) {
-  (y              ? gradient_sums_by<RELU, true>
-   : kind == NONE ? gradient_sums_by<NONE, false>
-   : kind == RELU ? gradient_sums_by<RELU, false>
-                  : gradient_sums_by<PRELU, false>)(dy, x, y, by, rows, width, to, dz);
+template <typename T>
+static void gradient_sums(int kind, const T* dy, const T* x, const T* y, Channels by, int64_t rows, int64_t width,
+                          Sums to, T* dz) {
+  (y              ? gradient_sums_by<RELU, true, T>
+   : kind == NONE ? gradient_sums_by<NONE, false, T>
+   : kind == RELU ? gradient_sums_by<RELU, false, T>
+                  : gradient_sums_by<PRELU, false, T>)(dy, x, y, by, rows, width, to, dz);
 }
 
-// dx = (dz - constant - (x - mean) * along) * scale
-template <int KIND>
-static void backward_of(const float* dy, const float* x, Channels by, int64_t rows, int64_t width, float* dx) {
-  for (int64_t row = 0; row < rows; ++row, dy += width, x += width, dx += width) {
+// dx = (dz - constant - (x - mean) * along) * scale + more
+template <int KIND, bool MORE, typename T>
+static void backward_of(const T* dy, const T* x, const T* more, Channels by, int64_t rows, int64_t width, T* dx) {
+  for (int64_t row = 0; row < rows; ++row, dy += width, x += width, dx += width, more += MORE ? width : 0) {
 #pragma omp simd
     for (int64_t c = 0; c < width; ++c) {
-      const float centred = x[c] - by.mean[c];
+      const float centred = load(x[c]) - by.mean[c];
       const float z = centred * by.scale[c] + by.bias[c];
-      const float d = dz_of<KIND, false>(dy[c], z, 0.0f, KIND == PRELU ? by.slope[c] : 0.0f);
-      dx[c] = (d - by.constant[c] - centred * by.along[c]) * by.scale[c];
+      const float d = dz_of<KIND, false>(load(dy[c]), z, 0.0f, KIND == PRELU ? by.slope[c] : 0.0f);
+      store((d - by.constant[c] - centred * by.along[c]) * by.scale[c] + (MORE ? load(more[c]) : 0.0f), dx + c);
     }
   }
 }
 
-static void backward(int kind, const float* dy, const float* x, Channels by, int64_t rows, int64_t width, float* dx) {
-  (kind == NONE   ? backward_of<NONE>
-   : kind == RELU ? backward_of<RELU>
-                  : backward_of<PRELU>)(dy, x, by, rows, width, dx);
+template <typename T>
+static void backward(int kind, const T* dy, const T* x, const T* more, Channels by, int64_t rows, int64_t width,
+                     T* dx) {
+  (kind == NONE   ? more ? backward_of<NONE, true, T> : backward_of<NONE, false, T>
+   : kind == RELU ? more ? backward_of<RELU, true, T> : backward_of<RELU, false, T>
+                  : more ? backward_of<PRELU, true, T> : backward_of<PRELU, false, T>)(dy, x, more, by, rows, width, dx);
 }
 
-static const NormLoops table = {sums, forward, gradient_sums, backward};
+static const NormLoops table = {{sums<float>, forward<float>, gradient_sums<float>, backward<float>},
+                                {sums<uint16_t>, forward<uint16_t>, gradient_sums<uint16_t>, backward<uint16_t>}};

@@ -8,7 +8,7 @@
 
 enum Kind { NONE, RELU, PRELU };  // activations, as norm.py numbers them
 
-// Of each channel: y = active((x - mean) * scale + bias); dx = (dz - constant - (x - mean) * along) * scale.
+// Of each channel: y = active((x - mean) * scale + bias); dx = (dz - constant - (x - mean) * along) * scale + more.
 struct Channels {
   float *mean, *scale, *bias, *slope, *constant, *along;
 };
@@ -17,17 +17,26 @@ struct Sums {
   float *dz, *product, *slope;
 };
 
+template <typename T>
+struct NormLoopsOf {
+  void (*sums)(const T*, const float*, int64_t, int64_t, float*, float*);
+  void (*forward)(int, const T*, const T*, Channels, int64_t, int64_t, T*);
+  void (*gradient_sums)(int, const T*, const T*, const T*, Channels, int64_t, int64_t, Sums, T*);
+  void (*backward)(int, const T*, const T*, const T*, Channels, int64_t, int64_t, T*);
+};
+
 struct NormLoops {
-  void (*sums)(const float*, const float*, int64_t, int64_t, float*, float*);
-  void (*forward)(int, const float*, const float*, Channels, int64_t, int64_t, float*);
-  void (*gradient_sums)(int, const float*, const float*, const float*, Channels, int64_t, int64_t, Sums, float*);
-  void (*backward)(int, const float*, const float*, Channels, int64_t, int64_t, float*);
+  NormLoopsOf<float> wide;
+  NormLoopsOf<uint16_t> half;  // bfloat16
 };
 
 #define PLSC_LOOPS "plsc/native/layers/loops.h"
 #include "plsc/native/instruction_sets.h"
 
 namespace {
+
+const NormLoopsOf<float>& loops_of(const float*) { return loops_in_use()->wide; }
+const NormLoopsOf<uint16_t>& loops_of(const uint16_t*) { return loops_in_use()->half; }
 
 const int64_t WIDE = 256;        // numbers in a row that make a loop over it worth starting
 const int64_t BLOCK = 1 << 15;   // numbers whose sums are taken in float32
@@ -106,23 +115,21 @@ Channels channels_of(const PerChannel& values, const float* kept, int64_t channe
   return by;
 }
 
-}  // namespace
-
 // y = active((x - mean) / sqrt(variance + epsilon) * weight + bias + skip). skip, weight, bias and slope may be null;
 // slope_step: 0 where one slope serves all channels. training: mean and variance are those of the rows, and `running`
 // takes them over by 1 - momentum; else they are the running ones. Leaves mean and 1 / root in `kept` [2, channels].
-PLSC_API void plsc_norm_forward(const float* x, const float* skip, const float* weight, const float* bias,
-                                const float* slope, int64_t slope_step, int kind, int64_t rows, int64_t channels,
-                                int training, float epsilon, float momentum, float* running_mean,
-                                float* running_variance, float* kept, float* y) {
-  const auto& loops = *loops_in_use();
+template <typename T>
+void norm_forward(const T* x, const T* skip, const float* weight, const float* bias, const float* slope,
+                  int64_t slope_step, int kind, int64_t rows, int64_t channels, int training, float epsilon,
+                  float momentum, float* running_mean, float* running_variance, float* kept, T* y) {
+  const auto& loops = loops_of(x);
   const Rows joined(rows, channels);
   const int64_t width = joined.width;
   PerChannel values(joined, channels, 4);
   float* mean = kept;
   float* root = kept + channels;
   if (training) {
-    const float* shift = values.fill(0, [&](int64_t c) { return x[c]; });  // so that squares do not cancel
+    const float* shift = values.fill(0, [&](int64_t c) { return baseline::load(x[c]); });  // so that squares do not cancel
     double* total = static_cast<double*>(malloc(2 * channels * sizeof(double)));
     sum_rows(joined, channels, 2, total, [&](int64_t row, int64_t count, float* sums) {
       loops.sums(x + row * width, shift, count, width, sums, sums + width);
@@ -131,7 +138,7 @@ PLSC_API void plsc_norm_forward(const float* x, const float* skip, const float* 
       const double from_shift = total[c] / rows;
       const double variance = total[channels + c] / rows - from_shift * from_shift;
       const float bounded = variance < 0.0 ? 0.0f : (float)variance;  // a NaN stays one
-      mean[c] = (float)(x[c] + from_shift);
+      mean[c] = (float)(baseline::load(x[c]) + from_shift);
       root[c] = (float)(1.0 / sqrt((double)bounded + epsilon));
       running_mean[c] = running_mean[c] * momentum + mean[c] * (1.0f - momentum);
       running_variance[c] = running_variance[c] * momentum + bounded * (1.0f - momentum);
@@ -151,13 +158,13 @@ PLSC_API void plsc_norm_forward(const float* x, const float* skip, const float* 
 }
 
 // Gradients of the forward pass whose arguments and `kept` these are. y: its output, given where an activation follows a
-// sum with `skip`, whose gradient goes to `dz`; else null, both. dslope is null without slopes, and one number where one
+// sum with `skip`, whose gradient goes to `dz`; else null, both. more: is added to dx, may be null. dslope is null without slopes, and one number where one
 // slope serves all channels. dx may be null.
-PLSC_API void plsc_norm_backward(const float* dy, const float* x, const float* y, const float* weight,
-                                 const float* bias, const float* slope, int64_t slope_step, int kind, int64_t rows,
-                                 int64_t channels, int training, const float* kept, float* dz, float* dweight,
-                                 float* dbias, float* dslope, float* dx) {
-  const auto& loops = *loops_in_use();
+template <typename T>
+void norm_backward(const T* dy, const T* x, const T* y, const T* more, const float* weight, const float* bias, const float* slope,
+                   int64_t slope_step, int kind, int64_t rows, int64_t channels, int training, const float* kept, T* dz,
+                   float* dweight, float* dbias, float* dslope, T* dx) {
+  const auto& loops = loops_of(x);
   const Rows joined(rows, channels);
   const int64_t width = joined.width;
   PerChannel values(joined, channels, 6);
@@ -185,8 +192,36 @@ PLSC_API void plsc_norm_backward(const float* dy, const float* x, const float* y
     });
     share(joined.rows, [&](int64_t start, int64_t stop) {
       const int64_t at = start * width;
-      loops.backward(y ? NONE : kind, (y ? dz : dy) + at, x + at, by, stop - start, width, dx + at);
+      loops.backward(y ? NONE : kind, (y ? dz : dy) + at, x + at, more ? more + at : more, by, stop - start, width,
+                     dx + at);
     });
   }
   free(total);
+}
+
+}  // namespace
+
+// Pictures, rows [rows, channels], are float32, or bfloat16 if `half`.
+PLSC_API void plsc_norm_forward(int half, const void* x, const void* skip, const float* weight, const float* bias,
+                                const float* slope, int64_t slope_step, int kind, int64_t rows, int64_t channels,
+                                int training, float epsilon, float momentum, float* running_mean,
+                                float* running_variance, float* kept, void* y) {
+  const auto forward = [&](auto type) {
+    typedef decltype(type) T;
+    norm_forward((const T*)x, (const T*)skip, weight, bias, slope, slope_step, kind, rows, channels, training, epsilon,
+                 momentum, running_mean, running_variance, kept, (T*)y);
+  };
+  half ? forward(uint16_t()) : forward(float());
+}
+
+PLSC_API void plsc_norm_backward(int half, const void* dy, const void* x, const void* y, const void* more,
+                                 const float* weight, const float* bias, const float* slope, int64_t slope_step, int kind, int64_t rows,
+                                 int64_t channels, int training, const float* kept, void* dz, float* dweight,
+                                 float* dbias, float* dslope, void* dx) {
+  const auto backward = [&](auto type) {
+    typedef decltype(type) T;
+    norm_backward((const T*)dy, (const T*)x, (const T*)y, (const T*)more, weight, bias, slope, slope_step, kind, rows, channels,
+                  training, kept, (T*)dz, dweight, dbias, dslope, (T*)dx);
+  };
+  half ? backward(uint16_t()) : backward(float());
 }

@@ -5,6 +5,8 @@ from paddle import nn
 
 from plsc.apps.plan.activations import build, counted, kept_bytes
 from plsc.config import load
+from plsc.native import onednn
+from tests.backbones.test_bfloat16 import computes
 from tests.tiny_runs import IMAGE_SHAPE, TINY
 
 
@@ -56,3 +58,17 @@ def test_of_recomputed_layers_the_inputs_are_kept_and_the_largest_layer():
     assert kept_bytes(net, (6,)) == 4 * (6 + 50 + 7)
     assert kept_bytes(net, (6,), [first, second]) == 4 * (6 + 50 + 7 + max(6 + 50, 50 + 7))
     assert "forward" not in vars(first) and not first._forward_pre_hooks
+
+
+def test_in_bfloat16_maps_take_half(monkeypatch):
+    """But for statistics of the norms, and what follows the last map, which stay float32."""
+    config = load(TINY, ["Model={name: SmallResNet, embedding_size: 8}", "Global.amp={dtype: bfloat16}"])
+    monkeypatch.setattr(onednn, "has_bfloat16", lambda: False)
+    whole = counted(config, (1, 32, 32))
+    monkeypatch.setattr(onednn, "has_bfloat16", lambda: True)
+    if not computes():
+        assert counted(load(TINY), IMAGE_SHAPE)["dtype"] == whole["dtype"] == "float32"
+        return
+    half = counted(config, (1, 32, 32))
+    assert (whole["dtype"], half["dtype"]) == ("float32", "bfloat16")
+    assert 0.5 < half["kept"] / whole["kept"] < 0.6

@@ -109,6 +109,7 @@ FOUND = {
     "head": {"full": [[1000, 0.01], [2000, 0.02]], "sampled": [[100, 0.002], [1000, 0.011]]},
     "backbone": [[4, 0.4, 30 * MB], [8, 0.8, 50 * MB]],
     "kept": 4 * MB,
+    "dtype": "float32",
     "parameters": 1_000_000,
     "frozen": 0,
     "ranks": 1,

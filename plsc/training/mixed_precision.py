@@ -1,0 +1,77 @@
+"""Run a network's forward pass in 16 bits, as `Global.amp` asks: by Paddle's autocast on devices, by oneDNN on a CPU.
+
+    with autocast(AmpCfg(dtype="bfloat16")):
+        embeddings = backbone(images)
+
+Parameters, their gradients and statistics are float32 either way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import paddle
+
+from plsc import native
+from plsc.backbones.layers import Conv2D, in_bfloat16
+from plsc.backbones.layers.transformer import Linear
+from plsc.config.run import AmpCfg
+from plsc.distributed.accelerator import asynchronous, on_device, why_no_autocast
+from plsc.errors import UserError
+from plsc.native import onednn
+from plsc.utils.logging import warn
+
+
+def autocast(amp: AmpCfg | None) -> contextlib.AbstractContextManager[None]:
+    """Compute forward passes inside the block as `amp` says; None, or a CPU that cannot: in float32."""
+    if amp is None:
+        return contextlib.nullcontext()
+    if on_device():
+        return paddle.amp.auto_cast(level=amp.level, dtype=amp.dtype)
+    return contextlib.nullcontext() if dtype_on_cpu(amp) == "float32" else in_bfloat16()
+
+
+def autocast_on_cpu(amp: AmpCfg | None) -> contextlib.AbstractContextManager[None]:
+    """Do as `autocast` on a CPU, and nothing on devices: for backward passes that run layers again, which Paddle sees to there."""
+    return contextlib.nullcontext() if on_device() else autocast(amp)
+
+
+def dtype_on_cpu(amp: AmpCfg | None) -> str:
+    """Return the dtype of the activations inside `autocast` on a CPU."""
+    return "float32" if amp is None or _why_float32(amp.dtype) else amp.dtype
+
+
+def check_amp(amp: AmpCfg | None) -> None:
+    """Refuse by UserError mixed precision that the device lacks; warn where a CPU computes in float32."""
+    if amp is None:
+        return
+    if on_device():
+        if why := why_no_autocast(amp.dtype):
+            others = [dtype for dtype in ("float16", "bfloat16") if not why_no_autocast(dtype)]
+            raise UserError(
+                f"Global.amp.dtype: {amp.dtype} {why}; set {' or '.join(others) or 'Global.amp to null'}"
+            )
+    elif amp.dtype == "float16" and not asynchronous():
+        raise UserError(
+            "Global.amp.dtype: float16 is for GPUs, a CPU trains in bfloat16 or float32; set bfloat16 or Global.amp to null"
+        )
+    elif why := _why_float32(amp.dtype):
+        warn(f"Global.amp: the backbone computes in float32, as {why}")
+
+
+def check_layers(amp: AmpCfg | None, backbone: paddle.nn.Layer) -> None:
+    """Warn of a backbone that a CPU computes in float32 since none of its layers is of plsc.backbones.layers."""
+    mixes = not on_device() and dtype_on_cpu(amp) != "float32"
+    if mixes and not any(isinstance(layer, (Conv2D, Linear)) for layer in backbone.sublayers()):
+        warn(
+            f"Global.amp: on a CPU {type(backbone).__name__} computes in float32, as it has no layers of plsc.backbones.layers"
+        )
+
+
+def _why_float32(dtype: str) -> str:
+    """Say why a CPU computes networks in float32 though `dtype` was asked for; "" if it does not."""
+    if native.library() is None:
+        return "there are no compiled kernels (PLSC_KERNELS=0, or not built)"
+    if dtype != "bfloat16":
+        return f"oneDNN does not train in {dtype}"
+    return "" if onednn.has_bfloat16() else "this CPU has no instructions for bfloat16 that oneDNN uses"

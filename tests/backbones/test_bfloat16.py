@@ -1,0 +1,247 @@
+"""Layers in bfloat16 against float64: each within k * HALF_EPS * sum(|terms|), parameters' gradients summed in float32."""
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from plsc.backbones.face_vit import FaceViT
+from plsc.backbones.layers import (
+    Addresses,
+    AvgPool2D,
+    Conv2D,
+    Dropout,
+    ReLU,
+    by_onednn,
+    enter,
+    in_bfloat16,
+    leave,
+    normalise,
+)
+from plsc.backbones.layers.transformer import LayerNorm, Linear, add_branch, add_positions, attention
+from plsc.distributed.recompute import recomputing
+from plsc.distributed.sync_batch_norm import SyncBatchNorm
+from tests.backbones.test_by_onednn import NETWORKS
+from tests.backbones.test_convolution import SHAPES, exact, pair_of_layers, run
+from tests.bounds import HALF_EPS, assert_within, perturbed, rounded
+
+
+def computes() -> bool:
+    """Whether oneDNN computes bfloat16 here: by the processor's instructions, or slowly by those of float32."""
+    if not by_onednn(paddle.zeros([1])):
+        return False
+    try:
+        with in_bfloat16():
+            leave(Conv2D(8, 8, 3)(enter(paddle.zeros([1, 8, 5, 5]))))
+    except AssertionError:  # as of what is not implemented
+        return False
+    return True
+
+
+pytestmark = pytest.mark.skipif(
+    not computes(), reason="no bfloat16 by oneDNN on this processor, or no kernels"
+)
+
+
+def half(array) -> np.ndarray:
+    """Round to numbers that bfloat16 has; float32."""
+    return paddle.to_tensor(array, "float32").astype("bfloat16").astype("float32").numpy()
+
+
+def randn(*shape, seed=0, scale=1.0):
+    return half(scale * np.random.default_rng(seed).normal(size=shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_convolution(shape):
+    layer, _, images = pair_of_layers(shape)
+    images = paddle.to_tensor(half(images))
+    with in_bfloat16():
+        grad = paddle.to_tensor(randn(*run(layer, images)[0].shape))
+        got = run(layer, images, grad)
+        again = run(layer, images, grad)
+    assert [a.tobytes() for a in got] == [a.tobytes() for a in again]
+    want, of_pictures = exact(layer, images, grad, halves=2)  # the weights, and the result
+    _, of_parameters = exact(layer, images, grad)
+    assert_within(got[:2], want[:2], of_pictures[:2])
+    assert_within(got[2:], want[2:], of_parameters[2:])
+
+
+def test_what_is_between_is_bfloat16_and_parameters_have_gradients_of_float32():
+    layer, _, images = pair_of_layers(SHAPES[3])
+    with in_bfloat16():
+        out = layer(enter(images))
+    assert out.dtype == paddle.bfloat16 and leave(out).dtype == paddle.float32
+    leave(out).sum().backward()
+    assert layer.weight.grad.dtype == layer.bias.grad.dtype == paddle.float32
+    assert enter(images).dtype == paddle.float32
+
+
+def gradients(function, inputs, parameters=(), grad=None, dtype="bfloat16"):
+    """Return output and gradients of a function of tensors, which are rounded to `dtype`."""
+    inputs = [paddle.to_tensor(x).astype(dtype) for x in inputs]
+    for x in inputs:
+        x.stop_gradient = False
+    for parameter in parameters:
+        parameter.clear_gradient()
+    out = function(*inputs)
+    out.backward(paddle.to_tensor(grad).astype(dtype))
+    found = [out, *(x.grad for x in (*inputs, *parameters))]
+    assert {x.dtype for x in found[: 1 + len(inputs)]} == {getattr(paddle, dtype)}
+    return [x.astype("float64").numpy() for x in found]
+
+
+def assert_near_float64(monkeypatch, function, inputs, layer=None, out_shape=None):
+    """Compare with Paddle's ops in float64 on the same inputs, all of which may be off by roundings to bfloat16."""
+    parameters = layer.parameters() if layer else []
+    grad = randn(*(out_shape or inputs[0].shape), seed=1)
+    got, again = (gradients(function, inputs, parameters, grad) for _ in range(2))
+    assert [x.tobytes() for x in got] == [x.tobytes() for x in again]
+    values = [parameter.numpy() for parameter in parameters]
+
+    def compute(*arrays):
+        *tensors, grad = arrays
+        for parameter, value in zip(parameters, tensors[len(inputs) :]):
+            parameter.set_value(value)
+        return gradients(function, tensors[: len(inputs)], parameters, grad, "float64")
+
+    monkeypatch.setenv("PLSC_KERNELS", "0")
+    if layer:
+        layer.to(dtype="float64")
+    assert_within(got, *perturbed(compute, *inputs, *values, grad, terms=1, eps=HALF_EPS))
+
+
+@pytest.mark.parametrize("bias, limited", [(None, False), (None, True), (False, False), (False, True)])
+def test_linear(monkeypatch, bias, limited):
+    layer = Linear(24, 35, bias_attr=bias, limited=limited)
+    assert_near_float64(monkeypatch, layer, [randn(3, 5, 24, scale=4)], layer, (3, 5, 35))
+
+
+def test_layer_norm(monkeypatch):
+    layer = LayerNorm(40)
+    layer.weight.set_value(randn(40, seed=2))
+    layer.bias.set_value(randn(40, seed=3))
+    assert_near_float64(monkeypatch, layer, [half(3 + randn(3, 7, 40, scale=2))], layer)
+
+
+@pytest.mark.parametrize("images, tokens, size, heads", [(3, 7, 4, 8), (2, 65, 32, 8), (1, 33, 5, 2)])
+def test_attention(monkeypatch, images, tokens, size, heads):
+    qkv = randn(images, tokens, 3 * heads * size)
+    shape = (images, tokens, heads * size)
+    assert_near_float64(monkeypatch, lambda x: attention(x, heads), [qkv], out_shape=shape)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_branch(monkeypatch, rate):
+    drop = Dropout(rate, axis=0)
+
+    def run(x, branch):
+        with Addresses(drop, 0).of(0, 0, 9):
+            return add_branch(x, branch, drop)
+
+    assert_near_float64(monkeypatch, run, [randn(9, 3, 8), randn(9, 3, 8, seed=4)])
+
+
+def test_dropout_keeps_the_mean():
+    """1 / (1 - p) is no number of bfloat16: numbers are multiplied in float32, and rounded after that."""
+    drop = Dropout(0.3)
+    with Addresses(drop, 0).of(0, 0, 4):
+        out = drop(paddle.full([4, 1000], 3.0).astype("bfloat16")).astype("float32").numpy()
+    assert set(np.unique(out)) == {0.0, float(half(3 / 0.7))}
+
+
+def test_positions():
+    x, positions, grad = randn(5, 7, 8), randn(1, 7, 8, seed=1), randn(5, 7, 8, seed=2)
+    tensor = paddle.to_tensor(x).astype("bfloat16")
+    tensor.stop_gradient = False
+    places = paddle.to_tensor(positions, stop_gradient=False)
+    out = add_positions(tensor, places)
+    out.backward(paddle.to_tensor(grad).astype("bfloat16"))
+    assert_within(
+        out.astype("float32").numpy(), x + positions, HALF_EPS / 2 * (np.abs(x) + np.abs(positions))
+    )
+    assert_within(places.grad.numpy()[0], grad.sum(0), 5 * 2**-23 * np.abs(grad).sum(0))
+
+
+@pytest.mark.parametrize("layer", [ReLU(), AvgPool2D(2)])
+def test_pictures_pointwise_and_pooled(monkeypatch, layer):
+    with_layout = lambda x: leave_as(layer(enter_as(x)))
+    out = (2, 6, 5, 4) if isinstance(layer, ReLU) else (2, 6, 2, 2)
+    assert_near_float64(monkeypatch, with_layout, [randn(2, 6, 5, 4)], out_shape=out)
+
+
+def enter_as(x):
+    """Pictures [N, C, H, W] of any dtype in the layout of layers."""
+    return x.transpose([0, 2, 3, 1]) if by_onednn(x) else x
+
+
+def leave_as(x):
+    return x.transpose([0, 3, 1, 2]) if by_onednn(x) else x
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network(name, training, monkeypatch):
+    """With slopes of 1, as in test_by_onednn.py."""
+    build, shape = NETWORKS[name]
+    paddle.seed(0)
+    net, exact = build(), build()
+    for layer in net.sublayers():
+        if isinstance(layer, nn.PReLU):
+            layer._weight.set_value(paddle.ones_like(layer._weight))
+    exact.set_state_dict(net.state_dict())
+    exact.to(dtype="float64")
+    for each in (net, exact):
+        each.train() if training else each.eval()
+    images = paddle.to_tensor(randn(16, *shape))
+    with in_bfloat16():
+        got = net(images).numpy()
+    monkeypatch.setenv("PLSC_KERNELS", "0")
+    wide = images.astype("float64")
+    # An eighth, as all but a layer's result is computed in float32: `rounded` has some 8 roundings a layer.
+    want, bound = rounded(exact, lambda: exact(wide).numpy(), terms=1, eps=HALF_EPS / 8)
+    assert np.median(bound) < 0.5 * np.abs(want).max()
+    assert_within(got, want, bound)
+
+
+class SmallViT(FaceViT):
+    width, depth = 32, 2
+
+
+def vit():
+    paddle.seed(0)
+    return SmallViT(8, (3, 20, 20), patch_size=5, dropout=0.2, drop_path=0.5, mask_ratio=0.4)
+
+
+def passes(net, recomputed=()):
+    """Run a step's passes and return embeddings and gradients."""
+    net.train()
+    net.clear_gradients()
+    images = paddle.to_tensor(randn(5, 3, 20, 20))
+    with Addresses(net, 0).of(4, 0, 5), recomputing(list(recomputed)), in_bfloat16():
+        out = net(images)
+        out.backward(paddle.to_tensor(randn(*out.shape, seed=1)))
+    grads = [p.grad for p in net.parameters() if not p.stop_gradient]
+    assert {grad.dtype for grad in grads} == {paddle.float32}
+    return [out.numpy(), *(grad.numpy() for grad in grads)]
+
+
+def test_recomputed_layers_give_the_same_bits():
+    """The patches too, whose layer lets the images enter."""
+    net = vit()
+    bits = [
+        [x.tobytes() for x in passes(net, layers)]
+        for layers in ((), net.blocks, [*net.blocks, net.patch_embed])
+    ]
+    assert bits[0] == bits[1] == bits[2]
+
+
+def test_a_norm_that_the_kernels_do_not_know():
+    """As a synchronised one: by Paddle's operators, in float32."""
+    norm = nn.BatchNorm2D(6)
+    x, skip = (paddle.to_tensor(randn(4, 3, 3, 6, seed=seed)).astype("bfloat16") for seed in (0, 1))
+    want = normalise(norm, x, nn.ReLU(), skip).astype("float32").numpy()
+    got = normalise(SyncBatchNorm(nn.BatchNorm2D(6)), x, nn.ReLU(), skip)
+    assert got.dtype == paddle.bfloat16
+    sizes = np.abs(want) + np.abs(skip.astype("float32").numpy()) + 4
+    assert_within(got.astype("float32").numpy(), want, HALF_EPS * sizes)
