@@ -7,6 +7,7 @@ The embedding is dropout, a linear layer and BatchNorm. Grey images go in as thr
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from typing import Any
@@ -25,8 +26,11 @@ _POOL_OTHERWISE = ("vgg", "squeezenet")
 
 
 def names() -> list[str]:
-    """List the networks of paddle.vision.models that can be named: those made by a function."""
-    return [name for name in models.__all__ if inspect.isfunction(getattr(models, name))]
+    """List the networks of paddle.vision.models that can be named: those made by a function, without a classifier."""
+    made = [name for name in models.__all__ if inspect.isfunction(getattr(models, name))]
+    # Paddle 2.6 makes no convolution to 0 classes.
+    lacking = "squeezenet" if paddle.__version__.startswith("2.") else "-"
+    return [name for name in made if not name.startswith(lacking)]
 
 
 @functools.cache
@@ -99,11 +103,12 @@ class Vision(nn.Layer):
 
         hooks = [layer.register_forward_post_hook(look) for layer in self.network.sublayers()]
         self.network.eval()
-        with paddle.no_grad():
+        pooled_BC = None
+        with paddle.no_grad(), contextlib.suppress(ValueError):  # where Paddle 2.6 pools less than its kernel
             pooled_BC = self._pooled(paddle.zeros([1, *image_shape]))
         for hook in hooks:
             hook.remove()
-        if too_small:
+        if too_small or pooled_BC is None:
             raise UserError(
                 f"Model.name: {self._name} makes nothing of images of {image_shape[1]} x {image_shape[2]}: they are too small for its "
                 "layers; raise the data's size"

@@ -454,9 +454,8 @@ def test_no_pictures_leave_the_house_where_the_kit_is_left_out(run):
     facts = exported(run, "Export.kit=0")
     assert facts["kit"] is None and not (run / "export" / "kit").exists()
     assert "kit" not in (run / "export" / "README.txt").read_text()
-    assert {path.suffix for path in (run / "export").iterdir()} == {".json", ".pdiparams", ".txt", ".md"} - (
-        set() if (run / "export" / "card.md").exists() else {".md"}
-    )
+    allowed = {".json", ".pdiparams", ".txt", ".md", ".pdmodel", ".info"}  # the last two of Paddle 2.6
+    assert {path.suffix for path in (run / "export").iterdir()} <= allowed
 
 
 @pytest.mark.parametrize(
