@@ -429,6 +429,7 @@ def _drop_default_evaluation(layers: Layers) -> None:
 
 
 # Keys that data sets to train on have in common with ImagePairs.
+_PAIRED = "as DataLoader.Train.dataset"  # the source of a key that ImagePairs has from there
 _OF_IMAGES = ("root", "cache", "size", "channels", "mean", "scale", "aligned", "hold_out")
 
 
@@ -437,13 +438,17 @@ def _pair_up_training_images(layers: Layers) -> None:
     pairs, trained = layers.get(EVAL_SET), layers.get(TRAIN_SET)
     if not isinstance(pairs, dict) or not isinstance(trained, dict):
         return
+    for name in [*pairs]:  # the training data may have changed since
+        if layers.source((*EVAL_SET, name)).label == _PAIRED:
+            layers.drop((*EVAL_SET, name))
     key = KEY_OF_IMAGES.get(trained.get("name"))
     if pairs.get("name") != "ImagePairs" or "images" in pairs or key not in trained:
         return
     names = {"images": key, **{name: name for name in _OF_IMAGES}}
     for ours, theirs in names.items():
         if theirs in trained and ours not in pairs:
-            layers.put((*EVAL_SET, ours), trained[theirs], layers.source((*TRAIN_SET, theirs)))
+            source = layers.source((*TRAIN_SET, theirs))
+            layers.put((*EVAL_SET, ours), trained[theirs], source._replace(label=_PAIRED))
 
 
 def _resolve_precedence(layers: Layers, path: KeyPath, section: type[Section]) -> None:

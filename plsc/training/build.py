@@ -260,10 +260,11 @@ def check_stages(cfg: Config, dataset: Dataset, backbone: paddle.nn.Layer, rank:
         try:
             build_margin(stage.cfg.Head)
             settings_of(stage.cfg.Optimizer, backbone)
-            if stage.cfg.DataLoader.Train != cfg.DataLoader.Train:
+            if stage.cfg.DataLoader != cfg.DataLoader:
                 other = build_training_set(stage.cfg)
                 build_loader(stage.cfg, other, rank, ranks)
                 _refuse_other_data(other, dataset, stage.cfg, backbone)
+                build_evaluation_sets(stage.cfg, other)
         except UserError as error:
             text = str(error).removeprefix(f"Stages.{stage.number}: ")  # from what a stage has changed
             raise UserError(f"{stage.place}: {text}") from error

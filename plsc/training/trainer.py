@@ -284,7 +284,7 @@ class Trainer:
 
     def begin_at(self, step: int, states: Mapping[str, dict[str, Any]] = MappingProxyType({})) -> None:
         """Begin at this step of the schedule and of the data's order, with these states of parts. UserError if no step is left."""
-        refuse_last_step(step, self.total_steps)
+        refuse_last_step(step, self.last_step)
         self.step = step
         self.first_step = step
         for name, state in states.items():

@@ -216,6 +216,33 @@ def test_stages_that_cannot_follow_are_refused_before_the_first_step(tmp_path, w
     assert not [*tmp_path.glob("checkpoints/*")]
 
 
+def test_pairs_of_the_training_go_along_with_its_size():
+    stages_of_sizes = "Stages=[{epochs: 1}, {epochs: 1, DataLoader: {Train: {dataset: {size: [48, 48]}}}}]"
+    data = "DataLoader={Train: {dataset: {name: ImageFolder, folder: people, size: [32, 32]}}, Eval: {dataset: {name: ImagePairs}}}"
+    first, second = (stage.cfg.DataLoader for stage in load(None, [stages_of_sizes, data]).stages)
+    assert first.Train.dataset.keywords["size"] == first.Eval.dataset.keywords["size"] == (32, 32)
+    assert second.Train.dataset.keywords["size"] == second.Eval.dataset.keywords["size"] == (48, 48)
+
+
+def test_an_evaluation_that_does_not_fit_a_stage_is_refused_before_the_first_step(tmp_path):
+    pooled = "Model={name: 'tests.training.test_stages:Pooled', embedding_size: 8}"
+    with pytest.raises(UserError, match=r"Stages\.1: .*DataLoader\.Eval\.dataset"):
+        Entry(TINY, [LARGER, pooled, LONG, f"Global.output_dir={tmp_path}"]).train()
+    assert not [*tmp_path.glob("checkpoints/*")]
+
+
+def test_a_step_that_is_kept_must_lie_in_the_first_stage(whole, tmp_path):
+    keeps = [
+        f"Global.init_from={checkpoint(whole, 20)}",
+        "Global.keep_step=true",
+        f"Global.output_dir={tmp_path}",
+    ]
+    with pytest.raises(
+        UserError, match="nothing is left to train after step 20, since this run ends at step 10"
+    ):
+        Entry(TINY, [STAGES, LONG, NO_PAIRS, *keeps]).train()
+
+
 def test_a_checkpoint_of_a_stage_that_is_gone_is_refused(whole, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "step-00000028").symlink_to(checkpoint(whole, 28))

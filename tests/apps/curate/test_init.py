@@ -135,6 +135,11 @@ def test_pairs_without_images_are_the_trainings(tmp_path):
     )
     want = {"images": "people", "size": (20, 24), "channels": "grey", "hold_out": 0.3, "num_pairs": 9}
     assert cfg.DataLoader.Eval.dataset.keywords == want
+    later = load(
+        cfg, {"DataLoader.Train.dataset.size": [40, 48], "DataLoader.Train.dataset.folder": "others"}
+    )
+    assert later.DataLoader.Eval.dataset.keywords == {**want, "size": (40, 48), "images": "others"}
+    assert cfg.source("DataLoader.Eval.dataset.size") == "as DataLoader.Train.dataset"
     own = {"name": "ImagePairs", "images": "others"}
     assert load(
         {"DataLoader.Train.dataset": train, "DataLoader.Eval.dataset": own}
