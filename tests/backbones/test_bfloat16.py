@@ -21,7 +21,7 @@ from plsc.backbones.layers import (
 from plsc.backbones.layers.transformer import LayerNorm, Linear, add_branch, add_positions, attention
 from plsc.distributed.recompute import recomputing
 from plsc.distributed.sync_batch_norm import SyncBatchNorm
-from tests.backbones.test_by_onednn import NETWORKS
+from tests.backbones.test_by_onednn import NETWORKS, with_a_twin
 from tests.backbones.test_convolution import SHAPES, exact, pair_of_layers, run
 from tests.bounds import HALF_EPS, assert_within, perturbed, rounded
 
@@ -183,14 +183,7 @@ def leave_as(x):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network(name, training, monkeypatch):
     """With slopes of 1, as in test_by_onednn.py."""
-    build, shape = NETWORKS[name]
-    paddle.seed(0)
-    net, exact = build(), build()
-    for layer in net.sublayers():
-        if isinstance(layer, nn.PReLU):
-            layer._weight.set_value(paddle.ones_like(layer._weight))
-    exact.set_state_dict(net.state_dict())
-    exact.to(dtype="float64")
+    net, exact, shape = with_a_twin(name)
     for each in (net, exact):
         each.train() if training else each.eval()
     images = paddle.to_tensor(randn(16, *shape))

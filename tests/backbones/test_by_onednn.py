@@ -45,11 +45,8 @@ def run(net, images, training):
     return found
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", NETWORKS)
-def test_it_computes_what_the_twin_does(name, training, monkeypatch):
-    """With slopes of 1, as a number that rounding carries over a kink changes gradients by some hundredths; and where there
-    is no slope, with pictures that have none so close to it."""
+def with_a_twin(name):
+    """Build a network with slopes of 1, and the same in float64; return both, and the shape of their pictures."""
     build, shape = NETWORKS[name]
     paddle.seed(0)
     net, exact = build(), build()
@@ -58,6 +55,15 @@ def test_it_computes_what_the_twin_does(name, training, monkeypatch):
             layer._weight.set_value(paddle.ones_like(layer._weight))
     exact.set_state_dict(net.state_dict())
     exact.to(dtype="float64")
+    return net, exact, shape
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_it_computes_what_the_twin_does(name, training, monkeypatch):
+    """With slopes of 1, as a number that rounding carries over a kink changes gradients by some hundredths; and where there
+    is no slope, with pictures that have none so close to it."""
+    net, exact, shape = with_a_twin(name)
     images = paddle.randn([4, *shape])
     got = run(net, images, training)
     monkeypatch.setenv("PLSC_KERNELS", "0")

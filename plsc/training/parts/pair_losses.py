@@ -8,6 +8,7 @@ of its class and one of another class: the sampler `pk` sees to that.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Annotated
 
 import paddle
@@ -29,7 +30,7 @@ Positive = Annotated[float, Field(gt=0, le=10_000)]
 _FAR = 1e9
 
 
-class PairLoss(Part):
+class PairLoss(Part, ABC):
     """Adds `weight` times the mean of a loss of each sample that has pairs of both kinds, 0 where none has.
 
     Args:
@@ -41,6 +42,7 @@ class PairLoss(Part):
     def __init__(self, weight: Weight = 1.0):
         self.weight = weight
 
+    @abstractmethod
     def compare(
         self, cos_BN: paddle.Tensor, same_BN: paddle.Tensor, other_BN: paddle.Tensor
     ) -> paddle.Tensor:
@@ -50,7 +52,6 @@ class PairLoss(Part):
             cos_BN: cosines of this rank's samples with those of all ranks, float32.
             same_BN: whether the other sample is of the same class, and not the sample itself. other_BN: whether it is of another.
         """
-        raise NotImplementedError
 
     def start(self, run) -> None:
         """Warn where a step can hardly have two samples of a class."""

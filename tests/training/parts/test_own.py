@@ -75,6 +75,7 @@ def test_a_checkpoint_without_it_cannot_be_taken_over_by_one_that_needs_its_stat
         ),
         ("{name: triplet, margin: -1}", r"Parts\.0\.margin: must be a number in \(0, 10000\] \(got -1\)"),
         ("{name: triplet, margn: 1}", r"Parts\.0\.margn: unknown key, did you mean 'margin'\?"),
+        ("plsc.training.parts.pair_losses:PairLoss", r"PairLoss must define compare$"),
         ("{margin: 1}", r"Parts\.0\.name: is required"),
     ],
 )

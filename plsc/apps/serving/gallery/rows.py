@@ -89,7 +89,7 @@ class _Part:
         self.count = rows.stop
 
     def _grow(self, more: int) -> None:
-        """Make room for more rows, and as many again, without those of nobody."""
+        """Make room for `more` rows, and as many again, and leave out the removed ones."""
         rows, owners = self.kept()
         if self.removed:
             self.index = search.new_index(rows.shape[1])
