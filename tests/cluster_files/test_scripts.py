@@ -58,7 +58,7 @@ def test_shellcheck_accepts_the_scripts(name):
 
 
 def test_shellcheck_sees_a_missing_quote():
-    assert "SC2086" in complaints(LIST["ssh.sh"].replace('cd "$1"', "cd $1").replace('wait "$1"', "wait $1"))
+    assert "SC2086" in complaints(LIST["ssh.sh"].replace('"${machines[rank]}"', "${machines[rank]}"))
 
 
 def unknown_options(script):
@@ -129,6 +129,24 @@ def test_a_signal_reaches_each_plsc_run_and_its_exit_code_comes_back(stand_ins, 
     process.send_signal(number)
     assert process.wait(30) == 128 + number
     assert sorted(process.stdout) == ["a: stopped\n", "b: stopped\n"]
+
+
+def test_a_signal_that_comes_while_the_machines_are_started_reaches_them(stand_ins, clone):
+    """The last machine runs before its process number is noted: a slow shell is a debugger's pause here."""
+    env = stand_ins(SECONDS_TO_RUN="60", CODE="3")
+    text = (FOLDER / "ssh.sh").read_text(encoding="utf-8")
+    slow = clone / "slow.sh"
+    slow.write_text(text.replace("    jobs+=($!)\n", "    job=$!\n    sleep 2\n    jobs+=($job)\n"))
+    command = ["bash", slow, "a", "b", "--", "t.py"]
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+        started = [call["argv"][3] for call in calls(env)]  # on a slow machine, the second, too
+        lines = sorted(line for line in process.stdout if "step 1" not in line)
+        assert lines == [f"{'ab'[int(rank)]}: stopped\n" for rank in started]
 
 
 @pytest.mark.parametrize("machines, code", [("unreachable b", 255), ("a unreachable", 3)])

@@ -58,30 +58,25 @@ SCRIPT
         --nnodes "${NNODES:-${#machines[@]}}" --rank "$rank" --master "${machines[0]#*@}:${PORT:-8090}" "$@"
 }
 
-# shellcheck disable=SC2329 # the handlers invoke it
-pass_on() { # signal: sends it to the plsc run of each machine that has not ended
+running() { # rank: whether its plsc run has not ended
+    kill -0 "${jobs[$1]}" 2>/dev/null
+}
+
+pass_on() { # sends the signal that was asked for to each plsc run that has not got it
     for rank in "${!jobs[@]}"; do
-        if kill -0 "${jobs[rank]}" 2>/dev/null; then
-            on "${machines[rank]}" "$1" "$folder/log/machine-$rank.pid" <<'SCRIPT' || true
+        if [[ ${told[rank]:-} ]] || ! running "$rank"; then continue; fi
+        on "${machines[rank]}" "$asked" "$folder/log/machine-$rank.pid" <<'SCRIPT' && told[rank]=1 || true
 kill -s "$1" "$(cat "$2")"
 SCRIPT
-        fi
     done
 }
 
-finish() { # job: waits for its end and returns its exit code; a signal interrupts the wait
-    local code
-    while true; do
-        code=0
-        wait "$1" || code=$?
-        kill -0 "$1" 2>/dev/null || return "$code"
-    done
-}
-
-# The handlers pass a signal on themselves: it may come while no wait has begun yet.
+# The handlers only note the signal, and nothing waits for a job that runs: a signal is never lost between the start
+# of a job and the note of its number, or just before a wait. What did not reach a machine is sent again.
 asked=""
-trap 'asked=130; pass_on INT' INT
-trap 'asked=143; pass_on TERM' TERM
+told=()
+trap 'asked=INT code=130 told=()' INT
+trap 'asked=TERM code=143 told=()' TERM
 jobs=()
 for rank in "${!machines[@]}"; do
     [[ $asked ]] && break
@@ -89,7 +84,11 @@ for rank in "${!machines[@]}"; do
     jobs+=($!)
 done
 codes=()
-for job in "${jobs[@]}"; do
-    finish "$job" && codes+=(0) || codes+=($?)
+for rank in "${!jobs[@]}"; do
+    while running "$rank"; do
+        [[ $asked ]] && pass_on
+        sleep 0.2 || true
+    done
+    wait "${jobs[rank]}" && codes+=(0) || codes+=($?)
 done
-exit "${codes[0]:-$asked}"
+exit "${codes[0]:-$code}" # no machine was started: the signal came before
