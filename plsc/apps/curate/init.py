@@ -1,6 +1,14 @@
 """Write a config for a folder of pictures: `plsc init faces/`.
 
-The pictures are looked at as `plsc doctor` does. What follows from what is the table in docs/data.md; `recommend` is its code.
+The pictures are looked at as `plsc doctor` does. `recommend` chooses by what is seen:
+
+    fewer than 20,000 pictures             a small network, 40 epochs or 300 steps
+    fewer than 500,000; more               IResNet18; IResNet50, for pictures of 112 x 112, 20 epochs
+    up to 40 pixels; grey; others          32 x 32; 48 x 48; 64 x 64; in the shape of most pictures
+    fewer than 2,000 classes               margin 0.1, scale 16
+    fewer than 100 classes; more           `hold_out`: a half, unless that leaves fewer than two; the least share with ten classes
+    colour; none                           flipped, cropped, other colours; grey, cropped, rotated
+    faces                                  whether they are aligned; `plsc align` where they are not; a network of others where there are few people
 """
 
 from __future__ import annotations
