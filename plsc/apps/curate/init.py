@@ -188,7 +188,7 @@ def advice(seen: Seen, pictures: str, config: str, output: str) -> list[str]:
     lines = []
     if seen.faces is False:
         lines.append(
-            f"its faces are not aligned: plsc align {pictures} NEW, and plsc init NEW; build and search with aligned pictures, too (docs/alignment.md)"
+            f"its faces are not aligned: plsc align {pictures} NEW, and plsc init NEW; build and search with aligned pictures, too (docs/faces.md)"
         )
     if seen.faces is not None and seen.classes < _FEW_PEOPLE:
         lines.append(
