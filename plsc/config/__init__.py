@@ -112,7 +112,7 @@ class Config(Section):
 
     Stages: list[StageCfg] = []
     """Stretches of a training, each with values of its own, `[{epochs: 10, Head: {margin: 0.2}}, {epochs: 10}]`, in place of
-    `Global.epochs` (docs/stages.md)."""
+    `Global.epochs` (docs/training.md)."""
 
     _layers: Layers = PrivateAttr(default_factory=Layers)
     _stages: list[StageConfig] = PrivateAttr(default_factory=list)

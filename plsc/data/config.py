@@ -120,7 +120,7 @@ class TrainCfg(Section):
         Discriminator(_one_or_several),
     ] = TrainDatasetCfg()
     without: list[str] = []
-    """Names of classes whose images are left out (docs/finetune.md). A name that no class has is refused."""
+    """Names of classes whose images are left out (docs/training.md). A name that no class has is refused."""
     corrections: list[str] = []
     """Lists of wrong labels in `dataset`, as `plsc doctor --trained` writes them, each of the data that the one before leaves:
     `[corrections.tsv]` (docs/data.md)."""
@@ -130,7 +130,7 @@ class TrainCfg(Section):
     lower the learning rate with it."""
     accumulate: int = Field(1, ge=1)
     """Such batches per rank in one optimizer step: the global batch of more ranks or larger memory, at about a third
-    more time (docs/large.md). The head sees all samples of the step at once; only BatchNorm's statistics are those of
+    more time (docs/recipes.md). The head sees all samples of the step at once; only BatchNorm's statistics are those of
     `batch_size` samples."""
     num_classes: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """A check only: refuse data with another number of classes. null takes what the data has. `--stand-in` makes
