@@ -96,17 +96,17 @@ class GlobalCfg(Section):
     `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest whole one."""
     init_from: str | None = Field(None, json_schema_extra=OTHER_RUN)
     """Folder of a checkpoint, or of what `plsc import` wrote, whose backbone training starts with, and the centres
-    of the classes that it knows (docs/training.md). A run that is resumed has its own."""
+    of the classes that it knows (docs/training.md). The state of the optimizer starts at 0. Another backbone is refused. A run that is resumed has its own."""
     keep_centres: Literal["name", "number", "none"] | None = Field(None, json_schema_extra=NOT_TRAINING)
     """Which centres of `init_from` go along: of the classes of the same `name`; class n for class n (`number`), for data
     without names to which classes were only appended; or none. null is `name`, which is to be written where numbered folders
     were moved or copied (docs/training.md)."""
     new_centres: Literal["mean", "random"] | None = Field(None, json_schema_extra=NOT_TRAINING)
-    """What a class starts with that `init_from` does not know: the mean embedding of some of its images, or random
+    """What a class starts with that `init_from` does not know: the mean embedding of at most 16 of its images, or random
     numbers. null is `mean` where other centres are kept, else `random`."""
     keep_step: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Begin at the step of `init_from`, where its schedule and the order of its data go on, and not at 0
-    (docs/training.md)."""
+    (docs/training.md). Epochs are those of the new data. The best checkpoint is the best one since."""
     compatible_with: str | None = Field(None, min_length=1, json_schema_extra=OTHER_RUN)
     """Folder of an older run, whose newest checkpoint is taken, or of a checkpoint: the new network learns embeddings that can
     be compared with the old one's, so that its galleries stay in use (docs/gallery.md). null: no other network's."""

@@ -97,9 +97,11 @@ class HeadCfg(NamesClass):
     """Where class centres and the state of their optimizer live (docs/recipes.md). host and disk fetch a step's
     rows: set `sample_rate`."""
     bank_dtype: Literal["float32", "bfloat16"] = "float32"
-    """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/recipes.md)."""
+    """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/recipes.md). Steps compute in float32; rows are
+    rounded stochastically when they are written back. A run may be resumed with another bank and dtype."""
     bank_folder: str | None = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
-    """Where disk keeps its file, best on the rank's own fastest disk. null: `output_dir`."""
+    """Where disk keeps its file, best on the rank's own fastest disk. null: `output_dir`. The file has no name: it takes all of its
+    space at the start, is gone when the process is, and `df` shows it, not `du`. Too little space for it and one checkpoint is refused."""
     logits_budget_mb: float | None = Field(None, gt=0, le=10**9, json_schema_extra=NOT_TRAINING)
     """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the memory.
     Results do not depend on it. null: 256 on CPUs, 4096 on GPUs."""
