@@ -2,7 +2,7 @@
 
     plsc card verify output             # evaluates again, and compares
 
-docs/verification.md explains it.
+docs/evaluation.md explains it.
 """
 
 from __future__ import annotations
