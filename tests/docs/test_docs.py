@@ -151,7 +151,9 @@ def snippets(page):
 def test_the_run_of_the_extend_page_takes_all_its_classes(tmp_path):
     page = PAGES["docs/extend.md"]
     files = snippets(page)
-    assert len(files) == len(re.findall(r"^```\w", page, re.MULTILINE)), "a block without a file name is not run"
+    assert len(files) == len(re.findall(r"^```\w", page, re.MULTILINE)), (
+        "a block without a file name is not run"
+    )
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     run_forked("-m", *re.search(r"`(plsc train .*?)`", page)[1].split(), cwd=tmp_path)
