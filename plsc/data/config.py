@@ -60,7 +60,7 @@ class TrainDatasetCfg(DatasetCfg):
         return hasattr(DATASETS.get(name), "sample")  # labelled images; pairs have image()
 
     name: str = "Glyphs"
-    """`Glyphs`, characters drawn at run time; your images in a list file (`ImageList`), in a folder for each
+    """`Glyphs`, characters drawn at run time, or `CjkGlyphs`, those of the system's CJK fonts; your images in a list file (`ImageList`), in a folder for each
     identity (`ImageFolder`), in a .rec file (`RecImages`) or in tar shards (`Shards`); `IdxImages`, the
     files of MNIST and Fashion-MNIST; samples of any shape in .npy files (`Arrays`); `Synthetic`, noise for measuring speed; a name that you registered; or
     your own class as `package.module:Class`. The number of classes is read from the data; docs/data.md has
@@ -90,7 +90,7 @@ class EvalDatasetCfg(DatasetCfg):
     `dataset: null` evaluates nothing."""
 
     name: str = "GlyphPairs"
-    """`GlyphPairs`, pairs of characters that training never sees; pairs named in a file (`PairList`), in a .bin
+    """`GlyphPairs` or `CjkGlyphPairs`, pairs of characters that training never sees; pairs named in a file (`PairList`), in a .bin
     pack (`BinPairs`) or drawn from labelled images (`ImagePairs`); IJB's templates (`IjbPairs`); a search in a
     gallery (`GalleryProbe`); the ranking of a gallery for queries (`QueryGallery`); pairs of samples in .npy files (`ArrayPairs`); any data set that `Train.dataset` may name; a name that you registered; or your own
     class as `package.module:Class`. Where it is not written and training has other images than `Glyphs`, nothing is
