@@ -4,19 +4,24 @@ mkdocs reads docs/ only. Links of these pages into docs/ are changed to where th
 that they have on GitHub, so the same files are right in both places.
 """
 
+import re
 from pathlib import Path
 
 from mkdocs.structure.files import File
-from pymdownx.slugs import slugify
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {path.name: path for path in [*ROOT.glob("*.md"), ROOT / "LICENSE"]}
 PAGES["index.md"] = PAGES.pop("README.md")
 
 
+def slugify(heading, separator):
+    """Return the anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", separator)
+
+
 def on_config(config):
     """Make anchors as GitHub does."""
-    config.mdx_configs.setdefault("toc", {})["slugify"] = slugify(case="lower")
+    config.mdx_configs.setdefault("toc", {})["slugify"] = slugify
     return config
 
 
