@@ -119,7 +119,7 @@ class GlobalCfg(Section):
     """Programs for which the numbers of `metrics.jsonl`, which is always written, are copied to `output_dir`
     (docs/training.md). tensorboard, wandb and mlflow need the extra `loggers`; the last two work offline."""
     profile: bool = Field(False, json_schema_extra=NOT_TRAINING)
-    """Measure what the time of a step goes into, for `metrics.jsonl` and the report (docs/performance.md)."""
+    """Measure what the time of a step goes into, for `metrics.jsonl` and the report (docs/labbook.md)."""
     hang_seconds: int = Field(600, ge=0, le=31_536_000, json_schema_extra=NOT_TRAINING)
     """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or is
     restarted (`plsc train --ranks`); evaluations and checkpoints may take six times as long. 0 waits for ever."""
