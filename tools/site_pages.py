@@ -9,16 +9,20 @@ from pathlib import Path
 
 from config_page import to_markdown
 from mkdocs.structure.files import File
-from pymdownx.slugs import slugify
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {path.name: path for path in [*ROOT.glob("*.md"), ROOT / "LICENSE"]}
 PAGES["index.md"] = PAGES.pop("README.md")
 
 
+def slugify(heading, separator):
+    """Return the anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", separator)
+
+
 def on_config(config):
     """Make anchors as GitHub does."""
-    config.mdx_configs.setdefault("toc", {})["slugify"] = slugify(case="lower")
+    config.mdx_configs.setdefault("toc", {})["slugify"] = slugify
     return config
 
 

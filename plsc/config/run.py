@@ -125,7 +125,7 @@ class GlobalCfg(Section):
     `tensorboard --logdir output/tensorboard`, `wandb sync --append output/wandb/offline-run-*`, `MLFLOW_ALLOW_FILE_STORE=true mlflow ui
     --backend-store-uri output/mlflow`. A logger that fails later costs a warning and its own copy, not the run."""
     profile: bool = Field(False, json_schema_extra=NOT_TRAINING)
-    """Measure what the time of a step goes into, for `metrics.jsonl` and the report (docs/performance.md)."""
+    """Measure what the time of a step goes into, for `metrics.jsonl` and the report (docs/labbook.md)."""
     hang_seconds: int = Field(600, ge=0, le=31_536_000, json_schema_extra=NOT_TRAINING)
     """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or is
     restarted (`plsc train --ranks`); evaluations and checkpoints may take six times as long. 0 waits for ever."""

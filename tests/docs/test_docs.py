@@ -127,7 +127,7 @@ def test_commands_have_one_spelling():
 # ---- tables whose rows name tests
 
 
-@pytest.mark.parametrize("name,rows", [("docs/history/lineage.md", 47)])
+@pytest.mark.parametrize("name,rows", [("docs/labbook.md", 47)])
 def test_every_row_names_tests_that_are_there(name, rows):
     lines = re.findall(r"^\| \d+(?:\.\d+)? \|.*$", PAGES[name], re.MULTILINE)
     assert len(lines) == rows

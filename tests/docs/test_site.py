@@ -26,7 +26,7 @@ def test_the_nav_names_every_page_once():
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    pytest.importorskip("material", reason="the extra docs is not installed")
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
