@@ -21,8 +21,8 @@ from plsc.data.pairs import ImagePairs
 from plsc.data.remote_shards import Cache
 from plsc.data.shards import Shards
 from plsc.errors import MissingFileError, UserError
-from tests.image_files import write_folder
-from tests.launch import ROOT
+from tests.helpers.image_files import write_folder
+from tests.helpers.launch import ROOT
 
 needs_http = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("fsspec", "aiohttp"))),

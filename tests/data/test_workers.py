@@ -12,7 +12,7 @@ from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.data.workers import WorkerDied, WorkerTraceback
 from plsc.errors import MissingFileError, UserError
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 
 class Trouble(Synthetic):

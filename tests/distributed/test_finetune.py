@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from plsc.checkpoint.store import Checkpoint
-from tests.launch import ROOT, launch
-from tests.tiny_runs import TINY, assert_same_arrays, checkpoint, rows, steps, train
+from tests.helpers.launch import ROOT, launch
+from tests.helpers.tiny_runs import TINY, assert_same_arrays, checkpoint, rows, steps, train
+from tests.helpers.warm import all_ended, lines, shared
 from tests.training.test_finetune import CASES, MORE, NEW, NO_PAIRS, OLD, people, started
-from tests.warm import all_ended, lines, shared
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -25,7 +25,12 @@ def test_more_people_on_two_ranks_and_a_kill_change_no_bit(tmp_path):
     """One of the new names is left out of the data all the time."""
     train(tmp_path / "before", people(OLD), *MORE, "Global.max_steps=5")
     start = [f"Global.init_from={checkpoint(tmp_path / 'before', 5)}", "Global.keep_step=true"]
-    start += [people(NEW), *MORE, 'DataLoader.Train.without=["p0"]', "Model.name=tests.faults:FaultyNet"]
+    start += [
+        people(NEW),
+        *MORE,
+        'DataLoader.Train.without=["p0"]',
+        "Model.name=tests.helpers.faults:FaultyNet",
+    ]
     plans = {"killed": '["1:1:SIGKILL"]', "other": "[]"}
     keys = {
         name: [f"Global.output_dir={name}", *start, f"Model.plan={plan}", f"Model.marks={tmp_path}"]

@@ -1,7 +1,7 @@
 """Launches that are killed, stopped and started again: what is left must equal, bit for bit, a run that was not.
 
-What happens, and to whom, is the plan of tests/faults.py. But for the starts of two tests all are forks of a warm process
-(tests/warm.py); those two show that real ones have the same bits. Partial FC throughout.
+What happens, and to whom, is the plan of tests/helpers/faults.py. But for the starts of two tests all are forks of a warm process
+(tests/helpers/warm.py); those two show that real ones have the same bits. Partial FC throughout.
 """
 
 import os
@@ -12,23 +12,23 @@ import signal
 import pytest
 
 from plsc.checkpoint.store import newest_step
-from tests import soak
-from tests.faults import CGROUP, LATE
-from tests.launch import ROOT, launch
-from tests.tiny_runs import TINY, assert_equal_runs, checkpoint, checkpoints, rows, steps
-from tests.warm import all_ended, lines, shared
+from tests.helpers import soak
+from tests.helpers.faults import CGROUP, LATE
+from tests.helpers.launch import ROOT, launch
+from tests.helpers.tiny_runs import TINY, assert_equal_runs, checkpoint, checkpoints, rows, steps
+from tests.helpers.warm import all_ended, lines, shared
 
 TRAIN, RUN = ROOT / "tools/train.py", ROOT / "tools/run.py"
 SETTINGS = [
     *("Head.sample_rate=0.3", "DataLoader.Train.batch_size=6", "Global.eval_every_steps=6"),
     "Global.ema={decay: 0.9, every: 2}",
 ]
-FAULTS = ROOT / "tests/faults.py"
+FAULTS = ROOT / "tests/helpers/faults.py"
 SLOW = {"stopped": "1:3:SIGSTOP", "late": "1:3:late", "evaluation": "0:1:late@before score"}
 
 
 def training(folder, *plan, more=()):
-    net = ["Model.name=tests.faults:FaultyNet", f"Model.plan={list(plan)}", f"Model.marks={folder}"]
+    net = ["Model.name=tests.helpers.faults:FaultyNet", f"Model.plan={list(plan)}", f"Model.marks={folder}"]
     return [TRAIN, "-c", TINY, "-o", "Global.output_dir=out", *SETTINGS, *net, *more]
 
 
@@ -93,7 +93,7 @@ def test_kill_and_ctrl_c_by_real_starts(slow, warm, whole, tmp_path):
 def test_kills_of_random_ranks_at_random_moments_change_nothing(
     warm, tmp_path, monkeypatch, ranks, rate, seed
 ):
-    """Two of them. `python -m tests.soak kills 20` has more, in longer runs by real starts."""
+    """Two of them. `python -m tests.helpers.soak kills 20` has more, in longer runs by real starts."""
     monkeypatch.setattr(soak, "STEPS", 24)
     expected = soak.whole(warm.start, tmp_path / "whole", ranks, rate)
     killed = soak.kill_run(warm.start, tmp_path / "killed", ranks, rate, 2, random.Random(seed))
@@ -251,7 +251,11 @@ def test_a_kill_changes_no_bit_of_a_loss_scale(warm, tmp_path):
     def start(name, *plan):
         folder = tmp_path / name
         folder.mkdir()
-        more = ["Model.name=tests.faults:HalfNet", "Global.amp={dtype: float16}", "Global.log_every=1"]
+        more = [
+            "Model.name=tests.helpers.faults:HalfNet",
+            "Global.amp={dtype: float16}",
+            "Global.log_every=1",
+        ]
         return folder, warm.start(command(folder, *plan, more=more), folder, PLSC_KERNELS="0")
 
     for folder, process in [start("whole"), start("killed", "1:6:SIGKILL", "0:3:SIGKILL")]:
@@ -326,7 +330,7 @@ def test_half_a_minute_of_one_rank(slow, whole, name):
 
 @pytest.mark.slow
 def test_a_short_soak(warm, tmp_path):
-    """`python -m tests.soak cycles 500` is the long one."""
+    """`python -m tests.helpers.soak cycles 500` is the long one."""
     samples = soak.kill_again_and_again(warm, tmp_path, 8, random.Random(0))
     assert max(found["checkpoints"] for found in samples) <= soak.KEEP + 1
     for key in ("fds", "other_files"):  # not "shm", where other tests' files come and go

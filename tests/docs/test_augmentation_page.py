@@ -11,7 +11,7 @@ import yaml
 from plsc.config import load
 from plsc.data.augment import Augment
 from plsc.data.image_list import ImageList
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 PAGE = (ROOT / "docs" / "augmentation.md").read_text(encoding="utf-8")
 KEYS = {}

@@ -14,7 +14,7 @@ from plsc.heads.config import head_names
 from plsc.training.build_head import build_margin
 from plsc.utils.messages import arguments_of
 from plsc.utils.registry import MARGINS
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 PAGE = (ROOT / "docs" / "margins.md").read_text(encoding="utf-8")
 ROWS = {

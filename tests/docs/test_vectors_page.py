@@ -2,7 +2,7 @@
 
 import re
 
-from tests.launch import ROOT, run_forked
+from tests.helpers.launch import ROOT, run_forked
 
 PAGE = (ROOT / "docs" / "vectors.md").read_text()
 FILES = dict(re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", PAGE, re.DOTALL))

@@ -16,7 +16,7 @@ from plsc.apps.serving.service.options import Options
 from plsc.utils.calibration import Calibration
 from tests.apps.serving.browser import MISSING, Browser
 from tests.apps.serving.running import PATIENT, Pixels, picture, running, samples
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 in_chromium = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 

@@ -17,7 +17,7 @@ from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from tests.apps.serving.faces import SIDE, Finder, PatternEmbedder, picture, write_people
 from tests.apps.serving.milvus import ENGINES, place
-from tests.bounds import assert_within, cosines
+from tests.helpers.bounds import assert_within, cosines
 
 PREPROCESSING = Preprocessing.of_images((1, SIDE, SIDE))
 ALIGNED = Preprocessing.of_images((1, SIDE, SIDE), aligned=True)

@@ -29,9 +29,9 @@ from plsc.training.thresholds import set_threshold
 from tests.apps.serving.fake_embedder import FakeEmbedder, pictures
 from tests.apps.serving.running import Client
 from tests.apps.serving.test_embedder import CAN_ONNX, PIXELS
-from tests.bounds import assert_within, cosines, rounded
-from tests.launch import ROOT
-from tests.tiny_runs import TINY
+from tests.helpers.bounds import assert_within, cosines, rounded
+from tests.helpers.launch import ROOT
+from tests.helpers.tiny_runs import TINY
 
 SECRET = "a-token-of-the-tests"
 

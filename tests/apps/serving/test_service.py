@@ -17,7 +17,7 @@ from plsc.apps.serving.service.options import Options
 from plsc.errors import UserError
 from plsc.utils.calibration import Calibration
 from tests.apps.serving.running import PATIENT, Pixels, expected, picture, running, samples
-from tests.bounds import assert_within
+from tests.helpers.bounds import assert_within
 
 TOKEN = "a-token-of-the-tests"
 BEARER = f"Bearer {TOKEN}"

@@ -15,7 +15,7 @@ from plsc.apps.supervise.facts import Facts
 from plsc.config import load
 from plsc.data.synthetic import Synthetic
 from plsc.utils import version
-from tests.image_files import write_folder
+from tests.helpers.image_files import write_folder
 
 
 @pytest.fixture

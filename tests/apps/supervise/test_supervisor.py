@@ -16,7 +16,7 @@ from plsc.checkpoint.store import newest_step
 from plsc.distributed import launcher
 from plsc.distributed.lock import hold
 from plsc.errors import UserError
-from tests.fake_launch import gone, supervise, write
+from tests.helpers.fake_launch import gone, supervise, write
 
 COMMAND = ["--nproc_per_node", "2", "program.py", "-o", "Global.output_dir=out"]
 

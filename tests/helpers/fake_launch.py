@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 LAUNCHER = """
 import os, signal, subprocess, sys, time
