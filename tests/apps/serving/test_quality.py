@@ -333,6 +333,7 @@ def test_the_doctor_lists_what_remove_removes(folder, capsys, engine):
     (removed,) = json.loads((folder / "receipt.json").read_text())["removed"]
     assert removed == {"name": name, "pictures": [wrong, wrong], "left": 4}, "the rows that were deleted"
     assert len(gallery.sources(name)) == 4 and len(gallery.sources("p04")) == 5
+    gallery.close()
     code, _, err = run(capsys, "remove", where, "--list", f"found/{doctor.LIST}")
     assert code == 2 and "is not in the gallery; run plsc gallery doctor again" in err
     code, out, _ = run(capsys, "doctor", where, "--output", "found", "--review", "strict", "--json")

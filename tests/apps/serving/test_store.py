@@ -336,7 +336,7 @@ def test_the_token_goes_to_the_server(monkeypatch):
 
     asked = []
 
-    def client(uri, token):
+    def client(uri, token, dedicated):
         asked.append((uri, token))
         raise pymilvus.MilvusException(message="enough")
 
