@@ -65,7 +65,7 @@ def run(warm, tmp_path):
 
     def run(*plan, **keywords):
         code = warm.start(command(tmp_path, *plan, **keywords), tmp_path).wait(120)
-        assert all_ended(tmp_path, 1)
+        assert all_ended(tmp_path)
         return code, lines(tmp_path)
 
     return run
@@ -171,7 +171,7 @@ def test_a_killed_launcher_and_a_killed_supervisor_leave_no_process(whole, run, 
 
 def test_a_killed_supervisor_leaves_no_process_by_a_real_start(tmp_path):
     process = soak.real(command(tmp_path, "1:5:supervisor SIGKILL"), tmp_path)
-    assert process.wait(timeout=120) == -signal.SIGKILL and all_ended(tmp_path, 1)
+    assert process.wait(timeout=120) == -signal.SIGKILL and all_ended(tmp_path)
 
 
 @pytest.mark.slow
@@ -217,7 +217,7 @@ def test_a_bank_on_disk_is_that_in_memory_and_kills_change_nothing(warm, tmp_pat
         banked(warm.start, tmp_path / "disk", "disk", dtype),
         banked(warm.start, tmp_path / "killed", "disk", dtype, *kills, supervised=True),
     ]
-    assert [(process.wait(120), all_ended(folder, 1)) for folder, process in runs] == [(0, True)] * 3
+    assert [(process.wait(120), all_ended(folder)) for folder, process in runs] == [(0, True)] * 3
     host, disk, killed = (folder for folder, _ in runs)
     assert [line.split("; ")[1] for line in lines(killed)] == [
         "restart 1 from step 4",
@@ -238,7 +238,7 @@ def test_a_kill_changes_no_bit_in_bfloat16(warm, tmp_path):
         folders.append(tmp_path / name)
         folders[-1].mkdir()
         process = warm.start(command(folders[-1], *plan, more=["Global.amp={dtype: bfloat16}"]), folders[-1])
-        assert process.wait(120) == 0 and all_ended(folders[-1], 1)
+        assert process.wait(120) == 0 and all_ended(folders[-1])
     whole, killed = folders
     assert len(lines(killed)) == 2
     assert_equal_runs(killed / "out", whole / "out")
@@ -259,7 +259,7 @@ def test_a_kill_changes_no_bit_of_a_loss_scale(warm, tmp_path):
         return folder, warm.start(command(folder, *plan, more=more), folder, PLSC_KERNELS="0")
 
     for folder, process in [start("whole"), start("killed", "1:6:SIGKILL", "0:3:SIGKILL")]:
-        assert process.wait(120) == 0 and all_ended(folder, 1)
+        assert process.wait(120) == 0 and all_ended(folder)
     scales = [row["loss_scale"] for row in rows(tmp_path / "whole/out")]
     assert 65536.0 > scales[3] >= scales[-1] > 1.0 and scales.count(scales[-1]) > 1
     assert len(lines(tmp_path / "killed")) == 2
@@ -285,7 +285,7 @@ def cgroup():
 
 def test_a_rank_that_the_kernel_kills_for_want_of_memory(cgroup, warm, whole, tmp_path):
     program = warm.start(command(tmp_path, "1:5:oom"), tmp_path, **{CGROUP: cgroup})
-    assert program.wait(120) == 0 and all_ended(tmp_path, 0)
+    assert program.wait(120) == 0 and all_ended(tmp_path)
     advice = "the machine is probably out of memory; lower DataLoader.Train.batch_size"
     said = f"WARNING rank 1 was killed (signal 9) at step 5: {advice}; restart 1 from step 4"
     assert lines(tmp_path) == [said]
@@ -315,7 +315,7 @@ def test_a_mistake_is_told_once(run):
 def test_half_a_minute_of_one_rank(slow, whole, name):
     """A rank that Gloo's 30 s do not wait for is named, and where it is; an evaluation on rank 0 may take as long as it takes."""
     folder, process = slow[name]
-    assert process.wait(120) == 0 and all_ended(folder, 0)
+    assert process.wait(120) == 0 and all_ended(folder)
     said, line = lines(folder), 1 + FAULTS.read_text().splitlines().index("    time.sleep(LATE)")
     place = {"late": rf"{FAULTS}:{line}", "stopped": rf"{FAULTS}:\d+ \(the process was stopped, by SIGSTOP\)"}
     if name == "evaluation":

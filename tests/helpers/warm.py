@@ -141,7 +141,7 @@ def processes(folder: Path) -> list[int]:
     return found
 
 
-def all_ended(folder: Path, seconds: float) -> bool:
+def all_ended(folder: Path, seconds: float = 60) -> bool:
     """Whether nothing that was started in `folder` is left after so many seconds at most."""
     end = time.monotonic() + seconds
     while processes(folder):

@@ -263,7 +263,7 @@ def test_from_start_to_end(trained):
             half.sendall(pictures[2])
             answer = half.makefile("rb").read()
         assert answer.startswith(b"HTTP/1.1 200 ") and b'"P2"' in answer
-        said, _ = process.communicate(timeout=20)
+        said, _ = process.communicate(timeout=60)
         assert process.returncode == 0 and "stopped" in said and "Traceback" not in said
     assert [path.name for path in trained.parent.glob("people*")] == ["people"]
     assert Gallery.open(trained.parent / "people").names() == ["P0", "P1", "P2", "P3", "P4", "New"]
