@@ -11,8 +11,8 @@ from plsc.distributed import environment, launcher
 from plsc.evaluation.report import html
 from plsc.training.train import RUN_FILES
 from plsc.utils.logging import setup
-from tests.launch import Forking
-from tests.warm import do_not_sync
+from tests.helpers.launch import Forking
+from tests.helpers.warm import do_not_sync
 
 ROOT = Path(__file__).resolve().parents[1]
 # Of the environment, which launches hand on; a config that names a device makes the settings of its kind.
@@ -69,7 +69,7 @@ def nothing_in_the_repository():
 
 @pytest.fixture(scope="session", autouse=True)
 def reports_without_pictures():
-    """Drawing takes ten times as long as a tiny run; what looks at pictures asks for them by `tests.pictures.drawn`."""
+    """Drawing takes ten times as long as a tiny run; what looks at pictures asks for them by `tests.helpers.pictures.drawn`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(html, "draw", lambda *_: [])
         yield

@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from tests.bounds import assert_within, growth, perturbed, rounded, sums
+from tests.helpers.bounds import assert_within, growth, perturbed, rounded, sums
 
 draw = np.random.default_rng(0)
 A, B = (draw.standard_normal(shape).astype(np.float32) for shape in ((5, 3000), (3000, 4)))

@@ -31,9 +31,18 @@ from plsc.training.train import RUN_FILES
 from plsc.training.trained import load_network
 from plsc.utils.calibration import Calibration
 from plsc.utils.logging import setup
-from tests.bounds import assert_within, perturbed, rounded
-from tests.pictures import drawn
-from tests.tiny_runs import TINY, Linear, arrays, assert_same_arrays, checkpoint, checkpoints, rows, steps
+from tests.helpers.bounds import assert_within, perturbed, rounded
+from tests.helpers.pictures import drawn
+from tests.helpers.tiny_runs import (
+    TINY,
+    Linear,
+    arrays,
+    assert_same_arrays,
+    checkpoint,
+    checkpoints,
+    rows,
+    steps,
+)
 
 SHAPE = (1, 12, 10)
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, *SHAPE), np.uint8)
@@ -643,7 +652,7 @@ def test_an_evaluation_does_without_the_images_trained_on(trained, tmp_path):
     [
         "Optimizer.groups=[{match: nowhere, freeze: true}]",
         "Head={name: dist_magface, options: {low: 9, high: 8}}",
-        'DataLoader.Eval.dataset={name: "tests.tiny_runs:NoisePairs", image_shape: [1, 16, 10]}',
+        'DataLoader.Eval.dataset={name: "tests.helpers.tiny_runs:NoisePairs", image_shape: [1, 16, 10]}',
     ],
 )
 def test_a_dry_run_refuses_what_building_the_parts_refuses(tmp_path, override):

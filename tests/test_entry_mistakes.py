@@ -13,9 +13,9 @@ from plsc.errors import UserError
 from plsc.heads.margins import CosFace, Target
 from plsc.training.build import build_loader, build_training_set
 from plsc.utils.logging import setup
-from tests.checkpoints import reseal
-from tests.image_files import write_folder
-from tests.tiny_runs import TINY, Linear, checkpoint
+from tests.helpers.checkpoints import reseal
+from tests.helpers.image_files import write_folder
+from tests.helpers.tiny_runs import TINY, Linear, checkpoint
 
 SHORT = ("Global.max_steps=2", "DataLoader.Eval.dataset=null", "Checkpoint.every_steps=null")
 
@@ -399,7 +399,7 @@ def test_a_loss_that_overflows_is_named_where_no_gradient_is_to_blame(tmp_path, 
             "DataLoader.Train.sampler.per_class: the order of ",
         ),
         (
-            "DataLoader.Train.dataset={name: 'tests.float_samples:Recordings', count: 0x10}",
+            "DataLoader.Train.dataset={name: 'tests.helpers.float_samples:Recordings', count: 0x10}",
             (
                 "Model.name: SmallResNet takes images [C, H, W], the samples have shape [512]; take MLP, or name a network of your own as "
                 "package.module:Class (docs/extend.md)"
@@ -410,8 +410,10 @@ def test_a_loss_that_overflows_is_named_where_no_gradient_is_to_blame(tmp_path, 
 def test_what_the_memory_or_the_network_cannot_take_is_refused_before_it_is_made(
     tmp_path, monkeypatch, override, line
 ):
-    monkeypatch.setattr("tests.float_samples.SHAPE", (512,))
-    monkeypatch.setattr("tests.float_samples.recording", lambda speaker, rng: np.ones(512, np.float32))
+    monkeypatch.setattr("tests.helpers.float_samples.SHAPE", (512,))
+    monkeypatch.setattr(
+        "tests.helpers.float_samples.recording", lambda speaker, rng: np.ones(512, np.float32)
+    )
     run = entry(tmp_path, override)
     assert line in refused(run.dry_run)
     assert line in refused(run.train)

@@ -16,10 +16,10 @@ from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.training.build import build_trainer
 from plsc.utils.metrics import read_metrics
-from tests.bounds import assert_within, rounded
-from tests.idx_files import DATA, NAMES, ROOT, write_family
-from tests.launch import launch
-from tests.pictures import drawn
+from tests.helpers.bounds import assert_within, rounded
+from tests.helpers.idx_files import DATA, NAMES, ROOT, write_family
+from tests.helpers.launch import launch
+from tests.helpers.pictures import drawn
 
 CONFIG = ROOT / "configs" / "fashion_mnist_lenet.yaml"
 

@@ -20,15 +20,15 @@ from plsc.errors import UserError
 from plsc.training.build import build_trainer
 from plsc.training.embed import embed
 from plsc.utils.metrics import Metrics, read_metrics
-from tests.bounds import assert_within, rounded
-from tests.float_samples import SHAPE, RecordingPairs, Whole
-from tests.launch import ROOT, launch
-from tests.pictures import drawn
-from tests.tiny_runs import TINY, assert_same_arrays, checkpoint
+from tests.helpers.bounds import assert_within, rounded
+from tests.helpers.float_samples import SHAPE, RecordingPairs, Whole
+from tests.helpers.launch import ROOT, launch
+from tests.helpers.pictures import drawn
+from tests.helpers.tiny_runs import TINY, assert_same_arrays, checkpoint
 
 DATA = [
-    'DataLoader.Train.dataset={name: "tests.float_samples:Recordings"}',
-    'DataLoader.Eval.dataset={name: "tests.float_samples:RecordingPairs"}',
+    'DataLoader.Train.dataset={name: "tests.helpers.float_samples:Recordings"}',
+    'DataLoader.Eval.dataset={name: "tests.helpers.float_samples:RecordingPairs"}',
     "DataLoader.Train.num_workers=1",
     "Checkpoint.keep=5",
 ]
@@ -82,7 +82,7 @@ def test_workers_and_the_thread_make_the_same_run(trained, tmp_path):
 
 
 def test_two_ranks_train_with_workers(tmp_path):
-    linear = ['Model={name: "tests.tiny_runs:Linear", embedding_size: 8}', "Global.max_steps=4"]
+    linear = ['Model={name: "tests.helpers.tiny_runs:Linear", embedding_size: 8}', "Global.max_steps=4"]
     cfg = entry(tmp_path / "two", *linear, "DataLoader.Train.batch_size=6").config
     (tmp_path / "two.yaml").write_text(cfg.to_yaml())
     launch(ROOT / "tools/train.py", 2, tmp_path, "-c", "two.yaml")
@@ -179,7 +179,7 @@ def test_another_dtype_than_declared_is_refused_by_name(tmp_path):
         line = refused(
             lambda w=workers: entry(
                 tmp_path,
-                'DataLoader.Train.dataset={name: "tests.float_samples:Doubles"}',
+                'DataLoader.Train.dataset={name: "tests.helpers.float_samples:Doubles"}',
                 f"DataLoader.Train.num_workers={w}",
             ).train()
         )
@@ -187,7 +187,7 @@ def test_another_dtype_than_declared_is_refused_by_name(tmp_path):
 
 
 def test_images_do_not_verify_what_is_trained_on_recordings(tmp_path):
-    pairs = 'DataLoader.Eval.dataset={name: "tests.tiny_runs:NoisePairs"}'
+    pairs = 'DataLoader.Eval.dataset={name: "tests.helpers.tiny_runs:NoisePairs"}'
     line = refused(lambda: entry(tmp_path, pairs).train())
     assert (
         "DataLoader.Eval.dataset: its samples have shape" in line
@@ -213,13 +213,13 @@ def test_the_doctor_says_what_it_can(trained, tmp_path, capsys):
 
 
 def test_the_doctor_names_samples_that_are_not_finite(tmp_path, capsys):
-    data = [DATA[1], 'DataLoader.Train.dataset={name: "tests.float_samples:Poisoned"}']
+    data = [DATA[1], 'DataLoader.Train.dataset={name: "tests.helpers.float_samples:Poisoned"}']
     assert doctor(["-c", str(TINY), "-o", *data, "--output", str(tmp_path)]) == 2
     assert "sample 7: has numbers that are not finite" in capsys.readouterr().out
 
 
 def test_the_batch_of_a_skipped_step_is_kept_as_it_was(tmp_path):
-    entry(tmp_path, 'DataLoader.Train.dataset={name: "tests.float_samples:Poisoned"}').train()
+    entry(tmp_path, 'DataLoader.Train.dataset={name: "tests.helpers.float_samples:Poisoned"}').train()
     path = next((tmp_path / "diverged").glob("*.json"))
     with np.load(path.with_suffix(".npz"), allow_pickle=False) as kept:
         assert kept["images"].dtype == np.float32 and kept["images"].shape[1:] == SHAPE
@@ -230,7 +230,7 @@ def test_the_batch_of_a_skipped_step_is_kept_as_it_was(tmp_path):
 
 def test_new_classes_start_from_their_mean_embeddings(trained, tmp_path):
     start = [f"Global.init_from={checkpoint(trained[0])}", "Global.keep_centres=number"]
-    more = 'DataLoader.Train.dataset={name: "tests.float_samples:Recordings", speakers: 30}'
+    more = 'DataLoader.Train.dataset={name: "tests.helpers.float_samples:Recordings", speakers: 30}'
     entry(tmp_path, *start, more, "Global.max_steps=2").train()
     kept = json.loads((tmp_path / "identities.json").read_text())
     assert (kept["kept"], len(kept["new"]), kept["random"]) == (23, 7, [])

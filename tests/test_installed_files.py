@@ -1,6 +1,6 @@
 """What an installation copies: every file of plsc/, not the modules alone."""
 
-from tests.launch import ROOT, run_python
+from tests.helpers.launch import ROOT, run_python
 
 
 def files(folder):

@@ -9,7 +9,7 @@ from plsc import config
 from plsc.apps.curate.doctor import doctor
 from plsc.entry import Entry
 from plsc.utils.metrics import read_metrics
-from tests.idx_files import DATA, ROOT
+from tests.helpers.idx_files import DATA, ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 

@@ -7,8 +7,8 @@ import pytest
 
 from plsc import cli
 from plsc.checkpoint.store import find
-from tests.checkpoints import flip
-from tests.tiny_runs import TINY, assert_equal_runs, checkpoint, checkpoints, train
+from tests.helpers.checkpoints import flip
+from tests.helpers.tiny_runs import TINY, assert_equal_runs, checkpoint, checkpoints, train
 
 FILES = ("backbone", "optimizer", "head-00000-of-00001")
 HERE = ["-c", str(TINY), "-o", "Global.output_dir=out", "Global.resume=true"]

@@ -9,9 +9,9 @@ from plsc import distributed
 from plsc.checkpoint.store import Checkpoint
 from plsc.errors import UserError
 from plsc.utils.sharding import split
-from tests.checkpoints import assert_same, content, save_ranks
-from tests.image_files import png
-from tests.tiny_runs import assert_same_arrays, checkpoint, make_trainer, rows, train
+from tests.helpers.checkpoints import assert_same, content, save_ranks
+from tests.helpers.image_files import png
+from tests.helpers.tiny_runs import assert_same_arrays, checkpoint, make_trainer, rows, train
 
 CASES = {
     "partial fc": ["Head.sample_rate=0.3"],
@@ -35,7 +35,7 @@ CASES = {
     "mixed precision with a scale": ["Global.amp={dtype: float16}", "Head.sample_rate=0.3"],
     "mixed precision": ["Global.amp={dtype: bfloat16}", "Head.sub_centres=2"],
     "corrupt images": [
-        'DataLoader.Train.dataset={name: "tests.tiny_runs:DamagedSynthetic", damaged: 3}',
+        'DataLoader.Train.dataset={name: "tests.helpers.tiny_runs:DamagedSynthetic", damaged: 3}',
         "DataLoader.Train.max_corrupt=0.1",
     ],
 }

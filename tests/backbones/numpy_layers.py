@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 from numpy.lib.stride_tricks import sliding_window_view
 
-from tests.bounds import assert_within, perturbed
+from tests.helpers.bounds import assert_within, perturbed
 
 
 def scatter(net, seed=0):

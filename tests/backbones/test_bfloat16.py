@@ -23,7 +23,7 @@ from plsc.distributed.recompute import recomputing
 from plsc.distributed.sync_batch_norm import SyncBatchNorm
 from tests.backbones.test_by_onednn import NETWORKS, with_a_twin
 from tests.backbones.test_convolution import SHAPES, exact, pair_of_layers, run
-from tests.bounds import HALF_EPS, assert_within, perturbed, rounded
+from tests.helpers.bounds import HALF_EPS, assert_within, perturbed, rounded
 
 
 def computes() -> bool:

@@ -11,7 +11,7 @@ from plsc.backbones.lenet import LeNet
 from plsc.backbones.mobilefacenet import MobileFaceNet
 from plsc.backbones.resnet import ResNet
 from plsc.backbones.small_resnet import SmallResNet
-from tests.bounds import assert_within, rounded
+from tests.helpers.bounds import assert_within, rounded
 
 pytestmark = pytest.mark.skipif(not by_onednn(paddle.zeros([1])), reason="no oneDNN in Paddle, or no kernels")
 

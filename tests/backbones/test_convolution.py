@@ -8,7 +8,7 @@ import pytest
 from paddle import nn
 
 from plsc.backbones.layers import Conv2D, by_onednn, enter, leave
-from tests.bounds import assert_within, sums
+from tests.helpers.bounds import assert_within, sums
 
 pytestmark = pytest.mark.skipif(not by_onednn(paddle.zeros([1])), reason="no oneDNN in Paddle, or no kernels")
 

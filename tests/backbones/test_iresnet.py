@@ -9,8 +9,8 @@ import pytest
 from plsc.backbones.iresnet import IResNet, IResNet18, IResNet34, IResNet50, IResNet100, IResNet200
 from plsc.backbones.layers import enter, leave
 from tests.backbones.numpy_layers import assert_same, batch_norm, convolve, prelu, scatter
-from tests.bounds import assert_within, perturbed
-from tests.undrawn import undrawn
+from tests.helpers.bounds import assert_within, perturbed
+from tests.helpers.undrawn import undrawn
 
 
 class Tiny(IResNet):

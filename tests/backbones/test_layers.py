@@ -7,7 +7,7 @@ from paddle import nn
 
 from plsc.backbones.face_vit import FaceViT
 from plsc.backbones.layers import Addresses, Dropout
-from tests.bounds import assert_within, perturbed, rounded
+from tests.helpers.bounds import assert_within, perturbed, rounded
 
 
 class TinyViT(FaceViT):

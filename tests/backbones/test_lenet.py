@@ -9,7 +9,7 @@ from plsc.backbones.layers import enter, leave
 from plsc.backbones.lenet import LeNet
 from plsc.errors import UserError
 from plsc.heads import make_head
-from tests.bounds import assert_within, perturbed
+from tests.helpers.bounds import assert_within, perturbed
 
 
 def build(**options):

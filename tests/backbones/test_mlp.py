@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 
 from plsc.backbones.mlp import MLP
-from tests.bounds import assert_within, perturbed
+from tests.helpers.bounds import assert_within, perturbed
 
 
 def test_the_numbers_are_those_of_plain_numpy():

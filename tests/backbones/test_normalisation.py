@@ -6,8 +6,8 @@ import pytest
 from paddle import nn
 
 from plsc.backbones.layers import normalise, normalise_beside
-from tests.bounds import EPS, HALF_EPS, assert_within, growth, perturbed
-from tests.kernel_paths import path, two_threads  # noqa: F401
+from tests.helpers.bounds import EPS, HALF_EPS, assert_within, growth, perturbed
+from tests.helpers.kernel_paths import path, two_threads  # noqa: F401
 
 ACTIVE = {
     "none": lambda channels: None,

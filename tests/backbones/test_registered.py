@@ -9,7 +9,7 @@ import pytest
 from plsc.apps.export import export
 from plsc.data.preprocessing import Preprocessing
 from plsc.utils.registry import BACKBONES
-from tests.undrawn import undrawn
+from tests.helpers.undrawn import undrawn
 
 # Backbones whose images may be small: the test is of each name, not of its speed.
 SMALL_IMAGES = {"FaceViT", "IResNet", "MobileFaceNet", "ResNet"}

@@ -10,7 +10,7 @@ from plsc.backbones.layers import Addresses, Dropout
 from plsc.backbones.layers.transformer import LayerNorm, Linear, add_branch, add_positions, attention
 from plsc.distributed.recompute import recomputing
 from plsc.native import onednn
-from tests.bounds import assert_within, perturbed, rounded
+from tests.helpers.bounds import assert_within, perturbed, rounded
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="this build of Paddle has no oneDNN")
 

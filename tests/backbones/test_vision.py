@@ -10,7 +10,7 @@ from plsc.backbones.vision import names
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.utils.registry import BACKBONES
-from tests.launch import ROOT, launch
+from tests.helpers.launch import ROOT, launch
 
 FAMILIES = {"resnet18": {}, "vgg11": {}, "mobilenet_v2": {"scale": 0.25}, "densenet121": {}, "alexnet": {}}
 FAMILIES |= {"squeezenet1_1": {}, "googlenet": {}, "shufflenet_v2_x0_25": {}, "mobilenet_v3_small": {}}

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import __main__ as benchmark
 from benchmarks import against_torch
 from plsc.errors import UserError
-from tests.launch import run_python
+from tests.helpers.launch import run_python
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed: its networks are not compared"

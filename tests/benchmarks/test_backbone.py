@@ -7,8 +7,8 @@ import pytest
 from benchmarks import __main__ as benchmark
 from benchmarks.backbone import HEADERS, image_shape_of, row
 from plsc.utils.registry import BACKBONES
-from tests.launch import ROOT
-from tests.undrawn import undrawn
+from tests.helpers.launch import ROOT
+from tests.helpers.undrawn import undrawn
 
 PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
 IN_THE_PAGE = {

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks import chart
 from plsc.distributed import accelerator, launcher
 from plsc.utils import measure
-from tests.launch import run_python
+from tests.helpers.launch import run_python
 
 
 def test_work_is_timed_in_turn_and_the_median_counts(monkeypatch):

@@ -8,8 +8,8 @@ from benchmarks import __main__ as benchmark
 from plsc.distributed import launcher
 from plsc.errors import UserError
 from plsc.utils.timing import PARTS
-from tests.launch import ROOT
-from tests.tiny_runs import TINY
+from tests.helpers.launch import ROOT
+from tests.helpers.tiny_runs import TINY
 
 
 def test_a_training_and_another_version_of_it(tmp_path, capsys, monkeypatch):

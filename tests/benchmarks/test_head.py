@@ -11,8 +11,8 @@ from plsc.config import load
 from plsc.heads.reference import DenseHead, arcface
 from plsc.training.head_bytes import head_bytes
 from plsc.utils import measure
-from tests.bounds import assert_within, perturbed
-from tests.launch import run_python
+from tests.helpers.bounds import assert_within, perturbed
+from tests.helpers.launch import run_python
 
 SMALL = ["--dim", "16", "--batch", "8", "--threads", "1"]
 

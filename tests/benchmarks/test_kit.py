@@ -8,8 +8,8 @@ from benchmarks import __main__ as benchmark
 from plsc.entry import Entry
 from plsc.utils.logging import setup
 from tests.apps.export.test_export_formats import needs_onnx
-from tests.pictures import drawn
-from tests.tiny_runs import TINY
+from tests.helpers.pictures import drawn
+from tests.helpers.tiny_runs import TINY
 
 
 @needs_onnx

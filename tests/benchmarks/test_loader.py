@@ -10,7 +10,7 @@ from benchmarks import loader
 from plsc.data.image_list import ImageList
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
-from tests.bounds import EPS, assert_within
+from tests.helpers.bounds import EPS, assert_within
 
 
 @pytest.mark.parametrize("twin", [loader.Normalised, loader.PerChannel])

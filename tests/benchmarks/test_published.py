@@ -8,7 +8,7 @@ import pytest
 from benchmarks import __main__ as benchmark
 from benchmarks import published
 from benchmarks.published import BOUNDS, FIGURES, off, reason
-from tests.launch import run_python
+from tests.helpers.launch import run_python
 
 
 def judging(what):
@@ -65,7 +65,7 @@ from plsc.backbones.count import count
 from benchmarks.programs import NETWORKS
 from plsc.apps.plan.activations import kept_bytes
 from plsc.config import load
-from tests.undrawn import undrawn
+from tests.helpers.undrawn import undrawn
 
 for name, known in NETWORKS.items():
     with undrawn():

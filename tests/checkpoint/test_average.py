@@ -9,8 +9,8 @@ from plsc.checkpoint.store import Checkpoint
 from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.utils.bfloat16 import float32_of, nearest
-from tests.checkpoints import content, save_one, save_ranks
-from tests.tiny_runs import TINY
+from tests.helpers.checkpoints import content, save_one, save_ranks
+from tests.helpers.tiny_runs import TINY
 
 
 def test_network_and_centres_are_means_the_rest_is_the_newests(tmp_path):

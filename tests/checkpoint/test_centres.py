@@ -13,7 +13,7 @@ from plsc.checkpoint.centres import export_centres
 from plsc.cli.ckpt import inspect
 from plsc.errors import UserError
 from plsc.utils.bfloat16 import float32_of, nearest
-from tests.checkpoints import Bits, content, flip, save_ranks
+from tests.helpers.checkpoints import Bits, content, flip, save_ranks
 
 
 @pytest.fixture

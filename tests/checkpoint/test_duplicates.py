@@ -16,8 +16,8 @@ from plsc.checkpoint.identities import edit_identities
 from plsc.checkpoint.store import Checkpoint
 from plsc.errors import UserError
 from plsc.utils.bfloat16 import float32_of, nearest
-from tests.bounds import assert_within, cosines
-from tests.checkpoints import content, save_one, save_ranks
+from tests.helpers.bounds import assert_within, cosines
+from tests.helpers.checkpoints import content, save_one, save_ranks
 
 
 def saved_with(root, centres, world=1, config="", **more):

@@ -8,8 +8,8 @@ from plsc.checkpoint import reshard
 from plsc.checkpoint.identities import edit_identities
 from plsc.checkpoint.store import Checkpoint
 from plsc.errors import UserError
-from tests.bounds import EPS, assert_within
-from tests.checkpoints import assert_same, content, save_ranks
+from tests.helpers.bounds import EPS, assert_within
+from tests.helpers.checkpoints import assert_same, content, save_ranks
 
 NAMES = list("abcdefghijk")
 

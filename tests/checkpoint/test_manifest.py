@@ -14,7 +14,7 @@ import plsc.checkpoint.manifest
 from plsc.checkpoint.manifest import DamagedError, config_sections, read_manifest, seal, tiles
 from plsc.checkpoint.store import Checkpoint, find
 from plsc.errors import MissingFileError, UserError
-from tests.checkpoints import content, reseal, save_one, save_ranks
+from tests.helpers.checkpoints import content, reseal, save_one, save_ranks
 
 FILE = {"bytes": 8, "crc32": "00000000"}
 KNOWN = {"shape": [1, 32, 32], "dtype": "uint8", "channels": "grey", "mean": 127.5, "scale": 1 / 127.5}

@@ -13,7 +13,7 @@ from plsc.checkpoint.reshard import reshard
 from plsc.checkpoint.store import Checkpoint
 from plsc.errors import UserError
 from plsc.utils.bfloat16 import nearest
-from tests.checkpoints import Bits, assert_holds, content, flip, save_ranks
+from tests.helpers.checkpoints import Bits, assert_holds, content, flip, save_ranks
 
 
 def files(folder):

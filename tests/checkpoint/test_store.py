@@ -17,7 +17,7 @@ from plsc.checkpoint.saved import Best
 from plsc.checkpoint.store import Checkpoint, SaveError, find, newest_step, prune, save, set_aside_after
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.sharding import split
-from tests.checkpoints import (
+from tests.helpers.checkpoints import (
     assert_holds,
     assert_same,
     content,
@@ -27,7 +27,7 @@ from tests.checkpoints import (
     save_one,
     save_ranks,
 )
-from tests.launch import run_python
+from tests.helpers.launch import run_python
 
 
 @pytest.mark.parametrize("world", [1, 2, 5, 16])  # 16 ranks for 11 classes: some hold none

@@ -13,9 +13,9 @@ from plsc.checkpoint.saved import Checkpoint
 from plsc.entry import Entry
 from plsc.evaluation.card import Card, files_of, read_card, write_card
 from plsc.training.card import files_for_export
-from tests.checkpoints import flip
-from tests.launch import ROOT, launch
-from tests.tiny_runs import TINY, checkpoint
+from tests.helpers.checkpoints import flip
+from tests.helpers.launch import ROOT, launch
+from tests.helpers.tiny_runs import TINY, checkpoint
 
 NOT_COMPARED = "; not compared: folder, date, command, pictures"
 TRAIN = ROOT / "tools" / "train.py"

@@ -8,8 +8,8 @@ import pytest
 from plsc import cli
 from plsc.checkpoint.saved import Best
 from plsc.checkpoint.store import Checkpoint
-from tests.checkpoints import assert_holds, content, flip, reseal, save_ranks
-from tests.launch import run_python
+from tests.helpers.checkpoints import assert_holds, content, flip, reseal, save_ranks
+from tests.helpers.launch import run_python
 
 CONFIG = (
     "Global: {seed: 1}\nModel: {name: LeNet, embedding_size: 4}\nHead: {name: dist_arcface, margin: 0.5}\n"

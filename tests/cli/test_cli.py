@@ -18,8 +18,8 @@ from plsc.cli.mistakes import without_traceback
 from plsc.distributed import guard
 from plsc.distributed.launcher import MAIN
 from plsc.errors import UserError
-from tests.launch import ROOT, run_python
-from tests.tiny_runs import TINY
+from tests.helpers.launch import ROOT, run_python
+from tests.helpers.tiny_runs import TINY
 
 KINDS = ("softmax", "arcface", "cosface", "sphereface", "combined", "adaface", "magface", "curricularface")
 HEADS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS)

@@ -10,7 +10,7 @@ from plsc.checkpoint import tensorfile
 from plsc.cli.selftest.parts import PARTS, Worst, relative
 from plsc.cli.selftest.selftest import Row, join_ranks, launch_parts, run_parts
 from plsc.heads import backends, step
-from tests.launch import launch
+from tests.helpers.launch import launch
 
 HEADS = {part for part in PARTS if part.startswith("head ")}
 SAMPLED = {"head before a training", "Partial FC, a rate of 0.3", "Partial FC, every class"}

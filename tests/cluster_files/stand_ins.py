@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plsc import config
 from plsc.apps.supervise.options import Options, read_options
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 FOLDER = ROOT / "tools/cluster"
 

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from tests.cluster_files.stand_ins import calls, examples, put_stand_ins, read_command, run
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 PAGE = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
 TYPED = examples(PAGE, "plsc run")

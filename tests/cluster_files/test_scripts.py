@@ -11,7 +11,7 @@ import pytest
 
 from plsc.apps.supervise.address import free_port
 from tests.cluster_files.stand_ins import FOLDER, calls, examples, put_stand_ins, read_command, run
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 SCRIPTS = ["ssh.sh", "slurm.sbatch"]
 LIST = {name: (FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS}
@@ -174,7 +174,7 @@ def test_two_machines_train_over_ssh(stand_ins, clone):
     program.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/plsc/__main__.py "$@"\n')
     program.chmod(0o755)
     env = stand_ins(PLSC=str(program), PORT=str(free_port()), PYTHONPATH=str(ROOT))
-    train = [ROOT / "tools/train.py", "-c", ROOT / "tests/tiny.yaml", "-o", "Global.max_steps=4"]
+    train = [ROOT / "tools/train.py", "-c", ROOT / "tests/helpers/tiny.yaml", "-o", "Global.max_steps=4"]
     command = [FOLDER / "ssh.sh", "127.0.0.1", "127.0.0.2", "--", "--nproc_per_node", "1", *train]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout

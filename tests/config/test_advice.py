@@ -10,9 +10,9 @@ from plsc.config import ConfigError, load
 from plsc.config.advice import advice
 from plsc.entry import Entry
 from plsc.errors import UserError
-from tests.datasets import dataset_of
-from tests.image_files import write_folder
-from tests.tiny_runs import TINY
+from tests.helpers.datasets import dataset_of
+from tests.helpers.image_files import write_folder
+from tests.helpers.tiny_runs import TINY
 
 OWN = "DataLoader.Train.dataset={name: Synthetic, num_classes: 5, image_shape: [1, 12, 10]}"
 

@@ -6,7 +6,7 @@ import pytest
 from plsc.data.autodetect import kind_of, label_is_first, open_any, open_images
 from plsc.data.bin_packs import write_pack
 from plsc.errors import MissingFileError, UserError
-from tests.image_files import png, write_folder, write_rec
+from tests.helpers.image_files import png, write_folder, write_rec
 
 
 def line(number, first):

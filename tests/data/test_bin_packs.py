@@ -6,7 +6,7 @@ import pytest
 
 from plsc.data.bin_packs import BinPairs, write_pack
 from plsc.errors import MissingFileError, UserError
-from tests.image_files import INSIGHTFACE, needs_insightface_files, png
+from tests.helpers.image_files import INSIGHTFACE, needs_insightface_files, png
 
 FORMS = {
     "bytes": lambda image: image,

@@ -7,7 +7,7 @@ import pytest
 
 from plsc.config import load
 from plsc.errors import UserError
-from tests.datasets import dataset_of
+from tests.helpers.datasets import dataset_of
 
 
 def written(text):

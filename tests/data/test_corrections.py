@@ -11,7 +11,7 @@ from plsc.data.dataset import Dataset, class_names
 from plsc.data.joined import Joined
 from plsc.data.without import Without
 from plsc.errors import MissingFileError, UserError
-from tests.datasets import dataset_of
+from tests.helpers.datasets import dataset_of
 
 
 class People(Dataset):

@@ -7,7 +7,7 @@ import pytest
 from plsc.data.folder import ImageFolder, read_folder
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.logging import setup
-from tests.image_files import png, write_folder
+from tests.helpers.image_files import png, write_folder
 
 
 @pytest.fixture

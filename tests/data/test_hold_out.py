@@ -13,8 +13,8 @@ from plsc.data.pairs import ImagePairs
 from plsc.data.rec import RecImages
 from plsc.entry import Entry
 from plsc.errors import UserError
-from tests.image_files import write_folder, write_rec
-from tests.tiny_runs import TINY
+from tests.helpers.image_files import write_folder, write_rec
+from tests.helpers.tiny_runs import TINY
 
 NAMES = [f"n{number:04}" for number in range(4000)]
 

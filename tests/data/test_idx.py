@@ -15,7 +15,7 @@ from plsc.data.idx import IdxImages, read_idx
 from plsc.data.loader import Loader
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import MissingFileError, UserError
-from tests.idx_files import DATA, NAMES, needs_fashion_mnist, write_family, write_idx
+from tests.helpers.idx_files import DATA, NAMES, needs_fashion_mnist, write_family, write_idx
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 3, 5), np.uint8)
 LABELS = np.array([2, 0, 1, 1], np.uint8)

@@ -12,7 +12,7 @@ from plsc.data.image_size import MOST_PIXELS, promised_pixels
 from plsc.data.images import read_sample
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import CorruptImageError, MissingFileError, UserError
-from tests.datasets import dataset_of
+from tests.helpers.datasets import dataset_of
 
 
 @pytest.fixture

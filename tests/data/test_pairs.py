@@ -5,7 +5,7 @@ from plsc.data.glyphs import GlyphPairs
 from plsc.data.pairs import ImagePairs, PairList, is_pair_list, open_text
 from plsc.errors import MissingFileError, UserError
 from plsc.evaluation.sets import eval_set
-from tests.image_files import png, write_folder, write_rec
+from tests.helpers.image_files import png, write_folder, write_rec
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from plsc.data.rec import RecImages
 from plsc.data.recordio import RecordWriter, pack_image
 from plsc.errors import MissingFileError, UserError
-from tests.image_files import INSIGHTFACE, needs_insightface_files, png, write_rec
+from tests.helpers.image_files import INSIGHTFACE, needs_insightface_files, png, write_rec
 
 LABELS = [0, 0, (1.0, 0.0), 2, (2.0, 7.0)]
 

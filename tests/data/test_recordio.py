@@ -7,7 +7,7 @@ import pytest
 
 from plsc.data.recordio import MAGIC, RecordFile, RecordWriter, image_of, pack_image
 from plsc.errors import MissingFileError, UserError
-from tests.image_files import INSIGHTFACE, needs_insightface_files
+from tests.helpers.image_files import INSIGHTFACE, needs_insightface_files
 
 MARK = struct.pack("<I", MAGIC)
 # Empty, aligned and unaligned, alone, doubled, at the beginning and at the end.

@@ -10,8 +10,8 @@ from plsc.data.dataset import Dataset, IdentificationSet, PairSet
 from plsc.evaluation.sets import eval_set
 from plsc.utils.registry import DATASETS
 from tests.data.cjk_fonts import write_fonts
-from tests.idx_files import write_idx
-from tests.image_files import png, write_folder, write_rec
+from tests.helpers.idx_files import write_idx
+from tests.helpers.image_files import png, write_folder, write_rec
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -21,8 +20,8 @@ from plsc.data.pairs import ImagePairs
 from plsc.data.remote_shards import Cache
 from plsc.data.shards import Shards
 from plsc.errors import MissingFileError, UserError
-from tests.image_files import write_folder
-from tests.launch import ROOT
+from tests.helpers.image_files import write_folder
+from tests.helpers.launch import ROOT
 
 needs_http = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("fsspec", "aiohttp"))),
@@ -162,10 +161,8 @@ def test_a_server_that_is_down_for_a_while_is_waited_for(server, caplog):
 )
 def test_a_server_that_fails_for_ever_is_named_in_one_line(server, way, reason):
     server.way = way
-    began = time.monotonic()
     with pytest.raises(UserError) as raised:
         Shards(server.url, cache=cache(stall=0.2, patience=0.8))
-    assert time.monotonic() - began < 8
     line = str(raised.value)
     assert (
         line.startswith(f"{server.url}/index.npz: the server failed in ")

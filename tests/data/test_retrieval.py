@@ -4,7 +4,7 @@ import pytest
 from plsc.data.retrieval import QueryGallery
 from plsc.errors import MissingFileError, UserError
 from plsc.evaluation.sets import eval_set
-from tests.image_files import png, write_folder
+from tests.helpers.image_files import png, write_folder
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from plsc.data.pairs import ImagePairs
 from plsc.data.rec import RecImages
 from plsc.data.shards import Shards
 from plsc.errors import MissingFileError, UserError
-from tests.image_files import png, write_folder, write_rec
+from tests.helpers.image_files import png, write_folder, write_rec
 
 PEOPLE = {"Ann": 5, "Bob": 7, "Cyé": 4, "J. Dee": 3, "Eve " + 100 * "x": 6, "Fay": 4}
 

@@ -3,7 +3,7 @@ import pytest
 
 from plsc.data.templates import GalleryProbe, IjbPairs
 from plsc.errors import MissingFileError, UserError
-from tests.image_files import png, write_folder
+from tests.helpers.image_files import png, write_folder
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from plsc.config import load
 from plsc.data.without import Without
 from plsc.errors import UserError
-from tests.datasets import dataset_of
-from tests.tiny_runs import TINY, DamagedSynthetic, People
+from tests.helpers.datasets import dataset_of
+from tests.helpers.tiny_runs import TINY, DamagedSynthetic, People
 from tests.training.test_finetune import OLD, people
 
 
@@ -52,7 +52,7 @@ def test_substitutes_are_the_same_samples():
 def test_by_the_config():
     out = 'DataLoader.Train.without=["p3"]'
     assert dataset_of(load(TINY, [people(OLD), out])).num_classes == 10
-    parts = [{"name": "tests.tiny_runs:People", "people": names} for names in (["a", "p3"], OLD)]
+    parts = [{"name": "tests.helpers.tiny_runs:People", "people": names} for names in (["a", "p3"], OLD)]
     two = load(TINY, [f"DataLoader.Train.dataset={json.dumps(parts)}", out])
     assert dataset_of(two).class_names.tolist() == ["a", *OLD[:3], *OLD[4:]]
     for wrong, why in ((["p3", "x"], "no class 'x'"), (OLD, "all 11 classes are left out")):

@@ -12,7 +12,7 @@ from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.data.workers import WorkerDied, WorkerTraceback
 from plsc.errors import MissingFileError, UserError
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 
 class Trouble(Synthetic):
@@ -141,7 +141,7 @@ def test_no_worker_outlives_the_parent(how):
     else:
         parent.send_signal(how)
         parent.communicate()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(alive(pid) for pid in pids)

@@ -10,7 +10,7 @@ import paddle
 
 from plsc import distributed as d
 from plsc.backbones.small_resnet import SmallResNet
-from tests.tiny_runs import IMAGE_SHAPE, train
+from tests.helpers.tiny_runs import IMAGE_SHAPE, train
 from tests.training.test_network import Dropping
 
 HEADS = {"full": [], "sampled": ["Head.sample_rate=0.3"]}

@@ -11,7 +11,7 @@ import paddle
 from plsc.distributed import collectives as d
 from plsc.errors import MissingFileError
 from plsc.utils.sharding import split
-from tests.bounds import EPS, assert_within
+from tests.helpers.bounds import EPS, assert_within
 
 d.init("cpu", threads=1)
 W, r = d.world_size(), d.rank()

@@ -17,8 +17,8 @@ from plsc.distributed.guard import Guard
 from plsc.errors import UserError
 from plsc.training.parts.divergence import DivergedError
 from plsc.utils.logging import get_logger, setup
-from tests.poison import everything, poisoned
-from tests.tiny_runs import checkpoint, checkpoints, make_trainer
+from tests.helpers.poison import everything, poisoned
+from tests.helpers.tiny_runs import checkpoint, checkpoints, make_trainer
 from tests.training.parts.test_losses import Length
 
 folder = Path(sys.argv[1])

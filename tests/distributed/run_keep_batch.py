@@ -13,7 +13,7 @@ import paddle
 from plsc import distributed
 from plsc.backbones.layers import Dropout
 from plsc.backbones.small_resnet import SmallResNet
-from tests.tiny_runs import IMAGE_SHAPE, checkpoint, train
+from tests.helpers.tiny_runs import IMAGE_SHAPE, checkpoint, train
 
 BATCH = 24  # the last step of an epoch, of five, has 19
 KINDS = {

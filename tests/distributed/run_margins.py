@@ -9,8 +9,8 @@ from plsc import distributed
 from plsc.config import load
 from plsc.training.build_head import build_head, build_rule
 from plsc.utils.registry import MARGINS
-from tests.bounds import assert_within, perturbed
 from tests.heads.autograd import dense_gradients
+from tests.helpers.bounds import assert_within, perturbed
 
 distributed.init("cpu", threads=1)
 W, rank = distributed.world_size(), distributed.rank()

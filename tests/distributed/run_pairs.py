@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from plsc import distributed
-from tests.tiny_runs import (
+from tests.helpers.tiny_runs import (
     Linear,
     assert_takes_over,
     checkpoint,

@@ -15,7 +15,7 @@ from plsc.heads.backends import LOWEST
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.step import Step
-from tests.bounds import EPS, assert_within, perturbed
+from tests.helpers.bounds import EPS, assert_within, perturbed
 
 B, C, D = 6, 23, 16
 

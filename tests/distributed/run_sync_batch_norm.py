@@ -13,8 +13,8 @@ from paddle import nn
 from plsc import distributed as d
 from plsc.backbones.iresnet import _Features
 from plsc.distributed.sync_batch_norm import synchronise
-from tests.bounds import EPS, assert_within, perturbed
 from tests.distributed.test_sync_batch_norm import train_wide
+from tests.helpers.bounds import EPS, assert_within, perturbed
 
 folder = Path(sys.argv[1])
 d.init("cpu", threads=1)

@@ -17,8 +17,8 @@ from plsc.heads.config import head_names
 from plsc.training.embed import embed, to_input
 from plsc.training.evaluator import Evaluator, build_sets
 from plsc.training.parts.divergence import DivergedError
-from tests.bounds import assert_within, rounded
-from tests.tiny_runs import (
+from tests.helpers.bounds import assert_within, rounded
+from tests.helpers.tiny_runs import (
     TINY,
     Linear,
     NoisePairs,

@@ -9,7 +9,7 @@ import pytest
 from plsc.distributed import accelerator, collectives, environment, kinds
 from plsc.distributed.accelerator import decide, why_none
 from plsc.errors import UserError
-from tests.launch import ROOT, launch
+from tests.helpers.launch import ROOT, launch
 
 
 @pytest.fixture

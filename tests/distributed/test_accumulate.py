@@ -7,11 +7,11 @@ import numpy as np
 import paddle
 import pytest
 
-from tests.bounds import assert_within
 from tests.distributed import run_accumulate
 from tests.distributed.run_accumulate import HEADS, run
-from tests.launch import launch
-from tests.tiny_runs import arrays, assert_same_arrays, checkpoint, columns, rounded_run, rows
+from tests.helpers.bounds import assert_within
+from tests.helpers.launch import launch
+from tests.helpers.tiny_runs import arrays, assert_same_arrays, checkpoint, columns, rounded_run, rows
 from tests.training.test_network import Dropping
 
 SCRIPT = Path(run_accumulate.__file__)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import launch
+from tests.helpers.launch import launch
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

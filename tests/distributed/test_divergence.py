@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import launch
+from tests.helpers.launch import launch
 
 
 @pytest.mark.parametrize("kernels", ["1", "0"])

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from plsc.distributed import environment
-from tests.launch import ROOT, run_python
+from tests.helpers.launch import ROOT, run_python
 
 PREPARE = """
 import {first}plsc.distributed.environment

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from plsc.checkpoint.store import Checkpoint
-from tests.launch import ROOT, launch
-from tests.tiny_runs import TINY, assert_same_arrays, checkpoint, rows, steps, train
+from tests.helpers.launch import ROOT, launch
+from tests.helpers.tiny_runs import TINY, assert_same_arrays, checkpoint, rows, steps, train
+from tests.helpers.warm import all_ended, lines, shared
 from tests.training.test_finetune import CASES, MORE, NEW, NO_PAIRS, OLD, people, started
-from tests.warm import all_ended, lines, shared
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -25,7 +25,12 @@ def test_more_people_on_two_ranks_and_a_kill_change_no_bit(tmp_path):
     """One of the new names is left out of the data all the time."""
     train(tmp_path / "before", people(OLD), *MORE, "Global.max_steps=5")
     start = [f"Global.init_from={checkpoint(tmp_path / 'before', 5)}", "Global.keep_step=true"]
-    start += [people(NEW), *MORE, 'DataLoader.Train.without=["p0"]', "Model.name=tests.faults:FaultyNet"]
+    start += [
+        people(NEW),
+        *MORE,
+        'DataLoader.Train.without=["p0"]',
+        "Model.name=tests.helpers.faults:FaultyNet",
+    ]
     plans = {"killed": '["1:1:SIGKILL"]', "other": "[]"}
     keys = {
         name: [f"Global.output_dir={name}", *start, f"Model.plan={plan}", f"Model.marks={tmp_path}"]
@@ -33,7 +38,7 @@ def test_more_people_on_two_ranks_and_a_kill_change_no_bit(tmp_path):
     }
     run = [ROOT / "tools/run.py", "--nproc_per_node", "2", ROOT / "tools/train.py", "-c", TINY, "-o"]
     program = shared().start([*run, *keys["killed"]], tmp_path)
-    assert program.wait(120) == 0 and all_ended(tmp_path, 1)
+    assert program.wait(120) == 0 and all_ended(tmp_path)
     assert "rank 1 was killed (signal 9)" in lines(tmp_path)[0]
     launch(ROOT / "tools/train.py", 2, tmp_path, "-c", TINY, "-o", *keys["other"])
     assert_same_arrays(checkpoint(tmp_path / "killed"), checkpoint(tmp_path / "other"))

@@ -12,7 +12,7 @@ from plsc.distributed import guard
 from plsc.distributed.guard import Guard, failure
 from plsc.distributed.lock import hold
 from plsc.errors import UserError
-from tests.launch import run_python
+from tests.helpers.launch import run_python
 
 
 @pytest.fixture

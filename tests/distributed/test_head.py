@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import launch
+from tests.helpers.launch import launch
 
 
 @pytest.mark.parametrize("ranks,every,cases", [(2, 7, 41), (3, 1, 124), (4, 7, 41)])

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.bounds import assert_within
 from tests.distributed import run_keep_batch
 from tests.distributed.run_keep_batch import KINDS
-from tests.launch import launch
-from tests.tiny_runs import rounded_run, rows
+from tests.helpers.bounds import assert_within
+from tests.helpers.launch import launch
+from tests.helpers.tiny_runs import rounded_run, rows
 
 STOPS = {"two": 3, "three": 6}  # within an epoch of five steps
 END = 9

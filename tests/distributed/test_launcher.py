@@ -8,7 +8,7 @@ from plsc.distributed import launcher
 from plsc.distributed.launcher import launch
 from plsc.distributed.paddle_launch import prepare
 from plsc.errors import UserError
-from tests.launch import launch as start
+from tests.helpers.launch import launch as start
 
 
 def test_what_the_ranks_say_and_their_exit_code_come_back(tmp_path):

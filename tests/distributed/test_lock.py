@@ -11,7 +11,7 @@ import pytest
 
 from plsc.distributed.lock import hold
 from plsc.errors import UserError
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 HOLD = "import sys, time; from plsc.distributed.lock import hold; held = hold(sys.argv[1]); print('held', flush=True); time.sleep(60)"
 

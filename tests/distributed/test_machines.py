@@ -1,7 +1,7 @@
 """plsc run on several machines, which share the loopback interface: what happens when one of them fails.
 
 A run that went on must equal, bit for bit, one of as many ranks on a single machine that nothing happened to. Breaks of the network
-and many more faults, with a network for each machine: `python -m tests.cluster trials`.
+and many more faults, with a network for each machine: `python -m tests.helpers.cluster trials`.
 """
 
 import re
@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from plsc.checkpoint.store import newest_step
-from tests.bounds import assert_within
-from tests.cluster import EVERY, STEPS, Cluster
-from tests.launch import ROOT, launch
-from tests.tiny_runs import TINY, assert_equal_runs, linear, rounded_run, rows, steps, train
-from tests.warm import shared
+from tests.helpers.bounds import assert_within
+from tests.helpers.cluster import EVERY, STEPS, Cluster
+from tests.helpers.launch import ROOT, launch
+from tests.helpers.tiny_runs import TINY, assert_equal_runs, linear, rounded_run, rows, steps, train
+from tests.helpers.warm import shared
 
 SAMPLED = ["Head.sample_rate=0.3"]
 SETTINGS = [f"Global.max_steps={STEPS}", f"Checkpoint.every_steps={EVERY}", *SAMPLED]
@@ -85,7 +85,7 @@ def test_a_mistake_on_one_machine_is_said_on_all(tmp_path):
 def test_a_machine_that_is_lost_is_left_out_and_taken_back_at_the_next_restart(tmp_path):
     """The global batch stays, so the losses of a network without BatchNorm do, but for rounding."""
     elastic = ["--nnodes", "2:3", "--wait", "3"]
-    network = ["Model={name: 'tests.tiny_runs:Linear', embedding_size: 8}"]
+    network = ["Model={name: 'tests.helpers.tiny_runs:Linear', embedding_size: 8}"]
     whole = tmp_path / "whole"
     whole.mkdir()
     settings = [f"Global.max_steps={STEPS}", f"Checkpoint.every_steps={EVERY}", *network]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from plsc.distributed import network
-from tests.launch import ROOT, launch
-from tests.tiny_runs import TINY, rows
+from tests.helpers.launch import ROOT, launch
+from tests.helpers.tiny_runs import TINY, rows
 
 
 def test_all_ranks_have_figures_and_keep_their_random_numbers(tmp_path):

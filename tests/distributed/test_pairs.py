@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.bounds import assert_within
 from tests.distributed import run_pairs
 from tests.distributed.run_pairs import END, STOP, WORLD_SIZES, loss_bound
-from tests.launch import launch
-from tests.tiny_runs import arrays, assert_same_arrays, checkpoint, rows
+from tests.helpers.bounds import assert_within
+from tests.helpers.launch import launch
+from tests.helpers.tiny_runs import arrays, assert_same_arrays, checkpoint, rows
 
 
 @pytest.fixture(scope="module")

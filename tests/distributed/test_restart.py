@@ -1,7 +1,7 @@
 """Launches that are killed, stopped and started again: what is left must equal, bit for bit, a run that was not.
 
-What happens, and to whom, is the plan of tests/faults.py. But for the starts of two tests all are forks of a warm process
-(tests/warm.py); those two show that real ones have the same bits. Partial FC throughout.
+What happens, and to whom, is the plan of tests/helpers/faults.py. But for the starts of two tests all are forks of a warm process
+(tests/helpers/warm.py); those two show that real ones have the same bits. Partial FC throughout.
 """
 
 import os
@@ -12,23 +12,23 @@ import signal
 import pytest
 
 from plsc.checkpoint.store import newest_step
-from tests import soak
-from tests.faults import CGROUP, LATE
-from tests.launch import ROOT, launch
-from tests.tiny_runs import TINY, assert_equal_runs, checkpoint, checkpoints, rows, steps
-from tests.warm import all_ended, lines, shared
+from tests.helpers import soak
+from tests.helpers.faults import CGROUP, LATE
+from tests.helpers.launch import ROOT, launch
+from tests.helpers.tiny_runs import TINY, assert_equal_runs, checkpoint, checkpoints, rows, steps
+from tests.helpers.warm import all_ended, lines, shared
 
 TRAIN, RUN = ROOT / "tools/train.py", ROOT / "tools/run.py"
 SETTINGS = [
     *("Head.sample_rate=0.3", "DataLoader.Train.batch_size=6", "Global.eval_every_steps=6"),
     "Global.ema={decay: 0.9, every: 2}",
 ]
-FAULTS = ROOT / "tests/faults.py"
+FAULTS = ROOT / "tests/helpers/faults.py"
 SLOW = {"stopped": "1:3:SIGSTOP", "late": "1:3:late", "evaluation": "0:1:late@before score"}
 
 
 def training(folder, *plan, more=()):
-    net = ["Model.name=tests.faults:FaultyNet", f"Model.plan={list(plan)}", f"Model.marks={folder}"]
+    net = ["Model.name=tests.helpers.faults:FaultyNet", f"Model.plan={list(plan)}", f"Model.marks={folder}"]
     return [TRAIN, "-c", TINY, "-o", "Global.output_dir=out", *SETTINGS, *net, *more]
 
 
@@ -65,7 +65,7 @@ def run(warm, tmp_path):
 
     def run(*plan, **keywords):
         code = warm.start(command(tmp_path, *plan, **keywords), tmp_path).wait(120)
-        assert all_ended(tmp_path, 1)
+        assert all_ended(tmp_path)
         return code, lines(tmp_path)
 
     return run
@@ -93,7 +93,7 @@ def test_kill_and_ctrl_c_by_real_starts(slow, warm, whole, tmp_path):
 def test_kills_of_random_ranks_at_random_moments_change_nothing(
     warm, tmp_path, monkeypatch, ranks, rate, seed
 ):
-    """Two of them. `python -m tests.soak kills 20` has more, in longer runs by real starts."""
+    """Two of them. `python -m tests.helpers.soak kills 20` has more, in longer runs by real starts."""
     monkeypatch.setattr(soak, "STEPS", 24)
     expected = soak.whole(warm.start, tmp_path / "whole", ranks, rate)
     killed = soak.kill_run(warm.start, tmp_path / "killed", ranks, rate, 2, random.Random(seed))
@@ -171,7 +171,7 @@ def test_a_killed_launcher_and_a_killed_supervisor_leave_no_process(whole, run, 
 
 def test_a_killed_supervisor_leaves_no_process_by_a_real_start(tmp_path):
     process = soak.real(command(tmp_path, "1:5:supervisor SIGKILL"), tmp_path)
-    assert process.wait(timeout=120) == -signal.SIGKILL and all_ended(tmp_path, 1)
+    assert process.wait(timeout=120) == -signal.SIGKILL and all_ended(tmp_path)
 
 
 @pytest.mark.slow
@@ -217,7 +217,7 @@ def test_a_bank_on_disk_is_that_in_memory_and_kills_change_nothing(warm, tmp_pat
         banked(warm.start, tmp_path / "disk", "disk", dtype),
         banked(warm.start, tmp_path / "killed", "disk", dtype, *kills, supervised=True),
     ]
-    assert [(process.wait(120), all_ended(folder, 1)) for folder, process in runs] == [(0, True)] * 3
+    assert [(process.wait(120), all_ended(folder)) for folder, process in runs] == [(0, True)] * 3
     host, disk, killed = (folder for folder, _ in runs)
     assert [line.split("; ")[1] for line in lines(killed)] == [
         "restart 1 from step 4",
@@ -238,7 +238,7 @@ def test_a_kill_changes_no_bit_in_bfloat16(warm, tmp_path):
         folders.append(tmp_path / name)
         folders[-1].mkdir()
         process = warm.start(command(folders[-1], *plan, more=["Global.amp={dtype: bfloat16}"]), folders[-1])
-        assert process.wait(120) == 0 and all_ended(folders[-1], 1)
+        assert process.wait(120) == 0 and all_ended(folders[-1])
     whole, killed = folders
     assert len(lines(killed)) == 2
     assert_equal_runs(killed / "out", whole / "out")
@@ -251,11 +251,15 @@ def test_a_kill_changes_no_bit_of_a_loss_scale(warm, tmp_path):
     def start(name, *plan):
         folder = tmp_path / name
         folder.mkdir()
-        more = ["Model.name=tests.faults:HalfNet", "Global.amp={dtype: float16}", "Global.log_every=1"]
+        more = [
+            "Model.name=tests.helpers.faults:HalfNet",
+            "Global.amp={dtype: float16}",
+            "Global.log_every=1",
+        ]
         return folder, warm.start(command(folder, *plan, more=more), folder, PLSC_KERNELS="0")
 
     for folder, process in [start("whole"), start("killed", "1:6:SIGKILL", "0:3:SIGKILL")]:
-        assert process.wait(120) == 0 and all_ended(folder, 1)
+        assert process.wait(120) == 0 and all_ended(folder)
     scales = [row["loss_scale"] for row in rows(tmp_path / "whole/out")]
     assert 65536.0 > scales[3] >= scales[-1] > 1.0 and scales.count(scales[-1]) > 1
     assert len(lines(tmp_path / "killed")) == 2
@@ -281,7 +285,7 @@ def cgroup():
 
 def test_a_rank_that_the_kernel_kills_for_want_of_memory(cgroup, warm, whole, tmp_path):
     program = warm.start(command(tmp_path, "1:5:oom"), tmp_path, **{CGROUP: cgroup})
-    assert program.wait(120) == 0 and all_ended(tmp_path, 0)
+    assert program.wait(120) == 0 and all_ended(tmp_path)
     advice = "the machine is probably out of memory; lower DataLoader.Train.batch_size"
     said = f"WARNING rank 1 was killed (signal 9) at step 5: {advice}; restart 1 from step 4"
     assert lines(tmp_path) == [said]
@@ -311,7 +315,7 @@ def test_a_mistake_is_told_once(run):
 def test_half_a_minute_of_one_rank(slow, whole, name):
     """A rank that Gloo's 30 s do not wait for is named, and where it is; an evaluation on rank 0 may take as long as it takes."""
     folder, process = slow[name]
-    assert process.wait(120) == 0 and all_ended(folder, 0)
+    assert process.wait(120) == 0 and all_ended(folder)
     said, line = lines(folder), 1 + FAULTS.read_text().splitlines().index("    time.sleep(LATE)")
     place = {"late": rf"{FAULTS}:{line}", "stopped": rf"{FAULTS}:\d+ \(the process was stopped, by SIGSTOP\)"}
     if name == "evaluation":
@@ -326,7 +330,7 @@ def test_half_a_minute_of_one_rank(slow, whole, name):
 
 @pytest.mark.slow
 def test_a_short_soak(warm, tmp_path):
-    """`python -m tests.soak cycles 500` is the long one."""
+    """`python -m tests.helpers.soak cycles 500` is the long one."""
     samples = soak.kill_again_and_again(warm, tmp_path, 8, random.Random(0))
     assert max(found["checkpoints"] for found in samples) <= soak.KEEP + 1
     for key in ("fds", "other_files"):  # not "shm", where other tests' files come and go

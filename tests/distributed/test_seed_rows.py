@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed import run_seed_rows
-from tests.launch import launch
+from tests.helpers.launch import launch
 
 
 @pytest.fixture(scope="module", params=[2, 4])

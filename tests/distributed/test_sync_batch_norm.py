@@ -10,9 +10,9 @@ import pytest
 
 from plsc.distributed.sync_batch_norm import SyncBatchNorm, synchronise
 from plsc.errors import UserError
-from tests.bounds import assert_within, rounded
-from tests.launch import launch
-from tests.tiny_runs import arrays, checkpoint, columns, make_trainer, rows, train
+from tests.helpers.bounds import assert_within, rounded
+from tests.helpers.launch import launch
+from tests.helpers.tiny_runs import arrays, checkpoint, columns, make_trainer, rows, train
 
 
 class Wide(paddle.nn.Layer):

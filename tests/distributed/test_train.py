@@ -10,9 +10,9 @@ from plsc.checkpoint.store import Checkpoint
 from plsc.entry import Entry
 from plsc.heads.config import head_names
 from plsc.training.trained import load_network
-from tests.bounds import assert_within, rounded
-from tests.launch import ROOT, launch, run_forked, run_python
-from tests.tiny_runs import (
+from tests.helpers.bounds import assert_within, rounded
+from tests.helpers.launch import ROOT, launch, run_forked, run_python
+from tests.helpers.tiny_runs import (
     TINY,
     arrays,
     assert_same_arrays,
@@ -181,7 +181,7 @@ def test_a_diverging_run_ends_every_rank(tmp_path):
 def test_the_trouble_of_one_rank_ends_all_of_them(tmp_path):
     """With a code that the launcher picks: the other rank has lost its peer, or is terminated."""
     shape = "num_classes: 23, image_shape: [1, 12, 10]"
-    broken = f'DataLoader.Train.dataset={{name: "tests.tiny_runs:OneBadSample", {shape}}}'
+    broken = f'DataLoader.Train.dataset={{name: "tests.helpers.tiny_runs:OneBadSample", {shape}}}'
     command = ["-c", TINY, "-o", HALF, "Global.output_dir=out", broken]
     done = launch(TRAIN, 2, tmp_path, *command, check=False, timeout=60)
     assert done.returncode != 0 and "done: " not in done.stdout

@@ -10,7 +10,7 @@ import pytest
 from plsc.config import load
 from plsc.data.augment import Augment
 from plsc.data.images import EncodedImages
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 KEYS = vars(Augment())

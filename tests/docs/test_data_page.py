@@ -7,7 +7,7 @@ import yaml
 
 from plsc.config import load
 from plsc.utils.registry import DATASETS
-from tests.launch import ROOT, run_forked
+from tests.helpers.launch import ROOT, run_forked
 
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 COMMANDS = re.search(r"```bash\n(.*?)```", PAGE, re.DOTALL)[1].splitlines()

@@ -12,8 +12,8 @@ from plsc.cli import VERBS
 from plsc.config import Config, load
 from plsc.data.preprocessing import Preprocessing
 from plsc.entry import Entry
-from tests.image_files import write_folder
-from tests.launch import ROOT, run_forked
+from tests.helpers.image_files import write_folder
+from tests.helpers.launch import ROOT, run_forked
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")

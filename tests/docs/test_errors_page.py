@@ -4,7 +4,7 @@ import ast
 import re
 from functools import lru_cache
 
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 PAGE = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
 OF_PYTHON = "ModuleNotFoundError: "

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.launch import ROOT, run_forked
+from tests.helpers.launch import ROOT, run_forked
 
 PAGE = (ROOT / "docs" / "gallery.md").read_text()
 COMMANDS = re.search(r"```bash\n(.*?)```", PAGE, re.DOTALL)[1].splitlines()

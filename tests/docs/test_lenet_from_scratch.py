@@ -12,8 +12,8 @@ import paddle
 import pytest
 
 from plsc.backbones.lenet import LeNet
-from tests.bounds import EPS, assert_within, perturbed
-from tests.idx_files import DATA, ROOT, needs_fashion_mnist, write_family
+from tests.helpers.bounds import EPS, assert_within, perturbed
+from tests.helpers.idx_files import DATA, ROOT, needs_fashion_mnist, write_family
 
 _spec = importlib.util.spec_from_file_location("lenet_from_scratch", ROOT / "docs" / "lenet_from_scratch.py")
 scratch = importlib.util.module_from_spec(_spec)

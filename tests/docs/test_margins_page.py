@@ -12,7 +12,7 @@ from plsc.config import load
 from plsc.heads.config import head_names
 from plsc.training.build_head import build_margin
 from plsc.utils.registry import MARGINS
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 CHAPTER = PAGE.partition("\n## Margins\n")[2].partition("\n## ")[0]

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.docs.test_docs import PAGES
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 
 def files(nav):

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.docs.test_docs import dead_links
-from tests.launch import ROOT, run_python
+from tests.helpers.launch import ROOT, run_python
 
 CELLS = json.loads((ROOT / "docs" / "tour.ipynb").read_text(encoding="utf-8"))["cells"]
 

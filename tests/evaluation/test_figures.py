@@ -20,7 +20,7 @@ from plsc.evaluation.report.figures import (
 )
 from plsc.evaluation.report.rate_figures import draw_cmc, draw_det, draw_histogram, draw_roc
 from plsc.utils.timing import PARTS
-from tests.pictures import identification, panels, style, verification  # noqa: F401 (style is a fixture)
+from tests.helpers.pictures import identification, panels, style, verification  # noqa: F401 (style is a fixture)
 
 
 def training(steps, **extra):

@@ -12,7 +12,7 @@ import pytest
 from plsc.evaluation import classify, verify, verify_distances, verify_pairs
 from plsc.evaluation.groups import Grouping
 from plsc.evaluation.report.html import WorstPair, write_report
-from tests.pictures import drawn
+from tests.helpers.pictures import drawn
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,7 +6,7 @@ import pytest
 from plsc.errors import UserError
 from plsc.evaluation import identify
 from plsc.evaluation.intervals import wilson
-from tests.bounds import assert_within, cosines
+from tests.helpers.bounds import assert_within, cosines
 
 
 def people(identities=60, images=5, strangers=0.4, noise=1.0, seed=0):

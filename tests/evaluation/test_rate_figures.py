@@ -5,7 +5,7 @@ import pytest
 
 from plsc.evaluation import identify, verify_distances
 from plsc.evaluation.report.rate_figures import draw_calibration, draw_cmc, draw_det, draw_histogram, draw_roc
-from tests.pictures import identification, panels, style, verification  # noqa: F401 (style is a fixture)
+from tests.helpers.pictures import identification, panels, style, verification  # noqa: F401 (style is a fixture)
 
 
 def test_roc_shows_the_tar_at_each_far():

@@ -13,8 +13,8 @@ from plsc.evaluation.groups import Grouping
 from plsc.evaluation.report.html import tables_of
 from plsc.evaluation.results import headlines, overfitting, read_compared, worst_of, write_results
 from plsc.evaluation.sets import eval_set
-from tests.pictures import drawn, identification, retrieval, verification
-from tests.tiny_runs import NoisePairs
+from tests.helpers.pictures import drawn, identification, retrieval, verification
+from tests.helpers.tiny_runs import NoisePairs
 from tests.training.test_evaluator import NoiseTemplates
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from plsc.evaluation.search import search
-from tests.bounds import assert_within, sums
+from tests.helpers.bounds import assert_within, sums
 
 
 def slow(queries, gallery, k):

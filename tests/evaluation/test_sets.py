@@ -6,7 +6,7 @@ import pytest
 from plsc.data.synthetic import Synthetic
 from plsc.errors import UserError
 from plsc.evaluation.sets import eval_set
-from tests.tiny_runs import NoisePairs
+from tests.helpers.tiny_runs import NoisePairs
 from tests.training.test_evaluator import NoiseGallery, NoiseQueries, NoiseTemplates
 
 KINDS = {

@@ -5,7 +5,7 @@ import pytest
 
 from plsc.errors import UserError
 from plsc.evaluation import template_features, templates
-from tests.bounds import EPS, assert_within, perturbed
+from tests.helpers.bounds import EPS, assert_within, perturbed
 
 
 def slow(embeddings, template, media):

@@ -71,7 +71,7 @@ def cases() -> dict[str, list[str]]:
 def main(target: Path, folder: Path) -> None:
     op_log.quiet()
     from plsc import distributed
-    from tests.tiny_runs import make_trainer
+    from tests.helpers.tiny_runs import make_trainer
 
     distributed.init("cpu", 1)
     found = {}

@@ -13,7 +13,7 @@ import pytest
 
 from tests.gpu_ops import count, op_log
 from tests.gpu_ops.run_budget import CLASSES, HEADS, SAMPLES
-from tests.launch import run_python
+from tests.helpers.launch import run_python
 
 N, D = 1024, 512
 # classes, most kernels, most bytes

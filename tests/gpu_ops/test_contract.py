@@ -16,7 +16,7 @@ from plsc.distributed.kernel_tables import EARLIER, listed
 from plsc.distributed.kinds import AS_KIND
 from tests.gpu_ops import op_log
 from tests.gpu_ops.record import IMAGES
-from tests.launch import run_python
+from tests.helpers.launch import run_python
 from tests.training.test_amp_dtypes import dtypes_on_a_gpu, needs_programs, program_of
 
 TABLE = Path(__file__).with_name("kernels-2.6.2.txt")

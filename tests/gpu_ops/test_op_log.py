@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.gpu_ops import op_log
-from tests.launch import run_python
+from tests.helpers.launch import run_python
 
 X = 16 * 8 * 4  # bytes
 ROWS = 7 * 8 * 4

@@ -10,7 +10,7 @@ import paddle.nn.functional as F
 
 from plsc.config import load
 from plsc.training.build_head import build_head, build_rule
-from tests.bounds import assert_within, perturbed
+from tests.helpers.bounds import assert_within, perturbed
 
 
 def angular(cos, m, paste=True):

@@ -13,7 +13,7 @@ from plsc.heads import reference
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.sampling import choose_classes
 from plsc.utils.sharding import ClassShard
-from tests.bounds import EPS, perturbed, roundings
+from tests.helpers.bounds import EPS, perturbed, roundings
 
 
 def run(head, x, label):

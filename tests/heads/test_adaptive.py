@@ -10,8 +10,8 @@ from plsc.errors import UserError
 from plsc.heads import make_head
 from plsc.heads.adaptive import AdaFace, CurricularFace, MagFace
 from plsc.heads.margins import ArcFace
-from tests.bounds import assert_within, perturbed
 from tests.heads.autograd import D, assert_equal_to_dense, gradients, head_of, samples
+from tests.helpers.bounds import assert_within, perturbed
 
 
 @pytest.mark.parametrize("kind", ["arcface", "magface"])

@@ -16,8 +16,8 @@ from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.step import Step
 from plsc.native.heads import softmax
-from tests.bounds import assert_within, perturbed
 from tests.heads.cases import exact
+from tests.helpers.bounds import assert_within, perturbed
 
 C, D, N = 157, 24, 12
 HEADS = {

@@ -13,8 +13,8 @@ from plsc.heads.blocks import (
     unit_rows,
     unit_rows_gradient,
 )
-from tests.bounds import assert_within, perturbed, sums
 from tests.heads.autograd import D, assert_equal_to_dense, head_of, samples
+from tests.helpers.bounds import assert_within, perturbed, sums
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from plsc.heads.margins import CombinedMargin
 from plsc.training.build_head import build_margin
 from plsc.utils.messages import arguments_of
 from plsc.utils.registry import MARGINS
-from tests.bounds import EPS, assert_within, perturbed, roundings
 from tests.heads.autograd import (
     COMBINED,
     TARGETS,
@@ -21,6 +20,7 @@ from tests.heads.autograd import (
     head_of,
     samples,
 )
+from tests.helpers.bounds import EPS, assert_within, perturbed, roundings
 
 GRID = np.linspace(-1, 1, 2001)
 

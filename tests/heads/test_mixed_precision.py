@@ -7,8 +7,8 @@ import pytest
 from plsc import native as kernels
 from plsc.cli.selftest.parts import relative
 from plsc.utils.registry import MARGINS
-from tests.bounds import assert_within
 from tests.heads.autograd import exact_gradients, gradients, head_of, samples
+from tests.helpers.bounds import assert_within
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from plsc.cli.selftest.parts import OPTIMIZERS, head_errors
 from plsc.heads.banks.device import DeviceBank
 from plsc.heads.optimizer import LARS, Update
 from plsc.utils.sharding import ClassShard
-from tests.bounds import EPS, assert_within, perturbed
 from tests.heads.cases import optimizer_cases, rounding
+from tests.helpers.bounds import EPS, assert_within, perturbed
 
 
 def test_ten_steps_equal_the_dense_reference(tmp_path):

@@ -11,7 +11,7 @@ from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.sampling import choose_classes, draw_classes
 from plsc.utils.sharding import ClassShard
-from tests.bounds import assert_within, perturbed
+from tests.helpers.bounds import assert_within, perturbed
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from plsc.heads import step as step_module
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.sampling import choose_classes
 from plsc.utils.sharding import ClassShard
-from tests.bounds import assert_within, cosines
+from tests.helpers.bounds import assert_within, cosines
 
 D = 16
 

@@ -7,9 +7,9 @@ import pytest
 from plsc.cli.selftest.parts import MARGINS, head_errors
 from plsc.heads import make_head
 from plsc.heads.margins import ArcFace, CosFace
-from tests.bounds import EPS, assert_within, growth, perturbed
 from tests.heads.cases import Rounded, rounding, run
 from tests.heads.classify_cases import classify_equals_argmax
+from tests.helpers.bounds import EPS, assert_within, growth, perturbed
 
 
 @pytest.mark.parametrize("name", list(MARGINS))

@@ -11,9 +11,9 @@ from plsc.heads import make_head
 from plsc.heads.backends import PaddleBackend
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.margins import CosFace
-from tests.bounds import EPS, assert_within, growth, perturbed
 from tests.heads import autograd
 from tests.heads.cases import exact, run
+from tests.helpers.bounds import EPS, assert_within, growth, perturbed
 
 
 @pytest.mark.parametrize("name", list(MARGINS))

@@ -6,7 +6,7 @@ import paddle
 import pytest
 
 from plsc import native as kernels
-from tests.kernel_paths import BUILT, two_threads  # noqa: F401
+from tests.helpers.kernel_paths import BUILT, two_threads  # noqa: F401
 
 
 @pytest.fixture

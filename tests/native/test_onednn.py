@@ -8,7 +8,7 @@ import paddle
 import pytest
 
 from plsc.native import onednn
-from tests.bounds import assert_within, sums
+from tests.helpers.bounds import assert_within, sums
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="this build of Paddle has no oneDNN")
 

@@ -20,8 +20,13 @@ threads, _ = environment.prepare(1, device)
 
 # What a run needs of others' config, beside tiny.yaml.
 SETS = [
-    {"name": "tests.tiny_runs:People", "people": [f"a{number}" for number in range(9)], "weight": 3},
-    {"name": "tests.tiny_runs:People", "people": ["b0", "b1", "b2", "a3"], "weight": 1, "head": "own"},
+    {"name": "tests.helpers.tiny_runs:People", "people": [f"a{number}" for number in range(9)], "weight": 3},
+    {
+        "name": "tests.helpers.tiny_runs:People",
+        "people": ["b0", "b1", "b2", "a3"],
+        "weight": 1,
+        "head": "own",
+    },
 ]
 TEACHER = folder / "plain/checkpoints" / f"step-{int(steps):08d}"
 CASES = {
@@ -52,7 +57,7 @@ CASES = {
     "profiled": ["Global.profile=true"],
     "evaluated": [
         "Global.eval_every_steps=2",
-        "DataLoader.Eval.dataset={name: 'tests.tiny_runs:NoisePairs'}",
+        "DataLoader.Eval.dataset={name: 'tests.helpers.tiny_runs:NoisePairs'}",
     ],
 }
 
@@ -124,7 +129,7 @@ if device == "cpu":
 
 from plsc.training.build import build_trainer
 from plsc.utils.metrics import Metrics
-from tests.tiny_runs import TINY
+from tests.helpers.tiny_runs import TINY
 
 for name, overrides in cases().items():
     output = folder / name

@@ -11,9 +11,9 @@ import os
 import numpy as np
 import pytest
 
-from tests.launch import ROOT, launch, run_python
+from tests.helpers.launch import ROOT, launch, run_python
 
-TINY = ROOT / "tests/tiny.yaml"
+TINY = ROOT / "tests/helpers/tiny.yaml"
 CASES = ROOT / "tests/standin/run_cases.py"
 STEPS = os.environ.get("PLSC_TEST_STANDIN_STEPS", "3")  # 20 show the same
 THE_WAY_OF_DEVICES = {"FLAGS_use_stride_kernel": "0", "PLSC_KERNELS": "0"}

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.launch import run_python
+from tests.helpers.launch import run_python
 from tests.standin.test_bits import THE_WAY_OF_DEVICES, TINY, arrays
 
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from plsc import distributed
-from tests.tiny_runs import checkpoint
+from tests.helpers.tiny_runs import checkpoint
 from tests.training.test_stages import run
 
 folder = Path(sys.argv[1])

@@ -15,7 +15,7 @@ import pytest
 from paddle.amp import amp_lists
 
 from plsc.utils.registry import BACKBONES
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 NORMS = ("batch_norm", "layer_norm")
 PAGE = (ROOT / "docs/mixed_precision.md").read_text(encoding="utf-8")

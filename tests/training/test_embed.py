@@ -13,7 +13,7 @@ from plsc.native import onednn
 from plsc.training.embed import embed, to_input
 from plsc.utils.vectors import unit_rows
 from tests.backbones.test_bfloat16 import computes
-from tests.bounds import EPS, assert_within, rounded
+from tests.helpers.bounds import EPS, assert_within, rounded
 
 PREPROCESSING = Preprocessing.of_images((1, 4, 3), mean=100.0, scale=0.01)
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 1, 4, 3), np.uint8)

@@ -12,8 +12,8 @@ from plsc.evaluation.sets import eval_set
 from plsc.training import evaluator
 from plsc.training.embed import embed
 from plsc.utils.metrics import Metrics
-from tests.bounds import assert_within, rounded
-from tests.tiny_runs import TINY, Linear, NoisePairs, make_trainer, rows
+from tests.helpers.bounds import assert_within, rounded
+from tests.helpers.tiny_runs import TINY, Linear, NoisePairs, make_trainer, rows
 
 PREPROCESSING = NoisePairs().preprocessing
 CLASSES = 23
@@ -58,7 +58,7 @@ SETS = {
     "templates": '{name: "tests.training.test_evaluator:NoiseTemplates"}',
     "people": '{name: "tests.training.test_evaluator:NoiseGallery"}',
     "products": '{name: "tests.training.test_evaluator:NoiseQueries"}',
-    "few": '{name: "tests.tiny_runs:NoisePairs", num_pairs: 1}',
+    "few": '{name: "tests.helpers.tiny_runs:NoisePairs", num_pairs: 1}',
 }
 MORE = [f"DataLoader.Eval.more.{title}={section}" for title, section in SETS.items()]
 
@@ -158,7 +158,7 @@ def test_numbers_that_cannot_be_computed_name_the_set():
     assert str(raised.value).startswith("templates: verification: an embedding of pair 0 is not finite; ")
 
 
-WIDE = '{name: "tests.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}'
+WIDE = '{name: "tests.helpers.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}'
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ WIDE = '{name: "tests.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}'
             "DataLoader.Eval.more.many: its images are of 24 classes, but the head has learned 23; give images of ",
         ),
         (
-            'DataLoader.Eval.more.noise pairs={name: "tests.tiny_runs:NoisePairs"}',
+            'DataLoader.Eval.more.noise pairs={name: "tests.helpers.tiny_runs:NoisePairs"}',
             "DataLoader.Eval.more.noise pairs: the main set has the title 'noise pairs' too, give this one another",
         ),
     ],
@@ -199,7 +199,7 @@ def test_pairs_of_identities_that_are_trained_on_are_refused():
     )
 
 
-FOLDER = 'DataLoader.Eval.more.labelled={name: "tests.tiny_runs:People", people: %s}'
+FOLDER = 'DataLoader.Eval.more.labelled={name: "tests.helpers.tiny_runs:People", people: %s}'
 
 
 @pytest.mark.parametrize("people", [["Anna", "Bert"], ["/val/Anna", "/val/Bert", "/val/Carl"]])

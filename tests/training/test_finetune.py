@@ -19,8 +19,8 @@ from plsc.errors import UserError
 from plsc.training import finetune
 from plsc.training.embed import to_input
 from plsc.training.finetune import IMAGES, match_classes, start_from
-from tests.bounds import EPS, assert_within, rounded
-from tests.tiny_runs import TINY, Linear, arrays, checkpoint, make_trainer, rows, steps, train
+from tests.helpers.bounds import EPS, assert_within, rounded
+from tests.helpers.tiny_runs import TINY, Linear, arrays, checkpoint, make_trainer, rows, steps, train
 
 OLD = [f"p{number}" for number in range(11)]
 # p3 and p10 are dropped, the order is another one, and three are new at the front, in the middle and at the end.
@@ -40,7 +40,7 @@ MORE = [NO_PAIRS, "Head.sample_rate=0.5"]  # of a run that is stopped and goes o
 
 def people(names, **more):
     fields = "".join(f", {key}: {value}" for key, value in more.items())
-    return f"DataLoader.Train.dataset={{name: tests.tiny_runs:People, people: {json.dumps(names)}{fields}}}"
+    return f"DataLoader.Train.dataset={{name: tests.helpers.tiny_runs:People, people: {json.dumps(names)}{fields}}}"
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from plsc.backbones.iresnet import IResNet18
 from plsc.config.optimizer import OptimizerCfg
 from plsc.errors import UserError
 from plsc.training.groups import Settings, describe, freeze, settings_of
-from tests.tiny_runs import arrays, assert_same_arrays, checkpoint, make_trainer, train
+from tests.helpers.tiny_runs import arrays, assert_same_arrays, checkpoint, make_trainer, train
 
 
 class SmallViT(FaceViT):

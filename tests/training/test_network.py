@@ -21,8 +21,8 @@ from plsc.native import onednn
 from plsc.training.mixed_precision import check_amp, check_layers
 from plsc.training.network import Network, layers_to_recompute
 from plsc.training.parts.loss_scale import LossScale
-from tests.bounds import EPS, assert_within, rounded
-from tests.tiny_runs import IMAGE_SHAPE, Linear
+from tests.helpers.bounds import EPS, assert_within, rounded
+from tests.helpers.tiny_runs import IMAGE_SHAPE, Linear
 
 PREPROCESSING = Preprocessing.of_images(IMAGE_SHAPE)
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, *IMAGE_SHAPE), np.uint8)

@@ -19,9 +19,9 @@ from plsc.heads import blocks, margins, step
 from plsc.training import operators
 from plsc.training.operators import Operator, missing, parse, record, refuse_or_name_fallbacks
 from plsc.training.parts import ema
-from tests.bounds import EPS
-from tests.launch import ROOT
-from tests.tiny_runs import TINY
+from tests.helpers.bounds import EPS
+from tests.helpers.launch import ROOT
+from tests.helpers.tiny_runs import TINY
 
 RECIPE = ROOT / "configs/recipes/wf42m_pfc02_r100.yaml"  # 2 million classes; its data is not here
 SMALL = ["-o", "Model={name: LeNet}"]

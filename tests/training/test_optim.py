@@ -11,7 +11,7 @@ from plsc.config.optimizer import OptimizerCfg
 from plsc.config.run import LRSchedulerCfg
 from plsc.training.groups import settings_of
 from plsc.training.optim import build_optimizer, build_schedule
-from tests.bounds import EPS, assert_within
+from tests.helpers.bounds import EPS, assert_within
 
 
 def rates(steps_per_epoch=10, total=40, **keys):

@@ -10,7 +10,7 @@ from paddle import nn
 from plsc.config.optimizer import OptimizerCfg
 from plsc.training.groups import settings_of
 from plsc.training.optim import build_optimizer
-from tests.bounds import assert_within, perturbed
+from tests.helpers.bounds import assert_within, perturbed
 
 RATES = (0.05, 0.05, 0.04, 0.04, 0.03, 0.03, 0.02, 0.02, 0.01, 0.01)
 

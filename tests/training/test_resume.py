@@ -25,8 +25,8 @@ from plsc.training.resume import (
 )
 from plsc.utils.section import affects_training
 from plsc.utils.sharding import ClassShard, split
-from tests.checkpoints import Bits, content, reseal, save_ranks
-from tests.tiny_runs import IMAGE_SHAPE, TINY, arrays, checkpoint, make_trainer, train
+from tests.helpers.checkpoints import Bits, content, reseal, save_ranks
+from tests.helpers.tiny_runs import IMAGE_SHAPE, TINY, arrays, checkpoint, make_trainer, train
 
 
 def backbone_of(cfg):

@@ -3,7 +3,7 @@
 import pytest
 
 from plsc.errors import UserError
-from tests.tiny_runs import assert_same_arrays, checkpoint, make_trainer, train
+from tests.helpers.tiny_runs import assert_same_arrays, checkpoint, make_trainer, train
 
 SHORT = ("DataLoader.Eval.dataset=null", "Checkpoint.keep=9")
 PK = "DataLoader.Train.sampler={name: pk, samples: 4}"

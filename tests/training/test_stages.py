@@ -11,8 +11,8 @@ from plsc.data.synthetic import Synthetic
 from plsc.errors import UserError
 from plsc.training import stages
 from plsc.training.optim import build_schedule
-from tests.launch import ROOT, launch
-from tests.tiny_runs import TINY, arrays, assert_same_arrays, checkpoint, rows, train
+from tests.helpers.launch import ROOT, launch
+from tests.helpers.tiny_runs import TINY, arrays, assert_same_arrays, checkpoint, rows, train
 
 # 10 steps an epoch; 5 in the second stage, whose batches are twice as large.
 STAGES = (

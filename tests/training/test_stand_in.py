@@ -9,9 +9,9 @@ from plsc.config import load
 from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.training.stand_in import stand_in
-from tests.datasets import dataset_of
-from tests.launch import ROOT
-from tests.undrawn import undrawn
+from tests.helpers.datasets import dataset_of
+from tests.helpers.launch import ROOT
+from tests.helpers.undrawn import undrawn
 
 RECIPES = sorted((ROOT / "configs" / "recipes").glob("*.yaml"))
 IMAGES = {"name": "RecImages", "path": "nowhere/train.rec", "size": [24, 16], "channels": "BGR"}

@@ -20,8 +20,8 @@ from plsc.training.thresholds import thresholds_of
 from plsc.utils.metrics import Metrics, read_metrics
 from plsc.utils.progress import Progress
 from plsc.utils.timing import PARTS, timer
-from tests.bounds import assert_within, perturbed
-from tests.tiny_runs import (
+from tests.helpers.bounds import assert_within, perturbed
+from tests.helpers.tiny_runs import (
     IMAGE_SHAPE,
     Linear,
     arrays,
@@ -316,7 +316,7 @@ def test_a_checkpoint_holds_the_momentum_of_each_parameter(whole):
 # ---- damaged data
 
 
-DAMAGED = 'DataLoader.Train.dataset={name: "tests.tiny_runs:DamagedSynthetic", %s}'
+DAMAGED = 'DataLoader.Train.dataset={name: "tests.helpers.tiny_runs:DamagedSynthetic", %s}'
 
 
 def test_a_corrupt_image_is_replaced_and_counted(tmp_path, capsys):
@@ -362,7 +362,7 @@ def refused(*overrides, resume=None):
             "DataLoader.Train.num_samples: the data has 115 samples (got 116); leave the key out to take what",
         ),
         (
-            'DataLoader.Eval.dataset={name: "tests.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}',
+            'DataLoader.Eval.dataset={name: "tests.helpers.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}',
             "DataLoader.Eval.dataset: its samples have shape [1, 12, 12] (trained on [1, 12, 10]); the network needs",
         ),
         ("Model.blocks=[1]", "Model.blocks: must have one number per stage, 2 as Model.widths has (got [1])"),

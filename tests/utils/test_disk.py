@@ -12,8 +12,8 @@ import plsc.utils.disk
 from plsc.checkpoint.store import SaveError
 from plsc.errors import UserError
 from plsc.utils.disk import check_space, full_disk, need_and_free, saves_ahead
-from tests.launch import run_python
-from tests.tiny_runs import arrays, checkpoints, make_trainer, rows, steps, train
+from tests.helpers.launch import run_python
+from tests.helpers.tiny_runs import arrays, checkpoints, make_trainer, rows, steps, train
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
 Usage = namedtuple("Usage", "total used free")
@@ -209,7 +209,7 @@ def test_a_limit_of_the_system_ends_a_save_and_not_the_run(tmp_path):
     """A file may have 4 KB only, as with a quota: the save fails inside the write."""
     code = f"""
 import resource, signal
-from tests.tiny_runs import train
+from tests.helpers.tiny_runs import train
 import plsc.training.trainer
 plsc.training.parts.checkpoints.LAST_SAVE_PAUSES = ()
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

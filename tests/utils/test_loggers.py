@@ -13,7 +13,7 @@ from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.utils.loggers import check_packages
 from plsc.utils.metrics import Metrics, read_metrics
-from tests.tiny_runs import TINY
+from tests.helpers.tiny_runs import TINY
 
 POINTS = {
     "train/loss": [(s, 1.0) for s in range(1, 6)] + [(6, 2.0), (7, 3.0)],

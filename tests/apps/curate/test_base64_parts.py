@@ -11,7 +11,7 @@ from plsc.config import load
 from plsc.data.autodetect import open_images
 from plsc.errors import CorruptImageError, UserError
 from plsc.utils.messages import ConfigError
-from tests.image_files import png
+from tests.helpers.image_files import png
 
 
 def line(number, label, label_first=False, end="\n"):

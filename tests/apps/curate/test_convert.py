@@ -14,7 +14,7 @@ from plsc.data.pairs import ImagePairs
 from plsc.data.rec import RecImages
 from plsc.data.recordio import RecordFile
 from plsc.errors import UserError
-from tests.image_files import INSIGHTFACE, needs_insightface_files, png, write_folder, write_rec
+from tests.helpers.image_files import INSIGHTFACE, needs_insightface_files, png, write_folder, write_rec
 
 
 def content(images):

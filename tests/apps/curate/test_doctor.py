@@ -14,7 +14,7 @@ from plsc.apps.curate.doctor import spread
 from plsc.config import load
 from plsc.data.bin_packs import write_pack
 from plsc.data.rec import RecImages
-from tests.image_files import INSIGHTFACE, needs_insightface_files, png, write_folder
+from tests.helpers.image_files import INSIGHTFACE, needs_insightface_files, png, write_folder
 
 
 @pytest.fixture

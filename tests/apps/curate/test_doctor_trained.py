@@ -10,7 +10,7 @@ from plsc.apps.curate import doctor
 from plsc.data.dataset import Dataset
 from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
-from tests.tiny_runs import IMAGE_SHAPE, assert_equal_runs, checkpoint, train
+from tests.helpers.tiny_runs import IMAGE_SHAPE, assert_equal_runs, checkpoint, train
 
 WRONG = {7: 9, 50: 2, 61: 20}  # sample -> its wrong label
 DATA = "DataLoader.Train.dataset={name: tests.apps.curate.test_doctor_trained:Mislabelled}"

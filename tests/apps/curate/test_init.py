@@ -9,7 +9,7 @@ from plsc.apps.curate.init import Seen, advice, recommend, to_yaml
 from plsc.config import ConfigError, load
 from plsc.entry import Entry
 from plsc.errors import UserError
-from tests.tiny_runs import rows
+from tests.helpers.tiny_runs import rows
 
 SEEN = Seen(pictures=280, classes=35, height=112, width=112, grey=False, faces=True, hold_out=0.5)
 FOLDER = {"name": "ImageFolder", "folder": "people"}

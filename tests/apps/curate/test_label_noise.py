@@ -5,7 +5,7 @@ import pytest
 
 from plsc.apps.curate.label_noise import find_noise
 from plsc.errors import UserError
-from tests.bounds import assert_within, perturbed
+from tests.helpers.bounds import assert_within, perturbed
 
 CLASSES, EACH, SIZE = 40, 12, 32
 

@@ -9,7 +9,7 @@ from plsc.apps.curate.parquet import ParquetImages
 from plsc.data.autodetect import open_images
 from plsc.data.shards import Shards
 from plsc.errors import CorruptImageError, MissingFileError, UserError
-from tests.image_files import png
+from tests.helpers.image_files import png
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow, the extra parquet")
 pq = pytest.importorskip("pyarrow.parquet")

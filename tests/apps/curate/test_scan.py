@@ -10,7 +10,7 @@ from plsc.data.folder import ImageFolder
 from plsc.data.glyphs import GlyphPairs
 from plsc.data.synthetic import Synthetic
 from plsc.evaluation.sets import eval_set
-from tests.image_files import png, write_folder
+from tests.helpers.image_files import png, write_folder
 
 
 @pytest.mark.parametrize("channels", ["RGB", "grey"])

@@ -17,7 +17,7 @@ from plsc.apps.export import export, graphs, reference
 from plsc.apps.export.kit import KitPictures, check
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
-from tests.bounds import assert_within, of_network
+from tests.helpers.bounds import assert_within, of_network
 
 SHAPE = (3, 16, 12)
 PREPROCESSING = Preprocessing.of_images(SHAPE)

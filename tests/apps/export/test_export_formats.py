@@ -27,7 +27,7 @@ from plsc.apps.export.kit import KitPictures, check
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.utils.calibration import Calibration
-from tests.bounds import assert_within, of_network
+from tests.helpers.bounds import assert_within, of_network
 
 SHAPE = (3, 112, 112)
 PREPROCESSING = Preprocessing.of_images(SHAPE)

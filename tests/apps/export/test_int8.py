@@ -17,10 +17,10 @@ from plsc.training.embed import embed
 from plsc.training.trained import load_network
 from plsc.utils.logging import setup
 from tests.apps.export.test_export_formats import needs_onnx
-from tests.bounds import assert_within, rounded
-from tests.datasets import dataset_of
-from tests.pictures import drawn
-from tests.tiny_runs import TINY, checkpoint, rows
+from tests.helpers.bounds import assert_within, rounded
+from tests.helpers.datasets import dataset_of
+from tests.helpers.pictures import drawn
+from tests.helpers.tiny_runs import TINY, checkpoint, rows
 
 
 class Numbered(Synthetic):

@@ -27,8 +27,8 @@ from plsc.entry import Entry
 from plsc.errors import CorruptImageError, UserError
 from plsc.evaluation.sets import eval_set
 from plsc.utils.logging import setup
-from tests import pictures
-from tests.tiny_runs import TINY, checkpoint
+from tests.helpers import pictures
+from tests.helpers.tiny_runs import TINY, checkpoint
 
 SHAPE = (3, 24, 24)
 PREPROCESSING = Preprocessing.of_images(SHAPE)

@@ -12,7 +12,7 @@ from plsc.errors import UserError
 from plsc.training.thresholds import thresholds_of
 from plsc.utils.calibration import Calibration
 from tests.apps.migrate import test_shards as foreign
-from tests.checkpoints import assert_same, content, save_ranks
+from tests.helpers.checkpoints import assert_same, content, save_ranks
 
 
 def test_shards_of_another_program_become_a_checkpoint(tmp_path):

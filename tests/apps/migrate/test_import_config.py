@@ -10,7 +10,7 @@ from plsc.config import load
 from plsc.errors import MissingFileError, UserError
 from plsc.training.stand_in import stand_in
 from plsc.utils.yaml_lines import parse
-from tests.datasets import dataset_of
+from tests.helpers.datasets import dataset_of
 
 PYTHON = """
 from easydict import EasyDict as edict

@@ -18,7 +18,7 @@ from plsc.entry import Entry
 from plsc.errors import UserError
 from tests.apps.migrate.torch_files import numbers, write_torch
 from tests.backbones.numpy_layers import scatter
-from tests.bounds import assert_within, rounded
+from tests.helpers.bounds import assert_within, rounded
 
 MODEL = ["Model.name=MobileFaceNet", "Model.embedding_size=6", "Model.scale=1", "Model.blocks=[1,1,1,1]"]
 PREPROCESSING = Preprocessing.of_images((3, 20, 16))

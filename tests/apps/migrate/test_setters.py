@@ -19,7 +19,7 @@ CALLS = [  # method, arguments, the keys it sets
     ("set_checkpoint_dir", ["runs/a/checkpoints/step-1"], {"Global.checkpoint": "runs/a/checkpoints/step-1"}),
     ("set_class_num", [85742], {"DataLoader.Train.num_classes": 85742}),
     ("set_emb_size", [512], {"Model.embedding_size": 512}),
-    ("set_model_name", ["tests.tiny_runs:Linear"], {"Model.name": "tests.tiny_runs:Linear"}),
+    ("set_model_name", ["tests.helpers.tiny_runs:Linear"], {"Model.name": "tests.helpers.tiny_runs:Linear"}),
     ("set_train_epochs", [4], {"Global.epochs": 4}),
     ("set_train_steps", [100], {"Global.max_steps": 100}),
     ("set_warmup_epochs", [0.5], {"LRScheduler.warmup_epochs": 0.5}),

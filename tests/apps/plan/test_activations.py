@@ -7,7 +7,7 @@ from plsc.apps.plan.activations import build, counted, kept_bytes
 from plsc.config import load
 from plsc.native import onednn
 from tests.backbones.test_bfloat16 import computes
-from tests.tiny_runs import IMAGE_SHAPE, TINY
+from tests.helpers.tiny_runs import IMAGE_SHAPE, TINY
 
 
 class Small(nn.Layer):

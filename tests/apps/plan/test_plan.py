@@ -16,9 +16,9 @@ from plsc.entry import Entry
 from plsc.errors import MissingFileError, UserError
 from plsc.training.groups import parameters_of
 from plsc.training.head_bytes import head_bytes
-from tests.launch import ROOT
-from tests.tiny_runs import IMAGE_SHAPE, TINY, train
-from tests.undrawn import undrawn
+from tests.helpers.launch import ROOT
+from tests.helpers.tiny_runs import IMAGE_SHAPE, TINY, train
+from tests.helpers.undrawn import undrawn
 
 MB = 2**20
 SMALL = "Model.widths=[3, 4]"

@@ -22,7 +22,7 @@ import numpy as np
 
 from plsc.apps.serving.gallery import Gallery, index
 from tests.apps.serving.fake_embedder import FakeEmbedder, units
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 
 def name_of(number: int) -> str:

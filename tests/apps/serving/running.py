@@ -15,7 +15,7 @@ import numpy as np
 
 from plsc.apps.serving.embedder import Embedder
 from plsc.data.preprocessing import Preprocessing
-from tests.bounds import perturbed
+from tests.helpers.bounds import perturbed
 
 # Seconds that a service gives a request where a test is not of its deadline: a machine may be busy.
 PATIENT = 60.0

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from plsc.apps.serving.service import command
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 FOLDER = ROOT / "tools/serve"
 COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text("utf-8"))

@@ -17,8 +17,8 @@ from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.training.thresholds import set_calibration, set_threshold, thresholds_of
 from plsc.utils.files import sha256_of
-from tests.bounds import assert_within, rounded
-from tests.tiny_runs import TINY
+from tests.helpers.bounds import assert_within, rounded
+from tests.helpers.tiny_runs import TINY
 
 SHAPE = (1, 12, 10)
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, *SHAPE), np.uint8)

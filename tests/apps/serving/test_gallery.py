@@ -17,9 +17,9 @@ from plsc.errors import MissingFileError, UserError
 from plsc.utils.calibration import Calibration
 from plsc.utils.files import sha256_of
 from tests.apps.serving.fake_embedder import FakeEmbedder, pictures, units
-from tests.bounds import assert_within, cosines, perturbed
-from tests.image_files import write_folder
-from tests.launch import run_python
+from tests.helpers.bounds import assert_within, cosines, perturbed
+from tests.helpers.image_files import write_folder
+from tests.helpers.launch import run_python
 
 CALIBRATION = Calibration(
     method="logistic", set="demo", step=1, pairs=9, prior=0.5, cosine=[-1.0, 1.0], log_odds=[-4.0, 4.0]

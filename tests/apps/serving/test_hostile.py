@@ -266,7 +266,7 @@ def test_a_body_that_does_not_come_is_given_up():
         with socket.create_connection(("127.0.0.1", client.port), 20) as slow:
             slow.sendall(b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
             assert slow.recv(4096).startswith(b"HTTP/1.1 408 ")
-        assert client.send("/embed", picture(0))[0] == 200
+        answered(client)
 
 
 def test_a_header_that_does_not_come_is_given_up():
@@ -274,14 +274,14 @@ def test_a_header_that_does_not_come_is_given_up():
     whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     embedder = Pixels()
     app = create_app(embedder, options=Options(deadline=PATIENT))
-    with running(app, http=protocol(0.3, 100), timeout_keep_alive=60) as client:
+    with running(app, http=protocol(1, 100), timeout_keep_alive=60) as client:
         for before in (b"", whole):
             with socket.create_connection(("127.0.0.1", client.port), 20) as slow:
                 slow.sendall(before + b"GET /health HT")
                 answers = b"".join(iter(lambda sock=slow: sock.recv(4096), b""))
                 assert answers.count(b"HTTP/1.1 200 ") == bool(before) and answers.count(b"HTTP/1.1") < 2
         embedder.may_go_on.clear()
-        threading.Timer(1.0, embedder.may_go_on.set).start()
+        threading.Timer(2.0, embedder.may_go_on.set).start()
         assert client.send("/embed", picture(0))[0] == 200
 
 
@@ -299,17 +299,19 @@ def test_a_client_that_does_not_take_its_answers_is_given_up():
     """Also one whose request is answered as a whole; one that reads slowly, but does, gets all of it."""
     app = create_app(Pixels(), options=Options(deadline=PATIENT))
     app.add_api_route("/large", lambda: Response(bytes(8 << 20)))
-    with running(app, http=protocol(0.5, 1), timeout_keep_alive=60) as client:
+    patience = 1.0
+    with running(app, http=protocol(patience, 1), timeout_keep_alive=60) as client:
         for path, times in (("/openapi.json", 4000), ("/large", 1)):
+            began = time.monotonic()
             with small_connection(client.port) as mute:
                 mute.setblocking(False)
                 request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() * times
                 assert mute.send(request) > len(request) // 100
-                assert not answers_within(client, 0.2)  # it has the only connection
-                assert answers_within(client, 30)
+                assert answers_within(client, 60)
+                assert time.monotonic() - began >= patience, "it had the only connection"
         with small_connection(client.port, 1 << 16) as slow:
             slow.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            end, got = time.monotonic() + 2.5, 0
+            end, got = time.monotonic() + 2.5 * patience, 0
             while time.monotonic() < end:
                 got += len(slow.recv(1 << 16))
                 time.sleep(0.05)
@@ -352,13 +354,18 @@ def test_clients_beyond_the_queue_get_an_answer():
         assert client.send("/embed", picture(0))[0] == 200
 
 
+def answered(client):
+    """Wait until the service answers in time, which a busy machine may keep it from now and then."""
+    end = time.monotonic() + 60
+    while client.send("/embed", picture(0))[0] != 200:
+        assert time.monotonic() < end
+
+
 def test_a_client_that_goes_away_leaves_nothing_behind(client):
     for _ in range(70):  # more than the queue takes
         with socket.create_connection(("127.0.0.1", client.port), 20) as gone:
             gone.sendall(b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
-    end = time.monotonic() + 20
-    while client.send("/embed", picture(0))[0] != 200:
-        assert time.monotonic() < end
+    answered(client)
 
 
 def test_what_is_no_http_is_refused_by_the_server(client):

@@ -15,7 +15,7 @@ from plsc.apps.serving.gallery import Gallery
 from plsc.apps.serving.service.app import create_app
 from plsc.apps.serving.service.options import Options
 from tests.apps.serving.running import PATIENT, Pixels, picture, running, samples
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 REQUESTS, CLIENTS = 500, 16
 KNOWN = 20

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -180,9 +181,39 @@ def test_an_upgrade_is_refused_before_anything_is_embedded(tmp_path, monkeypatch
     )
     other = FakeEmbedder(seed=1)
     monkeypatch.setattr(other, "_embed", lambda samples: pytest.fail("embeds"))
-    with contextlib.closing(gallery), pytest.raises(UserError, match="is not upgraded in place; build one"):
-        gallery.upgrade(other, {name: pictures(1) for name in gallery})
-    assert gallery.search(units(1), threshold=0.5)[0][0].name == "Ann"
+    with contextlib.closing(gallery):
+        with pytest.raises(UserError, match="is not upgraded in place; build one"):
+            gallery.upgrade(other, {name: pictures(1) for name in gallery})
+        assert gallery.search(units(1), threshold=0.5)[0][0].name == "Ann"
+
+
+def test_nothing_runs_when_all_are_closed(tmp_path, monkeypatch):
+    """Of two galleries in a file the second goes on when the first is closed; neither asks the server whether it is alive."""
+    import grpc
+
+    pauses = []
+    make = grpc.insecure_channel
+
+    def channel(target, options):
+        pauses.append(dict(options)["grpc.keepalive_time_ms"])
+        return make(target, options)
+
+    monkeypatch.setattr(grpc, "insecure_channel", channel)
+    before = {*threading.enumerate()}
+    path = place(tmp_path, "milvus")
+    first = Gallery.from_embeddings(path, FakeEmbedder(), ["Ann", "Bob"], units(2), np.arange(2))
+    with contextlib.closing(Gallery.open(path)) as second:
+        first.close()
+        assert second.search(units(1), threshold=0.5)[0][0].name == "Ann"
+        with pytest.raises(UserError, match="exists already"):
+            Gallery.from_embeddings(path, FakeEmbedder(), ["Ann"], units(1), np.arange(1))
+        assert second.names() == ["Ann", "Bob"]
+    for thread in {*threading.enumerate()} - before:
+        thread.join(60)
+        assert not thread.is_alive(), f"{thread.name} is at work after the last close"
+    assert pauses and min(pauses) > 1000 * 60 * 60 * 24
+    assert first.names() == ["Ann", "Bob"], "a closed gallery is opened again when it is used"
+    first.close()
 
 
 def test_a_store_has_the_methods_of_the_other():

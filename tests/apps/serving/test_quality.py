@@ -17,7 +17,7 @@ from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from tests.apps.serving.faces import SIDE, Finder, PatternEmbedder, picture, write_people
 from tests.apps.serving.milvus import ENGINES, place
-from tests.bounds import assert_within, cosines
+from tests.helpers.bounds import assert_within, cosines
 
 PREPROCESSING = Preprocessing.of_images((1, SIDE, SIDE))
 ALIGNED = Preprocessing.of_images((1, SIDE, SIDE), aligned=True)
@@ -333,6 +333,7 @@ def test_the_doctor_lists_what_remove_removes(folder, capsys, engine):
     (removed,) = json.loads((folder / "receipt.json").read_text())["removed"]
     assert removed == {"name": name, "pictures": [wrong, wrong], "left": 4}, "the rows that were deleted"
     assert len(gallery.sources(name)) == 4 and len(gallery.sources("p04")) == 5
+    gallery.close()
     code, _, err = run(capsys, "remove", where, "--list", f"found/{doctor.LIST}")
     assert code == 2 and "is not in the gallery; run plsc gallery doctor again" in err
     code, out, _ = run(capsys, "doctor", where, "--output", "found", "--review", "strict", "--json")

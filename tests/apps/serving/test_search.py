@@ -10,7 +10,7 @@ from plsc.apps.serving.gallery import search
 from plsc.apps.serving.gallery.rows import Rows
 from plsc.distributed import environment
 from plsc.utils.vectors import unit_rows
-from tests.launch import run_python
+from tests.helpers.launch import run_python
 
 SUPPORTED = search.kinds()
 WIDTH = 37  # not a multiple of four

@@ -29,9 +29,9 @@ from plsc.training.thresholds import set_threshold
 from tests.apps.serving.fake_embedder import FakeEmbedder, pictures
 from tests.apps.serving.running import Client
 from tests.apps.serving.test_embedder import CAN_ONNX, PIXELS
-from tests.bounds import assert_within, cosines, rounded
-from tests.launch import ROOT
-from tests.tiny_runs import TINY
+from tests.helpers.bounds import assert_within, cosines, rounded
+from tests.helpers.launch import ROOT
+from tests.helpers.tiny_runs import TINY
 
 SECRET = "a-token-of-the-tests"
 
@@ -263,7 +263,7 @@ def test_from_start_to_end(trained):
             half.sendall(pictures[2])
             answer = half.makefile("rb").read()
         assert answer.startswith(b"HTTP/1.1 200 ") and b'"P2"' in answer
-        said, _ = process.communicate(timeout=20)
+        said, _ = process.communicate(timeout=60)
         assert process.returncode == 0 and "stopped" in said and "Traceback" not in said
     assert [path.name for path in trained.parent.glob("people*")] == ["people"]
     assert Gallery.open(trained.parent / "people").names() == ["P0", "P1", "P2", "P3", "P4", "New"]

@@ -17,7 +17,7 @@ from plsc.apps.serving.service.options import Options
 from plsc.errors import UserError
 from plsc.utils.calibration import Calibration
 from tests.apps.serving.running import PATIENT, Pixels, expected, picture, running, samples
-from tests.bounds import assert_within
+from tests.helpers.bounds import assert_within
 
 TOKEN = "a-token-of-the-tests"
 BEARER = f"Bearer {TOKEN}"
@@ -222,7 +222,9 @@ def test_after_the_deadline_a_request_is_refused():
         status, answer = client.send("/embed", picture(0))
         assert (status, answer["error"]) == (503, "no answer within 0.3 s; try again later")
         embedder.may_go_on.set()
-        assert client.send("/embed", picture(0))[0] == 200
+        _until(
+            lambda: client.send("/embed", picture(0))[0] == 200
+        )  # in time, on a machine that is busy now and then
 
 
 def test_a_defect_is_answered_in_one_line_and_the_service_lives(caplog):
@@ -275,7 +277,7 @@ def test_another_networks_gallery_and_samples_that_are_no_pictures_are_refused(g
         create_app(odd)
 
 
-def _until(true, seconds=20):
+def _until(true, seconds=60):
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end

@@ -17,7 +17,7 @@ from plsc.apps.serving.gallery.store import Source
 from plsc.apps.serving.service.app import create_app
 from plsc.apps.serving.service.options import Options
 from tests.apps.serving.running import PATIENT, Pixels, expected, picture, running
-from tests.bounds import assert_within
+from tests.helpers.bounds import assert_within
 
 SIZE = 16
 TOKEN = "a-token-of-the-tests"

@@ -14,7 +14,7 @@ from plsc.apps.serving.gallery.store import Addition, Source, SqliteStore
 from plsc.errors import MissingFileError, UserError
 from tests.apps.serving.fake_embedder import units
 from tests.apps.serving.milvus import ENGINES, needs_milvus, place
-from tests.launch import run_python
+from tests.helpers.launch import run_python
 
 VECTORS = units(5)
 SOURCE = Source("a.jpg", "00", {"blur": 0.5}, True)
@@ -336,7 +336,7 @@ def test_the_token_goes_to_the_server(monkeypatch):
 
     asked = []
 
-    def client(uri, token):
+    def client(uri, token, dedicated):
         asked.append((uri, token))
         raise pymilvus.MilvusException(message="enough")
 

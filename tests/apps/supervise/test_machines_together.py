@@ -352,14 +352,14 @@ def test_an_error_on_the_first_machine_ends_the_others(monkeypatch, error, code)
 
 def test_a_mistake_is_reported_after_other_reports_and_until_it_is_known():
     """The first machine may take the process for a second one with the number of a silent one, for seconds."""
-    port = free_port()
     seen = []
 
     def answer(report):
         seen.append(report)
         return Order(agreement="a", action="wait", known=report.changes if len(seen) > 4 else 0)
 
-    server = Server("127.0.0.1", port, answer)
+    server = Server("127.0.0.1", 0, answer)
+    port = server._listener.server_address[1]
     machine = Machine(Options([], max_failures=100, machines=Machines(2, 2, 1, "127.0.0.1", port, 60.0)))
     machine._client = Client("127.0.0.1", port)
     for _ in range(3):

@@ -1,10 +1,10 @@
 """What is compared before a run starts on several machines: each planted difference is one line that names the machine."""
 
 import json
+import queue
 import re
 import subprocess
 import sys
-import time
 from importlib import metadata
 
 import pytest
@@ -15,7 +15,7 @@ from plsc.apps.supervise.facts import Facts
 from plsc.config import load
 from plsc.data.synthetic import Synthetic
 from plsc.utils import version
-from tests.image_files import write_folder
+from tests.helpers.image_files import write_folder
 
 
 @pytest.fixture
@@ -207,12 +207,15 @@ def test_each_of_several_sets_is_compared(images):
 
 
 def test_a_long_reading_is_said(images, monkeypatch):
-    said = []
+    said = queue.Queue()
     monkeypatch.setattr(preflight, "_SLOW", 0.0)
-    monkeypatch.setattr(preflight, "build_dataset", lambda *_: time.sleep(0.2) or pytest.fail("read"))
-    with pytest.raises(pytest.fail.Exception):
-        collect(config(images), 1, say=said.append)
-    assert said == ["INFO reading DataLoader.Train.dataset to compare it with the other machines' ..."]
+    # Reading takes until it is said.
+    monkeypatch.setattr(preflight, "build_dataset", lambda *_: pytest.fail(said.get(timeout=60)))
+    with pytest.raises(pytest.fail.Exception) as ended:
+        collect(config(images), 1, say=said.put)
+    assert [ended.value.msg, *said.queue] == [
+        "INFO reading DataLoader.Train.dataset to compare it with the other machines' ..."
+    ]
 
 
 @pytest.mark.parametrize("number", [0, 1])

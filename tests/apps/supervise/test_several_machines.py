@@ -12,10 +12,10 @@ import sys
 import pytest
 
 from plsc import cli
-from tests.image_files import write_folder
-from tests.launch import ROOT
-from tests.tiny_runs import TINY
-from tests.warm import lines, shared
+from tests.helpers.image_files import write_folder
+from tests.helpers.launch import ROOT
+from tests.helpers.tiny_runs import TINY
+from tests.helpers.warm import lines, shared
 
 OTHER_MACHINE = """
 import socket

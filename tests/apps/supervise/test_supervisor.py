@@ -16,7 +16,7 @@ from plsc.checkpoint.store import newest_step
 from plsc.distributed import launcher
 from plsc.distributed.lock import hold
 from plsc.errors import UserError
-from tests.fake_launch import gone, supervise, write
+from tests.helpers.fake_launch import gone, supervise, write
 
 COMMAND = ["--nproc_per_node", "2", "program.py", "-o", "Global.output_dir=out"]
 
@@ -250,7 +250,7 @@ def test_a_new_run_that_dies_while_it_starts_does_not_go_on_from_an_older_one(fo
 def test_a_killed_supervisor_leaves_no_process_and_the_next_start_works(folder, fault):
     process = supervise(folder, FAULT=fault)
     assert process.wait(timeout=60) == -signal.SIGKILL
-    assert gone(process.pid, 1)
+    assert gone(process.pid)
     process.stderr.close()
     code, said = ended(supervise(folder))
     assert (code, said) == (0, ["WARNING previous run ended without closing; resuming from step 2"])

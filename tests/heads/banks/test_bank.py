@@ -12,7 +12,7 @@ from plsc.heads.banks import bank as bank_module
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.optimizer import Frozen, Momentum
 from plsc.utils.sharding import ClassShard, split
-from tests.bounds import EPS, assert_within, growth, perturbed
+from tests.helpers.bounds import EPS, assert_within, growth, perturbed
 
 
 @pytest.fixture(params=list(BANKS))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.kernel_paths import path, two_threads  # noqa: F401
+from tests.helpers.kernel_paths import path, two_threads  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

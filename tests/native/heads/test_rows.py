@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from plsc.native.heads import rows
-from tests.bounds import EPS, assert_within, growth, perturbed
+from tests.helpers.bounds import EPS, assert_within, growth, perturbed
 
 INDEX = np.array([0, 3, 4, 10, 22])
 

@@ -5,7 +5,7 @@ import pytest
 
 from plsc import native as kernels
 from plsc.native.heads import softmax
-from tests.bounds import assert_within, perturbed
+from tests.helpers.bounds import assert_within, perturbed
 
 S, K, D, N = 70, 41, 33, 9  # none of them a multiple of a vector
 

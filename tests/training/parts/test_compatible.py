@@ -13,8 +13,8 @@ from plsc.errors import UserError
 from plsc.training.build import build_training_set
 from plsc.training.finetune import directions
 from plsc.training.other_run import OtherRun
-from tests.bounds import assert_within, perturbed
-from tests.tiny_runs import (
+from tests.helpers.bounds import assert_within, perturbed
+from tests.helpers.tiny_runs import (
     TINY,
     NoisePairs,
     assert_same_arrays,

@@ -13,11 +13,15 @@ from plsc.training.parts.divergence import DivergedError, remedy
 from plsc.training.parts.dump import DUMPS
 from plsc.utils.bfloat16 import nearest
 from plsc.utils.metrics import Metrics
-from tests.poison import everything, poisoned
-from tests.tiny_runs import assert_same_arrays, checkpoint, checkpoints, make_trainer, rows, train
+from tests.helpers.poison import everything, poisoned
+from tests.helpers.tiny_runs import assert_same_arrays, checkpoint, checkpoints, make_trainer, rows, train
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
-PEOPLE = {"name": "tests.tiny_runs:People", "people": [f"a{number}" for number in range(9)], "weight": 3}
+PEOPLE = {
+    "name": "tests.helpers.tiny_runs:People",
+    "people": [f"a{number}" for number in range(9)],
+    "weight": 3,
+}
 OTHERS = {**PEOPLE, "people": [f"b{number}" for number in range(11)], "weight": 1, "head": "own"}
 RUNS = {
     "momentum": ["Head.name=dist_adaface", "Global.ema={decay: 0.9, every: 2}", "Optimizer.clip_norm=0.5"],

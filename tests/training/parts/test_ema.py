@@ -15,10 +15,10 @@ from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.training.parts.ema import Ema
 from plsc.training.trained import load_network
-from tests.bounds import EPS, assert_within
-from tests.checkpoints import content, save_ranks
-from tests.poison import poisoned
-from tests.tiny_runs import TINY, arrays, checkpoint, make_trainer, rows, train
+from tests.helpers.bounds import EPS, assert_within
+from tests.helpers.checkpoints import content, save_ranks
+from tests.helpers.poison import poisoned
+from tests.helpers.tiny_runs import TINY, arrays, checkpoint, make_trainer, rows, train
 
 EMA = "Global.ema={decay: 0.9, every: 2}"
 

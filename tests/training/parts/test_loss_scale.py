@@ -11,8 +11,8 @@ from plsc.training.parts.divergence import DivergedError
 from plsc.training.parts.loss_scale import GROWTH_STEPS, INITIAL, LossScale
 from plsc.training.step import Verdict
 from plsc.utils.metrics import Metrics, read_metrics
-from tests.poison import everything, poisoned
-from tests.tiny_runs import arrays, assert_same_arrays, checkpoint, train
+from tests.helpers.poison import everything, poisoned
+from tests.helpers.tiny_runs import arrays, assert_same_arrays, checkpoint, train
 
 FLOAT16 = "Global.amp={dtype: float16}"
 KEYS = ["DataLoader.Eval.dataset=null", "Global.max_steps=6", "LRScheduler.name=constant"]

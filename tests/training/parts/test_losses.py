@@ -14,8 +14,8 @@ from plsc.errors import MissingFileError, UserError
 from plsc.training.other_run import OtherRun, refuse_other_network
 from plsc.training.parts.part import Part
 from plsc.utils.metrics import Metrics
-from tests.bounds import assert_within, rounded
-from tests.tiny_runs import (
+from tests.helpers.bounds import assert_within, rounded
+from tests.helpers.tiny_runs import (
     IMAGE_SHAPE,
     arrays,
     assert_same_arrays,
@@ -27,7 +27,7 @@ from tests.tiny_runs import (
 )
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
-PEOPLE = "DataLoader.Train.dataset={name: tests.tiny_runs:People, people: [a, b, c, d]}"
+PEOPLE = "DataLoader.Train.dataset={name: tests.helpers.tiny_runs:People, people: [a, b, c, d]}"
 
 
 class Length(Part):

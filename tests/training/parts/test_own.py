@@ -8,7 +8,7 @@ from plsc.config import ConfigError, load
 from plsc.errors import UserError
 from plsc.training.build import prepare
 from plsc.training.parts.part import Part
-from tests.tiny_runs import TINY, assert_same_arrays, checkpoint, make_trainer, rows, train
+from tests.helpers.tiny_runs import TINY, assert_same_arrays, checkpoint, make_trainer, rows, train
 
 OWN = "Parts=[tests.training.parts.test_own:Counting]"
 

@@ -10,9 +10,9 @@ from plsc import distributed
 from plsc.data.loader import Batch
 from plsc.training.parts.pair_losses import Circle, MultiSimilarity, SupCon, Triplet
 from plsc.utils.sharding import split
-from tests.bounds import assert_within, perturbed
-from tests.launch import ROOT, launch
-from tests.tiny_runs import assert_same_arrays, checkpoint, rows, train
+from tests.helpers.bounds import assert_within, perturbed
+from tests.helpers.launch import ROOT, launch
+from tests.helpers.tiny_runs import assert_same_arrays, checkpoint, rows, train
 
 LABELS = np.array([0, 0, 1, 1, 2, 2, 3, 3, 3, 4])  # the last one is alone: it is in others' pairs only
 PK = "DataLoader.Train.sampler={name: pk}"

@@ -14,8 +14,8 @@ from plsc.evaluation.report.figures import draw_curves
 from plsc.heads import reference
 from plsc.training.build import build_trainer
 from plsc.training.finetune import start_from
-from tests.bounds import assert_within, perturbed
-from tests.tiny_runs import (
+from tests.helpers.bounds import assert_within, perturbed
+from tests.helpers.tiny_runs import (
     TINY,
     Linear,
     arrays,
@@ -28,8 +28,12 @@ from tests.tiny_runs import (
 )
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
-FIRST = {"name": "tests.tiny_runs:People", "people": [f"a{n}" for n in range(9)]}
-SECOND = {"name": "tests.tiny_runs:People", "people": [*[f"b{n}" for n in range(10)], "a3"], "head": "own"}
+FIRST = {"name": "tests.helpers.tiny_runs:People", "people": [f"a{n}" for n in range(9)]}
+SECOND = {
+    "name": "tests.helpers.tiny_runs:People",
+    "people": [*[f"b{n}" for n in range(10)], "a3"],
+    "head": "own",
+}
 
 
 def overrides(*sets, **keys):
@@ -93,7 +97,7 @@ def test_a_resumed_run_of_weighted_sets_goes_on_exactly(tmp_path):
     [
         ([SECOND, FIRST], "with the data sets People (9 classes), People 2 (11 classes, own), this run has the data sets People ("),
         ([FIRST, {**SECOND, "people": ["c", *SECOND["people"][1:]]}], "its class 9 is 'c', the one trained on is 'b0'"),
-        ([{"name": "tests.tiny_runs:People", "people": [f"c{n}" for n in range(20)]}], "was made with several data sets, this run is without"),
+        ([{"name": "tests.helpers.tiny_runs:People", "people": [f"c{n}" for n in range(20)]}], "was made with several data sets, this run is without"),
     ],
 )  # fmt: skip
 def test_a_resume_with_other_sets_is_refused_in_one_line(sets, line, tmp_path):

@@ -8,8 +8,8 @@ import pytest
 from plsc.training.parts.divergence import DivergedError
 from plsc.training.parts.rollback import go_back
 from plsc.utils.metrics import Metrics
-from tests.poison import poisoned
-from tests.tiny_runs import assert_same_arrays, checkpoint, checkpoints, rows, steps
+from tests.helpers.poison import poisoned
+from tests.helpers.tiny_runs import assert_same_arrays, checkpoint, checkpoints, rows, steps
 
 OVERRIDES = ["DataLoader.Eval.dataset=null", "Global.max_skipped=3", "Checkpoint.keep=9"]
 

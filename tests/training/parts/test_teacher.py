@@ -12,8 +12,8 @@ from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.training.embed import to_input
 from plsc.training.stand_in import stand_in
-from tests.bounds import EPS, assert_within, perturbed, rounded
-from tests.tiny_runs import TINY, arrays, assert_same_arrays, checkpoint, make_trainer, rows, train
+from tests.helpers.bounds import EPS, assert_within, perturbed, rounded
+from tests.helpers.tiny_runs import TINY, arrays, assert_same_arrays, checkpoint, make_trainer, rows, train
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
 OLD = [f"p{number}" for number in range(11)]
@@ -22,7 +22,7 @@ SMALL = "Model.widths=[3, 4]"
 
 
 def people(names):
-    return f"DataLoader.Train.dataset={{name: tests.tiny_runs:People, people: {json.dumps(names)}}}"
+    return f"DataLoader.Train.dataset={{name: tests.helpers.tiny_runs:People, people: {json.dumps(names)}}}"
 
 
 @pytest.fixture(scope="module")

@@ -168,8 +168,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `plsc gallery`; exit code 1 where pictures were left out, or somebody was not accepted. Raises UserError."""
     args = _parse(argv)
-    with contextlib.redirect_stdout(sys.stderr):  # the log; stdout has the answer only
-        said, answer, code = _VERBS[args.verb](args)
+    make = _build if args.verb == "build" else _open
+    # The log goes to stderr; stdout has the answer only.
+    with contextlib.redirect_stdout(sys.stderr), contextlib.closing(make(args)) as gallery:
+        said, answer, code = _VERBS[args.verb](args, gallery)
     print(json.dumps(answer) if args.json else said)
     return code
 
@@ -178,7 +180,11 @@ Answer = tuple[str, Any, int]
 """Text, the same for JSON, and the exit code."""
 
 
-def _build(args: argparse.Namespace) -> Answer:
+def _open(args: argparse.Namespace) -> Gallery:
+    return Gallery.open(args.gallery)
+
+
+def _build(args: argparse.Namespace) -> Gallery:
     refuse_existing(args.gallery)
     if (args.vectors is None) != (args.labels is None) or (args.vectors is None) == (args.people is None):
         raise UserError("build: takes the folder of people with -c or --export, or --vectors with --labels")
@@ -189,11 +195,10 @@ def _build(args: argparse.Namespace) -> Answer:
     people = people_of(args.people)
     embedder = _embedder(args)
     _check_folder(embedder, args.people)
-    gallery = Gallery.build(args.gallery, embedder, people, args.template, args.collection, args.review)
-    return _made(gallery, "built")
+    return Gallery.build(args.gallery, embedder, people, args.template, args.collection, args.review)
 
 
-def _build_of_vectors(args: argparse.Namespace) -> Answer:
+def _build_of_vectors(args: argparse.Namespace) -> Gallery:
     from plsc.apps.serving.embedder import from_vectors
 
     vectors = read_npy(args.vectors)
@@ -208,13 +213,14 @@ def _build_of_vectors(args: argparse.Namespace) -> Answer:
     order = np.argsort(owners, kind="stable")
     embedder = from_vectors(vectors.shape[1])
     people = names.tolist(), vectors[order], owners[order]
-    return _made(
-        Gallery.from_embeddings(args.gallery, embedder, *people, args.template, args.collection), "built"
-    )
+    return Gallery.from_embeddings(args.gallery, embedder, *people, args.template, args.collection)
 
 
-def _upgrade(args: argparse.Namespace) -> Answer:
-    gallery = Gallery.open(args.gallery)
+def _built(args: argparse.Namespace, gallery: Gallery) -> Answer:
+    return _made(gallery, "built")
+
+
+def _upgrade(args: argparse.Namespace, gallery: Gallery) -> Answer:
     if args.old and not args.map:
         raise UserError("--old: names the network that --map leads from; give --map too")
     if args.map:
@@ -252,12 +258,12 @@ def _made(gallery: Gallery, what: str) -> Answer:
     return text, {**_facts(gallery), "left_out": [each._asdict() for each in others]}, int(bool(others))
 
 
-def _add(args: argparse.Namespace) -> Answer:
+def _add(args: argparse.Namespace, gallery: Gallery) -> Answer:
     name = name_of(args.name)
     meta = (
         None if args.meta is None else parse_json(args.meta, "--meta", "give an object such as '{\"id\": 7}'")
     )
-    gallery = _opened(args)
+    _use_network(args, gallery)
     paths = [*map(os.path.abspath, args.pictures)]
     known = gallery.sources(name) if name in gallery else []
     embeddings = gallery.embed(args.pictures)
@@ -301,8 +307,8 @@ def _review(
     return looks
 
 
-def _doctor(args: argparse.Namespace) -> Answer:
-    gallery = _opened(args)
+def _doctor(args: argparse.Namespace, gallery: Gallery) -> Answer:
+    _use_network(args, gallery)
     preprocessing = gallery.preprocessing
     pictures = quality.of_gallery(gallery, quality.face_detector(preprocessing))
     if not pictures.files:
@@ -352,8 +358,7 @@ def _listed(path: Path, gallery: Gallery) -> dict[str, list[str]]:
     return found
 
 
-def _remove(args: argparse.Namespace) -> Answer:
-    gallery = Gallery.open(args.gallery)
+def _remove(args: argparse.Namespace, gallery: Gallery) -> Answer:
     if args.names and args.list:
         raise UserError("remove: takes names, or --list with a list of plsc gallery doctor")
     if args.receipt and (args.receipt.exists() or not args.receipt.parent.is_dir()):
@@ -388,8 +393,7 @@ def _state(gallery: Gallery) -> dict[str, Any]:
     return {**counts, "sha256": {path.name: sha256_of(path) for path in gallery.files()}}
 
 
-def _backup(args: argparse.Namespace) -> Answer:
-    gallery = Gallery.open(args.gallery)
+def _backup(args: argparse.Namespace, gallery: Gallery) -> Answer:
     gallery.backup(args.target)
     size = os.path.getsize(args.target)
     return (
@@ -399,8 +403,7 @@ def _backup(args: argparse.Namespace) -> Answer:
     )
 
 
-def _list(args: argparse.Namespace) -> Answer:
-    gallery = Gallery.open(args.gallery)
+def _list(args: argparse.Namespace, gallery: Gallery) -> Answer:
     facts = _facts(gallery)
     people = [
         {
@@ -430,8 +433,8 @@ def _cell(value: Any) -> str:
     return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else shown(value)
 
 
-def _search(args: argparse.Namespace) -> Answer:
-    gallery = _opened(args)
+def _search(args: argparse.Namespace, gallery: Gallery) -> Answer:
+    _use_network(args, gallery)
     limit = gallery.limit(args.threshold)
     matches = gallery.search(_queries(gallery, args.pictures), args.top, limit, args.collection)
     blocks = [
@@ -450,8 +453,8 @@ def _search(args: argparse.Namespace) -> Answer:
     return "\n\n".join(blocks), answer, 0 if all(best and best[0].accepted for best in matches) else 1
 
 
-def _verify(args: argparse.Namespace) -> Answer:
-    gallery = _opened(args)
+def _verify(args: argparse.Namespace, gallery: Gallery) -> Answer:
+    _use_network(args, gallery)
     limit = _pair_threshold(args, gallery)
     found = gallery.verify(args.name, _queries(gallery, args.pictures), limit)
     said = "yes" if found.accepted else "no"
@@ -459,8 +462,8 @@ def _verify(args: argparse.Namespace) -> Answer:
     return f"{said}\n{numbers}", {"threshold": limit, **found._asdict()}, int(not found.accepted)
 
 
-def _evaluate(args: argparse.Namespace) -> Answer:
-    gallery = _opened(args)
+def _evaluate(args: argparse.Namespace, gallery: Gallery) -> Answer:
+    _use_network(args, gallery)
     people = people_of(args.people)
     pictures = [path for paths in people.values() for path in paths]
     owners = [name for name, paths in people.items() for _ in paths]
@@ -482,7 +485,7 @@ _VERBS = {
     "doctor": _doctor,
     "backup": _backup,
     "evaluate": _evaluate,
-    "build": _build,
+    "build": _built,
     "add": _add,
     "remove": _remove,
     "list": _list,
@@ -492,17 +495,15 @@ _VERBS = {
 }
 
 
-def _opened(args: argparse.Namespace) -> Gallery:
-    """Open the gallery, with the network that the arguments name, or else its own when that is needed."""
+def _use_network(args: argparse.Namespace, gallery: Gallery) -> None:
+    """Let the gallery use the network that the arguments name, or else its own when that is needed."""
     environment.prepare()
-    gallery = Gallery.open(args.gallery)
     if args.override and not args.config:
         raise UserError("-o, --device: change the config that -c names; give -c too")
     if args.config or args.export:
         gallery.use(_embedder(args))
         if line := gallery.describe_other(gallery.embedder):
             get_logger().info(line)
-    return gallery
 
 
 def _embedder(args: argparse.Namespace) -> Any:

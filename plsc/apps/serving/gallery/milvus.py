@@ -27,6 +27,7 @@ import re
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from functools import cached_property
@@ -79,6 +80,11 @@ _FIELDS = {
 _PEOPLE, _PICTURES, _STRANGERS, _FACTS = _FIELDS
 _PERSON = ["id", "name", "collection", "meta"]
 _ALL = "id >= 0"
+# pymilvus asks an idle server every ten seconds whether it is alive. Milvus Lite's does not allow that, and ends the connection, with a
+# warning, again and again; it is in this process, so nobody need ask.
+_WITHOUT_PINGS = {"grpc.keepalive_time_ms": 2**31 - 1}
+_lite = threading.Lock()
+_clients: Counter[str] = Counter()  # of each file of Milvus Lite
 
 
 def is_url(path: str | os.PathLike) -> bool:
@@ -99,6 +105,7 @@ class MilvusStore:
         self._writer = threading.Lock()
         self._written = False
         self._opened: Any = None
+        self._connecting = threading.Lock()
 
     @classmethod
     def open(cls, url: str | os.PathLike) -> MilvusStore:
@@ -108,12 +115,16 @@ class MilvusStore:
             raise MissingFileError(
                 f"{store.name}: is no gallery, there is nothing; make one with plsc gallery build"
             )
-        with store._said():
-            state = store._state() if store._exists(_FACTS) else {}
-        if state.get("format") != _FORMAT:
-            raise UserError(
-                f"{store.name}: is no gallery of this plsc, or its build was not finished; build it under another name"
-            )
+        try:
+            with store._said():
+                state = store._state() if store._exists(_FACTS) else {}
+            if state.get("format") != _FORMAT:
+                raise UserError(
+                    f"{store.name}: is no gallery of this plsc, or its build was not finished; build it under another name"
+                )
+        except BaseException:
+            store.close()
+            raise
         return store
 
     @classmethod
@@ -131,6 +142,7 @@ class MilvusStore:
             with contextlib.suppress(Exception):  # the server may be gone
                 for part in _FIELDS:
                     store._client.drop_collection(store._base + part)
+            store.close()
             raise
         return store
 
@@ -414,21 +426,23 @@ class MilvusStore:
         return []
 
     def close(self) -> None:
-        """Close the connection."""
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+        """Close the connection; the last one to a file ends its server."""
+        with self._connecting:
+            if self._opened is not None:
+                _disconnect(self._opened, self._uri)
+                self._opened = None
 
     # -- Milvus -----------------------------------------------------------------------------------------------------------------------
 
     @property
     def _client(self) -> Any:
-        if self._opened is None:
-            self._opened = _connect(self._uri)
-            for part in _FIELDS:
-                if self._exists(part):
-                    self._opened.load_collection(self._base + part)
-        return self._opened
+        with self._connecting:
+            if self._opened is None:
+                self._opened = _connect(self._uri)
+                for part in _FIELDS:
+                    if self._opened.has_collection(self._base + part):
+                        self._opened.load_collection(self._base + part)
+            return self._opened
 
     @contextlib.contextmanager
     def _said(self) -> Iterator[None]:
@@ -586,9 +600,8 @@ def refuse_existing(url: str | os.PathLike) -> None:
     store = MilvusStore(url)
     if store._is_absent():
         return
-    with _said(store.name):
+    with contextlib.closing(store), _said(store.name):
         taken = [store._base + part for part in _FIELDS if store._exists(part)]
-    store.close()
     if taken:
         raise UserError(f"{store.name}: the collection {taken[0]} exists already; name another gallery")
 
@@ -622,19 +635,35 @@ def _connect(uri: str) -> Any:
     # What it logs of refusals, with tracebacks, `_said` says in a line.
     logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
     if "://" in uri:
-        return MilvusClient(uri, token=os.environ.get(TOKEN, ""))
+        # Not one that pymilvus shares: `close` would leave it open.
+        return MilvusClient(uri, token=os.environ.get(TOKEN, ""), dedicated=True)
     with writing(uri, remedy="name another file"):
         Path(uri).parent.mkdir(parents=True, exist_ok=True)
-    logging.getLogger("grpc").setLevel(
-        logging.CRITICAL
-    )  # Milvus Lite's server is in this process, and logs what it lacks
+    # Milvus Lite's server is in this process, and logs what it lacks.
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)
     try:
-        return MilvusClient(uri)
+        with _lite:
+            client = MilvusClient(uri, dedicated=True, grpc_options=_WITHOUT_PINGS)
+            _clients[uri] += 1
     except MilvusException as error:
         raise UserError(
             f"{shown(uri)}: Milvus Lite cannot open it ({shown(error.message)}): is another process using it? A file is of one process "
             "at a time, a server takes many"
         ) from error
+    return client
+
+
+def _disconnect(client: Any, uri: str) -> None:
+    """Close a client, and with the last one of a file its server, which pymilvus started and leaves running."""
+    client.close()
+    if "://" in uri:
+        return
+    from milvus_lite import server_manager_instance
+
+    with _lite:
+        _clients[uri] -= 1
+        if not _clients[uri]:
+            server_manager_instance.release_server(uri)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from plsc.apps.plan.paper.devices import DEVICES
 from plsc.apps.plan.paper.on_paper import CONTEXT
 from plsc.config import load
 from plsc.errors import UserError
-from tests.tiny_runs import IMAGE_SHAPE, TINY
+from tests.helpers.tiny_runs import IMAGE_SHAPE, TINY
 
 GB = 2**30
 

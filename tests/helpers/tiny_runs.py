@@ -21,8 +21,8 @@ from plsc.errors import CorruptImageError, UserError
 from plsc.training.build import build_trainer
 from plsc.training.trainer import Trainer
 from plsc.utils.metrics import Metrics, read_metrics
-from tests.bounds import rounded
-from tests.datasets import dataset_of
+from tests.helpers.bounds import rounded
+from tests.helpers.datasets import dataset_of
 
 TINY = Path(__file__).with_name("tiny.yaml")
 DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BF16": np.uint16}
@@ -129,7 +129,7 @@ def linear() -> Linear:
 def rounded_run(folder: Path, train: Callable[[Path, paddle.nn.Layer], object], net: paddle.nn.Layer, **more):
     """Train a network here, by `train(output folder, network)`, and so again with its layers' results off by some roundings.
 
-    Returns (columns, arrays) of the run, see below, and how far those of a run in float32 may lie from them: see tests/bounds.py.
+    Returns (columns, arrays) of the run, see below, and how far those of a run in float32 may lie from them: see tests/helpers/bounds.py.
     """
     runs = itertools.count()
 
@@ -162,7 +162,11 @@ def train_sets(output: Path, batch_size: int, net: paddle.nn.Layer | None = None
 
     A list of corrections drops a sample of the first set and gives all samples of a person of the second to another.
     """
-    people = {"name": "tests.tiny_runs:People", "people": [f"a{number}" for number in range(9)], "weight": 3}
+    people = {
+        "name": "tests.helpers.tiny_runs:People",
+        "people": [f"a{number}" for number in range(9)],
+        "weight": 3,
+    }
     others = {**people, "people": [*(f"b{number}" for number in range(10)), "a3"], "weight": 1, "head": "own"}
     overrides = [
         f"DataLoader.Train.dataset={json.dumps([people, others])}",

@@ -8,9 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests import warm
+from tests.helpers import warm
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_python(
@@ -36,7 +36,7 @@ def run_python(
 def run_forked(
     *command: str | Path, cwd: Path, timeout: float = 240, check: bool = True, **env: str
 ) -> subprocess.CompletedProcess:
-    """The same for a script or "-m" and a module, without the seconds that importing Paddle takes: see tests/warm.py."""
+    """The same for a script or "-m" and a module, without the seconds that importing Paddle takes: see tests/helpers/warm.py."""
     with tempfile.NamedTemporaryFile("r") as said:
         code = warm.shared().run(command, Path(cwd), timeout, said.name, **env)
         result = subprocess.CompletedProcess(command, code, said.read(), (Path(cwd) / "stderr").read_text())

@@ -8,7 +8,7 @@ from paddle.autograd import PyLayer
 
 from plsc import distributed
 from plsc.training.trainer import Trainer
-from tests.tiny_runs import IMAGE_SHAPE, Linear, make_trainer
+from tests.helpers.tiny_runs import IMAGE_SHAPE, Linear, make_trainer
 
 
 class _Times(PyLayer):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 LAUNCHER = """
 import os, signal, subprocess, sys, time
@@ -35,7 +35,7 @@ while any(child.poll() is None for child in children) and not any(child.poll() f
 for child in children:
     if child.poll() is None:
         child.terminate()
-end = time.monotonic() + 1
+end = time.monotonic() + 5
 while any(child.poll() is None for child in children) and time.monotonic() < end:
     time.sleep(0.05)
 for child in children:
@@ -58,7 +58,7 @@ def wait(path, failed):  # it fails when the other rank has failed
     began = time.monotonic()
     while not (path.exists() and path.read_text()):
         time.sleep(0.01)
-        if failed.exists() or time.monotonic() > began + 1:
+        if failed.exists() or time.monotonic() > began + 5:
             raise RuntimeError("gloo/transport/tcp/pair.cc:584] TIMEOUT")
 """
 
@@ -82,7 +82,7 @@ def act():
     if not often and Path("done").exists():
         return
     Path("done").touch()
-    time.sleep(0.3)  # the supervisor has looked
+    time.sleep(0.7)  # the supervisor has looked, which it does ten times a second
     if action in ("kill", "segv"):
         os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSEGV)
     elif action == "launcher":
@@ -182,7 +182,7 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def gone(pid: int, seconds: float) -> bool:
+def gone(pid: int, seconds: float = 60) -> bool:
     """Whether nothing of that family is left after so many seconds at most."""
     end = time.monotonic() + seconds
     while family(pid):

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 _SETTINGS = (
     "PATH",
     "HOME",
@@ -47,7 +47,7 @@ class Warm:
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         settings = {name: os.environ[name] for name in _SETTINGS if name in os.environ}
         self.env = {**settings, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "1", "PYTHONPATH": path}
-        command = [sys.executable, "-m", "tests.warm", str(theirs.fileno())]
+        command = [sys.executable, "-m", "tests.helpers.warm", str(theirs.fileno())]
         self._process = subprocess.Popen(command, env=self.env, pass_fds=[theirs.fileno()], cwd=ROOT)
         theirs.close()
 
@@ -141,7 +141,7 @@ def processes(folder: Path) -> list[int]:
     return found
 
 
-def all_ended(folder: Path, seconds: float) -> bool:
+def all_ended(folder: Path, seconds: float = 60) -> bool:
     """Whether nothing that was started in `folder` is left after so many seconds at most."""
     end = time.monotonic() + seconds
     while processes(folder):

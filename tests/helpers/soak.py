@@ -1,9 +1,9 @@
 """Faults in numbers, which take too long for the suite: kills and stops at random, and a run that is killed hundreds of times.
 
-    python -m tests.soak kills 20      kill -9 of a random rank of 2 and of 4 at a random moment, real launches
-    python -m tests.soak stops 16      the same with SIGTERM, to plsc run, the launcher and a rank
-    python -m tests.soak cycles 500    one plsc run whose rank is killed again and again: does anything grow?
-    python -m tests.soak saves 500     one process that saves as often: the same question
+    python -m tests.helpers.soak kills 20      kill -9 of a random rank of 2 and of 4 at a random moment, real launches
+    python -m tests.helpers.soak stops 16      the same with SIGTERM, to plsc run, the launcher and a rank
+    python -m tests.helpers.soak cycles 500    one plsc run whose rank is killed again and again: does anything grow?
+    python -m tests.helpers.soak saves 500     one process that saves as often: the same question
 
 Each prints its figures, and fails on the first thing that is not as "Twenty faults" in the lab book says. --seed N for other random numbers.
 """
@@ -27,9 +27,9 @@ from pathlib import Path
 
 from plsc.checkpoint.store import newest_step
 from plsc.training.parts.checkpoints import Checkpoints
-from tests.launch import ROOT
-from tests.tiny_runs import TINY, assert_equal_runs, rows, steps, train
-from tests.warm import Program, Warm, all_ended, lines
+from tests.helpers.launch import ROOT
+from tests.helpers.tiny_runs import TINY, assert_equal_runs, rows, steps, train
+from tests.helpers.warm import Program, Warm, all_ended, lines
 
 TRAIN, RUN = ROOT / "tools/train.py", ROOT / "tools/run.py"
 STEPS, EVERY, KEEP = 60, 5, 3

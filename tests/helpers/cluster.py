@@ -1,7 +1,7 @@
 """Machines on one host, to try what happens when one of them fails: each a network namespace with an address and a host name.
 
-    python -m tests.cluster trials        kills, stops, and breaks of the network, 30 of them; needs root and iproute2
-    python -m tests.cluster trials --only sigstop --machines 3
+    python -m tests.helpers.cluster trials        kills, stops, and breaks of the network, 30 of them; needs root and iproute2
+    python -m tests.helpers.cluster trials --only sigstop --machines 3
 
 Without root the machines are processes that share the loopback interface, and the network cannot be cut.
 """
@@ -26,9 +26,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from plsc.checkpoint.store import newest_step
-from tests.launch import ROOT
-from tests.tiny_runs import TINY, assert_equal_runs
-from tests.warm import Program, Warm
+from tests.helpers.launch import ROOT
+from tests.helpers.tiny_runs import TINY, assert_equal_runs
+from tests.helpers.warm import Program, Warm
 
 RUN, TRAIN = ROOT / "tools/run.py", ROOT / "tools/train.py"
 STEPS, EVERY = 60, 5

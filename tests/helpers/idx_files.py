@@ -11,7 +11,7 @@ import pytest
 
 from plsc.data.synthetic import Synthetic
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # The folder that holds fashion_mnist/.
 DATA = Path(os.environ.get("PLSC_TEST_DATA", ROOT.parent / "shared" / "data"))
 NAMES = {

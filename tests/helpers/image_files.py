@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from plsc.data.recordio import RecordWriter, pack_image
-from tests.idx_files import DATA
+from tests.helpers.idx_files import DATA
 
 INSIGHTFACE = DATA / "insightface_format"
 needs_insightface_files = pytest.mark.skipif(
