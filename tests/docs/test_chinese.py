@@ -10,15 +10,6 @@ TRANSLATED = {
     name: "README.md" if "/" not in name else name.replace("/zh/", "/") for name in PAGES if "zh" in name
 }
 
-# Their English pages were rewritten, and they were not translated anew yet.
-OLDER = {f"docs/zh/{page}.md" for page in ("quickstart", "data", "recipes")}
-STATED = [
-    pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="translated from an older page"))
-    if name in OLDER
-    else name
-    for name in TRANSLATED
-]
-
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -38,7 +29,7 @@ def test_the_pages_of_the_first_days_are_translated():
     assert {len(code(PAGES[name])) > 2 for name in with_code} == {True}
 
 
-@pytest.mark.parametrize("name", STATED)
+@pytest.mark.parametrize("name", TRANSLATED)
 def test_code_and_headings_are_the_same(name):
     ours, theirs = PAGES[name], PAGES[TRANSLATED[name]]
     assert code(ours) == code(theirs)
