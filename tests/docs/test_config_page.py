@@ -1,13 +1,10 @@
 """Tests of docs/config.md, the page of all keys."""
 
-from pathlib import Path
-
 from plsc.utils.messages import keys_of
 from plsc.utils.registry import BACKBONES, DATASETS
 from plsc.utils.section import Section
+from tests.helpers.launch import ROOT
 from tools.config_page import to_markdown
-
-REPO = Path(__file__).parents[2]
 
 
 def sections_below(cls):
@@ -19,7 +16,7 @@ def sections_below(cls):
 
 
 def test_docs_are_fresh():
-    page = (REPO / "docs" / "config.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
     assert page == to_markdown(), "run: python tools/config_page.py > docs/config.md"
 
 
