@@ -33,7 +33,7 @@ NETWORKS = {
 # Seconds for each class of the shard: random numbers, their largest, and a sort. Found with a published figure.
 _DRAW = 14e-9
 # Passes over the logits that ArcFace takes in arcface_torch: acos and cos in place, of which autograd copies the inputs, the
-# softmax by five ops, and all of it backward. The 32.1 GB counted for 125,000 classes (docs/performance.md). CosFace takes
+# softmax by five ops, and all of it backward. The 32.1 GB counted for 125,000 classes (docs/labbook.md). CosFace takes
 # neither acos nor cos.
 _ARCFACE = HeadStyle(logits=52, rows=25, draw=_DRAW, scattered=True)
 _COSFACE = _ARCFACE._replace(logits=21)

@@ -74,10 +74,18 @@ def reports_without_pictures():
         yield
 
 
+def signals():
+    """Whatever programs that a test starts inherit: how this process takes signals, and which it blocks."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+    return handlers, signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
 @pytest.fixture(autouse=True)
 def nothing_for_the_next_test():
+    before = signals()
     yield
     restore()
+    assert signals() == before, "the test left signals in another way than it found them"
     setup()  # closes a run's train.log
     paddle = sys.modules.get("paddle")
     if paddle:

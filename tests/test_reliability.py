@@ -1,4 +1,4 @@
-"""Rows of docs/reliability.md that no other file shows."""
+"""Faults of the table "Twenty faults" in the lab book that no other file shows."""
 
 import logging
 import shutil
@@ -14,7 +14,7 @@ FILES = ("backbone", "optimizer", "head-00000-of-00001")
 HERE = ["-c", str(TINY), "-o", "Global.output_dir=out", "Global.resume=true"]
 
 
-# ---- row 7: damaged checkpoints
+# ---- damaged checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_all_damaged_is_exit_code_2_and_not_a_fresh_start(whole, tmp_path, monke
         assert "none of the 2 checkpoints is usable" in capsys.readouterr().err
 
 
-# ---- row 14: another problem
+# ---- another problem
 
 
 @pytest.mark.parametrize(

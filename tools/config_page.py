@@ -1,44 +1,28 @@
-"""Print the page docs/config.md from the texts, types and bounds of a config's sections.
+"""Print all keys of a config, from the texts, types and bounds of its sections; tools/site_pages.py adds them to docs/config.md.
 
-python tools/config_page.py > docs/config.md
+python tools/config_page.py
 """
 
 from __future__ import annotations
 
+import inspect
 import typing
 from collections.abc import Iterator
 from typing import Any
 
 from plsc.config import load
+from plsc.data.image_list import ImageFiles
+from plsc.data.images import EncodedImages, EncodedPairs
+from plsc.data.remote_shards import Cache
 from plsc.utils.messages import describe, item_of, keys_of
+from plsc.utils.registry import DATASETS
 from plsc.utils.section import Plug, Section, listed
 from plsc.utils.yaml_lines import KeyPath, dump
 
-_PAGE = """# The config
-
-<!-- Made by `python tools/config_page.py > docs/config.md` from the texts of the sections -->
-
-A config is a YAML file that states only what differs from the defaults below.
-
-    plsc train -c configs/default.yaml -o Global.epochs=2 -o Head.margin=0.3
-
-- `-c` takes a file, or a folder, which means its `default.yaml`, or that of a run its `config.yaml`. `-o Section.key=value` wins over the
-  file; the value is YAML: `5e-4` is a number, `[4, 8]` a list, `null` nothing. `-o "Section={...}"` replaces a
-  whole section.
-- A run is where its `config.yaml` lies, also after it was moved or copied: there `Global.output_dir` is the file's folder, whatever
-  the file says. Paths of data are relative to the current folder.
-- Numbers must be written as numbers and text as text: nothing is converted, except that an integer may stand
-  where a number is wanted. `true` and `false` are the only booleans.
-- Unknown keys, wrong types and impossible combinations stop the start; all of them are shown at once, with
-  file and line. `--dry-run` prints the resolved config with the source of each value.
-- An empty section means its defaults. A key that says "Only with" is refused beside other names, unless the
-  name came by `-o`: then the file's key falls away. Likewise `-o Global.max_steps=100` replaces `epochs`.
-"""
-
 
 def to_markdown() -> str:
-    """Write the page docs/config.md."""
-    return _PAGE + "".join(_chapter(load(), ()))
+    """Write a chapter for each section, and one for each data set."""
+    return "".join([*_chapter(load(), ()), *_dataset_chapters()])
 
 
 def _chapter(section: Section, path: KeyPath) -> Iterator[str]:
@@ -77,6 +61,13 @@ def _item_chapter(item: type[Section], path: KeyPath, single: type[Section]) -> 
         if key not in single.model_fields:
             rule = describe(field.annotation, field.metadata)
             yield f"| `{key}` | {rule} | `{dump(field.default)}` | {_one_line(field.description)} |\n"
+
+
+def _dataset_chapters() -> Iterator[str]:
+    """Write the docstrings of the data sets, and of the classes whose keys several of them have."""
+    yield "\n## Data sets\n"
+    for cls in (*map(DATASETS.get, DATASETS.builtin), ImageFiles, EncodedImages, EncodedPairs, Cache):
+        yield f"\n### {cls.__name__}\n\n{inspect.getdoc(cls)}\n"
 
 
 def _one_line(text: str) -> str:

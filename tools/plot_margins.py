@@ -1,4 +1,4 @@
-"""Draw the picture of docs/margins.md: python tools/plot_margins.py docs/pictures/margins.png"""
+"""Draw the picture of docs/training.md: python tools/plot_margins.py docs/pictures/margins.png"""
 
 import sys
 from pathlib import Path

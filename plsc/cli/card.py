@@ -2,7 +2,7 @@
 
     plsc card verify output             # evaluates again, and compares
 
-docs/verification.md explains it.
+docs/evaluation.md explains it. On several ranks start `plsc/__main__.py card verify RUN` as tools/eval.py is.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     plsc ckpt inspect output/checkpoints/step-00000656
     plsc ckpt reshard output/checkpoints/step-00000656 --ranks 3 --output cut/step-00000656
 
-Nothing is changed in place, and a target appears under its name only when it is whole. docs/checkpoints.md
+Nothing is changed in place, and a target appears under its name only when it is whole. docs/resume.md
 explains the verbs.
 """
 

@@ -1,7 +1,7 @@
 """Load a config from YAML and `-o Section.key=value`, check it, and return an immutable `Config`.
 
 The keys and their defaults are in the sections: run.py, optimizer.py, and config.py of data, backbones and heads;
-tools/config_page.py prints them as the page docs/config.md.
+tools/config_page.py prints them; the site has them in the page docs/config.md.
 All errors are reported at once, one line each with file and line. Nothing here imports Paddle: a wrong config
 stops within a second, before any process group starts.
 
@@ -112,7 +112,7 @@ class Config(Section):
 
     Stages: list[StageCfg] = []
     """Stretches of a training, each with values of its own, `[{epochs: 10, Head: {margin: 0.2}}, {epochs: 10}]`, in place of
-    `Global.epochs` (docs/stages.md)."""
+    `Global.epochs` (docs/training.md)."""
 
     _layers: Layers = PrivateAttr(default_factory=Layers)
     _stages: list[StageConfig] = PrivateAttr(default_factory=list)

@@ -130,7 +130,7 @@ class GroupCfg(Section):
     """Parameters of the backbone that are trained otherwise than the rest."""
 
     match: str = Field(min_length=1)
-    """A regular expression that is searched in the names of the backbone's parameters (docs/training.md lists them):
+    """A regular expression that is searched in the names of the backbone's parameters (docs/training.md says how to list them):
     `^conv1` or `mlp.fc1`. The first group that fits a name counts."""
     lr_scale: float | None = Field(None, gt=0, le=1000)
     """Factor on the learning rate. 1 only keeps the parameters from the groups below."""

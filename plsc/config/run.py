@@ -42,7 +42,10 @@ class AmpCfg(Section):
 
 
 class EmaCfg(Section):
-    """A running average of the backbone's weights."""
+    """A running average of the backbone's weights and of the running statistics of batch norms. Evaluations, the best checkpoint, `plsc eval`,
+    `predict`, `export` and `Global.init_from` take it; class centres are not averaged. A checkpoint has it in `ema.safetensors`. It costs one
+    more copy of the weights. A run that is resumed without it leaves the average behind; one that is resumed with it for the first time
+    begins at its weights."""
 
     decay: float = Field(0.9999, ge=0, lt=1)
     """Share of the average that an optimizer step keeps: 0.9999 averages about the last 10,000 steps; take 0.999 for
@@ -93,17 +96,17 @@ class GlobalCfg(Section):
     `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest whole one."""
     init_from: str | None = Field(None, json_schema_extra=OTHER_RUN)
     """Folder of a checkpoint, or of what `plsc import` wrote, whose backbone training starts with, and the centres
-    of the classes that it knows (docs/finetune.md). A run that is resumed has its own."""
+    of the classes that it knows (docs/training.md). The state of the optimizer starts at 0. Another backbone is refused. A run that is resumed has its own."""
     keep_centres: Literal["name", "number", "none"] | None = Field(None, json_schema_extra=NOT_TRAINING)
     """Which centres of `init_from` go along: of the classes of the same `name`; class n for class n (`number`), for data
     without names to which classes were only appended; or none. null is `name`, which is to be written where numbered folders
-    were moved or copied (docs/finetune.md)."""
+    were moved or copied (docs/training.md)."""
     new_centres: Literal["mean", "random"] | None = Field(None, json_schema_extra=NOT_TRAINING)
-    """What a class starts with that `init_from` does not know: the mean embedding of some of its images, or random
+    """What a class starts with that `init_from` does not know: the mean embedding of at most 16 of its images, or random
     numbers. null is `mean` where other centres are kept, else `random`."""
     keep_step: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Begin at the step of `init_from`, where its schedule and the order of its data go on, and not at 0
-    (docs/finetune.md)."""
+    (docs/training.md). Epochs are those of the new data. The best checkpoint is the best one since."""
     compatible_with: str | None = Field(None, min_length=1, json_schema_extra=OTHER_RUN)
     """Folder of an older run, whose newest checkpoint is taken, or of a checkpoint: the new network learns embeddings that can
     be compared with the old one's, so that its galleries stay in use (docs/gallery.md). null: no other network's."""
@@ -117,9 +120,12 @@ class GlobalCfg(Section):
         ["visualdl"], json_schema_extra=NOT_TRAINING
     )
     """Programs for which the numbers of `metrics.jsonl`, which is always written, are copied to `output_dir`
-    (docs/training.md). tensorboard, wandb and mlflow need the extra `loggers`; the last two work offline."""
+    (docs/training.md). tensorboard, wandb and mlflow need the extra `loggers`; the last two work offline. Their own
+    variables of the environment hold, `WANDB_MODE`, `WANDB_PROJECT` and `MLFLOW_TRACKING_URI` among them. To look at the numbers: `visualdl --logdir output/visualdl`,
+    `tensorboard --logdir output/tensorboard`, `wandb sync --append output/wandb/offline-run-*`, `MLFLOW_ALLOW_FILE_STORE=true mlflow ui
+    --backend-store-uri output/mlflow`. A logger that fails later costs a warning and its own copy, not the run."""
     profile: bool = Field(False, json_schema_extra=NOT_TRAINING)
-    """Measure what the time of a step goes into, for `metrics.jsonl` and the report (docs/performance.md)."""
+    """Measure what the time of a step goes into, for `metrics.jsonl` and the report (docs/labbook.md)."""
     hang_seconds: int = Field(600, ge=0, le=31_536_000, json_schema_extra=NOT_TRAINING)
     """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or is
     restarted (`plsc train --ranks`); evaluations and checkpoints may take six times as long. 0 waits for ever."""
@@ -136,7 +142,7 @@ class GlobalCfg(Section):
     """Average the backbone's weights over the steps, `{decay: 0.9999, every: 1}`, beside training; the average is what
     is evaluated, exported and predicted with (docs/training.md). null: no average."""
     data_licence: str | None = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
-    """Licence or terms of use of the training data, for the model card (docs/verification.md)."""
+    """Licence or terms of use of the training data, for the model card (docs/evaluation.md)."""
     threads: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """CPU threads per rank. null shares the processors out among the ranks; set it when others need some."""
 
@@ -187,7 +193,8 @@ def head_dtype(head: HeadCfg, amp: AmpCfg | None) -> str:
 
 
 class TeacherCfg(Section):
-    """Distillation: a trained network, the teacher, shows this run's which embeddings to give (docs/training.md)."""
+    """Distillation: a trained network, the teacher, shows this run's which embeddings to give (docs/training.md). It computes in float32, in
+    evaluation mode: it costs its forward pass of every sample, and its weights on each rank. `metrics.jsonl` has `loss/teacher`."""
 
     checkpoint: str | None = Field(None, min_length=1, json_schema_extra=OTHER_RUN)
     """Folder of the teacher's run, whose newest checkpoint is taken, or of a checkpoint; null: no teacher. Samples and

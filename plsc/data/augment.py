@@ -2,7 +2,7 @@
 photograph.
 
 OpenCV on uint8 [H, W, 3] (its order, BGR) or grey [H, W], tens of microseconds each; all geometry is one
-warp, all colour one 3x4 matrix, so that nothing is rounded twice. docs/augmentation.md shows and times each.
+warp, all colour one 3x4 matrix, so that nothing is rounded twice. docs/training.md shows them.
 To see one:
 
     python -c "import cv2; from plsc.data.augment import Augment; from plsc.data.transforms import generator; \

@@ -60,7 +60,7 @@ class TrainDatasetCfg(DatasetCfg):
         return hasattr(DATASETS.get(name), "sample")  # labelled images; pairs have image()
 
     name: str = "Glyphs"
-    """`Glyphs`, characters drawn at run time; your images in a list file (`ImageList`), in a folder for each
+    """`Glyphs`, characters drawn at run time, or `CjkGlyphs`, those of the system's CJK fonts; your images in a list file (`ImageList`), in a folder for each
     identity (`ImageFolder`), in a .rec file (`RecImages`) or in tar shards (`Shards`); `IdxImages`, the
     files of MNIST and Fashion-MNIST; samples of any shape in .npy files (`Arrays`); `Synthetic`, noise for measuring speed; a name that you registered; or
     your own class as `package.module:Class`. The number of classes is read from the data; docs/data.md has
@@ -75,7 +75,8 @@ class JoinedDatasetCfg(TrainDatasetCfg):
     number of its samples, so that an epoch has every sample once."""
     head: Literal["merge", "own"] = "merge"
     """merge: identities of the same name are one class in all sets that are merged. own: the set
-    has a softmax of its own, over its own classes only, since the same person may have another class in another set."""
+    has a softmax of its own, over its own classes only, since the same person may have another class in another set. A name that an earlier set has gets
+    this set's title in front, `street/Ann`. A resume with other sets, or in another order, is refused."""
 
 
 def _one_or_several(value: Any) -> str | None:
@@ -89,7 +90,7 @@ class EvalDatasetCfg(DatasetCfg):
     `dataset: null` evaluates nothing."""
 
     name: str = "GlyphPairs"
-    """`GlyphPairs`, pairs of characters that training never sees; pairs named in a file (`PairList`), in a .bin
+    """`GlyphPairs` or `CjkGlyphPairs`, pairs of characters that training never sees; pairs named in a file (`PairList`), in a .bin
     pack (`BinPairs`) or drawn from labelled images (`ImagePairs`); IJB's templates (`IjbPairs`); a search in a
     gallery (`GalleryProbe`); the ranking of a gallery for queries (`QueryGallery`); pairs of samples in .npy files (`ArrayPairs`); any data set that `Train.dataset` may name; a name that you registered; or your own
     class as `package.module:Class`. Where it is not written and training has other images than `Glyphs`, nothing is
@@ -120,7 +121,7 @@ class TrainCfg(Section):
         Discriminator(_one_or_several),
     ] = TrainDatasetCfg()
     without: list[str] = []
-    """Names of classes whose images are left out (docs/finetune.md). A name that no class has is refused."""
+    """Names of classes whose images are left out (docs/training.md). A name that no class has is refused."""
     corrections: list[str] = []
     """Lists of wrong labels in `dataset`, as `plsc doctor --trained` writes them, each of the data that the one before leaves:
     `[corrections.tsv]` (docs/data.md)."""
@@ -130,8 +131,8 @@ class TrainCfg(Section):
     lower the learning rate with it."""
     accumulate: int = Field(1, ge=1)
     """Such batches per rank in one optimizer step: the global batch of more ranks or larger memory, at about a third
-    more time (docs/large.md). The head sees all samples of the step at once; only BatchNorm's statistics are those of
-    `batch_size` samples."""
+    more time (docs/recipes.md). The head sees all samples of the step at once; only BatchNorm's statistics are those of
+    `batch_size` samples, which must be 2 at least. Steps, epochs, learning rate and images/s count whole steps."""
     num_classes: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """A check only: refuse data with another number of classes. null takes what the data has. `--stand-in` makes
     noise of so many classes."""

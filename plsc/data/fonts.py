@@ -122,16 +122,19 @@ def draw_glyphs(codepoints: np.ndarray, faces: int, side: int) -> np.ndarray:
         font = open_face(face)
         charmap = font.get_charmap()
         for row, codepoint in enumerate(codepoints.tolist()):
-            _draw(font, charmap[codepoint], pictures[row, column])
+            draw_glyph(font, charmap[codepoint], pictures[row, column])
     return pictures
 
 
-def _draw(font: ft2font.FT2Font, glyph_index: int, picture: np.ndarray) -> None:
+def draw_glyph(font: ft2font.FT2Font, glyph_index: int, picture: np.ndarray) -> bool:
+    """Draw a glyph into a picture, uint8 [side, side], as draw_glyphs does. False: it has no ink."""
     side = len(picture)
     em, margin = int(EM * side), MARGIN * side  # whole pixels, because older FreeTypes round others
     font.set_size(em, 72)
     glyph = font.load_glyph(glyph_index, _NO_HINTING)
     x0, y0, x1, y1 = (value / 64 for value in glyph.bbox)
+    if x0 == x1 or y0 == y1:
+        return False
     shrink = (side - 2 * margin) / max(x1 - x0, y1 - y0)
     if shrink < 1:
         font.set_size(int(em * shrink), 72)
@@ -152,3 +155,4 @@ def _draw(font: ft2font.FT2Font, glyph_index: int, picture: np.ndarray) -> None:
         image = ft2font.FT2Image(side, side)
         font.draw_glyph_to_bitmap(image, left, top, glyph)
         picture[:] = np.asarray(image)
+    return True

@@ -1,7 +1,7 @@
 """Fit what a cosine means on scored pairs: P(same), its error on pairs that were not fitted, and thresholds with intervals.
 
 P(same) is a logistic regression of `same` on the cosine and its square, on smoothed targets (Platt 1999), kept from
-falling. The square makes up for different pairs whose cosines spread less than those of same pairs; docs/history/log.md has
+falling. The square makes up for different pairs whose cosines spread less than those of same pairs; docs/labbook.md has
 the comparison with a logistic without it and with isotonic regression.
 
 Pairs are counted in cells of equal width between the lowest and the highest cosine, so that time and memory of a fit do

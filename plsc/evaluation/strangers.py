@@ -24,7 +24,7 @@ from plsc.errors import UserError
 
 LEAST_PEOPLE = 10
 """Whose searches are needed: of fewer people the tail says next to nothing."""
-_SHARE = 0.2  # of the searches that are fitted: docs/history/log.md compares 0.1 to 0.4
+_SHARE = 0.2  # of the searches that are fitted: docs/labbook.md compares 0.1 to 0.4
 _LEAST_SEARCHES = 20  # that are fitted, where they are half of all at most
 _MOST_SEARCHES = 100  # more would not narrow the interval, and reach further from the end
 _TEST = 1000  # searches of a test

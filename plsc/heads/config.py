@@ -69,7 +69,7 @@ class HeadCfg(NamesClass):
     name: str = "dist_arcface"
     """The loss: `softmax`, which normalises nothing, or a margin, which works on cosines and makes the target's
     harder to reach: `arcface`, `cosface`, `sphereface`, `combined`, `adaface`, `magface`, `curricularface`
-    (docs/margins.md says how and when to use which), or one that you registered; each with `dist_` in front or
+    (docs/training.md says how and when to use which), or one that you registered; each with `dist_` in front or
     without. Or your own class as `package.module:Class`, which is always sharded (docs/extend.md)."""
     margin: float | None = Field(None, ge=0, le=4)
     """The margin's size. null: 0.5 radians (not degrees) for arcface and curricularface, 0.35 for cosface, 0.4
@@ -94,12 +94,14 @@ class HeadCfg(NamesClass):
     with all classes of the batch, the others do not. 0.1 makes the head about ten times cheaper; worth it from
     some 100,000 classes on."""
     bank: Literal["device", "host", "disk"] = "device"
-    """Where class centres and the state of their optimizer live (docs/large.md). host and disk fetch a step's
+    """Where class centres and the state of their optimizer live (docs/recipes.md). host and disk fetch a step's
     rows: set `sample_rate`."""
     bank_dtype: Literal["float32", "bfloat16"] = "float32"
-    """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/large.md)."""
+    """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/recipes.md). Steps compute in float32; rows are
+    rounded stochastically when they are written back. A run may be resumed with another bank and dtype."""
     bank_folder: str | None = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
-    """Where disk keeps its file, best on the rank's own fastest disk. null: `output_dir`."""
+    """Where disk keeps its file, best on the rank's own fastest disk. null: `output_dir`. The file has no name: it takes all of its
+    space at the start, is gone when the process is, and `df` shows it, not `du`. Too little space for it and one checkpoint is refused."""
     logits_budget_mb: float | None = Field(None, gt=0, le=10**9, json_schema_extra=NOT_TRAINING)
     """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the memory.
     Results do not depend on it. null: 256 on CPUs, 4096 on GPUs."""

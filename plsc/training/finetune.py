@@ -6,7 +6,7 @@ same name.
     dropped  a class that is not in the data any more
 
 The same on any number of ranks: each reads the rows that its shard keeps, new classes go through the backbone
-in groups that do not depend on the ranks, and lengths are added up in whole numbers. docs/finetune.md has a
+in groups that do not depend on the ranks, and lengths are added up in whole numbers. docs/training.md has a
 run to try.
 """
 

@@ -3,7 +3,7 @@
 A stage ends with a checkpoint, and the next one is a training of its own that begins from it, with another config. So a run
 that stops anywhere goes on as it would have. A run without `Stages` is one stage.
 
-Try it: `pytest tests/training/test_stages.py`; what a user writes is in docs/stages.md.
+Try it: `pytest tests/training/test_stages.py`; what a user writes is in docs/training.md.
 """
 
 from __future__ import annotations

@@ -184,6 +184,8 @@ DATASETS = Registry(
         "ArrayPairs": "plsc.data.arrays:ArrayPairs",
         "Arrays": "plsc.data.arrays:Arrays",
         "BinPairs": "plsc.data.bin_packs:BinPairs",
+        "CjkGlyphPairs": "plsc.data.cjk_glyphs:CjkGlyphPairs",
+        "CjkGlyphs": "plsc.data.cjk_glyphs:CjkGlyphs",
         "GalleryProbe": "plsc.data.templates:GalleryProbe",
         "Glyphs": "plsc.data.glyphs:Glyphs",
         "GlyphPairs": "plsc.data.glyphs:GlyphPairs",

@@ -1,4 +1,4 @@
-"""The table of backbones: what is printed, and that docs/backbones.md says the same."""
+"""The table of backbones: what is printed, and that docs/recipes.md says the same."""
 
 import re
 
@@ -10,7 +10,7 @@ from plsc.utils.registry import BACKBONES
 from tests.helpers.launch import ROOT
 from tests.helpers.undrawn import undrawn
 
-PAGE = (ROOT / "docs" / "backbones.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
 IN_THE_PAGE = {
     name: line for line, name in re.findall(r"^(\| `(\w+)` \| [\d.]+ M \| .*)$", PAGE, re.MULTILINE)
 }

@@ -9,6 +9,7 @@ from plsc.data.bin_packs import write_pack
 from plsc.data.dataset import Dataset, IdentificationSet, PairSet
 from plsc.evaluation.sets import eval_set
 from plsc.utils.registry import DATASETS
+from tests.data.cjk_fonts import write_fonts
 from tests.helpers.idx_files import write_idx
 from tests.helpers.image_files import png, write_folder, write_rec
 
@@ -32,10 +33,14 @@ def examples(tmp_path):
     (tmp_path / "templates.txt").write_text("0 1 0\n1 1 1\n")
     np.save(tmp_path / "x.npy", np.arange(24, dtype=np.float32).reshape(6, 4))
     np.save(tmp_path / "y.npy", np.array([0, 0, 1, 1, 2, 2]))
+    (tmp_path / "fonts").mkdir()
+    fonts = write_fonts(tmp_path / "fonts")
     arrays = {"samples": str(tmp_path / "x.npy"), "labels": str(tmp_path / "y.npy")}
     return {
         "ArrayPairs": {**arrays, "num_pairs": 4},
         "Arrays": arrays,
+        "CjkGlyphs": {"fonts": fonts, "classes": 20},
+        "CjkGlyphPairs": {"fonts": fonts, "num_pairs": 50},
         "BinPairs": {"path": str(tmp_path / "a.bin"), "size": (16, 12)},
         "GalleryProbe": {"gallery": faces, "probe": faces},
         "IjbPairs": {"images": str(tmp_path / "media.txt"), "list": str(tmp_path / "templates.txt")},

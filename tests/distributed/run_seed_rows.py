@@ -1,4 +1,4 @@
-"""Rows of docs/history/lineage.md that speak of ranks, on any number of them: each row is a function that asserts it on this rank.
+"""Rows of docs/labbook.md that speak of ranks, on any number of them: each row is a function that asserts it on this rank.
 
 Run by test_seed_rows.py on 1, 2 and 4 ranks. N samples of all ranks, B of this one; C classes, S in this shard; D embedding size.
 """

@@ -1,4 +1,4 @@
-"""Rows of docs/history/lineage.md that speak of ranks, on 1, 2 and 4 of them."""
+"""Rows of docs/labbook.md that speak of ranks, on 1, 2 and 4 of them."""
 
 from pathlib import Path
 

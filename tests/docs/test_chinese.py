@@ -1,4 +1,4 @@
-"""The Chinese pages beside the English ones: the same code blocks and headings, and the same messages."""
+"""The Chinese pages beside the English ones: the same code blocks and headings."""
 
 import re
 
@@ -10,6 +10,14 @@ TRANSLATED = {
     name: "README.md" if "/" not in name else name.replace("/zh/", "/") for name in PAGES if "zh" in name
 }
 
+# Their English pages were rewritten, and they were not translated anew yet.
+OLDER = {f"docs/zh/{page}.md" for page in ("quickstart", "data", "recipes")}
+STATED = [
+    pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="translated from an older page"))
+    if name in OLDER
+    else name
+    for name in TRANSLATED
+]
 
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
@@ -24,21 +32,14 @@ def levels(page):
 
 
 def test_the_pages_of_the_first_days_are_translated():
-    pages = ("quickstart", "data", "resume", "recipes", "errors", "devices")
+    pages = ("quickstart", "data", "gallery", "devices")
     assert {*TRANSLATED.values()} == {"README.md", *(f"docs/{page}.md" for page in pages)}
-    with_code = [name for name in TRANSLATED if not name.endswith(("errors.md", "devices.md"))]
+    with_code = [name for name in TRANSLATED if not name.endswith("devices.md")]
     assert {len(code(PAGES[name])) > 2 for name in with_code} == {True}
 
 
-@pytest.mark.parametrize("name", TRANSLATED)
+@pytest.mark.parametrize("name", STATED)
 def test_code_and_headings_are_the_same(name):
     ours, theirs = PAGES[name], PAGES[TRANSLATED[name]]
     assert code(ours) == code(theirs)
     assert levels(ours) == levels(theirs)
-
-
-def test_the_messages_are_the_same():
-    def messages(name):
-        return re.findall(r"^\| (`.*?`(?:, `.*?`)*) \|", PAGES[name], re.MULTILINE)
-
-    assert messages("docs/zh/errors.md") == messages("docs/errors.md") != []

@@ -24,7 +24,7 @@ def test_the_nav_names_every_page_once():
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    pytest.importorskip("material", reason="the extra docs is not installed")
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
     folder = tmp_path_factory.mktemp("site")
     run_python("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder, cwd=ROOT)
     return folder
@@ -42,3 +42,9 @@ def test_links_lead_from_the_readme_into_the_site(site):
     links = re.findall(r'href="([^"]*)"', (site / "index.html").read_text(encoding="utf-8"))
     assert {"data.html", "CHANGELOG.html", "LICENSE"} <= {*links}
     assert not [link for link in links if link.startswith("docs/")]
+
+
+def test_the_page_of_the_config_goes_on_with_all_keys(site):
+    page = (site / "config.html").read_text(encoding="utf-8")
+    assert {"dataloadertrainsampler", "shards"} <= {*re.findall(r'<h[23] id="(\w+)"', page)}
+    assert "docs/" not in re.sub(r"href=\S+", "", page)

@@ -70,7 +70,7 @@ def test_both_ways_agree_over_50_steps(way, name, monkeypatch):
 @pytest.mark.parametrize("init_std", [0.5, 0.01])
 @pytest.mark.parametrize("sample_rate", [1.0, 0.3])
 def test_each_step_agrees_at_scale_64(way, init_std, sample_rate, monkeypatch):
-    """Over 50 steps rounding grows there, for either way as much (docs/history/log.md); from the same centres it has nothing to grow from."""
+    """Over 50 steps rounding grows there, for either way as much (docs/labbook.md); from the same centres it has nothing to grow from."""
     if way == "ops":
         pytest.skip("compared in the other run")
     heads = [

@@ -1,4 +1,4 @@
-"""Rows of docs/history/lineage.md about the head on one process that no other test shows."""
+"""Rows of docs/labbook.md about the head on one process that no other test shows."""
 
 import threading
 

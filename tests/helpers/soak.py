@@ -5,7 +5,7 @@
     python -m tests.helpers.soak cycles 500    one plsc run whose rank is killed again and again: does anything grow?
     python -m tests.helpers.soak saves 500     one process that saves as often: the same question
 
-Each prints its figures, and fails on the first thing that is not as docs/reliability.md says. --seed N for other random numbers.
+Each prints its figures, and fails on the first thing that is not as "Twenty faults" in the lab book says. --seed N for other random numbers.
 """
 
 from __future__ import annotations

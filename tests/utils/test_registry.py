@@ -137,6 +137,8 @@ def test_builtin_names():
             "ArrayPairs",
             "Arrays",
             "BinPairs",
+            "CjkGlyphPairs",
+            "CjkGlyphs",
             "GalleryProbe",
             "GlyphPairs",
             "Glyphs",

@@ -1,6 +1,14 @@
 """Write a config for a folder of pictures: `plsc init faces/`.
 
-The pictures are looked at as `plsc doctor` does. What follows from what is the table in docs/data.md; `recommend` is its code.
+The pictures are looked at as `plsc doctor` does. `recommend` chooses by what is seen:
+
+    fewer than 20,000 pictures             a small network, 40 epochs or 300 steps
+    fewer than 500,000; more               IResNet18; IResNet50, for pictures of 112 x 112, 20 epochs
+    up to 40 pixels; grey; others          32 x 32; 48 x 48; 64 x 64; in the shape of most pictures
+    fewer than 2,000 classes               margin 0.1, scale 16
+    fewer than 100 classes; more           `hold_out`: a half, unless that leaves fewer than two; the least share with ten classes
+    colour; none                           flipped, cropped, other colours; grey, cropped, rotated
+    faces                                  whether they are aligned; `plsc align` where they are not; a network of others where there are few people
 """
 
 from __future__ import annotations
@@ -180,12 +188,12 @@ def advice(seen: Seen, pictures: str, config: str, output: str) -> list[str]:
     lines = []
     if seen.faces is False:
         lines.append(
-            f"its faces are not aligned: plsc align {pictures} NEW, and plsc init NEW; build and search with aligned pictures, too (docs/alignment.md)"
+            f"its faces are not aligned: plsc align {pictures} NEW, and plsc init NEW; build and search with aligned pictures, too (docs/faces.md)"
         )
     if seen.faces is not None and seen.classes < _FEW_PEOPLE:
         lines.append(
             f"{seen.classes:,} people do not make a network of faces: take one that was trained on millions, plsc import, for Global.init_from "
-            "or as it is (docs/finetune.md)"
+            "or as it is (docs/training.md)"
         )
     if seen.hold_out is None:
         lines.append(f"{seen.classes:,} classes are too few to hold some out: nothing is verified")

@@ -1,11 +1,11 @@
 """Read class centres from the shard files of other programs, and check that they are complete.
 
-    arcface_torch   checkpoint_gpu_{r}.pt           "state_dict_softmax_fc": weight [S, D]; momentum in
-    "state_optimizer", or weight_mom Partial FC v1   rank_{r}_softmax_weight.pt      [S, D], a bare tensor;
-    rank_{r}_softmax_weight_mom.pt. Also named rank:{r}_... PLSC 2.4        {prefix}_rank{r}.pdparams
-    one matrix [S, D]; momentum ("exp_avg") in {prefix}_rank{r}.pdopt PLSC 0.x, 2.2
-    dist@{name}@rank@{r:05d}.w_0    [D, S] (.b_0 bias; ..._velocity_0), raw tensors, or pickles .pdparam and
-    .pdopt
+    arcface_torch     checkpoint_gpu_{r}.pt: "state_dict_softmax_fc" with weight [S, D], or weight_activated where there was
+                      no sampling; momentum: weight_mom, else SGD's buffer in "state_optimizer"
+    Partial FC v1     rank_{r}_softmax_weight.pt and rank_{r}_softmax_weight_mom.pt: bare tensors [S, D]; also named rank:{r}_...
+    PLSC 2.4          {prefix}_rank{r}.pdparams: one matrix [S, D]; momentum ("exp_avg") in {prefix}_rank{r}.pdopt
+    PLSC 0.x, 2.2     dist@{name}@rank@{r:05d}.w_0 [D, S], .b_0 (bias), ..._velocity_0 (momenta), raw tensors, or pickles .pdparam
+                      and .pdopt; meta.json with the numbers of ranks and classes
 
 Sources: recognition/arcface_torch/train_v2.py and partial_fc.py of deepinsight/insightface;
 plsc/nn/partialfc.py (2.4), plsc/entry.py and models/dist_algo.py (0.x), dynamic/classifiers/lsc.py

@@ -4,7 +4,7 @@
 
 Memory of the head and disk space are computed; the backbone's memory and all times come from about ten
 seconds of measurement in new processes on this machine (calibration.py), extrapolated along straight lines.
-The output names what is not measured. For the accuracy see docs/performance.md and `python -m benchmarks plan`.
+The output names what is not measured. For the accuracy see docs/labbook.md and `python -m benchmarks plan`.
 
     plsc plan -c configs/ --device a100 --nodes 8 --network 200
 
@@ -229,7 +229,7 @@ def format_counted(planned: dict) -> str:
         return f"{start}{_with_amp(planned)}, CUDA and libraries as published figures have them (docs/planning.md); not in them: data"
     return (
         f"{start} in {planned['calibration']['dtype']}; not in them: Paddle itself ({gigabytes(planned['calibration']['base'])} of this process), data, and freed memory that "
-        "malloc keeps (docs/performance.md: mostly 8 to 16 %)"
+        "malloc keeps (docs/labbook.md: mostly 8 to 16 %)"
     )
 
 

@@ -31,7 +31,7 @@ HELP = "\n".join(
         *(f"  {option:18}{what}" for option, what in _OPTIONS.items()),
         "",
         "example: plsc run --nproc_per_node 2 train -c configs/",
-        "docs/reliability.md explains it, docs/cluster.md several machines",
+        "docs/resume.md explains it, docs/cluster.md several machines",
     ]
 )
 

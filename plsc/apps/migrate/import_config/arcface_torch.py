@@ -271,7 +271,7 @@ TABLE: dict[str, Rule] = {
     "gradient_acc": one_of((1,), same(), count("DataLoader.Train.accumulate")),
     "num_workers": "DataLoader.Train.num_workers",
     "dali": only(False, "data workers decode the images here: DataLoader.Train.num_workers"),
-    "dali_aug": only(False, "docs/augmentation.md has what can be done to images here"),
+    "dali_aug": only(False, "docs/training.md#augmentation has what can be done to images here"),
     "val_targets": _packs,
     "verbose": when(
         lambda theirs: theirs["val_targets"],

@@ -225,7 +225,9 @@ def _operation(theirs: Theirs, key: str) -> Outcome:
     if ours is None:
         normalises = ".NormalizeImage." in key
         one = "mean and scale of a data set are one number each"
-        return lost(one if normalises else "docs/augmentation.md has what can be done to images here")
+        return lost(
+            one if normalises else "docs/training.md#augmentation has what can be done to images here"
+        )
     return _images(theirs, key) if ours else same()
 
 

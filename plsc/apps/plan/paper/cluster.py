@@ -74,7 +74,7 @@ class HeadStyle(NamedTuple):
     """Whether the embeddings' gradients are summed by a reduce-scatter, half of an all_reduce."""
 
 
-# Ours: 7.0 GB for 125,000 classes, N = 1024, D = 512 (docs/performance.md, "A step on a GPU, counted"). Heads of several N
+# Ours: 7.0 GB for 125,000 classes, N = 1024, D = 512 (docs/labbook.md, "A step on a GPU, counted"). Heads of several N
 # and D tell logits from rows. Drawn rows are taken out, updated in copies and put back; the draw itself is made by a thread
 # of the host, a step ahead.
 IN_BLOCKS = HeadStyle(logits=7, rows=13, drawn_rows=8)

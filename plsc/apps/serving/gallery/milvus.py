@@ -9,6 +9,11 @@ measures the threshold; NAME_facts the facts, as JSON. Filters hold integers onl
 Milvus has no transactions. A change of several rows ends with the people's, so whoever is found is whole, and all reading is at
 consistency level Strong; but a process that is killed leaves what it has written so far, and two that write at the same time may undo each
 other's work on a person. One process writes at a time.
+
+The answers are those of SQLite: Milvus multiplies in float32 over all rows (index FLAT), and the nearest are multiplied in float64 here. `upgrade`
+and `backup` are refused (build a gallery under another name; use milvus-backup), and so are names that are no text. A killed addition may
+leave pictures of somebody who is not found: `plsc gallery remove GALLERY` without names takes them. A removed person is found no more;
+when the bytes go is Milvus' matter, and the receipt says so under `erased`.
 """
 
 from __future__ import annotations

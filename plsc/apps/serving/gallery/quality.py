@@ -5,6 +5,21 @@
 
 One picture is compared with the gallery's others, not with limits that fit one kind of picture. Each finding names a rule, the value, and
 the remedy. `sure` ones are refused by `--review standard`, the others by `--review strict` alone.
+
+- too small: less than half of the network's side; of a gallery of small pictures half of their median.
+- stretched: another ratio of sides than the gallery's median picture, by a fifth.
+- blurred: five deviations less sharp than the gallery's median picture.
+- no face, several faces: by the detector; where the network was trained on aligned faces, or most pictures have a
+  face. Sure: no face, of a network of aligned faces.
+- not aligned: eyes, nose and mouth five deviations from ArcFace's places.
+- wrong person: of three pictures or more; below the threshold of pairs; 5 % of the other people are more like it; and
+  so far from the gallery's ordinary pictures that 2 % of such are right, if these lie normally. Sure: where at most
+  2 % of the others are more like 5 % of the other people.
+- same picture: another's, also encoded anew or resized; or the person's own, which counts twice. Sure: another's.
+- same person: two names, each the other's nearest, nearer than people are by chance.
+
+Of two pictures of a person nothing shows which one is wrong, and fewer than ten people do not show what is usual. Blur takes 20 pictures,
+faces the extra `align`; what was not checked is said. Shapes and sharpness of one added picture are compared with 200 of the gallery's.
 """
 
 from __future__ import annotations

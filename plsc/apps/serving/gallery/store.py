@@ -7,6 +7,24 @@
 A change is on the disk when its transaction ends. Several processes may read and write: readers see whole transactions and
 wait for nobody, writers wait for each other. `revision` changes with each transaction.
 
+Every program for SQLite can read the file. Its tables:
+
+    people       id, never used again; name; collection; meta, JSON
+    pictures     id; person; path and sha256 of the file, null for pixels; quality, JSON of numbers; aligned, 1: eyes, nose and mouth
+                 of a face lie at ArcFace's places, 0: not, null: not known; measures, 1: it measures the threshold, since the
+                 network was not trained on the person; added, UTC
+    embeddings   picture; vector, float32 in little endian, of length 1
+    facts        key and value, JSON: the network (its hash, where it is, whether images are mirrored, preprocessing), the
+                 thresholds, how they were measured, calibration
+    strangers    picture; person, a number; vector: who is not in the gallery, and measures the threshold
+    changes      revision; person who was changed, 0: everybody; token: what readers have not seen yet
+
+    SELECT name, collection, count(*) FROM people JOIN pictures ON pictures.person = people.id GROUP BY people.id;
+
+Another program that writes adds a row to `changes` with person 0. Triggers and views are refused. `-wal` and `-shm` beside the file
+belong to it: copy it by `plsc gallery backup`, and put a backup in the place of all three. From 50,000 rows on `.index` beside it has the
+rows that are searched; it may be deleted, and is made again. All processes must be on one machine: not over NFS.
+
 A process that has the store open must not open its files in another way: closing them would drop SQLite's locks (POSIX).
 """
 

@@ -108,7 +108,7 @@ def test_a_faster_network_and_nvlink_help():
 
 
 def test_our_heads_bytes_are_those_counted():
-    """docs/performance.md: 7.0 GB for 125,000 classes, 7.4 GB for a tenth of a million, N = 1024, D = 512."""
+    """docs/labbook.md: 7.0 GB for 125,000 classes, 7.4 GB for a tenth of a million, N = 1024, D = 512."""
     counted = replace(WORK, width=512)
     whole = replace(counted, classes=125_000, shard=125_000)
     drawn = replace(counted, classes=100_000, shard=10**6)
