@@ -11,10 +11,9 @@ from plsc.distributed import environment, launcher
 from plsc.evaluation.report import html
 from plsc.training.train import RUN_FILES
 from plsc.utils.logging import setup
-from tests.helpers.launch import Forking
+from tests.helpers.launch import ROOT, Forking
 from tests.helpers.warm import do_not_sync
 
-ROOT = Path(__file__).resolve().parents[1]
 # Of the environment, which launches hand on; a config that names a device makes the settings of its kind.
 SETTINGS = ("PADDLE_", "OMP_", "MKL_", "ONEDNN_", "GLOG_", "FLAGS_", "BKCL_", "CUSTOM_DEVICE_BLACK")
 LEFTOVERS = {"output", "log", *RUN_FILES}  # of a run with relative paths

@@ -2,13 +2,12 @@
 
 import importlib
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import plsc
+from tests.helpers.launch import run_python
 
 NAMES = """
 plsc:Entry plsc:Gallery plsc:BACKBONES plsc:DATASETS plsc:__version__
@@ -33,11 +32,10 @@ def test_the_package_names_what_it_has():
     assert {"Entry", "Gallery", "__version__"} <= set(dir(plsc)) and "zlib" not in dir(plsc)
 
 
-def test_paddle_is_imported_without_its_warning_of_ccache():
+def test_paddle_is_imported_without_its_warning_of_ccache(tmp_path):
     """It gives it where no ccache is on the PATH."""
     code = "import warnings; import plsc; warnings.warn('No ccache found. Please be aware that')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr == ""
+    assert run_python("-c", code, cwd=tmp_path).stderr == ""
 
 
 def test_an_entry_says_what_it_is():

@@ -19,7 +19,7 @@ import re
 import stat
 import zlib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -51,9 +51,6 @@ _FILE_NAME = re.compile(rf"(({_OWNER}|head-\d{{5}}-of-\d{{5}})\.safetensors|clas
 
 BACKBONE = "backbone"  # the owner of the weights that are trained
 _MOST_BYTES = 2**26  # of manifest.json; 99,999 head files take 30 MB
-
-
-Model = TypeVar("Model", bound=BaseModel)
 
 
 def file_of(owner: str) -> str:
@@ -158,34 +155,29 @@ def seal(rest: bytes) -> bytes:
     return b'{"crc32": "%08x",' % zlib.crc32(rest) + rest
 
 
-def parse_sealed(data: bytes, where: str, model: type[Model], number: int, remedy: str = "") -> Model:
-    """Check the bytes that `seal` returned, and make a `model` of their fields.
+def _parse_sealed(data: bytes, where: Path) -> Manifest:
+    """Check the bytes that `seal` returned, and make a manifest of their fields. `where`: the file, for messages.
 
-    Args:
-        where: the file, for messages.
-        number: the format that this plsc reads.
-        remedy: the end of the message about damage.
-
-    Raises: DamagedError (altered, or other fields than the model's), UserError (another format).
+    Raises: DamagedError (altered, or other fields than a manifest's), UserError (another format).
     """
     if data != seal(data[len(seal(b"")) :]):
-        raise DamagedError(f"{where}: fails its checksum{remedy}")
+        raise DamagedError(f"{where}: fails its checksum")
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{where}: is not JSON{remedy}") from error
-    if type(fields.get("format")) is int and fields["format"] != number:
+        raise DamagedError(f"{where}: is not JSON") from error
+    if type(fields.get("format")) is int and fields["format"] != FORMAT:
         raise UserError(
-            f"{where}: has format {fields['format']}, this plsc reads format {number} only; use the plsc that wrote it, or make it anew"
+            f"{where}: has format {fields['format']}, this plsc reads format {FORMAT} only; use the plsc that wrote it, or make it anew"
         )
     del fields["crc32"]
     try:
-        return model.model_validate(fields)
+        return Manifest.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         what = shown(first["msg"].removeprefix("Value error, "))
-        raise DamagedError(f"{where}: {shown(key)}: {what}{remedy}") from error
+        raise DamagedError(f"{where}: {shown(key)}: {what}") from error
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -200,7 +192,7 @@ def read_manifest(path: Path) -> Manifest:
         data = read_regular(path, _MOST_BYTES)
     except UserError as error:  # not a regular file, or too large for a manifest
         raise DamagedError(str(error)) from error
-    manifest = parse_sealed(data, str(path), Manifest, FORMAT)
+    manifest = _parse_sealed(data, path)
     for name in manifest.files:
         if not _FILE_NAME.fullmatch(name):
             raise DamagedError(f"{path}: names the file {name!r}, which is not a file of a checkpoint")

@@ -329,7 +329,8 @@ def tensor_differences(there: Mapping[str, Any], here: Mapping[str, Any], their:
     ]
 
 
-def format_lines(where: str, lines: list[str], most: int = 10) -> str:
+def format_lines(where: str, lines: list[str]) -> str:
     """Format a UserError about tensors: the first lines, each after `where`, and the number of the others."""
+    most = 10
     more = [f"and {len(lines) - most} tensors more"] if len(lines) > most else []
     return "\n".join(f"{where}: {line}" for line in [*lines[:most], *more])

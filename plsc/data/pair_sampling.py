@@ -57,8 +57,9 @@ def alternating(same: np.ndarray) -> np.ndarray:
     return np.lexsort([~same, place])
 
 
-def one_sided_folds(same: np.ndarray, folds: int = 10) -> int:
+def one_sided_folds(same: np.ndarray) -> int:
     """Count the folds that have pairs of one kind only, though the set has both."""
+    folds = 10  # of the accuracy
     if len(same) < folds or same.all() or not same.any():
         return 0
     return sum(len(np.unique(fold)) == 1 for fold in np.array_split(same, folds))

@@ -16,7 +16,6 @@ import logging
 import os
 import socket
 import stat
-import time
 from pathlib import Path
 from typing import IO
 
@@ -25,14 +24,8 @@ from plsc.errors import UserError, shown, writing
 _log = logging.getLogger("plsc")
 
 
-def hold(
-    folder: str | os.PathLike, remedy: str = "set another Global.output_dir", wait: float = 0.0
-) -> IO[str]:
+def hold(folder: str | os.PathLike) -> IO[str]:
     """Take the lock of `folder`, which is created if it is missing, until the returned file is closed.
-
-    Args:
-        remedy: what else can be done where another process holds it, for the error.
-        wait: seconds to wait for that process to end.
 
     Raises UserError when another process holds it, naming that process. A file system without locks gives a
     warning.
@@ -51,13 +44,13 @@ def hold(
             f"{folder / '.lock'}: cannot be written: {error.strerror}; name another folder"
         ) from error
     try:
-        _lock(file, time.monotonic() + wait)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
         holder = shown(file.read(200).strip()) or "another run"
         file.close()
         raise UserError(
-            f"{folder}/ is in use by {holder}: wait until it ends, stop it, or {remedy}"
+            f"{folder}/ is in use by {holder}: wait until it ends, stop it, or set another Global.output_dir"
         ) from None
     except OSError as error:
         _log.warning(
@@ -71,17 +64,6 @@ def hold(
         file.write(f"pid {os.getpid()} on host {socket.gethostname()}\n")
         file.flush()
     return file
-
-
-def _lock(file: IO[str], end: float) -> None:
-    """Lock the file; BlockingIOError if another process still holds it at the time `end`."""
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                raise
-        time.sleep(0.01)
 
 
 def _open(path: Path) -> IO[str]:

@@ -127,7 +127,7 @@ def test_a_signal_reaches_each_plsc_run_and_its_exit_code_comes_back(stand_ins, 
     for _ in "ab":
         process.stdout.readline()  # step 1
     process.send_signal(number)
-    assert process.wait(30) == 128 + number
+    assert process.wait(60) == 128 + number
     assert sorted(process.stdout) == ["a: stopped\n", "b: stopped\n"]
 
 
@@ -143,7 +143,7 @@ def test_a_signal_that_comes_while_the_machines_are_started_reaches_them(stand_i
     ) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 143
+        assert process.wait(60) == 143
         started = [call["argv"][3] for call in calls(env)]  # on a slow machine, the second, too
         lines = sorted(line for line in process.stdout if "step 1" not in line)
         assert lines == [f"{'ab'[int(rank)]}: stopped\n" for rank in started]

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +11,7 @@ import pytest
 from plsc.config import ConfigError, load
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.registry import BACKBONES, DATASETS
-
-REPO = Path(__file__).parents[2]
+from tests.helpers.launch import run_python
 
 
 class DummyNet:
@@ -428,11 +425,7 @@ def test_reading_a_config_imports_no_paddle(write):
     code = (
         f"import sys;  from plsc.config import load; load({path!r}).to_yaml(); print('paddle' in sys.modules)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(REPO)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "False\n"
+    assert run_python("-c", code, cwd=Path.cwd()).stdout == "False\n"
 
 
 def test_a_number_of_ranks_that_does_not_make_the_global_batch_is_refused(tmp_path):

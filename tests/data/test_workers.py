@@ -12,7 +12,7 @@ from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.data.workers import WorkerDied, WorkerTraceback
 from plsc.errors import MissingFileError, UserError
-from tests.helpers.launch import ROOT
+from tests.helpers.launch import ROOT, run_python
 
 
 class Trouble(Synthetic):
@@ -166,7 +166,7 @@ def test_memory_that_cannot_be_had_is_said_in_one_line():
         "try:\n    next(Loader(Synthetic(50, 4), 100, 0, 1, seed=0, num_workers=2).epoch(0))\n"
         "except UserError as error:\n    print(type(error).__name__, error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = run_python("-c", code, cwd=ROOT)
     assert done.stderr == "" and done.stdout == (
         "UserError cannot start 2 data workers with 0.4 MB for their batches: File too large; lower "
         "DataLoader.Train.num_workers or batch_size, or raise the limit (ulimit -a shows it)\n"

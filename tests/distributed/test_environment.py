@@ -1,7 +1,6 @@
 """Threads and BLAS settings: the user's own are respected, Paddle's and the launcher's are not taken for them."""
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -29,12 +28,8 @@ print(*[ranks.get(name) for name in ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE", "K
 
 def said_by(*argv, **env):
     """Standard output of a new Python with `env` as the user's own settings."""
-    clean = {name: value for name, value in os.environ.items() if name[:4] not in ("OMP_", "MKL_")}
-    command = [sys.executable, "-c", *argv]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**clean, **env}, check=True, stdout=subprocess.PIPE, text=True
-    )
-    return done.stdout
+    unset = {name: None for name in os.environ if name[:4] in ("OMP_", "MKL_")}
+    return run_python("-c", *argv, cwd=ROOT, **{**unset, **env}).stdout
 
 
 @pytest.fixture

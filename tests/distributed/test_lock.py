@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -42,16 +41,6 @@ def test_a_second_run_is_refused_by_name_and_a_killed_one_is_no_obstacle(tmp_pat
         assert text == f"pid {os.getpid()} on host {socket.gethostname()}\n"
     with hold(tmp_path / "out"):
         pass
-
-
-def test_it_can_wait_for_the_other_to_end(tmp_path, holder):
-    with pytest.raises(UserError, match="wait until it ends, stop it, or come back later"):
-        hold(tmp_path / "out", "come back later", wait=0.05)
-    ending = threading.Timer(0.3, holder.kill)
-    ending.start()
-    with hold(tmp_path / "out", wait=60):
-        pass
-    ending.join()
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])

@@ -1,14 +1,12 @@
 """The site of the pages: mkdocs.yml names each of them; built, it is without a dead link and asks for nothing from the network."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 import yaml
 
 from tests.docs.test_docs import PAGES
-from tests.helpers.launch import ROOT
+from tests.helpers.launch import ROOT, run_python
 
 
 def files(nav):
@@ -28,9 +26,7 @@ def test_the_nav_names_every_page_once():
 def site(tmp_path_factory):
     pytest.importorskip("mkdocs", reason="the extra docs is not installed")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder, cwd=ROOT)
     return folder
 
 

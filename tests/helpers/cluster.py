@@ -14,9 +14,7 @@ import itertools
 import json
 import os
 import re
-import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from plsc.apps.supervise.address import free_port
 from plsc.checkpoint.store import newest_step
 from tests.helpers.launch import ROOT
 from tests.helpers.tiny_runs import TINY, assert_equal_runs
@@ -56,7 +55,7 @@ class Cluster:
         self._warm = warm
         self.machines = machines
         self.ranks = ranks
-        self.port = PORT if namespaces else _free_port()
+        self.port = PORT if namespaces else free_port()
         self._namespaces = namespaces
         self._key = f"p{os.getpid() % 10000}x{next(_networks)}"  # names of links have 15 characters at most
         self._processes: dict[int, subprocess.Popen | Program] = {}
@@ -219,29 +218,12 @@ class Cluster:
         return pids
 
 
-def has_namespaces() -> bool:
-    """Whether this process may make network namespaces."""
-    if os.geteuid() or not shutil.which("ip") or not shutil.which("unshare"):
-        return False
-    name = f"p{os.getpid() % 10000}t"
-    made = subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True).returncode == 0
-    if made:
-        subprocess.run(["ip", "netns", "del", name], check=False)
-    return made
-
-
 def _ip(arguments: str) -> None:
     subprocess.run(["ip", *arguments.split()], check=True)
 
 
 def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def _free_port() -> int:
-    with socket.socket() as any_socket:
-        any_socket.bind(("127.0.0.1", 0))
-        return any_socket.getsockname()[1]
 
 
 # -- trials ---------------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ failed rank by number. `write` puts both into a folder; PYTHONPATH makes them fo
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -168,25 +167,3 @@ def supervise(folder: Path, *options: str, overrides: Sequence[str] = (), **env:
         stdout=subprocess.DEVNULL,
         text=True,
     )
-
-
-def family(pid: int) -> list[int]:
-    """Processes that the supervisor `pid` has started, and theirs."""
-    token, found = f"PLSC_RUN_PID={pid}".encode(), []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if token in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
-def gone(pid: int, seconds: float = 60) -> bool:
-    """Whether nothing of that family is left after so many seconds at most."""
-    end = time.monotonic() + seconds
-    while family(pid):
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True

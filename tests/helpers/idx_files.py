@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from plsc.data.synthetic import Synthetic
+from tests.helpers.launch import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 # The folder that holds fashion_mnist/.
 DATA = Path(os.environ.get("PLSC_TEST_DATA", ROOT.parent / "shared" / "data"))
 NAMES = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.helpers import warm
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = warm.ROOT
 
 
 def run_python(

@@ -25,7 +25,8 @@ def drawn():
         yield
 
 
-def verification(positives=300, negatives=1000, seed=0):
+def verification(negatives=1000, seed=0):
+    positives = 300
     rng = np.random.default_rng(seed)
     same = np.arange(positives + negatives) < positives
     cosine = np.clip(np.where(same, 0.6, 0.0) + 0.2 * rng.normal(size=len(same)), -1, 1)
@@ -36,17 +37,18 @@ def panels(figure):
     return {axes.get_title(loc="left"): axes for axes in figure.axes}
 
 
-def identification(identities=60, seed=0):
-    rng = np.random.default_rng(seed)
-    identity = np.repeat(np.arange(identities), 3)
-    embeddings = rng.normal(size=(identities, 8))[identity] + 0.8 * rng.normal(size=(len(identity), 8))
-    images = np.arange(len(identity))
+def identification(identities=60):
+    images, identity, embeddings = _three_images_each(identities)
     return identify(embeddings, images[::3], images[1::3], identity)
 
 
-def retrieval(identities=60, seed=0):
-    rng = np.random.default_rng(seed)
+def retrieval():
+    images, identity, embeddings = _three_images_each(60)
+    return retrieve(embeddings, images, images, identity)
+
+
+def _three_images_each(identities):
+    rng = np.random.default_rng(0)
     identity = np.repeat(np.arange(identities), 3)
     embeddings = rng.normal(size=(identities, 8))[identity] + 0.8 * rng.normal(size=(len(identity), 8))
-    images = np.arange(len(identity))
-    return retrieve(embeddings, images, images, identity)
+    return np.arange(len(identity)), identity, embeddings

@@ -107,7 +107,7 @@ def kill_run(
         killed.append({"rank": rank, "newest": newest, "pids": pids})
         wait_for(folder, rank, newest + 1, victim, lambda: process.poll() is None)
         killed[-1]["seconds"] = time.monotonic() - when
-    assert process.wait(timeout=120) == 0 and all_ended(folder, 0), lines(folder)
+    assert process.wait(timeout=120) == 0 and all_ended(folder), lines(folder)
     said = lines(folder)
     assert len(said) == count, said
     for kill, line in zip(killed, said):
@@ -123,7 +123,7 @@ def kill_run(
     return killed
 
 
-def kills(folder: Path, count: int, seed: int, say: Callable = print) -> None:
+def kills(folder: Path, count: int, seed: int) -> None:
     draw, found, expected = random.Random(seed), [], {}
     kinds = [(2, 1.0), (4, 0.3), (2, 0.3)]
     for number, at in enumerate(range(0, count, 3)):
@@ -133,13 +133,13 @@ def kills(folder: Path, count: int, seed: int, say: Callable = print) -> None:
         here = folder / f"kills-{number}"
         killed = kill_run(real, here, ranks, rate, min(3, count - at), draw)
         assert_equal_runs(here / "out", expected[kind])
-        say(
+        print(
             f"{ranks} ranks, rate {rate}: "
             + ", ".join(f"rank {k['rank']} at step {k['step']} ({k['seconds']:.1f} s)" for k in killed)
         )
         found += killed
     seconds, lost = sorted(k["seconds"] for k in found), [k["lost"] for k in found]
-    say(
+    print(
         f"{len(found)} of {count} kills survived: every loss, weight and momentum as without them; steps computed again: at most "
         f"{max(lost)}, {sum(lost)} in all; from kill to next step: median {statistics.median(seconds):.1f} s, at most {seconds[-1]:.1f} s"
     )
@@ -161,13 +161,13 @@ def stop_once(
     code = process.wait(timeout=60)
     seconds, step = time.monotonic() - when, newest_step(folder / "out/checkpoints")
     said = lines(folder)[-1]
-    assert code == 128 + signal.SIGTERM and all_ended(folder, 0), said
+    assert code == 128 + signal.SIGTERM and all_ended(folder), said
     assert said == f"INFO stopped on SIGTERM at step {step}; resume with the same command", said
     assert steps(rows(folder / "out")) == list(range(1, step + 1)), "a step was lost, or done beyond the save"
     return step, seconds
 
 
-def stops(folder: Path, count: int, seed: int, say: Callable = print) -> None:
+def stops(folder: Path, count: int, seed: int) -> None:
     draw, took, expected = random.Random(seed), [], {}
     for number, at in enumerate(range(0, count, 4)):
         ranks = (2, 4)[number % 2]
@@ -178,10 +178,10 @@ def stops(folder: Path, count: int, seed: int, say: Callable = print) -> None:
             done = newest_step(here / "out/checkpoints") or 0
             step, seconds = stop_once(real, here, ranks, max(target, done + 1), whom, draw)
             took.append(seconds)
-            say(f"{ranks} ranks: SIGTERM to {whom}, saved step {step} after {seconds:.1f} s")
+            print(f"{ranks} ranks: SIGTERM to {whom}, saved step {step} after {seconds:.1f} s")
         assert supervise(real, here, ranks, 0.3).wait(timeout=120) == 0
         assert_equal_runs(here / "out", expected[ranks])
-    say(
+    print(
         f"{len(took)} of {count} stops saved their step, 0 steps lost or repeated; the end took at most {max(took):.1f} s"
     )
 
@@ -224,29 +224,29 @@ def kill_again_and_again(warm: Warm, folder: Path, count: int, draw: random.Rand
         samples.append(sample(program.pid, folder))
     pid = wait_for(folder, 0, newest_step(folder / "out/checkpoints") + 1, pid, lambda: True)
     os.kill(program.pid, signal.SIGTERM)
-    assert program.wait(60) == 128 + signal.SIGTERM and all_ended(folder, 0)
+    assert program.wait(60) == 128 + signal.SIGTERM and all_ended(folder)
     step = newest_step(folder / "out/checkpoints")
     assert steps(rows(folder / "out")) == list(range(1, step + 1)), "not every step once"
     assert len([line for line in lines(folder) if "was killed (signal 9)" in line]) == count
     return samples
 
 
-def cycles(folder: Path, count: int, seed: int, say: Callable = print) -> None:
+def cycles(folder: Path, count: int, seed: int) -> None:
     here = folder / "cycles"
     here.mkdir()
     began = time.monotonic()
     with Warm() as warm:
         samples = kill_again_and_again(warm, here, count, random.Random(seed))
-    tell(samples, say)
+    tell(samples)
     seconds = (time.monotonic() - began) / count
-    say(
+    print(
         f"{count} cycles of save, kill, resume, {seconds:.1f} s each, {newest_step(here / 'out')} steps in all"
     )
     assert_no_growth(samples, min(20, count // 2))
     assert max(found["checkpoints"] for found in samples) <= KEEP + 1
 
 
-def saves(folder: Path, count: int, seed: int, say: Callable = print) -> None:
+def saves(folder: Path, count: int, seed: int) -> None:
     """No kills: what the process itself would leak."""
     here, samples = folder / "saves", []
     here.mkdir()
@@ -265,13 +265,13 @@ def saves(folder: Path, count: int, seed: int, say: Callable = print) -> None:
         f"Global.seed={seed}",
         "DataLoader.Eval.dataset=null",
     )
-    tell(samples, say)
+    tell(samples)
     assert_no_growth(samples, count // 5)
 
 
-def tell(samples: list[dict[str, int]], say: Callable) -> None:
+def tell(samples: list[dict[str, int]]) -> None:
     for number in sorted({0, min(19, len(samples) - 1), len(samples) // 2, len(samples) - 1}):
-        say(f"after {number + 1}: " + ", ".join(f"{key} {value}" for key, value in samples[number].items()))
+        print(f"after {number + 1}: " + ", ".join(f"{key} {value}" for key, value in samples[number].items()))
 
 
 def main() -> None:

@@ -141,9 +141,9 @@ def processes(folder: Path) -> list[int]:
     return found
 
 
-def all_ended(folder: Path, seconds: float = 60) -> bool:
-    """Whether nothing that was started in `folder` is left after so many seconds at most."""
-    end = time.monotonic() + seconds
+def all_ended(folder: Path) -> bool:
+    """Whether nothing that was started in `folder` is left after a minute at most."""
+    end = time.monotonic() + 60
     while processes(folder):
         if time.monotonic() > end:
             return False

@@ -63,7 +63,6 @@ def test_what_is_written_is_read_again():
         ({**GIVEN, "log_odds": [0, 2, 1]}, "must not decrease"),
         ({**GIVEN, "log_odds": [0, 1, float("inf")]}, "log_odds.2: Input should be a finite number"),
         ({**GIVEN, "prior": 1.0}, "prior: Input should be less than 1"),
-        ({**GIVEN, "prior": "0.5"}, "prior: Input should be a valid number"),
         ({**GIVEN, "thresholds": [{"far": 0.1, "cosine": 7}]}, "thresholds.0.cosine: Input should be less"),
         ({**GIVEN, "groups": {"a\x1b": 1}}, r"groups.a\\x1b: Input should be a valid list"),
         ({**GIVEN, "cosine": [0.0] * 20_000}, "at most 10000 items"),

@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import termios
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,8 +23,7 @@ from plsc.utils.logging import get_logger, setup, warn
 from plsc.utils.metrics import Metrics, read_metrics
 from plsc.utils.progress import Progress
 from plsc.utils.text import duration, number, table
-
-ROOT = Path(__file__).parents[2]
+from tests.helpers.launch import ROOT, run_python
 
 
 @pytest.fixture(autouse=True)
@@ -154,8 +152,7 @@ def test_a_file_begins_with_what_was_said_before_it_was_opened(tmp_path):
 
 def test_import_is_light():
     code = "import sys, plsc.utils.logging, plsc.utils.metrics, plsc.utils.progress; print([m for m in ('paddle', 'visualdl', 'matplotlib') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert run_python("-c", code, cwd=ROOT).stdout == "[]\n"
 
 
 # Progress
@@ -308,7 +305,7 @@ def check_run(lines):
 
 
 def test_a_pipe_gets_whole_lines_and_nothing_else():
-    done = subprocess.run([sys.executable, "-c", RUN], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = run_python("-c", RUN, cwd=ROOT)
     assert done.stderr == ""
     check_run(done.stdout.splitlines())
 

@@ -1,10 +1,11 @@
 """Large blocks that are freed go back to the system although others live between them, or stay for the next ones."""
 
 import os
-import subprocess
 import sys
 
 import pytest
+
+from tests.helpers.launch import ROOT, run_python
 
 HELD = """
 import numpy as np
@@ -23,14 +24,8 @@ print((resident_bytes() - before) >> 20)
 
 
 def run(code, called, **environment):
-    code = code.format(called=called)
-    env = {
-        **{key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")},
-        **environment,
-    }
-    return subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-    ).stdout.split()
+    unset = {name: None for name in os.environ if name.startswith("MALLOC_")}
+    return run_python("-c", code.format(called=called), cwd=ROOT, **{**unset, **environment}).stdout.split()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")

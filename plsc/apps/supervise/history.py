@@ -89,14 +89,13 @@ class History:
         *,
         user: bool = False,
         full: bool = False,
-        on: str = "",
         logs: str,
     ) -> Verdict:
         """Decide after a failure.
 
         Args:
             text: who failed and why. user: it is a mistake of the user. full: a disk is full.
-            newest: step of the newest checkpoint. on: where the next start runs. logs: where the logs are.
+            newest: step of the newest checkpoint. logs: where the logs are.
         """
         if user:
             return Verdict(f"ERROR {text}; not restarted, the logs are in {logs}", 2)
@@ -112,4 +111,4 @@ class History:
         self.step = newest
         where = f"step {newest}" if newest is not None else "the beginning"
         pause = _PAUSE_FULL * max(1, self._failures) if full else _PAUSE
-        return Verdict(f"WARNING {text}; restart {self._restarts} from {where}{on}", pause=pause)
+        return Verdict(f"WARNING {text}; restart {self._restarts} from {where}", pause=pause)

@@ -43,9 +43,6 @@ class Linear(nn.Linear):
 class LayerNorm(nn.LayerNorm):
     """Normalises over the last axis as Paddle's layer; with a weight and a bias."""
 
-    def __init__(self, width: int, epsilon: float = 1e-5):
-        super().__init__(width, epsilon)
-
     def forward(self, x):
         if by_onednn(x):
             return run(_LayerNorm, x, self.weight, self.bias, self._epsilon)

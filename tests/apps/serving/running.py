@@ -35,7 +35,7 @@ class Pixels(Embedder):
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
         self.batches.append(len(samples))
-        assert self.may_go_on.wait(30)
+        assert self.may_go_on.wait(60)
         flat = samples.reshape(len(samples), -1).astype(np.float32)
         return flat - flat.mean(1, keepdims=True)
 
@@ -116,12 +116,12 @@ def running(app: Any, **settings: Any) -> Iterator[Client]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while not server.started:
             assert thread.is_alive() and time.monotonic() < end, "the server has not started"
             time.sleep(0.01)
         yield Client(server.servers[0].sockets[0].getsockname()[1])
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(60)
     assert not thread.is_alive(), "the server has not ended"

@@ -23,7 +23,19 @@ SIZE = 32
 
 @pytest.fixture(scope="module")
 def milvus_is_there():
+    """And when all tests are done, none of its servers is at work in this process."""
     needs_milvus()
+    before = {*threading.enumerate()}
+    yield
+    assert_ended({*threading.enumerate()} - before)
+
+
+def assert_ended(threads):
+    for thread in threads:
+        if thread.name == "tqdm_monitor":  # progress bars share one, to the end of the process
+            continue
+        thread.join(60)
+        assert not thread.is_alive(), f"{thread.name} is at work after the last close"
 
 
 @pytest.fixture(scope="module", params=["mean", "images"])
@@ -208,9 +220,7 @@ def test_nothing_runs_when_all_are_closed(tmp_path, monkeypatch):
         with pytest.raises(UserError, match="exists already"):
             Gallery.from_embeddings(path, FakeEmbedder(), ["Ann"], units(1), np.arange(1))
         assert second.names() == ["Ann", "Bob"]
-    for thread in {*threading.enumerate()} - before:
-        thread.join(60)
-        assert not thread.is_alive(), f"{thread.name} is at work after the last close"
+    assert_ended({*threading.enumerate()} - before)
     assert pauses and min(pauses) > 1000 * 60 * 60 * 24
     assert first.names() == ["Ann", "Bob"], "a closed gallery is opened again when it is used"
     first.close()

@@ -4,7 +4,6 @@ import json
 import queue
 import re
 import subprocess
-import sys
 from importlib import metadata
 
 import pytest
@@ -16,6 +15,7 @@ from plsc.config import load
 from plsc.data.synthetic import Synthetic
 from plsc.utils import version
 from tests.helpers.image_files import write_folder
+from tests.helpers.launch import run_python
 
 
 @pytest.fixture
@@ -281,9 +281,9 @@ def test_what_a_machine_sends_cannot_control_a_terminal(machines):
     assert text.isprintable() and "node\\x1b[2J" in text
 
 
-def test_facts_are_collected_without_paddle():
+def test_facts_are_collected_without_paddle(tmp_path):
     code = (
         "import sys; from plsc.apps.supervise import preflight; from plsc.config import load;"
         "preflight.collect(load(None, ['Global.device=cpu']), ranks=1, machines=1); assert 'paddle' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python("-c", code, cwd=tmp_path)

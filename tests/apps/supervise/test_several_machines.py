@@ -5,13 +5,13 @@ The machines are processes that share the loopback interface.
 
 import os
 import re
-import socket
 import subprocess
 import sys
 
 import pytest
 
 from plsc import cli
+from plsc.apps.supervise.address import free_port
 from tests.helpers.image_files import write_folder
 from tests.helpers.launch import ROOT
 from tests.helpers.tiny_runs import TINY
@@ -35,9 +35,7 @@ def on_two_machines(tmp_path):
     """Runs a verb on two machines, each with words of its own -> exit code, the lines, and all that was said, of each."""
 
     def run(start, verb, *words_of, **env_of_second):
-        with socket.socket() as any_socket:
-            any_socket.bind(("127.0.0.1", 0))
-            port = any_socket.getsockname()[1]
+        port = free_port()
         started = []
         for number, words in enumerate(words_of):
             folder = tmp_path / f"machine{number}"

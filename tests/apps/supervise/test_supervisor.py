@@ -16,7 +16,8 @@ from plsc.checkpoint.store import newest_step
 from plsc.distributed import launcher
 from plsc.distributed.lock import hold
 from plsc.errors import UserError
-from tests.helpers.fake_launch import gone, supervise, write
+from tests.helpers.fake_launch import supervise, write
+from tests.helpers.warm import all_ended
 
 COMMAND = ["--nproc_per_node", "2", "program.py", "-o", "Global.output_dir=out"]
 
@@ -78,7 +79,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_from_the_newest_checkpoint(f
     assert code == 0
     assert said == [f"WARNING rank {rank} was killed (signal 9) at step 4; restart 1 from step 2"]
     assert starts(folder)[1].endswith("-o Global.resume=true Global.checkpoint=newest")
-    assert gone(process.pid, 0)
+    assert all_ended(folder)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_who_failed_first_and_why(folder, fault, env, line):
     code, said = ended(process)
     assert code == 0 and len(said) == 1
     assert re.match(f"WARNING {line}", said[0]), said
-    assert gone(process.pid, 0)
+    assert all_ended(folder)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +251,7 @@ def test_a_new_run_that_dies_while_it_starts_does_not_go_on_from_an_older_one(fo
 def test_a_killed_supervisor_leaves_no_process_and_the_next_start_works(folder, fault):
     process = supervise(folder, FAULT=fault)
     assert process.wait(timeout=60) == -signal.SIGKILL
-    assert gone(process.pid)
+    assert all_ended(folder)
     process.stderr.close()
     code, said = ended(supervise(folder))
     assert (code, said) == (0, ["WARNING previous run ended without closing; resuming from step 2"])
@@ -269,7 +270,7 @@ def test_a_signal_before_anything_has_begun_ends_it(folder):
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGTERM)
     code, said = ended(process)
-    assert code == 128 + signal.SIGTERM and gone(process.pid, 0)
+    assert code == 128 + signal.SIGTERM and all_ended(folder)
     assert said == ["INFO stopped on SIGTERM before the training began; nothing is lost"]
 
 

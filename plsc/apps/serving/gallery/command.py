@@ -168,20 +168,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `plsc gallery`; exit code 1 where pictures were left out, or somebody was not accepted. Raises UserError."""
     args = _parse(argv)
-    make = _build if args.verb == "build" else _open
-    # The log goes to stderr; stdout has the answer only.
-    with contextlib.redirect_stdout(sys.stderr), contextlib.closing(make(args)) as gallery:
-        said, answer, code = _VERBS[args.verb](args, gallery)
+    with contextlib.redirect_stdout(sys.stderr):  # the log; stdout has the answer only
+        gallery = _build(args) if args.verb == "build" else Gallery.open(args.gallery)
+        with contextlib.closing(gallery):
+            said, answer, code = _VERBS[args.verb](args, gallery)
     print(json.dumps(answer) if args.json else said)
     return code
 
 
 Answer = tuple[str, Any, int]
 """Text, the same for JSON, and the exit code."""
-
-
-def _open(args: argparse.Namespace) -> Gallery:
-    return Gallery.open(args.gallery)
 
 
 def _build(args: argparse.Namespace) -> Gallery:
