@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from plsc.data.config import KEY_OF_IMAGES
 from plsc.errors import shown
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _hold_out_advice(cfg: Config) -> list[str]:
     """Say of each evaluation set that may hold out others than the training: names are compared where there are some, numbers are not."""
     trained: dict[str | None, float] = {}  # images -> the least share that is held out of them
     for train in (each.keywords for each in cfg.DataLoader.Train.sets):
-        images = train.get("folder") or train.get("list") or train.get("path")
+        images = next((train[key] for key in KEY_OF_IMAGES.values() if key in train), None)
         trained[images] = min(train.get("hold_out", 0.0), trained.get(images, 1.0))
     sets = {"DataLoader.Eval.dataset": cfg.DataLoader.Eval.dataset}
     sets.update(

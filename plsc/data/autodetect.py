@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 
 from plsc.data.bin_packs import BinPairs
-from plsc.data.folder import EXTENSIONS, UNREAD, ImageFolder
+from plsc.data.folder import ARRAYS, EXTENSIONS, UNREAD, ImageFolder
 from plsc.data.image_list import ImageList
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.data.rec import RecImages
@@ -102,6 +102,10 @@ def _files_kind(path: str) -> type[EncodedImages] | None:
         return RecImages
     if path.endswith(".parquet"):
         raise UserError(f"{path}: is Parquet, which is converted first: plsc convert {path} NAME --to shards")
+    if path.endswith(ARRAYS):
+        raise UserError(
+            f"{path}: is an array, no images; a config names it, dataset: {{name: Arrays, samples: ..., labels: ...}} (docs/vectors.md)"
+        )
     if b"\0" in start:
         raise UserError(f"{path}: is neither a .rec file nor text; give a .rec, a list of images or a folder")
     return None if len(line) > _SHORTEST_BASE64 and label_is_first(line) is not None else ImageList

@@ -55,6 +55,7 @@ def plan_lines(stage: Stage, dataset, backbone, steps_per_epoch: int, world_size
     steps = stage.total_steps(steps_per_epoch)
     rate = stage.learning_rate(steps_per_epoch)
     first, last = stage.first_step, stage.last_step(steps_per_epoch) - 1
+    end = f"step {last + 1:,}" if stage.later else "the last step"
     warmup = min(warmup_steps(cfg.LRScheduler, steps_per_epoch), steps - 1)
     warm = f", {rate(warmup):.3g} after {counted(warmup, 'step')}" if warmup else ""
     preprocessing = dataset.preprocessing
@@ -67,7 +68,7 @@ def plan_lines(stage: Stage, dataset, backbone, steps_per_epoch: int, world_size
         f"shape {list(preprocessing.shape)}",
         **_sets(dataset),
         "steps": f"{steps:,}, {steps_per_epoch:,} an epoch",
-        "rate": f"{rate(first):.3g} at first{warm}, {rate(last):.3g} in the last step",
+        "rate": f"{rate(first):.3g} at first{warm}, {rate(last):.3g} in {end}",
         "backbone": f"{type(backbone).__name__}, {parameters:,} parameters, {kept:.1f} MB with gradients and the optimizer's arrays",
         "head": f"{cfg.Head.name}, {' or '.join(f'{size:,}' for size in sizes)} classes per rank, "
         f"{format_rows(cfg.Head, moments, sizes[0], cfg.Model.embedding_size)}, "

@@ -8,6 +8,7 @@ import pytest
 
 from plsc.config import ConfigError, load
 from plsc.config.advice import advice
+from plsc.data.config import KEY_OF_IMAGES
 from plsc.entry import Entry
 from plsc.errors import UserError
 from tests.helpers.datasets import dataset_of
@@ -182,3 +183,9 @@ def test_a_hold_out_is_compared_with_the_set_of_the_same_images(images, said):
     cfg = load(None, [f"DataLoader.Train.dataset={train}", f"DataLoader.Eval.dataset={evaluation}"])
     lines = [line for line in advice(cfg, 1, 1) if "hold" in line]
     assert len(lines) == (said is not None) and all(said in line for line in lines)
+
+
+@pytest.mark.parametrize("name", KEY_OF_IMAGES)
+def test_pairs_of_the_training_images_are_warned_of_with_no_format(name):
+    train = f"DataLoader.Train.dataset={{name: {name}, {KEY_OF_IMAGES[name]}: here, hold_out: 0.2}}"
+    assert advice(load(None, [train, "DataLoader.Eval.dataset={name: ImagePairs}"]), 1, 1) == []

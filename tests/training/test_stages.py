@@ -254,3 +254,9 @@ def test_the_plan_lists_them():
     said = Entry(TINY, [STAGES, LONG]).dry_run()
     assert "plan: stage    epochs 1 to 2: Head.margin {from: 0, to: 0.5}\n" in said
     assert "plan: stage    epoch 3: DataLoader.Train.batch_size 24\n" in said
+
+
+def test_the_plan_names_the_step_that_the_first_rates_end_at():
+    stages = "Stages=[{epochs: 2}, {epochs: 1, LRScheduler: {name: constant, learning_rate: 0.01}}]"
+    said = Entry(TINY, [stages, LONG]).dry_run()
+    assert "plan: rate     0.05 at first, 0.05 in step 20\n" in said
