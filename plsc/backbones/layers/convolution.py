@@ -70,6 +70,7 @@ class _Convolution:
             (groups, outputs // groups, inputs, *kernel) if groups > 1 else (outputs, inputs, *kernel)
         )
         self._plain = onednn.describe(grouped_shape)
+        self._plain_rounded = onednn.describe(grouped_shape, dtype=dtype)
         self._rounded = onednn.describe_any(grouped_shape, dtype)
         self._sums = onednn.describe_any(grouped_shape)
         self._source = onednn.channels_last(self._source_shape, dtype)
@@ -147,15 +148,15 @@ class _Convolution:
 
     @functools.cached_property
     def _forward_weights(self) -> Weights:
-        return Weights(self._plain, self._forward, onednn.WEIGHTS)
+        return Weights(self._plain, self._plain_rounded, self._forward, onednn.WEIGHTS)
 
     @functools.cached_property
     def _backward_weights(self) -> Weights:
-        return Weights(self._plain, self._backward, onednn.WEIGHTS)
+        return Weights(self._plain, self._plain_rounded, self._backward, onednn.WEIGHTS)
 
     @functools.cached_property
     def _gradient_weights(self) -> Weights:
-        return Weights(self._plain, self._gradient, onednn.DIFF_WEIGHTS)
+        return Weights(self._plain, self._plain, self._gradient, onednn.DIFF_WEIGHTS)
 
 
 _convolution = onednn.kept(_Convolution)
