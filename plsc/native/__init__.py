@@ -29,7 +29,7 @@ LEVELS = (
     "AVX2",
     "AVX-512",
 )  # instruction sets that the loops are compiled for, as native.cpp numbers them
-_VERSION = 9  # of the functions below, as in native.cpp: a library from before a change must not be called
+_VERSION = 10  # of the functions below, as in native.cpp: a library from before a change must not be called
 _ARGUMENTS = {
     "plsc_version": [],
     "plsc_setup": [c_void_p] * 5,
@@ -52,6 +52,7 @@ _ARGUMENTS = {
     "plsc_softmax_forward": [c_void_p] * 2,
     "plsc_softmax_backward": [c_void_p] * 7,
     "plsc_attention_weights_backward": [c_void_p] + [c_int64] * 2 + [c_void_p],
+    "plsc_weight_gradient": [c_void_p] * 4,
     "plsc_norm_forward": [c_int]
     + [c_void_p] * 5
     + [c_int64, c_int, c_int64, c_int64, c_int, c_float, c_float]
@@ -77,7 +78,7 @@ def without_paddle() -> ctypes.CDLL | None:
 
 
 def describe() -> str:
-    """Describe the compiled kernels, without importing Paddle: "version 9", or "none" and why."""
+    """Describe the compiled kernels, without importing Paddle: "version 10", or "none" and why."""
     if turned_off():
         return "none (PLSC_KERNELS=0)"
     native, why = _open()

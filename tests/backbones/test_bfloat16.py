@@ -52,7 +52,17 @@ def randn(*shape, seed=0, scale=1.0):
     return half(scale * np.random.default_rng(seed).normal(size=shape))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+# Of the kernel for gradients by weights: a part of the rows at a time, an odd number of pictures, and steps of all kinds.
+BY_PAIRS = [
+    (3, 60, 40, 64, 64, 3, 1, 1, 1, 1, False),
+    (5, 9, 11, 8, 32, 3, 2, 1, 1, 1, False),
+    (2, 12, 9, 16, 32, (3, 1), (2, 1), (2, 0), (2, 1), 1, False),
+    (4, 6, 6, 32, 64, 1, 1, 0, 1, 1, False),
+    (1, 3, 3, 8, 32, 5, 1, 4, 1, 1, False),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES + BY_PAIRS)
 def test_convolution(shape):
     layer, _, images = pair_of_layers(shape)
     images = paddle.to_tensor(half(images))

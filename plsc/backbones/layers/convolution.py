@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from ctypes import c_int64
 from typing import NamedTuple
 
 import paddle
@@ -11,7 +12,7 @@ from paddle.autograd import PyLayer
 
 from plsc.backbones.layers.layout import by_onednn, dense, empty, number, run
 from plsc.backbones.layers.weights import Weights
-from plsc.native import onednn
+from plsc.native import library, onednn
 
 
 class Conv2D(nn.Conv2D):
@@ -69,11 +70,17 @@ class _Convolution:
             (groups, outputs // groups, inputs, *kernel) if groups > 1 else (outputs, inputs, *kernel)
         )
         self._plain = onednn.describe(grouped_shape)
+        self._plain_rounded = onednn.describe(grouped_shape, dtype=dtype)
         self._rounded = onednn.describe_any(grouped_shape, dtype)
         self._sums = onednn.describe_any(grouped_shape)
         self._source = onednn.channels_last(self._source_shape, dtype)
         self._target = onednn.channels_last(self._target_shape, dtype)
         self._bias = onednn.describe((outputs,)) if biased else None
+        self._sizes = None  # for the kernel of the gradient by the weights, which may refuse them (layers/convolution.cpp)
+        if groups == 1 and dtype == onednn.BFLOAT16 and not biased:
+            of_steps = (*steps.stride, *steps.padding, *steps.dilation)
+            sizes = (samples, height, width, inputs, *sides, outputs, *kernel, *of_steps)
+            self._sizes = (c_int64 * len(sizes))(*sizes)
         # Its first choice for depthwise convolutions of bfloat16 with strides, ten times as slow as its second.
         self._avoid = "brgconv_strided" if inputs == 1 and groups > 1 else None
         padding = onednn.pair(*steps.padding)
@@ -100,6 +107,10 @@ class _Convolution:
     def weight_gradients(self, x: paddle.Tensor, grad: paddle.Tensor) -> list[paddle.Tensor]:
         """Compute the gradient of the weight, and of the bias where there is one."""
         out = empty(self._weights_shape)
+        if self._sizes and library().plsc_weight_gradient(
+            self._sizes, x.data_ptr(), grad.data_ptr(), out.data_ptr()
+        ):
+            return [out]
         bias = [] if self._bias is None else [empty([self._weights_shape[0]])]
         weights = self._gradient_weights.place(out.data_ptr())
         self._gradient(x.data_ptr(), weights, grad.data_ptr(), *(b.data_ptr() for b in bias))
@@ -137,15 +148,15 @@ class _Convolution:
 
     @functools.cached_property
     def _forward_weights(self) -> Weights:
-        return Weights(self._plain, self._forward, onednn.WEIGHTS)
+        return Weights(self._plain, self._plain_rounded, self._forward, onednn.WEIGHTS)
 
     @functools.cached_property
     def _backward_weights(self) -> Weights:
-        return Weights(self._plain, self._backward, onednn.WEIGHTS)
+        return Weights(self._plain, self._plain_rounded, self._backward, onednn.WEIGHTS)
 
     @functools.cached_property
     def _gradient_weights(self) -> Weights:
-        return Weights(self._plain, self._gradient, onednn.DIFF_WEIGHTS)
+        return Weights(self._plain, self._plain, self._gradient, onednn.DIFF_WEIGHTS)
 
 
 _convolution = onednn.kept(_Convolution)

@@ -90,13 +90,14 @@ class _Product:
 
     Args:
         shapes: of the two sides and the result.
-        plain: the descriptor of the weights as they lie in memory.
+        strides: of the weights as they lie in memory, in numbers; None: in C order.
         dtype: of the left side and the result.
     """
 
-    def __init__(self, shapes, plain, dtype: int, bias: bool = False, post_ops=()):
+    def __init__(self, shapes, strides: tuple[int, int] | None, dtype: int, bias: bool = False, post_ops=()):
         left, right, out = shapes
         # Of float32 they are taken as they are.
+        plain = describe(right, strides)
         weights = plain if dtype == FLOAT32 else describe_any(right, dtype)
         self._operation = _matmul(
             describe(left, dtype=dtype),
@@ -105,7 +106,7 @@ class _Product:
             describe(out, dtype=dtype),
             post_ops,
         )
-        self._weights = Weights(plain, self._operation, onednn.WEIGHTS)
+        self._weights = Weights(plain, describe(right, strides, dtype), self._operation, onednn.WEIGHTS)
 
     def __call__(self, x: int, weights: int, *others: int) -> None:
         self._operation(x, self._weights.given(weights), *others)
@@ -116,14 +117,14 @@ def _linear(count: int, inputs: int, outputs: int, bias: bool, limited: bool, dt
     """x [count, inputs], weight, bias if there is one -> [count, outputs]."""
     shapes = ((count, inputs), (inputs, outputs), (count, outputs))
     limit = [("eltwise", onednn.CLIP, 0.0, 6.0)] if limited else []
-    return _Product(shapes, describe((inputs, outputs)), dtype, bias, limit)
+    return _Product(shapes, None, dtype, bias, limit)
 
 
 @kept
 def _linear_backward(count: int, inputs: int, outputs: int, dtype: int) -> _Product:
     """Gradient, weight -> gradient of x."""
     shapes = ((count, outputs), (outputs, inputs), (count, inputs))
-    return _Product(shapes, describe((outputs, inputs), (1, outputs)), dtype)
+    return _Product(shapes, (1, outputs), dtype)
 
 
 @kept
