@@ -21,7 +21,17 @@ from plsc.errors import UserError
 from tests.launch import ROOT, run_python
 from tests.tiny_runs import TINY
 
-KINDS = ("softmax", "arcface", "cosface", "sphereface", "combined", "adaface", "magface", "curricularface")
+KINDS = (
+    "softmax",
+    "arcface",
+    "cosface",
+    "sphereface",
+    "combined",
+    "adaface",
+    "magface",
+    "curricularface",
+    "intertopk",
+)
 HEADS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS)
 WRONG = {  # name -> the file, its overrides, the line
     "unknown section": ("Glob:\n  epochs: 1", [], "a.yaml:1: Glob: unknown section, did you mean 'Global'?"),
