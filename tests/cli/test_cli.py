@@ -173,7 +173,13 @@ class Recorder:
         return lambda *arguments, **given: Recorder.calls.append((verb, *arguments, *given.items()))
 
 
-UNSET = {"set_threshold": False, "compare": None, "calibrate": False, "groups": None}  # of eval
+UNSET = {
+    "set_threshold": False,
+    "compare": None,
+    "calibrate": False,
+    "groups": None,
+    "as_norm": None,
+}  # of eval
 
 
 @pytest.mark.parametrize(
