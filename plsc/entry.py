@@ -78,6 +78,7 @@ class Entry(Setters):
         compare: str | os.PathLike | None = None,
         calibrate: bool = False,
         groups: str | os.PathLike | None = None,
+        as_norm: int | None = None,
     ) -> dict[str, Any]:
         """Evaluate a checkpoint (Global.checkpoint, or the newest in output_dir) on the sets of DataLoader.Eval.
 
@@ -86,13 +87,14 @@ class Entry(Setters):
             compare: another run's folder or results.json, for a second column in the tables.
             calibrate: store P(same) and the thresholds for FARs, by the main set, with the checkpoint, for `export` and galleries.
             groups: a file that names the group of identities or images, see plsc.evaluation.groups; they are compared.
+            as_norm: the scores of the main pairs are normalised, too, by the so many class centres most like each image (plsc.evaluation.as_norm).
 
         Prints the table and writes report and results.json to output_dir/test. Returns the main set's numbers.
         """
         self._start_on_data()
         from plsc.training.evaluate import evaluate
 
-        return evaluate(self.config, set_threshold, compare, calibrate, groups, self._model)
+        return evaluate(self.config, set_threshold, compare, calibrate, groups, self._model, as_norm)
 
     test = evaluate  # PLSC's name
 

@@ -27,6 +27,12 @@ def main(argv: Sequence[str]) -> None:
         help="compare groups: lines of 'name<TAB>group', the name of an identity or an image",
     )
     parser.add_argument(
+        "--as-norm",
+        type=int,
+        metavar="TOP",
+        help="the numbers of normalised scores, too, by the TOP class centres most like each image (300 of thousands)",
+    )
+    parser.add_argument(
         "--compare",
         metavar="RUN",
         help="another run's folder or results.json: a second column in tables and report",
@@ -39,4 +45,5 @@ def main(argv: Sequence[str]) -> None:
         compare=args.compare,
         calibrate=args.calibrate,
         groups=args.groups,
+        as_norm=args.as_norm,
     )

@@ -104,7 +104,7 @@ def _files_kind(path: str) -> type[EncodedImages] | None:
         raise UserError(f"{path}: is Parquet, which is converted first: plsc convert {path} NAME --to shards")
     if path.endswith(ARRAYS):
         raise UserError(
-            f"{path}: is an array, no images; a config names it, dataset: {{name: Arrays, samples: ..., labels: ...}} (docs/vectors.md)"
+            f"{path}: is an array, no images; a config names it, dataset: {{name: Arrays, samples: ..., labels: ...}} (docs/data.md)"
         )
     if b"\0" in start:
         raise UserError(f"{path}: is neither a .rec file nor text; give a .rec, a list of images or a folder")

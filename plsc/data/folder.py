@@ -49,7 +49,7 @@ def read_folder(folder: str, extensions: tuple[str, ...] = EXTENSIONS) -> tuple[
     if not images:
         remedy = f"; {kinds} is not read, convert it to .png or .jpg" if unread else ""
         if any(name.endswith(ARRAYS) for name in others):
-            remedy += f"; {ARRAYS} holds arrays, docs/vectors.md says how to train on them"
+            remedy += f"; {ARRAYS} holds arrays, docs/data.md says how to train on them"
         raise UserError(
             f"{folder}: has no images in folders of their own, one folder for each identity ({', '.join(extensions)}){remedy}"
         )

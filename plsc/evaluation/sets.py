@@ -28,6 +28,7 @@ from plsc.data.dataset import (
 )
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
+from plsc.evaluation.as_norm import Cohort, with_as_norm
 from plsc.evaluation.classification import Classification, classify
 from plsc.evaluation.groups import Grouping, group_pairs
 from plsc.evaluation.identification import Identification, identify
@@ -223,6 +224,10 @@ class VerificationSet(EvalSet):
     ) -> Verification:
         return verify_pairs(embeddings, self.pairs, self.data.same, identity_of=self.data.identity_of)
 
+    def normalise(self, result: Verification, embeddings: np.ndarray, cohort: Cohort) -> Verification:
+        """Return the result of these embeddings with that of their normalised scores. Raises UserError."""
+        return with_as_norm(result, embeddings, self.pairs, cohort)
+
     def calibration(self, result: Verification, title: str, step: int, flip: bool) -> Calibration | None:
         return result.calibration(title, step, flip)
 
@@ -247,6 +252,10 @@ class TemplateSet(VerificationSet):
         self, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
     ) -> Verification:
         return super().score(template_features(embeddings, self.data.template, self.data.media))
+
+    def normalise(self, result: Verification, embeddings: np.ndarray, cohort: Cohort) -> Verification:
+        templates = template_features(embeddings, self.data.template, self.data.media)
+        return super().normalise(result, templates, cohort)
 
     def group(self, groups: Mapping[str, str]) -> Grouping:
         raise UserError(

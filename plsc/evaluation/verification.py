@@ -72,6 +72,9 @@ class Verification:
     people: np.ndarray | None = None  # [K] the identities in the pairs; None: not known
     of_pair: np.ndarray | None = None  # [P, 2] int64, rows of `people`
     groups: list[Group] = field(default_factory=list)
+    normalised: Verification | None = (
+        None  # the same pairs by other scores, whose unit is no cosine (as_norm.py)
+    )
 
     @property
     def headline(self) -> str:
@@ -217,7 +220,12 @@ class Verification:
             "resampled": "pairs" if self.people is None else "identities",
             "identities": None if self.people is None else len(self.people),
             "fold_accuracy": self.fold_accuracy.tolist(),
+            "as_norm": None if self.normalised is None else self.normalised._order_numbers(),
         }
+
+    def _order_numbers(self) -> dict:
+        """Return the numbers that depend on the order of the similarities, not on their unit."""
+        return {**self.row(), "threshold": None, "confidence_95": self.intervals}
 
     def results(self) -> dict[str, str]:
         """Format the numbers for people: label -> value with its unit, or why there is none."""
@@ -253,6 +261,10 @@ class Verification:
             if self.fit
             else "no P(same): needs more pairs of both kinds, or more identities"
         )
+        if self.normalised:
+            of_order = ("accuracy", "area", "equal", "TAR")  # the threshold's unit is no cosine
+            texts = self.normalised.results().items()
+            labels |= {f"{label}, AS-norm": text for label, text in texts if label.startswith(of_order)}
         if given:
             labels[IN_BRACKETS] = (
                 f"95 % confidence, {resamples(len(self.same)):,} resamples of {self.resampled}"

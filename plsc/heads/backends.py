@@ -275,6 +275,9 @@ class PaddleBackend:
         self._kept: list[tuple[Block, Rounded]] | None = [] if keep else None
         self._shares: list[tuple[paddle.Tensor, paddle.Tensor]] = []  # maximum and sum of each block, [N]
         self._x_ND = self.similarity.round_samples(given.scaled_ND, spec.compute_dtype)
+        self._cosines = given.cosines
+        if self.hooked and self.margin.hardest:
+            self._cosines = (*given.cosines, self._kth_hardest(self.margin.hardest))
 
     def forward(self) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         """Compute three numbers of each sample over the shard's sampled logits but its target, [N] each:
@@ -312,12 +315,32 @@ class PaddleBackend:
     def _logits(self, block: Block) -> tuple[paddle.Tensor, ...]:
         """Compute a block's scaled logits [N, b], targets at LOWEST; the same before the margin's hook and the
         hook's slopes [N, b], None where there is no hook; the nearest sub-centres [N, b, J] or None."""
-        logit_Nb, nearest_NbJ = block.logits(self._x_ND)
-        self._leave_out(logit_Nb, block.start, block.stop)
+        logit_Nb, nearest_NbJ = self._plain_logits(block)
         if not self.hooked:
             return logit_Nb, None, None, nearest_NbJ
-        cos_Nb, slope_Nb = self.margin.others(logit_Nb / self.spec.scale, *self.given.cosines)
+        cos_Nb, slope_Nb = self.margin.others(logit_Nb / self.spec.scale, *self._cosines)
         return cos_Nb * self.spec.scale, logit_Nb, slope_Nb, nearest_NbJ
+
+    def _plain_logits(self, block: Block) -> tuple[paddle.Tensor, paddle.Tensor | None]:
+        """Compute a block's scaled logits [N, b] before the margin's hook, targets at LOWEST; the nearest sub-centres or None."""
+        logit_Nb, nearest_NbJ = block.logits(self._x_ND)
+        self._leave_out(logit_Nb, block.start, block.stop)
+        return logit_Nb, nearest_NbJ
+
+    def _kth_hardest(self, k: int) -> paddle.Tensor:
+        """Find the k-th largest cosine of each sample with the other classes of all ranks, [N, 1]; -2 where there are fewer.
+
+        The k largest of all are among the k largest of each block, and those of a rank go to all. One all_gather of [N, k].
+        """
+        samples = len(self.given.scaled_ND)
+        largest_Nk = paddle.full([samples, k], LOWEST)
+        for span in self.spans:
+            logit_Nb, _ = self._plain_logits(self._block(*span))
+            largest_Nk = paddle.concat([largest_Nk, logit_Nb], axis=1).topk(k, axis=1)[0]
+        if self.spec.sharded and distributed.world_size() > 1:
+            ranks_Rk = distributed.gather_rows(largest_Nk, [samples] * distributed.world_size())
+            largest_Nk = paddle.concat(ranks_Rk.split(distributed.world_size()), axis=1).topk(k, axis=1)[0]
+        return (largest_Nk[:, k - 1 :] / self.spec.scale).clip(min=-2.0)
 
     def _leave_out(self, logit_Nb: paddle.Tensor, start: int, stop: int) -> None:
         """Add LOWEST to the logits that take no part in the sum, in place: of the samples' own classes, which may

@@ -40,7 +40,8 @@ def head_names() -> list[str]:
 # Facts of the built-in margin classes, repeated here so that reading a config does not import Paddle.
 # plsc.config asks the class of any other margin. tests/heads/test_margins.py compares them.
 WITHOUT_MARGIN = ("combined", "magface")  # their __init__ takes no `margin`
-CHANGES_OTHERS = ("curricularface",)  # Margin.has_others; filter_above changes the other logits, too
+# Margin.has_others; filter_above changes the other logits, too.
+CHANGES_OTHERS = ("curricularface", "intertopk")
 
 _MARGIN = Names("a margin", lambda name: not is_softmax(name))
 
@@ -68,16 +69,17 @@ class HeadCfg(NamesClass):
 
     name: str = "dist_arcface"
     """The loss: `softmax`, which normalises nothing, or a margin, which works on cosines and makes the target's
-    harder to reach: `arcface`, `cosface`, `sphereface`, `combined`, `adaface`, `magface`, `curricularface`
-    (docs/training.md says how and when to use which), or one that you registered; each with `dist_` in front or
-    without. Or your own class as `package.module:Class`, which is always sharded (docs/extend.md)."""
+    harder to reach: `arcface`, `cosface`, `sphereface`, `combined`, `adaface`, `magface`, `curricularface`,
+    `intertopk` (docs/training.md says how and when to use which), or one that you registered; each with `dist_` in front
+    or without. Or your own class as `package.module:Class`, which is always sharded (docs/extend.md)."""
     margin: float | None = Field(None, ge=0, le=4)
-    """The margin's size. null: 0.5 radians (not degrees) for arcface and curricularface, 0.35 for cosface, 0.4
-    for adaface, a factor of 1.7 for sphereface. Lower it when the loss stays on a plateau at the start."""
+    """The margin's size. null: 0.5 radians (not degrees) for arcface and curricularface, 0.2 for intertopk,
+    0.35 for cosface, 0.4 for adaface, a factor of 1.7 for sphereface. Lower it when the loss stays on a plateau at
+    the start."""
     options: dict[str, Any] = {}
     """Further constants of a margin, `{low: 10, high: 110}`, the keyword arguments of its class: margin1, margin2,
     margin3 of combined; h, momentum of adaface; low, high, low_margin, high_margin, weight of magface; momentum of
-    curricularface."""
+    curricularface; top, penalty of intertopk."""
     gradient: Literal["exact", "straight_through"] = "exact"
     """straight_through gives the target logit the gradient that it would have without a margin, as
     InsightFace's published ArcFace does. For comparing runs with theirs."""

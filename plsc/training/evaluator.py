@@ -22,6 +22,7 @@ from plsc.data.build import Place, build_dataset
 from plsc.data.config import DataLoaderCfg, EvalCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
+from plsc.evaluation.as_norm import Cohort
 from plsc.evaluation.groups import Grouping
 from plsc.evaluation.sets import EvalSet, Result, VerificationSet, eval_set
 from plsc.heads.softmax import SoftmaxHead
@@ -125,6 +126,7 @@ class Evaluator:
         head: predicts the classes of labelled images; None where no set has any.
         weights: gives the backbone the weights to evaluate with, while a block runs; None: it has them.
         grouping: of the main set's pairs; None: they are not compared by groups.
+        cohort: by which the scores of the main set's pairs are normalised, too; None: they are not.
         amp: mixed precision of the embeddings.
 
     Attributes: after `evaluate`, on every rank, `step`, at which it was made, `rows`, title -> row of metrics.jsonl, and `calibration`, by the main set, None where
@@ -141,6 +143,7 @@ class Evaluator:
         weights: Callable[[], AbstractContextManager[None]] | None = None,
         grouping: Grouping | None = None,
         amp: AmpCfg | None = None,
+        cohort: Cohort | None = None,
     ):
         assert head is not None or not needs_head(sets), "labelled images need a head"
         self.sets = sets
@@ -155,6 +158,7 @@ class Evaluator:
         self._weights = weights or nullcontext
         self._grouping = grouping
         self._amp = amp
+        self._cohort = cohort
 
     @property
     def main(self) -> str | None:
@@ -211,6 +215,8 @@ class Evaluator:
         is_main = title == self.main
         if is_main and self._grouping:
             result = result.with_groups(self._grouping)
+        if is_main and self._cohort:
+            result = self.sets[title].normalise(result, embeddings, self._cohort)
         self.results[title] = result
         self._log(title, result)
         if not is_main:
@@ -288,6 +294,7 @@ def build_saved_evaluator(
     sets: dict[str, EvalSet],
     model: paddle.nn.Layer | None = None,
     grouping: Grouping | None = None,
+    cohort: Cohort | None = None,
 ) -> Evaluator:
     """Build the evaluator of a checkpoint on `sets`, with a head if they need one.
 
@@ -297,7 +304,14 @@ def build_saved_evaluator(
     head = build_saved_head(cfg, saved) if needs_head(sets) else None
     section = cfg.DataLoader.Eval
     return Evaluator(
-        section, sets, network.backbone, saved.num_classes, head, grouping=grouping, amp=network.amp
+        section,
+        sets,
+        network.backbone,
+        saved.num_classes,
+        head,
+        grouping=grouping,
+        amp=network.amp,
+        cohort=cohort,
     )
 
 

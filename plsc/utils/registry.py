@@ -174,6 +174,7 @@ MARGINS = Registry(
         "adaface": "plsc.heads.adaptive:AdaFace",
         "magface": "plsc.heads.adaptive:MagFace",
         "curricularface": "plsc.heads.adaptive:CurricularFace",
+        "intertopk": "plsc.heads.inter_topk:InterTopK",
     },
     bases=("plsc.heads.margins:Margin",),
 )

@@ -21,7 +21,17 @@ from plsc.errors import UserError
 from tests.helpers.launch import ROOT, run_python
 from tests.helpers.tiny_runs import TINY
 
-KINDS = ("softmax", "arcface", "cosface", "sphereface", "combined", "adaface", "magface", "curricularface")
+KINDS = (
+    "softmax",
+    "arcface",
+    "cosface",
+    "sphereface",
+    "combined",
+    "adaface",
+    "magface",
+    "curricularface",
+    "intertopk",
+)
 HEADS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS)
 WRONG = {  # name -> the file, its overrides, the line
     "unknown section": ("Glob:\n  epochs: 1", [], "a.yaml:1: Glob: unknown section, did you mean 'Global'?"),
@@ -163,7 +173,13 @@ class Recorder:
         return lambda *arguments, **given: Recorder.calls.append((verb, *arguments, *given.items()))
 
 
-UNSET = {"set_threshold": False, "compare": None, "calibrate": False, "groups": None}  # of eval
+UNSET = {
+    "set_threshold": False,
+    "compare": None,
+    "calibrate": False,
+    "groups": None,
+    "as_norm": None,
+}  # of eval
 
 
 @pytest.mark.parametrize(

@@ -330,7 +330,17 @@ def test_check_data(write, tmp_path):
 
 # ---- what is refused; more in test_sections.py and test_layers.py
 
-KINDS = ("softmax", "arcface", "cosface", "sphereface", "combined", "adaface", "magface", "curricularface")
+KINDS = (
+    "softmax",
+    "arcface",
+    "cosface",
+    "sphereface",
+    "combined",
+    "adaface",
+    "magface",
+    "curricularface",
+    "intertopk",
+)
 HEADS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS)
 
 

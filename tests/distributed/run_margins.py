@@ -38,6 +38,9 @@ cases += [
     ("arcface", {"sub_centres": 2, "ranges": RANGES}),
     ("arcface", {"filter_above": 0.2, "ranges": RANGES}),
     ("curricularface", {"ranges": RANGES}),
+    ("intertopk", {"ranges": RANGES, "options": {"top": 7, "penalty": 0.3}}),
+    ("intertopk", {"sub_centres": 2, "options": {"top": 1, "penalty": 0.06}}),
+    ("intertopk", {"options": {"top": 100, "penalty": 0.1}}),
     ("magface", {"ranges": RANGES}),
 ]
 
@@ -57,7 +60,7 @@ for kind, more in cases:
         state = head.bank.state()["centres"].copy()
         rows = slice(head.shard.start, head.shard.stop)
         centres = np.concatenate(distributed.gather_objects(state)) if prefix else state
-        options = {key: value for key, value in more.items() if key != "options"}
+        options = {key: value for key, value in more.items() if kind == "intertopk" or key != "options"}
         emb = paddle.to_tensor(x[own], stop_gradient=False)
         out = head(emb, paddle.to_tensor(label[own]))
         out.loss.backward()

@@ -39,6 +39,19 @@ def magface(cos, norm, low=10.0, high=110.0, low_margin=0.45, high_margin=0.8):
     return angular(cos, m)
 
 
+def inter_topk(cos, label, ranges, top=5, penalty=0.06):
+    """The cosines [N, C], of each sample the `top` largest with other classes of its range moved by the penalty."""
+    moved = paddle.where(
+        cos.detach().acos() >= penalty, (cos.acos() - penalty).cos(), cos + (1 - math.cos(penalty))
+    )
+    hard = np.zeros(cos.shape, bool)
+    for n, own in enumerate(label):
+        start, stop = next(r for r in ranges or [(0, cos.shape[1])] if r[0] <= own < r[1])
+        rivals = [c for c in range(start, stop) if c != own]
+        hard[n, sorted(rivals, key=lambda c: -cos[n, c].item())[:top]] = True
+    return paddle.where(paddle.to_tensor(hard), moved, cos)
+
+
 TARGETS = {
     "arcface": lambda cos, norm: angular(cos, 0.5),
     "cosface": lambda cos, norm: cos - 0.35,
@@ -47,6 +60,7 @@ TARGETS = {
     "adaface": adaface,
     "magface": magface,
     "curricularface": lambda cos, norm: angular(cos, 0.5),
+    "intertopk": lambda cos, norm: angular(cos, 0.2),
 }
 
 
@@ -65,6 +79,7 @@ def dense_loss(
     filter_above=None,
     ranges=None,
     compute_dtype="float32",
+    options=None,
     off=None,
 ):
     """x [N, D], w [C, J D] float64 tensors with gradients, label [N] numpy -> (losses [N], plain cosines [N, C]).
@@ -87,6 +102,8 @@ def dense_loss(
     if kind == "curricularface":
         t = 0.01 * own.mean().detach()
         others = paddle.where(cos.detach() > target.detach().unsqueeze(1), cos * (t + cos), cos)
+    if kind == "intertopk":
+        others = inter_topk(cos, label, ranges, **(options or {}))
     if filter_above is not None:
         others = paddle.where(cos.detach() > filter_above, paddle.zeros_like(cos), cos)
     logits = scale * (others * (1 - hot) + target.unsqueeze(1) * hot)

@@ -79,6 +79,7 @@ RANGES = [(0, 5), (5, 30), (30, 37)]
         ("arcface", {}),
         ("arcface", {"sub_centres": 2}),
         ("curricularface", {}),
+        ("intertopk", {}),
         ("arcface", {"filter_above": 0.2}),
     ],
 )

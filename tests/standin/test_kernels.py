@@ -15,6 +15,7 @@ HEADS = [
     "dist_adaface",
     "dist_magface",
     "dist_curricularface",
+    "dist_intertopk",
 ]
 OTHERS = ["sampled", "several sets", "sub-centres", "AdamW, clipped", "SyncBN", "accumulated, recomputed"]
 

@@ -46,6 +46,7 @@ _FEW_CLASSES = 2_000
 _FEW_PEOPLE = 500
 _HUNDREDS = 100
 _LEAST_STEPS = 300  # of a network that starts anew
+_EVALUATIONS = 20  # of a run: of a few pictures an epoch takes less time than an evaluation
 _HALF = 0.5
 _RANKS = 2  # of the commands that are suggested
 
@@ -119,8 +120,11 @@ def recommend(seen: Seen, dataset: dict, output: str) -> dict:
     while batch > 4 and _RANKS * batch > trained / 2:
         batch //= 2
     epochs = 40 if few else 20
-    steps = epochs * math.ceil(trained / (_RANKS * batch))
-    length = {"Global.max_steps": _LEAST_STEPS} if steps < _LEAST_STEPS else {"Global.epochs": epochs}
+    of_epoch = math.ceil(trained / (_RANKS * batch))
+    length = {"Global.epochs": epochs}
+    if epochs * of_epoch < _LEAST_STEPS:
+        length = {"Global.max_steps": _LEAST_STEPS}
+        epochs = math.ceil(_LEAST_STEPS / of_epoch)
     augmentation = (
         {"flip": True, "crop": 0.2, "colour": 0.3} if not seen.grey else {"crop": 0.2, "rotate": 10}
     )
@@ -134,6 +138,7 @@ def recommend(seen: Seen, dataset: dict, output: str) -> dict:
     }
     return {
         **length,
+        "Global.eval_every": max(1, epochs // _EVALUATIONS),
         "Global.output_dir": output,
         **_network(seen, few, size),
         **({"Head.margin": 0.1, "Head.scale": 16.0} if seen.classes < _FEW_CLASSES else {}),

@@ -157,3 +157,9 @@ def test_a_class_alone_is_refused_with_its_reason(tmp_path, monkeypatch):
         from plsc.apps.curate.init import main
 
         main(["one"])
+
+
+@pytest.mark.parametrize(("pictures", "every"), [(280, 5), (24, 7), (19_000, 2), (600_000, 1)])
+def test_a_run_is_evaluated_about_20_times(pictures, every):
+    values = recommend(SEEN._replace(pictures=pictures), FOLDER, "output/people")
+    assert values["Global.eval_every"] == every
