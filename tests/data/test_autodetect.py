@@ -79,15 +79,11 @@ def test_arrays_are_refused_with_where_to_name_them(tmp_path):
     for name in ("x.npy", "y.npy"):
         np.save(tmp_path / "xy" / name, np.zeros((4, 3), np.float32))
     for path in (tmp_path / "xy", tmp_path / "xy" / "x.npy"):
-        with pytest.raises(
-            UserError, match=r"x\.npy: is an array, no images; .*name: Arrays.*docs/vectors\.md"
-        ):
+        with pytest.raises(UserError, match=r"x\.npy: is an array, no images; .*name: Arrays.*docs/data\.md"):
             open_images(str(path))
     (tmp_path / "people" / "Ann").mkdir(parents=True)
     np.save(tmp_path / "people" / "Ann" / "1.npy", np.zeros(3, np.float32))
-    with pytest.raises(
-        UserError, match=r"people: has no images .*; \.npy holds arrays, docs/vectors\.md says"
-    ):
+    with pytest.raises(UserError, match=r"people: has no images .*; \.npy holds arrays, docs/data\.md says"):
         open_images(str(tmp_path / "people"))
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from plsc.config import load
 from plsc.heads.config import head_names
@@ -50,7 +51,9 @@ def test_every_key_that_changes_a_margin_is_explained():
 @pytest.mark.parametrize("kind", list(MARGINS.builtin))
 def test_a_row_s_defaults_are_a_config(kind):
     """Of a margin m is Head.margin; all other constants are options."""
-    stated = {name: float(value) for name, value in (text.split() for text in ROWS[kind][3].split(", "))}
+    stated = {
+        name: yaml.safe_load(value) for name, value in (text.split() for text in ROWS[kind][3].split(", "))
+    }
     margin = stated.pop("margin", None)
     section = {"name": f"dist_{kind}", "options": stated, **({} if margin is None else {"margin": margin})}
     build_margin(load(None, [f"Head={section}"]).Head)

@@ -9,7 +9,7 @@ from plsc import cli
 from plsc.errors import UserError
 from plsc.evaluation import verify_pairs
 from plsc.evaluation.as_norm import Cohort, as_norm, with_as_norm
-from tests.tiny_runs import TINY, train
+from tests.helpers.tiny_runs import TINY, train
 
 RNG = np.random.default_rng(0)
 EMBEDDINGS = RNG.normal(size=(40, 8)) + 0.5
