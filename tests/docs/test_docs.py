@@ -181,8 +181,8 @@ def test_the_python_blocks_of_all_pages_are_python():
 @pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
 def test_what_is_evaluated_is_what_the_gallery_is_built_with(page):
     """One run, and one checkpoint of it."""
-    evaluated = re.search(r"^plsc eval (.*)$", PAGES[page], re.MULTILINE)[1]
-    built = re.search(r"^plsc gallery build \S+ (.*?) people\b", PAGES[page], re.MULTILINE)[1]
+    evaluated = re.search(r"`plsc eval (.*?)`", PAGES[page])[1]
+    built = re.search(r"^plsc gallery build \S+ (.*?) faces +#", PAGES[page], re.MULTILINE)[1]
     assert evaluated == built == "-c output/faces"
 
 

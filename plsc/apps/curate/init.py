@@ -1,4 +1,4 @@
-"""Write a config for a folder of pictures: `plsc init faces/`.
+"""Write a config for a folder of pictures: `plsc init faces/`; for vectors see init_vectors.py.
 
 The pictures are looked at as `plsc doctor` does. `recommend` chooses by what is seen:
 
@@ -26,6 +26,7 @@ from plsc.apps.curate import detector
 from plsc.apps.curate.aligned_faces import MOST_SPREAD, look_for_faces
 from plsc.apps.curate.detector import Detector
 from plsc.apps.curate.doctor import Findings, examine
+from plsc.apps.curate.init_vectors import find_vectors, look_at_vectors, recommend_for_vectors
 from plsc.config import load
 from plsc.data.autodetect import open_images
 from plsc.data.config import KEY_OF_IMAGES
@@ -210,23 +211,16 @@ def advice(seen: Seen, pictures: str, config: str, output: str) -> list[str]:
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc init`. Raises UserError."""
-    parser = argparse.ArgumentParser(
-        "plsc init", description="Look at pictures, and write a config that fits them."
-    )
-    parser.add_argument("pictures", help="a folder with a folder for each identity, a list, or a .rec file")
-    parser.add_argument(
-        "--output", metavar="FILE.yaml", help="default: the folder's name in the current folder"
-    )
-    args = parser.parse_args(argv)
-    path = args.pictures.rstrip("/") or args.pictures
-    name = Path(path).resolve().stem
-    target = Path(args.output or f"{name}.yaml")
-    if target.exists():
-        raise UserError(
-            f"{shown(target)}: exists already, and nothing is overwritten; name another file with --output"
-        )
+class Plan(NamedTuple):
+    """What is written and said: the config, "Section.key" -> value; the data in a few words; what is wrong with them; what to do next."""
+
+    values: dict
+    about: str
+    warnings: list[str]
+    next_steps: list[str]
+
+
+def _for_pictures(path: str, target: Path, output: str) -> Plan:
     findings = Findings()
     with collected_problems() as problems:
         images = open_images(path)
@@ -234,16 +228,64 @@ def main(argv: Sequence[str] | None = None) -> int:
         findings.add(problem.level, path, problem.text, problem.names)
     seen = look(eval_set(images), findings, path)
     kind = type(images).__name__
-    values = recommend(seen, {"name": kind, KEY_OF_IMAGES[kind]: path}, f"output/{name}")
-    dry_run(load(values), _RANKS)  # refuses what cannot be trained
-    about = f"{counted(seen.pictures, 'picture')} of {counted(seen.classes, 'class', 'classes')}, {seen.height} x {seen.width}"
-    replace_file(target, to_yaml(values, [f"Written by plsc init for {shown(path)}: {about}."]).encode())
     wrong = [line for line in findings.lines if line["level"] != "note"]
-    for line in wrong:
-        print(shown_lines(f"{line['level'].upper()} {line['text']}"))
-    if wrong:
-        print(f"plsc doctor {shown(path)} names them")
-    print(f"{shown(target)}: for {about}; next:")
-    for line in advice(seen, shown(path), shown(target), f"output/{shown(name)}"):
+    warnings = [shown_lines(f"{line['level'].upper()} {line['text']}") for line in wrong]
+    return Plan(
+        values=recommend(seen, {"name": kind, KEY_OF_IMAGES[kind]: path}, output),
+        about=f"{counted(seen.pictures, 'picture')} of {counted(seen.classes, 'class', 'classes')}, {seen.height} x {seen.width}",
+        warnings=[*warnings, *([f"plsc doctor {shown(path)} names them"] if wrong else [])],
+        next_steps=advice(seen, shown(path), shown(target), shown(output)),
+    )
+
+
+def _for_vectors(files: tuple[str, str], target: Path, output: str) -> Plan:
+    seen = look_at_vectors(*files)
+    hold_out = _share_to_hold_out(seen.keys)
+    classes = counted(len(seen.keys), "class", "classes")
+    return Plan(
+        values=recommend_for_vectors(seen, hold_out, _RANKS, output),
+        about=f"{counted(seen.count, 'vector')} of {seen.numbers} numbers, {classes}",
+        warnings=[] if hold_out else [f"{classes} are too few to hold some out: nothing is verified"],
+        next_steps=[
+            f"plsc train -c {shown(target)} --ranks {_RANKS}",
+            f"plsc gallery build people.gallery -c {shown(output)} PEOPLE   (a folder for each, with .npy files)",
+            "plsc gallery search people.gallery WHO.npy",
+        ],
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `plsc init`. Raises UserError."""
+    parser = argparse.ArgumentParser(
+        "plsc init", description="Look at pictures or vectors, and write a config that fits them."
+    )
+    parser.add_argument(
+        "data",
+        help="a folder with a folder for each identity, a list, a .rec file, or a folder with x.npy and y.npy",
+    )
+    parser.add_argument(
+        "--output", metavar="FILE.yaml", help="default: the folder's name in the current folder"
+    )
+    args = parser.parse_args(argv)
+    path = args.data.rstrip("/") or args.data
+    name = Path(path).resolve().stem
+    target = Path(args.output or f"{name}.yaml")
+    if target.exists():
+        raise UserError(
+            f"{shown(target)}: exists already, and nothing is overwritten; name another file with --output"
+        )
+    files = find_vectors(path)
+    plan = (
+        _for_vectors(files, target, f"output/{name}")
+        if files
+        else _for_pictures(path, target, f"output/{name}")
+    )
+    dry_run(load(plan.values), _RANKS)  # refuses what cannot be trained
+    comment = f"Written by plsc init for {shown(path)}: {plan.about}."
+    replace_file(target, to_yaml(plan.values, [comment]).encode())
+    for line in plan.warnings:
+        print(line)
+    print(f"{shown(target)}: for {plan.about}; next:")
+    for line in plan.next_steps:
         print(f"  {line}")
     return 0

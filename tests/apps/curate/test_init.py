@@ -79,13 +79,6 @@ def test_damaged_pictures_are_counted_and_a_file_is_never_overwritten(tmp_path, 
     )
 
 
-def test_vectors_are_no_pictures(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    np.save("vectors.npy", np.zeros((10, 4), np.float32))
-    assert init("vectors.npy") == 2
-    assert "vectors.npy: is neither a .rec file nor text" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("change", "key", "value"),
     [
