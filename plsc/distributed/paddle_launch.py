@@ -14,7 +14,6 @@ import runpy
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 # In these the launcher prefers the environment to its arguments. An operator on Kubernetes sets some.
 _OVERRIDES = (
@@ -52,15 +51,6 @@ def prepare(argv: Sequence[str], variables: Sequence[str], cards: int, on_cpu: b
     return ""
 
 
-def show_rest(container: Any, length: int = 3000) -> None:
-    """Show the last `length` bytes of a failed rank's log, in place of Container.tail, but none that has been shown: the launcher
-    shows all that rank 0 writes while it runs."""
-    log = container._log_handler
-    if log:
-        shown = log.tell()
-        container.logs(offset=max(shown, log.seek(0, os.SEEK_END) - length), whence=os.SEEK_SET)
-
-
 def main() -> None:
     """Run Paddle's launcher; exit code 2, and one line on stderr, if it cannot start."""
     del sys.path[0]  # this folder: its modules must not shadow others
@@ -83,9 +73,6 @@ def main() -> None:
     if why:
         print(f"ERROR {why}", file=sys.stderr)
         sys.exit(2)
-    from paddle.distributed.launch.job.container import Container  # noqa: TID251 (the launcher, no collective)
-
-    Container.tail = show_rest
     runpy.run_module("paddle.distributed.launch", run_name="__main__", alter_sys=True)
 
 
