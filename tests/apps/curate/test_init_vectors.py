@@ -1,7 +1,6 @@
 """plsc init for x.npy and y.npy: what it writes trains, and what it refuses."""
 
 import numpy as np
-import pytest
 
 from plsc import cli
 from plsc.config import load
@@ -19,15 +18,16 @@ def write(folder, classes=120, numbers=24, names=True, shape=None):
     return folder
 
 
-@pytest.mark.parametrize("given", ["voices", "voices/x.npy"])
-def test_what_it_writes_trains_and_verifies(tmp_path, monkeypatch, capsys, given):
+def test_what_it_writes_trains_and_verifies(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "voices")
-    assert cli.main(["init", given, "--output", "voices.yaml"]) == 0
+    assert cli.main(["init", "voices/x.npy", "--output", "of a file.yaml"]) == 0
+    assert cli.main(["init", "voices"]) == 0
     said = capsys.readouterr().out
     assert "voices.yaml: for 480 vectors of 24 numbers, 120 classes; next:\n" in said
     assert "  plsc train -c voices.yaml --ranks 2\n" in said
     cfg = load("voices.yaml")
+    assert load("of a file.yaml").DataLoader == cfg.DataLoader
     train = cfg.DataLoader.Train.dataset.keywords
     assert train["samples"] == "voices/x.npy" and train["labels"] == "voices/y.npy"
     assert train["hold_out"] == 0.1 and cfg.Model.name == "MLP"
