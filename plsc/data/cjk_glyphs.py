@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.ft2font import FT2Font
 
 from plsc.data.dataset import Dataset, PairSet
-from plsc.data.fonts import draw_glyph, held_out_mask
+from plsc.data.fonts import codepoint_names, draw_glyph, held_out_mask
 from plsc.data.pair_sampling import PAIRS_SEED, draw_pairs
 from plsc.data.transforms import PROTOTYPES, distort, generator
 from plsc.errors import MissingFileError, UserError
@@ -87,7 +87,7 @@ class CjkGlyphs(Dataset):
         self._views = views
         self.labels = views.label
         self.num_classes = classes
-        self.identities = _names(views.codepoint)
+        self.identities = codepoint_names(views.codepoint)
         self.image_shape = (1, size, size)
         self.augment = augment
         self.seed = seed
@@ -129,7 +129,7 @@ class CjkGlyphPairs(PairSet):
         characters = _in_random_order(np.unique(entries.codepoint))
         characters = characters[held_out_mask(characters, held_out)]
         self._views = _draw(entries, characters, PAIRS_CLASSES, faces, size)
-        self.identities = _names(self._views.codepoint)
+        self.identities = codepoint_names(self._views.codepoint)
         self.identity_of = self.identities[self._views.label]
         self.image_shape = (1, size, size)
         self.augment = augment
@@ -250,10 +250,6 @@ def _draw(entries: _Entries, characters: np.ndarray, classes: int, faces: int, s
             codepoints.append(codepoint)
             bar.update()
     return _Views(drawings[: len(labels)], np.array(labels, np.int64), names, np.array(codepoints, np.int64))
-
-
-def _names(codepoints: np.ndarray) -> np.ndarray:
-    return np.array([f"U+{codepoint:04X}" for codepoint in codepoints.tolist()])
 
 
 def _name_of(views: _Views, index: int) -> str:

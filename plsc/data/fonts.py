@@ -110,6 +110,11 @@ def held_out_mask(identity: np.ndarray, share: float) -> np.ndarray:
     return np.array([int.from_bytes(digest, "big") for digest in digests], np.float64) < share * 2.0**64
 
 
+def codepoint_names(codepoints: np.ndarray) -> np.ndarray:
+    """Name code points as Unicode does, "U+0041": text [C]."""
+    return np.array([f"U+{codepoint:04X}" for codepoint in codepoints.tolist()])
+
+
 def draw_glyphs(codepoints: np.ndarray, faces: int, side: int) -> np.ndarray:
     """Draw each code point in each face: uint8 [len(codepoints), faces, side, side], 255 = ink, antialiased.
 

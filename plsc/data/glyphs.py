@@ -47,7 +47,7 @@ class Glyphs(Dataset):
         classes = fonts.glyph_classes(faces)
         trained = ~fonts.held_out_mask(classes.identity, held_out)
         self.codepoints = classes.codepoint[trained]
-        self.identities = _names(classes.identity[trained])
+        self.identities = fonts.codepoint_names(classes.identity[trained])
         self.num_classes = len(self.codepoints)
         shown = np.arange(self.num_classes)
         if since:
@@ -102,7 +102,7 @@ class GlyphPairs(PairSet):
         if since:
             unseen = fonts.held_out_mask(classes.identity, since) & ~unseen
         self.codepoints = classes.codepoint[unseen]
-        self.identities = _names(classes.identity[unseen])
+        self.identities = fonts.codepoint_names(classes.identity[unseen])
         self.image_shape = (1, size, size)
         self.augment = augment
         self.pairs, self.same = _draw_pairs(len(self.codepoints), faces, num_pairs)
@@ -140,10 +140,6 @@ def _check_ranges(values: dict) -> None:
     for key, value in values.items():
         if key in rules and not rules[key][1](value):
             raise UserError(f"{key}: must be {rules[key][0]}, got {value}")
-
-
-def _names(codepoints: np.ndarray) -> np.ndarray:
-    return np.array([f"U+{codepoint:04X}" for codepoint in codepoints.tolist()])
 
 
 def _draw_views(codepoints: np.ndarray, faces: int, size: int) -> np.ndarray:

@@ -26,7 +26,14 @@ from plsc.apps.curate import detector
 from plsc.apps.curate.aligned_faces import MOST_SPREAD, look_for_faces
 from plsc.apps.curate.detector import Detector
 from plsc.apps.curate.doctor import Findings, examine
-from plsc.apps.curate.init_vectors import find_vectors, look_at_vectors, recommend_for_vectors
+from plsc.apps.curate.init_vectors import (
+    FEW_CLASSES,
+    LEAST_STEPS,
+    find_vectors,
+    halved_to_fit,
+    look_at_vectors,
+    recommend_for_vectors,
+)
 from plsc.config import load
 from plsc.data.autodetect import open_images
 from plsc.data.config import KEY_OF_IMAGES
@@ -43,10 +50,8 @@ from plsc.utils.yaml_lines import dump
 _SAMPLE = 48  # pictures that are decoded once more to see whether they are grey
 _FEW_PICTURES = 20_000  # below, a small network of 64 x 64 pixels learns as much in minutes
 _MANY_PICTURES = 500_000
-_FEW_CLASSES = 2_000
 _FEW_PEOPLE = 500
 _HUNDREDS = 100
-_LEAST_STEPS = 300  # of a network that starts anew
 _EVALUATIONS = 20  # of a run: of a few pictures an epoch takes less time than an evaluation
 _HALF = 0.5
 _RANKS = 2  # of the commands that are suggested
@@ -117,15 +122,13 @@ def recommend(seen: Seen, dataset: dict, output: str) -> dict:
     few = seen.pictures < _FEW_PICTURES
     size = _size(seen, few)
     trained = round(seen.pictures * (1 - (seen.hold_out or 0)))
-    batch = 128 if not few else 64 if seen.pictures > 4_000 else 32
-    while batch > 4 and _RANKS * batch > trained / 2:
-        batch //= 2
+    batch = halved_to_fit(128 if not few else 64 if seen.pictures > 4_000 else 32, trained, _RANKS)
     epochs = 40 if few else 20
     of_epoch = math.ceil(trained / (_RANKS * batch))
     length = {"Global.epochs": epochs}
-    if epochs * of_epoch < _LEAST_STEPS:
-        length = {"Global.max_steps": _LEAST_STEPS}
-        epochs = math.ceil(_LEAST_STEPS / of_epoch)
+    if epochs * of_epoch < LEAST_STEPS:
+        length = {"Global.max_steps": LEAST_STEPS}
+        epochs = math.ceil(LEAST_STEPS / of_epoch)
     augmentation = (
         {"flip": True, "crop": 0.2, "colour": 0.3} if not seen.grey else {"crop": 0.2, "rotate": 10}
     )
@@ -142,7 +145,7 @@ def recommend(seen: Seen, dataset: dict, output: str) -> dict:
         "Global.eval_every": max(1, epochs // _EVALUATIONS),
         "Global.output_dir": output,
         **_network(seen, few, size),
-        **({"Head.margin": 0.1, "Head.scale": 16.0} if seen.classes < _FEW_CLASSES else {}),
+        **({"Head.margin": 0.1, "Head.scale": 16.0} if seen.classes < FEW_CLASSES else {}),
         "LRScheduler.warmup_epochs": 1,
         "Optimizer.clip_norm": 5.0,
         "DataLoader.Train.dataset": pictures,

@@ -19,8 +19,8 @@ from plsc.errors import MissingFileError, UserError, shown
 
 SAMPLES, LABELS = "x.npy", "y.npy"
 _MOST_READ = 10_000  # samples for mean and deviation
-_FEW_CLASSES = 2_000
-_LEAST_STEPS = 300
+FEW_CLASSES = 2_000  # below, a small margin and scale
+LEAST_STEPS = 300  # of a network that starts anew
 _EPOCHS = 20
 
 
@@ -66,12 +66,17 @@ def look_at_vectors(samples: str, labels: str) -> Vectors:
     return Vectors(samples, labels, len(data), data.sample_shape[0], keys, float(read.mean()), deviation)
 
 
+def halved_to_fit(batch: int, trained: int, ranks: int) -> int:
+    """Halve a rank's batch, to 4 at least, until an epoch of `trained` samples has two steps."""
+    while batch > 4 and ranks * batch > trained / 2:
+        batch //= 2
+    return batch
+
+
 def recommend_for_vectors(seen: Vectors, hold_out: float | None, ranks: int, output: str) -> dict:
     """Choose a config: "Section.key" -> value. hold_out: share of the classes to verify on, or None."""
     trained = round(seen.count * (1 - (hold_out or 0)))
-    batch = 128
-    while batch > 4 and ranks * batch > trained / 2:
-        batch //= 2
+    batch = halved_to_fit(128, trained, ranks)
     steps = _EPOCHS * math.ceil(trained / (ranks * batch))
     files = {
         "samples": seen.samples,
@@ -81,12 +86,12 @@ def recommend_for_vectors(seen: Vectors, hold_out: float | None, ranks: int, out
         "scale": float(f"{1 / seen.deviation:.4g}"),
     }
     return {
-        **({"Global.epochs": _EPOCHS} if steps >= _LEAST_STEPS else {"Global.max_steps": _LEAST_STEPS}),
+        **({"Global.epochs": _EPOCHS} if steps >= LEAST_STEPS else {"Global.max_steps": LEAST_STEPS}),
         "Global.output_dir": output,
         "Model.name": "MLP",
         "Model.embedding_size": min(seen.numbers, 128),
         "Model.widths": [512],
-        **({"Head.margin": 0.1, "Head.scale": 16.0} if len(seen.keys) < _FEW_CLASSES else {}),
+        **({"Head.margin": 0.1, "Head.scale": 16.0} if len(seen.keys) < FEW_CLASSES else {}),
         "DataLoader.Train.dataset": {"name": "Arrays", **files},
         "DataLoader.Train.batch_size": batch,
         "DataLoader.Eval.dataset": {"name": "ArrayPairs", **files} if hold_out else None,
