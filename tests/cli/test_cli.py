@@ -18,21 +18,10 @@ from plsc.cli.mistakes import without_traceback
 from plsc.distributed import guard
 from plsc.distributed.launcher import MAIN
 from plsc.errors import UserError
+from tests.helpers.head_names import HEADS
 from tests.helpers.launch import ROOT, run_python
 from tests.helpers.tiny_runs import TINY
 
-KINDS = (
-    "softmax",
-    "arcface",
-    "cosface",
-    "sphereface",
-    "combined",
-    "adaface",
-    "magface",
-    "curricularface",
-    "intertopk",
-)
-HEADS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS)
 WRONG = {  # name -> the file, its overrides, the line
     "unknown section": ("Glob:\n  epochs: 1", [], "a.yaml:1: Glob: unknown section, did you mean 'Global'?"),
     "unknown key": ("Head:\n  marge: 1", [], "a.yaml:2: Head.marge: unknown key, did you mean 'margin'?"),

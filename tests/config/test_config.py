@@ -11,6 +11,7 @@ import pytest
 from plsc.config import ConfigError, load
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.registry import BACKBONES, DATASETS
+from tests.helpers.head_names import HEADS
 from tests.helpers.launch import run_python
 
 
@@ -329,19 +330,6 @@ def test_check_data(write, tmp_path):
 
 
 # ---- what is refused; more in test_sections.py and test_layers.py
-
-KINDS = (
-    "softmax",
-    "arcface",
-    "cosface",
-    "sphereface",
-    "combined",
-    "adaface",
-    "magface",
-    "curricularface",
-    "intertopk",
-)
-HEADS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,14 @@
+"""The names of the built-in heads, as messages list them."""
+
+KINDS = (
+    "softmax",
+    "arcface",
+    "cosface",
+    "sphereface",
+    "combined",
+    "adaface",
+    "magface",
+    "curricularface",
+    "intertopk",
+)
+HEADS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS)
