@@ -2,7 +2,7 @@
 
 The exporter puts a batch norm that follows a convolution into its weights and bias, and numbers the tensors. So nodes and
 layers are matched in their order. Such a norm becomes one that only adds the bias: outputs stay, but its statistics are lost,
-and it cannot be trained on. Try it:
+and it cannot be trained on. Published networks are such files (see weights.py). Try it:
 
     plsc import w600k_r50.onnx --model IResNet50 --output imported
 """
