@@ -47,6 +47,7 @@ VERBS = {
     "import": Verb(
         "plsc.apps.migrate.import_weights", "weights and training configs of other programs", "train"
     ),
+    "weights": Verb("plsc.apps.migrate.weights", "networks that others have published: list, get", "train"),
     "gallery": Verb("plsc.apps.serving.gallery.command", "known people: build, add, search, verify", "use"),
     "serve": Verb(
         "plsc.cli.serve",

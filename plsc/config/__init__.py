@@ -36,6 +36,7 @@ from plsc.config.run import (
     PartCfg,
     StageCfg,
     TeacherCfg,
+    WeightsCfg,
 )
 from plsc.data.config import (
     EVAL_SET,
@@ -48,6 +49,7 @@ from plsc.data.config import (
 from plsc.distributed import kinds
 from plsc.errors import MissingFileError, UserError
 from plsc.heads.config import HeadCfg, takes_options
+from plsc.utils.files import weights_folder
 from plsc.utils.messages import (
     ConfigError,
     ConfigProblem,
@@ -100,6 +102,7 @@ class Config(Section):
     Model: ModelCfg = ModelCfg()
     Head: HeadCfg = HeadCfg()
     Teacher: TeacherCfg = TeacherCfg()
+    Weights: WeightsCfg = WeightsCfg()
     Optimizer: OptimizerCfg = OptimizerCfg()
     LRScheduler: LRSchedulerCfg = LRSchedulerCfg()
     DataLoader: DataLoaderCfg = DataLoaderCfg()
@@ -134,6 +137,11 @@ class Config(Section):
     def stages(self) -> list[StageConfig]:
         """The stages of a run, ramps as a stage for each epoch; [] without `Stages`."""
         return [*self._stages]
+
+    @property
+    def init_from(self) -> str | None:
+        """The folder of the checkpoint that the backbone starts with; None: it starts anew."""
+        return weights_folder(self.Weights.name) if self.Weights.name else self.Global.init_from
 
     def applies(self, key: str) -> bool:
         return key not in ("Parts", "Stages") or bool(getattr(self, key))
@@ -352,6 +360,7 @@ def _checked(layers: Layers) -> Config:
     _sum_up_stages(layers)
     _resolve_precedence(layers, (), Config)
     _drop_options_of_another_margin(layers)
+    _refuse_two_starts(layers)
     _drop_default_evaluation(layers)
     _pair_up_training_images(layers)
     every_key = [".".join(path) for path in _keys(Config)]
@@ -401,6 +410,15 @@ def _stage_configs(config: Config) -> Iterator[StageConfig]:
                 layers.put(path, value, source)
             begins = bool(stage.LRScheduler) and part == 0
             yield StageConfig(number, place, epochs, changes, _checked(layers), begins)
+
+
+def _refuse_two_starts(layers: Layers) -> None:
+    name, path = ("Weights", "name"), ("Global", "init_from")
+    if layers.get(name) and layers.get(path):
+        place = layers.source(path).place
+        layers.add_error(
+            ConfigProblem(name, f"cannot be given together with Global.init_from ({place}), keep one")
+        )
 
 
 def _drop_options_of_another_margin(layers: Layers) -> None:

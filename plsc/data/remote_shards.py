@@ -26,6 +26,7 @@ import numpy as np
 from plsc.data.shard_index import ShardIndex, read_index, scan, write_index
 from plsc.errors import MissingFileError, UserError, shown, writing
 from plsc.utils.bar import Bar
+from plsc.utils.files import cache_folder
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted
 
@@ -115,8 +116,7 @@ class Cache:
 
     @property
     def _root(self) -> str:
-        default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "plsc")
-        root = os.path.abspath(self.folder or default)
+        root = os.path.abspath(self.folder or cache_folder())
         with writing(root):
             os.makedirs(root, exist_ok=True)
         return root
@@ -183,7 +183,11 @@ class Cache:
         with self._locked(os.path.join(self._root, "room.lock")):
             with writing(part), open(part, "xb") as file:
                 file.truncate(size)
-            entries = [entry for entry in os.scandir(self._root) if not entry.name.endswith(".lock")]
+            entries = [
+                entry
+                for entry in os.scandir(self._root)
+                if entry.is_file() and not entry.name.endswith(".lock")
+            ]
             used = sorted((entry.stat().st_mtime_ns, entry.stat().st_size, entry.path) for entry in entries)
             total = sum(held for _, held, _ in used)
             for _, held, path in used:

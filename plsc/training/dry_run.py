@@ -44,7 +44,7 @@ def dry_run(
     plan += stage_lines(cfg)
     plan += part_lines(stage.cfg, run, ranks)
     resumes = cfg.Global.resume and any(Path(cfg.Global.output_dir, "checkpoints").glob("step-*"))
-    if cfg.Global.init_from and not resumes:
+    if cfg.init_from and not resumes:
         from plsc.training.finetune import check_start
 
         total_steps = stage.last_step(steps_per_epoch)

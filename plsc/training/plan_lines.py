@@ -33,7 +33,7 @@ def weak_lines(cfg: Config, steps_per_epoch: int, sets: Mapping[str, EvalSet]) -
     """Warn of few steps that follow from the epochs, and of pairs of few identities. sets: those to evaluate on, by title."""
     lines = []
     steps = cfg.Global.total_steps(steps_per_epoch)
-    if steps < FEW_STEPS and not cfg.Global.max_steps and not cfg.Global.init_from:
+    if steps < FEW_STEPS and not cfg.Global.max_steps and not cfg.init_from:
         lines.append(
             f"{steps:,} steps are few for a network that starts anew: a few hundred at least, Global.max_steps={_ENOUGH_STEPS} in place of "
             "Global.epochs"

@@ -96,7 +96,7 @@ def _begin(
     beginning = finetune.Start([], {})
     if path:
         trainer.resume(path)
-    elif cfg.Global.init_from:
+    elif cfg.init_from:
         beginning = finetune.start_from(cfg, trainer.backbone, trainer.head, trainer.dataset)
         trainer.begin_at(beginning.step, beginning.states)
     metrics = None

@@ -23,6 +23,16 @@ _KINDS = {
 }
 
 
+def cache_folder() -> str:
+    """Name plsc's folder among the user's caches."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "plsc")
+
+
+def weights_folder(name: str) -> str:
+    """Name the folder of a published network that `plsc weights get` has fetched."""
+    return os.path.join(cache_folder(), "weights", name)
+
+
 def open_regular(path: str | os.PathLike) -> BinaryIO:
     """Open a regular file for reading bytes.
 

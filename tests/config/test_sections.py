@@ -217,7 +217,7 @@ def sections(section: type[Section]):
 
 def test_capital_letters_mark_sections_and_rules_name_real_keys():
     found = list(sections(Config))
-    assert {TrainCfg, EvalCfg} <= set(found) and len(found) == 11
+    assert {TrainCfg, EvalCfg} <= set(found) and len(found) == 12
     for section in found:
         assert issubclass(section, Section)
         assert {*section.only_with, *sum(section.exclusive, ())} <= set(section.model_fields)

@@ -239,6 +239,8 @@ def test_the_least_recently_used_goes(server, tmp_path):
     for number in range(4):
         (tmp_path / "served" / "out" / f"0000{number}.tar").write_bytes(bytes(20480))
     keep = Cache(folder="cache", bytes=3 * 20480 + 100, patience=5)
+    (tmp_path / "cache" / "weights").mkdir(parents=True)  # of plsc weights, in the default folder
+    os.utime(tmp_path / "cache" / "weights", (0, 0))
     paths = {}
     for number in (0, 1, 2):
         paths[number] = keep.fetch(f"{server.url}/0000{number}.tar", "v", 20480)
@@ -246,6 +248,7 @@ def test_the_least_recently_used_goes(server, tmp_path):
     keep.fetch(f"{server.url}/00000.tar", "v", 20480)  # used again
     keep.fetch(f"{server.url}/00003.tar", "v", 20480)
     assert [os.path.exists(paths[number]) for number in (0, 1, 2)] == [True, False, True]
+    assert (tmp_path / "cache" / "weights").is_dir()
 
 
 @needs_http

@@ -201,8 +201,8 @@ def advice(seen: Seen, pictures: str, config: str, output: str) -> list[str]:
         )
     if seen.faces is not None and seen.classes < _FEW_PEOPLE:
         lines.append(
-            f"{seen.classes:,} people do not make a network of faces: take one that was trained on millions, plsc import, for Global.init_from "
-            "or as it is (docs/training.md)"
+            f"{seen.classes:,} people do not make a network of faces: start from one that was trained on thousands, or take it as it is: "
+            "plsc weights list, plsc weights get NAME (docs/faces.md)"
         )
     if seen.hold_out is None:
         lines.append(f"{seen.classes:,} classes are too few to hold some out: nothing is verified")

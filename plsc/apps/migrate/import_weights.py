@@ -1,9 +1,9 @@
 """Import weights of other programs into a checkpoint folder, for `plsc predict`, `plsc export` and Global.init_from.
 Without weights, `plsc import --config FILE` translates a training config (see import_config).
 
-Reads arcface_torch's backbone.pt (any torch.save of a state dict), .safetensors, and PLSC 2.4's .pdparams,
-without running code of the file. Names are mapped to the network's, and a tensor that is missing, left over
-or of another shape is an error. Try it:
+Reads arcface_torch's backbone.pt (any torch.save of a state dict), .safetensors, PLSC 2.4's .pdparams, and .onnx (see
+onnx_file.py), without running code of the file. Names are mapped to the network's, and a tensor that is missing, left
+over or of another shape is an error. Try it:
 
     plsc import backbone.pt --model IResNet50 --output imported
     plsc predict -c imported/config.yaml photo.jpg
@@ -23,6 +23,7 @@ import numpy as np
 from paddle import nn
 
 from plsc.apps.migrate.import_config import import_config
+from plsc.apps.migrate.onnx_file import read_onnx
 from plsc.apps.migrate.torch_file import load_torch
 from plsc.checkpoint import store
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, format_lines, tensor_differences
@@ -149,12 +150,13 @@ def _refuse_differences(arrays: Mapping, wanted: Mapping, left: list[str], path:
 
 
 def import_weights(
-    path: str, config: Config, output: str | os.PathLike, preprocessing: Preprocessing
+    path: str, config: Config, output: str | os.PathLike, preprocessing: Preprocessing, **about: str
 ) -> list[Row]:
     """Write the weights at `path`, of the network in the config's Model section, as the checkpoint folder `output`.
 
     Args:
         preprocessing: how images are prepared for these weights; only who trained them knows.
+        about: what else import.json says of the file.
 
     Beside the checkpoint's own files it gets config.yaml, which names the network, and import.json, the rows.
     Raises UserError; `output` has to be new or empty.
@@ -166,8 +168,9 @@ def import_weights(
         raise UserError(f"{output}: is there already; name a new folder for what is imported")
     width = config.Model.embedding_size
     backbone = build_backbone(config.Model, config.Global.seed, preprocessing.shape)
-    arrays, rows = match(read_weights(path), backbone, path)
-    report = {"file": path, "model": config.Model.name, "tensors": [row._asdict() for row in rows]}
+    tensors = read_onnx(path, backbone) if path.endswith(".onnx") else read_weights(path)
+    arrays, rows = match(tensors, backbone, path)
+    report = {"file": path, "model": config.Model.name, **about, "tensors": [row._asdict() for row in rows]}
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".import-") as folder:
@@ -213,7 +216,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         description="weights of other programs -> a checkpoint folder; without weights: their training config -> YAML",
     )
     parser.add_argument(
-        "weights", nargs="?", help="backbone.pt of arcface_torch, .safetensors, or .pdparams of PLSC 2.4"
+        "weights",
+        nargs="?",
+        help="backbone.pt of arcface_torch, .safetensors, .onnx, or .pdparams of PLSC 2.4",
     )
     parser.add_argument(
         "-c",
