@@ -34,7 +34,7 @@ import cv2
 import numpy as np
 
 from plsc.apps.curate import detector
-from plsc.apps.curate.alignment import SIZE, TEMPLATE
+from plsc.apps.curate.alignment import OFFSET, largest_aligned, offset
 from plsc.apps.serving.gallery.alike import (
     FEWEST_PEOPLE,
     LEAST_SHARE,
@@ -51,6 +51,7 @@ from plsc.data.transforms import resize
 from plsc.errors import UserError, shown
 from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
+from plsc.utils.ordinary import FEWEST, largest_ordinary
 from plsc.utils.text import counted
 
 Review = Literal["off", "standard", "strict"]
@@ -58,9 +59,6 @@ REVIEWS: tuple[Review, ...] = ("off", "standard", "strict")
 
 SMALLEST = 0.5  # of the network's side; a smaller picture is enlarged to more than twice its sides
 STRETCHED = 1.2  # change of the ratio of width to height, against the gallery's median picture
-DEVIATIONS = 5.0  # beyond the median from which on sharpness and landmarks are no ordinary picture's
-OFFSET = 0.1  # where the gallery's own pictures are too few: aligned faces of LFW have 0.03, 99.5 % of them at most 0.06
-FEWEST = 20  # pictures that show how the gallery's are
 _SAMPLE = 200  # pictures of a gallery that show its limits, where one is added
 _FACES = 0.8  # share of the pictures with a face from which on the gallery is taken for one of faces
 _SECOND = 0.25  # of the largest face's area, from which on another face counts
@@ -170,9 +168,9 @@ def _faces(pixels: np.ndarray, faces: detector.Detector) -> tuple[int, float | N
         found = faces.detect(cv2.copyMakeBorder(colours, *[border] * 4, cv2.BORDER_CONSTANT))
     if not found:
         return 0, None
-    places = (found[0].landmarks - border) / colours.shape[1::-1] - TEMPLATE / SIZE
+    height, width = colours.shape[:2]
     large = sum(face.area >= _SECOND * found[0].area for face in found)
-    return large, float(np.sqrt(np.mean(np.sum(places**2, axis=1))))
+    return large, offset(found[0].landmarks - border, width, height)
 
 
 def look_at_files(
@@ -216,27 +214,18 @@ def limits_of(looks: Sequence[Look | None], preprocessing: Preprocessing) -> Lim
     offsets = [look.offset for look in searched if look.offset is not None]
     many = len(known) >= FEWEST
     of_faces = preprocessing.aligned or (many and len(offsets) > _FACES * len(searched))
-    offset = OFFSET
-    if many and offsets:
-        middle = float(np.median(offsets))
-        # Of a network of aligned faces the set may be anything; else it shows what belongs to the network.
-        offset = min(OFFSET, _beyond(offsets)) if preprocessing.aligned else _beyond(offsets)
-        of_places = preprocessing.aligned or middle < OFFSET / 2
-    else:
-        of_places = preprocessing.aligned
+    if preprocessing.aligned:
+        largest = largest_aligned(offsets)
+    else:  # the set shows what belongs to the network
+        at_places = many and offsets and float(np.median(offsets)) < OFFSET / 2
+        largest = largest_ordinary(offsets) if at_places else None
     return Limits(
         float(np.median(ratios)) if many else 0.0,
         min(SMALLEST, SMALLEST * float(np.median(sides))) if many else SMALLEST,
-        -_beyond([-value for value in sharp]) if len(sharp) >= FEWEST else None,
-        offset if of_faces and of_places else None,
+        -largest_ordinary([-value for value in sharp]) if len(sharp) >= FEWEST else None,
+        largest if of_faces else None,
         bool(of_faces),
     )
-
-
-def _beyond(values: Sequence[float]) -> float:
-    """Return the median of values plus DEVIATIONS times their deviation, which is taken from the better half: the faults lie in the other."""
-    low, middle = np.quantile(values, [0.1587, 0.5])
-    return float(middle + DEVIATIONS * max(middle - low, 1e-3))
 
 
 def _ratio(look: Look, preprocessing: Preprocessing) -> float:
