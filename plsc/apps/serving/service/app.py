@@ -70,8 +70,6 @@ _FILES = {  # path: file, type
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
     "/texts.js": ("texts.js", "text/javascript; charset=utf-8"),
-    "/docs": ("docs.html", "text/html; charset=utf-8"),
-    "/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
 }
 _OPEN = frozenset({*_FILES, "/health", "/openapi.json"})  # show nothing of the gallery
 _PROBLEMS = {
@@ -185,7 +183,7 @@ class _Service:
         app.add_api_route("/health", self.health, methods=["GET"])
         app.add_api_route("/metrics", self.show_metrics, methods=["GET"], response_class=Response)
 
-    # -- the paths; their docstrings are the text of /docs ---------------------------------------------------------------------
+    # -- the paths; their docstrings are what /openapi.json says -----------------------------------------------------------------
 
     async def embed(self, request: Request, align: Align = None) -> answers.Embeddings:
         """Compute the embeddings of pictures."""
