@@ -313,57 +313,44 @@ def not_checked(looks: Sequence[Look | None], limits: Limits, preprocessing: Pre
 # -- embeddings -----------------------------------------------------------------------------------------------------------------------
 
 
-def judge_people(pictures: Pictures, threshold: float | None) -> list[Finding]:
+def judge_people(pictures: Pictures, judged: np.ndarray, threshold: float | None) -> list[Finding]:
     """Find pictures of somebody else than their name says, and people and pictures that are there twice, by embeddings.
 
-    threshold: of pairs; None: not known.
+    judged: int64 [n], the numbers of the pictures to look at. threshold: of pairs; None: not known.
     """
-    names, owners = pictures.names, pictures.owners
+    names, owners, embeddings = pictures.names, pictures.owners, pictures.embeddings
     findings = []
-    copies = same_pictures(pictures.embeddings, owners, [look and look.bits for look in pictures.looks])
-    for copy, first in copies:
-        across = owners[copy] != owners[first]
-        whose = f"{names[owners[first]]}'s " if across else ""
+    looks = [pictures.looks[number] for number in judged.tolist()]
+    copies = same_pictures(embeddings[judged], owners[judged], [look and look.bits for look in looks])
+    for copy, first in judged[np.array(copies, np.int64).reshape(-1, 2)].tolist():
+        other = int(owners[first])
+        across = other != owners[copy]
+        whose = f"{names[other]}'s " if across else ""
         value = f"the same picture as {whose}{pictures.files[first]}"
         remedy = "remove the one with the wrong name" if across else "it counts twice: remove one"
-        findings.append(
-            Finding(copy, "same picture", value, remedy, sure=bool(across), other=int(owners[first]))
-        )
-    of_copies = {copy for copy, _ in copies}
-    kept = np.array([number for number in range(len(owners)) if number not in of_copies], np.int64)
-    present, numbers = np.unique(owners[kept], return_inverse=True)
-    embeddings = pictures.embeddings[kept]
-    alike = compare(embeddings, numbers)
-    wrong = wrong_people(alike, numbers, threshold)
+        findings.append(Finding(copy, "same picture", value, remedy, sure=across, other=other))
+    judged = np.delete(judged, [place for place, _ in copies])
+    alike = compare(embeddings[judged], owners[judged])
+    wrong = wrong_people(alike, owners[judged], threshold)
     sure = tells_apart(alike, wrong)
     doubt = "" if sure else "; the network tells these people apart badly"
     for place in np.flatnonzero(wrong).tolist():
-        other = int(present[alike.nearest[place]])
+        number, other = int(judged[place]), int(alike.nearest[place])
         value = (
-            f"{100 * alike.share[place]:.0f} % of the other people are more like it than {names[owners[kept[place]]]}'s other pictures "
+            f"{100 * alike.share[place]:.0f} % of the other people are more like it than {names[owners[number]]}'s other pictures "
             f"({alike.own[place]:.2f}); {names[other]} most ({alike.other[place]:.2f}){doubt}"
         )
-        findings.append(
-            Finding(
-                int(kept[place]),
-                "wrong person",
-                value,
-                "enrol it under the right name",
-                sure=sure,
-                other=other,
-            )
-        )
-    rest = np.flatnonzero(~wrong)
-    left, numbers = np.unique(numbers[rest], return_inverse=True)
-    counts = np.bincount(numbers)
-    for one, other, cosine in same_people(embeddings[rest], numbers):
+        remedy = "enrol it under the right name"
+        findings.append(Finding(number, "wrong person", value, remedy, sure=sure, other=other))
+    judged = judged[~wrong]
+    counts = np.bincount(owners[judged])
+    for one, other, cosine in same_people(embeddings[judged], owners[judged]):
         if counts[one] > counts[other]:
             one, other = other, one
-        first, second = int(present[left[one]]), int(present[left[other]])
-        value = f"{names[first]} and {names[second]} are one person, or twins: cosine {cosine:.3f}, more than of any two people here"
+        value = f"{names[one]} and {names[other]} are one person, or twins: cosine {cosine:.3f}, more than of any two people here"
         findings += [
-            Finding(int(kept[rest[place]]), "same person", value, "enrol both under one name", other=second)
-            for place in np.flatnonzero(numbers == one).tolist()
+            Finding(number, "same person", value, "enrol both under one name", other=other)
+            for number in judged[owners[judged] == one].tolist()
         ]
     return findings
 
@@ -377,24 +364,8 @@ def judge(
     """
     limits = limits or limits_of(pictures.looks, preprocessing)
     findings = judge_pixels(pictures.looks, limits, preprocessing)
-    bad = {finding.picture for finding in findings}
-    kept = np.array([number for number in range(len(pictures.owners)) if number not in bad], np.int64)
-    if len(kept):
-        present, owners = np.unique(pictures.owners[kept], return_inverse=True)
-        rest = Pictures(
-            [pictures.files[number] for number in kept.tolist()],
-            [pictures.looks[number] for number in kept.tolist()],
-            pictures.embeddings[kept],
-            owners,
-            [pictures.names[number] for number in present.tolist()],
-        )
-        findings += [
-            finding._replace(
-                picture=int(kept[finding.picture]),
-                other=int(present[finding.other]) if finding.other >= 0 else -1,
-            )
-            for finding in judge_people(rest, threshold)
-        ]
+    bad = [finding.picture for finding in findings]
+    findings += judge_people(pictures, np.delete(np.arange(len(pictures.owners)), bad), threshold)
     return sorted(findings, key=lambda finding: finding.picture)
 
 
