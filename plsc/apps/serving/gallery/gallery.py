@@ -228,7 +228,9 @@ class Gallery:
     def some_sources(self, most: int) -> list[Source]:
         """Return where at most so many of its pictures came from, evenly chosen of all."""
         with self._reading():
-            return self._store.some_sources(most)
+            ids = self._store.pictures()[0]
+            chosen = np.linspace(0, len(ids), min(most, len(ids)), endpoint=False).astype(np.int64)
+            return self._store.sources_of(ids[chosen].tolist())
 
     def sample(self) -> tuple[np.ndarray, list[str]]:
         """Return at most 1,000 pictures of its people whom the network was not trained on: embeddings float32 [n, D], and whose they are."""

@@ -275,6 +275,10 @@ class SqliteStore:
         """Return where the pictures of people came from, in the order of `embeddings`."""
         return self._sources("person", people)
 
+    def sources_of(self, pictures: Sequence[int]) -> list[Source]:
+        """Return where pictures with these increasing ids came from."""
+        return self._sources("id", pictures)
+
     def _sources(self, column: str, ids: Sequence[int]) -> list[Source]:
         rows = self._all(
             "SELECT path, sha256, quality, aligned FROM pictures "  # noqa: S608
@@ -285,12 +289,6 @@ class SqliteStore:
             Source(path, sha256, self._parsed(quality), None if aligned is None else bool(aligned))
             for path, sha256, quality, aligned in rows
         ]
-
-    def some_sources(self, most: int) -> list[Source]:
-        """Return where at most so many pictures came from, evenly chosen of all."""
-        ids = self.pictures()[0]
-        chosen = ids[np.linspace(0, len(ids), min(most, len(ids)), endpoint=False).astype(np.int64)].tolist()
-        return self._sources("id", chosen)
 
     def add(self, additions: Iterable[Addition]) -> None:
         """Add pictures of people. UserError if somebody is in another collection already."""
