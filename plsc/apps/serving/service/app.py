@@ -219,7 +219,7 @@ class _Service:
             similarity=similarity,
             probability=None if calibration is None else float(calibration.probability(similarity)),
             threshold=limit,
-            same=_accepted(similarity, limit),
+            same=None if limit is None else similarity > limit,
             **self._remarks(prepared),
         )
 
@@ -463,10 +463,6 @@ def _pair_threshold(
         return calibration.threshold(far)
     except UserError as error:
         raise Refusal(422, str(error)) from None
-
-
-def _accepted(similarity: float, threshold: float | None) -> bool | None:
-    return None if threshold is None else similarity > threshold
 
 
 def _name_of(person: str) -> str:
