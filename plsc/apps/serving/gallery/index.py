@@ -119,8 +119,7 @@ class Index:
 
     def _drop(self, person: int) -> None:
         for rows in self._rows.values():
-            if len(rows.of(person)):
-                rows.remove(person)
+            if rows.remove(person):
                 self.people -= 1
 
     def of(self, collection: str, person: int) -> np.ndarray:
