@@ -289,16 +289,22 @@ class Gallery:
         return self.facts.calibration
 
     @property
+    def origin(self) -> dict[str, Any]:
+        """How its network is opened, see plsc.apps.serving.embedder.from_origin. UserError where it is not known."""
+        origin = self.facts.origin
+        if origin is None:
+            raise UserError(
+                f"{shown(self.path)}: does not say where its network is; name its run with -c, or --export"
+            )
+        return origin
+
+    @property
     def embedder(self) -> Any:
         """The gallery's network, which is opened when it is asked for first. UserError where it cannot be found."""
         if self._embedder is None:
             from plsc.apps.serving.embedder import from_origin
 
-            origin = self._facts.origin
-            if origin is None:
-                raise UserError(
-                    f"{shown(self.path)}: does not say where its network is; name its run with -c, or --export"
-                )
+            origin = self.origin
             try:
                 found = from_origin(origin, self._facts.network)
             except UserError as error:

@@ -167,17 +167,15 @@ def _embedder(args: argparse.Namespace, gallery: Gallery | None, export: Export)
         return from_export(args.export)
     if gallery is None or args.config is not None:
         return _of_run(args.config, args.override, gallery, export)
-    file, facts = shown(gallery.path), gallery.facts
-    if facts.origin is None:
-        raise UserError(f"{file}: does not say where its network is; name its run with -c, or --export")
+    origin, network = gallery.origin, gallery.facts.network
     try:
-        if "config" not in facts.origin:
-            return from_origin(facts.origin, facts.network)
-        path, overrides = find_run(facts.origin, facts.network)
+        if "config" not in origin:
+            return from_origin(origin, network)
+        path, overrides = find_run(origin, network)
         return _of_run(path, [*overrides, *args.override], gallery, export)
     except MissingFileError as error:
         raise UserError(
-            f"{error}; it is the network of {file}: name where it is now with -c, or --export"
+            f"{error}; it is the network of {shown(gallery.path)}: name where it is now with -c, or --export"
         ) from None
 
 
