@@ -241,7 +241,8 @@ def from_export(folder: str | os.PathLike, described: str | None = None) -> Embe
             origin={"export": os.path.abspath(folder)},
             compatible_with=export.compatible_with,
         )
-        width = embedder.try_one()
+        one = np.zeros((1, *preprocessing.shape), preprocessing.dtype)
+        width = embedder._embed(one).shape[1]
     except Exception as error:  # the engines' own, of many kinds and lines
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
         raise UserError(
@@ -264,10 +265,6 @@ class _OfExport(Embedder):
     def __init__(self, run: Any, **fields: Any):
         super().__init__(**fields)
         self._run = run
-
-    def try_one(self) -> int:
-        """Embed a sample of zeros; return the size of the embedding."""
-        return self._embed(np.zeros((1, *self.preprocessing.shape), self.preprocessing.dtype)).shape[1]
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
         parts = [samples[start : start + _BATCH] for start in range(0, len(samples), _BATCH)]

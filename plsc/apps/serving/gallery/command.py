@@ -162,6 +162,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         args.people = others.pop(0)
     if others:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
+    if getattr(args, "override", None) and not args.config:
+        raise UserError("-o, --device: change the config that -c names; give -c too")
     return args
 
 
@@ -494,8 +496,6 @@ _VERBS = {
 def _use_network(args: argparse.Namespace, gallery: Gallery) -> None:
     """Let the gallery use the network that the arguments name, or else its own when that is needed."""
     environment.prepare()
-    if args.override and not args.config:
-        raise UserError("-o, --device: change the config that -c names; give -c too")
     if args.config or args.export:
         gallery.use(_embedder(args))
         if line := gallery.describe_other(gallery.embedder):
@@ -507,8 +507,6 @@ def _embedder(args: argparse.Namespace) -> Any:
     environment.prepare()
     from plsc.apps.serving import embedder
 
-    if args.override and not args.config:
-        raise UserError("-o, --device: change the config that -c names; give -c too")
     return embedder.from_export(args.export) if args.export else embedder.from_run(args.config, args.override)
 
 
