@@ -70,6 +70,7 @@ def test_what_is_refused(files):
         (("x.npy", "gap.npy"), "gap.npy: has label 5 and none 4; number the classes 0, 1, 2, ... without gaps"),
         (("x.npy", "short.npy"), "short.npy: must have a whole number or a name for each of the 90 rows of x.npy, got int64 [89]"),
         (("x.npy", "objects.npy"), "objects.npy: is no .npy file of numbers (Array can't be memory-mapped: Python objects in dtype.)"),
+        (("/dev/null", "y.npy"), "/dev/null: is a device, no regular file; remove it, or name another"),
     ]  # fmt: skip
     for given, message in cases:
         with pytest.raises(UserError) as raised:

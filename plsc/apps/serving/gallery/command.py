@@ -29,8 +29,9 @@ from plsc.apps.serving.gallery.facts import Mapped
 from plsc.apps.serving.gallery.mapping import fit_map
 from plsc.apps.serving.gallery.milvus import is_url
 from plsc.apps.serving.gallery.names import name_of
-from plsc.apps.serving.gallery.pictures import embed_pictures, people_of, read_npy
+from plsc.apps.serving.gallery.pictures import embed_pictures, people_of
 from plsc.config import add_device
+from plsc.data.arrays import open_npy
 from plsc.data.folder import is_aligned
 from plsc.distributed import environment
 from plsc.errors import UserError, reading, shown
@@ -199,7 +200,7 @@ def _build(args: argparse.Namespace) -> Gallery:
 def _build_of_vectors(args: argparse.Namespace) -> Gallery:
     from plsc.apps.serving.embedder import from_vectors
 
-    vectors = read_npy(args.vectors)
+    vectors = np.array(open_npy(args.vectors))
     with reading(args.labels):
         labels = read_regular(args.labels).decode().splitlines()
     if vectors.ndim != 2 or len(vectors) != len(labels) or not len(labels):
@@ -394,11 +395,8 @@ def _state(gallery: Gallery) -> dict[str, Any]:
 def _backup(args: argparse.Namespace, gallery: Gallery) -> Answer:
     gallery.backup(args.target)
     size = os.path.getsize(args.target)
-    return (
-        f"{shown(args.target)}: {_people(gallery)}, {size:,} bytes",
-        {"target": args.target, "bytes": size},
-        0,
-    )
+    text = f"{shown(args.target)}: {_people(gallery)}, {size:,} bytes"
+    return text, {"target": args.target, "bytes": size}, 0
 
 
 def _list(args: argparse.Namespace, gallery: Gallery) -> Answer:
