@@ -68,9 +68,8 @@ class Index:
                     return None
                 index._put(collection, rows, owners)
             revision = Revision(*tensors.read("revision").tolist())
-            return (
-                (index, revision) if _identity(path) == before else None
-            )  # replaced meanwhile, it is of two halves
+            same = _identity(path) == before  # replaced meanwhile, it is of two halves
+            return (index, revision) if same else None
         except (OSError, UserError, KeyError, TypeError, ValueError):
             return None
 

@@ -118,9 +118,8 @@ def _answer_error(_: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         return refused(422, f"{first['loc'][-1]}: {first['msg']}")
-    if isinstance(
-        error, UserError
-    ):  # of the gallery's files: no fault of the client, who need not know the paths
+    if isinstance(error, UserError):
+        # Of the gallery's files: no fault of the client, who need not know the paths.
         get_logger().error(str(error))
         return refused(503, "the gallery cannot be used now; the service's log says why")
     if isinstance(error, ClientDisconnect):  # nobody reads it
