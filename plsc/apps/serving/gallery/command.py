@@ -215,10 +215,6 @@ def _build_of_vectors(args: argparse.Namespace) -> Gallery:
     return Gallery.from_embeddings(args.gallery, embedder, *people, args.template, args.collection)
 
 
-def _built(args: argparse.Namespace, gallery: Gallery) -> Answer:
-    return _made(gallery, "built")
-
-
 def _upgrade(args: argparse.Namespace, gallery: Gallery) -> Answer:
     if args.old and not args.map:
         raise UserError("--old: names the network that --map leads from; give --map too")
@@ -451,7 +447,7 @@ def _search(args: argparse.Namespace, gallery: Gallery) -> Answer:
 
 def _verify(args: argparse.Namespace, gallery: Gallery) -> Answer:
     _use_network(args, gallery)
-    limit = _pair_threshold(args, gallery)
+    limit = gallery.pair_limit(args.threshold, args.far)
     found = gallery.verify(args.name, _queries(gallery, args.pictures), limit)
     said = "yes" if found.accepted else "no"
     numbers = table([[found.similarity, limit, found.probability]], ["similarity", "threshold", "P(same)"])
@@ -481,7 +477,7 @@ _VERBS = {
     "doctor": _doctor,
     "backup": _backup,
     "evaluate": _evaluate,
-    "build": _built,
+    "build": lambda _, gallery: _made(gallery, "built"),
     "add": _add,
     "remove": _remove,
     "list": _list,
@@ -521,17 +517,6 @@ def _queries(gallery: Gallery, pictures: Sequence[str]) -> np.ndarray:
         if not any(look is not None and look.faces is not None for look in looks):
             get_logger().info(quality.NO_DETECTOR)
     return embeddings
-
-
-def _pair_threshold(args: argparse.Namespace, gallery: Gallery) -> float | None:
-    """Return the threshold of pairs that the arguments ask for, else the gallery's."""
-    if args.far is None:
-        return gallery.pair_threshold if args.threshold is None else args.threshold
-    if gallery.calibration is None:
-        raise UserError(
-            f"--far: {shown(args.gallery)} has no calibration; store one with plsc eval --calibrate, and run plsc gallery upgrade"
-        )
-    return gallery.calibration.threshold(args.far)
 
 
 def _facts(gallery: Gallery) -> dict[str, Any]:

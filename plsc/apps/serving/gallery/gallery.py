@@ -396,7 +396,7 @@ class Gallery:
 
         threshold: None: the checkpoint's, of pairs. Raises UserError for an unknown name, and what `search` raises.
         """
-        limit = self._pair_limit(threshold)
+        limit = self.pair_limit(threshold)
         query = self.embed(pictures).sum(axis=0, dtype=np.float64)
         query /= max(float(np.linalg.norm(query)), 1e-12)
         with self._reading():
@@ -414,7 +414,17 @@ class Gallery:
             raise UserError(f"{shown(self.path)}: {self.describe_threshold()}")
         return _checked(limit)
 
-    def _pair_limit(self, threshold: float | None) -> float:
+    def pair_limit(self, threshold: float | None = None, far: float | None = None) -> float:
+        """Return the threshold that `verify` takes for this argument, or that accepts a share `far` of pairs of different people.
+
+        UserError where none is known, or it is no cosine.
+        """
+        if far is not None:
+            if self.calibration is None:
+                raise UserError(
+                    f"--far: {shown(self.path)} has no calibration; store one with plsc eval --calibrate, and run plsc gallery upgrade"
+                )
+            return self.calibration.threshold(far)
         limit = self.pair_threshold if threshold is None else threshold
         if limit is None:
             raise UserError(
