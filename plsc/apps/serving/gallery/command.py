@@ -305,7 +305,7 @@ def _review(
 def _doctor(args: argparse.Namespace, gallery: Gallery) -> Answer:
     _use_network(args, gallery)
     preprocessing = gallery.preprocessing
-    pictures = quality.of_gallery(gallery, quality.face_detector(preprocessing))
+    pictures, unnamed = quality.of_gallery(gallery, quality.face_detector(preprocessing))
     if not pictures.files:
         raise UserError(f"{shown(args.gallery)}: has no pictures from files, which the doctor shows")
     looks, files = pictures.looks, pictures.files
@@ -317,7 +317,7 @@ def _doctor(args: argparse.Namespace, gallery: Gallery) -> Answer:
         for file, look in zip(files, looks)
         if look is None
     ]
-    if unnamed := len(gallery.enrolled()[1]) - len(files):
+    if unnamed:
         notes.append(f"not checked: {counted(unnamed, 'picture')} that came as pixels, without a file")
     args.output.mkdir(parents=True, exist_ok=True)
     doctor.write_list(args.output / doctor.LIST, findings, pictures, args.review)

@@ -45,6 +45,7 @@ from plsc.apps.serving.gallery.alike import (
     tells_apart,
     wrong_people,
 )
+from plsc.apps.serving.gallery.store import Source
 from plsc.data.images import CHANNELS, decode_pixels, read_file
 from plsc.data.preprocessing import Preprocessing
 from plsc.data.transforms import resize
@@ -375,26 +376,30 @@ def limits_of_gallery(gallery: Any, faces: detector.Detector | None) -> Limits:
 
     faces: finds these; None: they are not judged.
     """
-    preprocessing = gallery.preprocessing
-    chosen = gallery.some_sources(_SAMPLE)
-    looks: list[Look | None] = [Look(**source.quality) for source in chosen if source.quality]
-    files = [source.path for source in chosen if not source.quality and source.path]
-    return limits_of([*looks, *look_at_files(files, preprocessing, faces)], preprocessing)
+    return limits_of(
+        _looks_of(gallery.some_sources(_SAMPLE), gallery.preprocessing, faces), gallery.preprocessing
+    )
 
 
-def of_gallery(gallery: Any, faces: detector.Detector | None) -> Pictures:
-    """Return the pictures of a plsc.apps.serving.gallery.Gallery that came from files; those of which it keeps no look are read again."""
+def of_gallery(gallery: Any, faces: detector.Detector | None) -> tuple[Pictures, int]:
+    """Return the pictures of a plsc.apps.serving.gallery.Gallery that came from files, and how many came otherwise."""
     names, sources, owners, embeddings = gallery.enrolled()
     kept = [number for number, source in enumerate(sources) if source.path]
-    looks: list[Look | None] = [
-        Look(**sources[number].quality) if sources[number].quality else None for number in kept
-    ]
-    unknown = [place for place, look in enumerate(looks) if look is None]
     files = [sources[number].path for number in kept]
-    found = look_at_files([files[place] for place in unknown], gallery.preprocessing, faces)
-    for place, look in zip(unknown, found):
-        looks[place] = look
-    return Pictures(files, looks, embeddings[kept], owners[kept], names)
+    looks = _looks_of([sources[number] for number in kept], gallery.preprocessing, faces)
+    return Pictures(files, looks, embeddings[kept], owners[kept], names), len(sources) - len(kept)
+
+
+def _looks_of(
+    sources: Sequence[Source], preprocessing: Preprocessing, faces: detector.Detector | None
+) -> list[Look | None]:
+    """Return what is kept of the pixels of pictures; files of which nothing is are read again."""
+    looks = [Look(**source.quality) if source.quality else None for source in sources]
+    unknown = [number for number, source in enumerate(sources) if source.path and not source.quality]
+    found = look_at_files([sources[number].path for number in unknown], preprocessing, faces)
+    for number, look in zip(unknown, found):
+        looks[number] = look
+    return looks
 
 
 def judge_addition(
