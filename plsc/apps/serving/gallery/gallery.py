@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import ValidationError
 
 from plsc.apps.serving.gallery import index
 from plsc.apps.serving.gallery.content import additions_of, embed_people, source_of, unit
 from plsc.apps.serving.gallery.engine import Store, create_store, open_store, refuse_existing
-from plsc.apps.serving.gallery.facts import Facts, facts_of, name_of_network, refuse_other_network
+from plsc.apps.serving.gallery.facts import Facts, facts_of, name_of_network, read_facts, refuse_other_network
 from plsc.apps.serving.gallery.mapping import FittedMap
 from plsc.apps.serving.gallery.names import by_name, composed, name_of
 from plsc.apps.serving.gallery.pictures import LeftOut, Picture, embed_pictures
@@ -727,14 +726,7 @@ class Gallery:
         revision = self._store.revision()
         if revision == self._revision:
             return
-        try:
-            facts = Facts.model_validate_json(self._store.facts())
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            key = shown(".".join(map(str, first["loc"])))
-            raise UserError(
-                f"{shown(self.path)}: its fact '{key}' is damaged ({shown(first['msg'])}); restore a backup, or build it again"
-            ) from error
+        facts = read_facts(self._store.facts(), shown(self.path))
         if self._network not in (None, (facts.network, facts.flip)):
             raise UserError(
                 f"{shown(self.path)}: was upgraded to another network, {facts.name}, since it was opened; open it again"

@@ -201,10 +201,10 @@ class MilvusStore:
 
     # -- facts ------------------------------------------------------------------------------------------------------------------------
 
-    def facts(self) -> str:
-        """Return the facts as a JSON object."""
-        rows = sorted((row["key"], row["value"]) for row in self._query(_FACTS, _ALL, ["key", "value"]))
-        return "{" + ", ".join(f"{json.dumps(key)}: {value}" for key, value in rows if key != _REVISION) + "}"
+    def facts(self) -> dict[str, str]:
+        """Return the facts, each as JSON."""
+        rows = self._query(_FACTS, _ALL, ["key", "value"])
+        return {row["key"]: row["value"] for row in rows if row["key"] != _REVISION}
 
     def set_facts(self, facts: dict[str, Any]) -> None:
         """Replace the facts."""
@@ -288,8 +288,7 @@ class MilvusStore:
         for new in additions:
             person = people[new.name]
             parts.setdefault(person.id, []).append(new.vectors)
-            sources = new.sources or (Source(),) * len(new.vectors)
-            for source, vector in zip(sources, new.vectors, strict=True):
+            for source, vector in new.pictures():
                 rows.append(
                     {
                         "id": start,
