@@ -55,11 +55,9 @@ def compare(embeddings: np.ndarray, owners: np.ndarray) -> Alike:
     present = np.unique(owners)
     cohort = present[np.linspace(0, len(present) - 1, min(len(present), _COHORT)).astype(np.int64)]
     means = unit_rows(sums[cohort], np.linalg.norm(sums[cohort], axis=1))
-    share, nearest, other = (
-        np.full(len(owners), np.nan),
-        np.full(len(owners), -1),
-        np.full(len(owners), -1.0),
-    )
+    share = np.full(len(owners), np.nan)
+    nearest = np.full(len(owners), -1)
+    other = np.full(len(owners), -1.0)
     for start in range(0, len(owners), 1024):
         rows = slice(start, start + 1024)
         cosine = embeddings[rows] @ means.T

@@ -129,11 +129,9 @@ class Gallery:
         refuse_existing(path)
         additions, left_out = embed_people(embedder, by_name(people), collection, review)
         if not additions:
-            why = (
-                f"no picture can be used, the first: {left_out[0].reason}"
-                if left_out
-                else "there are no pictures"
-            )
+            why = "there are no pictures"
+            if left_out:
+                why = f"no picture can be used, the first: {left_out[0].reason}"
             raise UserError(f"{shown(path)}: {why}")
         return cls._create(path, embedder, template, additions, left_out)
 
@@ -159,12 +157,10 @@ class Gallery:
         refuse_existing(path)
         owners = np.asarray(owners)
         names = [name_of(name) for name in names]
-        each_once = len(set(names)) == len(names)
-        if (
-            not each_once
-            or not np.array_equal(np.unique(owners), np.arange(len(names)))
-            or np.any(np.diff(owners) < 0)
-        ):
+        numbered = np.array_equal(np.unique(owners), np.arange(len(names))) and not np.any(
+            np.diff(owners) < 0
+        )
+        if len(set(names)) < len(names) or not numbered:
             raise UserError(
                 "names: must be different, and owners number them 0, 1, ... in increasing order, none left out"
             )
@@ -758,11 +754,8 @@ class Gallery:
 def _fill(store: Store, embedder: Any, template: str, additions: Sequence[Addition]) -> None:
     """Write people and facts to a store, and measure the threshold. The caller holds its transaction."""
     store.add(additions)
-    enrolled = (
-        np.concatenate([new.vectors for new in additions])
-        if additions
-        else np.empty((0, embedder.embedding_size))
-    )
+    nobody = np.empty((0, embedder.embedding_size), np.float32)
+    enrolled = np.concatenate([nobody, *(new.vectors for new in additions)])
     store.set_strangers(*held_out(embedder, [new.name for new in additions], enrolled))
     facts = facts_of(embedder, template).model_copy(update={"others": HELD_OUT})
     rows = index.of_everybody(store, embedder.embedding_size, template)
