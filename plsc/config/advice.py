@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from plsc.data.config import KEY_OF_IMAGES
 from plsc.errors import shown
+from plsc.utils.text import counted
 
 if TYPE_CHECKING:
     from plsc.config import Config
@@ -51,11 +52,11 @@ def advice(cfg: Config, ranks: int, ranks_here: int) -> list[str]:
     if threads is not None and threads * ranks_here > processors:
         here = f" for each of {ranks_here} ranks" if ranks_here > 1 else ""
         lines.append(
-            f"Global.threads: {threads} threads{here} share this machine's {processors} processors, which is slower than fewer"
+            f"Global.threads: {counted(threads, 'thread')}{here} share this machine's {counted(processors, 'processor')}, which is slower than fewer"
         )
     elif threads is None and ranks_here > processors:
         lines.append(
-            f"{ranks_here} ranks share this machine's {processors} processors, which is slower than fewer"
+            f"{ranks_here} ranks share this machine's {counted(processors, 'processor')}, which is slower than fewer"
         )
     return lines
 

@@ -17,11 +17,13 @@ from plsc.data.dataset import Dataset, PairSet
 from plsc.data.hold_out import check_hold_out, choose_held_out, class_keys, enough_held_out
 from plsc.data.pair_sampling import draw_pairs
 from plsc.errors import MissingFileError, UserError, reading, shown
+from plsc.utils.files import refuse_irregular
 
 
 def open_npy(path: str, what: str = "") -> np.ndarray:
     """Map the array of an .npy file into memory, read-only. UserError, after `what`, for Python objects and what is no such file."""
     with reading(what + path):
+        refuse_irregular(path, os.stat(path).st_mode)
         try:
             return np.lib.format.open_memmap(path, mode="r")
         except (ValueError, EOFError) as error:

@@ -61,7 +61,7 @@ class Glyphs(Dataset):
 
     @classmethod
     def check(cls, **kwargs) -> None:
-        _check_ranges(kwargs)
+        _check(kwargs)
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
         drawing = self._drawings[self._views[index]]
@@ -112,7 +112,7 @@ class GlyphPairs(PairSet):
 
     @classmethod
     def check(cls, **kwargs) -> None:
-        _check_ranges(kwargs)
+        _check(kwargs)
         if kwargs.get("held_out") == 0:
             raise UserError("held_out: must be more than 0, got 0: the pairs come from the classes held out")
 
@@ -124,12 +124,10 @@ class GlyphPairs(PairSet):
         return _view_name(self.codepoints, self.num_images, index)
 
 
-def _check_ranges(values: dict) -> None:
-    rules = {
+def _check(values: dict) -> None:
+    bounds = {
+        **fonts.BOUNDS,
         "faces": ("4 or 8", lambda value: value in (4, 8)),
-        "held_out": ("from 0 to 0.9", lambda value: 0 <= value <= 0.9),
-        "size": ("from 16 to 128", lambda value: 16 <= value <= 128),
-        "augment": ("from 0 to 2", lambda value: 0 <= value <= 2),
         "repeats": ("from 1 to 10000", lambda value: 1 <= value <= 10_000),
         "num_pairs": ("at least 1", lambda value: value >= 1),
         "since": (
@@ -137,9 +135,7 @@ def _check_ranges(values: dict) -> None:
             lambda value: value == 0 or values.get("held_out", HELD_OUT) < value <= 0.9,
         ),
     }
-    for key, value in values.items():
-        if key in rules and not rules[key][1](value):
-            raise UserError(f"{key}: must be {rules[key][0]}, got {value}")
+    fonts.check_bounds(values, bounds)
 
 
 def _draw_views(codepoints: np.ndarray, faces: int, size: int) -> np.ndarray:

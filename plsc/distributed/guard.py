@@ -240,12 +240,11 @@ def _second_signal(end: Callable[[int], None]) -> Iterator[None]:
 
 def failure(error: BaseException) -> dict[str, Any]:
     """Describe an exception: {"type", "message" (one line), "user" (a UserError), "where"}."""
-    text = str(error).rpartition("Error Message Summary:")[
-        2
-    ]  # Paddle's own errors begin with a C++ traceback
+    # Paddle's own errors begin with a C++ traceback, and have a line of dashes above their message.
+    _, of_paddle, text = str(error).rpartition("Error Message Summary:")
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    message = " ".join(text.strip(" -\n").split())[:500]
+    message = " ".join((text.strip(" -\n") if of_paddle else text).split())[:500]
     return {
         "type": type(error).__name__,
         "message": message,

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define PLSC_X86 1
@@ -11,6 +13,18 @@
 #define PLSC_API extern "C" __attribute__((visibility("default")))
 
 const int64_t MOST_THREADS = 1024;
+
+// Memory for `count` numbers, to be freed by free(); where there is none the process ends with a line that says so.
+template <typename T>
+T* memory(int64_t count) {
+  const int64_t bytes = (count * sizeof(T) + 63) / 64 * 64;
+  T* place = static_cast<T*>(aligned_alloc(64, bytes));
+  if (!place && bytes) {
+    fprintf(stderr, "ERROR plsc's kernels: no memory for %lld bytes\n", static_cast<long long>(bytes));
+    abort();
+  }
+  return place;
+}
 
 // The instruction set in use: 0 baseline, 1 AVX2, 2 AVX-512. Loops are compiled for each, see instruction_sets.h.
 extern int instructions;

@@ -102,21 +102,21 @@ def test_the_usual_rate_is_that_of_the_optimizer(name, rate, said):
     )
 
 
-def test_more_threads_than_processors_are_warned_about():
-    few = os.cpu_count()
-    assert advice(load(None, [f"Global.threads={few}"]), 1, 1) == []
-    (line,) = advice(load(None, [f"Global.threads={few}"]), 2, 2)
-    assert line.startswith(
-        f"Global.threads: {few} threads for each of 2 ranks share this machine's {few} pro"
-    )
+def test_more_threads_than_processors_are_warned_about(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    two, one = load(None, ["Global.threads=2"]), load(None, ["Global.threads=1"])
+    assert advice(two, 1, 1) == []
+    slower = "share this machine's 2 processors, which is slower than fewer"
+    assert advice(two, 2, 2) == [f"Global.threads: 2 threads for each of 2 ranks {slower}"]
+    assert advice(one, 3, 3) == [f"Global.threads: 1 thread for each of 3 ranks {slower}"]
 
 
-def test_more_ranks_than_processors_are_warned_about():
-    few = os.cpu_count()
-    assert advice(load(None, []), few, few) == []
-    assert advice(load(None, []), few + 1, 1) == []  # on several machines
-    (line,) = advice(load(None, []), few + 1, few + 1)
-    assert line == f"{few + 1} ranks share this machine's {few} processors, which is slower than fewer"
+def test_more_ranks_than_processors_are_warned_about(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert advice(load(None, []), 1, 1) == []
+    assert advice(load(None, []), 2, 1) == []  # on several machines
+    (line,) = advice(load(None, []), 2, 2)
+    assert line == "2 ranks share this machine's 1 processor, which is slower than fewer"
 
 
 def test_the_advice_is_given_before_the_first_step(tmp_path, capsys):

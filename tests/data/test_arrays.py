@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from plsc.data.arrays import ArrayPairs, Arrays
+from plsc.data.arrays import ArrayPairs, Arrays, open_npy
 from plsc.data.loader import Loader
 from plsc.errors import MissingFileError, UserError
 
@@ -75,5 +75,7 @@ def test_what_is_refused(files):
         with pytest.raises(UserError) as raised:
             Arrays(*given)
         assert str(raised.value) == message
+    with pytest.raises(UserError, match="/dev/null: is a device, no regular file"):
+        open_npy("/dev/null")
     with pytest.raises(MissingFileError, match="samples: file 'none.npy' does not exist"):
         Arrays.check(samples="none.npy", labels="y.npy")

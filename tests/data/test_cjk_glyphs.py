@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from matplotlib.ft2font import FT2Font
 
 from plsc.data.cjk_glyphs import CjkGlyphPairs, CjkGlyphs
 from plsc.errors import MissingFileError, UserError
-from tests.data.cjk_fonts import ALIKE, CHARACTERS, EMPTY, FIRST, write_fonts
+from tests.data.cjk_fonts import ALIKE, CHARACTERS, EMPTY, FIRST, write_font, write_fonts
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,30 @@ def test_pairs_are_of_characters_held_out_in_faces_seen_or_held_out(fonts, seen,
     first, second = pairs.identity_of[pairs.pairs].T
     assert np.array_equal(first == second, pairs.same) and pairs.same.sum() == 50
     assert not np.array_equal(*pairs.images()[pairs.pairs[0]])
+
+
+def test_a_fonts_characters_are_read_once_until_it_changes(tmp_path, monkeypatch):
+    read = []
+
+    class Counting:
+        def __init__(self, path):
+            self._path = path
+            self._font = FT2Font(path)
+
+        def get_charmap(self):
+            read.append(self._path)
+            return self._font.get_charmap()
+
+        def __getattr__(self, name):
+            return getattr(self._font, name)
+
+    monkeypatch.setattr("plsc.data.cjk_glyphs.FT2Font", Counting)
+    folder = write_fonts(tmp_path)
+    CjkGlyphs(folder, classes=10)
+    CjkGlyphPairs(folder, 10)
+    assert len(read) == len({*read}) == 5
+    write_font(tmp_path / "b.ttf", "One", "Bold", 50, CHARACTERS[:1_010])
+    assert CjkGlyphs(folder, classes=10).num_classes == 10 and read[5:] == [str(tmp_path / "b.ttf")]
 
 
 @pytest.mark.parametrize(

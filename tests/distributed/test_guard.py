@@ -213,7 +213,8 @@ def test_a_guard_of_nothing_is_idle(tmp_path, monkeypatch):
 def test_paddles_errors_are_cut_to_their_message():
     text = "\n\n---\nC++ Traceback\n0 a::b\n---\nError Message Summary:\n-----\nMemory: no\n  room\n"
     assert failure(MemoryError(text))["message"] == "Memory: no room"
-    assert failure(UserError("x"))["user"]
+    mistake = failure(UserError("-o DataLoader.Train.name=x: no"))
+    assert mistake["user"] and mistake["message"] == "-o DataLoader.Train.name=x: no"
 
 
 def test_a_watchdog_that_cannot_start_hides_no_other_error(tmp_path, monkeypatch, capsys):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from plsc.apps.curate.alignment import SIZE, TEMPLATE
+from plsc.apps.curate.alignment import largest_aligned, offset
 from plsc.apps.curate.detector import Detector
 from plsc.data.images import decode_pixels
 from plsc.errors import UserError
@@ -31,6 +31,12 @@ class Faces(NamedTuple):
     faces: int  # with a face
     spread: float  # how far a face's landmarks lie from the set's median places
     offset: float  # how far they lie from ArcFace's places
+    unaligned: int  # pictures of which a gallery of aligned faces would say that they are not aligned
+
+    @property
+    def aligned(self) -> bool:
+        """Say whether they are aligned to ArcFace's places, but for single ones."""
+        return self.spread <= MOST_SPREAD and self.offset <= MOST_OFFSET
 
 
 def look_for_faces(images: EvalSet, detector: Detector) -> Faces | None:
@@ -38,7 +44,7 @@ def look_for_faces(images: EvalSet, detector: Detector) -> Faces | None:
     if not hasattr(images.data, "encoded") or not images.count:
         return None
     sample = np.unique(np.linspace(0, images.count - 1, SAMPLE).astype(np.int64))
-    places = []
+    places, offsets = [], []
     for done, index in enumerate(np.random.default_rng(0).permutation(sample).tolist(), start=1):
         try:
             picture = decode_pixels(images.data.encoded(index), False, lambda: images.name_of(index))  # noqa: B023
@@ -46,15 +52,14 @@ def look_for_faces(images: EvalSet, detector: Detector) -> Faces | None:
             continue  # reported by the scan
         faces = detector.detect(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB))
         if faces:
-            places.append(faces[0].landmarks / picture.shape[1::-1])
+            height, width = picture.shape[:2]
+            places.append(faces[0].landmarks / [width, height])
+            offsets.append(offset(faces[0].landmarks, width, height))
         if done - len(places) > (1 - _FEWEST) * len(sample):
             return None
     if not places:
         return None
     middle = np.median(places, axis=0)
-    return Faces(len(sample), len(places), _distance(places, middle), _distance(places, TEMPLATE / SIZE))
-
-
-def _distance(places: list[np.ndarray], middle: np.ndarray) -> float:
-    """Compute the root mean square distance of the points of a picture [5, 2] from `middle`, of the median picture."""
-    return float(np.median([np.sqrt(np.mean(np.sum((each - middle) ** 2, axis=1))) for each in places]))
+    spreads = [np.sqrt(np.mean(np.sum((place - middle) ** 2, axis=1))) for place in places]
+    unaligned = int((np.array(offsets) > largest_aligned(offsets)).sum())
+    return Faces(len(sample), len(places), float(np.median(spreads)), float(np.median(offsets)), unaligned)

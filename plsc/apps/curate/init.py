@@ -23,7 +23,7 @@ import cv2
 import numpy as np
 
 from plsc.apps.curate import detector
-from plsc.apps.curate.aligned_faces import MOST_SPREAD, look_for_faces
+from plsc.apps.curate.aligned_faces import look_for_faces
 from plsc.apps.curate.detector import Detector
 from plsc.apps.curate.doctor import Findings, examine
 from plsc.apps.curate.init_vectors import (
@@ -61,7 +61,7 @@ class Seen(NamedTuple):
     """What a config follows from.
 
     height, width: of the median picture. grey: whether all are. faces: None: they are none, or nobody looked; else whether they are
-    aligned. hold_out: share of the classes to verify on; None: there are too few for any.
+    aligned. unaligned: how many of those looked at are not, though the others are. hold_out: share of the classes to verify on; None: there are too few for any.
     """
 
     pictures: int
@@ -71,6 +71,7 @@ class Seen(NamedTuple):
     grey: bool
     faces: bool | None
     hold_out: float | None
+    unaligned: int = 0
 
 
 def look(images: EvalSet, findings: Findings, name: str) -> Seen:
@@ -93,8 +94,9 @@ def look(images: EvalSet, findings: Findings, name: str) -> Seen:
         height=height,
         width=width,
         grey=_all_grey(images),
-        faces=None if found is None else found.spread <= MOST_SPREAD,
+        faces=None if found is None else found.aligned,
         hold_out=_share_to_hold_out(names),
+        unaligned=found.unaligned if found and found.aligned else 0,
     )
 
 
@@ -198,6 +200,12 @@ def advice(seen: Seen, pictures: str, config: str, output: str) -> list[str]:
     if seen.faces is False:
         lines.append(
             f"its faces are not aligned: plsc align {pictures} NEW, and plsc init NEW; build and search with aligned pictures, too (docs/faces.md)"
+        )
+    if seen.unaligned:
+        verb = "is" if seen.unaligned == 1 else "are"
+        lines.append(
+            f"{counted(seen.unaligned, 'face')} of the sample {verb} not at ArcFace's places, where the others are: plsc gallery build names "
+            f"such pictures; plsc align {pictures} NEW mends them"
         )
     if seen.faces is not None and seen.classes < _FEW_PEOPLE:
         lines.append(

@@ -15,6 +15,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,40 +41,30 @@ if TYPE_CHECKING:
 _BATCH = 64  # samples in one call of an exported graph
 
 
-class Embedder(ABC):
-    """Turns samples into embeddings of length 1.
+@dataclass(eq=False)
+class NetworkFacts:
+    """What is known of a network and its embeddings, without its weights."""
 
-    Args:
-        network: the identity of weights and preprocessing, see `Checkpoint.network`; an export has its checkpoint's.
-        described: where the network is from, for messages.
-        flip: embeddings are of an image and its mirror image together.
-        threshold: cosine above which two samples are of the same class; None: not known.
-        calibration: what a cosine means; None: not known.
-        compatible_with: the identity of the network that this one was trained to be compatible with; None: there is none.
-        origin: how `from_origin` makes it again, as plain values; None: not known.
-    """
+    network: str
+    """The identity of weights and preprocessing, see `Checkpoint.network`; an export has its checkpoint's."""
+    described: str
+    """Where it is from, for messages."""
+    preprocessing: Preprocessing
+    embedding_size: int
+    flip: bool = False
+    """Embeddings are of an image and its mirror image together."""
+    threshold: float | None = None
+    """Cosine above which two samples are of the same class; None: not known."""
+    calibration: Calibration | None = None
+    """What a cosine means; None: not known."""
+    origin: dict[str, Any] | None = None
+    """How `from_origin` makes the embedder again, as plain values; None: not known."""
+    compatible_with: str | None = None
+    """The identity of the network that this one was trained to be compatible with; None: there is none."""
 
-    def __init__(
-        self,
-        network: str,
-        described: str,
-        preprocessing: Preprocessing,
-        embedding_size: int,
-        flip: bool = False,
-        threshold: float | None = None,
-        calibration: Calibration | None = None,
-        origin: dict[str, Any] | None = None,
-        compatible_with: str | None = None,
-    ):
-        self.network = network
-        self.described = described
-        self.preprocessing = preprocessing
-        self.embedding_size = embedding_size
-        self.flip = flip
-        self.threshold = threshold
-        self.calibration = calibration
-        self.origin = origin
-        self.compatible_with = compatible_with
+
+class Embedder(NetworkFacts, ABC):
+    """Turns samples into embeddings of length 1."""
 
     def embed(self, samples: np.ndarray) -> np.ndarray:
         """Embed samples [B, *shape] of the preprocessing's dtype: float32 [B, D] of length 1, for any B.
@@ -250,7 +241,8 @@ def from_export(folder: str | os.PathLike, described: str | None = None) -> Embe
             origin={"export": os.path.abspath(folder)},
             compatible_with=export.compatible_with,
         )
-        width = embedder.try_one()
+        one = np.zeros((1, *preprocessing.shape), preprocessing.dtype)
+        width = embedder._embed(one).shape[1]
     except Exception as error:  # the engines' own, of many kinds and lines
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
         raise UserError(
@@ -273,10 +265,6 @@ class _OfExport(Embedder):
     def __init__(self, run: Any, **fields: Any):
         super().__init__(**fields)
         self._run = run
-
-    def try_one(self) -> int:
-        """Embed a sample of zeros; return the size of the embedding."""
-        return self._embed(np.zeros((1, *self.preprocessing.shape), self.preprocessing.dtype)).shape[1]
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
         parts = [samples[start : start + _BATCH] for start in range(0, len(samples), _BATCH)]

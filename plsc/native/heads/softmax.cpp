@@ -20,8 +20,7 @@ class Buffer {
   T* at_least(int64_t count) {
     if (count > size_) {
       free(data_);
-      data_ = static_cast<T*>(aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64));
-      if (!data_) abort();
+      data_ = memory<T>(count);
       size_ = count;
     }
     return data_;

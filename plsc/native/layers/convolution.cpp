@@ -4,8 +4,6 @@
 // of one picture, takes a quarter longer. See backbones/layers/convolution.py.
 #include "plsc/native/native.h"
 
-#include <stdlib.h>
-
 // convolution.py has the same structure.
 struct Convolution {
   int64_t samples, height, width, inputs, out_height, out_width, outputs;
@@ -93,11 +91,11 @@ void weight_gradient(const Convolution& c, const uint16_t* x, const uint16_t* dy
   const int64_t rows = parts_of(c.out_height, parts_of(c.out_height, least(fit, c.out_height)));
   const bool one_part = many == pairs && rows == c.out_height;
   const int64_t most_x_rows = least(c.height, (rows - 1) * c.stride[0] + (c.kernel[0] - 1) * c.dilation[0] + 1);
-  uint32_t* x_pairs = (uint32_t*)malloc(4 * many * most_x_rows * c.width * c.inputs);
-  uint32_t* dy_pairs = (uint32_t*)malloc(4 * many * rows * c.out_width * c.outputs);
-  float* sums = one_part ? nullptr : (float*)malloc(4 * tiles * of_tile);
-  Run* runs = (Run*)malloc(taps * many * rows * sizeof(Run));
-  int64_t* counts = (int64_t*)malloc(taps * sizeof(int64_t));
+  uint32_t* x_pairs = memory<uint32_t>(many * most_x_rows * c.width * c.inputs);
+  uint32_t* dy_pairs = memory<uint32_t>(many * rows * c.out_width * c.outputs);
+  float* sums = one_part ? nullptr : memory<float>(tiles * of_tile);
+  Run* runs = memory<Run>(taps * many * rows);
+  int64_t* counts = memory<int64_t>(taps);
   for (int64_t pair = 0; pair < pairs; pair += many)
     for (int64_t row = 0; row < c.out_height; row += rows) {
       const int64_t pairs_here = least(many, pairs - pair), rows_here = least(rows, c.out_height - row);
@@ -138,7 +136,7 @@ void weight_gradient(const Convolution& c, const uint16_t* x, const uint16_t* dy
       }
       const bool is_first = pair == 0 && row == 0, is_last = pair + many >= pairs && row + rows >= c.out_height;
       share(tiles, [&](int64_t start, int64_t stop) {
-        float* own = one_part ? (float*)malloc(4 * of_tile) : nullptr;
+        float* own = one_part ? memory<float>(of_tile) : nullptr;
         for (int64_t tile = start; tile < stop; ++tile) {
           const int64_t o = tile / across, i = tile % across;
           float* to = one_part ? own : sums + tile * of_tile;

@@ -3,7 +3,6 @@
 #include "plsc/native/native.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum Kind { NONE, RELU, PRELU };  // activations, as norm.py numbers them
@@ -55,7 +54,7 @@ struct Rows {
 class PerChannel {
  public:
   PerChannel(Rows rows, int64_t channels, int64_t count)
-      : rows_(rows), channels_(channels), memory_(static_cast<float*>(malloc(count * rows.width * sizeof(float)))) {}
+      : rows_(rows), channels_(channels), memory_(memory<float>(count * rows.width)) {}
   ~PerChannel() { free(memory_); }
   // Array `number`, filled with from(channel).
   template <typename F>
@@ -81,9 +80,10 @@ void sum_rows(Rows rows, int64_t channels, int64_t count, double* total, const F
   const int64_t block = BLOCK / rows.width > 4 ? BLOCK / rows.width / 4 * 4 : 4;
   const int64_t blocks = (rows.rows + block - 1) / block;
   const int64_t parts = blocks < MOST_PARTS ? blocks : MOST_PARTS;
-  double* sums = static_cast<double*>(calloc(parts * many, sizeof(double)));
+  double* sums = memory<double>(parts * many);
   share(parts, [&](int64_t first, int64_t last) {
-    float* few = static_cast<float*>(malloc(many * sizeof(float)));
+    float* few = memory<float>(many);
+    memset(sums + first * many, 0, (last - first) * many * sizeof(double));
     for (int64_t part = first; part < last; ++part) {
       for (int64_t b = blocks * part / parts; b < blocks * (part + 1) / parts; ++b) {
         const int64_t left = rows.rows - b * block;
@@ -130,7 +130,7 @@ void norm_forward(const T* x, const T* skip, const float* weight, const float* b
   float* root = kept + channels;
   if (training) {
     const float* shift = values.fill(0, [&](int64_t c) { return baseline::load(x[c]); });  // so that squares do not cancel
-    double* total = static_cast<double*>(malloc(2 * channels * sizeof(double)));
+    double* total = memory<double>(2 * channels);
     sum_rows(joined, channels, 2, total, [&](int64_t row, int64_t count, float* sums) {
       loops.sums(x + row * width, shift, count, width, sums, sums + width);
     });
@@ -170,7 +170,7 @@ void norm_backward(const T* dy, const T* x, const T* y, const T* more, const flo
   PerChannel values(joined, channels, 6);
   const float* root = kept + channels;
   Channels by = channels_of(values, kept, channels, weight, bias, slope, slope_step);
-  double* total = static_cast<double*>(malloc(3 * channels * sizeof(double)));
+  double* total = memory<double>(3 * channels);
   sum_rows(joined, channels, slope ? 3 : 2, total, [&](int64_t row, int64_t count, float* few) {
     const int64_t at = row * width;
     loops.gradient_sums(kind, dy + at, x + at, y ? y + at : y, by, count, width, {few, few + width, few + 2 * width},

@@ -390,11 +390,3 @@ def test_it_fits_narrow_screens_and_dark_ones(writable, file, width, scheme, bac
         page.run("localStorage.clear()")
         page.devtools("Emulation.clearDeviceMetricsOverride")
         page.devtools("Emulation.setEmulatedMedia", features=[])
-
-
-@in_chromium
-def test_the_api_is_described(page):
-    page.run("location.href = 'docs'")
-    text = page.until("#paths", "/metrics")
-    assert "POST /verify" in text and "Compare two pictures" in text and "[{picture, rule, text}]" in text
-    assert "-F picture=@a.png -F name=… -H 'Authorization: Bearer …'" in text

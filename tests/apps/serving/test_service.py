@@ -262,7 +262,7 @@ def test_openapi_has_every_path_and_its_page_takes_nothing_from_elsewhere(client
         schema["components"]["schemas"]["Comparison"]["properties"]["similarity"]["description"]
         == "The cosine, -1 to 1."
     )
-    for path in ("/", "/docs", "/page.js", "/texts.js", "/page.css", "/docs.js"):
+    for path in ("/", "/page.js", "/texts.js", "/page.css"):
         status, text, headers = client.ask_all("GET", path)
         assert status == 200 and "http://" not in text and "https://" not in text and "//cdn" not in text
         assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")

@@ -44,23 +44,20 @@ class Alike(NamedTuple):
 def compare(embeddings: np.ndarray, owners: np.ndarray) -> Alike:
     """Compare pictures with their own person, without themselves, and with all others (of very many with 10,000, evenly spaced).
 
-    embeddings: float32 [N, D] of length 1. owners: int64 [N], 0 to people - 1, each at least once.
+    embeddings: float32 [N, D] of length 1. owners: int64 [N], numbers of the people.
     """
-    people = int(owners.max(initial=-1)) + 1
-    sums = np.zeros((people, embeddings.shape[1]), np.float32)
-    np.add.at(sums, owners, embeddings)
+    sums = _sums(embeddings, owners)
     rest = sums[owners] - embeddings
     lengths = np.linalg.norm(rest, axis=1)
-    alone = np.bincount(owners, minlength=people)[owners] < 2
+    alone = np.bincount(owners)[owners] < 2
     own = np.einsum("nd,nd->n", rest, embeddings) / np.maximum(lengths, 1e-12)
     own[alone] = np.nan
-    cohort = np.unique(np.linspace(0, people - 1, min(people, _COHORT)).astype(np.int64))
-    means = unit_rows(sums, np.linalg.norm(sums, axis=1))[cohort]
-    share, nearest, other = (
-        np.full(len(owners), np.nan),
-        np.full(len(owners), -1),
-        np.full(len(owners), -1.0),
-    )
+    present = np.unique(owners)
+    cohort = present[np.linspace(0, len(present) - 1, min(len(present), _COHORT)).astype(np.int64)]
+    means = unit_rows(sums[cohort], np.linalg.norm(sums[cohort], axis=1))
+    share = np.full(len(owners), np.nan)
+    nearest = np.full(len(owners), -1)
+    other = np.full(len(owners), -1.0)
     for start in range(0, len(owners), 1024):
         rows = slice(start, start + 1024)
         cosine = embeddings[rows] @ means.T
@@ -118,18 +115,24 @@ def _improbable(chance: np.ndarray, false: float) -> np.ndarray:
 
 def mean_embeddings(embeddings: np.ndarray, owners: np.ndarray) -> np.ndarray:
     """Sum the embeddings of each person, float32 [people, D] of length 1."""
-    sums = np.zeros((int(owners.max(initial=-1)) + 1, embeddings.shape[1]), np.float32)
-    np.add.at(sums, owners, embeddings)
+    sums = _sums(embeddings, owners)
     return unit_rows(sums, np.linalg.norm(sums, axis=1))
 
 
+def _sums(embeddings: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    sums = np.zeros((int(owners.max(initial=-1)) + 1, embeddings.shape[1]), np.float32)
+    np.add.at(sums, owners, embeddings)
+    return sums
+
+
 def same_people(embeddings: np.ndarray, owners: np.ndarray) -> list[tuple[int, int, float]]:
-    """Find people who are in the gallery under two names: number, number, cosine; the surest first.
+    """Find people who are in the gallery under two names: number, number, cosine; the surest first. owners: int64 [N], numbers of the people.
 
     Each is the other's nearest. How far people are from their nearest follows about a Weibull distribution, the one of the smallest of
     many distances, which is fitted by the quartiles. A pair is named as far as at most FALSE_PAIRS of the named ones are expected among people
     who are different, as in `wrong_people`.
     """
+    numbers, owners = np.unique(owners, return_inverse=True)
     means = mean_embeddings(embeddings, owners)
     people = len(means)
     if people < FEWEST_PEOPLE:
@@ -144,7 +147,7 @@ def same_people(embeddings: np.ndarray, owners: np.ndarray) -> list[tuple[int, i
     chance = -np.expm1(-math.log(4) * (distance / far) ** exponent)
     found = np.flatnonzero(_improbable(chance, FALSE_PAIRS))
     return [
-        (person, int(nearest[person]), float(cosine[person]))
+        (int(numbers[person]), int(numbers[nearest[person]]), float(cosine[person]))
         for person in found[np.argsort(chance[found], kind="stable")].tolist()
         if nearest[nearest[person]] == person and person < nearest[person]
     ]

@@ -29,8 +29,9 @@ from plsc.apps.serving.gallery.facts import Mapped
 from plsc.apps.serving.gallery.mapping import fit_map
 from plsc.apps.serving.gallery.milvus import is_url
 from plsc.apps.serving.gallery.names import name_of
-from plsc.apps.serving.gallery.pictures import embed_pictures, people_of, read_npy
+from plsc.apps.serving.gallery.pictures import embed_pictures, people_of
 from plsc.config import add_device
+from plsc.data.arrays import open_npy
 from plsc.data.folder import is_aligned
 from plsc.distributed import environment
 from plsc.errors import UserError, reading, shown
@@ -162,6 +163,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         args.people = others.pop(0)
     if others:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
+    if getattr(args, "override", None) and not args.config:
+        raise UserError("-o, --device: change the config that -c names; give -c too")
     return args
 
 
@@ -197,7 +200,7 @@ def _build(args: argparse.Namespace) -> Gallery:
 def _build_of_vectors(args: argparse.Namespace) -> Gallery:
     from plsc.apps.serving.embedder import from_vectors
 
-    vectors = read_npy(args.vectors)
+    vectors = np.array(open_npy(args.vectors))
     with reading(args.labels):
         labels = read_regular(args.labels).decode().splitlines()
     if vectors.ndim != 2 or len(vectors) != len(labels) or not len(labels):
@@ -210,10 +213,6 @@ def _build_of_vectors(args: argparse.Namespace) -> Gallery:
     embedder = from_vectors(vectors.shape[1])
     people = names.tolist(), vectors[order], owners[order]
     return Gallery.from_embeddings(args.gallery, embedder, *people, args.template, args.collection)
-
-
-def _built(args: argparse.Namespace, gallery: Gallery) -> Answer:
-    return _made(gallery, "built")
 
 
 def _upgrade(args: argparse.Namespace, gallery: Gallery) -> Answer:
@@ -306,7 +305,7 @@ def _review(
 def _doctor(args: argparse.Namespace, gallery: Gallery) -> Answer:
     _use_network(args, gallery)
     preprocessing = gallery.preprocessing
-    pictures = quality.of_gallery(gallery, quality.face_detector(preprocessing))
+    pictures, unnamed = quality.of_gallery(gallery, quality.face_detector(preprocessing))
     if not pictures.files:
         raise UserError(f"{shown(args.gallery)}: has no pictures from files, which the doctor shows")
     looks, files = pictures.looks, pictures.files
@@ -318,7 +317,7 @@ def _doctor(args: argparse.Namespace, gallery: Gallery) -> Answer:
         for file, look in zip(files, looks)
         if look is None
     ]
-    if unnamed := len(gallery.enrolled()[1]) - len(files):
+    if unnamed:
         notes.append(f"not checked: {counted(unnamed, 'picture')} that came as pixels, without a file")
     args.output.mkdir(parents=True, exist_ok=True)
     doctor.write_list(args.output / doctor.LIST, findings, pictures, args.review)
@@ -392,11 +391,8 @@ def _state(gallery: Gallery) -> dict[str, Any]:
 def _backup(args: argparse.Namespace, gallery: Gallery) -> Answer:
     gallery.backup(args.target)
     size = os.path.getsize(args.target)
-    return (
-        f"{shown(args.target)}: {_people(gallery)}, {size:,} bytes",
-        {"target": args.target, "bytes": size},
-        0,
-    )
+    text = f"{shown(args.target)}: {_people(gallery)}, {size:,} bytes"
+    return text, {"target": args.target, "bytes": size}, 0
 
 
 def _list(args: argparse.Namespace, gallery: Gallery) -> Answer:
@@ -451,7 +447,7 @@ def _search(args: argparse.Namespace, gallery: Gallery) -> Answer:
 
 def _verify(args: argparse.Namespace, gallery: Gallery) -> Answer:
     _use_network(args, gallery)
-    limit = _pair_threshold(args, gallery)
+    limit = gallery.pair_limit(args.threshold, args.far)
     found = gallery.verify(args.name, _queries(gallery, args.pictures), limit)
     said = "yes" if found.accepted else "no"
     numbers = table([[found.similarity, limit, found.probability]], ["similarity", "threshold", "P(same)"])
@@ -481,7 +477,7 @@ _VERBS = {
     "doctor": _doctor,
     "backup": _backup,
     "evaluate": _evaluate,
-    "build": _built,
+    "build": lambda _, gallery: _made(gallery, "built"),
     "add": _add,
     "remove": _remove,
     "list": _list,
@@ -494,8 +490,6 @@ _VERBS = {
 def _use_network(args: argparse.Namespace, gallery: Gallery) -> None:
     """Let the gallery use the network that the arguments name, or else its own when that is needed."""
     environment.prepare()
-    if args.override and not args.config:
-        raise UserError("-o, --device: change the config that -c names; give -c too")
     if args.config or args.export:
         gallery.use(_embedder(args))
         if line := gallery.describe_other(gallery.embedder):
@@ -507,8 +501,6 @@ def _embedder(args: argparse.Namespace) -> Any:
     environment.prepare()
     from plsc.apps.serving import embedder
 
-    if args.override and not args.config:
-        raise UserError("-o, --device: change the config that -c names; give -c too")
     return embedder.from_export(args.export) if args.export else embedder.from_run(args.config, args.override)
 
 
@@ -525,17 +517,6 @@ def _queries(gallery: Gallery, pictures: Sequence[str]) -> np.ndarray:
         if not any(look is not None and look.faces is not None for look in looks):
             get_logger().info(quality.NO_DETECTOR)
     return embeddings
-
-
-def _pair_threshold(args: argparse.Namespace, gallery: Gallery) -> float | None:
-    """Return the threshold of pairs that the arguments ask for, else the gallery's."""
-    if args.far is None:
-        return gallery.pair_threshold if args.threshold is None else args.threshold
-    if gallery.calibration is None:
-        raise UserError(
-            f"--far: {shown(args.gallery)} has no calibration; store one with plsc eval --calibrate, and run plsc gallery upgrade"
-        )
-    return gallery.calibration.threshold(args.far)
 
 
 def _facts(gallery: Gallery) -> dict[str, Any]:

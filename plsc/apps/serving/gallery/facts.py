@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError
 
 from plsc.checkpoint.manifest import Preprocessing as PreprocessingFields
 from plsc.errors import UserError, shown
@@ -82,6 +84,20 @@ class Facts(_Fields):
     def name(self) -> str:
         """The network, for messages."""
         return name_of_network(self)
+
+
+def read_facts(texts: Mapping[str, str], place: str) -> Facts:
+    """Read the facts of a gallery, each of which is JSON. UserError for a damaged one. place: the gallery's name, for messages."""
+    try:
+        return Facts.model_validate_json(
+            "{" + ", ".join(f"{json.dumps(key)}: {text}" for key, text in texts.items()) + "}"
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = shown(".".join(map(str, first["loc"])))
+        raise UserError(
+            f"{place}: its fact '{key}' is damaged ({shown(first['msg'])}); restore a backup, or build it again"
+        ) from error
 
 
 def facts_of(embedder: Any, template: str) -> Facts:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import ValidationError
 
 from plsc.apps.serving.gallery import index
 from plsc.apps.serving.gallery.content import additions_of, embed_people, source_of, unit
 from plsc.apps.serving.gallery.engine import Store, create_store, open_store, refuse_existing
-from plsc.apps.serving.gallery.facts import Facts, facts_of, name_of_network, refuse_other_network
+from plsc.apps.serving.gallery.facts import Facts, facts_of, name_of_network, read_facts, refuse_other_network
 from plsc.apps.serving.gallery.mapping import FittedMap
 from plsc.apps.serving.gallery.names import by_name, composed, name_of
 from plsc.apps.serving.gallery.pictures import LeftOut, Picture, embed_pictures
@@ -130,11 +129,9 @@ class Gallery:
         refuse_existing(path)
         additions, left_out = embed_people(embedder, by_name(people), collection, review)
         if not additions:
-            why = (
-                f"no picture can be used, the first: {left_out[0].reason}"
-                if left_out
-                else "there are no pictures"
-            )
+            why = "there are no pictures"
+            if left_out:
+                why = f"no picture can be used, the first: {left_out[0].reason}"
             raise UserError(f"{shown(path)}: {why}")
         return cls._create(path, embedder, template, additions, left_out)
 
@@ -160,12 +157,10 @@ class Gallery:
         refuse_existing(path)
         owners = np.asarray(owners)
         names = [name_of(name) for name in names]
-        each_once = len(set(names)) == len(names)
-        if (
-            not each_once
-            or not np.array_equal(np.unique(owners), np.arange(len(names)))
-            or np.any(np.diff(owners) < 0)
-        ):
+        numbered = np.array_equal(np.unique(owners), np.arange(len(names))) and not np.any(
+            np.diff(owners) < 0
+        )
+        if len(set(names)) < len(names) or not numbered:
             raise UserError(
                 "names: must be different, and owners number them 0, 1, ... in increasing order, none left out"
             )
@@ -228,7 +223,9 @@ class Gallery:
     def some_sources(self, most: int) -> list[Source]:
         """Return where at most so many of its pictures came from, evenly chosen of all."""
         with self._reading():
-            return self._store.some_sources(most)
+            ids = self._store.pictures()[0]
+            chosen = np.linspace(0, len(ids), min(most, len(ids)), endpoint=False).astype(np.int64)
+            return self._store.sources_of(ids[chosen].tolist())
 
     def sample(self) -> tuple[np.ndarray, list[str]]:
         """Return at most 1,000 pictures of its people whom the network was not trained on: embeddings float32 [n, D], and whose they are."""
@@ -287,16 +284,22 @@ class Gallery:
         return self.facts.calibration
 
     @property
+    def origin(self) -> dict[str, Any]:
+        """How its network is opened, see plsc.apps.serving.embedder.from_origin. UserError where it is not known."""
+        origin = self.facts.origin
+        if origin is None:
+            raise UserError(
+                f"{shown(self.path)}: does not say where its network is; name its run with -c, or --export"
+            )
+        return origin
+
+    @property
     def embedder(self) -> Any:
         """The gallery's network, which is opened when it is asked for first. UserError where it cannot be found."""
         if self._embedder is None:
             from plsc.apps.serving.embedder import from_origin
 
-            origin = self._facts.origin
-            if origin is None:
-                raise UserError(
-                    f"{shown(self.path)}: does not say where its network is; name its run with -c, or --export"
-                )
+            origin = self.origin
             try:
                 found = from_origin(origin, self._facts.network)
             except UserError as error:
@@ -388,7 +391,7 @@ class Gallery:
 
         threshold: None: the checkpoint's, of pairs. Raises UserError for an unknown name, and what `search` raises.
         """
-        limit = self._pair_limit(threshold)
+        limit = self.pair_limit(threshold)
         query = self.embed(pictures).sum(axis=0, dtype=np.float64)
         query /= max(float(np.linalg.norm(query)), 1e-12)
         with self._reading():
@@ -406,7 +409,17 @@ class Gallery:
             raise UserError(f"{shown(self.path)}: {self.describe_threshold()}")
         return _checked(limit)
 
-    def _pair_limit(self, threshold: float | None) -> float:
+    def pair_limit(self, threshold: float | None = None, far: float | None = None) -> float:
+        """Return the threshold that `verify` takes for this argument, or that accepts a share `far` of pairs of different people.
+
+        UserError where none is known, or it is no cosine.
+        """
+        if far is not None:
+            if self.calibration is None:
+                raise UserError(
+                    f"--far: {shown(self.path)} has no calibration; store one with plsc eval --calibrate, and run plsc gallery upgrade"
+                )
+            return self.calibration.threshold(far)
         limit = self.pair_threshold if threshold is None else threshold
         if limit is None:
             raise UserError(
@@ -709,14 +722,7 @@ class Gallery:
         revision = self._store.revision()
         if revision == self._revision:
             return
-        try:
-            facts = Facts.model_validate_json(self._store.facts())
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            key = shown(".".join(map(str, first["loc"])))
-            raise UserError(
-                f"{shown(self.path)}: its fact '{key}' is damaged ({shown(first['msg'])}); restore a backup, or build it again"
-            ) from error
+        facts = read_facts(self._store.facts(), shown(self.path))
         if self._network not in (None, (facts.network, facts.flip)):
             raise UserError(
                 f"{shown(self.path)}: was upgraded to another network, {facts.name}, since it was opened; open it again"
@@ -748,11 +754,8 @@ class Gallery:
 def _fill(store: Store, embedder: Any, template: str, additions: Sequence[Addition]) -> None:
     """Write people and facts to a store, and measure the threshold. The caller holds its transaction."""
     store.add(additions)
-    enrolled = (
-        np.concatenate([new.vectors for new in additions])
-        if additions
-        else np.empty((0, embedder.embedding_size))
-    )
+    nobody = np.empty((0, embedder.embedding_size), np.float32)
+    enrolled = np.concatenate([nobody, *(new.vectors for new in additions)])
     store.set_strangers(*held_out(embedder, [new.name for new in additions], enrolled))
     facts = facts_of(embedder, template).model_copy(update={"others": HELD_OUT})
     rows = index.of_everybody(store, embedder.embedding_size, template)

@@ -68,9 +68,8 @@ class Index:
                     return None
                 index._put(collection, rows, owners)
             revision = Revision(*tensors.read("revision").tolist())
-            return (
-                (index, revision) if _identity(path) == before else None
-            )  # replaced meanwhile, it is of two halves
+            same = _identity(path) == before  # replaced meanwhile, it is of two halves
+            return (index, revision) if same else None
         except (OSError, UserError, KeyError, TypeError, ValueError):
             return None
 
@@ -119,8 +118,7 @@ class Index:
 
     def _drop(self, person: int) -> None:
         for rows in self._rows.values():
-            if len(rows.of(person)):
-                rows.remove(person)
+            if rows.remove(person):
                 self.people -= 1
 
     def of(self, collection: str, person: int) -> np.ndarray:

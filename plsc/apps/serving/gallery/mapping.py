@@ -20,7 +20,6 @@ from plsc.utils.vectors import unit_rows
 PENALTIES = (10.0, 1.0, 0.1, 0.01)
 """Of the ridge regression; the best one on the people left out is taken."""
 LEFT_OUT = 5  # each fifth person is left out of the first fit, which is judged by them
-_ROWS_AT_ONCE = 65_536
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,7 @@ class FittedMap:
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """Map embeddings float32 [N, D old] of length 1 to [N, D new] of length 1; zeros stay zeros."""
-        out = np.empty((len(rows), self.matrix.shape[1]), np.float32)
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            block = slice(start, start + _ROWS_AT_ONCE)
-            out[block] = unit_rows(rows[block] @ self.matrix)
-        return out
+        return unit_rows(rows @ self.matrix)
 
 
 def fit_map(old: Any, new: Any, people: Mapping[str, Sequence[Picture]]) -> FittedMap:

@@ -78,7 +78,7 @@ _FIELDS = {
     "_facts": {"id": _INTEGER, "key": _TEXT, "value": _TEXT},
 }
 _PEOPLE, _PICTURES, _STRANGERS, _FACTS = _FIELDS
-_PERSON = ["id", "name", "collection", "meta"]
+_PERSON = ["name", "collection", "meta"]
 _ALL = "id >= 0"
 # pymilvus asks an idle server every ten seconds whether it is alive. Milvus Lite's does not allow that, and ends the connection, with a
 # warning, again and again; it is in this process, so nobody need ask.
@@ -116,7 +116,7 @@ class MilvusStore:
                 f"{store.name}: is no gallery, there is nothing; make one with plsc gallery build"
             )
         try:
-            with store._said():
+            with _said(store.name):
                 state = store._state() if store._exists(_FACTS) else {}
             if state.get("format") != _FORMAT:
                 raise UserError(
@@ -133,7 +133,7 @@ class MilvusStore:
         refuse_existing(url)
         store = cls(url)
         try:
-            with store._said():
+            with _said(store.name):
                 for part in _FIELDS:
                     store._create(part, 2 if part == _FACTS else width)
             with store.transaction():
@@ -171,19 +171,19 @@ class MilvusStore:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Write. What is wrong with an addition is said before anything is written; what the server refuses later leaves the rest."""
-        with self._writer, self._said():
+        with self._writer, _said(self.name):
             self._written = False
             try:
                 yield
             finally:
                 if self._written:
                     state = {"format": _FORMAT, "token": secrets.randbits(62)}
-                    self._put_facts({_REVISION: state})
+                    self.set_facts({_REVISION: state})
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
         """Read. Each question is answered by what is there then."""
-        with self._said():
+        with _said(self.name):
             yield
 
     def revision(self) -> Revision:
@@ -201,16 +201,13 @@ class MilvusStore:
 
     # -- facts ------------------------------------------------------------------------------------------------------------------------
 
-    def facts(self) -> str:
-        """Return the facts as a JSON object."""
-        rows = sorted((row["key"], row["value"]) for row in self._query(_FACTS, _ALL, ["key", "value"]))
-        return "{" + ", ".join(f"{json.dumps(key)}: {value}" for key, value in rows if key != _REVISION) + "}"
+    def facts(self) -> dict[str, str]:
+        """Return the facts, each as JSON."""
+        rows = self._query(_FACTS, _ALL, ["key", "value"])
+        return {row["key"]: row["value"] for row in rows if row["key"] != _REVISION}
 
     def set_facts(self, facts: dict[str, Any]) -> None:
         """Replace the facts."""
-        self._put_facts(facts)
-
-    def _put_facts(self, facts: dict[str, Any]) -> None:
         vector = [1.0, 0.0]  # Milvus wants one
         rows = [
             {"id": _hash(key), "key": key, "value": json.dumps(value), "vector": vector}
@@ -220,7 +217,7 @@ class MilvusStore:
 
     def strangers(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the embeddings of strangers' pictures float32 [n, D], and who they are int64 [n]."""
-        return self._arrays(self._query(_STRANGERS, _ALL, ["id", "person", "vector"]))
+        return self._arrays(self._query(_STRANGERS, _ALL, ["person", "vector"]))
 
     def set_strangers(self, vectors: np.ndarray, people: np.ndarray) -> None:
         """Replace the strangers' pictures."""
@@ -248,27 +245,19 @@ class MilvusStore:
         return self._people(self._get(_PEOPLE, [*ids], _PERSON))
 
     def _people(self, rows: list[dict[str, Any]]) -> Iterator[Person]:
-        for row in sorted(rows, key=lambda row: row["id"]):
+        for row in rows:
             yield Person(row["id"], row["name"], row["collection"], parse_json(row["meta"], self.path))
 
     def sources(self, people: Sequence[int]) -> list[Source]:
         """Return where the pictures of people came from, in the order of `embeddings`."""
-        rows = [
-            row
-            for some in _blocks(people)
-            for row in self._query(_PICTURES, f"person in {some}", ["id", "person", "source"])
-        ]
-        rows.sort(key=lambda row: (row["person"], row["id"]))
-        return [self._source(row) for row in rows]
+        return [*map(self._source, self._pictures_of(people, ["source"]))]
+
+    def sources_of(self, pictures: Sequence[int]) -> list[Source]:
+        """Return where pictures with these increasing ids came from."""
+        return [*map(self._source, self._get(_PICTURES, pictures, ["source"]))]
 
     def _source(self, row: dict[str, Any]) -> Source:
         return Source(**parse_json(row["source"], self.path))
-
-    def some_sources(self, most: int) -> list[Source]:
-        """Return where at most so many pictures came from, evenly chosen of all."""
-        ids = self.pictures()[0]
-        chosen = ids[np.linspace(0, len(ids), min(most, len(ids)), endpoint=False).astype(np.int64)].tolist()
-        return [*map(self._source, self._get(_PICTURES, chosen, ["source"]))]
 
     def add(self, additions: Iterable[Addition]) -> None:
         """Add pictures of people. UserError, before anything is written, if somebody is in another collection already."""
@@ -299,8 +288,7 @@ class MilvusStore:
         for new in additions:
             person = people[new.name]
             parts.setdefault(person.id, []).append(new.vectors)
-            sources = new.sources or (Source(),) * len(new.vectors)
-            for source, vector in zip(sources, new.vectors, strict=True):
+            for source, vector in new.pictures():
                 rows.append(
                     {
                         "id": start,
@@ -345,7 +333,7 @@ class MilvusStore:
 
     def remove_paths(self, person: int, paths: Sequence[str]) -> list[str]:
         """Remove the pictures of a person that came from these paths, and the person where none is left; return the path of each."""
-        rows = self._query(_PICTURES, f"person == {person}", ["id", "source"])
+        rows = self._query(_PICTURES, f"person == {person}", ["source"])
         gone = {row["id"]: path for row in rows if (path := self._source(row).path) in [*paths]}
         if len(gone) == len(rows):
             self.remove([person])
@@ -353,7 +341,7 @@ class MilvusStore:
             for some in _blocks([*gone]):
                 self._delete(_PICTURES, f"id in {some}")
             self._write_people(self.people([person]), {person: self.embeddings([person])[0]})
-        return [gone[number] for number in sorted(gone)]
+        return [*gone.values()]
 
     def check_replaceable(self) -> None:
         """Refuse by UserError to replace everything: there are no transactions."""
@@ -374,28 +362,26 @@ class MilvusStore:
 
     def embeddings(self, people: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the pictures' embeddings of people, float32 [n, D] of length 1, and whose each is, int64 [n], increasing."""
-        rows = [
-            row
-            for some in _blocks(people)
-            for row in self._query(_PICTURES, f"person in {some}", ["id", "person", "vector"])
-        ]
-        rows.sort(key=lambda row: row["person"])  # after _arrays' order by id
-        return self._arrays(rows, by="person")
+        return self._arrays(self._pictures_of(people, ["vector"]))
+
+    def _pictures_of(self, people: Sequence[int], fields: list[str]) -> list[dict[str, Any]]:
+        """Read the pictures of people, in the order of the people's ids, then of their own."""
+        asked = ["person", *fields]
+        rows = [row for some in _blocks(people) for row in self._query(_PICTURES, f"person in {some}", asked)]
+        return sorted(rows, key=lambda row: (row["person"], row["id"]))
 
     def vectors(self, pictures: np.ndarray) -> np.ndarray:
         """Return the embeddings of pictures with these increasing ids, float32 [n, D]."""
-        return self._arrays(self._get(_PICTURES, pictures.tolist(), ["id", "person", "vector"]))[0]
+        return self._arrays(self._get(_PICTURES, pictures.tolist(), ["person", "vector"]))[0]
 
     def pictures(self, measuring: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of all pictures, or those that measure the threshold, increasing, and whose each is: int64 [n], int64 [n]."""
-        rows = self._query(_PICTURES, "measures == true" if measuring else _ALL, ["id", "person"])
+        rows = self._query(_PICTURES, "measures == true" if measuring else _ALL, ["person"])
         pairs = np.array([(row["id"], row["person"]) for row in rows], np.int64).reshape(-1, 2)
-        pairs = pairs[np.argsort(pairs[:, 0])]
         return pairs[:, 0], pairs[:, 1]
 
-    def _arrays(self, rows: list[dict[str, Any]], by: str = "id") -> tuple[np.ndarray, np.ndarray]:
-        """Order rows: their vectors float32 [n, D], and the numbers of their people int64 [n]."""
-        rows = sorted(rows, key=lambda row: (row[by], row["id"]))
+    def _arrays(self, rows: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the vectors of rows float32 [n, D], and the numbers of their people int64 [n]."""
         vectors = np.array([row["vector"] for row in rows], np.float32).reshape(len(rows), -1 if rows else 0)
         return checked(vectors, self.name), np.array([row["person"] for row in rows], np.int64)
 
@@ -408,7 +394,7 @@ class MilvusStore:
     def erase(self) -> None:
         """Take what an interrupted change has left, and ask Milvus to compact; see ERASURE."""
         with self.transaction():
-            known = [row["id"] for row in self._query(_PEOPLE, _ALL, ["id"])]
+            known = [row["id"] for row in self._query(_PEOPLE, _ALL, [])]
             lost = np.setdiff1d(self.pictures()[1], known).tolist()
             self.remove(lost)
             for part in (_PEOPLE, _PICTURES):
@@ -444,12 +430,6 @@ class MilvusStore:
                         self._opened.load_collection(self._base + part)
             return self._opened
 
-    @contextlib.contextmanager
-    def _said(self) -> Iterator[None]:
-        """Turn Milvus' refusals into a line for the user."""
-        with _said(self.name):
-            yield
-
     def _is_absent(self) -> bool:
         """Say whether there is no file of Milvus Lite, which connecting would make."""
         return "://" not in self._uri and not os.path.exists(self._uri)
@@ -458,12 +438,12 @@ class MilvusStore:
         return self._client.has_collection(self._base + part)
 
     def _query(self, part: str, which: str, fields: list[str]) -> list[dict[str, Any]]:
-        """Read all rows for which a filter, without text of others, is true."""
-        asked = {"filter": which, "output_fields": fields, "consistency_level": "Strong"}
+        """Read all rows for which a filter, without text of others, is true, in the order of their ids."""
+        asked = {"filter": which, "output_fields": ["id", *fields], "consistency_level": "Strong"}
         most = _AT_ONCE if "vector" in fields else _MOST
         rows: list[dict[str, Any]] = [*self._client.query(self._base + part, limit=most, **asked)]
         if len(rows) < most:
-            return rows
+            return _by_id(rows)
         rows.clear()
         pages = self._client.query_iterator(self._base + part, batch_size=most, **asked)
         try:
@@ -471,17 +451,14 @@ class MilvusStore:
                 rows += page
         finally:
             pages.close()
-        return rows
+        return _by_id(rows)
 
     def _get(self, part: str, ids: Sequence[int], fields: list[str]) -> list[dict[str, Any]]:
-        """Read the rows with these ids."""
-        return [
-            row
-            for some in _blocks(ids)
-            for row in self._client.query(
-                self._base + part, ids=some, output_fields=fields, consistency_level="Strong"
-            )
-        ]
+        """Read the rows with these ids, in their order."""
+        asked = {"output_fields": ["id", *fields], "consistency_level": "Strong"}
+        return _by_id(
+            row for some in _blocks(ids) for row in self._client.query(self._base + part, ids=some, **asked)
+        )
 
     def _write(self, part: str, rows: Iterable[dict[str, Any]]) -> None:
         for some in _blocks([*rows]):
@@ -540,14 +517,13 @@ class MilvusRows:
     def __contains__(self, collection: object) -> bool:
         """Say whether somebody is in this collection."""
         return isinstance(collection, str) and bool(
-            self._store._query(_PEOPLE, f"part == {_hash(collection)}", ["id"])
+            self._store._query(_PEOPLE, f"part == {_hash(collection)}", [])
         )
 
     def of(self, collection: str, person: int) -> np.ndarray:
         """Return the rows of a person float32 [n, D]."""
         owner = "id" if self._part == _PEOPLE else "person"
-        rows = self._store._query(self._part, f"{owner} == {person}", ["id", "vector"])
-        rows.sort(key=lambda row: row["id"])
+        rows = self._store._query(self._part, f"{owner} == {person}", ["vector"])
         return checked(np.array([row["vector"] for row in rows], np.float32), self._store.name)
 
     def nearest(
@@ -668,6 +644,7 @@ def _disconnect(client: Any, uri: str) -> None:
 
 @contextlib.contextmanager
 def _said(name: str) -> Iterator[None]:
+    """Turn Milvus' refusals into a line for the user. name: of the gallery, for messages."""
     try:
         yield
     except Exception as error:
@@ -685,6 +662,10 @@ def _hash(text: str) -> int:
 def _new_ids(count: int) -> int:
     """Return the first of `count` ids that nobody has had: milliseconds, and 20 random bits for processes that ask at the same time."""
     return (time.time_ns() // 1_000_000 << 20) + secrets.randbits(20)
+
+
+def _by_id(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: row["id"])
 
 
 def _refuse_no_text(text: str) -> None:

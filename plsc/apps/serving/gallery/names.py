@@ -8,13 +8,8 @@ from typing import TypeVar
 
 from plsc.errors import UserError, shown
 
-_INVISIBLE = {
-    "Cc",
-    "Cf",
-    "Zs",
-    "Zl",
-    "Zp",
-}  # categories of Unicode: control and format characters, white space
+# Categories of Unicode: control and format characters, white space.
+_INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp"}
 _Pictures = TypeVar("_Pictures")
 
 

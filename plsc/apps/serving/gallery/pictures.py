@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from plsc.data.arrays import open_npy
 from plsc.data.folder import EXTENSIONS, nested_hint, read_folder
 from plsc.data.images import CHANNELS, decode_pixels, read_file, to_sample
 from plsc.data.preprocessing import Preprocessing, check_sample
-from plsc.errors import UserError, reading, shown
+from plsc.errors import UserError, shown
 from plsc.utils.bar import Bar
-from plsc.utils.files import open_regular
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted
 
@@ -93,9 +93,8 @@ def _read(picture: Picture, preprocessing: Preprocessing) -> tuple[np.ndarray | 
             return sample, ""
         path = str(picture)
         if preprocessing.channels not in CHANNELS:
-            return check_sample(
-                read_npy(path), preprocessing.shape, preprocessing.dtype, lambda: shown(path)
-            ), ""
+            array = np.array(open_npy(path))
+            return check_sample(array, preprocessing.shape, preprocessing.dtype, lambda: shown(path)), ""
         pixels = decode_pixels(read_file(path), preprocessing.channels == "grey", lambda: path)
     except UserError as error:
         return error, ""
@@ -104,17 +103,6 @@ def _read(picture: Picture, preprocessing: Preprocessing) -> tuple[np.ndarray | 
     much = max(ratio, 1 / ratio) > _STRETCHED
     note = f"{shown(picture)} ({pixels.shape[1]} x {pixels.shape[0]})" if much else ""
     return to_sample(pixels, preprocessing), note
-
-
-def read_npy(path: str) -> np.ndarray:
-    """Read the array in a .npy file. MissingFileError, UserError for anything else."""
-    with reading(path), open_regular(path) as file:
-        try:
-            return np.lib.format.read_array(file, allow_pickle=False)
-        except ValueError as error:
-            raise UserError(
-                f"{shown(path)}: is no .npy file of numbers ({shown(error)}); write it by numpy.save"
-            ) from error
 
 
 def _no_embedding(picture: Picture) -> str:

@@ -34,7 +34,7 @@ import cv2
 import numpy as np
 
 from plsc.apps.curate import detector
-from plsc.apps.curate.alignment import SIZE, TEMPLATE
+from plsc.apps.curate.alignment import OFFSET, largest_aligned, offset
 from plsc.apps.serving.gallery.alike import (
     FEWEST_PEOPLE,
     LEAST_SHARE,
@@ -45,12 +45,14 @@ from plsc.apps.serving.gallery.alike import (
     tells_apart,
     wrong_people,
 )
+from plsc.apps.serving.gallery.store import Source
 from plsc.data.images import CHANNELS, decode_pixels, read_file
 from plsc.data.preprocessing import Preprocessing
 from plsc.data.transforms import resize
 from plsc.errors import UserError, shown
 from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
+from plsc.utils.ordinary import FEWEST, largest_ordinary
 from plsc.utils.text import counted
 
 Review = Literal["off", "standard", "strict"]
@@ -58,9 +60,6 @@ REVIEWS: tuple[Review, ...] = ("off", "standard", "strict")
 
 SMALLEST = 0.5  # of the network's side; a smaller picture is enlarged to more than twice its sides
 STRETCHED = 1.2  # change of the ratio of width to height, against the gallery's median picture
-DEVIATIONS = 5.0  # beyond the median from which on sharpness and landmarks are no ordinary picture's
-OFFSET = 0.1  # where the gallery's own pictures are too few: aligned faces of LFW have 0.03, 99.5 % of them at most 0.06
-FEWEST = 20  # pictures that show how the gallery's are
 _SAMPLE = 200  # pictures of a gallery that show its limits, where one is added
 _FACES = 0.8  # share of the pictures with a face from which on the gallery is taken for one of faces
 _SECOND = 0.25  # of the largest face's area, from which on another face counts
@@ -170,9 +169,9 @@ def _faces(pixels: np.ndarray, faces: detector.Detector) -> tuple[int, float | N
         found = faces.detect(cv2.copyMakeBorder(colours, *[border] * 4, cv2.BORDER_CONSTANT))
     if not found:
         return 0, None
-    places = (found[0].landmarks - border) / colours.shape[1::-1] - TEMPLATE / SIZE
+    height, width = colours.shape[:2]
     large = sum(face.area >= _SECOND * found[0].area for face in found)
-    return large, float(np.sqrt(np.mean(np.sum(places**2, axis=1))))
+    return large, offset(found[0].landmarks - border, width, height)
 
 
 def look_at_files(
@@ -216,27 +215,18 @@ def limits_of(looks: Sequence[Look | None], preprocessing: Preprocessing) -> Lim
     offsets = [look.offset for look in searched if look.offset is not None]
     many = len(known) >= FEWEST
     of_faces = preprocessing.aligned or (many and len(offsets) > _FACES * len(searched))
-    offset = OFFSET
-    if many and offsets:
-        middle = float(np.median(offsets))
-        # Of a network of aligned faces the set may be anything; else it shows what belongs to the network.
-        offset = min(OFFSET, _beyond(offsets)) if preprocessing.aligned else _beyond(offsets)
-        of_places = preprocessing.aligned or middle < OFFSET / 2
-    else:
-        of_places = preprocessing.aligned
+    if preprocessing.aligned:
+        largest = largest_aligned(offsets)
+    else:  # the set shows what belongs to the network
+        at_places = many and offsets and float(np.median(offsets)) < OFFSET / 2
+        largest = largest_ordinary(offsets) if at_places else None
     return Limits(
         float(np.median(ratios)) if many else 0.0,
         min(SMALLEST, SMALLEST * float(np.median(sides))) if many else SMALLEST,
-        -_beyond([-value for value in sharp]) if len(sharp) >= FEWEST else None,
-        offset if of_faces and of_places else None,
+        -largest_ordinary([-value for value in sharp]) if len(sharp) >= FEWEST else None,
+        largest if of_faces else None,
         bool(of_faces),
     )
-
-
-def _beyond(values: Sequence[float]) -> float:
-    """Return the median of values plus DEVIATIONS times their deviation, which is taken from the better half: the faults lie in the other."""
-    low, middle = np.quantile(values, [0.1587, 0.5])
-    return float(middle + DEVIATIONS * max(middle - low, 1e-3))
 
 
 def _ratio(look: Look, preprocessing: Preprocessing) -> float:
@@ -324,57 +314,44 @@ def not_checked(looks: Sequence[Look | None], limits: Limits, preprocessing: Pre
 # -- embeddings -----------------------------------------------------------------------------------------------------------------------
 
 
-def judge_people(pictures: Pictures, threshold: float | None) -> list[Finding]:
+def judge_people(pictures: Pictures, judged: np.ndarray, threshold: float | None) -> list[Finding]:
     """Find pictures of somebody else than their name says, and people and pictures that are there twice, by embeddings.
 
-    threshold: of pairs; None: not known.
+    judged: int64 [n], the numbers of the pictures to look at. threshold: of pairs; None: not known.
     """
-    names, owners = pictures.names, pictures.owners
+    names, owners, embeddings = pictures.names, pictures.owners, pictures.embeddings
     findings = []
-    copies = same_pictures(pictures.embeddings, owners, [look and look.bits for look in pictures.looks])
-    for copy, first in copies:
-        across = owners[copy] != owners[first]
-        whose = f"{names[owners[first]]}'s " if across else ""
+    looks = [pictures.looks[number] for number in judged.tolist()]
+    copies = same_pictures(embeddings[judged], owners[judged], [look and look.bits for look in looks])
+    for copy, first in judged[np.array(copies, np.int64).reshape(-1, 2)].tolist():
+        other = int(owners[first])
+        across = other != owners[copy]
+        whose = f"{names[other]}'s " if across else ""
         value = f"the same picture as {whose}{pictures.files[first]}"
         remedy = "remove the one with the wrong name" if across else "it counts twice: remove one"
-        findings.append(
-            Finding(copy, "same picture", value, remedy, sure=bool(across), other=int(owners[first]))
-        )
-    of_copies = {copy for copy, _ in copies}
-    kept = np.array([number for number in range(len(owners)) if number not in of_copies], np.int64)
-    present, numbers = np.unique(owners[kept], return_inverse=True)
-    embeddings = pictures.embeddings[kept]
-    alike = compare(embeddings, numbers)
-    wrong = wrong_people(alike, numbers, threshold)
+        findings.append(Finding(copy, "same picture", value, remedy, sure=across, other=other))
+    judged = np.delete(judged, [place for place, _ in copies])
+    alike = compare(embeddings[judged], owners[judged])
+    wrong = wrong_people(alike, owners[judged], threshold)
     sure = tells_apart(alike, wrong)
     doubt = "" if sure else "; the network tells these people apart badly"
     for place in np.flatnonzero(wrong).tolist():
-        other = int(present[alike.nearest[place]])
+        number, other = int(judged[place]), int(alike.nearest[place])
         value = (
-            f"{100 * alike.share[place]:.0f} % of the other people are more like it than {names[owners[kept[place]]]}'s other pictures "
+            f"{100 * alike.share[place]:.0f} % of the other people are more like it than {names[owners[number]]}'s other pictures "
             f"({alike.own[place]:.2f}); {names[other]} most ({alike.other[place]:.2f}){doubt}"
         )
-        findings.append(
-            Finding(
-                int(kept[place]),
-                "wrong person",
-                value,
-                "enrol it under the right name",
-                sure=sure,
-                other=other,
-            )
-        )
-    rest = np.flatnonzero(~wrong)
-    left, numbers = np.unique(numbers[rest], return_inverse=True)
-    counts = np.bincount(numbers)
-    for one, other, cosine in same_people(embeddings[rest], numbers):
+        remedy = "enrol it under the right name"
+        findings.append(Finding(number, "wrong person", value, remedy, sure=sure, other=other))
+    judged = judged[~wrong]
+    counts = np.bincount(owners[judged])
+    for one, other, cosine in same_people(embeddings[judged], owners[judged]):
         if counts[one] > counts[other]:
             one, other = other, one
-        first, second = int(present[left[one]]), int(present[left[other]])
-        value = f"{names[first]} and {names[second]} are one person, or twins: cosine {cosine:.3f}, more than of any two people here"
+        value = f"{names[one]} and {names[other]} are one person, or twins: cosine {cosine:.3f}, more than of any two people here"
         findings += [
-            Finding(int(kept[rest[place]]), "same person", value, "enrol both under one name", other=second)
-            for place in np.flatnonzero(numbers == one).tolist()
+            Finding(number, "same person", value, "enrol both under one name", other=other)
+            for number in judged[owners[judged] == one].tolist()
         ]
     return findings
 
@@ -388,24 +365,8 @@ def judge(
     """
     limits = limits or limits_of(pictures.looks, preprocessing)
     findings = judge_pixels(pictures.looks, limits, preprocessing)
-    bad = {finding.picture for finding in findings}
-    kept = np.array([number for number in range(len(pictures.owners)) if number not in bad], np.int64)
-    if len(kept):
-        present, owners = np.unique(pictures.owners[kept], return_inverse=True)
-        rest = Pictures(
-            [pictures.files[number] for number in kept.tolist()],
-            [pictures.looks[number] for number in kept.tolist()],
-            pictures.embeddings[kept],
-            owners,
-            [pictures.names[number] for number in present.tolist()],
-        )
-        findings += [
-            finding._replace(
-                picture=int(kept[finding.picture]),
-                other=int(present[finding.other]) if finding.other >= 0 else -1,
-            )
-            for finding in judge_people(rest, threshold)
-        ]
+    bad = [finding.picture for finding in findings]
+    findings += judge_people(pictures, np.delete(np.arange(len(pictures.owners)), bad), threshold)
     return sorted(findings, key=lambda finding: finding.picture)
 
 
@@ -415,26 +376,30 @@ def limits_of_gallery(gallery: Any, faces: detector.Detector | None) -> Limits:
 
     faces: finds these; None: they are not judged.
     """
-    preprocessing = gallery.preprocessing
-    chosen = gallery.some_sources(_SAMPLE)
-    looks: list[Look | None] = [Look(**source.quality) for source in chosen if source.quality]
-    files = [source.path for source in chosen if not source.quality and source.path]
-    return limits_of([*looks, *look_at_files(files, preprocessing, faces)], preprocessing)
+    return limits_of(
+        _looks_of(gallery.some_sources(_SAMPLE), gallery.preprocessing, faces), gallery.preprocessing
+    )
 
 
-def of_gallery(gallery: Any, faces: detector.Detector | None) -> Pictures:
-    """Return the pictures of a plsc.apps.serving.gallery.Gallery that came from files; those of which it keeps no look are read again."""
+def of_gallery(gallery: Any, faces: detector.Detector | None) -> tuple[Pictures, int]:
+    """Return the pictures of a plsc.apps.serving.gallery.Gallery that came from files, and how many came otherwise."""
     names, sources, owners, embeddings = gallery.enrolled()
     kept = [number for number, source in enumerate(sources) if source.path]
-    looks: list[Look | None] = [
-        Look(**sources[number].quality) if sources[number].quality else None for number in kept
-    ]
-    unknown = [place for place, look in enumerate(looks) if look is None]
     files = [sources[number].path for number in kept]
-    found = look_at_files([files[place] for place in unknown], gallery.preprocessing, faces)
-    for place, look in zip(unknown, found):
-        looks[place] = look
-    return Pictures(files, looks, embeddings[kept], owners[kept], names)
+    looks = _looks_of([sources[number] for number in kept], gallery.preprocessing, faces)
+    return Pictures(files, looks, embeddings[kept], owners[kept], names), len(sources) - len(kept)
+
+
+def _looks_of(
+    sources: Sequence[Source], preprocessing: Preprocessing, faces: detector.Detector | None
+) -> list[Look | None]:
+    """Return what is kept of the pixels of pictures; files of which nothing is are read again."""
+    looks = [Look(**source.quality) if source.quality else None for source in sources]
+    unknown = [number for number, source in enumerate(sources) if source.path and not source.quality]
+    found = look_at_files([sources[number].path for number in unknown], preprocessing, faces)
+    for number, look in zip(unknown, found):
+        looks[number] = look
+    return looks
 
 
 def judge_addition(

@@ -19,7 +19,6 @@ class Rows:
 
     Args:
         embeddings: float32 [N, D] of length 1. owners: int64 [N], which are changed.
-        release: of embeddings that lie in a file, see plsc.apps.serving.gallery.search.Part.
     """
 
     def __init__(self, embeddings: np.ndarray | FileRows, owners: np.ndarray):
@@ -42,10 +41,9 @@ class Rows:
         """Add rows of a person."""
         self.parts[1].append(embeddings, np.full(len(embeddings), owner))
 
-    def remove(self, owner: int) -> None:
-        """Remove all rows of a person."""
-        for part in self.parts:
-            part.remove(part.find(owner))
+    def remove(self, owner: int) -> int:
+        """Remove all rows of a person; return how many there were."""
+        return sum(part.remove(owner) for part in self.parts)
 
     def nearest(self, queries: np.ndarray, people: int) -> list[dict[int, float]]:
         """Find for each query the most similar people: person -> similarity of the nearest row, best first.
@@ -98,8 +96,10 @@ class _Part:
         self.owners = np.concatenate([owners, np.zeros(room, np.int64)])
         self.count, self.removed = len(rows), 0
 
-    def remove(self, at: np.ndarray) -> None:
+    def remove(self, owner: int) -> int:
+        at = self.find(owner)
         self.owners[at] = _NOBODY
         self.removed += len(at)
         if isinstance(self.embeddings, np.ndarray):
             self.embeddings[at] = 0
+        return len(at)

@@ -101,6 +101,10 @@ class Addition(NamedTuple):
     meta: Any = None
     """A JSON value; None leaves what is there."""
 
+    def pictures(self) -> Iterator[tuple[Source, np.ndarray]]:
+        """Iterate over where each picture came from, and its vector."""
+        return zip(self.sources or [Source()] * len(self.vectors), self.vectors, strict=True)
+
 
 class Person(NamedTuple):
     """A person of a gallery."""
@@ -231,10 +235,9 @@ class SqliteStore:
 
     # -- facts ----------------------------------------------------------------------------------------------------------------
 
-    def facts(self) -> str:
-        """Return the facts as a JSON object."""
-        rows = self._all("SELECT key, value FROM facts")
-        return "{" + ", ".join(f"{json.dumps(key)}: {value}" for key, value in rows) + "}"
+    def facts(self) -> dict[str, str]:
+        """Return the facts, each as JSON."""
+        return dict(self._all("SELECT key, value FROM facts"))
 
     def set_facts(self, facts: dict[str, Any]) -> None:
         """Replace the facts."""
@@ -249,7 +252,7 @@ class SqliteStore:
     def set_strangers(self, vectors: np.ndarray, people: np.ndarray) -> None:
         """Replace the strangers' pictures."""
         self._run("DELETE FROM strangers")
-        rows = ((person, vector.tobytes()) for person, vector in zip(people.tolist(), _little(vectors)))
+        rows = ((person, _bytes(vector)) for person, vector in zip(people.tolist(), vectors))
         self._connected().executemany("INSERT INTO strangers (person, vector) VALUES (?, ?)", rows)
         self._changed(_EVERYTHING)
 
@@ -275,6 +278,10 @@ class SqliteStore:
         """Return where the pictures of people came from, in the order of `embeddings`."""
         return self._sources("person", people)
 
+    def sources_of(self, pictures: Sequence[int]) -> list[Source]:
+        """Return where pictures with these increasing ids came from."""
+        return self._sources("id", pictures)
+
     def _sources(self, column: str, ids: Sequence[int]) -> list[Source]:
         rows = self._all(
             "SELECT path, sha256, quality, aligned FROM pictures "  # noqa: S608
@@ -286,12 +293,6 @@ class SqliteStore:
             for path, sha256, quality, aligned in rows
         ]
 
-    def some_sources(self, most: int) -> list[Source]:
-        """Return where at most so many pictures came from, evenly chosen of all."""
-        ids = self.pictures()[0]
-        chosen = ids[np.linspace(0, len(ids), min(most, len(ids)), endpoint=False).astype(np.int64)].tolist()
-        return self._sources("id", chosen)
-
     def add(self, additions: Iterable[Addition]) -> None:
         """Add pictures of people. UserError if somebody is in another collection already."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -299,8 +300,7 @@ class SqliteStore:
         changed = []
         for new in additions:
             person = self._person_of(connection, new)
-            sources = new.sources or (Source(),) * len(new.vectors)
-            for source, vector in zip(sources, _little(new.vectors), strict=True):
+            for source, vector in new.pictures():
                 path = source.path and _utf8(source.path)
                 row = (person, path, source.sha256, _json(source.quality), source.aligned, new.measures, now)
                 picture = connection.execute(
@@ -308,7 +308,7 @@ class SqliteStore:
                     "VALUES (?, CAST(? AS TEXT), ?, ?, ?, ?, ?)",
                     row,
                 ).lastrowid
-                connection.execute("INSERT INTO embeddings VALUES (?, ?)", (picture, vector.tobytes()))
+                connection.execute("INSERT INTO embeddings VALUES (?, ?)", (picture, _bytes(vector)))
             changed.append(person)
         for person in changed if len(changed) <= _AT_ONCE else [_EVERYTHING]:
             self._changed(person)
@@ -369,7 +369,7 @@ class SqliteStore:
 
     def set_vectors(self, pictures: np.ndarray, vectors: np.ndarray) -> None:
         """Replace the embeddings of pictures. They measure no threshold any more, since they are not the network's own."""
-        rows = zip((vector.tobytes() for vector in _little(vectors)), pictures.tolist())
+        rows = zip(map(_bytes, vectors), pictures.tolist())
         self._connected().executemany("UPDATE embeddings SET vector = ? WHERE picture = ?", rows)
         self._run("UPDATE pictures SET measures = 0")
         self._changed(_EVERYTHING)
@@ -559,5 +559,5 @@ def _json(value: Any) -> str | None:
     return None if value is None else json.dumps(value)
 
 
-def _little(vectors: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(vectors, "<f4")
+def _bytes(vector: np.ndarray) -> bytes:
+    return vector.astype("<f4", copy=False).tobytes()

@@ -31,20 +31,25 @@ class Problem(_Answer):
     """Where it is pictures: all that are refused."""
 
 
-class Embeddings(_Answer):
-    """Embeddings of length 1: the dot product of two is their similarity."""
+class _OfPictures(_Answer):
+    """An answer to a request with pictures."""
 
-    embeddings: list[list[float]]
-    """In the order of the pictures."""
-    network: str
-    """Embeddings of other networks cannot be compared with these."""
     faces: list[int] | None = None
     """With align: how many faces each picture shows; the largest was taken."""
     warnings: list[Remark] = []
     """What is doubtful in the pictures: too small, stretched, blurred, not aligned."""
 
 
-class Comparison(_Answer):
+class Embeddings(_OfPictures):
+    """Embeddings of length 1: the dot product of two is their similarity."""
+
+    embeddings: list[list[float]]
+    """In the order of the pictures."""
+    network: str
+    """Embeddings of other networks cannot be compared with these."""
+
+
+class Comparison(_OfPictures):
     """How alike two pictures are, or a picture and a name."""
 
     similarity: float
@@ -55,10 +60,6 @@ class Comparison(_Answer):
     """The cosine above which it is the same."""
     same: bool | None = None
     """Whether the similarity is above the threshold; null where there is no threshold."""
-    faces: list[int] | None = None
-    """With align: how many faces each picture shows; the largest was taken."""
-    warnings: list[Remark] = []
-    """What is doubtful in the pictures: too small, stretched, blurred, not aligned."""
 
 
 class Candidate(_Answer):
@@ -73,7 +74,7 @@ class Candidate(_Answer):
     """Whether this is the answer: the nearest name, above the threshold; null where there is no threshold."""
 
 
-class Search(_Answer):
+class Search(_OfPictures):
     """The names most like a picture, best first."""
 
     verdict: str
@@ -84,10 +85,6 @@ class Search(_Answer):
     """The cosine above which the nearest name is accepted."""
     matches: list[Candidate]
     """Each name once, best first."""
-    faces: list[int] | None = None
-    """With align: how many faces the picture shows; the largest was taken."""
-    warnings: list[Remark] = []
-    """What is doubtful in the pictures: too small, stretched, blurred, not aligned."""
 
 
 class People(_Answer):

@@ -70,8 +70,6 @@ _FILES = {  # path: file, type
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
     "/texts.js": ("texts.js", "text/javascript; charset=utf-8"),
-    "/docs": ("docs.html", "text/html; charset=utf-8"),
-    "/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
 }
 _OPEN = frozenset({*_FILES, "/health", "/openapi.json"})  # show nothing of the gallery
 _PROBLEMS = {
@@ -120,9 +118,8 @@ def _answer_error(_: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         return refused(422, f"{first['loc'][-1]}: {first['msg']}")
-    if isinstance(
-        error, UserError
-    ):  # of the gallery's files: no fault of the client, who need not know the paths
+    if isinstance(error, UserError):
+        # Of the gallery's files: no fault of the client, who need not know the paths.
         get_logger().error(str(error))
         return refused(503, "the gallery cannot be used now; the service's log says why")
     if isinstance(error, ClientDisconnect):  # nobody reads it
@@ -185,7 +182,7 @@ class _Service:
         app.add_api_route("/health", self.health, methods=["GET"])
         app.add_api_route("/metrics", self.show_metrics, methods=["GET"], response_class=Response)
 
-    # -- the paths; their docstrings are the text of /docs ---------------------------------------------------------------------
+    # -- the paths; their docstrings are what /openapi.json says -----------------------------------------------------------------
 
     async def embed(self, request: Request, align: Align = None) -> answers.Embeddings:
         """Compute the embeddings of pictures."""
@@ -221,7 +218,7 @@ class _Service:
             similarity=similarity,
             probability=None if calibration is None else float(calibration.probability(similarity)),
             threshold=limit,
-            same=_accepted(similarity, limit),
+            same=None if limit is None else similarity > limit,
             **self._remarks(prepared),
         )
 
@@ -465,10 +462,6 @@ def _pair_threshold(
         return calibration.threshold(far)
     except UserError as error:
         raise Refusal(422, str(error)) from None
-
-
-def _accepted(similarity: float, threshold: float | None) -> bool | None:
-    return None if threshold is None else similarity > threshold
 
 
 def _name_of(person: str) -> str:

@@ -19,25 +19,34 @@ import socket
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 from plsc import config
+from plsc.apps.serving.embedder import Embedder, NetworkFacts, find_run, from_export, from_origin
+from plsc.apps.serving.gallery import Gallery
+from plsc.apps.serving.gallery.quality import REVIEWS
+from plsc.apps.serving.service.options import DEFAULTS, Options
+from plsc.checkpoint import store
 from plsc.data.image_size import MOST_PIXELS
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import MissingFileError, UserError, reading, shown
+from plsc.training.start import open_checkpoint
+from plsc.training.thresholds import thresholds_of
 from plsc.utils.atomic_write import atomic_write, remove
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted
-
-if TYPE_CHECKING:
-    from plsc.apps.serving.embedder import Embedder
-    from plsc.apps.serving.gallery import Gallery
-    from plsc.apps.serving.service.options import Options
 
 TOKEN = "PLSC_SERVE_TOKEN"  # noqa: S105 (the name of a variable)
 KEPT = "serve"  # in the run's folder: an export that the service made for itself
 _PACKAGES = ("fastapi", "uvicorn", "python-multipart", "prometheus-client")
 _SHORTEST_TOKEN = 16
+_LIMITS = (
+    ("batch", int, "pictures that the network embeds at once"),
+    ("queue", int, "requests with pictures in progress at once; more are answered 503"),
+    ("deadline", float, "seconds for reading a request, and for each wait"),
+    ("max_bytes", int, "of a request"),
+    ("max_pixels", int, "of a picture"),
+    ("max_pictures", int, "of a request"),
+)
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -54,15 +63,12 @@ def main(argv: Sequence[str] | None, export: Export) -> int:
             f"plsc serve: {', '.join(missing)} not found: pip install {' '.join(_PACKAGES)} (the extra serve)"
         )
     options = _options(args)
-    gallery = _gallery(args.gallery)
+    gallery = Gallery.open(args.gallery) if args.gallery else None
     _serve(_embedder(args, gallery, export), gallery, args, options)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    from plsc.apps.serving.gallery.quality import REVIEWS
-    from plsc.apps.serving.service.options import DEFAULTS
-
     parser = argparse.ArgumentParser(
         "plsc serve",
         description="Compare and look up pictures over HTTP, with a page for people.",
@@ -90,14 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--token-file", metavar="FILE", help=f"read the token there, not from {TOKEN}")
     limits = parser.add_argument_group("limits")
-    for name, unit, what in (
-        ("batch", int, "pictures that the network embeds at once"),
-        ("queue", int, "requests with pictures in progress at once; more are answered 503"),
-        ("deadline", float, "seconds for reading a request, and for each wait"),
-        ("max_bytes", int, "of a request"),
-        ("max_pixels", int, "of a picture"),
-        ("max_pictures", int, "of a request"),
-    ):
+    for name, unit, what in _LIMITS:
         flag = f"--{name.replace('_', '-')}"
         limits.add_argument(
             flag, type=unit, default=getattr(DEFAULTS, name), help=f"{what} (default: %(default)s)"
@@ -108,12 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _options(args: argparse.Namespace) -> Options:
     """Check the arguments, and return the settings of the service."""
-    from plsc.apps.serving.service.options import Options
-
-    limits = {
-        name: getattr(args, name)
-        for name in ("batch", "queue", "deadline", "max_bytes", "max_pixels", "max_pictures")
-    }
+    limits = {name: getattr(args, name) for name, _, _ in _LIMITS}
     for name, value in limits.items():
         if not 0 < value < math.inf:
             raise UserError(f"--{name.replace('_', '-')}: must be more than 0 and finite, got {value:g}")
@@ -169,34 +163,20 @@ def _is_loopback(host: str) -> bool:
 
 def _embedder(args: argparse.Namespace, gallery: Gallery | None, export: Export) -> Embedder:
     """Make the embedder of --export, of the run that -c names, or else of the gallery's network."""
-    from plsc.apps.serving.embedder import find_run, from_export, from_origin
-
     if args.export:
         return from_export(args.export)
     if gallery is None or args.config is not None:
         return _of_run(args.config, args.override, gallery, export)
-    file, facts = shown(gallery.path), gallery.facts
-    if facts.origin is None:
-        raise UserError(f"{file}: does not say where its network is; name its run with -c, or --export")
+    origin, network = gallery.origin, gallery.facts.network
     try:
-        if "config" not in facts.origin:
-            return from_origin(facts.origin, facts.network)
-        path, overrides = find_run(facts.origin, facts.network)
+        if "config" not in origin:
+            return from_origin(origin, network)
+        path, overrides = find_run(origin, network)
         return _of_run(path, [*overrides, *args.override], gallery, export)
     except MissingFileError as error:
         raise UserError(
-            f"{error}; it is the network of {file}: name where it is now with -c, or --export"
+            f"{error}; it is the network of {shown(gallery.path)}: name where it is now with -c, or --export"
         ) from None
-
-
-class _Network(NamedTuple):
-    """What is known of a checkpoint's embeddings without its weights, as `Gallery.check` compares it with a gallery's."""
-
-    network: str
-    described: str
-    preprocessing: Preprocessing
-    flip: bool
-    compatible_with: str | None
 
 
 def _of_run(path: str | None, overrides: Sequence[str], gallery: Gallery | None, export: Export) -> Embedder:
@@ -204,34 +184,35 @@ def _of_run(path: str | None, overrides: Sequence[str], gallery: Gallery | None,
 
     Raises UserError, before anything is exported, where the gallery is of another network.
     """
-    from plsc.checkpoint import store
-    from plsc.training.start import open_checkpoint
-    from plsc.training.thresholds import thresholds_of
-
     given = config.load(path, overrides)
     root = Path(given.Global.output_dir)
     found = store.find(root / "checkpoints", given.Global.checkpoint or "newest")
-    saved = (
-        store.Checkpoint.open(found, verify=False) if found else open_checkpoint(given)
-    )  # says what is missing
-    described, known = f"{shown(root)}, step {saved.step}", thresholds_of(saved)
-    compatible_with = saved.plain("compatible").get("network")
-    preprocessing = Preprocessing.from_json(saved.preprocessing)
+    # Of a checkpoint that is not there, open_checkpoint says what is missing.
+    saved = store.Checkpoint.open(found, verify=False) if found else open_checkpoint(given)
+    known = thresholds_of(saved)
+    ours = NetworkFacts(
+        saved.network,
+        f"{shown(root)}, step {saved.step}",
+        Preprocessing.from_json(saved.preprocessing),
+        saved.embedding_size,
+        known.flip,
+        known.threshold,
+        known.calibration,
+        compatible_with=saved.plain("compatible").get("network"),
+    )
     if gallery is not None:
-        gallery.check(_Network(saved.network, described, preprocessing, known.flip, compatible_with))
-    wanted = saved.network, known.flip, known.threshold, known.calibration
+        gallery.check(ours)
+    wanted = ours.network, ours.flip, ours.threshold, ours.calibration
     for folder in (root / "export", root / KEPT):
-        embedder = _of_export(folder, described)
+        embedder = _of_export(folder, ours.described)
         if embedder and (embedder.network, embedder.flip, embedder.threshold, embedder.calibration) == wanted:
             return embedder
     get_logger().info(f"no export of {shown(found)} as it is now: exporting it to {shown(root / KEPT)}")
-    return _of_new_export(given, root, described, export)
+    return _of_new_export(given, root, ours.described, export)
 
 
 def _of_export(folder: Path, described: str) -> Embedder | None:
     """Return the embedder of an export, None where there is none; what is wrong with it is logged."""
-    from plsc.apps.serving.embedder import from_export
-
     try:
         return from_export(folder, described)
     except MissingFileError:
@@ -243,8 +224,6 @@ def _of_export(folder: Path, described: str) -> Embedder | None:
 
 def _of_new_export(given: config.Config, root: Path, described: str, export: Export) -> Embedder:
     """Export the checkpoint, and keep that in the run's folder for the next start, unless nothing can be written there."""
-    from plsc.apps.serving.embedder import from_export
-
     with tempfile.TemporaryDirectory(prefix="plsc-serve-") as folder:
         new = Path(folder) / "export"
         export(given, new)
@@ -294,14 +273,6 @@ def _serve(embedder: Embedder, gallery: Gallery | None, args: argparse.Namespace
     if gallery is not None:
         gallery.close()
     get_logger().info("stopped; every request that had come was answered")
-
-
-def _gallery(path: str | None) -> Gallery | None:
-    if path is None:
-        return None
-    from plsc.apps.serving.gallery import Gallery
-
-    return Gallery.open(path)
 
 
 def _listen(host: str, port: int) -> socket.socket:

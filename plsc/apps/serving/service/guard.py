@@ -151,9 +151,8 @@ def _name_of(host: str) -> str:
 
 def _of_another_site(headers: Headers, host: str) -> bool:
     """Say whether a browser marks the request as made by a page of another origin. Other clients send neither header."""
-    site = headers.get(
-        "sec-fetch-site"
-    )  # browsers send it to loopback and over TLS, also behind a proxy that changes Host
+    # Browsers send it to loopback and over TLS, also behind a proxy that changes Host.
+    site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")
     origin = headers.get("origin")
