@@ -6,11 +6,10 @@ failed rank by number. `write` puts both into a folder; PYTHONPATH makes them fo
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.helpers.launch import ROOT
+from tests.helpers.launch import ROOT, start_python
 
 LAUNCHER = """
 import os, signal, subprocess, sys, time
@@ -148,7 +147,6 @@ def write(folder: Path) -> None:
 
 def supervise(folder: Path, *options: str, overrides: Sequence[str] = (), **env: str) -> subprocess.Popen:
     """plsc run in `folder` with the stand-ins, as two ranks; stderr is piped."""
-    path = os.pathsep.join([str(folder / "fake"), str(ROOT)])
     command = [
         ROOT / "tools/run.py",
         "--nproc_per_node",
@@ -159,11 +157,6 @@ def supervise(folder: Path, *options: str, overrides: Sequence[str] = (), **env:
         "Global.output_dir=out",
         *overrides,
     ]
-    return subprocess.Popen(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, **env},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
+    env = {"PYTHONPATH": f"{folder / 'fake'}{os.pathsep}{ROOT}", **env}
+    streams = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    return start_python(*command, cwd=folder, env=env, **streams)

@@ -10,7 +10,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
 
@@ -23,7 +22,7 @@ from plsc.utils.logging import get_logger, setup, warn
 from plsc.utils.metrics import Metrics, read_metrics
 from plsc.utils.progress import Progress
 from plsc.utils.text import duration, number, table
-from tests.helpers.launch import ROOT, run_python
+from tests.helpers.launch import ROOT, run_python, start_python
 
 
 @pytest.fixture(autouse=True)
@@ -328,9 +327,7 @@ def screen(output):
 def test_on_a_terminal_the_bar_stays_below_the_lines():
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 50, 200, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN], cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal
-    )
+    process = start_python("-c", RUN, stdin=terminal, stdout=terminal, stderr=terminal)
     os.close(terminal)
     output = b""
     while True:
