@@ -8,6 +8,7 @@ from plsc.config import ConfigError, load
 from plsc.entry import Entry
 from plsc.training.build_head import build_head, build_margin, build_rule, changes_others
 from plsc.utils.registry import MARGINS
+from tests.heads.ways import without_kernels
 
 MODULE = """
 from __future__ import annotations
@@ -87,6 +88,7 @@ def test_a_registered_class_has_a_short_name_sharded_or_not():
     assert "did you mean 'dist_Cut'?" in refused("Head.name=dist_Cot")[0]
 
 
+@without_kernels
 @pytest.mark.parametrize(
     "overrides, line",
     [
