@@ -391,16 +391,6 @@ def test_a_missing_file(write):
     assert str(error.value) == "defualt.yaml: no such config file, did you mean 'default.yaml'?"
 
 
-def test_a_missing_data_folder(write):
-    text = (
-        "DataLoader:\n  Train:\n    dataset:\n      name: DummyImages\n      root: nowhere\n"
-        "  Eval: {dataset: null}\n"
-    )
-    with pytest.raises(MissingFileError) as error:
-        load(write(text)).check_data()
-    assert str(error.value) == "a.yaml:5: DataLoader.Train.dataset.root: no such folder (got 'nowhere')"
-
-
 def test_everything_at_once_in_the_order_of_the_file(write):
     text = "Head: {marign: 1}\nGlobal:\n  seed: x\n  seed: 4\nModel: {name: DummyNet, widths: 1}\nHed: {}"
     overrides = ["Zzz", "Optimizer.name=Adm", "Optimizer.momentum=x", "Optimizer.momentum=0.5"]
