@@ -132,6 +132,15 @@ with Guard(folder, float(os.environ.get("HANG", "0"))) as guard:
             break
 """
 
+RUN = """
+import sys
+from plsc.apps.supervise import history
+from plsc.cli import main
+
+history._PAUSE = 0  # before a restart
+sys.exit(main(["run", *sys.argv[1:]]))
+"""
+
 
 def write(folder: Path) -> None:
     package = folder / "fake/paddle/distributed/launch"
@@ -142,13 +151,14 @@ def write(folder: Path) -> None:
     (folder / "fake/paddle/utils.py").write_text("dlpack = None\n")
     (package / "__main__.py").write_text(LAUNCHER)
     (package.parent / "collective.py").write_text(COLLECTIVE)
+    (folder / "fake/run.py").write_text(RUN)
     (folder / "program.py").write_text(PROGRAM)
 
 
 def supervise(folder: Path, *options: str, overrides: Sequence[str] = (), **env: str) -> subprocess.Popen:
-    """plsc run in `folder` with the stand-ins, as two ranks; stderr is piped."""
+    """plsc run in `folder` with the stand-ins, as two ranks, without its pauses; stderr is piped."""
     command = [
-        ROOT / "tools/run.py",
+        folder / "fake/run.py",
         "--nproc_per_node",
         "2",
         *options,

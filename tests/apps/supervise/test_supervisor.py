@@ -77,7 +77,6 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_from_the_newest_checkpoint(f
 @pytest.mark.parametrize(
     "fault, env, line",
     [
-        ("1:1:kill", {}, r"rank 1 was killed \(signal 9\) at step 1; restart 1 from the beginning"),
         ("1:4:segv", {}, r"rank 1 crashed at step 4 \(Segmentation fault\) in .*program.py:\d+; restart 1 "),
         ("1:3:defect", {}, "rank 1 failed at step 3: RuntimeError: a defect; restart 1 from step 2"),
         ("0:4:launcher", {}, r"the launcher was killed \(signal 9\); restart 1 from step 2"),
@@ -133,16 +132,19 @@ def test_a_signal_is_passed_on_and_the_same_command_resumes(folder):
     assert newest_step(folder / "out/checkpoints") == 6
 
 
-def test_a_finished_run_is_not_resumed_nor_is_one_against_the_users_word(folder):
-    assert ended(supervise(folder))[0] == 0
+def test_a_finished_run_is_not_resumed_nor_is_one_against_the_users_word(folder, monkeypatch):
+    (folder / "out/checkpoints/step-00000006").mkdir(parents=True)
+    (folder / "out/checkpoints/step-00000006/manifest.json").touch()
     (folder / "out/results.json").write_text('{"step": 6}')
     assert ended(supervise(folder)) == (0, [])
-    (folder / "out/results.json").write_text('{"step": 4}')
-    assert ended(supervise(folder))[1] == ["INFO resuming the unfinished run from step 6"]
-    (folder / "out/results.json").write_text("[]")
-    assert ended(supervise(folder))[1] == ["INFO resuming the unfinished run from step 6"]
+    (folder / "out/results.json").unlink()
     assert ended(supervise(folder, overrides=["Global.resume=false"])) == (0, [])
-    assert ["Global.resume=true" in line for line in starts(folder)] == [False, False, True, True, False]
+    assert not any("Global.resume=true" in line for line in starts(folder)) and len(starts(folder)) == 2
+    monkeypatch.chdir(folder)
+    job = Supervisor(read_options(COMMAND))._job
+    for results, unfinished in (('{"step": 6}', False), ('{"step": 4}', True), ("[]", True), ("{", True)):
+        (folder / "out/results.json").write_text(results)
+        assert job.is_unfinished(6) is unfinished and not job.is_unfinished(None)
 
 
 def test_what_a_rank_has_left_forges_no_line_of_the_log(folder, monkeypatch, capsys):
