@@ -12,7 +12,6 @@ from plsc.config import ConfigError, load
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.registry import BACKBONES, DATASETS
 from tests.helpers.head_names import HEADS
-from tests.helpers.launch import run_python
 
 
 class DummyNet:
@@ -401,17 +400,6 @@ def test_everything_at_once_in_the_order_of_the_file(write):
         "-o Zzz",
         "-o Optimizer.name=Adm",
     ]
-
-
-# ---- what reading a config may cost
-
-
-def test_reading_a_config_imports_no_paddle(write):
-    path = write("Global: {epochs: 2}\nModel: {embedding_size: 64}\nHead: {margin: 0.4}\n")
-    code = (
-        f"import sys;  from plsc.config import load; load({path!r}).to_yaml(); print('paddle' in sys.modules)"
-    )
-    assert run_python("-c", code, cwd=Path.cwd()).stdout == "False\n"
 
 
 def test_a_number_of_ranks_that_does_not_make_the_global_batch_is_refused(tmp_path):
