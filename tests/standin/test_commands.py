@@ -114,29 +114,41 @@ def test_auto_is_the_kind_of_the_plug_in_with_its_settings(plugin, tmp_path):
     assert '"device": "standin"' in (tmp_path / "output/card.json").read_text()
 
 
+REFUSED = {
+    "Global.device=standin:7": "there are 2 visible cards of standin, and this rank would take number 7",
+    "Global.device=npu": "this Paddle has standin (install paddlepaddle and paddle-custom-npu)",
+    "Global.amp={dtype: bfloat16}": "bfloat16 is none that Paddle's autocast has for standin",
+}
+TRY_VERBS = """
+import json, sys
+from plsc import cli
+for verb in json.loads(sys.argv[1]):
+    print(cli.main(verb), file=sys.stderr)
+"""
+
+
+def test_a_card_that_is_not_there_is_refused_in_a_line(plugin, tmp_path):
+    start = ["train", "-c", str(TINY), "-o", "Global.device=standin", "Global.output_dir=output"]
+    verbs = json.dumps([[*start, override] for override in REFUSED])
+    text = run_python("-c", TRY_VERBS, verbs, cwd=tmp_path, **plugin).stderr
+    errors, codes = text.splitlines()[::2], text.splitlines()[1::2]
+    assert codes == ["2"] * len(REFUSED) and len(errors) == len(REFUSED), text
+    assert all(line in error for line, error in zip(REFUSED.values(), errors)), text
+
+
 @pytest.mark.parametrize(
-    ("device", "ranks", "env", "said"),
+    ("ranks", "env", "said"),
     [
-        ("standin:7", None, {}, "there are 2 visible cards of standin, and this rank would take number 7"),
-        ("npu", None, {}, "this Paddle has standin (install paddlepaddle and paddle-custom-npu)"),
+        (3, {}, "3 ranks on this machine, but 2 visible cards: a rank takes one"),
         (
-            "standin Global.amp={dtype: bfloat16}",
-            None,
-            {},
-            "bfloat16 is none that Paddle's autocast has for standin",
-        ),
-        ("standin", 3, {}, "3 ranks on this machine, but 2 visible cards: a rank takes one"),
-        (
-            "standin",
             2,
             {"STANDIN_COLLECTIVES": "0"},
             "ERROR standin: its plug-in has no CCLGetUniqueId, which several ranks need",
         ),
     ],
 )
-def test_a_card_that_is_not_there_is_refused_in_a_line(device, ranks, env, said, plugin, tmp_path):
-    device, *more = device.split(" ", 1)
-    code, text = train(tmp_path, f"Global.device={device}", *more, ranks=ranks, check=False, **plugin, **env)
+def test_ranks_without_cards_are_refused_in_a_line(ranks, env, said, plugin, tmp_path):
+    code, text = train(tmp_path, "Global.device=standin", ranks=ranks, check=False, **plugin, **env)
     assert code == 2 and said in text and "Traceback" not in text
 
 
