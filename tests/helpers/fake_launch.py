@@ -137,7 +137,7 @@ import sys
 from plsc.apps.supervise import history
 from plsc.cli import main
 
-history._PAUSE = 0  # before a restart
+history._PAUSE = 0.1  # before a restart
 sys.exit(main(["run", *sys.argv[1:]]))
 """
 
@@ -156,7 +156,7 @@ def write(folder: Path) -> None:
 
 
 def supervise(folder: Path, *options: str, overrides: Sequence[str] = (), **env: str) -> subprocess.Popen:
-    """plsc run in `folder` with the stand-ins, as two ranks, without its pauses; stderr is piped."""
+    """plsc run in `folder` with the stand-ins, as two ranks, whose pauses are short; stderr is piped."""
     command = [
         folder / "fake/run.py",
         "--nproc_per_node",
