@@ -12,25 +12,38 @@ from tests.helpers.launch import run_python
 from tests.standin.test_bits import THE_WAY_OF_DEVICES, TINY, arrays
 
 
+def training(*overrides):
+    """The words of a training of four steps into output, but for what the overrides say."""
+    common = ["Global.max_steps=4", "Checkpoint.every_steps=2", "DataLoader.Eval.dataset=null"]
+    return ["train", "-c", str(TINY), "-o", *common, "Global.output_dir=output", *overrides]
+
+
 def train(folder, *overrides, ranks=None, check=True, **env):
     """Train into folder/output by the command of a user."""
-    verb = ["run", "--nproc_per_node", str(ranks), "train"] if ranks else ["train"]
-    common = ["Global.max_steps=4", "Checkpoint.every_steps=2", "DataLoader.Eval.dataset=null"]
-    command = ["-m", "plsc", *verb, "-c", TINY, "-o", *common, "Global.output_dir=output", *overrides]
+    verb = ["run", "--nproc_per_node", str(ranks)] if ranks else []
     folder.mkdir(exist_ok=True)
-    done = run_python(*command, cwd=folder, check=check, **env)
+    done = run_python("-m", "plsc", *verb, *training(*overrides), cwd=folder, check=check, **env)
     return done.returncode, done.stdout + done.stderr
 
 
+RUN_VERBS = """
+import json, sys
+from plsc import cli
+for verb in json.loads(sys.argv[1]):
+    assert cli.main(verb) == 0, verb
+"""
+
+
 def test_a_run_goes_on_from_the_cpu_to_a_card_and_back(plugin, tmp_path):
-    mixed, cpu = tmp_path / "mixed", tmp_path / "cpu"
     untouched = {**plugin, "STANDIN_BYTES": "1"}  # a card that is touched has no memory
-    for part, (kind, env) in enumerate([("cpu", untouched), ("standin", plugin), ("cpu", {})], 1):
+    for part, (kind, env) in enumerate([("cpu", untouched), ("standin", plugin)], 1):
         more = ["Global.resume=true", f"Global.max_steps={2 * part}", f"Global.device={kind}"]
-        train(mixed, *more, **THE_WAY_OF_DEVICES, **env)
-    train(cpu, "Global.max_steps=6", **THE_WAY_OF_DEVICES)
+        train(tmp_path, *more, **THE_WAY_OF_DEVICES, **env)
+    end = ["Global.max_steps=6", "Global.device=cpu"]
+    verbs = [training("Global.resume=true", *end), training("Global.output_dir=whole", *end)]
+    run_python("-c", RUN_VERBS, json.dumps(verbs), cwd=tmp_path, **THE_WAY_OF_DEVICES)
     last = f"checkpoints/step-{6:08d}/backbone.safetensors"
-    assert arrays(mixed / "output")[last] == arrays(cpu / "output")[last]
+    assert arrays(tmp_path / "output")[last] == arrays(tmp_path / "whole")[last]
 
 
 FACES = """
@@ -47,12 +60,6 @@ VERBS = [
     ["gallery", "build", "known.gallery", "-c", "output", "faces", "--review", "off"],
     ["gallery", "search", "known.gallery", "-c", "output", "--threshold", "0.5", "--json", "faces/2/1.png"],
 ]
-RUN_VERBS = """
-import json, sys
-from plsc import cli
-for verb in json.loads(sys.argv[1]):
-    assert cli.main(verb) == 0, verb
-"""
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +135,7 @@ for verb in json.loads(sys.argv[1]):
 
 
 def test_a_card_that_is_not_there_is_refused_in_a_line(plugin, tmp_path):
-    start = ["train", "-c", str(TINY), "-o", "Global.device=standin", "Global.output_dir=output"]
-    verbs = json.dumps([[*start, override] for override in REFUSED])
+    verbs = json.dumps([training("Global.device=standin", override) for override in REFUSED])
     text = run_python("-c", TRY_VERBS, verbs, cwd=tmp_path, **plugin).stderr
     errors, codes = text.splitlines()[::2], text.splitlines()[1::2]
     assert codes == ["2"] * len(REFUSED) and len(errors) == len(REFUSED), text
