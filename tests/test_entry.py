@@ -484,15 +484,6 @@ def test_newest_and_best_are_words_for_checkpoints(tmp_path, capsys):
     assert f"reading checkpoint {checkpoint(tmp_path, 8)}\n" in capsys.readouterr().out
 
 
-def test_best_where_nothing_was_evaluated(tmp_path):
-    entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train()
-    with pytest.raises(UserError) as raised:
-        entry(tmp_path, "Global.checkpoint=best").predict(PIXELS)
-    assert str(raised.value) == (
-        f"{checkpoint(tmp_path, 1)}: no evaluation has been made up to this checkpoint, so none is the best; take the newest"
-    )
-
-
 def test_several_sets_are_tested_together(trained, tmp_path, capsys):
     more = [
         'DataLoader.Eval.more.templates={name: "tests.training.test_evaluator:NoiseTemplates"}',

@@ -180,7 +180,9 @@ def test_groups_of_identities_are_pointed_out(tmp_path, caplog):
 
 
 def test_one_class_is_nothing_to_learn(tmp_path):
-    line = refused(entry(tmp_path, "DataLoader.Train.dataset.num_classes=1").train)
+    one = entry(tmp_path, "DataLoader.Train.dataset.num_classes=1")
+    line = refused(one.train)
+    assert line == refused(one.dry_run)
     assert line == "DataLoader.Train.dataset: has 1 class, and nothing to tell it from; it needs at least 2"
 
 

@@ -111,10 +111,3 @@ def test_the_last_norm_is_paddles_in_training_too():
 
     want, bound = perturbed(partial(run, plain), state, x, grad, terms=5)
     assert_within(run(net.features, state, x, grad), want, bound)
-
-
-def test_dropout_is_for_training_only():
-    images, net = paddle.randn([4, 3, 20, 16]), build(dropout=0.5)
-    assert not np.array_equal(net(images).numpy(), net(images).numpy())
-    net.eval()
-    assert np.array_equal(net(images).numpy(), net(images).numpy())

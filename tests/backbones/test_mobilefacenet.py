@@ -71,13 +71,6 @@ def test_the_initial_weights_are_those_of_the_source():
             assert abs(value.std() / (2 / 256) ** 0.5 - 1) < 0.01, name
 
 
-def test_dropout_is_for_training_only():
-    images, net = paddle.randn([4, 3, 36, 33]), build(dropout=0.5)
-    assert not np.array_equal(net(images).numpy(), net(images).numpy())
-    net.eval()
-    assert np.array_equal(net(images).numpy(), net(images).numpy())
-
-
 @pytest.mark.parametrize(
     "options, said",
     [

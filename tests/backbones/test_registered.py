@@ -13,6 +13,7 @@ from tests.helpers.undrawn import undrawn
 
 # Backbones whose images may be small: the test is of each name, not of its speed.
 SMALL_IMAGES = {"FaceViT", "IResNet", "MobileFaceNet", "ResNet"}
+WITH_DROPOUT = {"FaceViT_tiny", "IResNet18", "MobileFaceNet", "ResNet50", "SmallResNet"}
 # Sizes of one family are the same code: all are built, run and differentiated, and the first of these is exported.
 EXPORTED_OF = {"FaceViT": "FaceViT_tiny", "IResNet": "IResNet18", "ResNet": "ResNet50"}
 
@@ -24,15 +25,18 @@ def test_a_registered_backbone_is_built_run_and_exported(name, tmp_path):
     if family in SMALL_IMAGES:
         shape = (shape[0], 32, 32)
     exported = EXPORTED_OF.get(family, name) == name
+    dropout = {"dropout": 0.5} if name in WITH_DROPOUT else {}
     with contextlib.nullcontext() if exported else undrawn():
-        backbone = BACKBONES.build(name, embedding_size=24, image_shape=shape)
-    embeddings = backbone(paddle.rand([3, *shape]))
+        backbone = BACKBONES.build(name, embedding_size=24, image_shape=shape, **dropout)
+    images = paddle.rand([3, *shape])
+    embeddings = backbone(images)
     assert embeddings.flatten(1).shape == [3, 24] and str(embeddings.dtype).endswith("float32")
     embeddings.sum().backward()
     still = [key for key, p in backbone.named_parameters() if not p.stop_gradient and p.grad is None]
     assert not still, f"no gradient reaches {still}"
     if not exported:
         return
+    assert bool((backbone(images) != backbone(images)).any()) == bool(dropout)
     # export compares the file's embeddings with the network's, at batch 1 and 8, and raises if they differ
     found = export(backbone, tmp_path / "x", preprocessing=Preprocessing.of_images(shape), formats=["paddle"])
     assert found["embedding_size"] == 24 and len(found["checks"]) == 2

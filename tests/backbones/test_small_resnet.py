@@ -51,15 +51,6 @@ def test_every_parameter_gets_a_gradient_and_an_image_its_own_embedding():
             assert np.abs(parameter.grad.numpy()).max() > 0, name
 
 
-def test_dropout_is_for_training_only():
-    images = paddle.randn([4, 1, 16, 16])
-    net = build(image_shape=(1, 16, 16), dropout=0.5)
-    first, second = net(images).numpy(), net(images).numpy()
-    assert not np.array_equal(first, second)
-    net.eval()
-    assert np.array_equal(net(images).numpy(), net(images).numpy())
-
-
 def test_the_seed_decides_the_weights():
     one, same, other = build(), build(), SmallResNet(8, widths=[4, 6], blocks=[0, 1])
     names = [name for name, value in one.named_parameters() if value.ndim > 1]

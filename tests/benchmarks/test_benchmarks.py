@@ -5,11 +5,13 @@ import mmap
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
+from benchmarks import __main__ as benchmark
 from benchmarks import chart
+from plsc.cli.mistakes import without_traceback
 from plsc.distributed import accelerator, launcher
 from plsc.utils import measure
-from tests.helpers.launch import run_python
 
 
 def test_work_is_timed_in_turn_and_the_median_counts(monkeypatch):
@@ -72,6 +74,7 @@ def test_circumstances_can_be_written_and_told():
     assert f"Paddle {found['paddle']}, commit {found['commit']}" in measure.format_machine(found)
 
 
+@pytest.mark.usefixtures("launches_are_forked")
 def test_the_last_line_of_new_processes_is_told(tmp_path):
     said = launcher.run_ranks(["ckpt", "inspect", str(tmp_path / "none")], 1, tmp_path)
     assert said.startswith("ERROR ") and "none" in said
@@ -83,7 +86,6 @@ def test_points_are_drawn_whatever_their_order():
     assert picture == chart.draw_log_log({"a": [(10, 1.0), (1000, 2.0)], "b": [(10, 3.0)]}, "classes", "ms")
 
 
-def test_a_mistake_in_the_overrides_is_one_line_before_anything_is_measured(tmp_path):
-    done = run_python("-m", "benchmarks", "head", "-o", "Head.scal=3", cwd=tmp_path, check=False)
-    assert done.returncode == 2
-    assert done.stderr == "ERROR -o Head.scal=3: Head.scal: unknown key, did you mean 'scale'?\n"
+def test_a_mistake_in_the_overrides_is_one_line_before_anything_is_measured(capsys):
+    assert without_traceback(lambda: benchmark.main(["head", "-o", "Head.scal=3"])) == 2
+    assert capsys.readouterr().err == "ERROR -o Head.scal=3: Head.scal: unknown key, did you mean 'scale'?\n"

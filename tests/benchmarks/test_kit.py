@@ -8,13 +8,12 @@ from benchmarks import __main__ as benchmark
 from plsc.entry import Entry
 from plsc.utils.logging import setup
 from tests.apps.export.test_export_formats import needs_onnx
-from tests.helpers.pictures import drawn
 from tests.helpers.tiny_runs import TINY
 
 
 @needs_onnx
 def test_faults_are_planted_and_counted(tmp_path, capsys):
-    with contextlib.redirect_stdout(io.StringIO()), drawn():
+    with contextlib.redirect_stdout(io.StringIO()):
         Entry(TINY, [f"Global.output_dir={tmp_path / 'run'}"]).train()
     setup()  # closes train.log
     numbers = tmp_path / "numbers.json"

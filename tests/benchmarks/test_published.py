@@ -7,8 +7,12 @@ import pytest
 
 from benchmarks import __main__ as benchmark
 from benchmarks import published
+from benchmarks.programs import NETWORKS
 from benchmarks.published import BOUNDS, FIGURES, off, reason
-from tests.helpers.launch import run_python
+from plsc.apps.plan.activations import kept_bytes
+from plsc.backbones.count import count
+from plsc.config import load
+from tests.helpers.undrawn import undrawn
 
 
 def judging(what):
@@ -60,21 +64,11 @@ def test_the_part_of_the_benchmark_prints_and_writes(tmp_path, capsys):
     assert len(whole["rows"]) == len(FIGURES) and " set\n" in published.show(whole)
 
 
-COUNT = """
-from plsc.backbones.count import count
-from benchmarks.programs import NETWORKS
-from plsc.apps.plan.activations import kept_bytes
-from plsc.config import load
-from tests.helpers.undrawn import undrawn
-
-for name, known in NETWORKS.items():
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_counts_what_is_written_down(name, monkeypatch):
+    monkeypatch.setenv("PLSC_KERNELS", "0")
     with undrawn():
         net = load(None, [f"Model.name={name}"]).Model.build(embedding_size=512, image_shape=(3, 112, 112))
     found = count(net, (3, 112, 112))
     tensors = sum(not p.stop_gradient for p in net.parameters())
-    assert (found.macs, kept_bytes(net, (3, 112, 112)), found.parameters, tensors) == known, name
-"""
-
-
-def test_the_networks_count_what_is_written_down(tmp_path):
-    run_python("-c", COUNT, cwd=tmp_path, PLSC_KERNELS="0")
+    assert (found.macs, kept_bytes(net, (3, 112, 112)), found.parameters, tensors) == NETWORKS[name]

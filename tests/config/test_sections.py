@@ -20,84 +20,35 @@ from plsc.utils.section import Section
             "Head: {embedding_size: 3}",
             "Head.embedding_size: unknown key, did you mean 'Model.embedding_size'?",
         ),
-        ("DataLoader: {Tain: {}}", "DataLoader.Tain: unknown section, did you mean 'Train'?"),
         ("Export: {zzz: 1}", "Export.zzz: unknown key (one of formats, opset, int8_pictures, kit)"),
         ("Zzz: {a: 1}", f"Zzz: unknown section (one of {', '.join(Config.model_fields)})"),
         # types are strict
-        (
-            "Global: {epochs: '10'}",
-            "Global.epochs: must be an integer >= 1 or null (got '10'); write it without quotes",
-        ),
         ("Global: {seed: true}", "Global.seed: must be an integer in [0, 2147483647] (got true)"),
         ("Global: {log_every: 3.0}", "Global.log_every: must be an integer >= 1 (got 3.0)"),
         ("Global: {resume: yes}", "Global.resume: must be true or false (got 'yes')"),
-        ("Global: {resume: 1}", "Global.resume: must be true or false (got 1)"),
         ("Global: {output_dir: 3}", "Global.output_dir: must be text (not empty) (got 3)"),
         (
             "Global: {device: 'gpu:x'}",
             "Global.device: must be a kind that Paddle lists, such as cpu, gpu, npu, or one card of it, gpu:1; auto takes what is there (got 'gpu:x')",
         ),
-        ("Head: {scale: true}", "Head.scale: must be a number in (0, 1000] (got true)"),
         ("Head: {scale: null}", "Head.scale: must be a number in (0, 1000] (got null)"),
-        ("Model: {name: 3}", "Model.name: must be text (got 3)"),
         # numbers are finite and bounded
         ("Head: {scale: .nan}", "Head.scale: must be a number in (0, 1000] (got .nan)"),
         ("Head: {scale: 1e999}", "Head.scale: must be a number in (0, 1000] (got .inf)"),
-        ("Head: {margin: 28.6}", "Head.margin: must be a number in [0, 4] or null (got 28.6)"),
-        (
-            "Head: {logits_budget_mb: 0}",
-            "Head.logits_budget_mb: must be a number in (0, 1000000000] or null (got 0)",
-        ),
-        ("Optimizer: {momentum: 1}", "Optimizer.momentum: must be a number in [0, 1) (got 1)"),
-        (
-            "LRScheduler: {warmup_epochs: -1}",
-            "LRScheduler.warmup_epochs: must be a number in [0, 1000000000] (got -1)",
-        ),
-        ("Checkpoint: {keep: 0}", "Checkpoint.keep: must be an integer >= 1 (got 0)"),
-        ("Export: {opset: 22}", "Export.opset: must be an integer in [7, 21] (got 22)"),
-        ("Head: {scale: 1e38}", "Head.scale: must be a number in (0, 1000] (got 1.0e+38)"),
-        (
-            "Optimizer: {weight_decay: 1e30}",
-            "Optimizer.weight_decay: must be a number in [0, 10] or null (got 1.0e+30)",
-        ),
-        (
-            "Model: {embedding_size: 1000000000000}",
-            "Model.embedding_size: must be an integer in [1, 65536] (got 1000000000000)",
-        ),
         ("Model: {dropout: 1}", "Model.dropout: must be a number in [0, 1) (got 1)"),
-        ("Model: {dropout: -1}", "Model.dropout: must be a number in [0, 1) (got -1)"),
         ("Model: {widths: [16, 0, 64]}", "Model.widths.1: must be an integer in [1, 1048576] (got 0)"),
-        (
-            "Model: {widths: [16, 100000000, 64]}",
-            "Model.widths.1: must be an integer in [1, 1048576] (got 100000000)",
-        ),
-        ("Model: {blocks: [0, -1, 1]}", "Model.blocks.1: must be an integer in [0, 1000] (got -1)"),
         ("Model: {name: MobileFaceNet, scale: 0}", "Model.scale: must be an integer in [1, 1000] (got 0)"),
         ("Model: {name: IResNet50, dropout: 2}", "Model.dropout: must be a number in [0, 1) (got 2)"),
         ("Model: {name: ResNet50, dropout: 2}", "Model.dropout: must be a number in [0, 1) (got 2)"),
         ("Model: {name: FaceViT_tiny, patch_size: 0}", "Model.patch_size: must be an integer >= 1 (got 0)"),
-        (
-            "Model: {name: FaceViT_tiny, mask_ratio: 1}",
-            "Model.mask_ratio: must be a number in [0, 1) (got 1)",
-        ),
         ("Model: {name: LeNet, init_std: 0}", "Model.init_std: must be a number in (0, 10000] (got 0)"),
-        (
-            "LRScheduler: {name: step, milestones: [1e308]}",
-            "LRScheduler.milestones.0: must be a number in (0, 1000000000] (got 1.0e+308)",
-        ),
         # shapes
-        (
-            "DataLoader: {Train: {dataset: {name: ImageFolder, folder: x, size: [32]}}}",
-            "DataLoader.Train.dataset.size: must be an integer or a list of 2 values (got [32])",
-        ),
         (
             "DataLoader: {Train: {dataset: {name: ImageFolder, folder: x, size: [32, 32, 32]}}}",
             "DataLoader.Train.dataset.size: must be an integer or a list of 2 values (got [32, 32, 32])",
         ),
         ("Global: {output_dir: ''}", "Global.output_dir: must be text (not empty) (got '')"),
         ("Head: arcface", "Head: must be a mapping of keys (got 'arcface')"),
-        ("Global: [1]", "Global: must be a mapping of keys (got [1])"),
-        ("Model: 3", "Model: must be a mapping of keys (got 3)"),
         (
             "DataLoader: {Train: {dataset: null}}",
             "DataLoader.Train.dataset: must be a mapping of keys or a list, each a mapping of keys (got null)",
@@ -109,10 +60,6 @@ from plsc.utils.section import Section
         (
             "Export: {formats: []}",
             "Export.formats: must be a list (not empty), each one of paddle, onnx, onnx_int8, insightface, paddlex (got [])",
-        ),
-        (
-            "Export: {formats: onnx}",
-            "Export.formats: must be a list (not empty), each one of paddle, onnx, onnx_int8, insightface, paddlex (got 'onnx')",
         ),
         (
             "Global: {amp: {dtype: fp16}}",

@@ -66,14 +66,13 @@ def test_a_name_with_a_line_break_does_not_forge_a_line_of_the_log(capsys):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_fifth_is_refused_before_the_first_batch(num_workers):
+def test_a_fifth_is_refused_before_the_first_batch():
     """Whatever the size of a batch and the number of ranks, and by the same line on each rank."""
     data = Damaged(1000, tuple(range(0, 1000, 5)))
     lines = set()
     for world_size, global_batch in ((1, 4), (2, 256), (4, 32)):
         for rank in range(world_size):
-            loader = Loader(data, global_batch, rank, world_size, 3, num_workers, max_corrupt=0.01)
+            loader = Loader(data, global_batch, rank, world_size, 3, max_corrupt=0.01)
             with pytest.raises(CorruptImageError) as raised:
                 loader.probe()
             lines.add(str(raised.value).partition(";")[0])

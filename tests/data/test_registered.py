@@ -14,9 +14,10 @@ from tests.helpers.idx_files import write_idx
 from tests.helpers.image_files import png, write_folder, write_rec
 
 
-@pytest.fixture
-def examples(tmp_path):
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
     """Arguments that each registered data set is built with; one that is missing here fails its test."""
+    tmp_path = tmp_path_factory.mktemp("examples")
     for number in range(4):
         cv2.imwrite(str(tmp_path / f"{number}.png"), np.full((10, 10, 3), 60 * number, np.uint8))
     (tmp_path / "list.txt").write_text("".join(f"{number}.png\t{number // 2}\n" for number in range(4)))

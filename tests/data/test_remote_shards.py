@@ -7,7 +7,6 @@ import importlib.util
 import os
 import shutil
 import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -21,7 +20,7 @@ from plsc.data.remote_shards import Cache
 from plsc.data.shards import Shards
 from plsc.errors import MissingFileError, UserError
 from tests.helpers.image_files import write_folder
-from tests.helpers.launch import ROOT
+from tests.helpers.launch import start_python
 
 needs_http = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("fsspec", "aiohttp"))),
@@ -283,10 +282,7 @@ def test_processes_share_a_cache_and_fetch_each_shard_once(server):
         "d = Shards(sys.argv[1], cache={'folder': 'cache', 'patience': 20.0});"
         "print(zlib.crc32(b''.join(d.encoded(i).tobytes() for i in range(len(d)))))"
     )
-    children = [
-        subprocess.Popen([sys.executable, "-c", code, server.url], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)})
-        for _ in range(3)
-    ]  # fmt: skip
+    children = [start_python("-c", code, server.url, stdout=subprocess.PIPE) for _ in range(3)]
     said = [child.communicate()[0].split()[-1] for child in children]
     assert len({*said}) == 1 and all(child.returncode == 0 for child in children)
     for number in range(5):

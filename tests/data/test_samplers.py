@@ -118,10 +118,13 @@ def test_orders_differ_by_epoch_and_seed_and_come_again(make):
 
 
 @pytest.mark.parametrize(
-    "make",
-    [lambda: Balanced(LABELS, seed=3, per_class=12), lambda: PK(LABELS, 3, samples=6, global_batch=24)],
+    ("make", "num_workers"),
+    [
+        (lambda: Balanced(LABELS, seed=3, per_class=12), 0),
+        (lambda: PK(LABELS, 3, samples=6, global_batch=24), 0),
+        (lambda: PK(LABELS, 3, samples=6, global_batch=24), 1),
+    ],
 )
-@pytest.mark.parametrize("num_workers", [0, 1])
 def test_steps_are_the_same_on_any_number_of_ranks(make, num_workers):
     def steps(world_size, start_step=0):
         """The global batches: those of the ranks one after the other."""

@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import tarfile
 import zlib
 
@@ -26,6 +25,7 @@ from plsc.data.rec import RecImages
 from plsc.data.shards import Shards
 from plsc.errors import MissingFileError, UserError
 from tests.helpers.image_files import png, write_folder, write_rec
+from tests.helpers.launch import start_python
 
 PEOPLE = {"Ann": 5, "Bob": 7, "Cyé": 4, "J. Dee": 3, "Eve " + 100 * "x": 6, "Fay": 4}
 
@@ -107,11 +107,8 @@ sys.stdin.read()
 
 
 def test_killed_in_mid_epoch_and_resumed_on_other_ranks_the_samples_are_the_same(faces):
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     os.remove("out/index.npz")
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": root}
-    )  # fmt: skip
+    child = start_python("-c", CHILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     first = eval(child.stdout.readline())
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL

@@ -12,7 +12,7 @@ from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.data.workers import WorkerDied, WorkerTraceback
 from plsc.errors import MissingFileError, UserError
-from tests.helpers.launch import ROOT, run_python
+from tests.helpers.launch import ROOT, run_python, start_python
 
 
 class Trouble(Synthetic):
@@ -124,15 +124,8 @@ input()
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None])
 def test_no_worker_outlives_the_parent(how):
-    path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    parent = start_python("-c", PARENT, **pipes)
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 2 and all(alive(pid) for pid in pids)
     if how is None:

@@ -1,4 +1,7 @@
-"""On W ranks: every margin, sub-centres and the filter against dense float64 autograd, classes spread or on every rank."""
+"""On W ranks: every margin, sub-centres and the filter against dense float64 autograd, classes spread or on every rank.
+
+And the predicted classes are those of one argmax over all logits, and the same on every rank.
+"""
 
 from functools import partial
 
@@ -10,6 +13,7 @@ from plsc.config import load
 from plsc.training.build_head import build_head, build_rule
 from plsc.utils.registry import MARGINS
 from tests.heads.autograd import dense_gradients
+from tests.heads.classify_cases import classify_equals_argmax
 from tests.helpers.bounds import assert_within, perturbed
 
 distributed.init("cpu", threads=1)
@@ -74,4 +78,4 @@ for kind, more in cases:
 assert all(other == memories for other in distributed.gather_objects(memories)), (
     "ranks remember different things"
 )
-print(f"rank {rank} of {W}: {2 * len(cases)} margins")
+print(f"rank {rank} of {W}: {2 * len(cases)} margins, {classify_equals_argmax()} cases classified")

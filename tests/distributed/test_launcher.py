@@ -11,6 +11,7 @@ from plsc.errors import UserError
 from tests.helpers.launch import launch as start
 
 
+@pytest.mark.usefixtures("launches_are_forked")
 def test_what_the_ranks_say_and_their_exit_code_come_back(tmp_path):
     said = []
     code = launch(["train", "-c", str(tmp_path / "no.yaml")], 2, tmp_path / "log", said.append)
@@ -74,6 +75,7 @@ def test_each_rank_has_a_label_for_paddles_launcher(monkeypatch, visible, cards,
     assert os.environ.get(NAME) == labels
 
 
+@pytest.mark.usefixtures("launches_are_forked")
 def test_arguments_win_over_the_environment_of_an_operator(tmp_path, monkeypatch):
     settings = {
         "PADDLE_MASTER": "127.0.0.1:1",
@@ -96,6 +98,7 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
     assert prepare(["--nproc_per_node", "2", "--devices", "0,0"], [NAME], 1) == ""
 
 
+@pytest.mark.usefixtures("launches_are_forked")
 def test_two_ranks_on_cpus_start_beside_one_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv(NAME, "0")
     said = []

@@ -4,22 +4,19 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 
 import pytest
 
 from plsc.distributed.lock import hold
 from plsc.errors import UserError
-from tests.helpers.launch import ROOT
+from tests.helpers.launch import start_python
 
 HOLD = "import sys, time; from plsc.distributed.lock import hold; held = hold(sys.argv[1]); print('held', flush=True); time.sleep(60)"
 
 
 @pytest.fixture
 def holder(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path / "out")], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+    process = start_python("-c", HOLD, tmp_path / "out", stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
     yield process
     process.kill()

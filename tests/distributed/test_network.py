@@ -1,17 +1,10 @@
-"""The figures of the network: on ranks, and at the start of a training on several machines, whose bits they leave alone."""
-
-from pathlib import Path
+"""The figures of the network at the start of a training on several machines, whose bits they leave alone; on ranks: run_collectives.py."""
 
 import pytest
 
 from plsc.distributed import network
 from tests.helpers.launch import ROOT, launch
 from tests.helpers.tiny_runs import TINY, rows
-
-
-def test_all_ranks_have_figures_and_keep_their_random_numbers(tmp_path):
-    said = launch(Path(__file__).with_name("run_network.py"), 2, tmp_path).stdout
-    assert said.count("measured all_reduce ") == 2
 
 
 @pytest.mark.parametrize("seconds, rounds", [(1e-9, 20), (0.05, 4), (0.2, 1), (60, 1)])

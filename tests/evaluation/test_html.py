@@ -15,8 +15,9 @@ from plsc.evaluation.report.html import WorstPair, write_report
 from tests.helpers.pictures import drawn
 
 
-@pytest.fixture(scope="module", autouse=True)
-def with_pictures():
+@pytest.fixture
+def pictures():
+    """Drawn they take most of the time of a page: for tests of what stands in or below them."""
     with drawn():
         yield
 
@@ -69,9 +70,21 @@ def write(folder, **changes):
     return write_report(folder, **arguments)
 
 
-def test_the_page_shows_everything_and_needs_nothing_else(tmp_path):
-    path = write(tmp_path / "run")
-    assert path == tmp_path / "run" / "report.html"
+def earlier_pictures(folder):
+    for name in PICTURES:
+        (folder / name).touch()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A page with all its pictures, in a folder that was not there."""
+    with drawn():
+        return write(tmp_path_factory.mktemp("whole") / "run")
+
+
+def test_the_page_shows_everything_and_needs_nothing_else(whole):
+    path = whole
+    assert (path.parent.name, path.name) == ("run", "report.html")
     assert sorted(p.name for p in path.parent.iterdir()) == sorted([*PICTURES, "report.html"])
     page = Page(path)
     embedded = [value for name, value in page.attributes if name == "src"]
@@ -96,14 +109,16 @@ def test_the_page_shows_everything_and_needs_nothing_else(tmp_path):
     assert page.text.count("needs at least") == 1 and "0.001 needs at least 1,000 negatives" in page.text
 
 
-def test_the_same_run_gives_the_same_bytes(tmp_path):
-    one, two = write(tmp_path / "one").parent, write(tmp_path / "two").parent
+@pytest.mark.usefixtures("pictures")
+def test_the_same_run_gives_the_same_bytes(whole, tmp_path):
+    one, two = whole.parent, write(tmp_path / "two").parent
     for name in [*PICTURES, "report.html"]:
         assert (one / name).read_bytes() == (two / name).read_bytes()
 
 
+@pytest.mark.usefixtures("pictures")
 def test_nothing_at_all_is_still_a_report_and_removes_the_old_pictures(tmp_path):
-    write(tmp_path)
+    earlier_pictures(tmp_path)
     path = write(tmp_path, rows=[], results={}, worst={}, summary={}, config_yaml="")
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
     page = Page(path)
@@ -111,8 +126,9 @@ def test_nothing_at_all_is_still_a_report_and_removes_the_old_pictures(tmp_path)
     assert page.tags.count("h2") == 1, "no empty sections"
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_classification_has_a_confusion_matrix_and_says_what_it_has_not(tmp_path):
-    write(tmp_path)  # a verification's pictures must not stay beside the page
+    earlier_pictures(tmp_path)  # a verification's, which must not stay beside the page
     label = np.arange(60) % 3
     path = write(tmp_path, results={"clothes": classify(label, label // 2, 3)}, worst={})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["confusion.png", "curves.png", "report.html"]
@@ -122,6 +138,7 @@ def test_a_classification_has_a_confusion_matrix_and_says_what_it_has_not(tmp_pa
     assert page.headings == ["Evaluation", "Training", "Confusion"]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_set_without_negatives_says_so(tmp_path):
     result = verify(np.ones((3, 4)), np.ones((3, 4)), np.array([True] * 3))
     page = Page(write(tmp_path, results={"tiny": result}, worst={"tiny": []}))
@@ -129,6 +146,7 @@ def test_a_set_without_negatives_says_so(tmp_path):
     assert page.headings == ["Evaluation", "Training", "Similarities"]
 
 
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", 'a"b & $c$', "字"])
 def test_names_are_text(tmp_path, name):
     result = verify(np.eye(4), np.eye(4)[::-1], np.array([True, False, True, False]))
@@ -185,6 +203,7 @@ def test_the_two_spreads_and_the_threshold_of_each_rate_have_lines_of_their_own(
     assert row_of(page, name) == [f"{rejects} of {same}", f"{accepts} of {different}"]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_what_is_not_there_is_not_explained(tmp_path, monkeypatch):
     """Neither a running mean of two logged steps, nor thresholds without an upper bound."""
     rows = [{"step": step, "epoch": 1, "loss": 5.0, "lr": 0.1} for step in range(1, 61)]
@@ -198,8 +217,8 @@ def test_what_is_not_there_is_not_explained(tmp_path, monkeypatch):
     assert "pale lines are the logged steps" in text and '"Or more": the pairs are too few' in text
 
 
-def test_charts_are_as_wide_as_can_be_read_and_scroll_where_the_page_is_narrower(tmp_path):
-    page = Page(write(tmp_path))
+def test_charts_are_as_wide_as_can_be_read_and_scroll_where_the_page_is_narrower(whole):
+    page = Page(whole)
     assert page.source.count('<figure><div class="wide"><img ') == len(PICTURES)
     assert (
         "figure .wide img { min-width: 720px; }" in page.source and ".wide { overflow-x: auto" in page.source
@@ -251,6 +270,7 @@ def test_paths_break_at_slashes_and_remarks_are_shown(tmp_path):
         assert text in page.text
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_set_without_errors_says_so_and_has_no_roc(tmp_path):
     same = np.arange(40) % 2 == 0
     page = Page(write(tmp_path, results={"easy": verify_distances(np.where(same, 0.2, 2.0), same)}, worst={}))

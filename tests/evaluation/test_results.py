@@ -75,8 +75,7 @@ def test_groups_are_printed(tmp_path, capsys):
     pairs = NoisePairs()
     everybody = Grouping(["all\x1b"], np.zeros(40, int), [])
     result = verify_distances(np.linspace(0.1, 1.9, 40), pairs.same).with_groups(everybody)
-    with drawn():
-        write_results(tmp_path, {"pairs": eval_set(pairs)}, {"pairs": result}, [], "", {}, {})
+    write_results(tmp_path, {"pairs": eval_set(pairs)}, {"pairs": result}, [], "", {}, {})
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("all\\x1b")]
     assert "20 same, 20 different  at most 0.1" in line and f"{result.thresholds[0].cosine:.4f} (" in line
 

@@ -25,8 +25,8 @@ NO_KERNEL = {"", "data", "shape64"}  # the embeddings; the images; a shape is kn
 
 def table() -> dict[str, set[str]]:
     """Return op -> dtypes of its GPU kernels."""
-    lines = (line for line in TABLE.read_text().splitlines() if not line.startswith("#"))
-    return {name: set(dtypes.split()) for name, dtypes in (line.split(": ") for line in lines)}
+    lines = (line.split(": ") for line in TABLE.read_text().splitlines() if not line.startswith("#"))
+    return {name: set(dtypes.split()) for dtypes, names in lines for name in names.split()}
 
 
 def missing(ops: dict[str, list[str]]) -> list[str]:
@@ -36,7 +36,7 @@ def missing(ops: dict[str, list[str]]) -> list[str]:
         f"{op}: {dtype}"
         for op, dtypes in ops.items()
         for dtype in dtypes
-        if not {dtype, "all"} & has.get(EARLIER.get(op, op), set())
+        if not {dtype, "any"} & has.get(EARLIER.get(op, op), set())
     ]
 
 

@@ -1,5 +1,6 @@
 """The two ways through a shard against each other: over 50 steps of training, and where a block, a thread or the budget ends."""
 
+import itertools
 from functools import partial
 
 import numpy as np
@@ -17,6 +18,7 @@ from plsc.heads.optimizer import Momentum
 from plsc.heads.step import Step
 from plsc.native.heads import softmax
 from tests.heads.cases import exact
+from tests.heads.ways import with_kernels
 from tests.helpers.bounds import assert_within, perturbed
 
 C, D, N = 157, 24, 12
@@ -56,10 +58,9 @@ def backend_of(options):
     return step.forward()[1].backend
 
 
+@with_kernels
 @pytest.mark.parametrize("name", HEADS)
-def test_both_ways_agree_over_50_steps(way, name, monkeypatch):
-    if way == "ops":
-        pytest.skip("compared in the other run")
+def test_both_ways_agree_over_50_steps(name, monkeypatch):
     """Rounding grows there as far as numbers do that are off from the start."""
     found = train(**HEADS[name])
     monkeypatch.setenv("PLSC_KERNELS", "0")
@@ -67,12 +68,11 @@ def test_both_ways_agree_over_50_steps(way, name, monkeypatch):
     assert_within(found, *perturbed(compute, CENTRES, EMBEDDINGS, terms=C, times=2), paths=2)
 
 
+@with_kernels
 @pytest.mark.parametrize("init_std", [0.5, 0.01])
 @pytest.mark.parametrize("sample_rate", [1.0, 0.3])
-def test_each_step_agrees_at_scale_64(way, init_std, sample_rate, monkeypatch):
+def test_each_step_agrees_at_scale_64(init_std, sample_rate, monkeypatch):
     """Over 50 steps rounding grows there, for either way as much (docs/labbook.md); from the same centres it has nothing to grow from."""
-    if way == "ops":
-        pytest.skip("compared in the other run")
     heads = [
         make_head(C, D, ArcFace(), scale=64.0, seed=3, init_std=init_std, sample_rate=sample_rate)
         for _ in "ab"
@@ -102,15 +102,13 @@ def test_each_step_agrees_at_scale_64(way, init_std, sample_rate, monkeypatch):
             assert_within(way_found, want, bound)
 
 
+@with_kernels
 @pytest.mark.parametrize("name", ["arcface", "sampled", "bias"])
-@pytest.mark.parametrize("block", [1, 7, 156, 157, 512])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_blocks_threads_and_budget_do_not_matter(way, name, block, threads, monkeypatch):
-    if way == "ops":
-        pytest.skip("the kernels' own blocks")
+def test_blocks_threads_and_budget_do_not_matter(name, monkeypatch):
     want, bound = perturbed(partial(train, **HEADS[name]), CENTRES, EMBEDDINGS[:3], terms=C, times=2)
-    monkeypatch.setattr(softmax, "BLOCK", block)
-    for budget in (1 << 20, 1):  # exponentials kept, computed again
+    # Budgets: exponentials kept, computed again.
+    for block, threads, budget in itertools.product((1, 7, 156, 157, 512), (1, 2), (1 << 20, 1)):
+        monkeypatch.setattr(softmax, "BLOCK", block)
         found = train(embeddings=EMBEDDINGS[:3], threads=threads, budget=budget, **HEADS[name])
         assert_within(found, want, bound, paths=2)
 

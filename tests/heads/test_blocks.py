@@ -14,9 +14,11 @@ from plsc.heads.blocks import (
     unit_rows_gradient,
 )
 from tests.heads.autograd import D, assert_equal_to_dense, head_of, samples
+from tests.heads.ways import without_kernels
 from tests.helpers.bounds import assert_within, perturbed, sums
 
 
+@without_kernels
 @pytest.mark.parametrize(
     "num_samples,size,width,budget",
     [(256, 100_000, 512, 64 << 20), (256, 10_000, 128, 64 << 20), (8, 3, 16, 1)],
@@ -28,6 +30,7 @@ def test_plan_stays_within_the_budget(num_samples, size, width, budget):
     assert need <= budget or block == 1  # less than one class at a time does not go
 
 
+@without_kernels
 def test_rounded_products_take_more_of_the_budget():
     plain, rounded = (bytes_per_class(256, 512, 2, dtype) for dtype in ("float32", "float16"))
     assert rounded - plain == 4 * (2 * 256 * 2 + 2 * 512)
@@ -43,6 +46,7 @@ def rounded(x, dtype):
     return paddle.to_tensor(x, dtype="float32").astype(dtype).astype("float32").numpy().astype(np.float64)
 
 
+@without_kernels
 @pytest.mark.parametrize("transpose_a,transpose_b", [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_product_is_that_of_the_rounded_numbers(dtype, transpose_a, transpose_b):

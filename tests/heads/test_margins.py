@@ -20,11 +20,13 @@ from tests.heads.autograd import (
     head_of,
     samples,
 )
+from tests.heads.ways import without_kernels
 from tests.helpers.bounds import EPS, assert_within, perturbed, roundings
 
 GRID = np.linspace(-1, 1, 2001)
 
 
+@without_kernels
 def test_every_built_in_margin_has_a_reference_and_is_what_the_config_says_without_importing_it():
     classes = {name: MARGINS.get(name) for name in MARGINS.builtin}
     assert set(TARGETS) == set(classes)
@@ -59,6 +61,7 @@ def test_finite_on_the_axis_and_for_zero_embeddings(kind):
         assert np.isfinite(numbers).all()
 
 
+@without_kernels
 @pytest.mark.parametrize("kind", ["arcface", "combined", "sphereface"])
 def test_the_target_falls_with_the_angle_everywhere(kind):
     margin = build_margin(head_config(kind))
@@ -75,6 +78,7 @@ def head_config(kind):
     ).Head
 
 
+@without_kernels
 def test_combined_with_a_zero_margin_is_the_cosine():
     found = CombinedMargin(1.0, 0.0, 0.0)(paddle.to_tensor(GRID, dtype="float32"), None)
     through_angle = lambda cos, off: np.cos(np.arccos(np.clip(cos, -1, 1)) * off)

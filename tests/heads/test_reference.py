@@ -5,6 +5,9 @@ import pytest
 
 from plsc.heads import reference
 from plsc.heads.reference import DenseHead
+from tests.heads.ways import without_kernels
+
+pytestmark = without_kernels
 
 MARGINS = [(None, 1.0), ((reference.arcface, 0.5), 8.0), ((reference.cosface, 0.35), 8.0)]
 

@@ -11,6 +11,7 @@ from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.sampling import choose_classes, draw_classes
 from plsc.utils.sharding import ClassShard
+from tests.heads.ways import without_kernels
 from tests.helpers.bounds import assert_within, perturbed
 
 
@@ -19,6 +20,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(sampling, "_BLOCK", 64)
 
 
+@without_kernels
 @pytest.mark.parametrize("positives", [[], [0], [99], [0, 1, 2, 50, 98, 99], list(range(100))])
 @pytest.mark.parametrize("rate", [1.0, 0.5, 0.1, 0.001])
 def test_holds_every_positive_and_the_draw(positives, rate):
@@ -28,6 +30,7 @@ def test_holds_every_positive_and_the_draw(positives, rate):
     assert set(chosen) == set(positives) | set(draw_classes(shard, rate, seed=1, step=2))
 
 
+@without_kernels
 @pytest.mark.parametrize(
     "rate,counts", [(1.0, {1003}), (0.3, {300, 301}), (0.1, {100, 101}), (0.001, {1, 2}), (1e-6, {0, 1})]
 )
@@ -38,6 +41,7 @@ def test_as_many_distinct_classes_as_the_rate_says(rate, counts):
         assert not len(drawn) or (drawn[0] >= 0 and drawn[-1] < 1003)
 
 
+@without_kernels
 @pytest.mark.parametrize("rate", [0.3, 0.01])
 @pytest.mark.parametrize("num_classes", [1, 63, 64, 65, 128, 1003])
 def test_any_number_of_ranks_draws_the_same(num_classes, rate, small_blocks):
@@ -49,6 +53,7 @@ def test_any_number_of_ranks_draws_the_same(num_classes, rate, small_blocks):
             assert np.array_equal(np.concatenate(parts), whole)
 
 
+@without_kernels
 def test_each_class_is_drawn_with_the_rate(small_blocks):
     """Whole block and tail, alone and in pairs: 0.13 x 64 = 8.32 of the block, 0.13 x 21 = 2.73 of the tail."""
     steps, rate = 20_000, 0.13
@@ -69,6 +74,7 @@ def test_each_class_is_drawn_with_the_rate(small_blocks):
     assert np.abs(taken[1:].T @ taken[:-1] / steps - rate**2).max() < 5 * rate / np.sqrt(steps)
 
 
+@without_kernels
 def test_the_draw_depends_on_seed_and_step_alone(small_blocks):
     shard = ClassShard.whole(1000)
     first = draw_classes(shard, 0.1, 1, 2)

@@ -27,7 +27,7 @@ from plsc.apps.supervise.address import free_port
 from plsc.checkpoint.store import newest_step
 from tests.helpers.launch import ROOT
 from tests.helpers.tiny_runs import TINY, assert_equal_runs
-from tests.helpers.warm import Program, Warm
+from tests.helpers.warm import Program, Warm, processes
 
 RUN, TRAIN = ROOT / "tools/run.py", ROOT / "tools/train.py"
 STEPS, EVERY = 60, 5
@@ -207,15 +207,7 @@ class Cluster:
 
     def left(self) -> list[int]:
         """Processes that are at work in the folder."""
-        pids = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if (
-                    os.readlink(entry / "cwd") == str(self.folder.resolve())
-                    and int(entry.name) != os.getpid()
-                ):
-                    pids.append(int(entry.name))
-        return pids
+        return processes(self.folder.resolve())
 
 
 def _ip(arguments: str) -> None:

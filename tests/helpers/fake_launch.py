@@ -6,11 +6,10 @@ failed rank by number. `write` puts both into a folder; PYTHONPATH makes them fo
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.helpers.launch import ROOT
+from tests.helpers.launch import ROOT, start_python
 
 LAUNCHER = """
 import os, signal, subprocess, sys, time
@@ -133,6 +132,15 @@ with Guard(folder, float(os.environ.get("HANG", "0"))) as guard:
             break
 """
 
+RUN = """
+import sys
+from plsc.apps.supervise import history
+from plsc.cli import main
+
+history._PAUSE = 0.1  # before a restart
+sys.exit(main(["run", *sys.argv[1:]]))
+"""
+
 
 def write(folder: Path) -> None:
     package = folder / "fake/paddle/distributed/launch"
@@ -143,14 +151,14 @@ def write(folder: Path) -> None:
     (folder / "fake/paddle/utils.py").write_text("dlpack = None\n")
     (package / "__main__.py").write_text(LAUNCHER)
     (package.parent / "collective.py").write_text(COLLECTIVE)
+    (folder / "fake/run.py").write_text(RUN)
     (folder / "program.py").write_text(PROGRAM)
 
 
 def supervise(folder: Path, *options: str, overrides: Sequence[str] = (), **env: str) -> subprocess.Popen:
-    """plsc run in `folder` with the stand-ins, as two ranks; stderr is piped."""
-    path = os.pathsep.join([str(folder / "fake"), str(ROOT)])
+    """plsc run in `folder` with the stand-ins, as two ranks, whose pauses are short; stderr is piped."""
     command = [
-        ROOT / "tools/run.py",
+        folder / "fake/run.py",
         "--nproc_per_node",
         "2",
         *options,
@@ -159,11 +167,6 @@ def supervise(folder: Path, *options: str, overrides: Sequence[str] = (), **env:
         "Global.output_dir=out",
         *overrides,
     ]
-    return subprocess.Popen(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, **env},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
+    env = {"PYTHONPATH": f"{folder / 'fake'}{os.pathsep}{ROOT}", **env}
+    streams = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    return start_python(*command, cwd=folder, env=env, **streams)

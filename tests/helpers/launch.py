@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.helpers import warm
@@ -13,16 +14,25 @@ from tests.helpers import warm
 ROOT = warm.ROOT
 
 
+def _environment(more: Mapping[str, str | None]) -> dict[str, str]:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **more}
+    return {name: value for name, value in env.items() if value is not None}
+
+
+def start_python(*command: str | Path, env: Mapping[str, str | None] = {}, **of_popen) -> subprocess.Popen:
+    """Start `python *command` and return at once; `env` as for `run_python`, all else as for Popen."""
+    return subprocess.Popen([sys.executable, *map(str, command)], env=_environment(env), **of_popen)
+
+
 def run_python(
     *command: str | Path, cwd: Path, timeout: float = 240, check: bool = True, **env: str | None
 ) -> subprocess.CompletedProcess:
     """Run `python *command` in `cwd`, `env` added to the environment (None: left out); with check=True a failure fails the test."""
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **env}
     result = subprocess.run(
         [sys.executable, *map(str, command)],
         check=False,
         cwd=cwd,
-        env={name: value for name, value in env.items() if value is not None},
+        env=_environment(env),
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -19,7 +19,6 @@ import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from pathlib import Path
 
 from plsc.checkpoint.store import newest_step
 from plsc.training.parts.checkpoints import Checkpoints
-from tests.helpers.launch import ROOT
+from tests.helpers.launch import ROOT, start_python
 from tests.helpers.tiny_runs import TINY, assert_equal_runs, rows, steps, train
 from tests.helpers.warm import Program, Warm, all_ended, lines
 
@@ -46,14 +45,8 @@ def training(ranks: int, rate: float, *more: str) -> list[str]:
 def real(command: Sequence, folder: Path) -> subprocess.Popen:
     """Run `python *command` in `folder` by a start like a user's; what it says on stderr goes to folder/stderr."""
     with open(folder / "stderr", "wb") as said:
-        return subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            start_new_session=True,
-        )
+        streams = {"stdout": subprocess.DEVNULL, "stderr": said, "start_new_session": True}
+        return start_python(*command, cwd=folder, env={"OMP_NUM_THREADS": "1"}, **streams)
 
 
 def whole(start: Callable, folder: Path, ranks: int, rate: float) -> Path:

@@ -1,6 +1,8 @@
-"""Compile the stand-in for an accelerator once, for all tests that run on it."""
+"""Compile the stand-in for an accelerator once, for all tests that run on it, in whatever process."""
 
+import fcntl
 import importlib.util
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,7 +18,11 @@ def plugin(tmp_path_factory):
         pytest.skip("the stand-in is a plug-in for Paddle 3")
     if shutil.which("g++") is None:
         pytest.skip("the stand-in is compiled by g++, which is not here")
-    folder = tmp_path_factory.mktemp("standin")
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent  # of all processes of this run
+    folder = shared / "standin"
+    folder.mkdir(exist_ok=True)
     wheel = Path(importlib.util.find_spec("paddle").submodule_search_locations[0])
     source = Path(__file__).with_name("standin.cc")
     options = [
@@ -35,5 +41,10 @@ def plugin(tmp_path_factory):
         pytest.skip(f"this Paddle has no {missing[0]}")
     options += [f"-I{wheel / 'include'}", f"-I{wheel / 'include/third_party'}", f"-L{wheel / 'libs'}"]
     options += [f"-Wl,-rpath,{wheel / 'libs'}", *(f"-l:{name}" for name in libraries)]
-    subprocess.run(["g++", source, "-o", folder / "libpaddle-standin.so", *options], check=True)
+    library, part = folder / "libpaddle-standin.so", shared / "standin.part"
+    with open(shared / "standin.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            subprocess.run(["g++", source, "-o", part, *options], check=True)
+            part.rename(library)
     return {"CUSTOM_DEVICE_ROOT": str(folder)}

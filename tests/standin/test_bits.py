@@ -5,6 +5,7 @@ a queued copy is done as late as may be. So these trainings also show that nothi
 behind the device's back, and no source changed too early.
 """
 
+import itertools
 import json
 import os
 
@@ -65,11 +66,11 @@ FLAGS = 3 * 8  # what the parts tell the other ranks
 OUT = 8 * 8  # the five numbers of a step, and the flags
 
 
-@pytest.mark.parametrize("case", ["plain", "AdamW, clipped", "sampled", "several sets"])
-def test_a_step_copies_the_batch_in_and_the_verdict_out_and_waits_once(case, plugin, tmp_path):
+def test_a_step_copies_the_batch_in_and_the_verdict_out_and_waits_once(plugin, tmp_path):
     """Counted by the plug-in; operators without a kernel, which Paddle copies for, are left out by their names."""
-    run_cases("standin", tmp_path / "cards", 1, case, PLSC_TEST_COUNT="1", **plugin)
-    for step in range(2, int(STEPS) + 1):
+    cases = ["plain", "AdamW, clipped", "sampled", "several sets"]
+    run_cases("standin", tmp_path / "cards", 1, *cases, PLSC_TEST_COUNT="1", **plugin)
+    for case, step in itertools.product(cases, range(2, int(STEPS) + 1)):
         counted = json.loads((tmp_path / f"cards/{case}/rank-0-step-{step}.json").read_text())
         operators = counted.pop("operators")
         assert {"conv2d", "where"} <= operators.keys()

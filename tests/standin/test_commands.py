@@ -12,24 +12,38 @@ from tests.helpers.launch import run_python
 from tests.standin.test_bits import THE_WAY_OF_DEVICES, TINY, arrays
 
 
+def training(*overrides):
+    """The words of a training of four steps into output, but for what the overrides say."""
+    common = ["Global.max_steps=4", "Checkpoint.every_steps=2", "DataLoader.Eval.dataset=null"]
+    return ["train", "-c", str(TINY), "-o", *common, "Global.output_dir=output", *overrides]
+
+
 def train(folder, *overrides, ranks=None, check=True, **env):
     """Train into folder/output by the command of a user."""
-    verb = ["run", "--nproc_per_node", str(ranks), "train"] if ranks else ["train"]
-    common = ["Global.max_steps=4", "Checkpoint.every_steps=2", "DataLoader.Eval.dataset=null"]
-    command = ["-m", "plsc", *verb, "-c", TINY, "-o", *common, "Global.output_dir=output", *overrides]
+    verb = ["run", "--nproc_per_node", str(ranks)] if ranks else []
     folder.mkdir(exist_ok=True)
-    done = run_python(*command, cwd=folder, check=check, **env)
+    done = run_python("-m", "plsc", *verb, *training(*overrides), cwd=folder, check=check, **env)
     return done.returncode, done.stdout + done.stderr
 
 
+RUN_VERBS = """
+import json, sys
+from plsc import cli
+for verb in json.loads(sys.argv[1]):
+    assert cli.main(verb) == 0, verb
+"""
+
+
 def test_a_run_goes_on_from_the_cpu_to_a_card_and_back(plugin, tmp_path):
-    mixed, cpu = tmp_path / "mixed", tmp_path / "cpu"
-    for part, (kind, env) in enumerate([("cpu", {}), ("standin", plugin), ("cpu", {})], 1):
+    untouched = {**plugin, "STANDIN_BYTES": "1"}  # a card that is touched has no memory
+    for part, (kind, env) in enumerate([("cpu", untouched), ("standin", plugin)], 1):
         more = ["Global.resume=true", f"Global.max_steps={2 * part}", f"Global.device={kind}"]
-        train(mixed, *more, **THE_WAY_OF_DEVICES, **env)
-    train(cpu, "Global.max_steps=6", **THE_WAY_OF_DEVICES)
+        train(tmp_path, *more, **THE_WAY_OF_DEVICES, **env)
+    end = ["Global.max_steps=6", "Global.device=cpu"]
+    verbs = [training("Global.resume=true", *end), training("Global.output_dir=whole", *end)]
+    run_python("-c", RUN_VERBS, json.dumps(verbs), cwd=tmp_path, **THE_WAY_OF_DEVICES)
     last = f"checkpoints/step-{6:08d}/backbone.safetensors"
-    assert arrays(mixed / "output")[last] == arrays(cpu / "output")[last]
+    assert arrays(tmp_path / "output")[last] == arrays(tmp_path / "whole")[last]
 
 
 FACES = """
@@ -50,7 +64,7 @@ VERBS = [
 
 @pytest.fixture(scope="module")
 def faces(plugin, tmp_path_factory):
-    """Run the verbs on a card and on the CPU -> of each kind its folder, and what the last verb said."""
+    """Run the verbs on a card and on the CPU, all in one process -> of each kind its folder, and what the last verb said."""
     pixels = np.random.default_rng(0).integers(0, 256, (8, 3, 16, 16), np.uint8)
     done = {}
     for kind, env in (("standin", plugin), ("cpu", {})):
@@ -60,10 +74,9 @@ def faces(plugin, tmp_path_factory):
             for number, picture in enumerate(pictures):
                 cv2.imwrite(str(folder / f"faces/{person}/{number}.png"), picture)
         (folder / "faces.yaml").write_text(FACES)
-        for verb in VERBS:
-            device = ["-o", f"Global.device={kind}"]
-            said = run_python("-m", "plsc", *verb, *device, cwd=folder, **THE_WAY_OF_DEVICES, **env).stdout
-        done[kind] = folder, said
+        verbs = json.dumps([[*verb, "-o", f"Global.device={kind}"] for verb in VERBS])
+        said = run_python("-c", RUN_VERBS, verbs, cwd=folder, **THE_WAY_OF_DEVICES, **env).stdout
+        done[kind] = folder, said.splitlines()[-1]
     return done
 
 
@@ -96,16 +109,9 @@ def test_a_service_without_a_card_answers_as_the_gallery_that_a_card_has_made(fa
 
 def test_the_cpu_beside_a_plug_in_is_the_cpu(plugin, tmp_path):
     """A card that is touched has no memory here; ranks have no card of their own."""
-    for ranks in (None, 2):
-        code, said = train(
-            tmp_path / f"{ranks}",
-            "Global.device=cpu",
-            ranks=ranks,
-            STANDIN_CARDS="1",
-            STANDIN_BYTES="1",
-            **plugin,
-        )
-        assert code == 0 and "done: nothing evaluated" in said
+    env = {**plugin, "STANDIN_CARDS": "1", "STANDIN_BYTES": "1"}
+    code, said = train(tmp_path, "Global.device=cpu", ranks=2, **env)
+    assert code == 0 and "done: nothing evaluated" in said
 
 
 def test_auto_is_the_kind_of_the_plug_in_with_its_settings(plugin, tmp_path):
@@ -115,29 +121,40 @@ def test_auto_is_the_kind_of_the_plug_in_with_its_settings(plugin, tmp_path):
     assert '"device": "standin"' in (tmp_path / "output/card.json").read_text()
 
 
+REFUSED = {
+    "Global.device=standin:7": "there are 2 visible cards of standin, and this rank would take number 7",
+    "Global.device=npu": "this Paddle has standin (install paddlepaddle and paddle-custom-npu)",
+    "Global.amp={dtype: bfloat16}": "bfloat16 is none that Paddle's autocast has for standin",
+}
+TRY_VERBS = """
+import json, sys
+from plsc import cli
+for verb in json.loads(sys.argv[1]):
+    print(cli.main(verb), file=sys.stderr)
+"""
+
+
+def test_a_card_that_is_not_there_is_refused_in_a_line(plugin, tmp_path):
+    verbs = json.dumps([training("Global.device=standin", override) for override in REFUSED])
+    text = run_python("-c", TRY_VERBS, verbs, cwd=tmp_path, **plugin).stderr
+    errors, codes = text.splitlines()[::2], text.splitlines()[1::2]
+    assert codes == ["2"] * len(REFUSED) and len(errors) == len(REFUSED), text
+    assert all(line in error for line, error in zip(REFUSED.values(), errors)), text
+
+
 @pytest.mark.parametrize(
-    ("device", "ranks", "env", "said"),
+    ("ranks", "env", "said"),
     [
-        ("standin:7", None, {}, "there are 2 visible cards of standin, and this rank would take number 7"),
-        ("npu", None, {}, "this Paddle has standin (install paddlepaddle and paddle-custom-npu)"),
+        (3, {}, "3 ranks on this machine, but 2 visible cards: a rank takes one"),
         (
-            "standin Global.amp={dtype: bfloat16}",
-            None,
-            {},
-            "bfloat16 is none that Paddle's autocast has for standin",
-        ),
-        ("standin", 3, {}, "3 ranks on this machine, but 2 visible cards: a rank takes one"),
-        (
-            "standin",
             2,
             {"STANDIN_COLLECTIVES": "0"},
             "ERROR standin: its plug-in has no CCLGetUniqueId, which several ranks need",
         ),
     ],
 )
-def test_a_card_that_is_not_there_is_refused_in_a_line(device, ranks, env, said, plugin, tmp_path):
-    device, *more = device.split(" ", 1)
-    code, text = train(tmp_path, f"Global.device={device}", *more, ranks=ranks, check=False, **plugin, **env)
+def test_ranks_without_cards_are_refused_in_a_line(ranks, env, said, plugin, tmp_path):
+    code, text = train(tmp_path, "Global.device=standin", ranks=ranks, check=False, **plugin, **env)
     assert code == 2 and said in text and "Traceback" not in text
 
 
@@ -188,35 +205,29 @@ def test_the_memory_is_the_cards_and_settings_that_came_too_late_are_refused(set
 # -- that it finds what it is there to find --------------------------------------------------------------------------------------
 
 PLANTED = """
-import ctypes, sys
+import ctypes
 import numpy as np, paddle
 paddle.set_device("standin:1")
-what = sys.argv[1]
-if what == "read of memory that nobody wrote":
-    assert np.isnan(paddle.empty([123_457]).numpy()).all()
-elif what == "touch by the host":
-    tensor = paddle.ones([1000])
-    assert tensor.numpy().sum() == 1000
-    ctypes.string_at(tensor.data_ptr(), 4)
-else:
-    array = np.zeros(100_000, np.float32)
-    source = paddle.to_tensor(array, place=paddle.CPUPlace())
-    tensor = source._copy_to(paddle.framework._current_expected_place(), False)
-    np.from_dlpack(source)[...] = 7.0  # too early
-    assert (tensor.numpy() == 7.0).all()
+
+# A read of memory that nobody wrote.
+assert np.isnan(paddle.empty([123_457]).numpy()).all()
+
+# A source that is changed too early.
+array = np.zeros(100_000, np.float32)
+source = paddle.to_tensor(array, place=paddle.CPUPlace())
+tensor = source._copy_to(paddle.framework._current_expected_place(), False)
+np.from_dlpack(source)[...] = 7.0
+assert (tensor.numpy() == 7.0).all()
+
+# A touch by the host.
+tensor = paddle.ones([1000])
+assert tensor.numpy().sum() == 1000
+print("so far", flush=True)
+ctypes.string_at(tensor.data_ptr(), 4)
 """
 
 
-@pytest.mark.parametrize(
-    ("bug", "code"),
-    [
-        ("read of memory that nobody wrote", 0),
-        ("touch by the host", -signal.SIGSEGV),
-        ("source changed too early", 0),
-    ],
-)
-def test_the_stand_in_shows_a_bug(bug, code, plugin, tmp_path):
-    (tmp_path / "planted.py").write_text(PLANTED)
+def test_the_stand_in_shows_bugs(plugin, tmp_path):
     env = {**plugin, "FLAGS_use_stride_kernel": "0"}
-    done = run_python("planted.py", bug, cwd=tmp_path, check=False, **env)
-    assert done.returncode == code, done.stderr
+    done = run_python("-c", PLANTED, cwd=tmp_path, check=False, **env)
+    assert done.returncode == -signal.SIGSEGV and done.stdout.startswith("so far\n"), done.stderr

@@ -10,7 +10,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
 
@@ -23,7 +22,7 @@ from plsc.utils.logging import get_logger, setup, warn
 from plsc.utils.metrics import Metrics, read_metrics
 from plsc.utils.progress import Progress
 from plsc.utils.text import duration, number, table
-from tests.helpers.launch import ROOT, run_python
+from tests.helpers.launch import ROOT, run_python, start_python
 
 
 @pytest.fixture(autouse=True)
@@ -148,11 +147,6 @@ def test_a_file_begins_with_what_was_said_before_it_was_opened(tmp_path):
     setup()
     lines = (tmp_path / "log.txt").read_text().splitlines()
     assert [line[20:] for line in lines] == ["INFO resuming at step 8", "INFO and on"]
-
-
-def test_import_is_light():
-    code = "import sys, plsc.utils.logging, plsc.utils.metrics, plsc.utils.progress; print([m for m in ('paddle', 'visualdl', 'matplotlib') if m in sys.modules])"
-    assert run_python("-c", code, cwd=ROOT).stdout == "[]\n"
 
 
 # Progress
@@ -328,9 +322,7 @@ def screen(output):
 def test_on_a_terminal_the_bar_stays_below_the_lines():
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 50, 200, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN], cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal
-    )
+    process = start_python("-c", RUN, stdin=terminal, stdout=terminal, stderr=terminal)
     os.close(terminal)
     output = b""
     while True:
@@ -430,25 +422,6 @@ def test_missing_metrics_are_named(tmp_path):
         read_metrics(tmp_path / "nothing.jsonl")
 
 
-def visualdl_points(folder, tag):
-    reader = pytest.importorskip("visualdl").LogReader(
-        file_path=str(folder / "visualdl" / "vdlrecords.train.log")
-    )
-    return [(point.id, round(point.value, 6)) for point in reader.get_data("scalar", tag)]
-
-
-def test_visualdl_shows_each_step_once_also_after_a_resume(tmp_path, capsys):
-    evaluated = {"eval": "pairs", "step": 5, "accuracy": 0.75, "std": None}
-    write(Metrics(tmp_path), rows_up_to(5))  # killed before it evaluated
-    write(Metrics(tmp_path, from_step=3), [*rows_up_to(5, loss=2.0)[3:], evaluated, *rows_up_to(6)[5:]])
-    assert visualdl_points(tmp_path, "train/loss") == [(s, 1.0) for s in range(1, 7)]
-    assert visualdl_points(tmp_path, "train/images_per_second")[0] == (1, 9.5)
-    assert visualdl_points(tmp_path, "eval/pairs/accuracy") == [(5, 0.75)]
-    write(Metrics(tmp_path, from_step=0), rows_up_to(1, loss=3.0))
-    assert visualdl_points(tmp_path, "train/loss") == [(1, 3.0)]
-    assert capsys.readouterr().out == ""
-
-
 def test_a_rollback_replaces_rows_while_the_file_is_open(tmp_path):
     metrics = Metrics(tmp_path)
     for row in (*rows_up_to(5), {"eval": "pairs", "step": 5, "accuracy": 0.5}):
@@ -458,7 +431,6 @@ def test_a_rollback_replaces_rows_while_the_file_is_open(tmp_path):
     write(metrics, rows_up_to(6, loss=2.0)[3:])
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert rows == [*rows_up_to(3), *rows_up_to(6, loss=2.0)[3:]]
-    assert visualdl_points(tmp_path, "train/loss") == [(s, 1.0) for s in range(1, 6)] + [(6, 2.0)]
 
 
 def test_missing_visualdl_is_said_once_and_not_fatal(tmp_path, monkeypatch, capsys):

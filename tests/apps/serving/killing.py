@@ -22,7 +22,7 @@ import numpy as np
 
 from plsc.apps.serving.gallery import Gallery, index
 from tests.apps.serving.fake_embedder import FakeEmbedder, units
-from tests.helpers.launch import ROOT
+from tests.helpers.launch import start_python
 
 
 def name_of(number: int) -> str:
@@ -57,9 +57,9 @@ def change_for_ever(path: str, first: int, count: int) -> None:
 
 def child(path: Path, first: int, count: int = sys.maxsize, least_rows: int = 0) -> subprocess.Popen:
     """Start a process that does so; it says "ready" first. least_rows: from which on there is an index."""
-    command = [sys.executable, "-m", "tests.apps.serving.killing", "--child", str(path)]
-    command += ["--first", str(first), "--count", str(count), "--least-rows", str(least_rows)]
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    command = ["-m", "tests.apps.serving.killing", "--child", path]
+    command += ["--first", first, "--count", count, "--least-rows", least_rows]
+    started = start_python(*command, stdout=subprocess.PIPE, text=True)
     assert started.stdout.readline() == "ready\n"
     return started
 

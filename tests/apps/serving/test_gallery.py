@@ -19,7 +19,6 @@ from plsc.utils.files import sha256_of
 from tests.apps.serving.fake_embedder import FakeEmbedder, pictures, units
 from tests.helpers.bounds import assert_within, cosines, perturbed
 from tests.helpers.image_files import write_folder
-from tests.helpers.launch import run_python
 
 CALIBRATION = Calibration(
     method="logistic", set="demo", step=1, pairs=9, prior=0.5, cosine=[-1.0, 1.0], log_odds=[-4.0, 4.0]
@@ -457,11 +456,6 @@ def test_a_build_that_was_killed_is_named_before_the_work_begins(tmp_path, embed
     (tmp_path / "g.tmp").touch()
     with pytest.raises(UserError, match=r"g\.tmp: exists already; remove it"):
         Gallery.build(tmp_path / "g", embedder, {"Ann": pictures(1)})
-
-
-def test_galleries_and_exports_need_no_paddle(tmp_path):
-    code = "import sys, plsc.apps.serving.gallery, plsc.apps.serving.embedder, plsc.apps.serving.gallery.command; sys.exit('paddle' in sys.modules)"
-    run_python("-c", code, cwd=tmp_path)
 
 
 def test_nothing_is_overwritten(gallery, embedder, tmp_path):

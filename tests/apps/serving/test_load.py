@@ -1,9 +1,7 @@
 """500 requests of 16 clients while another process adds people: each is answered, and everybody who was acknowledged is found."""
 
 import concurrent.futures
-import os
 import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
@@ -15,7 +13,7 @@ from plsc.apps.serving.gallery import Gallery
 from plsc.apps.serving.service.app import create_app
 from plsc.apps.serving.service.options import Options
 from tests.apps.serving.running import PATIENT, Pixels, picture, running, samples
-from tests.helpers.launch import ROOT
+from tests.helpers.launch import start_python
 
 REQUESTS, CLIENTS = 500, 16
 KNOWN = 20
@@ -64,9 +62,8 @@ def test_no_request_fails_while_another_process_adds_people(tmp_path):
                     status, answer = client.send("/search", known[seed])
                     return status, answer["name"] == f"P{seed}"
 
-        command = [sys.executable, "-c", ADD, str(gallery.path)]
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        adding = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        adding = start_python("-c", ADD, gallery.path, **pipes)
         try:
             first = adding.stdout.readline()
             with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:

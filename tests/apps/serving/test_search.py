@@ -10,7 +10,6 @@ from plsc.apps.serving.gallery import search
 from plsc.apps.serving.gallery.rows import Rows
 from plsc.distributed import environment
 from plsc.utils.vectors import unit_rows
-from tests.helpers.launch import run_python
 
 SUPPORTED = search.kinds()
 WIDTH = 37  # not a multiple of four
@@ -241,17 +240,6 @@ def test_the_threads_are_those_of_the_process(kernels, monkeypatch):
             return threading.get_ident()
 
         assert len(set(index.in_threads(meet, [(0, 1)] * count))) == count
-
-
-@pytest.mark.skipif(not SUPPORTED, reason="no kernels, or none for this processor")
-def test_the_kernels_need_no_paddle(tmp_path):
-    code = (
-        "import sys, numpy as np; from plsc.apps.serving.gallery import search; from plsc.apps.serving.gallery.rows import Rows;"
-        "rows = Rows(np.eye(8, dtype='f4'), np.arange(8));"
-        "assert rows.nearest(np.eye(8, dtype='f4')[2:3], 1) == [{2: 1.0}];"
-        "sys.exit('paddle' in sys.modules or not isinstance(rows.parts[0].index, search.CodeIndex))"
-    )
-    run_python("-c", code, cwd=tmp_path, PLSC_KERNELS=None)
 
 
 def test_the_switch_turns_the_kernels_off(monkeypatch):

@@ -2,13 +2,11 @@
 
 import contextlib
 import io
-import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -30,7 +28,7 @@ from tests.apps.serving.fake_embedder import FakeEmbedder, pictures
 from tests.apps.serving.running import Client
 from tests.apps.serving.test_embedder import CAN_ONNX, PIXELS
 from tests.helpers.bounds import assert_within, cosines, rounded
-from tests.helpers.launch import ROOT
+from tests.helpers.launch import start_python
 from tests.helpers.tiny_runs import TINY
 
 SECRET = "a-token-of-the-tests"
@@ -221,9 +219,8 @@ def test_a_run_in_which_nothing_can_be_written_is_served(copied, monkeypatch, ca
 @contextlib.contextmanager
 def started(*words, **env):
     """A service in a process of its own; yields the process and a client."""
-    command = [sys.executable, "-m", "plsc", "serve", *map(str, words), "--port", "0"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **env}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = start_python("-m", "plsc", "serve", *words, "--port", "0", env=env, **streams)
     try:
         said = ""
         while (port := re.search(r"on http://127\.0\.0\.1:(\d+)/", said)) is None:

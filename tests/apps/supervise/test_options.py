@@ -38,11 +38,13 @@ def test_machines_are_read_and_kept_from_the_launcher():
         (["--nnodes", "2", *MACHINES, "--wait", "-1"], r"--wait: .*\(got -1\)"),
         (["--max_failures", "0"], r"--max_failures: .*\(got 0\)"),
         (["--max_failures", "²"], r"--max_failures: .*\(got ²\)"),
+        (["--nproc_per_node", "0"], r"--nproc_per_node: must be a number of 1 or more \(got 0\)"),
+        (["--nproc_per_node", "many"], r"--nproc_per_node: must be a number of 1 or more \(got many\)"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(given, line):
     with pytest.raises(UserError, match=f"^{line}$"):
-        read_options([*given, *REST])
+        read_options([*REST[: 4 if "--nproc_per_node" not in given else 0], *given, *REST[4:]])
 
 
 def test_each_of_several_machines_says_how_many_ranks_it_has():

@@ -15,7 +15,6 @@ from plsc.config import load
 from plsc.data.synthetic import Synthetic
 from plsc.utils import version
 from tests.helpers.image_files import write_folder
-from tests.helpers.launch import run_python
 
 
 @pytest.fixture
@@ -279,11 +278,3 @@ def test_what_a_machine_sends_cannot_control_a_terminal(machines):
     machines[1] = Facts.model_validate_json(json.dumps(sent))
     text = "".join([*preflight.compare(machines), preflight.format_table(machines).replace("\n", "")])
     assert text.isprintable() and "node\\x1b[2J" in text
-
-
-def test_facts_are_collected_without_paddle(tmp_path):
-    code = (
-        "import sys; from plsc.apps.supervise import preflight; from plsc.config import load;"
-        "preflight.collect(load(None, ['Global.device=cpu']), ranks=1, machines=1); assert 'paddle' not in sys.modules"
-    )
-    run_python("-c", code, cwd=tmp_path)

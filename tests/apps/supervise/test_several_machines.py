@@ -5,15 +5,13 @@ The machines are processes that share the loopback interface.
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from plsc import cli
 from plsc.apps.supervise.address import free_port
 from tests.helpers.image_files import write_folder
-from tests.helpers.launch import ROOT
+from tests.helpers.launch import ROOT, start_python
 from tests.helpers.tiny_runs import TINY
 from tests.helpers.warm import lines, shared
 
@@ -54,13 +52,7 @@ def on_two_machines(tmp_path):
 def start_cold(command, folder, **env):
     """Start it as a user does. It ends before Paddle is needed."""
     with open(folder / "stdout", "w") as stdout, open(folder / "stderr", "w") as stderr:
-        return subprocess.Popen(
-            [sys.executable, *command],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-            stdout=stdout,
-            stderr=stderr,
-        )
+        return start_python(*command, cwd=folder, env=env, stdout=stdout, stderr=stderr)
 
 
 def start_warm(command, folder):

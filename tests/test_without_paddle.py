@@ -1,0 +1,35 @@
+"""What does without Paddle, whose import takes seconds; in one interpreter, from the lightest to the heaviest."""
+
+from tests.helpers.launch import run_python
+
+STEPS = """
+import sys
+
+def check(*names):
+    assert not {"paddle", *names} & sys.modules.keys(), [name for name in names if name in sys.modules]
+
+import plsc.utils.logging, plsc.utils.metrics, plsc.utils.progress
+check("visualdl", "matplotlib")
+
+from plsc.config import load
+config = load({"Global.epochs": 2, "Model.embedding_size": 64, "Head.margin": 0.4, "Global.device": "cpu"})
+config.to_yaml()
+check()
+
+from plsc.apps.supervise import preflight
+preflight.collect(config, ranks=1, machines=1)
+check()
+
+import numpy as np
+import plsc.apps.serving.gallery, plsc.apps.serving.embedder, plsc.apps.serving.gallery.command
+from plsc.apps.serving.gallery import search
+from plsc.apps.serving.gallery.rows import Rows
+rows = Rows(np.eye(8, dtype="f4"), np.arange(8))
+assert rows.nearest(np.eye(8, dtype="f4")[2:3], 1) == [{2: 1.0}]
+assert isinstance(rows.parts[0].index, search.CodeIndex) == bool(search.kinds())
+check()
+"""
+
+
+def test_configs_facts_and_galleries_need_no_paddle(tmp_path):
+    run_python("-c", STEPS, cwd=tmp_path, PLSC_KERNELS=None)
