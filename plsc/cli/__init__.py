@@ -32,33 +32,35 @@ VERBS = {
         "plsc.cli.train", "train, verify, and write the report; --ranks N on several processes", "start here"
     ),
     "init": Verb(
-        "plsc.apps.curate.init", "look at a folder of pictures, and write a config for it", "start here"
+        "plsc.apps.curate.init", "look at your pictures or vectors, and write a config for them", "start here"
     ),
-    "doctor": Verb("plsc.apps.curate.doctor", "what is wrong with a set of images", "data"),
-    "align": Verb("plsc.apps.curate.align", "cut the faces out of photos, aligned", "data"),
-    "convert": Verb("plsc.apps.curate.convert", "a set of images to another format", "data"),
+    "doctor": Verb("plsc.apps.curate.doctor", "find errors in sets of images", "data"),
+    "align": Verb("plsc.apps.curate.align", "find the faces in photos, and cut them out aligned", "data"),
+    "convert": Verb("plsc.apps.curate.convert", "convert a set of images to another format", "data"),
     "run": Verb(
         "plsc.apps.supervise.supervisor",
         "train on several machines, or by a script of yours; restart what died",
         "train",
     ),
     "eval": Verb("plsc.cli.evaluate", "evaluate a checkpoint on the sets of DataLoader.Eval", "train"),
-    "plan": Verb("plsc.apps.plan.plan", "what a run will take: memory, time, how many classes fit", "train"),
+    "plan": Verb("plsc.apps.plan.plan", "predict memory, time, and how many classes fit", "train"),
     "import": Verb(
-        "plsc.apps.migrate.import_weights", "weights and training configs of other programs", "train"
+        "plsc.apps.migrate.import_weights", "read weights and training configs of other programs", "train"
     ),
-    "weights": Verb("plsc.apps.migrate.weights", "networks that others have published: list, get", "train"),
-    "gallery": Verb("plsc.apps.serving.gallery.command", "known people: build, add, search, verify", "use"),
+    "weights": Verb("plsc.apps.migrate.weights", "list and get networks that others have published", "train"),
+    "gallery": Verb(
+        "plsc.apps.serving.gallery.command", "keep known people, and find out whom a picture shows", "use"
+    ),
     "serve": Verb(
         "plsc.cli.serve",
         "compare and look up pictures over HTTP, with a web page",
         "use",
     ),
-    "predict": Verb("plsc.cli.predict", "embeddings of images, as .npy", "use"),
-    "export": Verb("plsc.cli.export", "write the backbone for Paddle Inference and ONNX", "use"),
-    "card": Verb("plsc.cli.card", "a run's model card: show, write, and verify by evaluating again", "care"),
-    "ckpt": Verb("plsc.cli.ckpt", "look at, check, and cut checkpoints", "care"),
-    "selftest": Verb("plsc.cli.selftest", "check this machine, or several", "care"),
+    "predict": Verb("plsc.cli.predict", "write the embeddings of images, as .npy", "use"),
+    "export": Verb("plsc.cli.export", "write the network for Paddle Inference, ONNX and others", "use"),
+    "card": Verb("plsc.cli.card", "show, write and verify the model card of a run", "care"),
+    "ckpt": Verb("plsc.cli.ckpt", "show, check, cut and average checkpoints, edit their class names", "care"),
+    "selftest": Verb("plsc.cli.selftest", "check that this machine, or several, compute rightly", "care"),
 }
 
 
@@ -86,8 +88,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _overview() -> str:
     """Return the help of `plsc`: all verbs under their headings."""
-    lines = ["usage: plsc VERB ...   (plsc VERB --help explains one; plsc --version)"]
+    lines = [
+        "usage: plsc VERB ..., such as plsc train -c configs/ --ranks 2   (plsc VERB --help explains one; plsc --version)"
+    ]
     for heading in dict.fromkeys(verb.heading for verb in VERBS.values()):
         lines += ["", heading]
         lines += [f"  {name:10}{verb.help}" for name, verb in VERBS.items() if verb.heading == heading]
-    return "\n".join([*lines, "", "docs/quickstart.md goes through them; docs/errors.md has the mistakes"])
+    return "\n".join([*lines, "", "docs/quickstart.md has the first steps, docs/errors.md the messages"])

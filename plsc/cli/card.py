@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         "--no-training-data", action="store_true", help="do not compare the training data, which are not here"
     )
     for each in (write, check):
-        add_overrides(each, "wins over the run's config.yaml: where the data are now")
+        add_overrides(each, "a key that wins over the run's config.yaml, such as where the data are now")
     return parser
 
 

@@ -9,7 +9,7 @@ from plsc.cli.arguments import make_parser, parse
 
 def main(argv: Sequence[str]) -> None:
     """Run `plsc export`."""
-    what = "write the backbone for Paddle Inference and ONNX"
+    what = "write the network for Paddle Inference, ONNX and others"
     args = parse(make_parser("export", what, "-c first/config.yaml"), argv)
     from plsc.entry import Entry
 

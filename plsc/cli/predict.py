@@ -9,7 +9,9 @@ from plsc.cli.arguments import make_parser, parse
 
 def main(argv: Sequence[str]) -> None:
     """Run `plsc predict`."""
-    parser = make_parser("predict", "embeddings of images, as .npy", "-c first/config.yaml a.png b.png")
+    parser = make_parser(
+        "predict", "write the embeddings of images, as .npy", "-c first/config.yaml a.png b.png"
+    )
     parser.add_argument(
         "images", nargs="+", help="image files, one .txt list of them, or one .npy file of samples"
     )

@@ -282,9 +282,12 @@ class _Device(argparse.Action):
 def add_arguments(parser: argparse.ArgumentParser, device: bool = True) -> None:
     """Add -c and -o, which `load(args.config, args.override)` takes, to a command; and --device, which is short for an override."""
     parser.add_argument(
-        "-c", "--config", metavar="FILE", help="YAML file, or a folder: its default.yaml or config.yaml"
+        "-c",
+        "--config",
+        metavar="FILE",
+        help="the config: a YAML file, or a folder with a default.yaml or config.yaml",
     )
-    add_overrides(parser, "wins over the file")
+    add_overrides(parser, "a key for this run, such as Global.epochs=2; wins over the file")
     if device:
         add_device(parser)
 

@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run `plsc import`. Raises UserError."""
     parser = argparse.ArgumentParser(
         "plsc import",
-        description="weights of other programs -> a checkpoint folder; without weights: their training config -> YAML",
+        description="Turn weights of other programs into a checkpoint folder; without weights: their training config into YAML.",
     )
     parser.add_argument(
         "weights",

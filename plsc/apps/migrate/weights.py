@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("list", help="which are known, what they were trained on, and their licence")
     parser_get = verbs.add_parser("get", help="fetch one from its address, and import it")
-    parser_get.add_argument("name", metavar="NAME")
+    parser_get.add_argument("name", metavar="NAME", help="as plsc weights list has it")
     parser_get.add_argument(
         "--output",
         metavar="FOLDER",

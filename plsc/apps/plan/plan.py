@@ -1,4 +1,4 @@
-"""Predict memory, time and disk space of a run, how many classes fit, and whether sampling pays: `plsc plan`.
+"""Predict memory, time and disk space of a run, how many classes fit, and whether sampling pays.
 
     plsc plan -c configs/ --classes 1000000 --ranks 2 --rate 0.1
 

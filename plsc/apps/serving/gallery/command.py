@@ -30,7 +30,7 @@ from plsc.apps.serving.gallery.mapping import fit_map
 from plsc.apps.serving.gallery.milvus import is_url
 from plsc.apps.serving.gallery.names import name_of
 from plsc.apps.serving.gallery.pictures import embed_pictures, people_of
-from plsc.config import add_device
+from plsc.config import add_device, add_overrides
 from plsc.data.arrays import open_npy
 from plsc.data.folder import is_aligned
 from plsc.distributed import environment
@@ -55,10 +55,10 @@ def _parser() -> argparse.ArgumentParser:
         if network:
             given = made.add_mutually_exclusive_group(required=network == "required")
             given.add_argument(
-                "-c", "--config", metavar="CONFIG", help="config.yaml of the run whose network embeds"
+                "-c", "--config", metavar="RUN", help="folder or config.yaml of the run whose network embeds"
             )
             given.add_argument("--export", metavar="FOLDER", help="what plsc export wrote, in place of -c")
-            made.add_argument("-o", "--override", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
+            add_overrides(made, "with -c: a key that wins over that file")
             add_device(made)
         return made
 
@@ -69,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument(
         "--vectors", metavar="NPY", help="embeddings [n, D] of another program, in place of people and -c"
     )
-    build.add_argument("--labels", metavar="FILE", help="with --vectors: n lines, whose each is")
+    build.add_argument(
+        "--labels", metavar="FILE", help="with --vectors: n lines, the name of each embedding's person"
+    )
     build.add_argument(
         "--template",
         choices=("mean", "images"),
@@ -84,17 +86,22 @@ def _parser() -> argparse.ArgumentParser:
     }
     build.add_argument("--review", **review)
     add = verb("add", "add pictures of a person", "optional")
-    add.add_argument("name")
-    add.add_argument("pictures", nargs="+")
+    add.add_argument("name", help="of the person, new or known")
+    add.add_argument("pictures", nargs="+", help="files")
     add.add_argument("--review", **review)
     add.add_argument("--meta", metavar="JSON", help="keep this with the person, and show it beside the name")
     remove = verb("remove", "remove people, from all of its files")
-    remove.add_argument("names", nargs="*", metavar="name", help="none: what an interrupted removal has left")
+    remove.add_argument(
+        "names",
+        nargs="*",
+        metavar="name",
+        help="of a person; without names: finish a removal that was interrupted",
+    )
     remove.add_argument(
         "--list",
         type=Path,
         metavar="FILE",
-        help="remove the pictures of a list of plsc gallery doctor; whom no picture is left is removed",
+        help="remove the pictures that a list of plsc gallery doctor names, and people without other pictures",
     )
     remove.add_argument(
         "--receipt", type=Path, metavar="FILE", help="a new file, JSON: who was removed, when"
@@ -111,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verb("list", "show what is in a gallery")
     search = verb("search", "find the most similar people", "optional")
-    search.add_argument("pictures", nargs="+")
+    search.add_argument("pictures", nargs="+", help="files, each of one person who is looked up")
     search.add_argument("--top", type=int, default=5, metavar="N", help="people to show (default: 5)")
     search.add_argument("--threshold", **threshold)
     for part, whose in ((build, "of these people"), (add, "of the person"), (search, "search this one only")):
@@ -119,8 +126,8 @@ def _parser() -> argparse.ArgumentParser:
     backup = verb("backup", "copy a gallery, while others use it")
     backup.add_argument("target", help="a new file")
     verify = verb("verify", "say whether pictures show a person", "optional")
-    verify.add_argument("name")
-    verify.add_argument("pictures", nargs="+", help="of one person")
+    verify.add_argument("name", help="of a person in the gallery")
+    verify.add_argument("pictures", nargs="+", help="files, all of one person")
     limits = verify.add_mutually_exclusive_group()
     limits.add_argument("--threshold", **threshold)
     limits.add_argument(
