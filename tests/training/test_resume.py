@@ -178,6 +178,7 @@ NOT_TRAINING = {
     },
     "Model": {"recompute"},
     "Teacher": {"checkpoint"},
+    "Weights": {"name"},
     "Head": {"bank_folder", "logits_budget_mb", "init_std"},
     "Global": {
         *(
