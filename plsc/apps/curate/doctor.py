@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from plsc.apps.curate import detector
-from plsc.apps.curate.aligned_faces import MOST_OFFSET, MOST_SPREAD, look_for_faces
+from plsc.apps.curate.aligned_faces import MOST_OFFSET, MOST_SPREAD, Faces, look_for_faces
 from plsc.apps.curate.detector import Detector
 from plsc.apps.curate.scan import Scan, same_content, scan
 from plsc.config import Config, add_overrides, load
@@ -54,6 +54,7 @@ class Findings:
         self.lines: list[dict[str, Any]] = []
         self.sets: dict[str, dict[str, Any]] = {}
         self.spreads: dict[str, dict[str, int]] = {}  # of sets with classes, see spread()
+        self.faces: dict[str, Faces] = {}  # of sets with faces, where the detector is installed
 
     def add(self, level: str, about: str, text: str, examples: Iterable[str] = ()) -> None:
         self.lines.append({"level": level, "set": about, "text": text, "examples": [*examples]})
@@ -158,6 +159,7 @@ def _examine_faces(images: EvalSet, name: str, numbers: dict[str, Any], findings
     faces = look_for_faces(images, Detector()) if detector.installed() else None
     if faces is None:
         return
+    findings.faces[name] = faces
     numbers["faces"] = f"in {faces.faces} of {faces.pictures} sampled"
     if faces.spread > MOST_SPREAD:
         text = (

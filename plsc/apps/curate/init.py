@@ -22,9 +22,6 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from plsc.apps.curate import detector
-from plsc.apps.curate.aligned_faces import look_for_faces
-from plsc.apps.curate.detector import Detector
 from plsc.apps.curate.doctor import Findings, examine
 from plsc.apps.curate.init_vectors import (
     FEW_CLASSES,
@@ -86,7 +83,7 @@ def look(images: EvalSet, findings: Findings, name: str) -> Seen:
             f"{shown(name)}: has {counted(images.num_classes, 'class', 'classes')}, training needs {LEAST}; {hint}"
         )
     height, width = np.median(sizes, axis=0).astype(int).tolist()
-    found = look_for_faces(images, Detector()) if detector.installed() else None
+    found = findings.faces.get(name)
     names = class_keys(images.identities, images.num_classes)
     return Seen(
         pictures=images.count,

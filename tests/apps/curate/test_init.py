@@ -126,7 +126,7 @@ def finds(monkeypatch):
                 return [detector.Face((0, 0, 1, 1), 1.0, next(waiting) * [width, height])]
 
         monkeypatch.setattr(detector, "installed", lambda: True)
-        monkeypatch.setattr("plsc.apps.curate.init.Detector", Scripted)
+        monkeypatch.setattr("plsc.apps.curate.doctor.Detector", Scripted)
 
     return finds
 
