@@ -8,7 +8,10 @@ import os
 _M_TRIM_THRESHOLD = -1  # of mallopt, in glibc's malloc.h
 _M_MMAP_THRESHOLD = -3
 _LARGE = 1 << 20
-_LARGEST = 32 << 20  # the most that some versions take
+_LARGEST = (
+    64 << 20,
+    32 << 20,
+)  # a gradient of IResNet's last layer has 51 MB; some versions take no more than the second
 _ALL = 1 << 30
 _TRIM = 128 << 10  # glibc's own
 _VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")  # glibc's own, which the user may have set
@@ -24,12 +27,12 @@ def return_large_blocks() -> bool:
 
 
 def keep_freed_blocks() -> bool:
-    """Make malloc keep blocks below 32 MB when they are freed, up to 1 GB at the heap's end; return whether it does.
+    """Make malloc keep blocks below 64 MB when they are freed, up to 1 GB at the heap's end; return whether it does.
 
     By default glibc returns the end of its heap again and again, and each step of a training gets its memory as fresh pages,
     which the system has to clear. A user's settings stay, as above.
     """
-    return _set(mapped_from=_LARGEST, kept=_ALL)
+    return any(_set(mapped_from, kept=_ALL) for mapped_from in _LARGEST)
 
 
 def _set(mapped_from: int, kept: int) -> bool:
