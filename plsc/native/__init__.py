@@ -29,7 +29,7 @@ LEVELS = (
     "AVX2",
     "AVX-512",
 )  # instruction sets that the loops are compiled for, as native.cpp numbers them
-_VERSION = 10  # of the functions below, as in native.cpp: a library from before a change must not be called
+_VERSION = 11  # of the functions below, as in native.cpp: a library from before a change must not be called
 _ARGUMENTS = {
     "plsc_version": [],
     "plsc_setup": [c_void_p] * 5,
@@ -52,7 +52,7 @@ _ARGUMENTS = {
     "plsc_softmax_forward": [c_void_p] * 2,
     "plsc_softmax_backward": [c_void_p] * 7,
     "plsc_attention_weights_backward": [c_void_p] + [c_int64] * 2 + [c_void_p],
-    "plsc_weight_gradient": [c_void_p] * 4,
+    "plsc_weight_gradient": [c_void_p, c_int, *[c_void_p] * 3],
     "plsc_norm_forward": [c_int]
     + [c_void_p] * 5
     + [c_int64, c_int, c_int64, c_int64, c_int, c_float, c_float]

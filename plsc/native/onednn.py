@@ -70,7 +70,9 @@ _NAME = 8  # dnnl_query_impl_info_str
 _OF_ARGUMENT = 255  # dnnl_query_exec_arg_md
 _LINE = 64  # bytes of a line of the processor's cache
 _MOST = 4096  # operations that a thread keeps
-_AVX512_BF16 = 0xE7  # dnnl_cpu_isa_avx512_core_bf16: its bits are in those of each later set
+# dnnl_cpu_isa_avx512_core_bf16 and dnnl_cpu_isa_avx512_core_amx: their bits are in those of each later set.
+_AVX512_BF16 = 0xE7
+_AMX = 0xFEF
 
 
 class _Argument(ctypes.Structure):
@@ -139,8 +141,18 @@ def library() -> _Library | None:
 def has_bfloat16() -> bool:
     """Say whether oneDNN multiplies bfloat16 numbers by instructions of this processor, at most those of
     ONEDNN_MAX_CPU_ISA."""
+    return _has(_AVX512_BF16)
+
+
+def has_amx() -> bool:
+    """Say whether oneDNN multiplies bfloat16 numbers by AMX, as `has_bfloat16`."""
+    return _has(_AMX)
+
+
+@functools.cache
+def _has(instructions: int) -> bool:
     onednn = library()
-    return onednn is not None and onednn.functions.dnnl_get_effective_cpu_isa() & _AVX512_BF16 == _AVX512_BF16
+    return onednn is not None and onednn.functions.dnnl_get_effective_cpu_isa() & instructions == instructions
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from plsc.backbones.layers import (
 from plsc.backbones.layers.transformer import LayerNorm, Linear, add_branch, add_positions, attention
 from plsc.distributed.recompute import recomputing
 from plsc.distributed.sync_batch_norm import SyncBatchNorm
+from plsc.native import onednn
 from tests.backbones.test_by_onednn import NETWORKS, with_a_twin
 from tests.backbones.test_convolution import SHAPES, exact, pair_of_layers, run
 from tests.helpers.bounds import HALF_EPS, assert_within, perturbed, rounded
@@ -55,14 +56,25 @@ def randn(*shape, seed=0, scale=1.0):
 # Of the kernel for gradients by weights: a part of the rows at a time, an odd number of pictures, and steps of all kinds.
 BY_PAIRS = [
     (3, 60, 40, 64, 64, 3, 1, 1, 1, 1, False),
-    (5, 9, 11, 8, 32, 3, 2, 1, 1, 1, False),
-    (2, 12, 9, 16, 32, (3, 1), (2, 1), (2, 0), (2, 1), 1, False),
+    (5, 9, 11, 32, 32, 3, 2, 1, 1, 1, False),
+    (3, 90, 35, 64, 32, 3, 2, 1, 1, 1, False),
+    (2, 12, 9, 32, 96, (3, 1), (2, 1), (2, 0), (2, 1), 1, False),
     (4, 6, 6, 32, 64, 1, 1, 0, 1, 1, False),
-    (1, 3, 3, 8, 32, 5, 1, 4, 1, 1, False),
+    (1, 3, 3, 32, 32, 5, 1, 4, 1, 1, False),
+    (2, 19, 20, 64, 32, 3, 1, 0, 3, 1, False),
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES + BY_PAIRS)
+@pytest.mark.parametrize("amx", [False, True])
+@pytest.mark.parametrize("shape", BY_PAIRS)
+def test_gradient_by_weights_of_each_instruction(monkeypatch, shape, amx):
+    if amx and not onednn.has_amx():
+        pytest.skip("no AMX on this processor")
+    monkeypatch.setattr(onednn, "has_amx", lambda: amx)
+    test_convolution(shape)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_convolution(shape):
     layer, _, images = pair_of_layers(shape)
     images = paddle.to_tensor(half(images))

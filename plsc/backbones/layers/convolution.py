@@ -108,7 +108,7 @@ class _Convolution:
         """Compute the gradient of the weight, and of the bias where there is one."""
         out = empty(self._weights_shape)
         if self._sizes and library().plsc_weight_gradient(
-            self._sizes, x.data_ptr(), grad.data_ptr(), out.data_ptr()
+            self._sizes, onednn.has_amx(), x.data_ptr(), grad.data_ptr(), out.data_ptr()
         ):
             return [out]
         bias = [] if self._bias is None else [empty([self._weights_shape[0]])]

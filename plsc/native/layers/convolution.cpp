@@ -1,8 +1,10 @@
-// Gradient of a convolution by its weights, of pictures [N, H, W, C] in bfloat16, on processors with AVX512-BF16. Its instruction
-// adds two products to each of 16 sums: here those of one pixel in two pictures, so that steps over a picture cut no pair. Pictures
-// are paired into panels of few channels, a part of them at a time that stays in the processor's cache; oneDNN, which pairs pixels
-// of one picture, takes a quarter longer. See backbones/layers/convolution.py.
+// Gradient of a convolution by its weights, of pictures [N, H, W, C] in bfloat16, on processors with AMX or AVX512-BF16. Their
+// instructions add two products to each sum: here those of one pixel in two pictures, so that steps over a picture cut no pair.
+// Pictures are paired with a rim of zeros, a part of them at a time that stays in the processor's cache, and those of dy are turned;
+// oneDNN, which pairs pixels of one picture, takes longer. See backbones/layers/convolution.py.
 #include "plsc/native/native.h"
+
+#include <string.h>
 
 // convolution.py has the same structure.
 struct Convolution {
@@ -10,146 +12,288 @@ struct Convolution {
   int64_t kernel[2], stride[2], padding[2], dilation[2];
 };
 
-#if defined(PLSC_X86) && __GNUC__ >= 10
+#if defined(PLSC_X86) && __GNUC__ >= 11
 #include <immintrin.h>
 
 namespace {
 
-const int64_t INPUTS = 8, OUTPUTS = 32;  // channels of a tile, whose sums are half of the registers
-const int64_t PACKED = 1 << 20;          // bytes of paired pictures that are worked on at a time, about
-
-// Pixels that follow each other, which one weight multiplies: the numbers of the first ones in a panel of x and of dy.
-struct Run {
-  int64_t x, dy, count;
-};
+const int64_t SIDE = 32;         // channels in and out of a tile of the result
+const int64_t BLOCK = 16;        // pixels, and channels of dy, that are turned at once
+const int64_t AT_ONCE = 8;       // blocks whose products by all taps are taken before the next, from the processor's smallest cache
+const int64_t PACKED = 1 << 20;  // bytes of paired pictures that are worked on at a time, about
 
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t most(int64_t a, int64_t b) { return a < b ? b : a; }
 int64_t parts_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,prefer-vector-width=512")
+// Where the pixels that a tap multiplies lie, in pairs of pictures: `lines` lines of `used` pixels, which fill `blocks` blocks of dy.
+struct Lines {
+  int64_t pairs, lines, used, blocks;
+  int64_t x_pair, x_line, x_step;  // from one to the next, in pixels of a panel of x
 
-// Pixels [count, channels] of two pictures, the second null where there is none -> panels [channels / WIDTH] of pairs [count, WIDTH].
-template <int WIDTH>
-static void pair_up(const uint16_t* one, const uint16_t* other, int64_t count, int64_t channels, int64_t panel,
-                    uint32_t* to) {
-  const uint32_t both = other ? 0xFFFFFFFFu : 0xFFFFu;
-  if (!other) other = one;
-  for (int64_t pixel = 0; pixel < count; ++pixel, one += channels, other += channels)
-    for (int64_t start = 0; start < channels; start += WIDTH) {
-      uint32_t* pairs = to + start / WIDTH * panel + pixel * WIDTH;
-#pragma omp simd
-      for (int c = 0; c < WIDTH; ++c) pairs[c] = (one[start + c] | (uint32_t)other[start + c] << 16) & both;
-    }
+  int64_t pixel_of(int64_t block) const {
+    const int64_t line = block / blocks;
+    return line / lines * x_pair + line % lines * x_line + block % blocks * BLOCK * x_step;
+  }
+};
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,avx2,fma,prefer-vector-width=512")
+
+// Sixteen numbers of two pictures at the same place, the second null where there is none, as pairs.
+static inline __m512i pair_of(const uint16_t* one, const uint16_t* other) {
+  const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)one));
+  if (!other) return low;
+  return _mm512_or_si512(low, _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)other)), 16));
 }
 
-// Sums over the runs of x times dy -> `to`, a row of OUTPUTS numbers for each input, or added to it unless it is the `first`.
-static void multiply(const Run* runs, int64_t count, const uint32_t* x, const uint32_t* dy, int64_t x_step, bool first,
-                     float* to, int64_t to_step) {
-  __m512 sums[INPUTS][2];
+// A row of pixels [width, channels] of two pictures -> panels [channels / SIDE] of pairs, `panel` numbers apart.
+static void pair_x(const uint16_t* one, const uint16_t* other, int64_t width, int64_t channels, int64_t panel,
+                   uint32_t* to) {
+  for (int64_t pixel = 0; pixel < width; ++pixel, one += channels, other += other ? channels : 0)
+    for (int64_t c = 0; c < channels; c += 16)
+      _mm512_store_si512(to + c / SIDE * panel + pixel * SIDE + c % SIDE, pair_of(one + c, other ? other + c : other));
+}
+
+// Rows and columns change places.
+static inline void turn(__m512i rows[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    rows[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    rows[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    rows[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    rows[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(rows[i], rows[4 + i], 0x88);
+    t[4 + i] = _mm512_shuffle_i32x4(rows[i], rows[4 + i], 0xDD);
+    t[8 + i] = _mm512_shuffle_i32x4(rows[8 + i], rows[12 + i], 0x88);
+    t[12 + i] = _mm512_shuffle_i32x4(rows[8 + i], rows[12 + i], 0xDD);
+  }
+  for (int i = 0; i < 8; ++i) {
+    rows[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+    rows[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xDD);
+  }
+}
+
+// Sixteen channels of two pictures' pixels at these places, -1: zeros -> [channels, pixels].
+static void pair_dy(const uint16_t* one, const uint16_t* other, const int64_t at[16], uint32_t* to) {
+  __m512i rows[16];
+  for (int64_t i = 0; i < 16; ++i)
+    rows[i] = at[i] < 0 ? _mm512_setzero_si512() : pair_of(one + at[i], other ? other + at[i] : other);
+  turn(rows);
+  for (int64_t i = 0; i < 16; ++i) _mm512_store_si512(to + i * 16, rows[i]);
+}
+
+// Sums of dy [channels, pixels] times x [pixels, channels] -> `to`, [SIDE, SIDE] with rows `step` apart, or added to it unless `first`.
+static void multiply(const Lines& all, int64_t start, int64_t stop, const uint32_t* dy, int64_t dy_next, const uint32_t* x,
+                     bool first, float* to, int64_t step) {
+  for (int64_t rows = 0; rows < SIDE; rows += 8) {
+    const uint32_t* by = dy + rows / BLOCK * dy_next + rows % BLOCK * BLOCK;
+    float* place = to + rows * step;
+    __m512 sums[8][2];
 #pragma GCC unroll 8
-  for (int i = 0; i < INPUTS; ++i) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
-  for (int64_t run = 0; run < count; ++run) {
-    const uint32_t* from = x + runs[run].x;
-    const uint32_t* by = dy + runs[run].dy;
-    for (int64_t left = runs[run].count; left > 0; --left, from += x_step, by += OUTPUTS) {
-      const __m512bh low = (__m512bh)_mm512_loadu_si512(by);
-      const __m512bh high = (__m512bh)_mm512_loadu_si512(by + 16);
+    for (int i = 0; i < 8; ++i) {
+      sums[i][0] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(place + i * step);
+      sums[i][1] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(place + i * step + 16);
+    }
+    for (int64_t block = start; block < stop; ++block) {
+      const uint32_t* from = x + all.pixel_of(block) * SIDE;
+      const int64_t left = all.used - block % all.blocks * BLOCK;
+      for (int64_t k = 0; k < least(BLOCK, left); ++k, from += all.x_step * SIDE) {
+        const __m512bh low = (__m512bh)_mm512_loadu_si512(from);
+        const __m512bh high = (__m512bh)_mm512_loadu_si512(from + 16);
 #pragma GCC unroll 8
-      for (int i = 0; i < INPUTS; ++i) {
-        const __m512bh one = (__m512bh)_mm512_set1_epi32((int)from[i]);
-        sums[i][0] = _mm512_dpbf16_ps(sums[i][0], low, one);
-        sums[i][1] = _mm512_dpbf16_ps(sums[i][1], high, one);
+        for (int i = 0; i < 8; ++i) {
+          const __m512bh one = (__m512bh)_mm512_set1_epi32((int)by[block * BLOCK * BLOCK + i * BLOCK + k]);
+          sums[i][0] = _mm512_dpbf16_ps(sums[i][0], low, one);
+          sums[i][1] = _mm512_dpbf16_ps(sums[i][1], high, one);
+        }
       }
     }
-  }
 #pragma GCC unroll 8
-  for (int i = 0; i < INPUTS; ++i, to += to_step)
-    for (int half = 0; half < 2; ++half) {
-      float* at = to + 16 * half;
-      _mm512_storeu_ps(at, first ? sums[i][half] : _mm512_add_ps(_mm512_loadu_ps(at), sums[i][half]));
+    for (int i = 0; i < 8; ++i) {
+      _mm512_storeu_ps(place + i * step, sums[i][0]);
+      _mm512_storeu_ps(place + i * step + 16, sums[i][1]);
     }
+  }
 }
 
-// [rows, OUTPUTS] -> [OUTPUTS, rows], rows of which begin `step` numbers apart; `rows` is a multiple of 8.
-static void turn(const float* from, int64_t rows, float* to, int64_t step) {
-  const __m256i column = _mm256_mullo_epi32(_mm256_set1_epi32(OUTPUTS), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-  for (int64_t row = 0; row < rows; row += 8)
-    for (int64_t o = 0; o < OUTPUTS; ++o)
-      _mm256_storeu_ps(to + o * step + row, _mm256_i32gather_ps(from + row * OUTPUTS + o, column, 4));
+// The same by AMX, whose tiles `Tiles` has set up.
+static void multiply_tiles(const Lines& all, int64_t start, int64_t stop, const uint32_t* dy, int64_t dy_next,
+                           const uint32_t* x, bool first, float* to, int64_t step) {
+  const int64_t bytes = step * sizeof(float), x_bytes = all.x_step * SIDE * sizeof(uint32_t);
+  if (first) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_loadd(0, to, bytes);
+    _tile_loadd(1, to + 16, bytes);
+    _tile_loadd(2, to + 16 * step, bytes);
+    _tile_loadd(3, to + 16 * step + 16, bytes);
+  }
+  for (int64_t block = start; block < stop; ++block) {
+    const uint32_t* from = x + all.pixel_of(block) * SIDE;
+    const uint32_t* by = dy + block * BLOCK * BLOCK;
+    _tile_loadd(4, by, 64);
+    _tile_loadd(6, from, x_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, from + 16, x_bytes);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, by + dy_next, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, to, bytes);
+  _tile_stored(1, to + 16, bytes);
+  _tile_stored(2, to + 16 * step, bytes);
+  _tile_stored(3, to + 16 * step + 16, bytes);
+}
+
+// As the processor reads it. A constant, since the compiler does not know that it is read.
+struct alignas(64) Sizes {
+  uint8_t palette, start_row, none[14];
+  uint16_t bytes[16];
+  uint8_t rows[16];
+};
+const Sizes SIXTEEN_ROWS_OF_64_BYTES = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+
+// Sets the thread's tiles up; what they were before, which may be oneDNN's, comes back with the end of the object.
+class Tiles {
+ public:
+  explicit Tiles(bool wanted) : wanted_(wanted) {
+    if (!wanted_) return;
+    _tile_storeconfig(&before_);
+    _tile_loadconfig(&SIXTEEN_ROWS_OF_64_BYTES);
+  }
+  ~Tiles() {
+    if (wanted_) _tile_loadconfig(&before_);
+  }
+
+ private:
+  bool wanted_;
+  Sizes before_;
+};
+
+// A tile's sums [outputs, taps, inputs] -> [outputs, inputs, taps], rows of which are `step` apart.
+static void put(const float* sums, int64_t taps, float* dw, int64_t step) {
+  for (int64_t o = 0; o < SIDE; ++o, dw += step)
+    for (int64_t tap = 0; tap < taps; tap += 16)
+      for (int64_t i = 0; i < SIDE; i += 16) {
+        const float* from = sums + (o * taps + tap) * SIDE + i;
+        if (taps == 1) {
+          _mm512_storeu_ps(dw + i, _mm512_loadu_ps(from));
+          continue;
+        }
+        const int64_t count = least(16, taps - tap);
+        __m512i rows[16];
+        for (int64_t r = 0; r < 16; ++r) rows[r] = r < count ? _mm512_loadu_si512(from + r * SIDE) : _mm512_setzero_si512();
+        turn(rows);
+        for (int64_t r = 0; r < 16; ++r) _mm512_mask_storeu_epi32(dw + (i + r) * taps + tap, (1u << count) - 1, rows[r]);
+      }
 }
 #pragma GCC pop_options
 
-void weight_gradient(const Convolution& c, const uint16_t* x, const uint16_t* dy, float* dw) {
-  const int64_t taps = c.kernel[0] * c.kernel[1], of_tile = taps * INPUTS * OUTPUTS;
-  const int64_t across = c.inputs / INPUTS, tiles = across * (c.outputs / OUTPUTS);
+void weight_gradient(const Convolution& c, bool amx, const uint16_t* x, const uint16_t* dy, float* dw) {
+  const int64_t taps = c.kernel[0] * c.kernel[1], of_tile = taps * SIDE * SIDE;
+  const int64_t across = c.inputs / SIDE, tiles = across * (c.outputs / SIDE);
+  const int64_t pitch = c.width + 2 * c.padding[1];  // of a row of x with its rim
+  // By AMX, blocks of 16 pixels go over a row's end, through the rim, where dy is zero.
+  const bool through = amx && c.stride[0] == 1 && c.stride[1] == 1;
   // A part: `rows` rows of the result in each of `many` pairs of pictures.
   const int64_t pairs = parts_of(c.samples, 2);
-  const int64_t fit = most(1, PACKED / (4 * (c.stride[0] * c.width * c.inputs + c.out_width * c.outputs)));
+  const int64_t fit = most(1, PACKED / (4 * (c.stride[0] * pitch * c.inputs + c.out_width * c.outputs)));
   const int64_t many = least(pairs, most(1, fit / c.out_height));
   const int64_t rows = parts_of(c.out_height, parts_of(c.out_height, least(fit, c.out_height)));
   const bool one_part = many == pairs && rows == c.out_height;
-  const int64_t most_x_rows = least(c.height, (rows - 1) * c.stride[0] + (c.kernel[0] - 1) * c.dilation[0] + 1);
-  uint32_t* x_pairs = memory<uint32_t>(many * most_x_rows * c.width * c.inputs);
-  uint32_t* dy_pairs = memory<uint32_t>(many * rows * c.out_width * c.outputs);
+  const int64_t down = (c.kernel[0] - 1) * c.dilation[0], right = (c.kernel[1] - 1) * c.dilation[1];
+  Lines part = {many, through ? 1 : rows, through ? (rows - 1) * pitch + c.out_width : c.out_width};
+  part.blocks = parts_of(part.used, BLOCK);
+  part.x_line = c.stride[0] * pitch;
+  part.x_step = c.stride[1];
+  const int64_t x_rows = (rows - 1) * c.stride[0] + down + 1;
+  const int64_t past = (part.lines - 1) * part.x_line + down * pitch + right + (part.blocks * BLOCK - 1) * part.x_step + 1;
+  part.x_pair = most(x_rows * pitch, past);
+  const int64_t x_panel = many * part.x_pair * SIDE, dy_panel = many * part.lines * part.blocks * BLOCK * BLOCK;
+  uint32_t* x_pairs = memory<uint32_t>(across * x_panel);
+  uint32_t* dy_pairs = memory<uint32_t>(c.outputs / BLOCK * dy_panel);
   float* sums = one_part ? nullptr : memory<float>(tiles * of_tile);
-  Run* runs = memory<Run>(taps * many * rows);
-  int64_t* counts = memory<int64_t>(taps);
   for (int64_t pair = 0; pair < pairs; pair += many)
     for (int64_t row = 0; row < c.out_height; row += rows) {
       const int64_t pairs_here = least(many, pairs - pair), rows_here = least(rows, c.out_height - row);
-      const int64_t top = row * c.stride[0] - c.padding[0];
-      const int64_t x_first = least(c.height, most(0, top));
-      const int64_t x_end = most(x_first, least(c.height, top + (rows_here - 1) * c.stride[0] + (c.kernel[0] - 1) * c.dilation[0] + 1));
-      const int64_t x_rows = x_end - x_first, x_panel = pairs_here * x_rows * c.width * INPUTS;
-      const int64_t dy_panel = pairs_here * rows_here * c.out_width * OUTPUTS;
-      share(pairs_here * (x_rows + rows_here), [&](int64_t start, int64_t stop) {
+      Lines here = part;
+      here.pairs = pairs_here;
+      // Pairs of x, one row of a picture a job, and its share of the rim.
+      share(pairs_here * x_rows, [&](int64_t start, int64_t stop) {
         for (int64_t job = start; job < stop; ++job) {
-          const int64_t p = job / (x_rows + rows_here), r = job % (x_rows + rows_here), sample = 2 * (pair + p);
-          const bool of_x = r < x_rows;
-          const int64_t height = of_x ? c.height : c.out_height, width = of_x ? c.width : c.out_width;
-          const int64_t channels = of_x ? c.inputs : c.outputs, at = of_x ? x_first + r : row + r - x_rows;
-          const uint16_t* one = (of_x ? x : dy) + (sample * height + at) * width * channels;
-          const uint16_t* other = sample + 1 < c.samples ? one + height * width * channels : nullptr;
-          if (of_x)
-            pair_up<INPUTS>(one, other, width, channels, x_panel, x_pairs + (p * x_rows + r) * width * INPUTS);
-          else
-            pair_up<OUTPUTS>(one, other, width, channels, dy_panel,
-                             dy_pairs + (p * rows_here + r - x_rows) * width * OUTPUTS);
+          const int64_t p = job / x_rows, r = job % x_rows, sample = 2 * (pair + p);
+          const int64_t at = row * c.stride[0] - c.padding[0] + r;
+          const bool inside = at >= 0 && at < c.height;
+          uint32_t* to = x_pairs + (p * part.x_pair + r * pitch) * SIDE;
+          const int64_t end = r + 1 < x_rows ? pitch : part.x_pair - r * pitch;
+          for (int64_t i = 0; i < across; ++i) {
+            uint32_t* panel = to + i * x_panel;
+            const int64_t left = inside ? c.padding[1] : 0, after = inside ? left + c.width : 0;
+            memset(panel, 0, left * SIDE * 4);
+            memset(panel + after * SIDE, 0, (end - after) * SIDE * 4);
+          }
+          if (!inside) continue;
+          const uint16_t* one = x + (sample * c.height + at) * c.width * c.inputs;
+          const uint16_t* other = sample + 1 < c.samples ? one + c.height * c.width * c.inputs : nullptr;
+          pair_x(one, other, c.width, c.inputs, x_panel, to + c.padding[1] * SIDE);
         }
       });
-      for (int64_t tap = 0; tap < taps; ++tap) {
-        const int64_t down = tap / c.kernel[1] * c.dilation[0] - c.padding[0];
-        const int64_t right = tap % c.kernel[1] * c.dilation[1] - c.padding[1];
-        const int64_t first = right < 0 ? parts_of(-right, c.stride[1]) : 0;
-        const int64_t end = right < c.width ? least(c.out_width, (c.width - 1 - right) / c.stride[1] + 1) : 0;
-        counts[tap] = 0;
-        for (int64_t p = 0; p < pairs_here; ++p)
-          for (int64_t r = 0; r < rows_here; ++r) {
-            const int64_t y = (row + r) * c.stride[0] + down;
-            if (y < 0 || y >= c.height || first >= end) continue;
-            runs[tap * many * rows + counts[tap]++] = {
-                ((p * x_rows + y - x_first) * c.width + first * c.stride[1] + right) * INPUTS,
-                ((p * rows_here + r) * c.out_width + first) * OUTPUTS, end - first};
+      // Turned pairs of dy, a line of sixteen channels a job.
+      const int64_t groups = c.outputs / BLOCK, lines = pairs_here * part.lines;
+      share(groups * lines, [&](int64_t start, int64_t stop) {
+        for (int64_t job = start; job < stop; ++job) {
+          const int64_t line = job / groups, group = job % groups, sample = 2 * (pair + line / part.lines);
+          const uint16_t* one = dy + sample * c.out_height * c.out_width * c.outputs + group * BLOCK;
+          const uint16_t* other = sample + 1 < c.samples ? one + c.out_height * c.out_width * c.outputs : nullptr;
+          uint32_t* to = dy_pairs + group * dy_panel + line * part.blocks * BLOCK * BLOCK;
+          int64_t at[16], r = through ? 0 : line % part.lines, column = 0;
+          for (int64_t block = 0; block < part.blocks; ++block, to += BLOCK * BLOCK) {
+            for (int64_t k = 0; k < BLOCK; ++k, ++column) {
+              if (through && column == pitch) ++r, column = 0;
+              at[k] = r < rows_here && column < c.out_width ? ((row + r) * c.out_width + column) * c.outputs : -1;
+            }
+            pair_dy(one, other, at, to);
           }
-      }
+        }
+      });
       const bool is_first = pair == 0 && row == 0, is_last = pair + many >= pairs && row + rows >= c.out_height;
-      share(tiles, [&](int64_t start, int64_t stop) {
+      // The products of a tile by a row of taps are a job; where there is one part, all of a tile's, whose sums stay in the cache.
+      const int64_t jobs = one_part ? 1 : c.kernel[0], taps_of_job = taps / jobs, blocks = pairs_here * part.lines * part.blocks;
+      share(tiles * jobs, [&](int64_t start, int64_t stop) {
+        const Tiles set_up(amx);
         float* own = one_part ? memory<float>(of_tile) : nullptr;
-        for (int64_t tile = start; tile < stop; ++tile) {
-          const int64_t o = tile / across, i = tile % across;
+        for (int64_t job = start; job < stop; ++job) {
+          const int64_t tile = job / jobs, o = tile / across, i = tile % across, first_tap = job % jobs * taps_of_job;
+          const uint32_t* by = dy_pairs + o * (SIDE / BLOCK) * dy_panel;
           float* to = one_part ? own : sums + tile * of_tile;
-          for (int64_t tap = 0; tap < taps; ++tap)
-            multiply(runs + tap * many * rows, counts[tap], x_pairs + i * x_panel, dy_pairs + o * dy_panel,
-                     c.stride[1] * INPUTS, is_first, to + tap * OUTPUTS, taps * OUTPUTS);
-          if (is_last) turn(to, INPUTS * taps, dw + (o * OUTPUTS * c.inputs + i * INPUTS) * taps, c.inputs * taps);
+          for (int64_t block = 0; block < blocks; block += AT_ONCE)
+            for (int64_t tap = first_tap; tap < first_tap + taps_of_job; ++tap) {
+              const int64_t shift = tap / c.kernel[1] * c.dilation[0] * pitch + tap % c.kernel[1] * c.dilation[1];
+              (amx ? multiply_tiles : multiply)(here, block, least(blocks, block + AT_ONCE), by, dy_panel,
+                                                x_pairs + i * x_panel + shift * SIDE, is_first && block == 0,
+                                                to + tap * SIDE, taps * SIDE);
+            }
+          if (one_part) put(own, taps, dw + (o * SIDE * c.inputs + i * SIDE) * taps, c.inputs * taps);
         }
         free(own);
       });
+      if (is_last && !one_part)
+        share(tiles, [&](int64_t start, int64_t stop) {
+          for (int64_t tile = start; tile < stop; ++tile)
+            put(sums + tile * of_tile, taps, dw + (tile / across * SIDE * c.inputs + tile % across * SIDE) * taps, c.inputs * taps);
+        });
     }
-  free(counts);
-  free(runs);
   free(sums);
   free(dy_pairs);
   free(x_pairs);
@@ -159,14 +303,14 @@ void weight_gradient(const Convolution& c, const uint16_t* x, const uint16_t* dy
 #endif
 
 // x [samples, height, width, inputs] and the result's gradient dy [samples, out_height, out_width, outputs], bfloat16 -> dw
-// [outputs, inputs, kernel]. Returns 0, and does nothing, where the processor or the sizes are not for it.
-PLSC_API int plsc_weight_gradient(const Convolution* shape, const uint16_t* x, const uint16_t* dy, float* dw) {
-#if defined(PLSC_X86) && __GNUC__ >= 10
+// [outputs, inputs, kernel]. amx: the processor has it, and the system lets this program use it. Returns 0, and does nothing, where
+// the processor or the sizes are not for it.
+PLSC_API int plsc_weight_gradient(const Convolution* shape, int amx, const uint16_t* x, const uint16_t* dy, float* dw) {
+#if defined(PLSC_X86) && __GNUC__ >= 11
   const Convolution& c = *shape;
   const bool skips = c.kernel[0] < c.stride[0] || c.kernel[1] < c.stride[1];  // most of what is paired would be of no use
-  if (instructions < 2 || !__builtin_cpu_supports("avx512bf16") || c.inputs % INPUTS || c.outputs % OUTPUTS || skips)
-    return 0;
-  weight_gradient(c, x, dy, dw);
+  if (instructions < 2 || !__builtin_cpu_supports("avx512bf16") || c.inputs % SIDE || c.outputs % SIDE || skips) return 0;
+  weight_gradient(c, amx, x, dy, dw);
   return 1;
 #else
   return 0;
