@@ -2,6 +2,8 @@
 // (rows.cpp), so nothing from the standard library is used here: an inlined copy of it for one set must not be
 // shared with another. Rows are `width` floats, one after the other; N is the number of samples.
 
+#include "plsc/native/prefetch.h"
+
 // exp(x) for x <= 0: 2^n times a polynomial, relative error below 2e-7; 0 below -87; a NaN stays one.
 static inline float exp_of(float x) {
   const float bounded = x < -87.0f ? -87.0f : x;
@@ -33,6 +35,7 @@ static inline float dot(const float* a, const float* b, int64_t width) {
 
 static void inverse_norms(const float* rows, int64_t count, int64_t width, float* inverse) {
   for (int64_t i = 0; i < count; ++i) {
+    prefetch(rows + i * width, width);
     const float square = dot(rows + i * width, rows + i * width, width);
     inverse[i] = square > 0.0f ? 1.0f / __builtin_sqrtf(square) : square;  // 0 of a zero row; NaN stays NaN
   }
@@ -47,12 +50,15 @@ static void scale_and_max(float* logit, int64_t samples, float scale, float bias
   }
 }
 
-static void exp_and_sum(float* logit, int64_t classes, int64_t samples, const float* max, float* sum) {
-  for (int64_t c = 0; c < classes; ++c, logit += samples) {
+// `to` may be `logit`.
+static void exp_and_sum(const float* logit, int64_t classes, int64_t samples, const float* max, float* sum, float* to) {
+  for (int64_t c = 0; c < classes; ++c, logit += samples, to += samples) {
+    prefetch<1>(to, samples);
 #pragma omp simd
     for (int64_t n = 0; n < samples; ++n) {
-      logit[n] = exp_of(logit[n] - max[n]);
-      sum[n] += logit[n];
+      const float e = exp_of(logit[n] - max[n]);
+      to[n] = e;
+      sum[n] += e;
     }
   }
 }
@@ -63,9 +69,11 @@ static void exp_of_difference(float* logit, int64_t samples, float scale, float 
   for (int64_t n = 0; n < samples; ++n) logit[n] = exp_of(logit[n] * scale + bias - lse[n]);
 }
 
-static void multiply(float* x, const float* factor, float by, int64_t count) {
+// `to` may be `x`.
+static void multiply(const float* x, const float* factor, float by, int64_t count, float* to) {
+  prefetch(x, count);
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) x[i] *= factor[i] * by;
+  for (int64_t i = 0; i < count; ++i) to[i] = x[i] * (factor[i] * by);
 }
 
 static float sum_of(const float* x, int64_t count) {
@@ -102,6 +110,7 @@ static void turn_units(const float* grad, const float* unit, const float* factor
 // Gradient by unit rows -> gradient by the rows, where `grad` has the factor 1 / length already.
 static void turn(const float* grad, const float* rows, const float* inverse, int64_t count, int64_t width, float* out) {
   for (int64_t i = 0; i < count; ++i, grad += width, rows += width, out += width) {
+    prefetch<1>(out, width);
     const float along = dot(grad, rows, width) * inverse[i] * inverse[i];
 #pragma omp simd
     for (int64_t d = 0; d < width; ++d) out[d] = grad[d] - along * rows[d];

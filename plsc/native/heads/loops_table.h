@@ -12,9 +12,9 @@ struct Loops {
   float (*dot)(const float*, const float*, int64_t);
   void (*inverse_norms)(const float*, int64_t, int64_t, float*);
   void (*scale_and_max)(float*, int64_t, float, float, float*);
-  void (*exp_and_sum)(float*, int64_t, int64_t, const float*, float*);
+  void (*exp_and_sum)(const float*, int64_t, int64_t, const float*, float*, float*);
   void (*exp_of_difference)(float*, int64_t, float, float, const float*);
-  void (*multiply)(float*, const float*, float, int64_t);
+  void (*multiply)(const float*, const float*, float, int64_t, float*);
   float (*sum_of)(const float*, int64_t);
   void (*add)(float*, const float*, int64_t);
   void (*turn)(const float*, const float*, const float*, int64_t, int64_t, float*);

@@ -3,6 +3,7 @@
 // the product with the samples, exponentials; in backward the gradients of logits, samples and rows. Logits lie as
 // [classes, samples], so that a class's are one run.
 #include "plsc/native/heads/loops_table.h"
+#include "plsc/native/heads/tiles.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -34,6 +35,7 @@ class Buffer {
 struct Buffers {
   Buffer<float> rows, logits, saved, factor, gradient, of_rows;
   Buffer<uint16_t> half_rows, half_logits, half_x;
+  Buffer<uint32_t> left, right, x, scaled_x;  // of AMX's products
 };
 thread_local Buffers own;
 
@@ -41,7 +43,7 @@ thread_local Buffers own;
 
 // The step's problem; softmax.py has the same structure. K classes in blocks, N samples, width D, P targets.
 struct Shard {
-  int64_t samples, width, classes, block, targets, bfloat16;
+  int64_t samples, width, classes, block, targets, bfloat16, amx;  // amx: bfloat16 by it
   const float* x;               // [N, D], times the scale of the loss
   const float* rows;            // of the bank
   const int64_t* index;         // [K] numbers of the rows that take part; null: the first K
@@ -83,9 +85,9 @@ struct Block {
     return copied;
   }
 
-  float* logits() const {
-    return shard.exps ? shard.exps + start * shard.samples : own.logits.at_least(shard.block * shard.samples);
-  }
+  // Computed where they stay in the cache: products that write to memory far away are slow.
+  float* logits() const { return own.logits.at_least(shard.block * shard.samples); }
+  float* exps() const { return shard.exps ? shard.exps + start * shard.samples : logits(); }
 
   // How many of the targets from `at` on belong to class c.
   int64_t targets(int64_t at, int64_t c) const {
@@ -95,29 +97,101 @@ struct Block {
   }
 };
 
+int64_t most(int64_t a, int64_t b) { return a < b ? b : a; }
+
 const uint16_t* half(Buffer<uint16_t>& buffer, const float* x, int64_t count) {
   uint16_t* rounded = buffer.at_least(count);
   loops()->to_bfloat16(x, rounded, count);
   return rounded;
 }
 
-void similarities(const Shard& s, const Block& block, const float* rows, const uint16_t* half_x, float* logit) {
+// The samples rounded to bfloat16, for oneDNN's products, and packed for AMX's; null where they are not taken.
+struct Samples {
+  const uint16_t *half_x = nullptr, *half_scaled = nullptr;
+  const uint32_t *x = nullptr, *scaled_x = nullptr;
+};
+
+#ifdef PLSC_AMX
+// AMX takes blocks of whole tiles; what is left is oneDNN's.
+bool by_amx(const Shard& s) { return s.amx && s.samples % SIDE == 0 && s.width % SIDE == 0; }
+bool by_amx(const Block& block) { return by_amx(block.shard) && block.count % SIDE == 0; }
+#endif
+
+// scaled_x: null in the forward pass.
+Samples samples_of(const Shard& s, const float* scaled_x) {
+  Samples of;
+  if (!s.bfloat16) return of;
+  const int64_t numbers = s.samples * s.width;
+  uint16_t* both = own.half_x.at_least(2 * numbers);
+  loops()->to_bfloat16(s.x, both, numbers);
+  if (scaled_x) loops()->to_bfloat16(scaled_x, both + numbers, numbers);
+  of.half_x = both, of.half_scaled = both + numbers;
+#ifdef PLSC_AMX
+  if (by_amx(s)) {
+    uint32_t* packed = own.x.at_least(numbers / 2);
+    pack_turned_right(s.x, s.width, s.samples, packed);
+    of.x = packed;
+    if (scaled_x) {
+      uint32_t* packed_scaled = own.scaled_x.at_least(numbers / 2);
+      pack_right(scaled_x, s.samples, s.width, packed_scaled);
+      of.scaled_x = packed_scaled;
+    }
+  }
+#endif
+  return of;
+}
+
+void similarities(const Block& block, const float* rows, const Samples& of, float* logit) {
+  const Shard& s = block.shard;
+#ifdef PLSC_AMX
+  if (by_amx(block)) {
+    uint32_t* left = own.left.at_least(block.count * s.width / 2);
+    pack_left(rows, block.count, s.width, left);
+    return multiply_tiles(block.count, s.samples, s.width, left, of.x, false, logit);
+  }
+#endif
   if (s.bfloat16)
-    product(false, true, block.count, s.samples, s.width, half(own.half_rows, rows, block.count * s.width), half_x,
+    product(false, true, block.count, s.samples, s.width, half(own.half_rows, rows, block.count * s.width), of.half_x,
             0.0f, logit);
   else
     product(false, true, block.count, s.samples, s.width, rows, s.x, 0.0f, logit);
 }
 
+// The gradients of the block's logits -> those of the samples, added to of_x [N, D], and of the block's rows, times their lengths.
+void gradients(const Block& block, const float* rows, const float* logit, const Samples& of, const float* scaled_x, float* of_x,
+               float* of_rows) {
+  const Shard& s = block.shard;
+#ifdef PLSC_AMX
+  if (by_amx(block)) {
+    uint32_t* left = own.left.at_least(block.count * most(s.samples, s.width) / 2);
+    uint32_t* right = own.right.at_least(block.count * s.width / 2);
+    pack_right(rows, block.count, s.width, right);
+    pack_turned_left(logit, s.samples, block.count, left);
+    multiply_tiles(s.samples, s.width, block.count, left, right, true, of_x);
+    pack_left(logit, block.count, s.samples, left);
+    return multiply_tiles(block.count, s.width, s.samples, left, of.scaled_x, false, of_rows);
+  }
+#endif
+  if (s.bfloat16) {
+    const uint16_t* half_rows = half(own.half_rows, rows, block.count * s.width);
+    const uint16_t* half_logit = half(own.half_logits, logit, block.count * s.samples);
+    product(true, false, s.samples, s.width, block.count, half_logit, half_rows, 1.0f, of_x);
+    product(false, false, block.count, s.width, s.samples, half_logit, of.half_scaled, 0.0f, of_rows);
+  } else {
+    product(true, false, s.samples, s.width, block.count, logit, rows, 1.0f, of_x);
+    product(false, false, block.count, s.width, s.samples, logit, scaled_x, 0.0f, of_rows);
+  }
+}
+
 // Exponentials of the block's logits less their maximum; those of the targets are 0 and not in the maximum.
-void forward(const Block& block, const uint16_t* half_x, float* sum) {
+void forward(const Block& block, const Samples& of, float* sum) {
   const Shard& s = block.shard;
   const float* rows = block.rows();
   float* logit = block.logits();
   float* max = s.max + block.number * s.samples;
   float* saved = own.saved.at_least(s.samples);
   if (s.inverse) loops()->inverse_norms(rows, block.count, s.width, s.inverse + block.start);
-  similarities(s, block, rows, half_x, logit);
+  similarities(block, rows, of, logit);
   for (int64_t n = 0; n < s.samples; ++n) max[n] = LOWEST, sum[n] = 0.0f;
   int64_t at = block.target;
   for (int64_t c = 0; c < block.count; ++c) {
@@ -129,21 +203,32 @@ void forward(const Block& block, const uint16_t* half_x, float* sum) {
     for (int64_t t = 0; t < targets; ++t) max[sample[t]] = saved[t], of_class[sample[t]] = -INFINITY;
     at += targets;
   }
-  loops()->exp_and_sum(logit, block.count, s.samples, max, sum);
+  loops()->exp_and_sum(logit, block.count, s.samples, max, sum, block.exps());
 }
 
-// The block's exponentials to gradients of its logits, times 1 / length of the class's row.
-void gradient_of_logits(const Block& block, float* logit, const float* factor, const float* of_target, float* of_bias) {
+// The gradients of the block's logits, times 1 / length of the class's row; exponentials are computed again where none are kept.
+float* gradient_of_logits(const Block& block, const float* rows, const Samples& of, const float* lse, const float* of_target,
+                          float* of_bias) {
   const Shard& s = block.shard;
+  const float* max = s.max + block.number * s.samples;
+  float* logit = block.logits();
+  float* factor = own.factor.at_least(s.samples);
+  if (!s.exps) {
+    similarities(block, rows, of, logit);
+    for (int64_t c = 0; c < block.count; ++c)
+      loops()->exp_of_difference(logit + c * s.samples, s.samples, block.inverse(c), block.bias(c), lse);
+  }
+  for (int64_t n = 0; n < s.samples; ++n) factor[n] = s.exps ? expf(max[n] - lse[n]) : 1.0f;
   int64_t at = block.target;
   for (int64_t c = 0; c < block.count; ++c) {
     float* of_class = logit + c * s.samples;
     const float inverse = block.inverse(c);
-    loops()->multiply(of_class, factor, inverse, s.samples);
+    loops()->multiply(block.exps() + c * s.samples, factor, inverse, s.samples, of_class);
     for (const int64_t end = at + block.targets(at, c); at < end; ++at)
       of_class[s.target_sample[at]] = of_target[at] * inverse;
     if (of_bias) of_bias[block.start + c] = loops()->sum_of(of_class, s.samples);
   }
+  return logit;
 }
 
 }  // namespace
@@ -151,9 +236,12 @@ void gradient_of_logits(const Block& block, float* logit, const float* factor, c
 // -> shard.inverse, max and exps, and sum [blocks, N]: the sums of the exponentials. Run over the threads.
 PLSC_API void plsc_softmax_forward(const Shard* shard, float* sum) {
   const Shard& s = *shard;
-  const uint16_t* half_x = s.bfloat16 ? half(own.half_x, s.x, s.samples * s.width) : nullptr;
+  const Samples of = samples_of(s, nullptr);
   share((s.classes + s.block - 1) / s.block, [&](int64_t start, int64_t stop) {
-    for (int64_t b = start; b < stop; ++b) forward(Block(s, b), half_x, sum + b * s.samples);
+#ifdef PLSC_AMX
+    const Tiles set_up(by_amx(s));
+#endif
+    for (int64_t b = start; b < stop; ++b) forward(Block(s, b), of, sum + b * s.samples);
   });
 }
 
@@ -165,42 +253,22 @@ PLSC_API void plsc_softmax_backward(const Shard* shard, const float* lse, const 
   const int64_t numbers = s.samples * s.width, blocks = (s.classes + s.block - 1) / s.block;
   float* parts[MOST_THREADS];
   int64_t team = 0;
-  const uint16_t *half_x = nullptr, *half_scaled = nullptr;
-  if (s.bfloat16) {
-    uint16_t* both = own.half_x.at_least(2 * numbers);
-    loops()->to_bfloat16(s.x, both, numbers);
-    loops()->to_bfloat16(scaled_x, both + numbers, numbers);
-    half_x = both, half_scaled = both + numbers;
-  }
+  const Samples of = samples_of(s, scaled_x);
   on_threads([&](int64_t thread, int64_t threads) {
     if (thread == 0) team = threads;
     float* part = parts[thread] = own.gradient.at_least(numbers);
-    float* factor = own.factor.at_least(s.samples);
     memset(part, 0, numbers * sizeof(float));
+#ifdef PLSC_AMX
+    const Tiles set_up(by_amx(s));
+#endif
     for (int64_t b = blocks * thread / threads; b < blocks * (thread + 1) / threads; ++b) {
       const Block block(s, b);
       const float* rows = block.rows();
-      float* logit = block.logits();
-      const float* max = s.max + b * s.samples;
-      if (!s.exps) {
-        similarities(s, block, rows, half_x, logit);
-        for (int64_t c = 0; c < block.count; ++c)
-          loops()->exp_of_difference(logit + c * s.samples, s.samples, block.inverse(c), block.bias(c), lse);
-      }
-      for (int64_t n = 0; n < s.samples; ++n) factor[n] = s.exps ? expf(max[n] - lse[n]) : 1.0f;
-      gradient_of_logits(block, logit, factor, of_target, of_bias);
+      const float* logit = gradient_of_logits(block, rows, of, lse, of_target, of_bias);
       float* of_block = of_rows + block.start * s.width;
       // A product that writes to memory far away is slow: rows that are turned anyway go there in that pass.
       float* near = s.inverse ? own.of_rows.at_least(s.block * s.width) : of_block;
-      if (s.bfloat16) {
-        const uint16_t* half_rows = half(own.half_rows, rows, block.count * s.width);
-        const uint16_t* half_logit = half(own.half_logits, logit, block.count * s.samples);
-        product(true, false, s.samples, s.width, block.count, half_logit, half_rows, 1.0f, part);
-        product(false, false, block.count, s.width, s.samples, half_logit, half_scaled, 0.0f, near);
-      } else {
-        product(true, false, s.samples, s.width, block.count, logit, rows, 1.0f, part);
-        product(false, false, block.count, s.width, s.samples, logit, scaled_x, 0.0f, near);
-      }
+      gradients(block, rows, logit, of, scaled_x, part, near);
       if (s.inverse) loops()->turn(near, rows, s.inverse + block.start, block.count, s.width, of_block);
     }
   });

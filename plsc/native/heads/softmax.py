@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plsc.native import address, library
+from plsc.native import address, library, onednn
 
 BLOCK = 128  # classes whose rows and logits lie in a processor's second-level cache together
 
@@ -31,7 +31,7 @@ class _Shard(ctypes.Structure):
     """The arguments of softmax.cpp, in its order."""
 
     _fields_ = [
-        *((name, c_int64) for name in ("samples", "width", "classes", "block", "targets", "bfloat16")),
+        *((name, c_int64) for name in ("samples", "width", "classes", "block", "targets", "bfloat16", "amx")),
         *((name, c_void_p) for name in ("x", "rows", "index", "bias", "target_class", "target_sample")),
         *((name, c_void_p) for name in ("inverse", "exps", "max")),
     ]
@@ -57,8 +57,8 @@ class Problem:
 
 
 class Softmax:
-    """Computes one step. `exps_KN`: where forward leaves the exponentials for backward, which overwrites
-    them; None: computed twice."""
+    """Computes one step. `exps_KN`: where forward leaves the exponentials for backward; None: computed
+    twice."""
 
     def __init__(self, problem: Problem, exps_KN: np.ndarray | None):
         p = problem
@@ -74,7 +74,8 @@ class Softmax:
         )  # kept as long as kernels have their addresses
         assert p.rows_SD.shape[1] == width and len(p.class_P) == len(p.sample_P) <= samples
         assert exps_KN is None or exps_KN.shape == (self.classes, samples)
-        self._shard = _Shard(samples, width, self.classes, block, len(p.class_P), p.bfloat16)
+        by_amx = p.bfloat16 and onednn.has_amx()
+        self._shard = _Shard(samples, width, self.classes, block, len(p.class_P), p.bfloat16, by_amx)
         self._shard.x, self._shard.rows, self._shard.bias = map(address, (p.x_ND, p.rows_SD, p.bias_S))
         self._shard.target_class, self._shard.target_sample, self._shard.index = (
             address(array, "int64") for array in (p.class_P, p.sample_P, p.index_K)

@@ -2,7 +2,7 @@
 // instructions add two products to each sum: here those of one pixel in two pictures, so that steps over a picture cut no pair.
 // Pictures are paired with a rim of zeros, a part of them at a time that stays in the processor's cache, and those of dy are turned;
 // oneDNN, which pairs pixels of one picture, takes longer. See backbones/layers/convolution.py.
-#include "plsc/native/native.h"
+#include "plsc/native/amx.h"
 
 #include <string.h>
 
@@ -12,8 +12,7 @@ struct Convolution {
   int64_t kernel[2], stride[2], padding[2], dilation[2];
 };
 
-#if defined(PLSC_X86) && __GNUC__ >= 11
-#include <immintrin.h>
+#ifdef PLSC_AMX
 
 namespace {
 
@@ -37,8 +36,7 @@ struct Lines {
   }
 };
 
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,avx2,fma,prefer-vector-width=512")
+PLSC_AMX_BEGIN
 
 // Sixteen numbers of two pictures at the same place, the second null where there is none, as pairs.
 static inline __m512i pair_of(const uint16_t* one, const uint16_t* other) {
@@ -53,31 +51,6 @@ static void pair_x(const uint16_t* one, const uint16_t* other, int64_t width, in
   for (int64_t pixel = 0; pixel < width; ++pixel, one += channels, other += other ? channels : 0)
     for (int64_t c = 0; c < channels; c += 16)
       _mm512_store_si512(to + c / SIDE * panel + pixel * SIDE + c % SIDE, pair_of(one + c, other ? other + c : other));
-}
-
-// Rows and columns change places.
-static inline void turn(__m512i rows[16]) {
-  __m512i t[16];
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    rows[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    rows[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    rows[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    rows[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(rows[i], rows[4 + i], 0x88);
-    t[4 + i] = _mm512_shuffle_i32x4(rows[i], rows[4 + i], 0xDD);
-    t[8 + i] = _mm512_shuffle_i32x4(rows[8 + i], rows[12 + i], 0x88);
-    t[12 + i] = _mm512_shuffle_i32x4(rows[8 + i], rows[12 + i], 0xDD);
-  }
-  for (int i = 0; i < 8; ++i) {
-    rows[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-    rows[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xDD);
-  }
 }
 
 // Sixteen channels of two pictures' pixels at these places, -1: zeros -> [channels, pixels].
@@ -156,31 +129,6 @@ static void multiply_tiles(const Lines& all, int64_t start, int64_t stop, const 
   _tile_stored(3, to + 16 * step + 16, bytes);
 }
 
-// As the processor reads it. A constant, since the compiler does not know that it is read.
-struct alignas(64) Sizes {
-  uint8_t palette, start_row, none[14];
-  uint16_t bytes[16];
-  uint8_t rows[16];
-};
-const Sizes SIXTEEN_ROWS_OF_64_BYTES = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
-
-// Sets the thread's tiles up; what they were before, which may be oneDNN's, comes back with the end of the object.
-class Tiles {
- public:
-  explicit Tiles(bool wanted) : wanted_(wanted) {
-    if (!wanted_) return;
-    _tile_storeconfig(&before_);
-    _tile_loadconfig(&SIXTEEN_ROWS_OF_64_BYTES);
-  }
-  ~Tiles() {
-    if (wanted_) _tile_loadconfig(&before_);
-  }
-
- private:
-  bool wanted_;
-  Sizes before_;
-};
-
 // A tile's sums [outputs, taps, inputs] -> [outputs, inputs, taps], rows of which are `step` apart.
 static void put(const float* sums, int64_t taps, float* dw, int64_t step) {
   for (int64_t o = 0; o < SIDE; ++o, dw += step)
@@ -198,7 +146,7 @@ static void put(const float* sums, int64_t taps, float* dw, int64_t step) {
         for (int64_t r = 0; r < 16; ++r) _mm512_mask_storeu_epi32(dw + (i + r) * taps + tap, (1u << count) - 1, rows[r]);
       }
 }
-#pragma GCC pop_options
+PLSC_AMX_END
 
 void weight_gradient(const Convolution& c, bool amx, const uint16_t* x, const uint16_t* dy, float* dw) {
   const int64_t taps = c.kernel[0] * c.kernel[1], of_tile = taps * SIDE * SIDE;
@@ -306,7 +254,7 @@ void weight_gradient(const Convolution& c, bool amx, const uint16_t* x, const ui
 // [outputs, inputs, kernel]. amx: the processor has it, and the system lets this program use it. Returns 0, and does nothing, where
 // the processor or the sizes are not for it.
 PLSC_API int plsc_weight_gradient(const Convolution* shape, int amx, const uint16_t* x, const uint16_t* dy, float* dw) {
-#if defined(PLSC_X86) && __GNUC__ >= 11
+#ifdef PLSC_AMX
   const Convolution& c = *shape;
   const bool skips = c.kernel[0] < c.stride[0] || c.kernel[1] < c.stride[1];  // most of what is paired would be of no use
   if (instructions < 2 || !__builtin_cpu_supports("avx512bf16") || c.inputs % SIDE || c.outputs % SIDE || skips) return 0;

@@ -3,15 +3,7 @@
 // other, of type T: float, or bfloat16 as uint16_t; what has one number for each channel is as long, and float.
 
 #include "plsc/native/bfloat16.h"
-
-static const int64_t AHEAD = 4096;  // bytes; 2048 and 8192 are as good
-
-// Fetches what lies AHEAD of `bytes` bytes into the cache. The processor does it, too, but over 4 kB at a time and never to be written.
-template <int WRITTEN = 0, typename T>
-static inline void prefetch(const T* rows, int64_t count) {
-  const char* ahead = (const char*)rows + AHEAD;
-  for (int64_t line = 0; line < count * (int64_t)sizeof(T); line += 64) __builtin_prefetch(ahead + line, WRITTEN);
-}
+#include "plsc/native/prefetch.h"
 
 static inline float active(int kind, float z, float slope) {
   return kind == NONE || !(z <= 0.0f) ? z : kind == RELU ? 0.0f : z * slope;  // a NaN stays one

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from plsc import native as kernels
+from plsc.native import onednn
 from plsc.native.heads import softmax
-from tests.helpers.bounds import assert_within, perturbed
+from tests.helpers.bounds import HALF_EPS, assert_within, perturbed
 
 S, K, D, N = 70, 41, 33, 9  # none of them a multiple of a vector
 
@@ -19,8 +20,11 @@ def drawn(seed=0):
     return x, rows, bias, index, np.sort(rng.integers(0, K, 6)), sample
 
 
-def dense(x, rows, bias, target_class, sample, factor, cosine):
-    """Loss summed over the samples, and its gradients; the targets' logits are given a gradient of their own."""
+def dense(x, rows, bias, ones, target_class, sample, factor, cosine):
+    """Loss summed over the samples, and its gradients; the targets' logits are given a gradient of their own.
+
+    ones: [N, K], times the gradients of the logits in products, which may be rounded there.
+    """
     x, rows, bias = (array.astype(np.float64) for array in (x, rows, bias))
     length = np.linalg.norm(rows, axis=1, keepdims=True) if cosine else np.ones((len(rows), 1))
     unit = rows / length
@@ -33,9 +37,10 @@ def dense(x, rows, bias, target_class, sample, factor, cosine):
     dlogit = np.exp(logit - lse[:, None])
     dtarget = np.linspace(-1, -0.1, len(sample))
     dlogit[sample, target_class] = dtarget
-    dunit = dlogit.T @ x * factor
+    factors = dlogit * ones
+    dunit = factors.T @ x * factor
     drows = (dunit - (dunit * unit).sum(axis=1, keepdims=True) * unit) / length if cosine else dunit
-    return largest, lse, dtarget, dlogit @ unit, drows, dlogit.sum(axis=0)
+    return largest, lse, dtarget, factors @ unit, drows, dlogit.sum(axis=0)
 
 
 # Of block, sampled, cosine, kept and bfloat16 each two take every pair of values.
@@ -60,11 +65,12 @@ def test_against_float64(path, two_threads, block, sampled, cosine, kept, bfloat
     chosen = slice(None) if index is None else index
     count = len(rows[chosen])
     bias = np.zeros_like(bias) if cosine else bias
-    compute = lambda x, rows, bias: dense(x, rows, bias, target_class, sample, 0.5, cosine)
-    (largest, lse, dtarget, *gradients), bound = perturbed(compute, x, rows[chosen], bias[chosen], terms=K)
-    if bfloat16:
-        numbers = (largest, lse, dtarget, *gradients)
-        bound = [0.04 * np.abs(array).max() if place > 2 else 0.04 for place, array in enumerate(numbers)]
+    compute = lambda *inputs: dense(*inputs, target_class, sample, 0.5, cosine)
+    off = {"terms": 1, "eps": HALF_EPS} if bfloat16 else {"terms": K}
+    ones = np.ones((N, count), np.float32)
+    (largest, lse, dtarget, *gradients), bound = perturbed(
+        compute, x, rows[chosen], bias[chosen], ones, **off
+    )
 
     problem = softmax.Problem(
         x, rows, None if cosine else bias, index, target_class, sample, cosine, bfloat16
@@ -79,6 +85,16 @@ def test_against_float64(path, two_threads, block, sampled, cosine, kept, bfloat
     assert_within([max_bN.max(0), got_lse], [largest, lse], bound[:2])
     parts = 2 if cosine else 3  # there is no bias
     assert_within([got_dx, got_drows, got_dbias][:parts], gradients[:parts], bound[3:][:parts])
+
+
+@pytest.mark.parametrize("path", kernels.LEVELS[-1:], indirect=True)
+@pytest.mark.parametrize("block,sampled,cosine,kept", [case[:4] for case in PAIRWISE if case[4]])
+def test_whole_tiles_by_amx(path, two_threads, block, sampled, cosine, kept, monkeypatch):
+    if not onednn.has_amx():
+        pytest.skip("no AMX on this processor")
+    for name, size in {"S": 150, "K": 97, "D": 64, "N": 32}.items():
+        monkeypatch.setitem(globals(), name, size)
+    test_against_float64(path, two_threads, max(block, 16), sampled, cosine, kept, True, monkeypatch)
 
 
 @pytest.mark.parametrize("path", kernels.LEVELS, indirect=True)

@@ -1,0 +1,105 @@
+// Products of float32 numbers rounded to bfloat16, by AMX. C [m, n] = A [m, k] B [k, n]; m, n and k are multiples of SIDE. Operands are
+// rounded and packed once, as tiles take them:
+//   left, A: [m / 16, k / 32] tiles of 16 rows of 32 numbers
+//   right, B: [n / 32] panels of [k / 2, 32] pairs, of two numbers that follow each other along k
+#pragma once
+
+#include "plsc/native/amx.h"
+
+#ifdef PLSC_AMX
+namespace {
+
+#include "plsc/native/prefetch.h"
+
+const int64_t SIDE = 32;
+
+PLSC_AMX_BEGIN
+static inline __m512i rounded(const float* x) {
+  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(x));
+}
+
+static inline __m512i rounded_pairs(const float* one, const float* other) {
+  const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(one)));
+  const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(other)));
+  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+
+// [m, k] -> left.
+static void pack_left(const float* from, int64_t m, int64_t k, uint32_t* left) {
+  for (int64_t row = 0; row < m; ++row, from += k)
+    for (int64_t i = 0; i < k; i += 32)
+      _mm512_store_si512(left + (row / 16 * (k / 32) + i / 32) * 256 + row % 16 * 16, rounded(from + i));
+}
+
+// The same of a matrix that is turned: [k, m] -> left.
+static void pack_turned_left(const float* from, int64_t m, int64_t k, uint32_t* left) {
+  for (int64_t i = 0; i < k; i += 32, from += 32 * m)
+    for (int64_t row = 0; row < m; row += 16) {
+      __m512i pairs[16];
+      for (int64_t p = 0; p < 16; ++p) pairs[p] = rounded_pairs(from + 2 * p * m + row, from + (2 * p + 1) * m + row);
+      turn(pairs);
+      for (int64_t r = 0; r < 16; ++r) _mm512_store_si512(left + (row / 16 * (k / 32) + i / 32) * 256 + r * 16, pairs[r]);
+    }
+}
+
+// [k, n] -> right.
+static void pack_right(const float* from, int64_t k, int64_t n, uint32_t* right) {
+  for (int64_t i = 0; i < k; i += 2, from += 2 * n) {
+    prefetch(from, 2 * n);
+    for (int64_t column = 0; column < n; column += 16)
+      _mm512_store_si512(right + (column / 32 * (k / 2) + i / 2) * 32 + column % 32,
+                         rounded_pairs(from + column, from + n + column));
+  }
+}
+
+// The same of a matrix that is turned: [n, k] -> right.
+static void pack_turned_right(const float* from, int64_t k, int64_t n, uint32_t* right) {
+  for (int64_t column = 0; column < n; column += 16)
+    for (int64_t i = 0; i < k; i += 32) {
+      __m512i pairs[16];
+      for (int64_t c = 0; c < 16; ++c) pairs[c] = rounded(from + (column + c) * k + i);
+      turn(pairs);
+      for (int64_t p = 0; p < 16; ++p)
+        _mm512_store_si512(right + (column / 32 * (k / 2) + i / 2 + p) * 32 + column % 32, pairs[p]);
+    }
+}
+
+// A B -> C, or added to it. The thread's tiles are set up.
+static void multiply_tiles(int64_t m, int64_t n, int64_t k, const uint32_t* left, const uint32_t* right, bool added, float* c) {
+  const int64_t bytes = n * sizeof(float), below = k / 32 * 256;
+  for (int64_t column = 0; column < n; column += SIDE)
+    for (int64_t row = 0; row < m; row += SIDE) {
+      float* to = c + row * n + column;
+      if (added) {
+        _tile_loadd(0, to, bytes);
+        _tile_loadd(1, to + 16, bytes);
+        _tile_loadd(2, to + 16 * n, bytes);
+        _tile_loadd(3, to + 16 * n + 16, bytes);
+      } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+      }
+      const uint32_t* a = left + row / 16 * below;
+      const uint32_t* b = right + column / 32 * k / 2 * 32;
+      for (int64_t i = 0; i < k; i += 32, a += 256, b += 16 * 32) {
+        _tile_loadd(4, a, 64);
+        _tile_loadd(6, b, 128);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + 16, 128);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, a + below, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+      _tile_stored(0, to, bytes);
+      _tile_stored(1, to + 16, bytes);
+      _tile_stored(2, to + 16 * n, bytes);
+      _tile_stored(3, to + 16 * n + 16, bytes);
+    }
+}
+PLSC_AMX_END
+
+}  // namespace
+#endif
