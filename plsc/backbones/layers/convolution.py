@@ -81,8 +81,9 @@ class _Convolution:
             of_steps = (*steps.stride, *steps.padding, *steps.dilation)
             sizes = (samples, height, width, inputs, *sides, outputs, *kernel, *of_steps)
             self._sizes = (c_int64 * len(sizes))(*sizes)
-        # Its first choice for depthwise convolutions of bfloat16 with strides, ten times as slow as its second.
+        # Its first choices for bfloat16 in groups, ten times as slow as its second: of depthwise convolutions with strides, and by AMX.
         self._avoid = "brgconv_strided" if inputs == 1 and groups > 1 else None
+        self._avoid_for_weights = "brgconv_bwd_w" if groups > 1 else None
         padding = onednn.pair(*steps.padding)
         self._steps = [
             onednn.pair(*steps.stride),
@@ -144,6 +145,7 @@ class _Convolution:
             [onednn.CONVOLUTION, *arrays, *self._steps, self._forward.descriptor],
             [onednn.SRC, onednn.DIFF_WEIGHTS, onednn.DIFF_DST]
             + [onednn.DIFF_BIAS] * (self._bias is not None),
+            avoid=self._avoid_for_weights,
         )
 
     @functools.cached_property
