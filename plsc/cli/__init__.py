@@ -82,8 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from plsc.utils.registry import did_you_mean
 
         print(f"ERROR unknown verb '{shown(argv[0])}'{did_you_mean(argv[0], VERBS)}", file=sys.stderr)
-    print(_overview())
-    return 0 if asked else 2
+    return without_traceback(lambda: print(_overview())) or (0 if asked else 2)
 
 
 def _overview() -> str:

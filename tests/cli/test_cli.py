@@ -333,10 +333,18 @@ def test_ctrl_c_during_the_imports_has_no_traceback(tmp_path, module):
     assert (done.returncode, done.stderr) == (130, "ERROR interrupted\n")
 
 
-@pytest.mark.parametrize("lines", [1, 100_000], ids=["in the buffer", "more than a pipe holds"])
-def test_a_reader_that_has_left_is_no_mistake(lines):
+@pytest.mark.parametrize(
+    "call",
+    [
+        "mistakes.without_traceback(lambda: print('line'))",
+        "mistakes.without_traceback(lambda: print('line\\n' * 100_000))",
+        "cli.main(['--help'])",
+    ],
+    ids=["in the buffer", "more than a pipe holds", "all verbs"],
+)
+def test_a_reader_that_has_left_is_no_mistake(call):
     """As with `plsc ckpt list run | head -1`."""
-    code = f"import sys;  from plsc.cli.mistakes import without_traceback; sys.exit(without_traceback(lambda: print('line\\n' * {lines})))"
+    code = f"import sys; from plsc import cli; from plsc.cli import mistakes; sys.exit({call})"
     reader, writer = os.pipe()
     os.close(reader)
     try:
