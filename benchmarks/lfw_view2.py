@@ -1,6 +1,6 @@
 """Repeat LFW's View 2, category "unrestricted, no outside data": ten networks, each tested once on people whom it never saw.
 
-    python -m benchmarks lfw_view2 --images lfw-deepfunneled --protocol lfw --ranks 2 --output output/lfw_view2
+    python -m benchmarks lfw_view2 --images lfw-deepfunneled --protocol lfw --output output/lfw_view2
 
 The official files: the deep-funneled pictures (250 x 250; of these the box of `BOX` is taken, of smaller pictures all), and pairs.txt and
 people.txt in --protocol. Fold k: the network starts from random weights and is trained on the people of eight other folds by
