@@ -17,6 +17,8 @@
 PLSC_AMX_BEGIN
 namespace {
 
+const int64_t SIDE = 32;  // rows and columns of a product
+
 // Rows and columns change places.
 static inline void turn(__m512i rows[16]) {
   __m512i t[16];
@@ -66,6 +68,42 @@ class Tiles {
   bool wanted_;
   Sizes before_;
 };
+
+// Sums of 32 x 32 products in tiles 0 to 3: zeros, or those at `from`, rows of which are `step` apart.
+static inline void begin_sums(bool zero, const float* from, int64_t step) {
+  const int64_t bytes = step * sizeof(float);
+  if (zero) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_loadd(0, from, bytes);
+    _tile_loadd(1, from + 16, bytes);
+    _tile_loadd(2, from + 16 * step, bytes);
+    _tile_loadd(3, from + 16 * step + 16, bytes);
+  }
+}
+
+// Adds the products of two tiles of rows, `low` and `high`, with two tiles of columns side by side, rows of which are `bytes` apart.
+static inline void add_products(const uint32_t* low, const uint32_t* high, const uint32_t* columns, int64_t bytes) {
+  _tile_loadd(4, low, 64);
+  _tile_loadd(6, columns, bytes);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(7, columns + 16, bytes);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_loadd(5, high, 64);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
+}
+
+static inline void end_sums(float* to, int64_t step) {
+  const int64_t bytes = step * sizeof(float);
+  _tile_stored(0, to, bytes);
+  _tile_stored(1, to + 16, bytes);
+  _tile_stored(2, to + 16 * step, bytes);
+  _tile_stored(3, to + 16 * step + 16, bytes);
+}
 
 }  // namespace
 PLSC_AMX_END

@@ -14,6 +14,9 @@
 
 const int64_t MOST_THREADS = 1024;
 
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t most(int64_t a, int64_t b) { return a < b ? b : a; }
+
 // Memory for `count` numbers, to be freed by free(); where there is none the process ends with a line that says so.
 template <typename T>
 T* memory(int64_t count) {

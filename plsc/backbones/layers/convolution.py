@@ -81,7 +81,8 @@ class _Convolution:
             of_steps = (*steps.stride, *steps.padding, *steps.dilation)
             sizes = (samples, height, width, inputs, *sides, outputs, *kernel, *of_steps)
             self._sizes = (c_int64 * len(sizes))(*sizes)
-        # Its first choices for bfloat16 in groups, ten times as slow as its second: of depthwise convolutions with strides, and by AMX.
+        # oneDNN's first choices for bfloat16 in groups, ten times as slow as its second ones: the gradient by the source of depthwise
+        # convolutions with strides, and the gradient by weights with AMX.
         self._avoid = "brgconv_strided" if inputs == 1 and groups > 1 else None
         self._avoid_for_weights = "brgconv_bwd_w" if groups > 1 else None
         padding = onednn.pair(*steps.padding)

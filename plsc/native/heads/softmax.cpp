@@ -43,7 +43,7 @@ thread_local Buffers own;
 
 // The step's problem; softmax.py has the same structure. K classes in blocks, N samples, width D, P targets.
 struct Shard {
-  int64_t samples, width, classes, block, targets, bfloat16, amx;  // amx: bfloat16 by it
+  int64_t samples, width, classes, block, targets, bfloat16, amx;  // amx: the processor has it for bfloat16
   const float* x;               // [N, D], times the scale of the loss
   const float* rows;            // of the bank
   const int64_t* index;         // [K] numbers of the rows that take part; null: the first K
@@ -97,8 +97,6 @@ struct Block {
   }
 };
 
-int64_t most(int64_t a, int64_t b) { return a < b ? b : a; }
-
 const uint16_t* half(Buffer<uint16_t>& buffer, const float* x, int64_t count) {
   uint16_t* rounded = buffer.at_least(count);
   loops()->to_bfloat16(x, rounded, count);
@@ -122,10 +120,6 @@ Samples samples_of(const Shard& s, const float* scaled_x) {
   Samples of;
   if (!s.bfloat16) return of;
   const int64_t numbers = s.samples * s.width;
-  uint16_t* both = own.half_x.at_least(2 * numbers);
-  loops()->to_bfloat16(s.x, both, numbers);
-  if (scaled_x) loops()->to_bfloat16(scaled_x, both + numbers, numbers);
-  of.half_x = both, of.half_scaled = both + numbers;
 #ifdef PLSC_AMX
   if (by_amx(s)) {
     uint32_t* packed = own.x.at_least(numbers / 2);
@@ -136,8 +130,13 @@ Samples samples_of(const Shard& s, const float* scaled_x) {
       pack_right(scaled_x, s.samples, s.width, packed_scaled);
       of.scaled_x = packed_scaled;
     }
+    if (s.block % SIDE == 0 && s.classes % s.block % SIDE == 0) return of;
   }
 #endif
+  uint16_t* both = own.half_x.at_least(2 * numbers);
+  loops()->to_bfloat16(s.x, both, numbers);
+  if (scaled_x) loops()->to_bfloat16(scaled_x, both + numbers, numbers);
+  of.half_x = both, of.half_scaled = both + numbers;
   return of;
 }
 

@@ -11,8 +11,6 @@ namespace {
 
 #include "plsc/native/prefetch.h"
 
-const int64_t SIDE = 32;
-
 PLSC_AMX_BEGIN
 static inline __m512i rounded(const float* x) {
   return (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(x));
@@ -66,37 +64,15 @@ static void pack_turned_right(const float* from, int64_t k, int64_t n, uint32_t*
 
 // A B -> C, or added to it. The thread's tiles are set up.
 static void multiply_tiles(int64_t m, int64_t n, int64_t k, const uint32_t* left, const uint32_t* right, bool added, float* c) {
-  const int64_t bytes = n * sizeof(float), below = k / 32 * 256;
+  const int64_t below = k / 32 * 256;
   for (int64_t column = 0; column < n; column += SIDE)
     for (int64_t row = 0; row < m; row += SIDE) {
-      float* to = c + row * n + column;
-      if (added) {
-        _tile_loadd(0, to, bytes);
-        _tile_loadd(1, to + 16, bytes);
-        _tile_loadd(2, to + 16 * n, bytes);
-        _tile_loadd(3, to + 16 * n + 16, bytes);
-      } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-      }
       const uint32_t* a = left + row / 16 * below;
       const uint32_t* b = right + column / 32 * k / 2 * 32;
-      for (int64_t i = 0; i < k; i += 32, a += 256, b += 16 * 32) {
-        _tile_loadd(4, a, 64);
-        _tile_loadd(6, b, 128);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b + 16, 128);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, a + below, 64);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-      }
-      _tile_stored(0, to, bytes);
-      _tile_stored(1, to + 16, bytes);
-      _tile_stored(2, to + 16 * n, bytes);
-      _tile_stored(3, to + 16 * n + 16, bytes);
+      float* to = c + row * n + column;
+      begin_sums(!added, to, n);
+      for (int64_t i = 0; i < k; i += 32, a += 256, b += 16 * 32) add_products(a, a + below, b, 128);
+      end_sums(to, n);
     }
 }
 PLSC_AMX_END

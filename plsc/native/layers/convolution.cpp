@@ -13,16 +13,12 @@ struct Convolution {
 };
 
 #ifdef PLSC_AMX
-
 namespace {
 
-const int64_t SIDE = 32;         // channels in and out of a tile of the result
 const int64_t BLOCK = 16;        // pixels, and channels of dy, that are turned at once
 const int64_t AT_ONCE = 8;       // blocks whose products by all taps are taken before the next, from the processor's smallest cache
 const int64_t PACKED = 1 << 20;  // bytes of paired pictures that are worked on at a time, about
 
-int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-int64_t most(int64_t a, int64_t b) { return a < b ? b : a; }
 int64_t parts_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 // Where the pixels that a tap multiplies lie, in pairs of pictures: `lines` lines of `used` pixels, which fill `blocks` blocks of dy.
@@ -99,34 +95,12 @@ static void multiply(const Lines& all, int64_t start, int64_t stop, const uint32
 // The same by AMX, whose tiles `Tiles` has set up.
 static void multiply_tiles(const Lines& all, int64_t start, int64_t stop, const uint32_t* dy, int64_t dy_next,
                            const uint32_t* x, bool first, float* to, int64_t step) {
-  const int64_t bytes = step * sizeof(float), x_bytes = all.x_step * SIDE * sizeof(uint32_t);
-  if (first) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  } else {
-    _tile_loadd(0, to, bytes);
-    _tile_loadd(1, to + 16, bytes);
-    _tile_loadd(2, to + 16 * step, bytes);
-    _tile_loadd(3, to + 16 * step + 16, bytes);
-  }
+  begin_sums(first, to, step);
   for (int64_t block = start; block < stop; ++block) {
-    const uint32_t* from = x + all.pixel_of(block) * SIDE;
     const uint32_t* by = dy + block * BLOCK * BLOCK;
-    _tile_loadd(4, by, 64);
-    _tile_loadd(6, from, x_bytes);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, from + 16, x_bytes);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, by + dy_next, 64);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    add_products(by, by + dy_next, x + all.pixel_of(block) * SIDE, all.x_step * SIDE * sizeof(uint32_t));
   }
-  _tile_stored(0, to, bytes);
-  _tile_stored(1, to + 16, bytes);
-  _tile_stored(2, to + 16 * step, bytes);
-  _tile_stored(3, to + 16 * step + 16, bytes);
+  end_sums(to, step);
 }
 
 // A tile's sums [outputs, taps, inputs] -> [outputs, inputs, taps], rows of which are `step` apart.
