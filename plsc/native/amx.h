@@ -8,10 +8,12 @@
 #if defined(PLSC_X86) && __GNUC__ >= 11
 #define PLSC_AMX 1
 #include <immintrin.h>
+#pragma GCC diagnostic ignored "-Wuninitialized"  // of GCC's own functions for AVX-512
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
 #define PLSC_AMX_BEGIN                                                                                                \
   _Pragma("GCC push_options")                                                                                         \
-      _Pragma("GCC target(\"avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,avx2,fma,prefer-vector-width=512\")")
+      _Pragma("GCC target(\"avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,amx-tile,amx-bf16,amx-int8,avx2,fma,prefer-vector-width=512\")")
 #define PLSC_AMX_END _Pragma("GCC pop_options")
 
 PLSC_AMX_BEGIN

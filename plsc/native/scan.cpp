@@ -1,11 +1,12 @@
 // Products of rows of 8-bit codes with 8-bit queries, compared with each query's limit while they are in registers: only those
 // that reach it are written. What is computed and why: apps/serving/gallery/search.py. Runs on the caller's thread, and needs
 // nothing of Paddle.
-#include "plsc/native/native.h"
+#include "plsc/native/amx.h"
 
 #ifdef PLSC_X86
 #include <immintrin.h>
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of GCC's own functions for AVX-512
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 // The rows and a batch of queries, as in search.py.
@@ -117,20 +118,115 @@ const Loops table = {quantise, rows_of_scan};
 }  // namespace avx512vnni
 #pragma GCC pop_options
 
+#ifdef PLSC_AMX
+PLSC_AMX_BEGIN
+namespace amx {
+
+const int64_t ROWS = 16, QUERIES = 64;  // of a product: one tile of codes with four of queries
+
+// The rows from `row` on with their products, compared with the limits of all queries.
+class Compared {
+ public:
+  Compared(const Scan& scan, Found& found) : scan_(scan), found_(found) {
+    for (int v = 0; v < 4; ++v) {
+      ratios_[v] = _mm512_loadu_ps(scan.ratios + 16 * v);
+      limits_[v] = _mm512_loadu_ps(scan.limits + 16 * v);
+    }
+  }
+  inline void operator()(int64_t row, const int32_t* products) const {
+    const __m512 scale = _mm512_set1_ps(scan_.scales[row]), error = _mm512_set1_ps(scan_.errors[row]);
+    uint32_t some = 0;
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) {
+      const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(products + 16 * v)), scale);
+      some |= _mm512_cmp_ps_mask(_mm512_fmadd_ps(error, ratios_[v], value), limits_[v], _CMP_GE_OQ);
+    }
+    if (some) avx512vnni::compare<4>(scan_, row, 0, products, found_);
+  }
+
+ private:
+  const Scan& scan_;
+  Found& found_;
+  __m512 ratios_[4], limits_[4];
+};
+
+// ROWS rows at a time. While the processor multiplies and waits for memory, the rows before are compared.
+static int64_t rows(const Scan& scan, int64_t row, int64_t stop, Found& found) {
+  const Tiles tiles(true);
+  const Compared compare(scan, found);
+  alignas(64) int32_t sums[2][ROWS * QUERIES];
+  const int64_t first = row, at_once = (ROWS * 64 + scan.width - 1) / scan.width;
+  for (; row + ROWS <= stop && found.count + 2 * ROWS * QUERIES <= found.most; row += ROWS) {
+    const int32_t* before = sums[row / ROWS % 2];
+    int32_t* now = sums[1 - row / ROWS % 2];
+    const uint8_t* codes = scan.codes + row * scan.width;
+    const int8_t* queries = scan.queries;
+    _tile_loadd(0, scan.start, 0);
+    _tile_loadd(1, scan.start + 16, 0);
+    _tile_loadd(2, scan.start + 32, 0);
+    _tile_loadd(3, scan.start + 48, 0);
+    int64_t left = row > first ? row - ROWS : row;
+    for (int64_t k = 0; k < scan.width; k += 64, queries += 64 * QUERIES) {
+      const uint8_t* ahead = codes + ROWS / 2 * scan.width + ROWS * k;
+#pragma GCC unroll 16
+      for (int64_t line = 0; line < ROWS; ++line) __builtin_prefetch(ahead + 64 * line);
+      _tile_loadd(4, codes + k, scan.width);
+      _tile_loadd(5, queries, 4 * QUERIES);
+      _tile_dpbusd(0, 4, 5);
+      _tile_loadd(6, queries + 64, 4 * QUERIES);
+      _tile_dpbusd(1, 4, 6);
+      _tile_loadd(5, queries + 128, 4 * QUERIES);
+      _tile_dpbusd(2, 4, 5);
+      _tile_loadd(6, queries + 192, 4 * QUERIES);
+      _tile_dpbusd(3, 4, 6);
+      for (int64_t i = 0; i < at_once && left < row; ++i, ++left, before += QUERIES) compare(left, before);
+    }
+    _tile_stored(0, now, 4 * QUERIES);
+    _tile_stored(1, now + 16, 4 * QUERIES);
+    _tile_stored(2, now + 32, 4 * QUERIES);
+    _tile_stored(3, now + 48, 4 * QUERIES);
+  }
+  for (int64_t last = row > first ? row - ROWS : row, i = 0; last + i < row; ++i)
+    compare(last + i, sums[row / ROWS % 2] + i * QUERIES);
+  return row;
+}
+
+static int64_t rows_of_scan(const Scan& scan, int64_t row, int64_t stop, Found& found) {
+  if (scan.count == QUERIES) row = rows(scan, row, stop, found);
+  return avx512vnni::rows_of_scan(scan, row, stop, found);  // the rows that are left
+}
+const Loops table = {avx512vnni::quantise, rows_of_scan};
+
+// Whether the processor has it and the system lets this program use it.
+static bool usable() {
+  const long request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM
+  return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
+         syscall(SYS_arch_prctl, request, tile_data) == 0;
+}
+
+}  // namespace amx
+PLSC_AMX_END
+#endif
+
 const Loops* loops(int kind) {
 #ifdef PLSC_AVX_VNNI
   const Loops* avxvnni_table = &avxvnni::table;
 #else
   const Loops* avxvnni_table = nullptr;
 #endif
-  const Loops* tables[] = {&avx2::table, avxvnni_table, &avx512vnni::table};
+#ifdef PLSC_AMX
+  const Loops* amx_table = &amx::table;
+#else
+  const Loops* amx_table = nullptr;
+#endif
+  const Loops* tables[] = {&avx2::table, avxvnni_table, &avx512vnni::table, amx_table};
   return tables[kind];
 }
 
 }  // namespace
 #endif
 
-// The kinds of loops that this processor runs, as bits: 1 AVX2, 2 AVX-VNNI, 4 AVX512-VNNI.
+// The kinds of loops that this processor runs, as bits: 1 AVX2, 2 AVX-VNNI, 4 AVX512-VNNI, 8 AMX.
 PLSC_API int plsc_scan_kinds() {
   int kinds = 0;
 #ifdef PLSC_X86
@@ -143,6 +239,9 @@ PLSC_API int plsc_scan_kinds() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
     kinds |= 4;
+#ifdef PLSC_AMX
+  if (kinds & 4 && amx::usable()) kinds |= 8;
+#endif
 #endif
   return kinds;
 }

@@ -1,7 +1,25 @@
 // Loops of scan.cpp for one instruction set, included for each. Before it: LANES, the numbers of 32 bits in a vector, `Ints`, a
 // vector of them, and the functions called here that this file does not define.
 
-// Products of ROWS rows from `row` on with VECTORS vectors of queries from `query` on; those that reach a limit are found.
+// Products of a row with VECTORS vectors of queries: those that reach a limit are found.
+template <int VECTORS>
+static inline void compare(const Scan& scan, int64_t row, int64_t query, const int32_t* products, Found& found) {
+  const float scale = scan.scales[row];
+#pragma GCC unroll 4
+  for (int v = 0; v < VECTORS; ++v) {
+    const int64_t first = query + v * LANES;
+    uint32_t above =
+        reach(load(products + v * LANES), scale, scan.errors[row], scan.ratios + first, scan.limits + first);
+    for (; above; above &= above - 1) {
+      const int lane = __builtin_ctz(above);
+      found.query[found.count] = (int32_t)(first + lane);
+      found.row[found.count] = (int32_t)row;
+      found.value[found.count++] = (float)products[v * LANES + lane] * scale;
+    }
+  }
+}
+
+// ROWS rows from `row` on with VECTORS vectors of queries from `query` on.
 template <int ROWS, int VECTORS>
 static void tile(const Scan& scan, int64_t row, int64_t query, Found& found) {
   Ints sums[ROWS][VECTORS];
@@ -27,25 +45,13 @@ static void tile(const Scan& scan, int64_t row, int64_t query, Found& found) {
       for (int v = 0; v < VECTORS; ++v) sums[r][v] = add_products(sums[r][v], of_row, of_queries[v]);
     }
   }
-  alignas(64) int32_t stored[ROWS][VECTORS][LANES];
+  alignas(64) int32_t stored[ROWS][VECTORS * LANES];
 #pragma GCC unroll 12
   for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) store(stored[r][v], sums[r][v]);
+    for (int v = 0; v < VECTORS; ++v) store(stored[r] + v * LANES, sums[r][v]);
   }
-  for (int r = 0; r < ROWS; ++r) {
-    for (int v = 0; v < VECTORS; ++v) {
-      const int64_t first = query + v * LANES;
-      const float scale = scan.scales[row + r];
-      uint32_t above = reach(load(stored[r][v]), scale, scan.errors[row + r], scan.ratios + first, scan.limits + first);
-      for (; above; above &= above - 1) {
-        const int lane = __builtin_ctz(above);
-        found.query[found.count] = (int32_t)(first + lane);
-        found.row[found.count] = (int32_t)(row + r);
-        found.value[found.count++] = (float)stored[r][v][lane] * scale;
-      }
-    }
-  }
+  for (int r = 0; r < ROWS; ++r) compare<VECTORS>(scan, row + r, query, stored[r], found);
 }
 
 // One query with rows as they lie in memory, which takes as long as reading them.

@@ -33,9 +33,12 @@ def sizes(request, monkeypatch):
         "many rounds": (3, 50, 2**15, 40),
         "crowded": (16, 128, 512, 2**18),  # room for eight rows with 64 queries
     }
-    for name, number in zip(("_FIRST", "_RANGE", "_MOST", "_PENDING"), numbers[request.param]):
+    first, share, most, pending = numbers[request.param]
+    for name, number in {"_FIRST": first, "_MOST": most, "_PENDING": pending}.items():
         monkeypatch.setattr(search, name, number)
-    monkeypatch.setattr(search.Index, "round", min(search._RANGE, search.Index.round))
+    for kind in (search.Index, search.CodeIndex):
+        monkeypatch.setattr(kind, "share", share)
+    monkeypatch.setattr(search.Index, "round", min(share, search.Index.round))
 
 
 def units(count, seed, width=WIDTH):
@@ -82,11 +85,16 @@ def of_other_lengths():
 SETS = [of_random, of_clusters, of_copies, of_zeros, of_few_people, of_other_lengths]
 
 
+def products(rows, query):
+    """A query's products with all rows."""
+    return search.products(rows, np.arange(len(rows)), query[np.newaxis], np.zeros(len(rows), int))
+
+
 def brute_force(rows, owners, queries, people):
     answers = []
     for query in queries:
         best = {}
-        for owner, value in zip(owners.tolist(), search.products(rows, np.arange(len(rows)), query).tolist()):
+        for owner, value in zip(owners.tolist(), products(rows, query).tolist()):
             best[owner] = max(value, best.get(owner, -np.inf))
         answers.append(dict(sorted(best.items(), key=lambda item: (-item[1], item[0]))[:people]))
     return answers
@@ -180,7 +188,7 @@ def test_every_product_is_within_its_bounds(kernels, width, count):
     product, error = found_everywhere(index, rows, queries)
     exact = exact_products(rows, queries)
     assert (np.abs(exact - product) <= error).all()
-    in_order = np.array([search.products(rows, np.arange(len(rows)), query) for query in queries])
+    in_order = np.array([products(rows, query) for query in queries])
     assert (np.abs(in_order - product) <= error).all()
     # The kernel compares in float32: a pair whose product is exactly a query's floor reaches it.
     find = index.finder(rows, queries)

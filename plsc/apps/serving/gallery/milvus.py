@@ -563,7 +563,9 @@ class MilvusRows:
         owners, vectors, scores = zip(*hits)
         rows = checked(np.array(vectors, np.float32), self._store.name)
         best: dict[int, float] = {}
-        for owner, product in zip(owners, products(rows, np.arange(len(rows)), query).tolist()):
+        for owner, product in zip(
+            owners, products(rows, np.arange(len(rows)), query[np.newaxis], np.zeros(len(rows), int)).tolist()
+        ):
             best[owner] = max(product, best.get(owner, -np.inf))
         order = sorted(best.items(), key=lambda item: (-item[1], item[0]))[:people]
         error = float32_error(query, 1.001)

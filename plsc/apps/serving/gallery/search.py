@@ -38,17 +38,17 @@ from plsc.checkpoint.tensorfile import FileRows
 from plsc.distributed import environment
 from plsc.native import address, without_paddle
 
-KINDS = ("AVX2", "AVX-VNNI", "AVX512-VNNI")  # of kernels, as scan.cpp numbers them
-_LEVELS = (63, 127, 127)  # of a query's numbers, on both sides of 0: AVX2 adds two products in 16 bits
+KINDS = ("AVX2", "AVX-VNNI", "AVX512-VNNI", "AMX")  # of kernels, as scan.cpp numbers them
+_LEVELS = (63, 127, 127, 127)  # of a query's numbers, on both sides of 0: AVX2 adds two products in 16 bits
 _WIDEST = 2**16  # sums of products of more numbers might not fit 32 bits
 _FEW = 64  # people; more have so many candidates that products in float32 are faster
 _FIRST = 128  # rows that give the first floor
-_GROWTH = 16  # rows of a round, to those of the round before
-_RANGE = 2**14  # rows that a thread takes at once
-_RANGES = 4  # ranges of rows of a file that are in memory at once
+_GROWTH = 8  # rows of a round, to those of the round before
+_ENCODED = 2**14  # rows that a thread makes codes of at once
+_ENCODED_RANGES = 4  # ranges of rows of a file that are in memory at once
 _MOST = 2**15  # candidates of a range; of more all pairs are multiplied in float32, which is faster then
 _PENDING = 2**18  # candidates that are kept before they are multiplied in float64
-_AT_ONCE = 1024  # rows that are multiplied in float64 at once
+_AT_ONCE = 64  # rows that are multiplied in float64 at once: they stay in the cache
 _GAP = 2.0**-20  # 16 * 2^-24, see above
 
 
@@ -78,11 +78,12 @@ class Index:
     """What a search without codes knows of rows: how long the longest of them is at most.
 
     Attributes: count: the rows that it has taken in. batch: queries that are searched together. round: rows that are searched before the
-        floors are raised, at most.
+        floors are raised, at most. share: those that a thread searches at once.
     """
 
     batch = 512
     round = 2**15
+    share = 2**14
 
     def __init__(self, width: int, count: int = 0, longest: float = 0.0):
         self.width = width
@@ -150,6 +151,7 @@ class CodeIndex(Index):
 
     batch = 64
     round = 2**20
+    share = 2**16
 
     def __init__(self, width: int, native: ctypes.CDLL, kind: int):
         super().__init__(width)
@@ -165,9 +167,9 @@ class CodeIndex(Index):
             self.codes = _with_room(self.codes[: self.count], room)
             self.scales = _with_room(self.scales[: self.count], room)
             self.errors = _with_room(self.errors[: self.count], room)
-        ranges = _ranges(self.count, len(rows))
-        for start in range(0, len(ranges), _RANGES):
-            some = ranges[start : start + _RANGES]
+        ranges = _ranges(self.count, len(rows), _ENCODED)
+        for start in range(0, len(ranges), _ENCODED_RANGES):
+            some = ranges[start : start + _ENCODED_RANGES]
             self.longest = max(self.longest, *self.in_threads(lambda at: self._encode(rows, *at), some))
             if isinstance(rows, FileRows):
                 rows.release()
@@ -279,12 +281,12 @@ def _search(part: Part, answers: _Answers) -> None:
     find = part.index.finder(part.rows, answers.queries)
     position, size = 0, max(_FIRST, 4 * answers.people)
     while position < count:
-        ranges = _ranges(position, min(count, position + size))
+        ranges = _ranges(position, min(count, position + size), part.index.share)
         found = part.index.in_threads(lambda at: find(*at, answers.floors), ranges)
         answers.take(part, found)
         for (_, stop), each in zip(ranges, found):
-            if each.stopped < stop:
-                answers.take(part, [find_plainly(each.stopped, stop, answers.floors)])
+            for rest in _ranges(each.stopped, stop, Index.share):
+                answers.take(part, [find_plainly(*rest, answers.floors)])
         position += size
         size = min(_GROWTH * size, part.index.round)
     answers.settle(part)
@@ -320,11 +322,8 @@ class _Answers:
             return
         query, row, upper = map(np.concatenate, zip(*self._pending))
         near = np.flatnonzero(upper >= self.floors[query])
-        near = near[np.argsort(query[near], kind="stable")]
         query, row = query[near], row[near]
-        exact = np.empty(len(row))
-        for number, at in _groups(query):
-            exact[at] = products(part.rows, row[at], self.queries[number])
+        exact = products(part.rows, row, self.queries, query)
         self._merge(self.best, query, part.owners[row], exact)
         self._lower = self.best.copy()
         self._pending.clear()
@@ -349,12 +348,12 @@ def float32_error(queries: np.ndarray, longest: float) -> np.ndarray:
     return terms / (1 - terms) * lengths * longest + 1e-30  # products that are too small for float32
 
 
-def products(rows: np.ndarray, index: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Multiply these rows of a matrix float32 [N, D] by a query float32 [D]: float64 [n], the same wherever a row is among them."""
-    query = query.astype(np.float64)
-    blocks = [index[start : start + _AT_ONCE] for start in range(0, len(index), _AT_ONCE)]
+def products(rows: np.ndarray, row: np.ndarray, queries: np.ndarray, query: np.ndarray) -> np.ndarray:
+    """Multiply rows [n] of a matrix float32 [N, D] by queries [n] of another: float64 [n], the same whatever else is multiplied."""
+    exact = queries.astype(np.float64)
+    blocks = [slice(start, start + _AT_ONCE) for start in range(0, len(row), _AT_ONCE)]
     return np.concatenate(
-        [np.empty(0), *((rows[block].astype(np.float64) * query).sum(axis=1) for block in blocks)]
+        [np.empty(0), *((rows[row[at]].astype(np.float64) * exact[query[at]]).sum(axis=1) for at in blocks)]
     )
 
 
@@ -379,8 +378,8 @@ def _groups(numbers: np.ndarray) -> Iterable[tuple[int, slice]]:
     ]
 
 
-def _ranges(start: int, stop: int) -> list[tuple[int, int]]:
-    return [(at, min(at + _RANGE, stop)) for at in range(start, stop, _RANGE)]
+def _ranges(start: int, stop: int, size: int) -> list[tuple[int, int]]:
+    return [(at, min(at + size, stop)) for at in range(start, stop, size)]
 
 
 def _rounded(numbers: np.ndarray, towards: float) -> np.ndarray:
