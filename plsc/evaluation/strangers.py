@@ -7,7 +7,9 @@ d = 1 - cosine (the Weibull case of extreme value theory):
 
     P(distance < d) = share * (d / edge) ** exponent        for d < edge
 
-with Hill's estimate of the exponent (Hill, "A simple general approach to inference about the tail of a distribution", 1975). Try it:
+with Hill's estimate of the exponent (Hill, "A simple general approach to inference about the tail of a distribution", 1975). Twice as
+many searches are fitted as shall be beyond the threshold, at least twenty. Of those beyond it only the number counts: a person who is
+known under two names is nearer to another than any tail foresees. Try it:
 
     tail = fit_tail(cosines, people)
     tail.threshold(0.01), tail.interval(0.7)
@@ -24,9 +26,7 @@ from plsc.errors import UserError
 
 LEAST_PEOPLE = 10
 """Whose searches are needed: of fewer people the tail says next to nothing."""
-_SHARE = 0.2  # of the searches that are fitted: docs/labbook.md compares 0.1 to 0.4
 _LEAST_SEARCHES = 20  # that are fitted, where they are half of all at most
-_MOST_SEARCHES = 100  # more would not narrow the interval, and reach further from the end
 _TEST = 1000  # searches of a test
 _NEAREST = 1e-6  # the smallest distance that is told from 0
 
@@ -40,7 +40,7 @@ class Tail(NamedTuple):
     """Of the searches that lie below the edge."""
     exponent: float
     people: float
-    """Who the searches below the edge are of, as many as are independent; see `fit_tail`."""
+    """Whose searches show the exponent, as many as are independent; see `fit_tail`."""
 
     def threshold(self, fpir: float) -> float:
         """Compute the cosine that a stranger's search exceeds with the probability `fpir`.
@@ -81,8 +81,9 @@ def fit_tail(
     order = np.argsort(-cosines, kind="stable")
     distances = np.maximum(1 - cosines[order], _NEAREST)
     count = len(distances)
-    fitted = min(max(round(_SHARE * count), _LEAST_SEARCHES), _MOST_SEARCHES)
-    fitted = min(max(fitted, round(fpir * count)), count // 2)
+    beyond = round(fpir * count)
+    fitted = min(max(_LEAST_SEARCHES, 2 * beyond), count // 2)
+    beyond = min(beyond, fitted // 2)
     edge = float(distances[fitted])
     nearest = order[:fitted]
     effective = _effective(people[nearest])
@@ -90,9 +91,10 @@ def fit_tail(
         pairs = np.sort(np.stack([people[nearest], met[nearest]], axis=1))
         effective = min(effective, _effective(pairs))
     logarithms = np.log(edge / distances[:fitted])
+    logarithms[:beyond] = logarithms[beyond]  # a censored sample
     # All at the edge: equal pictures. Any exponent would do; this one keeps the threshold finite.
-    exponent = 1 / max(float(logarithms.mean()), _NEAREST)
-    return Tail(edge, fitted / count, exponent, effective)
+    exponent = (1 - beyond / fitted) / max(float(logarithms.mean()), _NEAREST)
+    return Tail(edge, fitted / count, exponent, effective * (1 - beyond / fitted))
 
 
 def _effective(groups: np.ndarray) -> float:
