@@ -66,12 +66,12 @@ class Workspace:
     def __init__(self):
         self._spare: np.ndarray | None = None
 
-    def take(self, numbers: int) -> np.ndarray:
-        """Hand out at least so many float32."""
+    def take(self, numbers: int, dtype: np.dtype) -> np.ndarray:
+        """Hand out at least so many numbers."""
         memory = self._spare
         self._spare = None
         if memory is None or len(memory) < numbers:
-            memory = np.empty(numbers + numbers // 16, np.float32)  # untouched pages cost nothing
+            memory = np.empty(numbers + numbers // 16, dtype)  # untouched pages cost nothing
         return memory
 
     def give_back(self, taken: np.ndarray | None) -> None:
@@ -145,8 +145,9 @@ class KernelBackend:
         self.given = given
         spans = list(_spans(given.bounds, len(given.scaled_ND), self.bank.selected))
         numbers = sum(samples * (stop - start) for _, samples, start, stop in spans)
-        fits = 4 * numbers <= spec.logits_budget
-        self.exps = memory.workspace.take(numbers) if (fits if keep is None else keep) else None
+        dtype = np.dtype(softmax.kept_dtype(spec.compute_dtype == "bfloat16"))
+        fits = dtype.itemsize * numbers <= spec.logits_budget
+        self.exps = memory.workspace.take(numbers, dtype) if (fits if keep is None else keep) else None
         self.parts = []
         used = 0
         for sample_n, samples, start, stop in spans:

@@ -29,7 +29,7 @@ LEVELS = (
     "AVX2",
     "AVX-512",
 )  # instruction sets that the loops are compiled for, as native.cpp numbers them
-_VERSION = 12  # of the functions below, as in native.cpp: a library from before a change must not be called
+_VERSION = 13  # of the functions below, as in native.cpp: a library from before a change must not be called
 _ARGUMENTS = {
     "plsc_version": [],
     "plsc_setup": [c_void_p] * 5,

@@ -7,6 +7,8 @@ For a head of the defaults with 100,000 classes on one rank:
 
 from __future__ import annotations
 
+import numpy as np
+
 from plsc.config import Config
 from plsc.config.run import head_dtype
 from plsc.distributed.accelerator import asynchronous
@@ -85,8 +87,9 @@ def _blocks(
     budget = logits_budget(cfg)
     hooked = changes_others(cfg)
     if not in_blocks and cfg.sub_centres == 1 and not hooked:
-        exps = 4 * samples * selected
-        block = softmax.block_size(dtype == "bfloat16")
+        rounded = dtype == "bfloat16"
+        exps = np.dtype(softmax.kept_dtype(rounded)).itemsize * samples * selected
+        block = softmax.block_size(rounded)
         of_thread = 4 * (block * (width + samples) + samples * width)
         return (exps if exps <= budget else 0) + threads * of_thread
     block, kept = plan_blocks(samples, selected, width, cfg.sub_centres, budget, dtype)

@@ -140,12 +140,12 @@ def test_the_kernels_are_taken_where_they_can(way):
 
 def test_the_workspace_is_used_again():
     space = Workspace()
-    first = space.take(100)
-    assert 50 <= len(space.take(50)) < 100  # the first is out
+    first = space.take(100, np.float32)
+    assert 50 <= len(space.take(50, np.float32)) < 100  # the first is out
     space.give_back(first)
-    assert space.take(80) is first
+    assert space.take(80, np.float32) is first
     space.give_back(first)
-    assert space.take(106) is first  # sampling takes a few more or less each step
+    assert space.take(106, np.float32) is first  # sampling takes a few more or less each step
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

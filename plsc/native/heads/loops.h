@@ -2,6 +2,7 @@
 // (rows.cpp), so nothing from the standard library is used here: an inlined copy of it for one set must not be
 // shared with another. Rows are `width` floats, one after the other; N is the number of samples.
 
+#include "plsc/native/bfloat16.h"
 #include "plsc/native/prefetch.h"
 
 // exp(x) for x <= 0: 2^n times a polynomial, relative error below 2e-7; 0 below -87; a NaN stays one.
@@ -51,13 +52,14 @@ static void scale_and_max(float* logit, int64_t samples, float scale, float bias
 }
 
 // `to` may be `logit`.
-static void exp_and_sum(const float* logit, int64_t classes, int64_t samples, const float* max, float* sum, float* to) {
+template <typename T>
+static void exp_and_sum(const float* logit, int64_t classes, int64_t samples, const float* max, float* sum, T* to) {
   for (int64_t c = 0; c < classes; ++c, logit += samples, to += samples) {
     prefetch<1>(to, samples);
 #pragma omp simd
     for (int64_t n = 0; n < samples; ++n) {
       const float e = exp_of(logit[n] - max[n]);
-      to[n] = e;
+      store(e, to + n);
       sum[n] += e;
     }
   }
@@ -70,10 +72,11 @@ static void exp_of_difference(float* logit, int64_t samples, float scale, float 
 }
 
 // `to` may be `x`.
-static void multiply(const float* x, const float* factor, float by, int64_t count, float* to) {
+template <typename T>
+static void multiply(const T* x, const float* factor, float by, int64_t count, float* to) {
   prefetch(x, count);
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) to[i] = x[i] * (factor[i] * by);
+  for (int64_t i = 0; i < count; ++i) to[i] = load(x[i]) * (factor[i] * by);
 }
 
 static float sum_of(const float* x, int64_t count) {
@@ -163,17 +166,11 @@ static void adamw_row(float* value, float* moment1, float* moment2, const float*
   }
 }
 
-// float32 to bfloat16, to the nearest, ties to even; a NaN stays one.
 static void to_bfloat16(const float* x, uint16_t* y, int64_t count) {
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, x + i, 4);
-    const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-    y[i] = (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? (bits >> 16) | 64u : rounded);
-  }
+  for (int64_t i = 0; i < count; ++i) store(x[i], y + i);
 }
 
-static const Loops table = {dot, inverse_norms, scale_and_max, exp_and_sum, exp_of_difference, multiply,
-                            sum_of, add, turn, momentum_row, nesterov_row, lars_row, adamw_row,
-                            to_bfloat16, unit_rows, turn_units};
+static const Loops table = {dot, inverse_norms, scale_and_max, exp_and_sum<float>, exp_and_sum<uint16_t>,
+                            exp_of_difference, multiply<float>, multiply<uint16_t>, sum_of, add, turn, momentum_row,
+                            nesterov_row, lars_row, adamw_row, to_bfloat16, unit_rows, turn_units};

@@ -13,8 +13,10 @@ struct Loops {
   void (*inverse_norms)(const float*, int64_t, int64_t, float*);
   void (*scale_and_max)(float*, int64_t, float, float, float*);
   void (*exp_and_sum)(const float*, int64_t, int64_t, const float*, float*, float*);
+  void (*exp_and_sum_rounded)(const float*, int64_t, int64_t, const float*, float*, uint16_t*);
   void (*exp_of_difference)(float*, int64_t, float, float, const float*);
   void (*multiply)(const float*, const float*, float, int64_t, float*);
+  void (*multiply_rounded)(const uint16_t*, const float*, float, int64_t, float*);
   float (*sum_of)(const float*, int64_t);
   void (*add)(float*, const float*, int64_t);
   void (*turn)(const float*, const float*, const float*, int64_t, int64_t, float*);

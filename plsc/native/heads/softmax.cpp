@@ -51,7 +51,7 @@ struct Shard {
   const int64_t* target_class;  // [P], rising: the sample's own class, 0 to K - 1
   const int64_t* target_sample; // [P]
   float* inverse;               // [K], 1 / length of the rows, found in forward; null: rows are not normalised
-  float* exps;                  // [K, N], kept from forward to backward; null: logits are computed again
+  void* exps;                   // [K, N], kept from forward to backward, of bfloat16 where products are; null: logits are computed again
   float* max;                   // [blocks, N], found in forward
 };
 
@@ -87,7 +87,10 @@ struct Block {
 
   // Computed where they stay in the cache: products that write to memory far away are slow.
   float* logits() const { return own.logits.at_least(shard.block * shard.samples); }
-  float* exps() const { return shard.exps ? shard.exps + start * shard.samples : logits(); }
+  float* exps() const { return shard.exps ? static_cast<float*>(shard.exps) + start * shard.samples : logits(); }
+  uint16_t* rounded_exps() const {
+    return shard.exps && shard.bfloat16 ? static_cast<uint16_t*>(shard.exps) + start * shard.samples : nullptr;
+  }
 
   // How many of the targets from `at` on belong to class c.
   int64_t targets(int64_t at, int64_t c) const {
@@ -156,7 +159,7 @@ void similarities(const Block& block, const float* rows, const Samples& of, floa
     product(false, true, block.count, s.samples, s.width, rows, s.x, 0.0f, logit);
 }
 
-// The gradients of the block's logits -> those of the samples, added to of_x [N, D], and of the block's rows, times their lengths.
+// The gradients of the block's logits -> those of the samples, added to of_x [N, D], and of the block's rows.
 void gradients(const Block& block, const float* rows, const float* logit, const Samples& of, const float* scaled_x, float* of_x,
                float* of_rows) {
   const Shard& s = block.shard;
@@ -168,18 +171,26 @@ void gradients(const Block& block, const float* rows, const float* logit, const 
     pack_turned_left(logit, s.samples, block.count, left);
     multiply_tiles(s.samples, s.width, block.count, left, right, true, of_x);
     pack_left(logit, block.count, s.samples, left);
-    return multiply_tiles(block.count, s.width, s.samples, left, of.scaled_x, false, of_rows);
+    for (int64_t c = 0; c < block.count; c += SIDE, rows += SIDE * s.width, of_rows += SIDE * s.width) {
+      float* near = s.inverse ? own.of_rows.at_least(SIDE * s.width) : of_rows;
+      multiply_tiles(SIDE, s.width, s.samples, left + c * s.samples / 2, of.scaled_x, false, near);
+      if (s.inverse) loops()->turn(near, rows, s.inverse + block.start + c, SIDE, s.width, of_rows);
+    }
+    return;
   }
 #endif
+  // A product that writes to memory far away is slow: rows that are turned anyway go there in that pass.
+  float* near = s.inverse ? own.of_rows.at_least(s.block * s.width) : of_rows;
   if (s.bfloat16) {
     const uint16_t* half_rows = half(own.half_rows, rows, block.count * s.width);
     const uint16_t* half_logit = half(own.half_logits, logit, block.count * s.samples);
     product(true, false, s.samples, s.width, block.count, half_logit, half_rows, 1.0f, of_x);
-    product(false, false, block.count, s.width, s.samples, half_logit, of.half_scaled, 0.0f, of_rows);
+    product(false, false, block.count, s.width, s.samples, half_logit, of.half_scaled, 0.0f, near);
   } else {
     product(true, false, s.samples, s.width, block.count, logit, rows, 1.0f, of_x);
-    product(false, false, block.count, s.width, s.samples, logit, scaled_x, 0.0f, of_rows);
+    product(false, false, block.count, s.width, s.samples, logit, scaled_x, 0.0f, near);
   }
+  if (s.inverse) loops()->turn(near, rows, s.inverse + block.start, block.count, s.width, of_rows);
 }
 
 // Exponentials of the block's logits less their maximum; those of the targets are 0 and not in the maximum.
@@ -202,7 +213,10 @@ void forward(const Block& block, const Samples& of, float* sum) {
     for (int64_t t = 0; t < targets; ++t) max[sample[t]] = saved[t], of_class[sample[t]] = -INFINITY;
     at += targets;
   }
-  loops()->exp_and_sum(logit, block.count, s.samples, max, sum, block.exps());
+  if (uint16_t* exps = block.rounded_exps())
+    loops()->exp_and_sum_rounded(logit, block.count, s.samples, max, sum, exps);
+  else
+    loops()->exp_and_sum(logit, block.count, s.samples, max, sum, block.exps());
 }
 
 // The gradients of the block's logits, times 1 / length of the class's row; exponentials are computed again where none are kept.
@@ -222,7 +236,10 @@ float* gradient_of_logits(const Block& block, const float* rows, const Samples& 
   for (int64_t c = 0; c < block.count; ++c) {
     float* of_class = logit + c * s.samples;
     const float inverse = block.inverse(c);
-    loops()->multiply(block.exps() + c * s.samples, factor, inverse, s.samples, of_class);
+    if (const uint16_t* exps = block.rounded_exps())
+      loops()->multiply_rounded(exps + c * s.samples, factor, inverse, s.samples, of_class);
+    else
+      loops()->multiply(block.exps() + c * s.samples, factor, inverse, s.samples, of_class);
     for (const int64_t end = at + block.targets(at, c); at < end; ++at)
       of_class[s.target_sample[at]] = of_target[at] * inverse;
     if (of_bias) of_bias[block.start + c] = loops()->sum_of(of_class, s.samples);
@@ -264,11 +281,7 @@ PLSC_API void plsc_softmax_backward(const Shard* shard, const float* lse, const 
       const Block block(s, b);
       const float* rows = block.rows();
       const float* logit = gradient_of_logits(block, rows, of, lse, of_target, of_bias);
-      float* of_block = of_rows + block.start * s.width;
-      // A product that writes to memory far away is slow: rows that are turned anyway go there in that pass.
-      float* near = s.inverse ? own.of_rows.at_least(s.block * s.width) : of_block;
-      gradients(block, rows, logit, of, scaled_x, part, near);
-      if (s.inverse) loops()->turn(near, rows, s.inverse + block.start, block.count, s.width, of_block);
+      gradients(block, rows, logit, of, scaled_x, part, of_rows + block.start * s.width);
     }
   });
   share(numbers, [&](int64_t start, int64_t stop) {

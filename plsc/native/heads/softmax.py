@@ -27,6 +27,11 @@ def block_size(bfloat16: bool) -> int:
     return 2 * BLOCK if bfloat16 else BLOCK
 
 
+def kept_dtype(bfloat16: bool) -> str:
+    """Return the NumPy dtype of exponentials that are kept: the bits of bfloat16 where products are rounded to it."""
+    return "uint16" if bfloat16 else "float32"
+
+
 class _Shard(ctypes.Structure):
     """The arguments of softmax.cpp, in its order."""
 
@@ -57,7 +62,7 @@ class Problem:
 
 
 class Softmax:
-    """Computes one step. `exps_KN`: where forward leaves the exponentials for backward; None: computed
+    """Computes one step. `exps_KN`: where forward leaves the exponentials for backward, of `kept_dtype`; None: computed
     twice."""
 
     def __init__(self, problem: Problem, exps_KN: np.ndarray | None):
@@ -73,6 +78,7 @@ class Softmax:
             np.empty(self.classes, np.float32),
         )  # kept as long as kernels have their addresses
         assert p.rows_SD.shape[1] == width and len(p.class_P) == len(p.sample_P) <= samples
+        kept = kept_dtype(p.bfloat16)
         assert exps_KN is None or exps_KN.shape == (self.classes, samples)
         by_amx = p.bfloat16 and onednn.has_amx()
         self._shard = _Shard(samples, width, self.classes, block, len(p.class_P), p.bfloat16, by_amx)
@@ -81,7 +87,7 @@ class Softmax:
             address(array, "int64") for array in (p.class_P, p.sample_P, p.index_K)
         )
         self._shard.inverse = address(self._kept[2] if p.cosine else None)
-        self._shard.exps = address(exps_KN)
+        self._shard.exps = address(exps_KN, kept)
         self._shard.max = address(self.max_bN)
 
     def forward(self) -> tuple[np.ndarray, np.ndarray]:

@@ -43,10 +43,12 @@ static void pack_turned_left(const float* from, int64_t m, int64_t k, uint32_t* 
 // [k, n] -> right.
 static void pack_right(const float* from, int64_t k, int64_t n, uint32_t* right) {
   for (int64_t i = 0; i < k; i += 2, from += 2 * n) {
-    prefetch(from, 2 * n);
-    for (int64_t column = 0; column < n; column += 16)
+    for (int64_t column = 0; column < n; column += 16) {
+      prefetch(from + column, 16);
+      prefetch(from + n + column, 16);
       _mm512_store_si512(right + (column / 32 * (k / 2) + i / 2) * 32 + column % 32,
                          rounded_pairs(from + column, from + n + column));
+    }
   }
 }
 

@@ -20,10 +20,10 @@ def drawn(seed=0):
     return x, rows, bias, index, np.sort(rng.integers(0, K, 6)), sample
 
 
-def dense(x, rows, bias, ones, target_class, sample, factor, cosine):
+def dense(x, rows, bias, kept, ones, target_class, sample, factor, cosine):
     """Loss summed over the samples, and its gradients; the targets' logits are given a gradient of their own.
 
-    ones: [N, K], times the gradients of the logits in products, which may be rounded there.
+    kept, ones: [N, K], times the exponentials, and times the gradients of the logits in products: both may be rounded there.
     """
     x, rows, bias = (array.astype(np.float64) for array in (x, rows, bias))
     length = np.linalg.norm(rows, axis=1, keepdims=True) if cosine else np.ones((len(rows), 1))
@@ -34,7 +34,7 @@ def dense(x, rows, bias, ones, target_class, sample, factor, cosine):
     lse = (
         np.log(np.exp(logit - largest[:, None]).sum(axis=1)) + largest + 0.3
     )  # as if other shards had classes too
-    dlogit = np.exp(logit - lse[:, None])
+    dlogit = np.exp(logit - lse[:, None]) * kept
     dtarget = np.linspace(-1, -0.1, len(sample))
     dlogit[sample, target_class] = dtarget
     factors = dlogit * ones
@@ -65,17 +65,18 @@ def test_against_float64(path, two_threads, block, sampled, cosine, kept, bfloat
     chosen = slice(None) if index is None else index
     count = len(rows[chosen])
     bias = np.zeros_like(bias) if cosine else bias
-    compute = lambda *inputs: dense(*inputs, target_class, sample, 0.5, cosine)
-    off = {"terms": 1, "eps": HALF_EPS} if bfloat16 else {"terms": K}
     ones = np.ones((N, count), np.float32)
+    exact = () if kept else (ones,)  # exponentials that are computed again are not rounded
+    compute = lambda *inputs: dense(*inputs[:3], *exact, *inputs[3:], target_class, sample, 0.5, cosine)
+    off = {"terms": 1, "eps": HALF_EPS} if bfloat16 else {"terms": K}
     (largest, lse, dtarget, *gradients), bound = perturbed(
-        compute, x, rows[chosen], bias[chosen], ones, **off
+        compute, x, rows[chosen], bias[chosen], *([ones] if kept else []), ones, **off
     )
 
     problem = softmax.Problem(
         x, rows, None if cosine else bias, index, target_class, sample, cosine, bfloat16
     )
-    one = softmax.Softmax(problem, np.empty((count, N), np.float32) if kept else None)
+    one = softmax.Softmax(problem, np.empty((count, N), softmax.kept_dtype(bfloat16)) if kept else None)
     max_bN, sum_bN = one.forward()
     got_drows, got_dbias = np.empty((count, D), np.float32), None if cosine else np.empty(count, np.float32)
     got_dx = one.backward(
