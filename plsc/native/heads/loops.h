@@ -113,7 +113,6 @@ static void turn_units(const float* grad, const float* unit, const float* factor
 // Gradient by unit rows -> gradient by the rows, where `grad` has the factor 1 / length already.
 static void turn(const float* grad, const float* rows, const float* inverse, int64_t count, int64_t width, float* out) {
   for (int64_t i = 0; i < count; ++i, grad += width, rows += width, out += width) {
-    prefetch<1>(out, width);
     const float along = dot(grad, rows, width) * inverse[i] * inverse[i];
 #pragma omp simd
     for (int64_t d = 0; d < width; ++d) out[d] = grad[d] - along * rows[d];
