@@ -1,11 +1,11 @@
-// What products of bfloat16 by AMX share: its tiles of 16 rows of 64 bytes, and 16 x 16 numbers that change places. To be included by
+// What products by AMX share: its tiles of 16 rows of 64 bytes, and 16 x 16 numbers that change places. To be included by
 // C++ files whose functions between PLSC_AMX_BEGIN and PLSC_AMX_END run where the processor has AVX512-BF16, and use tiles where it
-// has AMX and the system lets this program use it: oneDNN asks for that.
+// has AMX and the system lets this program use it: oneDNN asks for that, and so does scan.cpp, which goes without it.
 #pragma once
 
 #include "plsc/native/native.h"
 
-#if defined(PLSC_X86) && __GNUC__ >= 11
+#if defined(PLSC_X86) && __GNUC__ >= 11 && defined(__linux__)
 #define PLSC_AMX 1
 #include <immintrin.h>
 #pragma GCC diagnostic ignored "-Wuninitialized"  // of GCC's own functions for AVX-512

@@ -5,6 +5,8 @@
 
 #ifdef PLSC_X86
 #include <immintrin.h>
+#endif
+#ifdef PLSC_AMX
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
