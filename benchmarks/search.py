@@ -168,7 +168,7 @@ def _differences(rows: np.ndarray, owners: np.ndarray, queries: np.ndarray) -> d
             best: dict[int, float] = {}
             for owner, cosine in zip(
                 owners[index].tolist(),
-                gallery_search.products(rows, index, query[np.newaxis], np.zeros(len(index), int)).tolist(),
+                gallery_search.products(rows, index, query[np.newaxis], 0).tolist(),
             ):
                 best[owner] = max(cosine, best.get(owner, -np.inf))
             wanted = sorted(best.items(), key=lambda item: (-item[1], item[0]))[:_PEOPLE]

@@ -8,8 +8,8 @@ d = 1 - cosine (the Weibull case of extreme value theory):
     P(distance < d) = share * (d / edge) ** exponent        for d < edge
 
 with Hill's estimate of the exponent (Hill, "A simple general approach to inference about the tail of a distribution", 1975). Twice as
-many searches are fitted as shall be beyond the threshold, at least twenty. Of those beyond it only the number counts: a person who is
-known under two names is nearer to another than any tail foresees. Try it:
+many searches are fitted as shall be beyond the threshold, at least twenty. Of those beyond it only the number counts: where somebody
+has two names, the one comes nearer to the other than any tail foresees. Try it:
 
     tail = fit_tail(cosines, people)
     tail.threshold(0.01), tail.interval(0.7)

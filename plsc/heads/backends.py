@@ -145,7 +145,7 @@ class KernelBackend:
         self.given = given
         spans = list(_spans(given.bounds, len(given.scaled_ND), self.bank.selected))
         numbers = sum(samples * (stop - start) for _, samples, start, stop in spans)
-        dtype = np.dtype(softmax.kept_dtype(spec.compute_dtype == "bfloat16"))
+        dtype = softmax.kept_dtype(spec.compute_dtype == "bfloat16")
         fits = dtype.itemsize * numbers <= spec.logits_budget
         self.exps = memory.workspace.take(numbers, dtype) if (fits if keep is None else keep) else None
         self.parts = []

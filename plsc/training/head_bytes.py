@@ -7,8 +7,6 @@ For a head of the defaults with 100,000 classes on one rank:
 
 from __future__ import annotations
 
-import numpy as np
-
 from plsc.config import Config
 from plsc.config.run import head_dtype
 from plsc.distributed.accelerator import asynchronous
@@ -88,7 +86,7 @@ def _blocks(
     hooked = changes_others(cfg)
     if not in_blocks and cfg.sub_centres == 1 and not hooked:
         rounded = dtype == "bfloat16"
-        exps = np.dtype(softmax.kept_dtype(rounded)).itemsize * samples * selected
+        exps = softmax.kept_dtype(rounded).itemsize * samples * selected
         block = softmax.block_size(rounded)
         of_thread = 4 * (block * (width + samples) + samples * width)
         return (exps if exps <= budget else 0) + threads * of_thread

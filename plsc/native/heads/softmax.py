@@ -27,9 +27,9 @@ def block_size(bfloat16: bool) -> int:
     return 2 * BLOCK if bfloat16 else BLOCK
 
 
-def kept_dtype(bfloat16: bool) -> str:
-    """Return the NumPy dtype of exponentials that are kept: the bits of bfloat16 where products are rounded to it."""
-    return "uint16" if bfloat16 else "float32"
+def kept_dtype(bfloat16: bool) -> np.dtype:
+    """Return the dtype of exponentials that are kept: the bits of bfloat16 where products are rounded to it."""
+    return np.dtype("uint16" if bfloat16 else "float32")
 
 
 class _Shard(ctypes.Structure):

@@ -87,7 +87,7 @@ SETS = [of_random, of_clusters, of_copies, of_zeros, of_few_people, of_other_len
 
 def products(rows, query):
     """A query's products with all rows."""
-    return search.products(rows, np.arange(len(rows)), query[np.newaxis], np.zeros(len(rows), int))
+    return search.products(rows, np.arange(len(rows)), query[np.newaxis], 0)
 
 
 def brute_force(rows, owners, queries, people):

@@ -564,7 +564,7 @@ class MilvusRows:
         rows = checked(np.array(vectors, np.float32), self._store.name)
         best: dict[int, float] = {}
         for owner, product in zip(
-            owners, products(rows, np.arange(len(rows)), query[np.newaxis], np.zeros(len(rows), int)).tolist()
+            owners, products(rows, np.arange(len(rows)), query[np.newaxis], 0).tolist()
         ):
             best[owner] = max(product, best.get(owner, -np.inf))
         order = sorted(best.items(), key=lambda item: (-item[1], item[0]))[:people]

@@ -78,7 +78,7 @@ class Index:
     """What a search without codes knows of rows: how long the longest of them is at most.
 
     Attributes: count: the rows that it has taken in. batch: queries that are searched together. round: rows that are searched before the
-        floors are raised, at most. share: those that a thread searches at once.
+        floors are raised, at most. share: rows that a thread searches at once.
     """
 
     batch = 512
@@ -348,9 +348,13 @@ def float32_error(queries: np.ndarray, longest: float) -> np.ndarray:
     return terms / (1 - terms) * lengths * longest + 1e-30  # products that are too small for float32
 
 
-def products(rows: np.ndarray, row: np.ndarray, queries: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Multiply rows [n] of a matrix float32 [N, D] by queries [n] of another: float64 [n], the same whatever else is multiplied."""
+def products(rows: np.ndarray, row: np.ndarray, queries: np.ndarray, query: np.ndarray | int) -> np.ndarray:
+    """Multiply pairs of a row and a query: float64 [n], each the same whatever other pairs there are.
+
+    rows: float32 [N, D]. row: integers [n]. queries: float32 [Q, D]. query: integers [n], or one for all rows.
+    """
     exact = queries.astype(np.float64)
+    query = np.broadcast_to(query, row.shape)
     blocks = [slice(start, start + _AT_ONCE) for start in range(0, len(row), _AT_ONCE)]
     return np.concatenate(
         [np.empty(0), *((rows[row[at]].astype(np.float64) * exact[query[at]]).sum(axis=1) for at in blocks)]
