@@ -173,9 +173,13 @@ class Forked(subprocess.Popen):
             read, write = os.pipe()
             self.stdout = os.fdopen(read)
             keywords["stdout"] = os.fdopen(write, "w")
+        is_begun, begins = os.pipe()
         self.pid = os.fork()
         if not self.pid:
             _become(words[1:], **keywords)
+        os.close(begins)
+        os.read(is_begun, 1)  # its end is closed by _become. Until then signals to its group are signals to this process's
+        os.close(is_begun)
         if piped:
             keywords["stdout"].close()
 
@@ -198,7 +202,6 @@ def _become(
     for number, stream in ((1, stdout), (2, stderr)):
         if stream is not None:
             os.dup2(1 if stream == subprocess.STDOUT else stream.fileno(), number)
-    os.closerange(3, 256)
     if env is not None:
         os.environ.clear()
         os.environ.update(env)
@@ -208,6 +211,7 @@ def _become(
         os.setsid()
     if preexec_fn:
         preexec_fn()
+    os.closerange(3, 256)  # Forked waits for it
     code = 1
     try:
         sys.stdout.reconfigure(write_through=True)
