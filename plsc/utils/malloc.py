@@ -1,8 +1,9 @@
-"""Decide what the C library's malloc does with large blocks that are freed: glibc's bounds, as its mallopt sets them."""
+"""Decide how the system keeps large blocks of memory: what malloc does when they are freed, and the size of their pages."""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 
 _M_TRIM_THRESHOLD = -1  # of mallopt, in glibc's malloc.h
@@ -33,6 +34,20 @@ def keep_freed_blocks() -> bool:
     which the system has to clear. A user's settings stay, as above.
     """
     return any(_set(mapped_from, kept=_ALL) for mapped_from in _LARGEST)
+
+
+def ask_for_large_pages(address: int, size: int) -> None:
+    """Ask Linux to map `size` bytes of new memory by pages of 2 MB, as numpy asks for its arrays.
+
+    Memory that was written before stays in pages of 4 kB. Systems without such pages are left as they are.
+    """
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    if madvise is None or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    whole = (address + size - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    if whole > 0:
+        madvise(ctypes.c_void_p(start), ctypes.c_size_t(whole), mmap.MADV_HUGEPAGE)
 
 
 def _set(mapped_from: int, kept: int) -> bool:

@@ -13,7 +13,7 @@ from plsc import native as kernels
 from plsc.heads.optimizer import Rule, Update, moment_name
 from plsc.native.heads import rows as row_kernels
 from plsc.utils.sharding import ClassShard
-from plsc.utils.tensors import rows_in_place, tensor_of, write_rows
+from plsc.utils.tensors import large_tensor, rows_in_place, tensor_of, write_rows
 
 INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
 UPDATE_ROWS = 4096  # selected rows that a CPU fetches, updates and writes back at a time
@@ -189,7 +189,7 @@ class Bank(ABC):
         if memory is None or len(memory) < needed:
             # Sampling takes a few more or less each step: some spare rows, so that no later step needs new memory.
             count = needed + (0 if self._index_K is None else needed // 16)
-            memory = paddle.empty([count, self.width] if name == "centres" else [count])
+            memory = large_tensor([count, self.width] if name == "centres" else [count])
             self._grads[name] = memory
         return memory
 

@@ -12,7 +12,7 @@ from plsc.heads.banks.bank import INIT_ROWS, UPDATE_ROWS, Bank, initial_blocks
 from plsc.heads.optimizer import Rule, Update
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.sharding import ClassShard
-from plsc.utils.tensors import host_view, rows_in_place, tensor_of, write_rows
+from plsc.utils.tensors import host_view, large_tensor, rows_in_place, tensor_of, write_rows
 
 _NUMBERS_AT_ONCE = 1 << 30  # that one reduction on a device adds up: some count them in 32 bits
 _UPDATE_NUMBERS = 1 << 28  # of each array that a GPU updates at a time: an update has temporaries as large
@@ -43,7 +43,7 @@ class DeviceBank(Bank):
         for name in self.names:
             shape = [shard.size + 1, width] if name == "centres" else [shard.size + 1]
             for array in (name, *self.moments_of(name)):
-                self._tables[array] = paddle.zeros(shape)
+                self._tables[array] = large_tensor(shape).zero_()
         self.has_zeros = False
         for first, block in initial_blocks(seed, shard.start, shard.stop, width, std):
             self._write("centres", first, block)

@@ -38,7 +38,7 @@ static void inverse_norms(const float* rows, int64_t count, int64_t width, float
   for (int64_t i = 0; i < count; ++i) {
     prefetch(rows + i * width, width);
     const float square = dot(rows + i * width, rows + i * width, width);
-    inverse[i] = square > 0.0f ? 1.0f / __builtin_sqrtf(square) : square;  // 0 of a zero row; NaN stays NaN
+    inverse[i] = inverse_length(square);
   }
 }
 

@@ -8,6 +8,9 @@ struct Adam {
   float beta1, rest1, beta2, rest2, rate, root, epsilon, shrink;
 };
 
+// 1 / length of a row with this square; 0 of a row of zeros, NaN stays NaN.
+static inline float inverse_length(float square) { return square > 0.0f ? 1.0f / __builtin_sqrtf(square) : square; }
+
 struct Loops {
   float (*dot)(const float*, const float*, int64_t);
   void (*inverse_norms)(const float*, int64_t, int64_t, float*);

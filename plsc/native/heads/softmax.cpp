@@ -143,15 +143,20 @@ Samples samples_of(const Shard& s, const float* scaled_x) {
   return of;
 }
 
-void similarities(const Block& block, const float* rows, const Samples& of, float* logit) {
+// inverse: where 1 / length of the rows goes; null: it is known, or not wanted.
+void similarities(const Block& block, const float* rows, const Samples& of, float* logit, float* inverse) {
   const Shard& s = block.shard;
 #ifdef PLSC_AMX
   if (by_amx(block)) {
     uint32_t* left = own.left.at_least(block.count * s.width / 2);
-    pack_left(rows, block.count, s.width, left);
+    if (inverse)
+      pack_left(rows, block.count, s.width, left, inverse);
+    else
+      pack_left(rows, block.count, s.width, left);
     return multiply_tiles(block.count, s.samples, s.width, left, of.x, false, logit);
   }
 #endif
+  if (inverse) loops()->inverse_norms(rows, block.count, s.width, inverse);
   if (s.bfloat16)
     product(false, true, block.count, s.samples, s.width, half(own.half_rows, rows, block.count * s.width), of.half_x,
             0.0f, logit);
@@ -200,8 +205,7 @@ void forward(const Block& block, const Samples& of, float* sum) {
   float* logit = block.logits();
   float* max = s.max + block.number * s.samples;
   float* saved = own.saved.at_least(s.samples);
-  if (s.inverse) loops()->inverse_norms(rows, block.count, s.width, s.inverse + block.start);
-  similarities(block, rows, of, logit);
+  similarities(block, rows, of, logit, s.inverse ? s.inverse + block.start : nullptr);
   for (int64_t n = 0; n < s.samples; ++n) max[n] = LOWEST, sum[n] = 0.0f;
   int64_t at = block.target;
   for (int64_t c = 0; c < block.count; ++c) {
@@ -227,7 +231,7 @@ float* gradient_of_logits(const Block& block, const float* rows, const Samples& 
   float* logit = block.logits();
   float* factor = own.factor.at_least(s.samples);
   if (!s.exps) {
-    similarities(block, rows, of, logit);
+    similarities(block, rows, of, logit, nullptr);
     for (int64_t c = 0; c < block.count; ++c)
       loops()->exp_of_difference(logit + c * s.samples, s.samples, block.inverse(c), block.bias(c), lse);
   }

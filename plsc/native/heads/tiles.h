@@ -29,6 +29,21 @@ static void pack_left(const float* from, int64_t m, int64_t k, uint32_t* left) {
       _mm512_store_si512(left + (row / 16 * (k / 32) + i / 32) * 256 + row % 16 * 16, rounded(from + i));
 }
 
+// The same, and 1 / length of the rows -> inverse [m]. Not for gradients, squares of which are too small for normal floats: slow.
+static void pack_left(const float* from, int64_t m, int64_t k, uint32_t* left, float* inverse) {
+  for (int64_t row = 0; row < m; ++row) {
+    const float* x = from + row * k;
+    prefetch(x, k);
+    __m512 low = _mm512_setzero_ps(), high = low;
+    for (int64_t i = 0; i < k; i += 32) {
+      low = _mm512_fmadd_ps(_mm512_loadu_ps(x + i), _mm512_loadu_ps(x + i), low);
+      high = _mm512_fmadd_ps(_mm512_loadu_ps(x + i + 16), _mm512_loadu_ps(x + i + 16), high);
+      _mm512_store_si512(left + (row / 16 * (k / 32) + i / 32) * 256 + row % 16 * 16, rounded(x + i));
+    }
+    inverse[row] = inverse_length(_mm512_reduce_add_ps(_mm512_add_ps(low, high)));
+  }
+}
+
 // The same of a matrix that is turned: [k, m] -> left.
 static void pack_turned_left(const float* from, int64_t m, int64_t k, uint32_t* left) {
   for (int64_t i = 0; i < k; i += 32, from += 32 * m)
