@@ -178,7 +178,8 @@ class Forked(subprocess.Popen):
         if not self.pid:
             _become(words[1:], **keywords)
         os.close(begins)
-        os.read(is_begun, 1)  # its end is closed by _become. Until then signals to its group are signals to this process's
+        # _become closes its end. Until then a signal to the child's group is one to this process's.
+        os.read(is_begun, 1)
         os.close(is_begun)
         if piped:
             keywords["stdout"].close()

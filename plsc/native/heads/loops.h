@@ -73,16 +73,17 @@ static void exp_of_difference(float* logit, int64_t samples, float scale, float 
 
 // `to` may be `x`.
 template <typename T>
-static void multiply(const T* x, const float* factor, float by, int64_t count, float* to) {
+static void multiply(const T* x, const float* factor, float by, int64_t count, T* to) {
   prefetch(x, count);
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) to[i] = load(x[i]) * (factor[i] * by);
+  for (int64_t i = 0; i < count; ++i) store(load(x[i]) * (factor[i] * by), to + i);
 }
 
-static float sum_of(const float* x, int64_t count) {
+template <typename T>
+static float sum_of(const T* x, int64_t count) {
   float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < count; ++i) sum += x[i];
+  for (int64_t i = 0; i < count; ++i) sum += load(x[i]);
   return sum;
 }
 
@@ -170,6 +171,6 @@ static void to_bfloat16(const float* x, uint16_t* y, int64_t count) {
   for (int64_t i = 0; i < count; ++i) store(x[i], y + i);
 }
 
-static const Loops table = {dot, inverse_norms, scale_and_max, exp_and_sum<float>, exp_and_sum<uint16_t>,
-                            exp_of_difference, multiply<float>, multiply<uint16_t>, sum_of, add, turn, momentum_row,
-                            nesterov_row, lars_row, adamw_row, to_bfloat16, unit_rows, turn_units};
+static const Loops table = {dot, inverse_norms, scale_and_max, exp_of_difference, add, turn, momentum_row, nesterov_row, lars_row,
+                            adamw_row, to_bfloat16, unit_rows, turn_units, {exp_and_sum, multiply, sum_of},
+                            {exp_and_sum, multiply, sum_of}};

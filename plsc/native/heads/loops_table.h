@@ -11,16 +11,19 @@ struct Adam {
 // 1 / length of a row with this square; 0 of a row of zeros, NaN stays NaN.
 static inline float inverse_length(float square) { return square > 0.0f ? 1.0f / __builtin_sqrtf(square) : square; }
 
+// Of exponentials and gradients of logits, which are of the products' type: T is float, or uint16_t for bfloat16.
+template <typename T>
+struct LoopsOf {
+  void (*exp_and_sum)(const float*, int64_t, int64_t, const float*, float*, T*);
+  void (*multiply)(const T*, const float*, float, int64_t, T*);
+  float (*sum_of)(const T*, int64_t);
+};
+
 struct Loops {
   float (*dot)(const float*, const float*, int64_t);
   void (*inverse_norms)(const float*, int64_t, int64_t, float*);
   void (*scale_and_max)(float*, int64_t, float, float, float*);
-  void (*exp_and_sum)(const float*, int64_t, int64_t, const float*, float*, float*);
-  void (*exp_and_sum_rounded)(const float*, int64_t, int64_t, const float*, float*, uint16_t*);
   void (*exp_of_difference)(float*, int64_t, float, float, const float*);
-  void (*multiply)(const float*, const float*, float, int64_t, float*);
-  void (*multiply_rounded)(const uint16_t*, const float*, float, int64_t, float*);
-  float (*sum_of)(const float*, int64_t);
   void (*add)(float*, const float*, int64_t);
   void (*turn)(const float*, const float*, const float*, int64_t, int64_t, float*);
   void (*momentum_row)(float*, float*, const float*, int64_t, float, float, float);
@@ -30,6 +33,8 @@ struct Loops {
   void (*to_bfloat16)(const float*, uint16_t*, int64_t);
   void (*unit_rows)(const float*, int64_t, int64_t, float*, float*);
   void (*turn_units)(const float*, const float*, const float*, int64_t, int64_t, float*);
+  LoopsOf<float> of_float;
+  LoopsOf<uint16_t> of_bfloat16;
 };
 
 const Loops* loops();  // those of the instruction set in use

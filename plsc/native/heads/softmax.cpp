@@ -11,6 +11,8 @@
 
 namespace {
 
+#include "plsc/native/bfloat16.h"
+
 const float LOWEST = -1e30f;  // as in heads/backends.py: stands for "no other logit"
 
 // Memory that grows as needed and stays with its thread from step to step: fresh pages cost more than the work on them.
@@ -87,10 +89,14 @@ struct Block {
 
   // Computed where they stay in the cache: products that write to memory far away are slow.
   float* logits() const { return own.logits.at_least(shard.block * shard.samples); }
-  float* exps() const { return shard.exps ? static_cast<float*>(shard.exps) + start * shard.samples : logits(); }
-  uint16_t* rounded_exps() const {
-    return shard.exps && shard.bfloat16 ? static_cast<uint16_t*>(shard.exps) + start * shard.samples : nullptr;
+
+  template <typename T>
+  T* exps() const {
+    return static_cast<T*>(shard.exps) + start * shard.samples;
   }
+
+  // A product that writes to memory far away is slow: rows that are turned anyway go there in that pass.
+  float* near(float* of_rows) const { return shard.inverse ? own.of_rows.at_least(shard.block * shard.width) : of_rows; }
 
   // How many of the targets from `at` on belong to class c.
   int64_t targets(int64_t at, int64_t c) const {
@@ -165,8 +171,7 @@ void similarities(const Block& block, const float* rows, const Samples& of, floa
 }
 
 // The gradients of the block's logits -> those of the samples, added to of_x [N, D], and of the block's rows.
-void gradients(const Block& block, const float* rows, const float* logit, const Samples& of, const float* scaled_x, float* of_x,
-               float* of_rows) {
+void gradients(const Block& block, const float* rows, const uint16_t* logit, const Samples& of, float* of_x, float* of_rows) {
   const Shard& s = block.shard;
 #ifdef PLSC_AMX
   if (by_amx(block)) {
@@ -176,25 +181,27 @@ void gradients(const Block& block, const float* rows, const float* logit, const 
     pack_turned_left(logit, s.samples, block.count, left);
     multiply_tiles(s.samples, s.width, block.count, left, right, true, of_x);
     pack_left(logit, block.count, s.samples, left);
+    const auto turn = reinterpret_cast<uintptr_t>(of_rows) % 64 ? loops()->turn : turn_past_the_caches;
     for (int64_t c = 0; c < block.count; c += SIDE, rows += SIDE * s.width, of_rows += SIDE * s.width) {
       float* near = s.inverse ? own.of_rows.at_least(SIDE * s.width) : of_rows;
       multiply_tiles(SIDE, s.width, s.samples, left + c * s.samples / 2, of.scaled_x, false, near);
-      if (s.inverse) loops()->turn(near, rows, s.inverse + block.start + c, SIDE, s.width, of_rows);
+      if (s.inverse) turn(near, rows, s.inverse + block.start + c, SIDE, s.width, of_rows);
     }
     return;
   }
 #endif
-  // A product that writes to memory far away is slow: rows that are turned anyway go there in that pass.
-  float* near = s.inverse ? own.of_rows.at_least(s.block * s.width) : of_rows;
-  if (s.bfloat16) {
-    const uint16_t* half_rows = half(own.half_rows, rows, block.count * s.width);
-    const uint16_t* half_logit = half(own.half_logits, logit, block.count * s.samples);
-    product(true, false, s.samples, s.width, block.count, half_logit, half_rows, 1.0f, of_x);
-    product(false, false, block.count, s.width, s.samples, half_logit, of.half_scaled, 0.0f, near);
-  } else {
-    product(true, false, s.samples, s.width, block.count, logit, rows, 1.0f, of_x);
-    product(false, false, block.count, s.width, s.samples, logit, scaled_x, 0.0f, near);
-  }
+  const uint16_t* half_rows = half(own.half_rows, rows, block.count * s.width);
+  product(true, false, s.samples, s.width, block.count, logit, half_rows, 1.0f, of_x);
+  float* near = block.near(of_rows);
+  product(false, false, block.count, s.width, s.samples, logit, of.half_scaled, 0.0f, near);
+  if (s.inverse) loops()->turn(near, rows, s.inverse + block.start, block.count, s.width, of_rows);
+}
+
+void gradients(const Block& block, const float* rows, const float* logit, const float* scaled_x, float* of_x, float* of_rows) {
+  const Shard& s = block.shard;
+  product(true, false, s.samples, s.width, block.count, logit, rows, 1.0f, of_x);
+  float* near = block.near(of_rows);
+  product(false, false, block.count, s.width, s.samples, logit, scaled_x, 0.0f, near);
   if (s.inverse) loops()->turn(near, rows, s.inverse + block.start, block.count, s.width, of_rows);
 }
 
@@ -217,38 +224,49 @@ void forward(const Block& block, const Samples& of, float* sum) {
     for (int64_t t = 0; t < targets; ++t) max[sample[t]] = saved[t], of_class[sample[t]] = -INFINITY;
     at += targets;
   }
-  if (uint16_t* exps = block.rounded_exps())
-    loops()->exp_and_sum_rounded(logit, block.count, s.samples, max, sum, exps);
+  if (!s.exps)
+    loops()->of_float.exp_and_sum(logit, block.count, s.samples, max, sum, logit);
+  else if (s.bfloat16)
+    loops()->of_bfloat16.exp_and_sum(logit, block.count, s.samples, max, sum, block.exps<uint16_t>());
   else
-    loops()->exp_and_sum(logit, block.count, s.samples, max, sum, block.exps());
+    loops()->of_float.exp_and_sum(logit, block.count, s.samples, max, sum, block.exps<float>());
 }
 
-// The gradients of the block's logits, times 1 / length of the class's row; exponentials are computed again where none are kept.
-float* gradient_of_logits(const Block& block, const float* rows, const Samples& of, const float* lse, const float* of_target,
-                          float* of_bias) {
+// Numbers in the type of the products: as they are, or rounded -> to.
+const float* in_type(const float* x, int64_t, float*) { return x; }
+const uint16_t* in_type(const float* x, int64_t count, uint16_t* to) {
+  loops()->to_bfloat16(x, to, count);
+  return to;
+}
+
+// The gradients of the block's logits, times 1 / length of the class's row -> gradient [classes, N]; exponentials are computed
+// again where none are kept.
+template <typename T>
+void gradient_of_logits(const Block& block, const float* rows, const Samples& of, const float* lse, const float* of_target,
+                        float* of_bias, const LoopsOf<T>& loops_of, T* gradient) {
   const Shard& s = block.shard;
   const float* max = s.max + block.number * s.samples;
-  float* logit = block.logits();
   float* factor = own.factor.at_least(s.samples);
-  if (!s.exps) {
+  for (int64_t n = 0; n < s.samples; ++n) factor[n] = s.exps ? expf(max[n] - lse[n]) : 1.0f;
+  const T* exps;
+  if (s.exps) {
+    exps = block.exps<T>();
+  } else {
+    float* logit = block.logits();
     similarities(block, rows, of, logit, nullptr);
     for (int64_t c = 0; c < block.count; ++c)
       loops()->exp_of_difference(logit + c * s.samples, s.samples, block.inverse(c), block.bias(c), lse);
+    exps = in_type(logit, block.count * s.samples, gradient);
   }
-  for (int64_t n = 0; n < s.samples; ++n) factor[n] = s.exps ? expf(max[n] - lse[n]) : 1.0f;
   int64_t at = block.target;
   for (int64_t c = 0; c < block.count; ++c) {
-    float* of_class = logit + c * s.samples;
+    T* of_class = gradient + c * s.samples;
     const float inverse = block.inverse(c);
-    if (const uint16_t* exps = block.rounded_exps())
-      loops()->multiply_rounded(exps + c * s.samples, factor, inverse, s.samples, of_class);
-    else
-      loops()->multiply(block.exps() + c * s.samples, factor, inverse, s.samples, of_class);
+    loops_of.multiply(exps + c * s.samples, factor, inverse, s.samples, of_class);
     for (const int64_t end = at + block.targets(at, c); at < end; ++at)
-      of_class[s.target_sample[at]] = of_target[at] * inverse;
-    if (of_bias) of_bias[block.start + c] = loops()->sum_of(of_class, s.samples);
+      store(of_target[at] * inverse, of_class + s.target_sample[at]);
+    if (of_bias) of_bias[block.start + c] = loops_of.sum_of(of_class, s.samples);
   }
-  return logit;
 }
 
 }  // namespace
@@ -284,8 +302,16 @@ PLSC_API void plsc_softmax_backward(const Shard* shard, const float* lse, const 
     for (int64_t b = blocks * thread / threads; b < blocks * (thread + 1) / threads; ++b) {
       const Block block(s, b);
       const float* rows = block.rows();
-      const float* logit = gradient_of_logits(block, rows, of, lse, of_target, of_bias);
-      gradients(block, rows, logit, of, scaled_x, part, of_rows + block.start * s.width);
+      float* of_block = of_rows + block.start * s.width;
+      if (s.bfloat16) {
+        uint16_t* gradient = own.half_logits.at_least(s.block * s.samples);
+        gradient_of_logits(block, rows, of, lse, of_target, of_bias, loops()->of_bfloat16, gradient);
+        gradients(block, rows, gradient, of, part, of_block);
+      } else {
+        float* gradient = block.logits();
+        gradient_of_logits(block, rows, of, lse, of_target, of_bias, loops()->of_float, gradient);
+        gradients(block, rows, gradient, scaled_x, part, of_block);
+      }
     }
   });
   share(numbers, [&](int64_t start, int64_t stop) {

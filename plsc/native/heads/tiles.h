@@ -1,4 +1,4 @@
-// Products of float32 numbers rounded to bfloat16, by AMX. C [m, n] = A [m, k] B [k, n]; m, n and k are multiples of SIDE. Operands are
+// Products of numbers that are bfloat16, or float32 and rounded to it, by AMX. C [m, n] = A [m, k] B [k, n]; m, n and k are multiples of SIDE. Operands are
 // rounded and packed once, as tiles take them:
 //   left, A: [m / 16, k / 32] tiles of 16 rows of 32 numbers
 //   right, B: [n / 32] panels of [k / 2, 32] pairs, of two numbers that follow each other along k
@@ -16,20 +16,27 @@ static inline __m512i rounded(const float* x) {
   return (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(x));
 }
 
-static inline __m512i rounded_pairs(const float* one, const float* other) {
-  const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(one)));
-  const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(other)));
-  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+static inline __m512i rounded(const uint16_t* x) { return _mm512_loadu_si512(x); }
+
+static inline __m256i rounded_half(const float* x) { return (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x)); }
+
+static inline __m256i rounded_half(const uint16_t* x) { return _mm256_loadu_si256((const __m256i*)x); }
+
+template <typename T>
+static inline __m512i rounded_pairs(const T* one, const T* other) {
+  return _mm512_or_si512(_mm512_cvtepu16_epi32(rounded_half(one)),
+                         _mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded_half(other)), 16));
 }
 
 // [m, k] -> left.
-static void pack_left(const float* from, int64_t m, int64_t k, uint32_t* left) {
+template <typename T>
+static void pack_left(const T* from, int64_t m, int64_t k, uint32_t* left) {
   for (int64_t row = 0; row < m; ++row, from += k)
     for (int64_t i = 0; i < k; i += 32)
       _mm512_store_si512(left + (row / 16 * (k / 32) + i / 32) * 256 + row % 16 * 16, rounded(from + i));
 }
 
-// The same, and 1 / length of the rows -> inverse [m]. Not for gradients, squares of which are too small for normal floats: slow.
+// The same, and 1 / length of the rows -> inverse [m].
 static void pack_left(const float* from, int64_t m, int64_t k, uint32_t* left, float* inverse) {
   for (int64_t row = 0; row < m; ++row) {
     const float* x = from + row * k;
@@ -45,7 +52,8 @@ static void pack_left(const float* from, int64_t m, int64_t k, uint32_t* left, f
 }
 
 // The same of a matrix that is turned: [k, m] -> left.
-static void pack_turned_left(const float* from, int64_t m, int64_t k, uint32_t* left) {
+template <typename T>
+static void pack_turned_left(const T* from, int64_t m, int64_t k, uint32_t* left) {
   for (int64_t i = 0; i < k; i += 32, from += 32 * m)
     for (int64_t row = 0; row < m; row += 16) {
       __m512i pairs[16];
@@ -77,6 +85,16 @@ static void pack_turned_right(const float* from, int64_t k, int64_t n, uint32_t*
       for (int64_t p = 0; p < 16; ++p)
         _mm512_store_si512(right + (column / 32 * (k / 2) + i / 2 + p) * 32 + column % 32, pairs[p]);
     }
+}
+
+// turn() of loops.h, past the caches: nobody reads `out` before all of it is written. It begins at a multiple of 64 bytes.
+static void turn_past_the_caches(const float* grad, const float* rows, const float* inverse, int64_t count, int64_t width, float* out) {
+  for (int64_t i = 0; i < count; ++i, grad += width, rows += width, out += width) {
+    const __m512 along = _mm512_set1_ps(loops()->dot(grad, rows, width) * inverse[i] * inverse[i]);
+    for (int64_t d = 0; d < width; d += 16)
+      _mm512_stream_ps(out + d, _mm512_fnmadd_ps(along, _mm512_loadu_ps(rows + d), _mm512_loadu_ps(grad + d)));
+  }
+  _mm_sfence();  // such writes are seen in no order before it
 }
 
 // A B -> C, or added to it. The thread's tiles are set up.

@@ -23,7 +23,7 @@ def drawn(seed=0):
 def dense(x, rows, bias, kept, ones, target_class, sample, factor, cosine):
     """Loss summed over the samples, and its gradients; the targets' logits are given a gradient of their own.
 
-    kept, ones: [N, K], times the exponentials, and times the gradients of the logits in products: both may be rounded there.
+    kept, ones: [N, K], times the exponentials, and times the gradients of the logits: both may be rounded there.
     """
     x, rows, bias = (array.astype(np.float64) for array in (x, rows, bias))
     length = np.linalg.norm(rows, axis=1, keepdims=True) if cosine else np.ones((len(rows), 1))
@@ -40,7 +40,7 @@ def dense(x, rows, bias, kept, ones, target_class, sample, factor, cosine):
     factors = dlogit * ones
     dunit = factors.T @ x * factor
     drows = (dunit - (dunit * unit).sum(axis=1, keepdims=True) * unit) / length if cosine else dunit
-    return largest, lse, dtarget, factors @ unit, drows, dlogit.sum(axis=0)
+    return largest, lse, dtarget, factors @ unit, drows, factors.sum(axis=0)
 
 
 # Of block, sampled, cosine, kept and bfloat16 each two take every pair of values.
@@ -66,11 +66,12 @@ def test_against_float64(path, two_threads, block, sampled, cosine, kept, bfloat
     count = len(rows[chosen])
     bias = np.zeros_like(bias) if cosine else bias
     ones = np.ones((N, count), np.float32)
-    exact = () if kept else (ones,)  # exponentials that are computed again are not rounded
+    rounded = kept or bfloat16
+    exact = () if rounded else (ones,)  # exponentials that are computed again in float32 are not stored
     compute = lambda *inputs: dense(*inputs[:3], *exact, *inputs[3:], target_class, sample, 0.5, cosine)
     off = {"terms": 1, "eps": HALF_EPS} if bfloat16 else {"terms": K}
     (largest, lse, dtarget, *gradients), bound = perturbed(
-        compute, x, rows[chosen], bias[chosen], *([ones] if kept else []), ones, **off
+        compute, x, rows[chosen], bias[chosen], *([ones] if rounded else []), ones, **off
     )
 
     problem = softmax.Problem(
@@ -96,6 +97,26 @@ def test_whole_tiles_by_amx(path, two_threads, block, sampled, cosine, kept, mon
     for name, size in {"S": 150, "K": 97, "D": 64, "N": 32}.items():
         monkeypatch.setitem(globals(), name, size)
     test_against_float64(path, two_threads, max(block, 16), sampled, cosine, kept, True, monkeypatch)
+
+
+def test_gradients_by_amx_have_the_same_bits_wherever_they_are_written(two_threads):
+    if not onednn.has_amx():
+        pytest.skip("no AMX on this processor")
+    rng = np.random.default_rng(0)
+    x, rows = (rng.standard_normal((count, 64)).astype(np.float32) for count in (32, 96))
+    none = np.empty(0, np.int64)
+    head = softmax.Softmax(softmax.Problem(x, rows, None, None, none, none, True, True), None)
+    (max_N,), (sum_N,) = head.forward()  # of the one block
+    lse, no_targets = max_N + np.log(sum_N), np.empty(0, np.float32)
+    memory = np.empty(rows.size + 32, np.float32)
+    at_line = -memory.ctypes.data % 64 // memory.itemsize  # where a line of the cache begins
+    gradients = []
+    for start in (at_line, at_line + 1):
+        of_rows = memory[start : start + rows.size].reshape(rows.shape)
+        head.backward(lse, no_targets, x, of_rows, None)
+        gradients.append(of_rows.copy())
+    assert np.isfinite(gradients[0]).all() and gradients[0].any()
+    assert gradients[0].tobytes() == gradients[1].tobytes()
 
 
 @pytest.mark.parametrize("path", kernels.LEVELS, indirect=True)
