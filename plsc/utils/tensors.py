@@ -36,7 +36,7 @@ def large_tensor(shape: Sequence[int]) -> paddle.Tensor:
     On a CPU its pages are large where the system has such: finding small ones takes 5 % of a step of the head.
     """
     tensor = paddle.empty(shape)
-    if tensor.place.is_cpu_place():
+    if tensor.size and tensor.place.is_cpu_place():
         ask_for_large_pages(tensor.data_ptr(), tensor.size * tensor.element_size())
     return tensor
 

@@ -1,12 +1,13 @@
 """What comes out is what went in, and nothing stays behind; what is written to rows in place is there."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import paddle
 import pytest
 
-from plsc.utils.tensors import rows_in_place, tensor_of, write_rows
+from plsc.utils.tensors import large_tensor, rows_in_place, tensor_of, write_rows
 
 
 @pytest.mark.parametrize(
@@ -80,3 +81,24 @@ def test_rows_are_written(start, stop, shape, request):
         write_rows(whole, start, paddle.full([stop - start, *shape[1:]], 3.0))
         want[start:stop] = 3
         assert np.array_equal(whole.numpy(), want), views
+
+
+def asked_for_large_pages(address):
+    """Whether the mapping of an address has the flag of MADV_HUGEPAGE."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if bounds := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(bounds[1], 16) <= address < int(bounds[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return "hg" in line.split()
+    raise AssertionError("no mapping has it")
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="there are no large pages"
+)
+def test_large_tensors_ask_for_large_pages():
+    tensor = large_tensor([1 << 12, 1 << 10])
+    assert asked_for_large_pages(tensor.data_ptr() + (1 << 20))
+    assert tensor.zero_().any().item() is False
+    assert large_tensor([0, 4]).shape == [0, 4] and large_tensor([3]).shape == [3]
