@@ -42,11 +42,12 @@ KINDS = ("AVX2", "AVX-VNNI", "AVX512-VNNI", "AMX")  # of kernels, as scan.cpp nu
 _LEVELS = (63, 127, 127, 127)  # of a query's numbers, on both sides of 0: AVX2 adds two products in 16 bits
 _WIDEST = 2**16  # sums of products of more numbers might not fit 32 bits
 _FEW = 64  # people; more have so many candidates that products in float32 are faster
-_FIRST = 128  # rows that give the first floor
+_FIRST = 64  # rows that give the first floor
 _GROWTH = 8  # rows of a round, to those of the round before
 _ENCODED = 2**14  # rows that a thread makes codes of at once
 _ENCODED_RANGES = 4  # ranges of rows of a file that are in memory at once
 _MOST = 2**15  # candidates of a range; of more all pairs are multiplied in float32, which is faster then
+_TILES = 2**12  # rows of a range, or a multiple: fewer are searched sooner than a thread starts
 _PENDING = 2**18  # candidates that are kept before they are multiplied in float64
 _AT_ONCE = 64  # rows that are multiplied in float64 at once: they stay in the cache
 _GAP = 2.0**-20  # 16 * 2^-24, see above
@@ -102,6 +103,10 @@ class Index:
         )
         self.longest = max(self.longest, *lengths, 0.0)
         self.count = len(rows)
+
+    def ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Cut the rows of a round for `in_threads`."""
+        return _ranges(start, stop, self.share)
 
     def in_threads(self, work: Callable, ranges: list) -> list:
         """Return the results for all ranges. NumPy's products have threads of their own."""
@@ -186,6 +191,13 @@ class CodeIndex(Index):
             address(self.scales[start:stop]),
             address(self.errors[start:stop]),
         )
+
+    def ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Cut them into as many for each thread, of whole tiles."""
+        threads = environment.cpu_threads()
+        rounds = -(-(stop - start) // (threads * self.share))
+        size = -(-(stop - start) // (threads * rounds))
+        return _ranges(start, stop, -(-size // _TILES) * _TILES)
 
     def in_threads(self, work: Callable, ranges: list) -> list:
         threads = min(len(ranges), environment.cpu_threads())
@@ -281,7 +293,7 @@ def _search(part: Part, answers: _Answers) -> None:
     find = part.index.finder(part.rows, answers.queries)
     position, size = 0, max(_FIRST, 4 * answers.people)
     while position < count:
-        ranges = _ranges(position, min(count, position + size), part.index.share)
+        ranges = part.index.ranges(position, min(count, position + size))
         found = part.index.in_threads(lambda at: find(*at, answers.floors), ranges)
         answers.take(part, found)
         for (_, stop), each in zip(ranges, found):
