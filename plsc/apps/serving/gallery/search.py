@@ -50,6 +50,7 @@ _MOST = 2**15  # candidates of a range; of more all pairs are multiplied in floa
 _TILES = 2**12  # rows of a range, or a multiple: fewer are searched sooner than a thread starts
 _PENDING = 2**18  # candidates that are kept before they are multiplied in float64
 _AT_ONCE = 64  # rows that are multiplied in float64 at once: they stay in the cache
+_LARGE_PAGE = 2**21  # bytes
 _GAP = 2.0**-20  # 16 * 2^-24, see above
 
 
@@ -221,7 +222,7 @@ class CodeIndex(Index):
         count = next(lanes for lanes in (1, 16, 32, 64) if lanes >= len(queries))
         packed = np.zeros((count, self.codes.shape[1]), np.int8)
         packed[: len(queries), : self.width] = steps
-        packed = np.ascontiguousarray(packed.reshape(count, -1, 4).transpose(1, 0, 2))
+        packed = _in_a_large_page(packed.reshape(count, -1, 4).transpose(1, 0, 2))
         start_of_sums = np.zeros(count, np.int32)
         start_of_sums[: len(queries)] = -128 * steps.sum(axis=1)
         ratios = np.zeros(count, np.float32)
@@ -401,6 +402,16 @@ def _ranges(start: int, stop: int, size: int) -> list[tuple[int, int]]:
 def _rounded(numbers: np.ndarray, towards: float) -> np.ndarray:
     """Round float64 numbers to float32, each a little towards that side."""
     return np.nextafter(numbers.astype(np.float32), np.float32(towards))
+
+
+def _in_a_large_page(array: np.ndarray) -> np.ndarray:
+    """Copy what a scan reads again and again: pages of 4 kB may lie so that they drive each other out of the cache."""
+    size = _LARGE_PAGE + max(_LARGE_PAGE, array.nbytes)  # NumPy asks for large pages from 4 MB on
+    room = np.empty(size, np.uint8)
+    start = -room.ctypes.data % _LARGE_PAGE
+    copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def _with_room(array: np.ndarray, count: int) -> np.ndarray:
