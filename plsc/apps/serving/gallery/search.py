@@ -47,7 +47,7 @@ _GROWTH = 8  # rows of a round, to those of the round before
 _ENCODED = 2**14  # rows that a thread makes codes of at once
 _ENCODED_RANGES = 4  # ranges of rows of a file that are in memory at once
 _MOST = 2**15  # candidates of a range; of more all pairs are multiplied in float32, which is faster then
-_TILES = 2**12  # rows of a range, or a multiple: fewer are searched sooner than a thread starts
+_UNIT = 2**12  # rows; ranges for threads are multiples: fewer rows are searched sooner than a thread starts
 _PENDING = 2**18  # candidates that are kept before they are multiplied in float64
 _AT_ONCE = 64  # rows that are multiplied in float64 at once: they stay in the cache
 _LARGE_PAGE = 2**21  # bytes
@@ -194,11 +194,11 @@ class CodeIndex(Index):
         )
 
     def ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Cut them into as many for each thread, of whole tiles."""
+        """Cut the rows of a round into ranges of one size, as many for one thread as for another."""
         threads = environment.cpu_threads()
-        rounds = -(-(stop - start) // (threads * self.share))
-        size = -(-(stop - start) // (threads * rounds))
-        return _ranges(start, stop, -(-size // _TILES) * _TILES)
+        of_a_thread = -(-(stop - start) // (threads * self.share))
+        size = -(-(stop - start) // (threads * of_a_thread))
+        return _ranges(start, stop, -(-size // _UNIT) * _UNIT)
 
     def in_threads(self, work: Callable, ranges: list) -> list:
         threads = min(len(ranges), environment.cpu_threads())
@@ -405,11 +405,11 @@ def _rounded(numbers: np.ndarray, towards: float) -> np.ndarray:
 
 
 def _in_a_large_page(array: np.ndarray) -> np.ndarray:
-    """Copy what a scan reads again and again: pages of 4 kB may lie so that they drive each other out of the cache."""
+    """Copy an array that a scan reads again and again: pages of 4 kB may drive each other out of the cache."""
     size = _LARGE_PAGE + max(_LARGE_PAGE, array.nbytes)  # NumPy asks for large pages from 4 MB on
-    room = np.empty(size, np.uint8)
-    start = -room.ctypes.data % _LARGE_PAGE
-    copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    memory = np.empty(size, np.uint8)
+    start = -memory.ctypes.data % _LARGE_PAGE
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
 
