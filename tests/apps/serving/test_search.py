@@ -1,5 +1,6 @@
 """The search of a gallery: the answers of float64 brute force, and the bounds that they rest on."""
 
+import concurrent.futures
 import math
 import threading
 
@@ -235,19 +236,33 @@ def test_rows_that_are_too_wide_for_32_bits_have_no_codes(kernels):
     assert type(search.new_index(2**16 + 1)) is search.Index
 
 
-def test_the_threads_are_those_of_the_process(kernels, monkeypatch):
-    if kernels == "plain":
-        pytest.skip("NumPy has threads of its own")
-    index = search.new_index(WIDTH)
+def test_the_threads_are_those_of_the_process(monkeypatch):
     for count in (1, 3):
         monkeypatch.setattr(environment, "cpu_threads", lambda count=count: count)
         together = threading.Barrier(count)
 
         def meet(at, together=together):
             together.wait(60)
-            return threading.get_ident()
+            return at, threading.get_ident()
 
-        assert len(set(index.in_threads(meet, [(0, 1)] * count))) == count
+        with concurrent.futures.ThreadPoolExecutor(count) as pool:
+            ranges, threads = zip(*search._map(pool, meet, [(0, 1), (1, 2), (2, 3)][:count]))
+        assert ranges == ((0, 1), (1, 2), (2, 3))[:count]
+        assert len(set(threads)) == count and threading.get_ident() in threads
+
+
+def test_a_failure_in_a_thread_is_the_search_s(monkeypatch):
+    monkeypatch.setattr(environment, "cpu_threads", lambda: 2)
+    caller = threading.get_ident()
+    together = threading.Barrier(2)
+
+    def fail(number):
+        together.wait(60)
+        if threading.get_ident() != caller:
+            raise MemoryError(number)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool, pytest.raises(MemoryError):
+        search._map(pool, fail, [0, 1])
 
 
 def test_the_switch_turns_the_kernels_off(monkeypatch):

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -80,12 +80,13 @@ class Index:
     """What a search without codes knows of rows: how long the longest of them is at most.
 
     Attributes: count: the rows that it has taken in. batch: queries that are searched together. round: rows that are searched before the
-        floors are raised, at most. share: rows that a thread searches at once.
+        floors are raised, at most. share: rows that a thread searches at once. threads: whether several search side by side.
     """
 
     batch = 512
     round = 2**15
     share = 2**14
+    threads = False  # NumPy's products have their own
 
     def __init__(self, width: int, count: int = 0, longest: float = 0.0):
         self.width = width
@@ -106,12 +107,8 @@ class Index:
         self.count = len(rows)
 
     def ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Cut the rows of a round for `in_threads`."""
+        """Cut the rows of a round; a thread takes one range after another."""
         return _ranges(start, stop, self.share)
-
-    def in_threads(self, work: Callable, ranges: list) -> list:
-        """Return the results for all ranges. NumPy's products have threads of their own."""
-        return [*map(work, ranges)]
 
     def finder(self, rows: np.ndarray, queries: np.ndarray) -> Callable[[int, int, np.ndarray], Found]:
         """Return a function of start, stop and floors float64 [Q], which finds the pairs that may reach the floors."""
@@ -157,7 +154,8 @@ class CodeIndex(Index):
 
     batch = 64
     round = 2**20
-    share = 2**16
+    share = 2**17
+    threads = True  # the kernels do not hold Python's lock
 
     def __init__(self, width: int, native: ctypes.CDLL, kind: int):
         super().__init__(width)
@@ -170,15 +168,17 @@ class CodeIndex(Index):
     def extend(self, rows: np.ndarray | FileRows) -> None:
         if len(rows) > len(self.codes):
             room = max(len(rows), 2 * len(self.codes))
-            self.codes = _with_room(self.codes[: self.count], room)
-            self.scales = _with_room(self.scales[: self.count], room)
-            self.errors = _with_room(self.errors[: self.count], room)
+            codes = _in_large_pages((room, self.codes.shape[1]), np.uint8)
+            self.codes = _begin_with(self.codes[: self.count], codes)
+            self.scales = _begin_with(self.scales[: self.count], np.empty(room, np.float32))
+            self.errors = _begin_with(self.errors[: self.count], np.empty(room, np.float32))
         ranges = _ranges(self.count, len(rows), _ENCODED)
-        for start in range(0, len(ranges), _ENCODED_RANGES):
-            some = ranges[start : start + _ENCODED_RANGES]
-            self.longest = max(self.longest, *self.in_threads(lambda at: self._encode(rows, *at), some))
-            if isinstance(rows, FileRows):
-                rows.release()
+        with ThreadPoolExecutor(environment.cpu_threads()) as pool:
+            for start in range(0, len(ranges), _ENCODED_RANGES):
+                some = ranges[start : start + _ENCODED_RANGES]
+                self.longest = max(self.longest, *_map(pool, lambda at: self._encode(rows, *at), some))
+                if isinstance(rows, FileRows):
+                    rows.release()
         self.count = len(rows)
 
     def _encode(self, rows: np.ndarray, start: int, stop: int) -> float:
@@ -200,13 +200,6 @@ class CodeIndex(Index):
         size = -(-(stop - start) // (threads * of_a_thread))
         return _ranges(start, stop, -(-size // _UNIT) * _UNIT)
 
-    def in_threads(self, work: Callable, ranges: list) -> list:
-        threads = min(len(ranges), environment.cpu_threads())
-        if threads < 2:
-            return [*map(work, ranges)]
-        with ThreadPoolExecutor(threads) as pool:  # the kernels do not hold Python's lock
-            return [*pool.map(work, ranges)]
-
     def finder(self, rows: np.ndarray, queries: np.ndarray) -> Callable[[int, int, np.ndarray], Found]:
         levels = _LEVELS[self._kind]
         exact = queries.astype(np.float64)
@@ -222,7 +215,8 @@ class CodeIndex(Index):
         count = next(lanes for lanes in (1, 16, 32, 64) if lanes >= len(queries))
         packed = np.zeros((count, self.codes.shape[1]), np.int8)
         packed[: len(queries), : self.width] = steps
-        packed = _in_a_large_page(packed.reshape(count, -1, 4).transpose(1, 0, 2))
+        in_fours = _in_large_pages((packed.shape[1] // 4, count, 4), np.int8)
+        in_fours[...] = packed.reshape(count, -1, 4).transpose(1, 0, 2)
         start_of_sums = np.zeros(count, np.int32)
         start_of_sums[: len(queries)] = -128 * steps.sum(axis=1)
         ratios = np.zeros(count, np.float32)
@@ -240,7 +234,7 @@ class CodeIndex(Index):
                 address(self.scales),
                 address(self.errors),
                 self.codes.shape[1],
-                address(packed, "int8"),
+                address(in_fours, "int8"),
                 address(start_of_sums, "int32"),
                 address(ratios),
                 address(limits),
@@ -279,15 +273,16 @@ def nearest(parts: Sequence[Part], queries: np.ndarray, people: int) -> list[dic
         parts = [part._replace(index=part.index.without_codes()) for part in parts]
     batch = min((part.index.batch for part in parts), default=1)
     found = []
-    for start in range(0, len(queries), batch):
-        answers = _Answers(queries[start : start + batch], people)
-        for part in parts:
-            _search(part, answers)
-        found.extend({owner: -negative for negative, owner in best} for best in answers.best)
+    with ThreadPoolExecutor(environment.cpu_threads()) as pool:
+        for start in range(0, len(queries), batch):
+            answers = _Answers(queries[start : start + batch], people)
+            for part in parts:
+                _search(part, answers, pool)
+            found.extend({owner: -negative for negative, owner in best} for best in answers.best)
     return found
 
 
-def _search(part: Part, answers: _Answers) -> None:
+def _search(part: Part, answers: _Answers, pool: Executor) -> None:
     """Merge the rows of a part into the answers."""
     count = len(part.rows)
     find_plainly = part.index.without_codes().finder(part.rows, answers.queries)
@@ -295,7 +290,7 @@ def _search(part: Part, answers: _Answers) -> None:
     position, size = 0, max(_FIRST, 4 * answers.people)
     while position < count:
         ranges = part.index.ranges(position, min(count, position + size))
-        found = part.index.in_threads(lambda at: find(*at, answers.floors), ranges)
+        found = _map(pool if part.index.threads else None, lambda at: find(*at, answers.floors), ranges)
         answers.take(part, found)
         for (_, stop), each in zip(ranges, found):
             for rest in _ranges(each.stopped, stop, Index.share):
@@ -395,6 +390,23 @@ def _groups(numbers: np.ndarray) -> Iterable[tuple[int, slice]]:
     ]
 
 
+def _map(pool: Executor | None, work: Callable, ranges: list) -> list:
+    """Return the results for all ranges. The caller's thread takes some too: it is awake, and another may be late."""
+    results = [None] * len(ranges)
+    left = iter(enumerate(ranges))
+
+    def take() -> None:
+        for number, at in left:
+            results[number] = work(at)
+
+    helpers = min(environment.cpu_threads(), len(ranges)) - 1 if pool else 0
+    others = [pool.submit(take) for _ in range(helpers)]
+    take()
+    for other in others:
+        other.result()
+    return results
+
+
 def _ranges(start: int, stop: int, size: int) -> list[tuple[int, int]]:
     return [(at, min(at + size, stop)) for at in range(start, stop, size)]
 
@@ -404,17 +416,16 @@ def _rounded(numbers: np.ndarray, towards: float) -> np.ndarray:
     return np.nextafter(numbers.astype(np.float32), np.float32(towards))
 
 
-def _in_a_large_page(array: np.ndarray) -> np.ndarray:
-    """Copy an array that a scan reads again and again: pages of 4 kB may drive each other out of the cache."""
-    size = _LARGE_PAGE + max(_LARGE_PAGE, array.nbytes)  # NumPy asks for large pages from 4 MB on
-    memory = np.empty(size, np.uint8)
+def _in_large_pages(shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """Make an array for a scan: whole lines of the cache, in pages that do not drive each other out of it."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.empty(
+        _LARGE_PAGE + max(_LARGE_PAGE, size), np.uint8
+    )  # NumPy asks for large pages from 4 MB on
     start = -memory.ctypes.data % _LARGE_PAGE
-    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def _with_room(array: np.ndarray, count: int) -> np.ndarray:
-    larger = np.empty((count, *array.shape[1:]), array.dtype)
+def _begin_with(array: np.ndarray, larger: np.ndarray) -> np.ndarray:
     larger[: len(array)] = array
     return larger
