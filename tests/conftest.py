@@ -11,6 +11,7 @@ from plsc.distributed import environment, launcher
 from plsc.evaluation.report import html
 from plsc.training.train import RUN_FILES
 from plsc.utils.logging import setup
+from tests.helpers import ports
 from tests.helpers.launch import ROOT, Forking
 from tests.helpers.warm import do_not_sync
 
@@ -27,6 +28,7 @@ def settings():
 # So all processes of the tests have one thread and the code path that plsc would choose, from before Paddle is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 environment.prepare()
+os.environ["PORT_RANGE"] = ports.RANGE
 USERS = settings()
 do_not_sync()
 environment._environment_at_start = lambda: USERS  # as if pytest had been started so

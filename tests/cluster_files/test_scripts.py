@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from plsc.apps.supervise.address import free_port
 from tests.cluster_files.stand_ins import FOLDER, calls, examples, put_stand_ins, read_command, run
 from tests.helpers.launch import ROOT
+from tests.helpers.ports import free_port
 
 SCRIPTS = ["ssh.sh", "slurm.sbatch"]
 LIST = {name: (FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS}

@@ -41,15 +41,17 @@ def two(tmp_path):
 def test_kills_of_a_rank_and_of_both_supervisors_change_nothing(two, whole):
     """A machine whose plsc run is started again takes part again; so do the others where it was the first one's."""
     two.signal(1, "rank", signal.SIGKILL)
-    two.wait_for_line(0, "restart 1")
+    two.wait_for_line(0, "rank 1 was killed .*restart")
     two.wait_for_step(22)
     two.restart(1, overrides=SAMPLED)
-    two.wait_for_line(0, "restart 2")
+    two.wait_for_line(0, "was started anew; restart")
     two.wait_for_step(37)
     two.restart(0, overrides=SAMPLED)
-    assert two.wait() == [0, 0] and not two.left()
+    assert two.wait() == [0, 0] and not two.left(), two.all_said()
     assert_equal_runs(two.out, whole)
-    killed, anew = [line for line in two.said(0) if "restart" in line]
+    restarts = [line for line in two.said(0) if "restart" in line]
+    assert len(restarts) == 2, two.all_said()
+    killed, anew = restarts
     assert re.match(
         r"WARNING machine 1 \(.*\): rank 1 was killed \(signal 9\) at step \d+; restart 1 from step \d+$",
         killed,

@@ -23,9 +23,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from plsc.apps.supervise.address import free_port
 from plsc.checkpoint.store import newest_step
 from tests.helpers.launch import ROOT
+from tests.helpers.ports import free_port
 from tests.helpers.tiny_runs import TINY, assert_equal_runs
 from tests.helpers.warm import Program, Warm, processes
 
@@ -159,6 +159,14 @@ class Cluster:
         text = (self.folder / f"said.{number}").read_text(errors="replace")
         lines = [re.sub(r"^[-\d]+ [:\d]+ ", "", line) for line in text.splitlines()]
         return [line for line in lines if re.match("INFO|WARNING|ERROR", line)]
+
+    def all_said(self) -> str:
+        """All that plsc run and the ranks of the last start have said, for the message of a failed test."""
+        said = [f"--- machine {number}\n" + "\n".join(self.said(number)) for number in range(self.machines)]
+        logs = sorted(self.out.glob("log/machine-*/workerlog.*"))
+        return "\n".join(
+            [*said, *(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in logs)]
+        )
 
     def _keep_said(self, number: int) -> None:
         """Add what a forked machine has said to its file, which the next start would delete."""

@@ -32,6 +32,7 @@ _SETTINGS = (
     "PATH",
     "HOME",
     "LD_LIBRARY_PATH",
+    "PORT_RANGE",
     "PLSC_KERNELS",
     "MKL_DEBUG_CPU_TYPE",
     "MKL_CBWR",

@@ -15,7 +15,6 @@ import pytest
 
 from plsc.apps.supervise import agreement as agreement_module
 from plsc.apps.supervise import machines as machines_module
-from plsc.apps.supervise.address import free_port
 from plsc.apps.supervise.agreement import DEAD, Agreement
 from plsc.apps.supervise.facts import Facts
 from plsc.apps.supervise.machines import Machine
@@ -24,6 +23,7 @@ from plsc.apps.supervise.postmortem import Failure
 from plsc.apps.supervise.reports import Client, Order, Report, Server, StartOrder
 from plsc.errors import UserError
 from tests.apps.supervise.test_agreement import Job
+from tests.helpers.ports import free_port
 
 TICK = 0.5  # seconds between two reports
 EVERY = 5  # steps between two checkpoints

@@ -9,9 +9,9 @@ import re
 import pytest
 
 from plsc import cli
-from plsc.apps.supervise.address import free_port
 from tests.helpers.image_files import write_folder
 from tests.helpers.launch import ROOT, start_python
+from tests.helpers.ports import free_port
 from tests.helpers.tiny_runs import TINY
 from tests.helpers.warm import lines, shared
 
