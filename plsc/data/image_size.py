@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from itertools import islice
 
 MOST_PIXELS = 2**26  # 8192 x 8192; 200 MB decoded
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -43,10 +42,18 @@ def is_cut_off_png(data: bytes) -> bool:
     return any(end > len(data) for _, end in _chunks(data))
 
 
-def has_many_chunks(data: bytes, most: int) -> bool:
-    """Return whether a PNG has more than `most` chunks beside its pixels: libpng may write a line to stderr for each."""
-    others = (kind for kind, _ in _chunks(data) if kind not in (b"IDAT", b"fdAT", b"fcTL"))
-    return next(islice(others, most, None), None) is not None
+def has_many_chunks(data: bytes, most: int, most_compressed: int) -> bool:
+    """Return whether a PNG has more chunks beside its pixels, or more compressed ones among them.
+
+    libpng may write a line to stderr for each, and keeps up to 8 MB of each compressed one.
+    """
+    others = compressed = 0
+    for kind, _ in _chunks(data):
+        others += kind not in (b"IDAT", b"fdAT", b"fcTL")
+        compressed += kind in (b"zTXt", b"iTXt", b"iCCP")
+        if others > most or compressed > most_compressed:
+            return True
+    return False
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, int]]:

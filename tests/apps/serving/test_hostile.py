@@ -139,6 +139,11 @@ PICTURES = {
         413,
         "is a PNG of more than 100 chunks beside its pixels",
     ),
+    "a PNG that keeps 80 MB of text in each of four threads": (
+        picture(0)[:33] + struct.pack(">I4sI", 0, b"zTXt", zlib.crc32(b"zTXt")) * 11 + picture(0)[33:],
+        413,
+        "or 10 compressed ones",
+    ),
     "a black picture": (png(8, 8, bytes(9 * 8)), 422, "shows nothing"),
 }
 

@@ -25,7 +25,7 @@ from plsc.errors import CorruptImageError, UserError, shown
 # Markers of JPEG, before each scan and at the end; within a scan's data no such bytes occur.
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"
 _MOST_SCANS = 20  # of a picture of the most pixels; each one takes a pass over all of them
-_MOST_CHUNKS = 100
+_MOST_CHUNKS, _MOST_COMPRESSED = 100, 10
 LONGEST_NAME = 500  # characters
 
 
@@ -131,9 +131,11 @@ def _decode(data: bytes, grey: bool, most_pixels: int) -> np.ndarray:
             "too large",
             f"has {pixels:,} pixels by its header, at most {most_pixels:,} are taken; shrink it",
         )
-    if has_many_chunks(data, _MOST_CHUNKS):
+    if has_many_chunks(data, _MOST_CHUNKS, _MOST_COMPRESSED):
         raise PictureRefusal(
-            413, "format", f"is a PNG of more than {_MOST_CHUNKS} chunks beside its pixels; save it anew"
+            413,
+            "format",
+            f"is a PNG of more than {_MOST_CHUNKS} chunks beside its pixels, or {_MOST_COMPRESSED} compressed ones; save it anew",
         )
     if data[:2] == b"\xff\xd8":
         _check_scans(data, pixels, most_pixels)
