@@ -193,6 +193,9 @@ def test_another_network_is_refused_with_both_names(gallery):
         (lambda gallery: gallery.add("", units(1)), "needs a name"),
         (lambda gallery: gallery.add(5, units(1)), "needs a name"),
         (lambda gallery: gallery.add("Ann", units(0)), "needs at least one picture or embedding"),
+        (lambda gallery: gallery.add("Ann", units(1), meta={"x": np.nan}), "meta: must be a JSON value"),
+        (lambda gallery: gallery.add("Ann", units(1), meta="\ud800"), "meta: must be a JSON value"),
+        (lambda gallery: gallery.add("Ann", units(1), meta={1, 2}), "meta: must be a JSON value"),
         (
             lambda gallery: gallery.search(units(1), threshold=np.nan),
             "must be a cosine from -1 to 1, got nan",
@@ -377,6 +380,17 @@ def test_upgrade_embeds_the_recorded_pictures_by_another_network(tmp_path, embed
     with pytest.raises(UserError, match="1 of 1 people have no picture that can be used, such as 'p0'"):
         again.upgrade(embedder)
     Gallery.open(tmp_path / "g").check(new)
+
+
+def test_an_upgrade_keeps_what_is_known_of_files_that_are_as_they_were(tmp_path, embedder):
+    paths = [str(tmp_path / f"{number}.png") for number in range(2)]
+    for path, picture in zip(paths, pictures(2)):
+        cv2.imwrite(path, picture[0])
+    gallery = Gallery.build(tmp_path / "g", embedder, {"Ann": pictures(1, seed=3)})
+    gallery.add("Bob", paths, [Source(path, sha256_of(path), {"width": 8}, True) for path in paths])
+    cv2.imwrite(paths[1], pictures(3)[2, 0])
+    gallery.upgrade(FakeEmbedder(seed=1), {"Ann": pictures(1, seed=3), "Bob": paths})
+    assert [source.aligned for source in gallery.enrolled()[1]] == [None, True, None]
 
 
 def test_upgrade_by_pictures_that_are_given(gallery):
@@ -578,6 +592,8 @@ def test_pictures_are_removed_by_their_paths_and_whoever_has_none_left(gallery):
     removed = gallery.remove_pictures({"Dee": ["/a.jpg", "/c.jpg"], "Eve": ["/e.jpg"]})
     assert [(entry["name"], entry["left"]) for entry in removed] == [("Dee", 1), ("Eve", 0)]
     assert gallery.sources("Dee") == ["/b.jpg"] and "Eve" not in gallery
+    with pytest.raises(UserError, match="has no picture /b.jpg of Dee; nothing was removed"):
+        gallery.remove_pictures({"Dee": ["/b.jpg", "/b.jpg"]})
     (best, *_) = gallery.search(units(3, seed=7)[1:2], 1, threshold=0.0)[0]
     assert best.name == "Dee" and best.similarity > 0.999999  # the template is the picture that is left
 

@@ -280,6 +280,18 @@ def test_evaluate_sets_the_threshold(folder, capsys):
     assert facts["threshold"] != 0.95
 
 
+def test_people_are_known_whatever_characters_their_folders_names_have(folder, capsys):
+    """macOS writes accents behind their letters."""
+    shown = pictures(10, seed=3)
+    gallery = Gallery.open("g", FakeEmbedder(threshold=0.95))
+    for number, picture in enumerate(shown):
+        gallery.add(f"Jos\xe9{number}", picture[np.newaxis])
+        (folder / "test" / f"Jose\u0301{number}").mkdir(parents=True)
+        cv2.imwrite(str(folder / "test" / f"Jose\u0301{number}" / "1.png"), picture[0])
+    code, _, err = run(capsys, "evaluate", "g", "test", "--set-threshold", "0.1")
+    assert code == 2 and "0 strangers are too few for a threshold" in err
+
+
 def test_numbers_are_written_for_people(folder, capsys):
     for name in ("A", "B"):
         run(capsys, "remove", "g", name)

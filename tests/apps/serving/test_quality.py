@@ -120,6 +120,19 @@ def test_a_face_that_fills_the_picture_is_found_with_a_border():
     assert found.faces == 1 and found.offset is not None
 
 
+def test_a_border_around_a_narrow_picture_is_no_larger_than_what_the_detector_takes():
+    sides = []
+
+    class Nowhere(Finder):
+        def detect(self, rgb):
+            sides.extend(rgb.shape[:2])
+            return []
+
+    found = quality.look_at(np.zeros((3, 200_000, 3), np.uint8), PREPROCESSING, Nowhere())
+    assert found.faces == 0 and (found.width, found.height) == (200_000, 3)
+    assert max(sides) <= 2 * detector.LONGEST_SIDE
+
+
 def test_unaligned_pictures_are_refused_for_a_network_of_aligned_faces():
     looks = [look(picture(person, 0), Finder(0.3)) for person in range(3)]
     with pytest.raises(
@@ -220,6 +233,13 @@ def test_a_copy_is_named_under_the_name_that_has_nothing_else():
     assert not quality.judge(whole, PREPROCESSING, 0.5)
 
 
+@pytest.mark.parametrize("copies", [3, 12])
+def test_of_many_copies_each_but_one_is_named_once(copies):
+    embeddings = np.repeat(clusters(1, 1, 0.5)[0], copies, axis=0)
+    found = alike.same_pictures(embeddings, np.arange(copies), [look(picture(0, 0)).bits] * copies)
+    assert sorted(copy for copy, _ in found) == [*range(1, copies)]
+
+
 def test_what_pixels_show_is_not_judged_once_more():
     whole = gallery_of()
     embeddings = whole.embeddings.copy()
@@ -289,6 +309,18 @@ def test_add_refuses_a_wrong_person_and_adds_nothing(folder, capsys):
     assert run(capsys, "add", "g", "p20", "wrong.png", "--review", "off")[0] == 0
 
 
+def test_a_wrong_person_is_found_whose_pictures_have_no_paths(folder, capsys):
+    assert run(capsys, "build", "g", "-c", "a.yaml", "people")[0] == 0
+    gallery = Gallery.open("g", PatternEmbedder())
+    gallery.remove("p20")
+    gallery.add(
+        "p20", PatternEmbedder().embed(np.stack([picture(20, number) for number in range(4)])[:, None])
+    )
+    assert not gallery.sources("p20") and gallery.pictures("p20") == 4
+    code, _, err = run(capsys, "add", "g", "p20", "wrong.png", "-c", "a.yaml")
+    assert code == 2 and "p20: wrong.png: wrong person: " in err
+
+
 def test_people_of_the_training_are_no_measure(folder, capsys, monkeypatch):
     """Nothing says then how well the network knows people whom it has not seen: a wrong person is not named."""
     monkeypatch.setattr(PatternEmbedder, "trained_on", lambda self: frozenset(f"p{n:02}" for n in range(30)))
@@ -331,8 +363,10 @@ def test_the_doctor_lists_what_remove_removes(folder, capsys, engine):
     code, out, _ = run(capsys, "remove", where, "--list", f"found/{doctor.LIST}", "--receipt", "receipt.json")
     assert code == 0 and f"pictures of {name}: removed; 30 people" in out
     (removed,) = json.loads((folder / "receipt.json").read_text())["removed"]
-    assert removed == {"name": name, "pictures": [wrong, wrong], "left": 4}, "the rows that were deleted"
-    assert len(gallery.sources(name)) == 4 and len(gallery.sources("p04")) == 5
+    assert removed == {"name": name, "pictures": [wrong], "left": 5}, "a row for a line of the list"
+    assert len(gallery.sources(name)) == 5 and len(gallery.sources("p04")) == 5
+    assert run(capsys, "remove", where, "--list", f"found/{doctor.LIST}")[0] == 0
+    assert len(gallery.sources(name)) == 4
     gallery.close()
     code, _, err = run(capsys, "remove", where, "--list", f"found/{doctor.LIST}")
     assert code == 2 and "is not in the gallery; run plsc gallery doctor again" in err

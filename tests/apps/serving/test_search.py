@@ -3,6 +3,7 @@
 import concurrent.futures
 import math
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -128,7 +129,7 @@ def test_the_answers_follow_every_change(kernels, some):
     def change(what):
         nonlocal rows, owners
         if what < 0:
-            gallery.remove(-what)
+            gallery.remove([-what])
             rows, owners = rows[owners != -what], owners[owners != -what]
         else:
             gallery.add(what, more[late == what])
@@ -249,6 +250,26 @@ def test_the_threads_are_those_of_the_process(monkeypatch):
             ranges, threads = zip(*search._map(pool, meet, [(0, 1), (1, 2), (2, 3)][:count]))
         assert ranges == ((0, 1), (1, 2), (2, 3))[:count]
         assert len(set(threads)) == count and threading.get_ident() in threads
+
+
+def test_two_threads_may_be_the_first_to_search(kernels, monkeypatch):
+    """The service measures a threshold while somebody searches: both take in what was added."""
+    rows, owners, queries = of_random()
+    gallery = indexed(rows, owners)
+    extend = type(gallery.parts[0].index).extend
+    at_work = []
+
+    def slow(self, added):
+        at_work.append(len(added))
+        time.sleep(0.05)
+        extend(self, added)
+        assert at_work.pop() == len(added) and not at_work
+
+    monkeypatch.setattr(type(gallery.parts[0].index), "extend", slow)
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        answers = [*pool.map(lambda _: gallery.nearest(queries, 4), range(3))]
+    for answer in answers:
+        assert_same(answer, brute_force(rows, owners, queries, 4))
 
 
 def test_a_failure_in_a_thread_is_the_search_s(monkeypatch):

@@ -138,8 +138,8 @@ def test_the_runs_export_is_taken_if_it_is_of_the_checkpoint(copied):
     assert files_of(copied) == before
 
 
-def of_gallery(path, export=refuse):
-    args = serve._parser().parse_args(["--gallery", str(path)])
+def of_gallery(path, *words, export=refuse):
+    args = serve._parser().parse_args(["--gallery", str(path), *words])
     with contextlib.closing(Gallery.open(path)) as gallery:
         return serve._embedder(args, gallery, export)
 
@@ -165,6 +165,8 @@ def test_a_gallery_whose_network_is_gone_or_not_known_says_so(copied, tmp_path):
         of_gallery(tmp_path / "unknown")
     Gallery.build(tmp_path / "vectors", from_vectors(4), {"Ann": [np.ones(4, np.float32)]}).close()
     assert of_gallery(tmp_path / "vectors").described == "vectors of 4 numbers"  # which create_app refuses
+    with pytest.raises(UserError, match="-o: the network of .*vectors is no run's, so there is no config"):
+        of_gallery(tmp_path / "vectors", "-o", "Global.seed=1")
 
 
 def test_a_gallery_is_refused_before_the_export(copied, tmp_path, monkeypatch):

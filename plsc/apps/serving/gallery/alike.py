@@ -7,7 +7,7 @@ wrong_people(alike, owners, threshold)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -156,7 +156,7 @@ def same_people(embeddings: np.ndarray, owners: np.ndarray) -> list[tuple[int, i
 def same_pictures(
     embeddings: np.ndarray, owners: np.ndarray, bits: Sequence[str | None]
 ) -> list[tuple[int, int]]:
-    """Find copies of a picture, also such that were encoded or resized anew: pairs of pictures, the copy and the other one.
+    """Find copies of a picture, also such that were encoded or resized anew: pairs of pictures, the copy and another one. A copy is in one pair.
 
     Both embeddings and the bits of the pixels (plsc.apps.serving.gallery.quality.Look) are nearly the same. Of two people's the copy is
     the one that is less like its person's other pictures.
@@ -165,22 +165,23 @@ def same_pictures(
         return []
     cosine, place = search(embeddings, embeddings, 4)
     own = compare(embeddings, owners).own
-    pairs = []
+    originals: dict[int, int] = {}
     for first, second in _near_pairs(cosine, place):
         one, other = bits[first], bits[second]
         if one is None or other is None or _differing_bits(one, other) > _SAME_BITS:
             continue
         # Somebody's only picture says nothing for itself.
         copy_first = np.nan_to_num(own[first], nan=-1) < np.nan_to_num(own[second], nan=-1)
-        pairs.append((first, second) if copy_first else (second, first))
-    return pairs
+        copy, original = (first, second) if copy_first else (second, first)
+        originals.setdefault(copy, original)
+    return [*originals.items()]
 
 
-def _near_pairs(cosine: np.ndarray, place: np.ndarray) -> Iterator[tuple[int, int]]:
-    for first, column in zip(*np.nonzero(cosine > _SAME_COSINE)):
-        second = int(place[first, column])
-        if first < second:
-            yield int(first), second
+def _near_pairs(cosine: np.ndarray, place: np.ndarray) -> list[tuple[int, int]]:
+    """Return the pairs of which one is near the other. Of many copies the last ones are not among the first one's nearest."""
+    one, column = np.nonzero(cosine > _SAME_COSINE)
+    pairs = np.sort(np.stack([one, place[one, column]], axis=1), axis=1)
+    return [(first, second) for first, second in np.unique(pairs, axis=0).tolist() if first < second]
 
 
 def _differing_bits(one: str, other: str) -> int:

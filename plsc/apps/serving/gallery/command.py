@@ -28,7 +28,7 @@ from plsc.apps.serving.gallery.evaluate import evaluate
 from plsc.apps.serving.gallery.facts import Mapped
 from plsc.apps.serving.gallery.mapping import fit_map
 from plsc.apps.serving.gallery.milvus import is_url
-from plsc.apps.serving.gallery.names import name_of
+from plsc.apps.serving.gallery.names import composed, name_of
 from plsc.apps.serving.gallery.pictures import embed_pictures, people_of
 from plsc.config import add_device, add_overrides
 from plsc.data.arrays import open_npy
@@ -349,22 +349,28 @@ def _doctor(args: argparse.Namespace, gallery: Gallery) -> Answer:
 def _listed(path: Path, gallery: Gallery) -> dict[str, list[str]]:
     """Return which files of whom a list names. UserError for a picture that is not in the gallery."""
     named = {shown(name): name for name in gallery.names()}
+    left: dict[str, list[str]] = {}
     found: dict[str, list[str]] = {}
-    for (name, file), line in doctor.read_list(path).items():
-        files = [one for one in gallery.sources(named[name]) if shown(one) == file] if name in named else []
-        if not files:
+    for line, name, file in doctor.read_list(path):
+        if name in named and name not in left:
+            left[name] = gallery.sources(named[name])
+        source = next((source for source in left.get(name, ()) if shown(source) == file), None)
+        if source is None:
             raise UserError(
                 f"{shown(path)}:{line}: {file} of {name}: is not in the gallery; run plsc gallery doctor again"
             )
-        found.setdefault(named[name], []).extend(files)
+        left[name].remove(source)
+        found.setdefault(named[name], []).append(source)
     return found
 
 
 def _remove(args: argparse.Namespace, gallery: Gallery) -> Answer:
     if args.names and args.list:
         raise UserError("remove: takes names, or --list with a list of plsc gallery doctor")
-    if args.receipt and (args.receipt.exists() or not args.receipt.parent.is_dir()):
-        raise UserError(f"--receipt: {shown(args.receipt)}: must be a new file, in a folder that is there")
+    if args.receipt and (args.receipt.exists() or not os.access(args.receipt.parent, os.W_OK | os.X_OK)):
+        raise UserError(
+            f"--receipt: {shown(args.receipt)}: must be a new file, in a folder that is there and can be written"
+        )
     before = _state(gallery)
     removed = (
         gallery.remove_pictures(_listed(args.list, gallery)) if args.list else gallery.remove(*args.names)
@@ -465,7 +471,7 @@ def _evaluate(args: argparse.Namespace, gallery: Gallery) -> Answer:
     _use_network(args, gallery)
     people = people_of(args.people)
     pictures = [path for paths in people.values() for path in paths]
-    owners = [name for name, paths in people.items() for _ in paths]
+    owners = [composed(name) for name, paths in people.items() for _ in paths]
     embeddings, kept, left_out = embed_pictures(gallery.embedder, pictures, owners)
     result = evaluate(gallery, embeddings, [owners[number] for number in kept.tolist()])
     lines = [result.table()]

@@ -34,13 +34,13 @@ def write_list(path: Path, findings: Sequence[Finding], pictures: Pictures, revi
     replace_file(path, "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
 
 
-def read_list(path: Path) -> dict[tuple[str, str], int]:
-    """Read a list: (name, file) of each picture to remove, as `shown` writes them, and its line. UserError for anything else."""
+def read_list(path: Path) -> list[tuple[int, str, str]]:
+    """Read a list: the line, name and file of each picture to remove, as `shown` writes them. UserError for anything else."""
     with reading(path, missing="no such list; plsc gallery doctor writes one"):
         lines = read_regular(path).decode("utf-8-sig", "replace").splitlines()
     if lines[:1] != [_TITLE]:
         raise UserError(f"{shown(path)}: is no list of plsc gallery doctor, which begins with '{_TITLE}'")
-    found = {}
+    found = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -49,7 +49,7 @@ def read_list(path: Path) -> dict[tuple[str, str], int]:
             raise UserError(
                 f"{shown(path)}:{number}: must be remove, a name and a file, with TABs between, got '{shown(line[:80])}'"
             )
-        found[fields[1], fields[2]] = number
+        found.append((number, fields[1], fields[2]))
     return found
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -219,6 +221,11 @@ class Gallery:
         with self._reading():
             sources = self._store.sources([self._person(name).id])
         return [source.path for source in sources if source.path is not None]
+
+    def pictures(self, name: str) -> int:
+        """Return how many pictures of a person were added. UserError for an unknown name."""
+        with self._reading():
+            return len(self._store.sources([self._person(name).id]))
 
     def some_sources(self, most: int) -> list[Source]:
         """Return where at most so many of its pictures came from, evenly chosen of all."""
@@ -481,6 +488,12 @@ class Gallery:
             pictures = [pictures]
         if not len(pictures):
             raise UserError("add: needs at least one picture or embedding")
+        try:
+            json.dumps(meta, allow_nan=False, ensure_ascii=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserError(
+                f"meta: must be a JSON value, of finite numbers and text of Unicode: {error}"
+            ) from None
         vectors = self.embed(pictures)
         if not sources and isinstance(pictures[0], (str, os.PathLike)):
             sources = [source_of(os.fspath(path)) for path in pictures]
@@ -520,13 +533,13 @@ class Gallery:
     def remove_pictures(self, paths: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
         """Remove pictures: name -> paths as `sources` has them; all or nothing, as `remove`. Who has none left is removed.
 
-        Return of each name the pictures that were removed, and how many are left.
+        Of pictures with one path as many go as it is named, the newest first. Return of each name the pictures that were removed, and how many are left.
         """
         with self._writing():
             people = {name: self._person(name) for name in paths}
             for name, person in people.items():
-                there = {source.path for source in self._store.sources([person.id])}
-                if lacking := [path for path in paths[name] if path not in there]:
+                there = Counter(source.path for source in self._store.sources([person.id]))
+                if lacking := [*(Counter(paths[name]) - there)]:
                     raise UserError(
                         f"{shown(self.path)}: has no picture {shown(lacking[0])} of {shown(name)}; nothing was removed"
                     )
@@ -540,7 +553,7 @@ class Gallery:
         return removed
 
     def _drop_index(self) -> None:
-        """Remove the index's file. It can be made again; whoever has mapped it keeps it until the next answer."""
+        """Remove the index's file. It can be made again. Who has mapped it keeps the removed file until it is opened anew."""
         index.remove(index.path_of(self._store))
 
     def _erase(self) -> None:
@@ -613,6 +626,9 @@ class Gallery:
                     f"{shown(self.path)}: {len(lacking):,} of {len(known):,} people have no picture that can be used, such as "
                     f"'{shown(lacking[0])}'; give a folder with pictures of all, or remove them first; nothing was changed"
                 )
+            additions = _keep_aligned(
+                additions, self._store.sources([person.id for person in known.values()])
+            )
             self._store.remove_pictures()
             _fill(self._store, embedder, facts.template, additions)
         self._follow(embedder)
@@ -760,6 +776,19 @@ def _fill(store: Store, embedder: Any, template: str, additions: Sequence[Additi
     facts = facts_of(embedder, template).model_copy(update={"others": HELD_OUT})
     rows = index.of_everybody(store, embedder.embedding_size, template)
     store.set_facts(measured(store, rows, facts, FPIR).model_dump(mode="json"))
+
+
+def _keep_aligned(additions: Sequence[Addition], before: Sequence[Source]) -> list[Addition]:
+    """Take over whether pictures are aligned, of files that are as they were."""
+    aligned = {(source.path, source.sha256): source.aligned for source in before if source.sha256}
+    return [
+        new._replace(
+            sources=[
+                source._replace(aligned=aligned.get((source.path, source.sha256))) for source in new.sources
+            ]
+        )
+        for new in additions
+    ]
 
 
 def _cosine(product: float) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from plsc.apps.serving.gallery.rows import Rows
-from plsc.apps.serving.gallery.store import Revision
+from plsc.apps.serving.gallery.store import Revision, unfinished
 from plsc.checkpoint.tensorfile import FileRows, TensorFile, layout, write_synced
 from plsc.errors import UserError
 from plsc.utils.vectors import unit_rows
@@ -80,7 +80,7 @@ class Index:
         for number, rows in enumerate(self._rows.values()):
             arrays[f"rows {number}"], arrays[f"owners {number}"] = rows.all()
         remove(path)
-        beside = _unfinished(path)
+        beside = unfinished(path)
         try:
             write_synced(beside, layout(arrays))
             beside.rename(path)
@@ -100,9 +100,7 @@ class Index:
         """Replace the rows of these people by what the store has of them."""
         known, self._newest = self._newest, max(self._newest, *people, 0)
         self._unsaved += len(people)
-        for person in people:
-            if person <= known:
-                self._drop(person)
+        self._drop([person for person in people if person <= known])
         there: dict[str, list[int]] = {}
         for person in store.people(people):
             there.setdefault(person.collection, []).append(person.id)
@@ -116,10 +114,9 @@ class Index:
                 self._rows[collection].add(owner, own)
                 self.people += 1
 
-    def _drop(self, person: int) -> None:
+    def _drop(self, people: Sequence[int]) -> None:
         for rows in self._rows.values():
-            if rows.remove(person):
-                self.people -= 1
+            self.people -= rows.remove(people)
 
     def of(self, collection: str, person: int) -> np.ndarray:
         """Return the rows of a person float32 [n, D]."""
@@ -185,17 +182,13 @@ def path_of(store: Any) -> Path | None:
 
 def remove(path: Path | None) -> None:
     """Remove an index's file, and what a process that was killed has left of one."""
-    for each in (path, _unfinished(path)) if path else ():
+    for each in (path, unfinished(path)) if path else ():
         each.unlink(missing_ok=True)
 
 
 def _identity(path: Path) -> tuple[int, ...]:
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def _unfinished(path: Path) -> Path:
-    return Path(f"{path}.tmp")
 
 
 def _best(parts: Sequence[dict[int, float]], people: int) -> dict[int, float]:

@@ -38,7 +38,15 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from plsc.apps.serving.gallery.search import float32_error, products
-from plsc.apps.serving.gallery.store import Addition, Person, Revision, Source, another_collection, checked
+from plsc.apps.serving.gallery.store import (
+    Addition,
+    Person,
+    Revision,
+    Source,
+    another_collection,
+    checked,
+    first_of,
+)
 from plsc.errors import MissingFileError, UserError, shown, writing
 from plsc.utils.files import parse_json
 from plsc.utils.vectors import unit_rows
@@ -332,9 +340,9 @@ class MilvusStore:
             self._delete(_PICTURES, f"person in {some}")
 
     def remove_paths(self, person: int, paths: Sequence[str]) -> list[str]:
-        """Remove the pictures of a person that came from these paths, and the person where none is left; return the path of each."""
-        rows = self._query(_PICTURES, f"person == {person}", ["source"])
-        gone = {row["id"]: path for row in rows if (path := self._source(row).path) in [*paths]}
+        """Remove a picture of a person for each of these paths, the newest first, and the person where none is left; return their paths."""
+        rows = self._pictures_of([person], ["source"])
+        gone = dict(first_of([(row["id"], self._source(row).path) for row in reversed(rows)], paths))
         if len(gone) == len(rows):
             self.remove([person])
         elif gone:

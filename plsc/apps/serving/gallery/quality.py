@@ -161,7 +161,12 @@ def _bits(grey: np.ndarray) -> str:
 
 
 def _faces(pixels: np.ndarray, faces: detector.Detector) -> tuple[int, float | None]:
-    colours = cv2.cvtColor(pixels, cv2.COLOR_GRAY2RGB if pixels.ndim == 2 else cv2.COLOR_BGR2RGB)
+    times = max(1.0, max(pixels.shape[:2]) / detector.LONGEST_SIDE)
+    height, width = (max(1, round(side / times)) for side in pixels.shape[:2])
+    small = resize(
+        pixels, height, width
+    )  # a border around a long and narrow picture is as large as its longer side
+    colours = cv2.cvtColor(small, cv2.COLOR_GRAY2RGB if small.ndim == 2 else cv2.COLOR_BGR2RGB)
     found = faces.detect(colours)
     border = 0
     if not found:  # a face that fills the picture is found in a larger one
@@ -169,7 +174,6 @@ def _faces(pixels: np.ndarray, faces: detector.Detector) -> tuple[int, float | N
         found = faces.detect(cv2.copyMakeBorder(colours, *[border] * 4, cv2.BORDER_CONSTANT))
     if not found:
         return 0, None
-    height, width = colours.shape[:2]
     large = sum(face.area >= _SECOND * found[0].area for face in found)
     return large, offset(found[0].landmarks - border, width, height)
 
@@ -418,7 +422,7 @@ def judge_addition(
     known, numbers = np.unique(np.asarray(people, str), return_inverse=True)
     sure = tells_apart(compare(sample, numbers))
     others = mean_embeddings(sample, numbers)[known != name]
-    enrolled = name in gallery and len(gallery.sources(name)) > 1
+    enrolled = name in gallery and gallery.pictures(name) > 1
     for number, (nearest, *_) in enumerate(gallery.search(embeddings, 1, 1.0)):
         if number in bad:
             continue
@@ -459,15 +463,12 @@ def review_people(
     """
     preprocessing = embedder.preprocessing
     files = [picture if isinstance(picture, str) else "" for picture in pictures]
-    of_files = [number for number, file in enumerate(files) if file]
-    looks: list[Look | None] = [None] * len(files)
-    found = look_at_files([files[number] for number in of_files], preprocessing, face_detector(preprocessing))
-    for number, look in zip(of_files, found):
-        looks[number] = look
+    sources = [Source(file or None) for file in files]
+    looks = _looks_of(sources, preprocessing, face_detector(preprocessing))
     refuse_unaligned(looks, preprocessing)
     judged = Pictures(files, looks, embeddings, owners, names)
     limits = limits_of(looks, preprocessing)
-    for line in not_checked(looks, limits, preprocessing) if of_files else []:
+    for line in not_checked(looks, limits, preprocessing) if any(files) else []:
         get_logger().info(line)
     return looks, refused(judge(judged, preprocessing, embedder.threshold, limits), judged, review)
 

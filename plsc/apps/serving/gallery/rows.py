@@ -6,6 +6,8 @@ codes of them, see plsc.apps.serving.gallery.search. A row that is removed belon
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from plsc.apps.serving.gallery import search
@@ -41,9 +43,9 @@ class Rows:
         """Add rows of a person."""
         self.parts[1].append(embeddings, np.full(len(embeddings), owner))
 
-    def remove(self, owner: int) -> int:
-        """Remove all rows of a person; return how many there were."""
-        return sum(part.remove(owner) for part in self.parts)
+    def remove(self, owners: Sequence[int]) -> int:
+        """Remove all rows of people; return how many of them had some."""
+        return len(set().union(*(part.remove(owners) for part in self.parts)))
 
     def nearest(self, queries: np.ndarray, people: int) -> list[dict[int, float]]:
         """Find for each query the most similar people: person -> similarity of the nearest row, best first.
@@ -96,10 +98,16 @@ class _Part:
         self.owners = np.concatenate([owners, np.zeros(room, np.int64)])
         self.count, self.removed = len(rows), 0
 
-    def remove(self, owner: int) -> int:
-        at = self.find(owner)
+    def remove(self, owners: Sequence[int]) -> set[int]:
+        """Remove the rows of people; return of whom there were some."""
+        at = (
+            np.flatnonzero(np.isin(self.owners[: self.count], owners))
+            if len(owners)
+            else np.empty(0, np.int64)
+        )
+        found = set(self.owners[at].tolist())
         self.owners[at] = _NOBODY
         self.removed += len(at)
         if isinstance(self.embeddings, np.ndarray):
             self.embeddings[at] = 0
-        return len(at)
+        return found

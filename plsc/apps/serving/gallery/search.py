@@ -28,6 +28,7 @@ Try it: `pytest tests/apps/serving/test_search.py`; its speed: `python -m benchm
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import NamedTuple
@@ -81,6 +82,7 @@ class Index:
 
     Attributes: count: the rows that it has taken in. batch: queries that are searched together. round: rows that are searched before the
         floors are raised, at most. share: rows that a thread searches at once. threads: whether several search side by side.
+        lock: held by the thread that extends it.
     """
 
     batch = 512
@@ -92,6 +94,7 @@ class Index:
         self.width = width
         self.count = count
         self.longest = longest
+        self.lock = threading.Lock()
 
     def without_codes(self) -> Index:
         """Return an index of the rows that are taken in already, for products in float32."""
@@ -228,12 +231,14 @@ class CodeIndex(Index):
             query = np.empty(_MOST, np.int32)
             row = np.empty(_MOST, np.int32)
             value = np.empty(_MOST, np.float32)
+            # Another thread may extend the index meanwhile, which makes new arrays.
+            codes, of_rows, errors = self.codes, self.scales, self.errors
             room = _Found(address(query, "int32"), address(row, "int32"), address(value), _MOST, 0)
             scan = _Scan(
-                address(self.codes, "uint8"),
-                address(self.scales),
-                address(self.errors),
-                self.codes.shape[1],
+                address(codes, "uint8"),
+                address(of_rows),
+                address(errors),
+                codes.shape[1],
                 address(in_fours, "int8"),
                 address(start_of_sums, "int32"),
                 address(ratios),
@@ -243,7 +248,7 @@ class CodeIndex(Index):
             stopped = self._native.plsc_scan(self._kind, ctypes.byref(scan), start, stop, ctypes.byref(room))
             query, row, value = query[: room.count], row[: room.count], value[: room.count]
             product = value * scales[query]
-            return Found(query, row, product, lengths[query] * self.errors[row] + rest[query], stopped)
+            return Found(query, row, product, lengths[query] * errors[row] + rest[query], stopped)
 
         return find
 
@@ -268,7 +273,8 @@ def nearest(parts: Sequence[Part], queries: np.ndarray, people: int) -> list[dic
     """
     parts = [part for part in parts if len(part.rows)]
     for part in parts:
-        part.index.extend(part.rows)
+        with part.index.lock:
+            part.index.extend(part.rows)
     if people > _FEW:
         parts = [part._replace(index=part.index.without_codes()) for part in parts]
     batch = min((part.index.batch for part in parts), default=1)

@@ -38,6 +38,7 @@ import stat
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -335,9 +336,9 @@ class SqliteStore:
             self._changed(person)
 
     def remove_paths(self, person: int, paths: Sequence[str]) -> list[str]:
-        """Remove the pictures of a person that came from these paths, and the person where none is left; return the path of each."""
-        rows = self._all("SELECT id, path FROM pictures WHERE person = ? ORDER BY id", person)
-        gone = [(id, path) for id, path in rows if path in {*paths}]
+        """Remove a picture of a person for each of these paths, the newest first, and the person where none is left; return their paths."""
+        rows = self._all("SELECT id, path FROM pictures WHERE person = ? ORDER BY id DESC", person)
+        gone = first_of(rows, paths)
         for id, _ in gone:
             self._run("DELETE FROM pictures WHERE id = ?", id)
         self._run("DELETE FROM people WHERE id = ? AND id NOT IN (SELECT person FROM pictures)", person)
@@ -371,7 +372,7 @@ class SqliteStore:
         """Replace the embeddings of pictures. They measure no threshold any more, since they are not the network's own."""
         rows = zip(map(_bytes, vectors), pictures.tolist())
         self._connected().executemany("UPDATE embeddings SET vector = ? WHERE picture = ?", rows)
-        self._run("UPDATE pictures SET measures = 0")
+        self._run("UPDATE pictures SET measures = 0 WHERE measures")
         self._changed(_EVERYTHING)
 
     def pictures(self, measuring: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -490,6 +491,17 @@ def checked(vectors: np.ndarray, name: str) -> np.ndarray:
     return vectors
 
 
+def first_of(pictures: Iterable[tuple[int, str | None]], paths: Sequence[str]) -> list[tuple[int, str]]:
+    """Pick the first of the pictures, (id, path), for each of these paths; a path that is named twice picks two."""
+    left = Counter(paths)
+    picked = []
+    for id, path in pictures:
+        if left[path]:
+            left[path] -= 1
+            picked.append((id, path))
+    return picked
+
+
 def another_collection(new: Addition, collection: str) -> UserError:
     """Say that a person is in another collection than an addition's."""
     return UserError(
@@ -517,7 +529,7 @@ def _new_file(path: str | os.PathLike) -> Iterator[Path]:
     """Yield where to write a file that gets its name when all of it is on the disk, and leaves nothing otherwise."""
     refuse_existing(path)
     final = Path(os.path.abspath(path))
-    beside = _unfinished(final)
+    beside = unfinished(final)
     with writing(beside, remedy="name another file"):
         final.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(beside, os.O_CREAT | os.O_EXCL, 0o666))  # what is there is another process's
@@ -535,7 +547,7 @@ def _new_file(path: str | os.PathLike) -> Iterator[Path]:
 def refuse_existing(path: str | os.PathLike) -> None:
     """Refuse by UserError to make a file where something is already, or nothing can be written."""
     path = Path(path)
-    names = (path, *(Path(f"{path}{end}") for end in _BESIDE), _unfinished(path))
+    names = (path, *(Path(f"{path}{end}") for end in _BESIDE), unfinished(path))
     taken = next((name for name in names if os.path.lexists(name)), None)
     if taken:
         raise UserError(f"{shown(taken)}: exists already; remove it, or name another file")
@@ -544,7 +556,8 @@ def refuse_existing(path: str | os.PathLike) -> None:
         raise UserError(f"{shown(above)}: cannot be written to; name another folder for the gallery")
 
 
-def _unfinished(path: Path) -> Path:
+def unfinished(path: Path) -> Path:
+    """Return the name of a file while it is written."""
     return Path(f"{path}.tmp")
 
 

@@ -406,7 +406,8 @@ class _Service:
         if listed != revision:  # of a million people it takes seconds
             names = sorted(map(_as_text, gallery.names()))
             self._listed = revision, names
-        return [name for name in names if _folded(find) in _folded(name)] if find else names
+        folded = _folded(find)
+        return [name for name in names if folded in _folded(name)] if find else names
 
     def _search_batch(self, queries: list[tuple[np.ndarray, int]]) -> list:
         embeddings, tops = zip(*queries)

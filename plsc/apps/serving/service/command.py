@@ -170,6 +170,10 @@ def _embedder(args: argparse.Namespace, gallery: Gallery | None, export: Export)
     origin, network = gallery.origin, gallery.facts.network
     try:
         if "config" not in origin:
+            if args.override:
+                raise UserError(
+                    f"-o: the network of {shown(gallery.path)} is no run's, so there is no config to change"
+                )
             return from_origin(origin, network)
         path, overrides = find_run(origin, network)
         return _of_run(path, [*overrides, *args.override], gallery, export)
