@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from plsc.apps.serving.gallery.quality import STRETCHED
 from plsc.data.arrays import open_npy
 from plsc.data.folder import EXTENSIONS, nested_hint, read_folder
 from plsc.data.images import CHANNELS, decode_pixels, read_file, to_sample
@@ -22,7 +23,6 @@ Picture = str | np.ndarray
 """The path of a picture, or a sample as the network takes it."""
 
 _BATCH = 256
-_STRETCHED = 1.2  # a change of the ratio of width to height above this is warned of
 
 
 class LeftOut(NamedTuple):
@@ -100,7 +100,7 @@ def _read(picture: Picture, preprocessing: Preprocessing) -> tuple[np.ndarray | 
         return error, ""
     height, width = preprocessing.size
     ratio = pixels.shape[1] * height / (pixels.shape[0] * width)
-    much = max(ratio, 1 / ratio) > _STRETCHED
+    much = max(ratio, 1 / ratio) > STRETCHED
     note = f"{shown(picture)} ({pixels.shape[1]} x {pixels.shape[0]})" if much else ""
     return to_sample(pixels, preprocessing), note
 
