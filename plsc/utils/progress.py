@@ -37,7 +37,6 @@ class Progress:
         total_steps: int,
         steps_per_epoch: int,
         epochs: int,
-        global_batch: int,
         every: int,
         start_step: int = 0,
         clock: Callable[[], float] = time.monotonic,
@@ -57,7 +56,6 @@ class Progress:
         self._total = total_steps
         self._per_epoch = steps_per_epoch
         self._epochs = epochs
-        self._global_batch = global_batch
         self._every = every
         self._start_step = start_step
         self._first_step = first_step
@@ -86,16 +84,16 @@ class Progress:
         epoch: int,
         loss: SupportsFloat,
         lr: float,
-        images: int | None = None,
+        images: int,
         **extra: SupportsFloat,
     ) -> dict[str, Any] | None:
-        """Report that `step` is done, on `images` images if not a whole global batch.
+        """Report that `step` is done, on `images` images of all ranks.
 
         Logs each `every` steps and after the last one, and then returns the metrics row, else None. `loss`
         and `extra` (accuracy=...) are converted to floats only then: no other step waits for a number of a
         GPU.
         """
-        self._images += self._global_batch if images is None else images
+        self._images += images
         self._draw(step, epoch)
         row = None
         due = step % self._every == 0 or step == self._total

@@ -147,9 +147,16 @@ def test_when_it_saves(tmp_path, overrides, expected):
     assert checkpoints(tmp_path) == expected
 
 
-@pytest.mark.parametrize("every, expected", [(1, range(1, 13)), (5, [5, 10, 12])])
-def test_when_it_writes_a_row(tmp_path, every, expected):
+@pytest.mark.parametrize(
+    "every, expected, images",  # the last step of the epoch has 7 samples
+    [(1, range(1, 13), [*[12] * 9, 7, 12, 12]), (5, [5, 10, 12], [60, 55, 24])],
+)
+def test_when_it_writes_a_row(tmp_path, monkeypatch, every, expected, images):
+    stopped = partial(Progress, clock=lambda: 0.0)  # the time of a row is then 1e-9 s
+    monkeypatch.setattr("plsc.training.parts.log.Progress", stopped)
     train(tmp_path, NO_PAIRS, f"Global.log_every={every}")
+    rates = [row["images_per_second"] for row in read_metrics(tmp_path / "metrics.jsonl")]
+    assert [1e-9 * rate for rate in rates] == pytest.approx(images)
     found = rows(tmp_path)
     assert steps(found) == list(expected)
     assert [row["epoch"] for row in found] == [1 if step <= 10 else 2 for step in expected]
@@ -169,9 +176,9 @@ def test_a_profile_says_what_the_time_of_a_step_went_into(tmp_path, monkeypatch)
     assert_same_arrays(checkpoint(tmp_path / "on"), checkpoint(tmp_path / "off"))
     assert len(profiles) == 3 and not timer.on
     rates = [row["images_per_second"] for row in read_metrics(tmp_path / "on/metrics.jsonl") if "lr" in row]
-    for profile, rate in zip(profiles, rates):
+    for profile, rate, images in zip(profiles, rates, (48, 48, 43)):  # of the 4 steps of a row
         assert list(profile) == list(PARTS)
-        assert sum(profile.values()) == pytest.approx(12 / rate, rel=0.1)
+        assert sum(profile.values()) == pytest.approx(images / 4 / rate, rel=0.1)
         assert min(profile[name] for name in PARTS if name != "gather") > 0 == profile["gather"]
 
 

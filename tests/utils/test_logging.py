@@ -161,16 +161,14 @@ class Clock:
 
 def test_images_per_second_and_eta_by_hand(capsys):
     clock = Clock()
-    progress = Progress(
-        total_steps=100, steps_per_epoch=25, epochs=4, global_batch=64, every=10, start_step=40, clock=clock
-    )
+    progress = Progress(total_steps=100, steps_per_epoch=25, epochs=4, every=10, start_step=40, clock=clock)
     rows = []
     for step in range(41, 61):
         clock.now += 0.5
         if step == 55:
             with progress.pause():
                 clock.now += 30.0
-        rows.append(progress.update(step, 1 + (step - 1) // 25, loss=6.5, lr=0.1, accuracy=0.25))
+        rows.append(progress.update(step, 1 + (step - 1) // 25, loss=6.5, lr=0.1, images=64, accuracy=0.25))
     progress.close()
     assert [row["step"] for row in rows if row] == [50, 60]
     first, second = rows[9], rows[19]
@@ -189,10 +187,10 @@ def test_images_per_second_and_eta_by_hand(capsys):
 
 def test_the_time_of_an_epoch_is_that_of_its_steps(capsys):
     clock = Clock()
-    progress = Progress(total_steps=7, steps_per_epoch=3, epochs=3, global_batch=8, every=100, clock=clock)
+    progress = Progress(total_steps=7, steps_per_epoch=3, epochs=3, every=100, clock=clock)
     for step in range(1, 8):
         clock.now += float(step)
-        progress.update(step, -(-step // 3), loss=1.0, lr=0.1)
+        progress.update(step, -(-step // 3), loss=1.0, lr=0.1, images=8)
         if step in (2, 3):  # an evaluation within an epoch, and one after its end
             with progress.pause():
                 clock.now += 50.0
@@ -205,7 +203,7 @@ def test_waiting_for_data_is_a_share_and_comes_with_advice_once(capsys):
     """Of each second, a step of these rows waits so long; an evaluation is neither."""
     clock, waited, rows = Clock(), [7.0], []
     progress = Progress(
-        total_steps=50, steps_per_epoch=50, epochs=1, global_batch=8, every=10, clock=clock,
+        total_steps=50, steps_per_epoch=50, epochs=1, every=10, clock=clock,
         data=lambda: (waited[0], 0), advice="raise num_workers",
     )  # fmt: skip
     for step in range(1, 51):
@@ -214,7 +212,7 @@ def test_waiting_for_data_is_a_share_and_comes_with_advice_once(capsys):
         if step == 25:
             with progress.pause():
                 clock.now += 30.0
-        rows.append(progress.update(step, 1, loss=1.0, lr=0.1))
+        rows.append(progress.update(step, 1, loss=1.0, lr=0.1, images=8))
     assert [row["data_wait"] for row in rows if row] == pytest.approx([0.9, 0.05, 0.34, 0.5, 0.09])
     assert not any("replaced" in row for row in rows if row)
     lines = [line.partition(" lr 0.1 ")[2] or line.partition("WARNING ")[2] for line in said(capsys)]
@@ -231,10 +229,10 @@ def test_waiting_for_data_is_a_share_and_comes_with_advice_once(capsys):
 def test_replaced_images_are_counted_in_the_row_and_at_the_end_of_an_epoch(capsys):
     replaced = iter([0, 0, 2, 3, 0])  # asked for at the start, at each line and at each end of an epoch
     progress = Progress(
-        total_steps=5, steps_per_epoch=3, epochs=2, global_batch=8, every=2, clock=Clock(),
+        total_steps=5, steps_per_epoch=3, epochs=2, every=2, clock=Clock(),
         data=lambda: (0.0, next(replaced)),
     )  # fmt: skip
-    rows = [progress.update(step, -(-step // 3), loss=1.0, lr=0.1) for step in range(1, 6)]
+    rows = [progress.update(step, -(-step // 3), loss=1.0, lr=0.1, images=8) for step in range(1, 6)]
     assert [row and row.get("replaced") for row in rows] == [None, None, None, 3, None]
     assert [line.partition("INFO ")[2] for line in said(capsys) if "time" in line] == [
         "epoch 1, time 0.0 sec, corrupt images replaced: 2"
@@ -247,9 +245,9 @@ def said(capsys):
 
 def test_the_last_step_and_smaller_batches_are_counted(capsys):
     clock = Clock()
-    progress = Progress(total_steps=3, steps_per_epoch=3, epochs=1, global_batch=64, every=10, clock=clock)
+    progress = Progress(total_steps=3, steps_per_epoch=3, epochs=1, every=10, clock=clock)
     rows = []
-    for step, images in ((1, None), (2, None), (3, 22)):
+    for step, images in ((1, 64), (2, 64), (3, 22)):
         clock.now += 1.0
         rows.append(progress.update(step, 1, loss=1.0, lr=0.1, images=images))
     assert rows[:2] == [None, None]
@@ -266,9 +264,9 @@ def test_numbers_are_read_only_when_they_are_printed(capsys):
             return math.nan
 
     loss = OnDevice()
-    progress = Progress(total_steps=9, steps_per_epoch=9, epochs=1, global_batch=1, every=3)
+    progress = Progress(total_steps=9, steps_per_epoch=9, epochs=1, every=3)
     for step in range(1, 10):
-        progress.update(step, 1, loss=loss, lr=0.1)
+        progress.update(step, 1, loss=loss, lr=0.1, images=1)
     assert loss.reads == 3
     assert "loss nan" in capsys.readouterr().out
 
@@ -277,10 +275,10 @@ RUN = """
 import time
 from plsc.utils.progress import Progress
 from plsc.utils.logging import get_logger
-progress = Progress(total_steps=60, steps_per_epoch=30, epochs=2, global_batch=8, every=10)
+progress = Progress(total_steps=60, steps_per_epoch=30, epochs=2, every=10)
 for step in range(1, 61):
     time.sleep(0.01)
-    progress.update(step, 1 + (step - 1) // 30, loss=7.0, lr=0.1)
+    progress.update(step, 1 + (step - 1) // 30, loss=7.0, lr=0.1, images=8)
     if step == 30:
         with progress.pause():
             get_logger().warning("evaluated")

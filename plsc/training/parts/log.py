@@ -46,7 +46,6 @@ class Log(Part):
             run.total_steps,
             run.steps_per_epoch,
             run.stage.first_epoch + -((run.stage.first_step - run.total_steps) // run.steps_per_epoch),
-            self._loader.global_batch,
             self._every,
             run.step,
             first_step=run.stage.first_step,
@@ -66,7 +65,13 @@ class Log(Part):
         self._replaced_W = verdict.flags["replaced"].astype(int).tolist()
         numbers = {f"loss/{name}": loss for name, loss in step.losses.items()}
         row = self._progress.update(
-            result.number, run.epoch, verdict.loss, step.learning_rate, accuracy=verdict.accuracy, **numbers
+            result.number,
+            run.epoch,
+            verdict.loss,
+            step.learning_rate,
+            sum(step.batch.counts),
+            accuracy=verdict.accuracy,
+            **numbers,
         )
         if row and timer.on:
             row["profile"] = timer.take(result.number)
