@@ -66,7 +66,7 @@ class CorruptImages:
                     f"{self.replaced} replaced so far (at most {self.limit} an epoch)"
                 )
         if self.replaced > min(self.limit, allowed(self.share, self._seen)):
-            raise self._too_many(self._corrupt, self._seen)
+            raise self._too_many(self._corrupt, self.replaced, self._seen)
 
     def probe(self, seed: int) -> None:
         """Decode PROBE images of the whole set, the same on every rank: if too many are corrupt, all ranks
@@ -81,19 +81,20 @@ class CorruptImages:
             except CorruptImageError:
                 corrupt.append(index)
         if len(corrupt) > min(int(self.share * count + 1e-9), allowed(self.share, len(tried))):
-            raise self._too_many(corrupt, len(tried))
+            raise self._too_many(corrupt, len(corrupt), len(tried))
         if corrupt:
             warn(
-                f"{len(corrupt)} of {len(tried)} images tried cannot be decoded: {self._names(corrupt)}; others will replace them"
+                f"{len(corrupt)} of {len(tried)} images tried cannot be decoded: {self._names(corrupt, len(corrupt))}; others will replace them"
             )
 
-    def _names(self, corrupt: list[int]) -> str:
-        names = ", ".join(shown(self.dataset.name(index)) for index in corrupt[:NAMES_SHOWN])
-        return names + ", ..." * (len(corrupt) > NAMES_SHOWN)
+    def _names(self, corrupt: list[int], count: int) -> str:
+        names = [shown(self.dataset.name(index)) for index in corrupt[:NAMES_SHOWN]]
+        return ", ".join(names + ["..."] * (count > len(names)))
 
-    def _too_many(self, corrupt: list[int], seen: int) -> CorruptImageError:
+    def _too_many(self, corrupt: list[int], count: int, seen: int) -> CorruptImageError:
+        """Make the error for `count` corrupt images, of which those before a resume are not in `corrupt`."""
         return CorruptImageError(
-            f"{len(corrupt)} of {seen:,} images ({100 * len(corrupt) / seen:.2g} %) cannot be decoded: {self._names(corrupt)}; "
+            f"{count} of {seen:,} images ({100 * count / seen:.2g} %) cannot be decoded: {self._names(corrupt, count)}; "
             f"DataLoader.Train.max_corrupt allows {100 * self.share:g} %, {self.limit:,} of a rank's {self.per_epoch:,} an epoch; "
             "plsc doctor lists them all: mend or remove them, or raise max_corrupt"
         )

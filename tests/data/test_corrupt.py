@@ -95,6 +95,17 @@ def test_the_line_that_refuses(capsys):
     assert said(capsys)[-1].endswith("5 replaced so far (at most 4 an epoch)")
 
 
+def test_the_line_that_refuses_counts_what_was_replaced_before_a_resume():
+    corrupt = CorruptImages(Damaged(1000, ()), share=0.01, per_epoch=400)
+    corrupt.start_epoch(seen=390, replaced=4)
+    with pytest.raises(CorruptImageError) as raised:
+        corrupt.note(10, [(0, 9, 5)])
+    assert str(raised.value).startswith(
+        "5 of 400 images (1.2 %) cannot be decoded: record 9 (train.rec @ 36864), ...; DataLoader.Train.max_corrupt allows "
+        "1 %, 4 of a rank's 400 an epoch; "
+    )
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_none_allowed_stops_at_the_first(num_workers):
     loader = Loader(Damaged(1000, (200,)), 50, 0, 1, seed=3, num_workers=num_workers)
