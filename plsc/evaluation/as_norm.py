@@ -48,7 +48,7 @@ def with_as_norm(
     scores = as_norm(result.similarity, embeddings, pairs, cohort)
     # Only the order of scores counts. Their unit is a deviation, not a cosine, so they are scaled to [-1, 1] for the grid of thresholds.
     largest = np.abs(scores).max() or 1.0
-    normalised = verify_distances(2 - 2 * scores / largest, result.same, list(result.tar_at_far))
+    normalised = verify_distances(2 - 2 * scores / largest, result.same)
     normalised = replace(normalised, people=result.people, of_pair=result.of_pair)
     note = f"AS-norm: by the {cohort.top:,} most alike of {len(cohort.embeddings):,} class centres."
     return replace(result, normalised=normalised, notes=[*result.notes, note])

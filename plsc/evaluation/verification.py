@@ -272,9 +272,7 @@ class Verification:
         return labels
 
 
-def verify(
-    emb_a: np.ndarray, emb_b: np.ndarray, same: np.ndarray, fars: Sequence[float] = FARS
-) -> Verification:
+def verify(emb_a: np.ndarray, emb_b: np.ndarray, same: np.ndarray) -> Verification:
     """Verify P pairs: emb_a and emb_b [P, D] of any float type (need not be normalised), same [P] bool.
 
     A zero embedding resembles nothing: its pairs get cosine 0 (InsightFace's code gives 0.5 to everything).
@@ -288,16 +286,13 @@ def verify(
             f"verification: embeddings of shape {emb_a.shape} and {emb_b.shape} with same of shape"
             f" {same.shape} do not fit, give [P, D], [P, D] and [P]"
         )
-    return _verify(
-        lambda rows: (_normalise(emb_a[rows]), _normalise(emb_b[rows])), emb_a.shape[1], same, fars
-    )
+    return _verify(lambda rows: (_normalise(emb_a[rows]), _normalise(emb_b[rows])), emb_a.shape[1], same)
 
 
 def verify_pairs(
     embeddings: np.ndarray,
     pairs: np.ndarray,
     same: np.ndarray,
-    fars: Sequence[float] = FARS,
     identity_of: np.ndarray | None = None,
 ) -> Verification:
     """Verify pairs int64 [P, 2] that index embeddings [N, D], as `verify` does.
@@ -307,15 +302,10 @@ def verify_pairs(
     """
     if len(embeddings) < len(pairs) and embeddings.size <= REUSED_ELEMENTS:  # each is in several pairs
         unit, norm = _normalise(embeddings)
-        result = _verify(
-            lambda rows: tuple((unit[i], norm[i]) for i in pairs[rows].T), unit.shape[1], same, fars
-        )
+        result = _verify(lambda rows: tuple((unit[i], norm[i]) for i in pairs[rows].T), unit.shape[1], same)
     else:
         result = _verify(
-            lambda rows: tuple(_normalise(embeddings[i]) for i in pairs[rows].T),
-            embeddings.shape[1],
-            same,
-            fars,
+            lambda rows: tuple(_normalise(embeddings[i]) for i in pairs[rows].T), embeddings.shape[1], same
         )
     if identity_of is None:
         return result
@@ -330,17 +320,17 @@ _Unit = (
 _Take = Callable[[slice], "tuple[_Unit, _Unit]"]  # the two embeddings of some pairs
 
 
-def _verify(take: _Take, size: int, same: np.ndarray, fars: Sequence[float]) -> Verification:
+def _verify(take: _Take, size: int, same: np.ndarray) -> Verification:
     if len(same) == 0:
         raise UserError("verification: the set has 0 pairs, give at least one")
     distance, zeros = _squared_distances(take, len(same), size)
-    result = verify_distances(distance, same.astype(bool), fars)
+    result = verify_distances(distance, same.astype(bool))
     if zeros:
         result.notes.append(f"Pairs with an embedding of length 0: {zeros:,}; their cosine was taken as 0.")
     return result
 
 
-def verify_distances(distance: np.ndarray, same: np.ndarray, fars: Sequence[float] = FARS) -> Verification:
+def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
     """Verify as `verify` does, from the squared distances [P] float64 of normalised embeddings."""
     similarity = 1 - distance / 2
     positives, negatives = int(np.sum(same)), int(np.sum(~same))
@@ -386,7 +376,7 @@ def verify_distances(distance: np.ndarray, same: np.ndarray, fars: Sequence[floa
         # With too few negatives not even one false accept is allowed.
         tar_at_far={
             far: float(tar_at_far(roc.far, roc.tar, far)) if roc and negatives >= needed(far) else None
-            for far in fars
+            for far in FARS
         },
         roc=roc,
         notes=notes,
