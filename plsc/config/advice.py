@@ -67,13 +67,9 @@ def _hold_out_advice(cfg: Config) -> list[str]:
     for train in (each.keywords for each in cfg.DataLoader.Train.sets):
         images = next((train[key] for key in KEY_OF_IMAGES.values() if key in train), None)
         trained[images] = min(train.get("hold_out", 0.0), trained.get(images, 1.0))
-    sets = {"DataLoader.Eval.dataset": cfg.DataLoader.Eval.dataset}
-    sets.update(
-        {f"DataLoader.Eval.more.{title}": section for title, section in cfg.DataLoader.Eval.more.items()}
-    )
     lines = []
-    for key, section in sets.items():
-        given = section.keywords if section else {}
+    for path, section in cfg.DataLoader.Eval.sets().items():
+        given = section.keywords
         if not given.get("hold_out"):
             continue
         images = given.get("images")
@@ -85,7 +81,7 @@ def _hold_out_advice(cfg: Config) -> list[str]:
         else:
             continue
         lines.append(
-            f"{key}: {why}; unless names show otherwise, the network is verified on classes that it has seen: give both the same "
+            f"{'.'.join(path)}: {why}; unless names show otherwise, the network is verified on classes that it has seen: give both the same "
             "images and the same hold_out"
         )
     return lines

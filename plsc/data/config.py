@@ -260,6 +260,11 @@ class EvalCfg(Section):
             )
         return self
 
+    def sets(self) -> dict[KeyPath, DatasetCfg]:
+        """Return the data sets by their paths in a config, the main one first."""
+        main = {EVAL_SET: self.dataset} if self.dataset else {}
+        return main | {(*MORE_SETS, title): section for title, section in self.more.items()}
+
 
 class DataLoaderCfg(Section):
     """Where images come from, and how many at a time."""
@@ -274,7 +279,4 @@ class DataLoaderCfg(Section):
             sets.update({(*TRAIN_SET, number): section for number, section in enumerate(self.Train.dataset)})
         else:
             sets[TRAIN_SET] = self.Train.dataset
-        if self.Eval.dataset:
-            sets[EVAL_SET] = self.Eval.dataset
-        sets.update({(*MORE_SETS, title): section for title, section in self.Eval.more.items()})
-        return sets
+        return sets | self.Eval.sets()

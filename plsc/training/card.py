@@ -230,13 +230,10 @@ def hash_files(cfg: Config, saved: Checkpoint) -> dict[str, str]:
         ),
         f"{saved.weights_file} and the preprocessing: the network": saved.network,
     }
-    evaluation = cfg.DataLoader.Eval
-    sections = {"dataset": evaluation.dataset}
-    sections.update({f"more.{title}": section for title, section in evaluation.more.items()})
-    for name, section in sections.items():
-        for key, value in section.keywords.items() if section else ():
+    for path, section in cfg.DataLoader.Eval.sets().items():
+        for key, value in section.keywords.items():
             if isinstance(value, str) and os.path.isfile(value) and os.path.getsize(value) <= _LARGE:
-                hashes[f"the file DataLoader.Eval.{name}.{key}"] = sha256_of(value)
+                hashes[f"the file {'.'.join(path)}.{key}"] = sha256_of(value)
     return hashes
 
 

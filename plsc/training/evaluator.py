@@ -19,7 +19,7 @@ from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
 from plsc.config.run import AmpCfg
 from plsc.data.build import Place, build_dataset
-from plsc.data.config import DataLoaderCfg, EvalCfg
+from plsc.data.config import EVAL_SET, DataLoaderCfg, EvalCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.evaluation.as_norm import Cohort
@@ -56,16 +56,13 @@ def build_sets(
     """
     refuse_flip(loader.Eval, preprocessing)
     sets: dict[str, EvalSet] = {}
-    given = {"DataLoader.Eval.dataset": (None, loader.Eval.dataset)}
-    given.update({f"DataLoader.Eval.more.{t}": (t, s) for t, s in loader.Eval.more.items()})
-    for key, (title, section) in given.items():
-        if section is None:
-            continue
+    for path in loader.Eval.sets():
+        key = ".".join(path)
         data = eval_set(build_dataset(loader, seed, place, key))
         data.check()
         _check_preprocessing(key, data.preprocessing, preprocessing)
         data.check_trained(key, num_classes, names, seen)
-        title = title or data.title
+        title = data.title if path == EVAL_SET else path[-1]
         if title in sets:
             raise UserError(f"{key}: the main set has the title '{title}' too, give this one another")
         sets[title] = data
