@@ -324,10 +324,7 @@ def build_training_set(cfg: Config) -> Dataset:
 def build_evaluation_sets(cfg: Config, dataset: Dataset) -> dict[str, EvalSet]:
     """Build the sets of DataLoader.Eval; UserError for one that does not fit the data set to train on."""
     seen = getattr(dataset, "identities", None)
-    place = cfg.Global.seed, cfg.place
-    return build_sets(
-        cfg.DataLoader, *place, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset)
-    )
+    return build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
 
 
 def build_loader(

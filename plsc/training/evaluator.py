@@ -18,8 +18,8 @@ from plsc import distributed
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
 from plsc.config.run import AmpCfg
-from plsc.data.build import Place, build_dataset
-from plsc.data.config import EVAL_SET, DataLoaderCfg, EvalCfg
+from plsc.data.build import build_dataset
+from plsc.data.config import EVAL_SET, EvalCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.evaluation.as_norm import Cohort
@@ -36,9 +36,7 @@ from plsc.utils.metrics import Metrics
 
 
 def build_sets(
-    loader: DataLoaderCfg,
-    seed: int,
-    place: Place,
+    cfg: Config,
     preprocessing: Preprocessing,
     num_classes: int,
     seen: np.ndarray | None = None,
@@ -49,16 +47,15 @@ def build_sets(
     UserError for one that does not fit the training set.
 
     Args:
-        seed, place: as of `build_dataset`.
         preprocessing, num_classes: preprocessing and number of classes of the training set.
         seen: `identities` of the training set, which no pair and no search may have; None: not known.
         names: of the classes trained on, in the order of their numbers, which labelled images must share; None: not known.
     """
-    refuse_flip(loader.Eval, preprocessing)
+    refuse_flip(cfg.DataLoader.Eval, preprocessing)
     sets: dict[str, EvalSet] = {}
-    for path in loader.Eval.sets():
+    for path in cfg.DataLoader.Eval.sets():
         key = ".".join(path)
-        data = eval_set(build_dataset(loader, seed, place, key))
+        data = eval_set(build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place, key))
         data.check()
         _check_preprocessing(key, data.preprocessing, preprocessing)
         data.check_trained(key, num_classes, names, seen)
@@ -275,14 +272,7 @@ class Evaluator:
 def build_saved_sets(cfg: Config, saved: Checkpoint) -> dict[str, EvalSet]:
     """Build the sets of DataLoader.Eval for the network of a checkpoint, as `build_sets`."""
     preprocessing = Preprocessing.from_json(saved.preprocessing)
-    return build_sets(
-        cfg.DataLoader,
-        cfg.Global.seed,
-        cfg.place,
-        preprocessing,
-        saved.num_classes,
-        names=saved.classes(),
-    )
+    return build_sets(cfg, preprocessing, saved.num_classes, names=saved.classes())
 
 
 def build_saved_evaluator(

@@ -97,7 +97,7 @@ overrides = [*MORE, "DataLoader.Eval.flip=true", "DataLoader.Eval.batch_size=7"]
 def make_evaluator(cfg, backbone):
     return Evaluator(
         cfg.DataLoader.Eval,
-        build_sets(cfg.DataLoader, cfg.Global.seed, cfg.place, NoisePairs().preprocessing, 23),
+        build_sets(cfg, NoisePairs().preprocessing, 23),
         backbone,
         23,
     )

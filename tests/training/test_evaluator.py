@@ -69,9 +69,7 @@ def make(*overrides, **arguments):
 
 
 def evaluator_of(cfg, backbone, **arguments):
-    sets = evaluator.build_sets(
-        cfg.DataLoader, cfg.Global.seed, cfg.place, PREPROCESSING, CLASSES, **arguments
-    )
+    sets = evaluator.build_sets(cfg, PREPROCESSING, CLASSES, **arguments)
     return evaluator.Evaluator(cfg.DataLoader.Eval, sets, backbone, CLASSES)
 
 
@@ -206,12 +204,10 @@ FOLDER = 'DataLoader.Eval.more.labelled={name: "tests.helpers.tiny_runs:People",
 def test_labelled_images_of_the_trained_classes_in_their_order_are_taken(people):
     cfg = load(TINY, [FOLDER % people])
     trained = ["/train/Anna", "/train/Bert", "/train/Carl"]
-    assert "labelled" in evaluator.build_sets(
-        cfg.DataLoader, cfg.Global.seed, cfg.place, PREPROCESSING, CLASSES, names=trained
+    assert "labelled" in evaluator.build_sets(cfg, PREPROCESSING, CLASSES, names=trained)
+    assert "labelled" in evaluator.build_sets(cfg, PREPROCESSING, CLASSES), (
+        "nothing is known of the trained classes"
     )
-    assert "labelled" in evaluator.build_sets(
-        cfg.DataLoader, cfg.Global.seed, cfg.place, PREPROCESSING, CLASSES
-    ), "nothing is known of the trained classes"
 
 
 @pytest.mark.parametrize(

@@ -47,15 +47,7 @@ def int8_data(cfg: Config, saved: Checkpoint) -> Int8Data:
             f"DataLoader.Train.dataset: {what} is {given} (trained on {trained}); onnx_int8 needs what the network was trained on"
         )
     seen = getattr(dataset, "identities", None)
-    sets = build_sets(
-        cfg.DataLoader,
-        cfg.Global.seed,
-        cfg.place,
-        preprocessing,
-        saved.num_classes,
-        seen,
-        class_names(dataset),
-    )
+    sets = build_sets(cfg, preprocessing, saved.num_classes, seen, class_names(dataset))
     ((title, data),) = sets.items()
     pictures = _draw(dataset, cfg.Export.int8_pictures, cfg.Global.seed)
     return Int8Data(pictures, _judge(cfg, saved, title, data), title, cfg.DataLoader.Eval.flip, saved.step)
