@@ -46,7 +46,7 @@ Result = Classification | Identification | Retrieval | Verification
 class EvalSet:
     """A set and what its kind knows. `data` is the object that a config names, maybe of a user's own class.
 
-    Attributes: task: the word for its evaluation. result: the class that `score` gives. labels: int64 [count], None but for labelled
+    Attributes: task: the word for its evaluation. result: the class of the result. labels: int64 [count], None but for labelled
     samples, whose classes a head predicts. num_classes: None but for these. pairs: int64 [P, 2], None but for verification, which
     finds a threshold.
     """
@@ -126,13 +126,8 @@ class EvalSet:
         """Say in a model card what is in the set."""
         raise NotImplementedError
 
-    def score(
-        self, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
-    ) -> Result:
-        """Compute the result from the embeddings [count, D].
-
-        Of labelled samples, from the predicted classes [count], int64 below `num_classes`.
-        """
+    def score(self, embeddings: np.ndarray) -> Result:
+        """Compute the result from the embeddings [count, D]; not of labelled samples, see LabelledSet."""
         raise NotImplementedError
 
     def calibration(self, result: Result, title: str, step: int, flip: bool) -> Calibration | None:
@@ -187,9 +182,8 @@ class LabelledSet(EvalSet):
     def describe(self) -> str:
         return f"{self.count:,} samples of {self.num_classes:,} classes"
 
-    def score(
-        self, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
-    ) -> Classification:
+    def score_predictions(self, predicted: np.ndarray, num_classes: int) -> Classification:
+        """Compute the result from the predicted classes [count], int64 below `num_classes`."""
         return classify(self.labels, predicted, num_classes)
 
 
@@ -219,9 +213,7 @@ class VerificationSet(EvalSet):
     def describe(self) -> str:
         return f"{len(self.pairs):,} pairs of {self.count:,} images"
 
-    def score(
-        self, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
-    ) -> Verification:
+    def score(self, embeddings: np.ndarray) -> Verification:
         return verify_pairs(embeddings, self.pairs, self.data.same, identity_of=self.data.identity_of)
 
     def normalise(self, result: Verification, embeddings: np.ndarray, cohort: Cohort) -> Verification:
@@ -248,9 +240,7 @@ class TemplateSet(VerificationSet):
         check_array(self.data, "media", "int64 [num_images]", None, self.count)
         self._check_pairs(int(self.data.template.max(initial=-1)) + 1)
 
-    def score(
-        self, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
-    ) -> Verification:
+    def score(self, embeddings: np.ndarray) -> Verification:
         return super().score(template_features(embeddings, self.data.template, self.data.media))
 
     def normalise(self, result: Verification, embeddings: np.ndarray, cohort: Cohort) -> Verification:
@@ -289,9 +279,7 @@ class SearchSet(EvalSet):
     def describe(self) -> str:
         return f"{len(self.data.probe):,} searches among {len(self.data.gallery):,} of {self.count:,} images"
 
-    def score(
-        self, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
-    ) -> Identification:
+    def score(self, embeddings: np.ndarray) -> Identification:
         return identify(embeddings, self.data.gallery, self.data.probe, self.data.identities)
 
 
@@ -309,9 +297,7 @@ class RankingSet(SearchSet):
     def size(self) -> str:
         return f"{len(self.data.probe):,} queries of"
 
-    def score(
-        self, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
-    ) -> Retrieval:
+    def score(self, embeddings: np.ndarray) -> Retrieval:
         data = self.data
         return retrieve(embeddings, data.gallery, data.probe, data.identities, data.cameras)
 

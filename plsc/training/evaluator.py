@@ -202,20 +202,24 @@ class Evaluator:
         self, title: str, embeddings: np.ndarray, predicted: np.ndarray | None, step: int
     ) -> tuple[dict[str, Any], Calibration | None]:
         """Compute, log and keep the result of one set; return its row, and of the main pairs the calibration. Rank 0 calls it."""
+        data = self.sets[title]
         try:
-            result = self.sets[title].score(embeddings, predicted, self.num_classes)
+            if predicted is None:
+                result = data.score(embeddings)
+            else:
+                result = data.score_predictions(predicted, self.num_classes)
         except UserError as error:
             raise UserError(f"{title}: {error}") from error
         is_main = title == self.main
         if is_main and self._grouping:
             result = result.with_groups(self._grouping)
         if is_main and self._cohort:
-            result = self.sets[title].normalise(result, embeddings, self._cohort)
+            result = data.normalise(result, embeddings, self._cohort)
         self.results[title] = result
         self._log(title, result)
         if not is_main:
             return result.row(), None
-        return result.row(), self.sets[title].calibration(result, title, step, self._section.flip)
+        return result.row(), data.calibration(result, title, step, self._section.flip)
 
     def store_threshold(self, saved: Checkpoint) -> None:
         """Store the main set's threshold with the checkpoint that was evaluated. Rank 0 calls it after `evaluate`."""

@@ -29,8 +29,10 @@ def test_a_set_describes_and_scores_itself(kind):
     assert known.preprocessing == data.preprocessing
     assert np.array_equal(known.images(2, 4), data.images(2, 4)) and known.name_of(3).endswith("3")
     known.check()
-    predicted = np.zeros(count, np.int64)
-    result = known.score(np.random.default_rng(0).normal(size=(count, 4)), predicted, 3)
+    if kind == "classification":
+        result = known.score_predictions(np.zeros(count, np.int64), 3)
+    else:
+        result = known.score(np.random.default_rng(0).normal(size=(count, 4)))
     assert isinstance(result, known.result) and result.kind == kind
     assert (known.labels is not None) == (kind == "classification")
     assert (known.pairs is not None) == (kind == "verification")

@@ -76,10 +76,11 @@ def _judge(cfg: Config, saved: Checkpoint, title: str, data: EvalSet) -> Callabl
             embed(samples) + (embed(np.ascontiguousarray(samples[..., ::-1])) if section.flip else 0)
             for samples in ahead(data.images, 0, data.count, section.batch_size)
         ]
-        predicted = None
-        if head is not None:
+        if head is None:
+            result = data.score(np.concatenate(parts))
+        else:
             predicted = np.concatenate([head.classify(paddle.to_tensor(part)).numpy() for part in parts])
-        result = data.score(np.concatenate(parts), predicted, saved.num_classes)
+            result = data.score_predictions(predicted, saved.num_classes)
         row = result.row()
         accuracy = row[result.metric]
         if accuracy is None:
