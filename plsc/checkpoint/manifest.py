@@ -1,4 +1,4 @@
-"""Read manifest.json, which lists the files of a checkpoint, and check that all are there and unaltered.
+"""Read and write manifest.json, which lists the files of a checkpoint, and check that all are there and unaltered.
 
 Checksums are CRC-32: it detects every change of one bit and of any run up to 32 bits, and takes no extra time
 while writing. SHA-256 would halve the speed and not protect from somebody who can rewrite the manifest too.
@@ -18,6 +18,7 @@ import math
 import re
 import stat
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -36,6 +37,7 @@ from pydantic import (
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, crc32_of
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.files import read_regular
+from plsc.utils.version import __version__
 from plsc.utils.yaml_lines import parse
 
 FORMAT = 6  # the only one that is read; 1 to 5 were written before the first release
@@ -56,6 +58,11 @@ _MOST_BYTES = 2**26  # of manifest.json; 99,999 head files take 30 MB
 def file_of(owner: str) -> str:
     """Name the file of an owner's arrays."""
     return f"{owner}.safetensors"
+
+
+def head_file(number: int, count: int) -> str:
+    """Name one of `count` files of class rows."""
+    return f"head-{number:05d}-of-{count:05d}.safetensors"
 
 
 def _refuse_huge(shape: list[int]) -> list[int]:
@@ -153,6 +160,13 @@ class Manifest(BaseModel):
 def seal(rest: bytes) -> bytes:
     """Return the bytes of manifest.json: the checksum as the first field, then `rest`."""
     return b'{"crc32": "%08x",' % zlib.crc32(rest) + rest
+
+
+def manifest_bytes(fields: Mapping[str, Any]) -> bytes:
+    """Return the bytes of manifest.json of the fields of a `Manifest` but for format and plsc."""
+    manifest = Manifest(format=FORMAT, plsc=__version__, **fields)
+    text = json.dumps(manifest.model_dump(), indent=1)
+    return seal(text[1:].encode())
 
 
 def _parse_sealed(data: bytes, where: Path) -> Manifest:

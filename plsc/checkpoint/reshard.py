@@ -8,7 +8,6 @@ another folder. Both write the same bytes, since plsc.checkpoint.tensorfile make
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,14 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plsc.checkpoint.manifest import FORMAT, Manifest, seal
+from plsc.checkpoint.manifest import head_file, manifest_bytes
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import header_of, sync_folder, write_synced
 from plsc.errors import UserError, writing
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.disk import refuse_full_disk
 from plsc.utils.sharding import split
-from plsc.utils.version import __version__
 
 ANOTHER_DISK = ("it", "name a target on another disk")
 BLOCK = 8 << 20  # bytes of rows, or of a copied file, in memory at once
@@ -87,12 +85,10 @@ def _fill(tmp: Path, ranges: Sequence, head: Head, files: Mapping, fields: Mappi
     sums = {name: write_synced(tmp / name, blocks) for name, blocks in files.items()}
     heads = []
     for number, (start, stop) in enumerate(ranges):
-        name = f"head-{number:05d}-of-{len(ranges):05d}.safetensors"
+        name = head_file(number, len(ranges))
         sums[name] = write_synced(tmp / name, rows_as_file(head, start, stop))
         heads.append({"file": name, "start": start, "stop": stop})
-    manifest = Manifest(format=FORMAT, plsc=__version__, heads=heads, files=sums, **fields)
-    text = json.dumps(manifest.model_dump(), indent=1)
-    write_synced(tmp / "manifest.json", [seal(text[1:].encode())])
+    write_synced(tmp / "manifest.json", [manifest_bytes({**fields, "heads": heads, "files": sums})])
     sync_folder(tmp)
 
 

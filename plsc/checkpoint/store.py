@@ -25,21 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from plsc.checkpoint.manifest import (
-    BACKBONE,
-    FORMAT,
-    Manifest,
-    file_of,
-    seal,
-    tiles,
-)
+from plsc.checkpoint.manifest import BACKBONE, file_of, head_file, manifest_bytes, tiles
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import DamagedError, layout, sync_folder, write_synced
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.atomic_write import remove
 from plsc.utils.disk import full_disk
 from plsc.utils.sharding import ClassShard
-from plsc.utils.version import __version__
 
 _log = logging.getLogger("plsc")
 
@@ -127,7 +119,7 @@ def save(
     try:
         shard = int(content.shard.start), int(content.shard.stop)
         shards = _distinct(together(_begin, final, first, shard), num_classes)
-        names = [f"head-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
+        names = [head_file(number, len(shards)) for number in range(len(shards))]
         replicated = len(names) < ranks.world_size
         if first or not replicated:
             mine[names[0 if replicated else ranks.rank]] = layout(content.rows)
@@ -214,8 +206,7 @@ def _publish(final: Path, first: bool, fields: dict) -> None:
     if not first:
         return
     tmp = _beside(final, "tmp")
-    manifest = Manifest(format=FORMAT, plsc=__version__, **fields)
-    write_synced(tmp / "manifest.json", [seal(json.dumps(manifest.model_dump(), indent=1)[1:].encode())])
+    write_synced(tmp / "manifest.json", [manifest_bytes(fields)])
     sync_folder(tmp)
     if final.exists():
         final.rename(_beside(final, "old"))  # `find` finds it there until the next line is done
