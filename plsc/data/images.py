@@ -215,7 +215,19 @@ class EncodedPairs(_Encoded, PairSet):
 
 
 class EncodedSearch(_Encoded, IdentificationSet):
-    """Gallery and probes of images that are decoded when they are needed; `size`, ... as in EncodedPairs."""
+    """Gallery and probes of images that are decoded when they are needed; `size`, ... as in EncodedPairs.
+
+    A format sets `_paths`: of the images of the gallery, and, if they are others, of the probes.
+    """
+
+    _paths: Sequence[Sequence[str]]
+
+    def encoded(self, index: int) -> np.ndarray:
+        return read_file(self.image_name(index))
+
+    def image_name(self, index: int) -> str:
+        gallery = self._paths[0]
+        return gallery[index] if index < len(gallery) else self._paths[1][index - len(gallery)]
 
     def image(self, index: int) -> np.ndarray:
         return read_sample(self.encoded(index), self.preprocessing, lambda: self.image_name(index))

@@ -15,7 +15,7 @@ import numpy as np
 from plsc.data.dataset import RetrievalSet
 from plsc.data.folder import read_folder
 from plsc.data.image_list import SHOWN, Paths, check_list, identity_names, refuse_missing
-from plsc.data.images import EncodedSearch, read_file
+from plsc.data.images import EncodedSearch
 from plsc.data.pairs import open_text
 from plsc.errors import MissingFileError, UserError, shown
 
@@ -78,13 +78,6 @@ class QueryGallery(EncodedSearch, RetrievalSet):
                 check_list(path, kwargs.get("root", ""))
         if len({os.path.isdir(path) for path in given}) == 2:
             raise UserError("gallery, query: give two folders or two lists")
-
-    def encoded(self, index: int) -> np.ndarray:
-        return read_file(self.image_name(index))
-
-    def image_name(self, index: int) -> str:
-        paths = self._paths[0]
-        return paths[index] if index < len(paths) else self._paths[1][index - len(paths)]
 
 
 def _places_in_gallery(gallery: _Part, queries: _Part) -> np.ndarray:

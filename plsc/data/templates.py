@@ -143,13 +143,6 @@ class GalleryProbe(EncodedSearch):
                 "gallery, probe: give two folders or two lists: the identities of a folder and a list are not comparable"
             )
 
-    def encoded(self, index: int) -> np.ndarray:
-        return read_file(self.image_name(index))
-
-    def image_name(self, index: int) -> str:
-        first, second = self._paths
-        return first[index] if index < len(first) else second[index - len(first)]
-
 
 def _read_part(path: str, root: str) -> tuple[Paths, np.ndarray]:
     """Open the images of a folder or list, and read who each shows: names, or numbers."""
