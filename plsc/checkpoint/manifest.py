@@ -37,6 +37,7 @@ from pydantic import (
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, crc32_of
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.files import read_regular
+from plsc.utils.messages import first_problem
 from plsc.utils.version import __version__
 from plsc.utils.yaml_lines import parse
 
@@ -188,9 +189,8 @@ def _parse_sealed(data: bytes, where: Path) -> Manifest:
     try:
         return Manifest.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        what = shown(first["msg"].removeprefix("Value error, "))
+        key, message = first_problem(error)
+        what = shown(message.removeprefix("Value error, "))
         raise DamagedError(f"{where}: {shown(key)}: {what}") from error
 
 

@@ -23,6 +23,7 @@ from plsc.checkpoint.manifest import BACKBONE, Manifest, file_of, open_folder
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile
 from plsc.errors import UserError, shown
 from plsc.utils.files import read_json
+from plsc.utils.messages import first_problem
 
 _RESUME = (
     "resume with the model and data that it was made with, or start a new run in another Global.output_dir"
@@ -103,9 +104,8 @@ class Checkpoint:
         except KeyError as error:
             raise UserError(f"{where}: has no '{shown(error.args[0])}'; {remedy}") from error
         except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
-            raise UserError(f"{where}.{shown(key)}: {shown(first['msg'])}; {remedy}") from error
+            key, message = first_problem(error)
+            raise UserError(f"{where}.{shown(key)}: {shown(message)}; {remedy}") from error
 
     @property
     def best(self) -> Best | None:

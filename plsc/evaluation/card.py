@@ -24,6 +24,7 @@ from plsc.evaluation.intervals import percent, with_interval
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.calibration import Threshold
 from plsc.utils.files import read_regular
+from plsc.utils.messages import first_problem
 
 JSON, MARKDOWN = "card.json", "card.md"
 NOT_COMPUTED = "the numbers were not computed again"
@@ -98,10 +99,9 @@ def read_card(folder: Path) -> Card:
     try:
         return Card.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = shown(".".join(map(str, first["loc"])))
+        key, message = first_problem(error)
         raise UserError(
-            f"{file}: {key}: {shown(first['msg'])}; it is not as plsc wrote it: plsc card write writes it anew"
+            f"{file}: {shown(key)}: {shown(message)}; it is not as plsc wrote it: plsc card write writes it anew"
         ) from error
 
 

@@ -27,6 +27,7 @@ from plsc.training.build_head import build_head, build_rule
 from plsc.training.groups import settings_of
 from plsc.utils.logging import warn
 from plsc.utils.memory import refuse_beyond_memory
+from plsc.utils.messages import first_problem
 from plsc.utils.registry import BACKBONES
 from plsc.utils.section import affects_training
 
@@ -211,9 +212,8 @@ def refuse_other_frozen(cfg: Config, saved: store.Checkpoint, backbone: paddle.n
     try:
         then = _frozen(OptimizerCfg(**keys), backbone)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, ("Optimizer", *first["loc"])))
-        raise UserError(f"{saved.path}/manifest.json: config: {key}: {first['msg']}") from error
+        key, message = first_problem(error)
+        raise UserError(f"{saved.path}/manifest.json: config: Optimizer.{key}: {message}") from error
     now = _frozen(cfg.Optimizer, backbone)
     if then != now:
         raise UserError(

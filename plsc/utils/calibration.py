@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from plsc.errors import UserError, shown
+from plsc.utils.messages import first_problem
 
 Cosine = Annotated[FiniteFloat, Field(ge=-1, le=1)]
 Share = Annotated[FiniteFloat, Field(gt=0, lt=1)]
@@ -130,9 +131,8 @@ class Calibration(BaseModel):
         try:
             return cls.model_validate(content)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        why = shown(f"{key}: {first['msg']}" if key else first["msg"])
+            key, message = first_problem(error)
+        why = shown(f"{key}: {message}" if key else message)
         raise UserError(
             f"{where}: is not what plsc eval --calibrate writes ({why}); delete it, or write it anew"
         )

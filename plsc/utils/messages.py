@@ -86,6 +86,12 @@ def _bounds(limits: Iterable[Any]) -> str:
     return "".join(f" {signs[name].format(bound)}" for name, bound in bounds.items())
 
 
+def first_problem(error: ValidationError) -> tuple[str, str]:
+    """Return the dotted key and the message, pydantic's own, of the first error."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return ".".join(map(str, first["loc"])), first["msg"]
+
+
 def problems_of(
     error: ValidationError, model: type[BaseModel], data: Any, everywhere: Iterable[str] = ()
 ) -> list[ConfigProblem]:

@@ -27,6 +27,7 @@ from plsc.apps.supervise import secret
 from plsc.apps.supervise.facts import MESSAGE, Facts, Name, Text
 from plsc.apps.supervise.secret import Secret
 from plsc.errors import UserError, shown
+from plsc.utils.messages import first_problem
 
 EVERY = 0.5  # seconds between two reports
 HUNG = 30.0  # seconds after which a machine that does nothing, though its process lives, counts as silent
@@ -247,10 +248,9 @@ def _read(body: bytes) -> Report:
     try:
         report = Report.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = "".join(f"{each}." for each in first["loc"])[:-1] or "it"
+        key, message = first_problem(error)
         raise ValueError(
-            f"{shown(where)[:200]}: {shown(first['msg'])[:200]}; install the same version of plsc on all machines"
+            f"{shown(key or 'it')[:200]}: {shown(message)[:200]}; install the same version of plsc on all machines"
         ) from None
     if report.machine == 0:
         raise ValueError("--rank 0: is the machine that --master names; give each machine its own")
