@@ -155,10 +155,7 @@ class GlobalCfg(Section):
             )
         return value
 
-    @field_validator("threads")
-    @classmethod
-    def _few(cls, value: int | None) -> int | None:
-        return few_for_this_machine(value)
+    _few = field_validator("threads")(few_for_this_machine)
 
     @field_validator("loggers")
     @classmethod

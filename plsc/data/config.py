@@ -213,10 +213,7 @@ class TrainCfg(Section):
             raise ValueError("needs the number of samples to keep; state global_batch")
         return value
 
-    @field_validator("num_workers")
-    @classmethod
-    def _few(cls, value: int) -> int:
-        return few_for_this_machine(value)
+    _few = field_validator("num_workers")(few_for_this_machine)
 
     @property
     def planned_ranks(self) -> int:
