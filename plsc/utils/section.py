@@ -9,7 +9,7 @@ and use it; nothing else lists the keys. Checks within a section are its methods
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
@@ -55,25 +55,24 @@ OTHER_RUN = {**NOT_TRAINING, "is_run": True}
 
 def is_run(section: type[BaseModel], path: Sequence[str]) -> bool:
     """Return whether the key at `path` below a section names another run."""
-    for key in path:
-        field = getattr(section, "model_fields", {}).get(key)
-        if field is None:
-            return False
-        section = field.annotation
-    return (field.json_schema_extra or {}).get("is_run", False)
+    return [*_marks(section, path)][-1].get("is_run", False)
 
 
 def affects_training(section: type[BaseModel], path: Sequence[str]) -> bool:
     """Return whether the key at `path` below a section affects the training; True for an unknown key."""
+    return all(marks.get("affects_training", True) for marks in _marks(section, path))
+
+
+def _marks(section: type[BaseModel], path: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    """Yield the marks of the field of each key at `path`, none of an unknown key, which is the last."""
     for key in path:
         field = getattr(section, "model_fields", {}).get(key)
         if field is None:
-            return True
-        if not (field.json_schema_extra or {}).get("affects_training", True):
-            return False
+            yield {}
+            return
+        yield field.json_schema_extra or {}
         section = field.annotation
         section = next((each for each in get_args(section) if hasattr(each, "model_fields")), section)
-    return True
 
 
 class Section(BaseModel):
