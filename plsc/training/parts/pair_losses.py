@@ -20,11 +20,10 @@ from plsc.data.loader import Batch
 from plsc.distributed.accelerator import to_device
 from plsc.training.parts.part import Part
 from plsc.utils.logging import warn
+from plsc.utils.ranges import Positive
 from plsc.utils.timing import timer
 
-Weight = Annotated[float, Field(gt=0, le=10_000)]
 Cosine = Annotated[float, Field(ge=-1, le=1)]
-Positive = Annotated[float, Field(gt=0, le=10_000)]
 
 # More than any logit, far from overflow: a pair that does not count is moved by it.
 _FAR = 1e9
@@ -39,7 +38,7 @@ class PairLoss(Part, ABC):
     A loss of one's own derives from it and defines `name` and `compare`.
     """
 
-    def __init__(self, weight: Weight = 1.0):
+    def __init__(self, weight: Positive = 1.0):
         self.weight = weight
 
     @abstractmethod
@@ -91,7 +90,7 @@ class Triplet(PairLoss):
 
     name = "triplet"
 
-    def __init__(self, weight: Weight = 1.0, margin: Positive = 0.2):
+    def __init__(self, weight: Positive = 1.0, margin: Positive = 0.2):
         super().__init__(weight)
         self.margin = margin
 
@@ -106,7 +105,7 @@ class SupCon(PairLoss):
 
     name = "supcon"
 
-    def __init__(self, weight: Weight = 1.0, temperature: Positive = 0.1):
+    def __init__(self, weight: Positive = 1.0, temperature: Positive = 0.1):
         super().__init__(weight)
         self.temperature = temperature
 
@@ -122,7 +121,7 @@ class Circle(PairLoss):
 
     name = "circle"
 
-    def __init__(self, weight: Weight = 1.0, margin: Positive = 0.25, scale: Positive = 256.0):
+    def __init__(self, weight: Positive = 1.0, margin: Positive = 0.25, scale: Positive = 256.0):
         super().__init__(weight)
         self.margin = margin
         self.scale = scale
@@ -149,7 +148,7 @@ class MultiSimilarity(PairLoss):
 
     def __init__(
         self,
-        weight: Weight = 1.0,
+        weight: Positive = 1.0,
         alpha: Positive = 2.0,
         beta: Positive = 50.0,
         base: Cosine = 0.5,
