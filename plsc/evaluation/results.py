@@ -66,7 +66,7 @@ def write_results(
         worst,
         config_yaml,
         summary,
-        headlines=headlines(main, results, rows, facts) if main else (),
+        headlines=headlines(main, results, facts) if main else (),
         remarks=overfitting(rows, results[main]) if main else (),
         compared=compared,
     )
@@ -101,9 +101,7 @@ def numbers_of(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 _METRICS = {"accuracy": "accuracy", "rank1": "rank-1", "map": "mAP"}
 
 
-def headlines(
-    main: str, results: Mapping[str, Any], rows: list[dict], facts: Mapping[str, Any]
-) -> list[tuple[str, str]]:
+def headlines(main: str, results: Mapping[str, Any], facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Format the main set's number at the best and at the last step, or of the tested checkpoint: label and
     value each."""
     result = results[main]

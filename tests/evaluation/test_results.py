@@ -143,18 +143,18 @@ def test_the_headline_is_the_best_step_and_the_last():
     found = verification()
     best = {"step": 8, "set": "pairs", "metric": "accuracy", "value": 0.9875}
     here = f"accuracy {100 * found.accuracy:.2f} %"
-    both = headlines("pairs", {"pairs": found}, [], {"step": 12, "best": best})
+    both = headlines("pairs", {"pairs": found}, {"step": 12, "best": best})
     assert both == [
         ("best step, 8: verification on pairs (chosen on it)", "accuracy 98.75 %"),
         ("last step, 12: verification on pairs", here),
     ]
-    one = headlines("pairs", {"pairs": found}, [], {"step": 8, "best": best})
+    one = headlines("pairs", {"pairs": found}, {"step": 8, "best": best})
     assert one == [("best and last step, 8: verification on pairs", here)]
-    tested = headlines("pairs", {"pairs": found}, [], {"step": 8, "checkpoint": "step-8"})
+    tested = headlines("pairs", {"pairs": found}, {"step": 8, "checkpoint": "step-8"})
     assert tested == [("verification on pairs, step 8", here)]
-    ((label, value),) = headlines("people", {"people": identification()}, [], {"step": 8, "best": None})
+    ((label, value),) = headlines("people", {"people": identification()}, {"step": 8, "best": None})
     assert label == "identification on people, step 8" and value.startswith("rank-1 ")
-    ((label, value),) = headlines("shoes", {"shoes": retrieval()}, [], {"step": 8, "best": None})
+    ((label, value),) = headlines("shoes", {"shoes": retrieval()}, {"step": 8, "best": None})
     assert label == "retrieval on shoes, step 8" and value.startswith("mAP ")
 
 
