@@ -21,7 +21,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import tempfile
 import traceback
 import weakref
 from multiprocessing.connection import Connection, Pipe
@@ -160,13 +159,8 @@ def _stop(processes: list[subprocess.Popen], pipes: list[Connection]) -> None:
 
 
 def _anonymous_file(size: int):
-    """Make a file of `size` zero bytes without a name, in memory where the system can (Linux)."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("plsc-loader")
-    else:
-        descriptor, name = tempfile.mkstemp(prefix="plsc-loader")
-        os.unlink(name)
-    file = os.fdopen(descriptor, "r+b")
+    """Make a file of `size` zero bytes in memory, without a name."""
+    file = os.fdopen(os.memfd_create("plsc-loader"), "r+b")
     file.truncate(size)
     return file
 
