@@ -1,12 +1,14 @@
 """Draw the picture of docs/training.md: python tools/plot_margins.py docs/pictures/margins.png"""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import paddle
 
-from plsc.evaluation.report.style import panels
+from plsc.evaluation.report.style import COLOURS, FAINT, new_figure, png_of, styled
 from plsc.utils.registry import MARGINS
 
 DEGREES = np.linspace(0, 180, 361)
@@ -21,6 +23,28 @@ def curve(name: str, norm: float = 20.0, t: float = 0.0) -> tuple[np.ndarray, np
     margin.deviation = 1.0
     cosine = margin.others(COS, own, own)[0] if t else margin(COS, paddle.full_like(COS, norm)).cosine
     return DEGREES, cosine.numpy()
+
+
+def panels(titles: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]], across: str, up: str) -> bytes:
+    """Draw line charts beside each other as PNG: title -> {label: (x, y)}; the first line of each is the grey one.
+
+    Args:
+        across, up: labels of the x and y axes, for all charts.
+    """
+    with styled():
+        figure = new_figure(3.6)
+        for axes, (title, lines) in zip(
+            np.ravel(figure.subplots(1, len(titles), sharey=True)), titles.items()
+        ):
+            for colour, (label, (x, y)) in zip((FAINT, *COLOURS), lines.items()):
+                axes.plot(x, y, color=colour, label=label, linestyle="--" if colour == FAINT else "-")
+            axes.set(
+                title=title, xlabel=across, xlim=(x.min(), x.max()), xticks=np.linspace(x.min(), x.max(), 5)
+            )
+            axes.legend(loc="lower left", fontsize=8)
+        figure.axes[0].set_ylabel(up)
+        matplotlib.rcParams["savefig.dpi"] = 110  # a page's width, and a small file in the repository
+        return png_of(figure)
 
 
 same = {name: curve(name) for name in ("arcface", "cosface", "sphereface", "combined")}

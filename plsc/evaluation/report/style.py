@@ -3,17 +3,19 @@
 They use matplotlib's own font and no pyplot: the same numbers give the same picture, and a user's matplotlib
 settings are neither read nor changed.
 
-    panels({"a title": {"a line": (x, y)}}, "across", "up")          -> PNG bytes
+    with styled():
+        figure = new_figure(3.6)
+        figure.subplots().plot(x, y)
+        png = png_of(figure)
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
@@ -89,26 +91,3 @@ def png_of(figure: Figure) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()
-
-
-def panels(titles: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]], across: str, up: str) -> bytes:
-    """Draw line charts beside each other as PNG, for the docs: title -> {label: (x, y)}; the first line of
-    each is the grey one.
-
-    Args:
-        across, up: labels of the x and y axes, for all charts.
-    """
-    with styled():
-        figure = new_figure(3.6)
-        for axes, (title, lines) in zip(
-            np.ravel(figure.subplots(1, len(titles), sharey=True)), titles.items()
-        ):
-            for colour, (label, (x, y)) in zip((FAINT, *COLOURS), lines.items()):
-                axes.plot(x, y, color=colour, label=label, linestyle="--" if colour == FAINT else "-")
-            axes.set(
-                title=title, xlabel=across, xlim=(x.min(), x.max()), xticks=np.linspace(x.min(), x.max(), 5)
-            )
-            axes.legend(loc="lower left", fontsize=8)
-        figure.axes[0].set_ylabel(up)
-        matplotlib.rcParams["savefig.dpi"] = 110  # a page's width, and a small file in the repository
-        return png_of(figure)
