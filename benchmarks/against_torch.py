@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.machine import describe_machine, format_machine
 from plsc.distributed import environment
 from plsc.errors import UserError
 from plsc.utils import measure
@@ -95,7 +96,7 @@ def compare(
         rows += [_row(name, network, count, runs, dtype) for count in threads]
     return {
         "dtype": dtype,
-        **measure.describe_machine(),
+        **describe_machine(),
         "torch": importlib.metadata.version("torch"),
         "instructions": os.environ.get("ONEDNN_MAX_CPU_ISA", "all of the processor"),
         "rows": rows,
@@ -170,7 +171,7 @@ def show(result: dict) -> str:
         for row in result["rows"]
     ]
     return (
-        f"{measure.format_machine(result)}, torch {result['torch']}, ours in {result['dtype']}, oneDNN's instructions: {result['instructions']}\n"
+        f"{format_machine(result)}, torch {result['torch']}, ours in {result['dtype']}, oneDNN's instructions: {result['instructions']}\n"
         f"{table(rows, headers)}"
     )
 

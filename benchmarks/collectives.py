@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import MAIN, chart
+from benchmarks.machine import describe_machine, format_machine
 from plsc.distributed import launcher
 from plsc.errors import UserError
-from plsc.utils import measure
 from plsc.utils.text import table
 
 
@@ -49,7 +49,7 @@ def collectives(args: argparse.Namespace) -> dict:
             if not target.exists():
                 raise UserError(f"{ranks} ranks were not measured: {last_line}")
             rows += json.loads(target.read_text())["rows"]
-    return {**measure.describe_machine(), "rows": rows}
+    return {**describe_machine(), "rows": rows}
 
 
 def measure_rows(sizes_kb: list[int], runs: int, device: str) -> list[dict]:
@@ -70,7 +70,7 @@ def measure_rows(sizes_kb: list[int], runs: int, device: str) -> list[dict]:
 
 def show(result: dict) -> str:
     rows = [[row["what"], row["ranks"], row["kb"] or None, 1e3 * row["seconds"]] for row in result["rows"]]
-    return f"{measure.format_machine(result)}\n{table(rows, ['collective', 'ranks', 'kB', 'ms'])}"
+    return f"{format_machine(result)}\n{table(rows, ['collective', 'ranks', 'kB', 'ms'])}"
 
 
 def plot(result: dict) -> bytes:

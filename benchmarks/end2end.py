@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 
 import plsc
+from benchmarks.machine import describe_machine, format_machine
 from plsc import config
 from plsc.distributed import launcher
 from plsc.errors import UserError
-from plsc.utils import measure
 from plsc.utils.metrics import read_metrics
 from plsc.utils.text import table
 
@@ -54,7 +54,7 @@ def end2end(args: argparse.Namespace) -> dict:
     median = {version: statistics.median(values) for version, values in rates.items()}
     parts = {name: statistics.median(row["profile"][name] for row in rows) for name in rows[0]["profile"]}
     return {
-        **measure.describe_machine(),
+        **describe_machine(),
         "config": args.config,
         "override": args.override,
         "ranks": args.ranks,
@@ -92,7 +92,7 @@ def show(result: dict) -> str:
     rows = [[name, 1e3 * part, f"{part / total:.1%}"] for name, part in result["seconds"].items()]
     against = f", {result['over_against']:.2f} times the other version" if result["over_against"] else ""
     return (
-        f"{measure.format_machine(result)}\n{result['images_per_second']:,.0f} images/s on {result['ranks']} ranks{against}; a step of "
+        f"{format_machine(result)}\n{result['images_per_second']:,.0f} images/s on {result['ranks']} ranks{against}; a step of "
         f"{1e3 * total:.1f} ms, rank 0:\n{table(rows, ['part', 'ms', 'share'])}"
     )
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import MAIN, chart
+from benchmarks.machine import describe_machine, format_machine
 from plsc.config import Config, add_overrides, load
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
@@ -57,7 +58,7 @@ def head(args: argparse.Namespace) -> dict:
         (classes,), (rate,) = args.classes, args.rate
         return measure_row(config(args, rate), classes, args)
     rows = [_in_new_processes(*each, args) for each in itertools.product(args.classes, args.rate, args.ranks)]
-    return {**measure.describe_machine(), "rows": rows}
+    return {**describe_machine(), "rows": rows}
 
 
 def _in_new_processes(classes: int, rate: float, ranks: int, args: argparse.Namespace) -> dict:
@@ -183,7 +184,7 @@ def show(result: dict) -> str:
         for row in result["rows"]
     ]
     headers = [*columns, "step, ms", "x products", "x dense", "peak, MB", "planned, MB"]
-    return f"{measure.format_machine(result)}\n{table(rows, headers)}"
+    return f"{format_machine(result)}\n{table(rows, headers)}"
 
 
 def plot(result: dict) -> bytes:

@@ -14,11 +14,11 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import MAIN
+from benchmarks.machine import describe_machine, format_machine
 from plsc.apps.plan import plan
 from plsc.config import load
 from plsc.distributed import launcher
 from plsc.errors import UserError
-from plsc.utils import measure
 from plsc.utils.memory import available_bytes
 from plsc.utils.text import table
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> dict:
     """Compare plsc plan's predictions with measurements."""
-    return {**measure.describe_machine(), "rows": [row(*CASES[number], args) for number in args.cases]}
+    return {**describe_machine(), "rows": [row(*CASES[number], args) for number in args.cases]}
 
 
 def row(
@@ -116,4 +116,4 @@ def show(result: dict) -> str:
         "MB",
         "off",
     ]
-    return f"{measure.format_machine(result)}\n{table(rows, headers)}"
+    return f"{format_machine(result)}\n{table(rows, headers)}"

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.machine import describe_machine, format_machine
 from plsc.apps.serving.gallery import search as gallery_search
 from plsc.apps.serving.gallery.rows import Rows
 from plsc.distributed import environment
 from plsc.evaluation.search import search as float32_search
-from plsc.utils.measure import alternate, describe_machine, format_machine, resident_bytes
+from plsc.utils.measure import alternate, resident_bytes
 from plsc.utils.vectors import unit_rows
 
 _PEOPLE = 5

@@ -18,8 +18,8 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from benchmarks.machine import describe_machine, format_machine
 from plsc.errors import UserError, reading, shown
-from plsc.utils import measure
 from plsc.utils.text import table
 
 
@@ -44,7 +44,7 @@ def serve(args: argparse.Namespace) -> dict:
         picture = args.picture.read_bytes()
     load = _Load(address.hostname, address.port or 80, args.path, picture)
     rows = [load.row(clients, requests) for clients in args.clients for requests in args.requests]
-    return {**measure.describe_machine(), "path": args.path, "rows": rows}
+    return {**describe_machine(), "path": args.path, "rows": rows}
 
 
 class _Load:
@@ -128,4 +128,4 @@ def _quantiles(seconds: list[float]) -> dict:
 def show(result: dict) -> str:
     heads = ["clients", "requests", "errors", "requests/s", "p50 ms", "p99 ms", "memory MB"]
     rows = [list(row.values()) for row in result["rows"]]
-    return f"{measure.format_machine(result)}\n{result['path']}\n{table(rows, heads)}"
+    return f"{format_machine(result)}\n{result['path']}\n{table(rows, heads)}"

@@ -17,13 +17,13 @@ import time
 from pathlib import Path
 
 from benchmarks import MAIN
+from benchmarks.machine import describe_machine, format_machine
 from plsc.apps.plan.calibration import Case, calibrate
 from plsc.apps.plan.plan import backbone_bytes, head_bytes, parts_bytes
 from plsc.config import Config, load
 from plsc.data.build import build_dataset
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
-from plsc.utils import measure
 from plsc.utils.text import table
 from tests.gpu_ops import count
 
@@ -66,7 +66,7 @@ def step(args: argparse.Namespace) -> dict:
     cases = [(args.batch, 1, ""), (args.batch, args.accumulate, ""), (whole, 1, "")]
     cases += [(args.batch, 1, recompute), (args.batch, args.accumulate, recompute)]
     cases += [(args.batch, 1, key) for key in args.also]
-    return {**measure.describe_machine(), "name": args.name, "rows": [_row(args, case) for case in cases]}
+    return {**describe_machine(), "name": args.name, "rows": [_row(args, case) for case in cases]}
 
 
 def _row(args: argparse.Namespace, case: tuple[int, int, str]) -> dict:
@@ -185,4 +185,4 @@ def show(result: dict) -> str:
         "off, with Paddle",
     ]
     headers += ["s a step", "images/s"]
-    return f"{result['name']}, {measure.format_machine(result)}\n{table(rows, headers)}"
+    return f"{result['name']}, {format_machine(result)}\n{table(rows, headers)}"

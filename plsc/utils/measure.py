@@ -8,12 +8,10 @@ on while Python goes ahead: who times it waits for it before each look at the cl
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
 
@@ -58,19 +56,3 @@ def commit() -> str | None:
         return subprocess.run(git, check=False, capture_output=True, text=True).stdout.strip() or None
     except FileNotFoundError:
         return None
-
-
-def describe_machine() -> dict:
-    """Describe the machine: processor, Paddle version, commit (None outside a checkout)."""
-    packages = {each.metadata["Name"]: each.version for each in metadata.distributions()}
-    return {
-        "machine": processor(),
-        "processors": os.cpu_count(),
-        "paddle": next((v for name, v in packages.items() if (name or "").startswith("paddlepaddle")), None),
-        "commit": commit(),
-    }
-
-
-def format_machine(about: dict) -> str:
-    """Format the result of `describe_machine` as one line."""
-    return f"{about['processors']} processors {about['machine']}, Paddle {about['paddle']}, commit {about['commit']}"

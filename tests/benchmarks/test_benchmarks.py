@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as benchmark
-from benchmarks import chart
+from benchmarks import chart, machine
 from plsc.cli.mistakes import without_traceback
 from plsc.distributed import accelerator, launcher
 from plsc.utils import measure
@@ -69,9 +69,9 @@ def test_the_gauge_sees_memory_come_and_its_peak_go():
 
 
 def test_circumstances_can_be_written_and_told():
-    found = measure.describe_machine()
+    found = machine.describe_machine()
     assert json.loads(json.dumps(found)) == found and found["processors"] > 0 and found["paddle"]
-    assert f"Paddle {found['paddle']}, commit {found['commit']}" in measure.format_machine(found)
+    assert f"Paddle {found['paddle']}, commit {found['commit']}" in machine.format_machine(found)
 
 
 @pytest.mark.usefixtures("launches_are_forked")

@@ -5,12 +5,11 @@ import json
 import numpy as np
 
 from benchmarks import __main__ as benchmark
-from benchmarks import head
+from benchmarks import head, machine
 from plsc.apps.plan.cost import Trial
 from plsc.config import load
 from plsc.heads.reference import DenseHead, arcface
 from plsc.training.head_bytes import head_bytes
-from plsc.utils import measure
 from tests.helpers.bounds import assert_within, perturbed
 from tests.helpers.launch import run_python
 
@@ -37,7 +36,7 @@ def test_the_numbers_add_up(tmp_path, capsys):
     assert found["planned_bytes"] == head_bytes(cfg, 300, found["selected"], 16, 8)
     assert found["step_over_products"] == found["step_seconds"] / found["products_seconds"] > 0
     assert found["step_over_dense"] == found["step_seconds"] / found["dense_seconds"] > 0
-    shown = head.show({**measure.describe_machine(), "rows": [found]})
+    shown = head.show({**machine.describe_machine(), "rows": [found]})
     assert shown.splitlines()[-1].split()[:6] == ["300", "0.5000", "1", "1", "8", "16"]
     assert head.plot({"rows": [found, dict(found, classes=30, dense_seconds=None)]}).startswith(b"\x89PNG")
 

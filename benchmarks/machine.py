@@ -1,0 +1,24 @@
+"""Tell the machine that numbers were measured on."""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+
+from plsc.utils.measure import commit, processor
+
+
+def describe_machine() -> dict:
+    """Describe the machine: processor, Paddle version, commit (None outside a checkout)."""
+    packages = {each.metadata["Name"]: each.version for each in metadata.distributions()}
+    return {
+        "machine": processor(),
+        "processors": os.cpu_count(),
+        "paddle": next((v for name, v in packages.items() if (name or "").startswith("paddlepaddle")), None),
+        "commit": commit(),
+    }
+
+
+def format_machine(about: dict) -> str:
+    """Format the result of `describe_machine` as one line."""
+    return f"{about['processors']} processors {about['machine']}, Paddle {about['paddle']}, commit {about['commit']}"
