@@ -18,7 +18,7 @@ from paddle import inference
 
 from plsc import cli
 from plsc.checkpoint.reshard import reshard
-from plsc.checkpoint.store import Checkpoint
+from plsc.checkpoint.store import Checkpoint, newest_step
 from plsc.config import load
 from plsc.data.preprocessing import Preprocessing
 from plsc.entry import Entry
@@ -178,6 +178,23 @@ def test_rows_after_the_checkpoint_are_written_anew(trained, tmp_path):
         checkpoint(tmp_path, step).rename(tmp_path / f"lost-{step}")
     entry(tmp_path, "Global.resume=true").train()
     assert rows(tmp_path) == rows(trained)
+
+
+def test_a_run_that_goes_back_keeps_what_it_saves_then(tmp_path, capsys):
+    entry(tmp_path, "Global.max_steps=9", "Checkpoint.every_steps=3").train()
+    assert checkpoints(tmp_path) == [3, 6, 9]
+    mine = checkpoint(tmp_path, 3).rename(tmp_path / "checkpoints/mine")
+    back = ["Global.resume=true", f"Global.checkpoint={mine}", "Checkpoint.every_steps=1"]
+    capsys.readouterr()
+    entry(tmp_path, *back, "Global.max_steps=4").train()
+    assert newest_step(tmp_path / "checkpoints") == 4
+    assert sorted(path.name for path in tmp_path.glob("checkpoints/*.bad")) == [
+        "step-00000006.bad",
+        "step-00000009.bad",
+    ]
+    assert (
+        "going on from step 3: later checkpoints are set aside, the last one as " in capsys.readouterr().out
+    )
 
 
 def test_resuming_where_nothing_is_starts_at_the_beginning(tmp_path, capsys):

@@ -356,11 +356,13 @@ def set_aside(path: Path) -> Path:
     return path.rename(aside)
 
 
-def set_aside_after(path: Path) -> None:
-    """Set the checkpoints of later steps than that of `path` aside, so that a run that has gone back is not resumed from them."""
-    for other in _entries(path.parent, r"step-\d{8,}"):
-        if step_of(other) > step_of(path):
-            set_aside(other)
+def set_aside_after(root: Path, step: int) -> list[Path]:
+    """Set the checkpoints of later steps in `root` aside, so that a run that has gone back is not resumed from them.
+
+    Returns their new paths, in the order of the steps.
+    """
+    later = (path for path in _entries(root, r"step-\d{8,}") if step_of(path) > step)
+    return [set_aside(path) for path in sorted(later, key=step_of)]
 
 
 def prune(

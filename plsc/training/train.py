@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from plsc.checkpoint import store
 from plsc.config import Config
 from plsc.config.advice import advice
 from plsc.distributed import environment, guard
-from plsc.errors import UserError
+from plsc.errors import UserError, writing
 from plsc.training.finish import finish
 from plsc.training.operators import refuse_or_name_fallbacks
 from plsc.training.start import find_checkpoint, make_folder, start
@@ -94,13 +95,15 @@ def _begin(
     ):  # a caller's own cannot be handed to the process that records
         distributed.run_on_rank_0(partial(refuse_or_name_fallbacks, cfg, trainer.dataset.preprocessing))
     beginning = finetune.Start([], {})
+    output_dir = Path(cfg.Global.output_dir)
     if path:
         trainer.resume(path)
+        if path.parent.resolve() == (output_dir / "checkpoints").resolve():
+            distributed.run_on_rank_0(partial(_set_later_aside, path.parent, trainer.step))
     elif cfg.init_from:
         beginning = finetune.start_from(cfg, trainer.backbone, trainer.head, trainer.dataset)
         trainer.begin_at(beginning.step, beginning.states)
     metrics = None
-    output_dir = Path(cfg.Global.output_dir)
     if distributed.rank() == 0:
         if not path:
             _set_earlier_run_aside(output_dir)
@@ -151,6 +154,16 @@ def _refuse_unread_checkpoint(cfg: Config) -> None:
         raise UserError(
             f"{where}: Global.checkpoint: training starts anew without Global.resume=true and would not read "
             f"{section.checkpoint}; set that to go on from it, or Global.init_from to begin a new run with its weights"
+        )
+
+
+def _set_later_aside(folder: Path, step: int) -> None:
+    """Set this run's checkpoints of later steps aside: new ones have lower steps, and the oldest are deleted."""
+    with writing(folder):
+        aside = store.set_aside_after(folder, step)
+    if aside:
+        get_logger().warning(
+            f"going on from step {step}: later checkpoints are set aside, the last one as {aside[-1]}"
         )
 
 

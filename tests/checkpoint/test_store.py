@@ -178,8 +178,8 @@ def test_the_newest_before_a_step_and_the_later_ones_set_aside(tmp_path):
     ]  # fmt: skip
     flip(paths[4] / "manifest.json")
     assert find(tmp_path, rename=True, before=6) == paths[2] and (tmp_path / "step-00000004.bad").exists()
-    set_aside_after(paths[6])
-    set_aside_after(paths[2])
+    set_aside_after(tmp_path, 6)
+    assert [path.name for path in set_aside_after(tmp_path, 2)] == ["step-00000006.bad"]
     names = [f"step-0000000{step}.bad" for step in (4, 6, 8)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", *names]
     flip(paths[2] / "manifest.json")

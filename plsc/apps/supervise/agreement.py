@@ -28,7 +28,7 @@ from plsc.utils.text import counted
 
 DEAD = 10.0  # seconds without a report; also without an answer, after which a machine ends its ranks itself
 TAKEN_OVER = 3.0  # seconds after which a further process with the number of a silent one takes its place
-_STOOD = 3.0  # seconds without any report, its own included: this machine stood still, and could hear none
+STOOD = 3.0  # seconds without any report, its own included: this machine stood still, and could hear none
 _AGAIN = 4.0  # seconds for the others to be heard again after that
 _REMIND = 30.0  # seconds between two lines about machines that are waited for
 _BEGIN = 600.0  # seconds for the first rank of a machine to begin
@@ -40,6 +40,7 @@ class Local(Protocol):
     logs: str
     chosen: bool
     resumes: bool
+    resumes_newest: bool
 
     def newest_step(self) -> int | None: ...
     def is_unfinished(self, newest: int | None) -> bool: ...
@@ -217,7 +218,7 @@ class Agreement:
     def _tick(self, now: float) -> None:
         if self._since is None:
             self._since = self._reminded = self._ticked = now
-        if now > self._ticked + _STOOD:
+        if now > self._ticked + STOOD:
             self._listen_again(now)
         self._ticked = max(now, self._ticked)
         self._release(now)
@@ -318,7 +319,7 @@ class Agreement:
         newest = self._job.newest_step()
         if self._generation == 0:
             resumes = not self._job.chosen and self._job.is_unfinished(newest)
-            self._history.begin(newest, resumes, self._job.resumes)
+            self._history.begin(newest, resumes, self._job.resumes_newest)
             if resumes:
                 self._lines.append(self._job.describe_resume(newest))
         elif self._history.step is not None:

@@ -58,7 +58,7 @@ class History:
         self._others: object = (
             None  # the stamp of a former run's checkpoint, from which a new run must not go on
         )
-        self._best: int | None = None
+        self._last: object = None  # the stamp of the last new checkpoint
         self._failures = 0
         self._restarts = 0
 
@@ -70,7 +70,7 @@ class History:
             resumes: go on from it, since it is of an unfinished run.
             keeps: the config says itself that the run goes on from it.
         """
-        self._best = newest
+        self._last = self._stamp(newest)
         self.step = newest if resumes else None
         # A start that fails early leaves the checkpoints of a former run.
         self._others = None if resumes or keeps else self._stamp(newest)
@@ -100,10 +100,11 @@ class History:
         if user:
             return Verdict(f"ERROR {text}; not restarted, the logs are in {logs}", 2)
         if self._is_of_former(newest):
-            self._best = newest = None
-        progress = newest is not None and (self._best is None or newest > self._best)
+            newest = None
+        stamp = self._stamp(newest)
+        progress = stamp not in (None, self._last)  # a run that went back makes its progress at lower steps
         self._failures = 0 if progress else self._failures + 1
-        self._best = newest if progress else self._best
+        self._last = stamp if progress else self._last
         if self._failures >= self._max_failures:
             count = f"{self._failures} failure{'s' if self._failures > 1 else ''} without a new checkpoint"
             return Verdict(f"ERROR {text}; giving up after {count}, the logs are in {logs}", 1)

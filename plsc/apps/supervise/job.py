@@ -68,8 +68,13 @@ class Job:
 
     @property
     def resumes(self) -> bool:
-        """Whether the config itself says that the run goes on from the newest checkpoint."""
+        """Whether the config itself says that the run goes on from a checkpoint."""
         return self.cfg.Global.resume
+
+    @property
+    def resumes_newest(self) -> bool:
+        """Whether the config itself says that the run goes on from the newest checkpoint."""
+        return self.resumes and self.cfg.Global.checkpoint in (None, "newest")
 
     def start(
         self,

@@ -7,6 +7,7 @@ the first machine has not answered for 10 s: by then the others go on without it
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 
 from plsc.apps.supervise import preflight
 from plsc.apps.supervise.address import listening_address, own_address
-from plsc.apps.supervise.agreement import DEAD, Agreement
+from plsc.apps.supervise.agreement import DEAD, STOOD, Agreement
 from plsc.apps.supervise.facts import Facts
 from plsc.apps.supervise.job import Job, Start, note_signals
 from plsc.apps.supervise.options import Machines, Options
@@ -39,6 +40,7 @@ from plsc.distributed import environment, guard, lock
 from plsc.errors import UserError, shown
 
 _POLL = 0.1  # seconds
+_HEAR = 2.0  # seconds to be answered after this machine stood still
 _RETRY = 1.0  # seconds between two questions for an address
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # else Gloo takes that of the host name
 _ANSWER = 1.0  # seconds for ranks to write where they are, before they are killed
@@ -162,6 +164,8 @@ class Machine:
         self._prepare()
         client = self._client = Client(self._machines.host, self._machines.port, self._secret)
         posted = 0
+        looked = time.monotonic()
+        woke = -math.inf
         while True:
             self._look()
             if client.mistake:
@@ -169,7 +173,14 @@ class Machine:
                 raise UserError(client.mistake)
             client.post(self._report(0), at_once=posted != self._changes)
             posted = self._changes
-            code = self._turn(client.order, time.monotonic() - client.contact)
+            now = time.monotonic()
+            if now > looked + STOOD:
+                woke = now  # all may have stood still; the last order is as old as that
+            looked = now
+            if client.contact < woke and now < woke + _HEAR:
+                time.sleep(_POLL)
+                continue
+            code = self._turn(client.order, now - client.contact)
             if code is not None:
                 self._state = "over"
                 with contextlib.suppress(*NO_ANSWER):

@@ -254,6 +254,9 @@ def _read(body: bytes) -> Report:
         ) from None
     if report.machine == 0:
         raise ValueError("--rank 0: is the machine that --master names; give each machine its own")
+    outcome = report.details and report.details.outcome
+    if report.state == "refused" and report.details and not (outcome and outcome.cause):
+        raise ValueError("details.outcome.cause: is not there; a machine that is refused says why")
     return report
 
 

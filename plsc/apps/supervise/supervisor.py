@@ -43,7 +43,7 @@ class Supervisor:
         history = History(self._max_failures, job.stamp)
         newest = job.newest_step()
         resumes = not job.chosen and job.is_unfinished(newest)
-        history.begin(newest, resumes, job.resumes)
+        history.begin(newest, resumes, job.resumes_newest)
         if resumes:
             job.say(job.describe_resume(newest))
         while True:

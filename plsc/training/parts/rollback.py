@@ -88,7 +88,7 @@ def go_back(root: Path, last_good: int, first_step: int = 0) -> Path | None:
             if path and store.Checkpoint.open(path, verify=False).step < first_step:
                 return None
             if path:
-                store.set_aside_after(path)
+                store.set_aside_after(root, store.step_of(path))
         except (UserError, OSError) as error:
             raise UserError(f"{root}: no way back to an earlier checkpoint: {error}") from error
         return path

@@ -17,6 +17,7 @@ class Job:
     logs = "out/log/machine-0"
     chosen = False
     resumes = False
+    resumes_newest = False
     unfinished = True
 
     steps = ()  # of the checkpoints

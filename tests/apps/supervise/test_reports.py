@@ -189,6 +189,8 @@ def test_the_first_machine_listens_on_the_address_of_the_master_alone(monkeypatc
         ({"host": "h" * 256}, "host: "),
         ({"machine": 0}, "--rank 0: is the machine that --master names"),
         ({"time": 1e999}, "time: "),
+        ({"state": "refused", "details": {}}, "details.outcome.cause: "),
+        ({"state": "refused", "details": {"outcome": {"code": 2}}}, "details.outcome.cause: "),
         ({"machine": "\x1b[2J"}, "machine: "),
     ],
 )
