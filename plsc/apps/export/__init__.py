@@ -20,9 +20,9 @@ Try it: `pytest tests/apps/export/test_export.py`.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from plsc.apps.export.kit import KitPictures, make_kit
 from plsc.apps.export.paddlex import save_paddlex
 from plsc.apps.export.reference import example, on_cpu, untouched
 from plsc.apps.export.requirements import NEED_ONNX, check_packages, check_pictures, check_replaceable
-from plsc.utils.atomic_write import atomic_write
+from plsc.utils.atomic_write import atomic_write, remove
 from plsc.utils.calibration import Calibration
 
 
@@ -91,7 +91,7 @@ def export(
     check_pictures(formats, preprocessing)
     check_replaceable(out)
     int8_data = int8() if "onnx_int8" in formats else None
-    with atomic_write(out) as tmp:
+    with _replacing(out) as tmp:
         tmp.mkdir(parents=True)
         with on_cpu(model), untouched(model):
             model.eval()
@@ -121,9 +121,28 @@ def export(
             in_8_bits = open_graph(tmp, files["onnx_int8"]) if "onnx_int8" in files else None
             checker.write(tmp / KIT, threshold, threshold_set or "the main evaluation set", in_8_bits)
         card = about.write(tmp, files, checks)
-        if out.exists():
-            shutil.rmtree(out)
     return {**card, "folder": str(out)}
+
+
+@contextlib.contextmanager
+def _replacing(out: Path) -> Iterator[Path]:
+    """Yield a name for a new folder, and give it the place of the export at `out` when the block ends well.
+
+    The earlier export stays whole, under another name at most, until the new one is there. What a killed export left under
+    that name is put back or replaced.
+    """
+    old = out.with_name(f"{out.name}.tmp.old")
+    try:
+        with atomic_write(out) as tmp:
+            yield tmp
+            if out.exists():
+                remove(old)
+                os.replace(out, old)
+    finally:
+        if old.exists() and not out.exists():
+            os.replace(old, out)
+    with contextlib.suppress(OSError):  # the new export is there; the next one removes the rest
+        remove(old)
 
 
 def _save_in_folder(

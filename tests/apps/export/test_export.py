@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
 from dataclasses import replace
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -358,6 +361,42 @@ def test_an_earlier_export_is_replaced_whole_and_other_folders_are_not(tmp_path)
     with pytest.raises(UserError, match="thesis.tex: is a file; name a folder"):
         export(Net(), out / "thesis.tex", preprocessing=PREPROCESSING, formats=["paddle"])
     assert (out / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("failing", ["replace", "rmtree"])
+def test_an_earlier_export_is_whole_until_the_new_one_is_there(tmp_path, monkeypatch, failing):
+    out, old = tmp_path / "out", tmp_path / "out.tmp.old"
+    save = lambda: export(trained(Net()), out, preprocessing=PREPROCESSING, formats=["paddle"])
+    save()
+    before = (out / "preprocessing.json").stat().st_ino
+
+    def replace_but_not(source, target):
+        if str(source) == f"{out}.tmp":
+            raise OSError("no")
+        os.rename(source, target)
+
+    with monkeypatch.context() as patch:
+        if failing == "replace":
+            patch.setattr(os, "replace", replace_but_not)
+            with pytest.raises(OSError, match="no"):
+                save()
+        else:
+            patch.setattr(shutil, "rmtree", Mock(side_effect=OSError("no")))
+            save()
+    assert ((out / "preprocessing.json").stat().st_ino == before) is (failing == "replace")
+    assert old.exists() is (failing == "rmtree")
+    save()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_a_killed_export_moved_away_is_put_back(tmp_path):
+    (tmp_path / "out.tmp.old").mkdir()
+    (tmp_path / "out.tmp.old/README.txt").write_text("older")
+    with pytest.raises(UserError, match="differs"):
+        export(trained(NotANumber()), tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle"])
+    assert (tmp_path / "out/README.txt").read_text() == "older"
+    export(trained(Net()), tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle"])
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_network_on_a_gpu_is_compared_on_the_cpu(tmp_path, monkeypatch):
