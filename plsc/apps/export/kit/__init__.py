@@ -105,7 +105,8 @@ class Kit:
             (folder / PICTURES).mkdir()
             for number, sample in enumerate(samples):
                 sample = sample[::-1] if channels == "RGB" else sample  # OpenCV writes BGR
-                cv2.imwrite(str(folder / PICTURES / f"{number:04d}.png"), np.moveaxis(sample, 0, -1))
+                encoded = cv2.imencode(".png", np.moveaxis(sample, 0, -1))[1]
+                (folder / PICTURES / f"{number:04d}.png").write_bytes(encoded)
         for name in _PROGRAMS:
             shutil.copyfile(Path(__file__).with_name(name), folder / name)
         lines = self._lines(threshold, measured, in_8_bits)
