@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -431,7 +433,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         sets = {key: partial(build, key) for key in keys_of_sets(cfg.DataLoader)}
         findings = doctor(sets, args.output, len(cfg.DataLoader.Train.sets), build)
     else:
-        sets = {path: (lambda path=path: _open(path)) for path in (args.train, *args.validation)}
+        paths = [args.train, *args.validation]
+        twice = [path for path, count in Counter(map(os.path.realpath, paths)).items() if count > 1]
+        if twice:
+            raise UserError(
+                f"{shown(twice[0])}: is given twice; give each set once, to validate on another than the one trained on"
+            )
+        sets = {path: partial(_open, path) for path in paths}
         findings = doctor(sets, args.output)
     print(shown_lines(findings.text()))
     print(f"done: report in {args.output}")

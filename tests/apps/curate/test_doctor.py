@@ -195,6 +195,15 @@ def test_arguments_that_would_be_ignored_are_refused(capsys, arguments, line):
     assert capsys.readouterr().err.startswith(f"ERROR {line}")
 
 
+def test_a_set_that_is_given_twice_is_refused(faces, tmp_path, capsys):
+    (tmp_path / "link").symlink_to(faces)
+    for other in (faces, tmp_path / "link"):
+        assert cli.main(["doctor", str(faces), "--validation", str(other)]) == 2
+        assert capsys.readouterr().err == (
+            f"ERROR {faces}: is given twice; give each set once, to validate on another than the one trained on\n"
+        )
+
+
 def test_labelled_images_of_a_config_must_be_of_the_classes_that_are_trained_on(faces, run, tmp_path):
     """For pairs the same people in both are leakage; predicted classes are those of training."""
     val = {
