@@ -276,18 +276,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     path = args.data.rstrip("/") or args.data
-    name = Path(path).resolve().stem
-    target = Path(args.output or f"{name}.yaml")
+    target = Path(args.output or f"{Path(path).resolve().stem}.yaml")
     if target.exists():
         raise UserError(
             f"{shown(target)}: exists already, and nothing is overwritten; name another file with --output"
         )
+    output = f"output/{target.stem}"
     files = find_vectors(path)
-    plan = (
-        _for_vectors(files, target, f"output/{name}")
-        if files
-        else _for_pictures(path, target, f"output/{name}")
-    )
+    plan = _for_vectors(files, target, output) if files else _for_pictures(path, target, output)
     dry_run(load(plan.values), _RANKS)  # refuses what cannot be trained
     comment = f"Written by plsc init for {shown(path)}: {plan.about}."
     replace_file(target, to_yaml(plan.values, [comment]).encode())

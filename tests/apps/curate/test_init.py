@@ -81,6 +81,7 @@ def test_damaged_pictures_are_counted_and_a_file_is_never_overwritten(tmp_path, 
         "mine.yaml: exists already" in capsys.readouterr().err
         and (tmp_path / "mine.yaml").read_text() == written
     )
+    assert load("mine.yaml").Global.output_dir == "output/mine"
 
 
 @pytest.mark.parametrize(
