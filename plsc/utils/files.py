@@ -33,6 +33,13 @@ def weights_folder(name: str) -> str:
     return os.path.join(cache_folder(), "weights", name)
 
 
+def check_parent(path: str | os.PathLike) -> None:
+    """Refuse a new file whose folder is not there, before the work whose result goes there. UserError."""
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise UserError(f"{shown(path)}: there is no folder {shown(folder)}; make it first")
+
+
 def open_regular(path: str | os.PathLike) -> BinaryIO:
     """Open a regular file for reading bytes.
 

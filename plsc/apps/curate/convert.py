@@ -31,6 +31,7 @@ from plsc.data.shard_index import ShardIndex
 from plsc.errors import UserError
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.bar import Bar
+from plsc.utils.files import check_parent
 from plsc.utils.logging import get_logger
 from plsc.utils.sharding import split
 
@@ -206,8 +207,7 @@ def convert(
     for path in (*written, *(f"{name}.tmp" for name in written)):
         if os.path.lexists(path):
             raise UserError(f"{path}: exists already; remove it, or name another target")
-    if not os.path.isdir(os.path.dirname(target) or "."):
-        raise UserError(f"{target}: there is no folder {os.path.dirname(target)}; make it first")
+    check_parent(target)
     if shards is not None and target.endswith((".rec", ".bin")):
         raise UserError(f"--to shards: writes a new folder (got the target '{target}')")
     if target.endswith(".bin"):

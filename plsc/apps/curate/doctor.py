@@ -36,7 +36,7 @@ from plsc.data.pair_sampling import one_sided_folds
 from plsc.data.pairs import PairList, is_pair_list
 from plsc.distributed.kernel_tables import kinds_listed, listed
 from plsc.distributed.kinds import kind_of
-from plsc.errors import UserError, shown, shown_lines
+from plsc.errors import UserError, shown, shown_lines, writing
 from plsc.evaluation.report.style import COLOURS, new_figure, png_of, styled
 from plsc.evaluation.sets import EvalSet, eval_set
 from plsc.training.operators import lines, missing, record
@@ -342,7 +342,8 @@ def doctor(
     join: opens the whole training set of a config, whose classes labelled sets besides training's have; None:
         they have others, to draw pairs from.
     """
-    output.mkdir(parents=True, exist_ok=True)  # first, since reading all images may take long
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)  # first, since reading all images may take long
     findings = Findings()
     opened = []
     for name, make in sets.items():
@@ -365,19 +366,18 @@ def doctor(
     if join and len(of_training) == trained:
         whole = join if trained > 1 else lambda: of_training[0][1].data
         check_classes(whole, {name: images for name, images, _ in others}, findings)
-    if training in findings.spreads:
-        replace_file(output / "images_per_class.png", draw_spread(findings.spreads[training], training))
     content = {
         "severity": findings.severity,
         "sets": findings.sets,
         "classes_with_images": findings.spreads,
         "findings": findings.lines,
     }
-    replace_file(
-        output / "doctor.json",
-        (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"),
-    )
-    replace_file(output / "report.txt", shown_lines(findings.text() + "\n").encode())
+    report = (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+    with writing(output):
+        if training in findings.spreads:
+            replace_file(output / "images_per_class.png", draw_spread(findings.spreads[training], training))
+        replace_file(output / "doctor.json", report)
+        replace_file(output / "report.txt", shown_lines(findings.text() + "\n").encode())
     return findings
 
 

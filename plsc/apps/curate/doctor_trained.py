@@ -23,7 +23,7 @@ from plsc.data.build import build_dataset
 from plsc.data.corrections import Correction, names_of_classes, write_corrections
 from plsc.data.dataset import EVALUATION, Dataset
 from plsc.data.without import are_named
-from plsc.errors import CorruptImageError, MissingFileError, shown
+from plsc.errors import CorruptImageError, MissingFileError, shown, writing
 from plsc.evaluation.search import finite_unit_rows
 from plsc.training.start import open_checkpoint, start
 from plsc.utils.bar import Bar
@@ -72,7 +72,8 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
     without = cfg.DataLoader.Train.without
     left_out = are_named(data, without) if without else np.zeros(data.num_classes, bool)
     trained = np.flatnonzero(~left_out[data.labels])
-    output.mkdir(parents=True, exist_ok=True)  # first, since embedding all images takes long
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)  # first, since embedding all images takes long
     embedded = _embed_by_all([load(cfg, chosen) for chosen in _checkpoints(cfg)], data, trained)
     noise = find_noise(embedded.embeddings, data.labels, data.num_classes, data.ranges)
     corrections = [
@@ -85,8 +86,9 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
         wrong=[correction for correction, undecided in zip(corrections, noise.undecided) if not undecided],
         undecided=[correction for correction, undecided in zip(corrections, noise.undecided) if undecided],
     )
-    write_corrections(output / LIST, data, listed.wrong, proposed=listed.undecided)
-    _write_page(output / PAGE, data, noise, listed, embedded)
+    with writing(output):
+        write_corrections(output / LIST, data, listed.wrong, proposed=listed.undecided)
+        _write_page(output / PAGE, data, noise, listed, embedded)
     return _text(data, listed, embedded, output), any(listed)
 
 

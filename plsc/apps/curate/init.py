@@ -37,10 +37,11 @@ from plsc.data.config import KEY_OF_IMAGES
 from plsc.data.folder import collected_problems
 from plsc.data.hold_out import LEAST, class_keys, enough_held_out, held_out
 from plsc.data.images import decode_pixels
-from plsc.errors import UserError, shown, shown_lines
+from plsc.errors import UserError, shown, shown_lines, writing
 from plsc.evaluation.sets import EvalSet, eval_set
 from plsc.training.dry_run import dry_run
 from plsc.utils.atomic_write import replace_file
+from plsc.utils.files import check_parent
 from plsc.utils.text import counted
 from plsc.utils.yaml_lines import dump
 
@@ -281,12 +282,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(
             f"{shown(target)}: exists already, and nothing is overwritten; name another file with --output"
         )
+    check_parent(target)
     output = f"output/{target.stem}"
     files = find_vectors(path)
     plan = _for_vectors(files, target, output) if files else _for_pictures(path, target, output)
     dry_run(load(plan.values), _RANKS)  # refuses what cannot be trained
     comment = f"Written by plsc init for {shown(path)}: {plan.about}."
-    replace_file(target, to_yaml(plan.values, [comment]).encode())
+    with writing(target):
+        replace_file(target, to_yaml(plan.values, [comment]).encode())
     for line in plan.warnings:
         print(line)
     print(f"{shown(target)}: for {plan.about}; next:")

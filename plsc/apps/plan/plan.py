@@ -46,8 +46,9 @@ from plsc.config import STAND_IN, Config, add_arguments, load
 from plsc.data.build import build_dataset
 from plsc.data.dataset import Dataset
 from plsc.distributed import environment
-from plsc.errors import UserError
+from plsc.errors import UserError, writing
 from plsc.training.stand_in import check_data, stand_in
+from plsc.utils.files import check_parent
 from plsc.utils.logging import warn
 from plsc.utils.memory import available_bytes
 from plsc.utils.text import counted, table
@@ -414,7 +415,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "less time, as each range is computed for its own samples only, elsewhere up to half more, for a mask on the logits"
         )
     if args.json:
-        args.json.write_text(json.dumps(planned, indent=1) + "\n")
+        with writing(args.json):
+            args.json.write_text(json.dumps(planned, indent=1) + "\n")
     return 0
 
 
@@ -423,6 +425,8 @@ def refuse(args: argparse.Namespace) -> None:
     for key in ("classes", "ranks"):
         if getattr(args, key) is not None and getattr(args, key) < 1:
             raise UserError(f"--{key}: must be 1 or more (got {getattr(args, key)})")
+    for path in filter(None, (args.json, args.plot)):
+        check_parent(path)
     on_paper.refuse(args)
     if args.device == "gpu" and args.seconds == 0 and not args.memory:
         raise UserError("--device gpu: with --seconds 0 no GPU is looked at; give its memory by --memory")
@@ -468,7 +472,8 @@ def plan_on_paper(args: argparse.Namespace, cfg: Config, dataset: Dataset) -> tu
     if args.plot:
         from plsc.apps.plan.paper.picture import draw  # here: matplotlib takes a second
 
-        args.plot.write_bytes(draw(planned))
+        with writing(args.plot):
+            args.plot.write_bytes(draw(planned))
     return planned, on_paper.show(planned)
 
 

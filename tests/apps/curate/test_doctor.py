@@ -204,6 +204,13 @@ def test_a_set_that_is_given_twice_is_refused(faces, tmp_path, capsys):
         )
 
 
+def test_a_file_in_the_place_of_the_reports_folder_is_refused(faces, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for output in (tmp_path / "file", tmp_path / "file/below"):
+        assert cli.main(["doctor", str(faces), "--output", str(output)]) == 2
+        assert capsys.readouterr().err.startswith(f"ERROR {output}: cannot be written: ")
+
+
 def test_labelled_images_of_a_config_must_be_of_the_classes_that_are_trained_on(faces, run, tmp_path):
     """For pairs the same people in both are leakage; predicted classes are those of training."""
     val = {

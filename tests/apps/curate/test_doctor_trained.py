@@ -86,6 +86,7 @@ def test_mistakes_are_refused_in_a_line(examined, tmp_path):
         (["--trained", str(tmp_path / "none")], "no such folder; name a run's folder, or its config.yaml"),
         (["--trained", "a", "-c", "b"], "give either a set of images to train on, or -c with a config, or --trained"),
         (["--trained", "a", "--validation", "b"], "--validation: has no meaning with --trained"),
+        (["--trained", str(examined / "run"), "--output", __file__], f"{__file__}: cannot be written: "),
     ):  # fmt: skip
         with pytest.raises(UserError, match=re.escape(message)):
             doctor.main(arguments)

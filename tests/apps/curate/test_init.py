@@ -82,6 +82,9 @@ def test_damaged_pictures_are_counted_and_a_file_is_never_overwritten(tmp_path, 
         and (tmp_path / "mine.yaml").read_text() == written
     )
     assert load("mine.yaml").Global.output_dir == "output/mine"
+    monkeypatch.setattr("plsc.apps.curate.init.examine", None)  # nothing is looked at
+    assert init("things", "--output", "no/mine.yaml") == 2
+    assert capsys.readouterr().err == "ERROR no/mine.yaml: there is no folder no; make it first\n"
 
 
 @pytest.mark.parametrize(

@@ -305,6 +305,7 @@ def test_the_command_writes_a_new_file_and_says_what_became_of_each_key(tmp_path
         (["--config", "nowhere.py"], "nowhere.py: "),
         (["--config", "FILE", "-o", "a", "b"], "give one -o FILE"),
         (["--config", "FILE", "-o", "FILE"], "is there already"),
+        (["--config", "FILE", "-o", "no/out.yaml"], "no/out.yaml: cannot be written: No such file"),
         (["--config", "FILE", "--ranks", "0"], "--ranks: must be 1 or more"),
         (["weights.pt", "--model", "LeNet"], "give --output, a new folder"),
         (

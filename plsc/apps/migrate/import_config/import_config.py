@@ -10,7 +10,7 @@ import os
 
 from plsc.apps.migrate.import_config import arcface_torch, plsc24
 from plsc.apps.migrate.import_config.translation import Translation, format_config, problems_of
-from plsc.errors import UserError, reading
+from plsc.errors import UserError, reading, writing
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.files import read_regular
 from plsc.utils.text import table
@@ -59,7 +59,8 @@ def main(path: str, output: str | None, ranks: int | None) -> None:
     else:
         if os.path.exists(output):
             raise UserError(f"{output}: is there already; name a new file")
-        replace_file(output, text.encode())
+        with writing(output):
+            replace_file(output, text.encode())
         print(table([list(row) for row in made.rows], ["key", "value", "here", "note"]))
         lost = sum(not row.to for row in made.rows)
         print(
