@@ -17,6 +17,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 import cv2
@@ -193,7 +194,7 @@ def to_yaml(values: dict, lines: Sequence[str]) -> str:
 
 
 def advice(seen: Seen, pictures: str, config: str, output: str) -> list[str]:
-    """Say what to expect of the data, and what to do next."""
+    """Say what to expect of the data, and what to do next. pictures, config, output: paths as words of a command."""
     lines = []
     if seen.faces is False:
         lines.append(
@@ -229,6 +230,11 @@ class Plan(NamedTuple):
     next_steps: list[str]
 
 
+def _word(path: str | Path) -> str:
+    """Return a path as a word of a command that is shown."""
+    return quote(shown(path))
+
+
 def _for_pictures(path: str, target: Path, output: str) -> Plan:
     findings = Findings()
     with collected_problems() as problems:
@@ -242,8 +248,8 @@ def _for_pictures(path: str, target: Path, output: str) -> Plan:
     return Plan(
         values=recommend(seen, {"name": kind, KEY_OF_IMAGES[kind]: path}, output),
         about=f"{counted(seen.pictures, 'picture')} of {counted(seen.classes, 'class', 'classes')}, {seen.height} x {seen.width}",
-        warnings=[*warnings, *([f"plsc doctor {shown(path)} names them"] if wrong else [])],
-        next_steps=advice(seen, shown(path), shown(target), shown(output)),
+        warnings=[*warnings, *([f"plsc doctor {_word(path)} names them"] if wrong else [])],
+        next_steps=advice(seen, _word(path), _word(target), _word(output)),
     )
 
 
@@ -256,8 +262,8 @@ def _for_vectors(files: tuple[str, str], target: Path, output: str) -> Plan:
         about=f"{counted(seen.count, 'vector')} of {seen.numbers} numbers, {classes}",
         warnings=[] if hold_out else [f"{classes} are too few to hold some out: nothing is verified"],
         next_steps=[
-            f"plsc train -c {shown(target)} --ranks {_RANKS}",
-            f"plsc gallery build people.gallery -c {shown(output)} PEOPLE   (a folder for each, with .npy files)",
+            f"plsc train -c {_word(target)} --ranks {_RANKS}",
+            f"plsc gallery build people.gallery -c {_word(output)} PEOPLE   (a folder for each, with .npy files)",
             "plsc gallery search people.gallery WHO.npy",
         ],
     )

@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from plsc.apps.migrate.import_weights import import_weights
@@ -203,8 +204,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     folder = get(args.name, args.output)
     row = PUBLISHED[args.name]
-    start = f"Global.init_from={folder}" if args.output else f"Weights.name={args.name}"
+    start = quote(shown(f"Global.init_from={folder}" if args.output else f"Weights.name={args.name}"))
     norms = " Optimizer.freeze_norms=true" if row.url.endswith(".onnx") else ""
-    print(f"done: {folder}; {row.licence}")
-    print(f"  plsc predict -c {folder}/config.yaml PHOTOS   (aligned ones: plsc align)")
+    print(f"done: {shown(folder)}; {row.licence}")
+    print(f"  plsc predict -c {quote(shown(folder / 'config.yaml'))} PHOTOS   (aligned ones: plsc align)")
     print(f"  plsc train -c YOURS.yaml -o {start} Model.name={row.network} Model.embedding_size=512{norms}")

@@ -75,6 +75,12 @@ def test_damaged_pictures_are_counted_and_a_file_is_never_overwritten(tmp_path, 
     assert init("things", "--output", "mine.yaml") == 0
     said = capsys.readouterr().out
     assert "\nERROR 1 images cannot be read\n" in said and "plsc doctor things names them\n" in said
+    (tmp_path / "things").rename(tmp_path / "my things")
+    assert init("my things") == 0
+    said = capsys.readouterr().out
+    assert "plsc doctor 'my things' names them\n" in said and "plsc train -c 'my things.yaml' --" in said
+    assert "plsc gallery build people.gallery -c 'output/my things' 'my things'\n" in said
+    (tmp_path / "my things").rename(tmp_path / "things")
     written = (tmp_path / "mine.yaml").read_text()
     assert init("things", "--output", "mine.yaml") == 2
     assert (

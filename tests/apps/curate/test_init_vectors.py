@@ -22,6 +22,7 @@ def test_what_it_writes_trains_and_verifies(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "voices")
     assert cli.main(["init", "voices/x.npy", "--output", "of a file.yaml"]) == 0
+    assert "plsc train -c 'of a file.yaml' --ranks 2\n" in capsys.readouterr().out
     assert cli.main(["init", "voices"]) == 0
     said = capsys.readouterr().out
     assert "voices.yaml: for 480 vectors of 24 numbers, 120 classes; next:\n" in said

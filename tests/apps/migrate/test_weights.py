@@ -94,6 +94,10 @@ def test_what_is_fetched_predicts_as_the_network(tmp_path, net, capsys):
     assert str(folder) == weights_folder("small") and [path.name for path in folder.parent.iterdir()] == [
         "small"
     ]
+    assert cli.main(["weights", "get", "small", "--output", "my folder"]) == 0
+    said = capsys.readouterr().out
+    assert f"predict -c '{tmp_path}/my folder/config.yaml' PHOTOS" in said
+    assert f"-o 'Global.init_from={tmp_path}/my folder' Model.name=" in said
     report = json.loads((folder / "import.json").read_text())
     row = PUBLISHED["small"]
     assert [report[key] for key in ("file", "sha256", "licence", "trained_on")] == [
