@@ -64,8 +64,10 @@ class ParquetImages(EncodedImages):
             names = self._files[0].schema_arrow.names
             self._image = _column(names, IMAGES, paths[0])
             label = _column(names, LABELS, paths[0])
-            columns = [file.read([label]).column(0) for file in self._files]
-        except ArrowException as error:
+            for file in self._files:
+                file.schema_arrow.field(self._image)  # KeyError if it has none
+            columns = [file.read([label]).column(label) for file in self._files]
+        except (ArrowException, KeyError) as error:
             raise UserError(
                 f"{shown(path)}: is damaged, or has other columns than its first file: {_line(error)}"
             ) from error
@@ -96,7 +98,14 @@ class ParquetImages(EncodedImages):
             data, path = None, data
         if data is None and path is None:
             raise CorruptImageError(f"{self.name(index)}: has no image")
-        return read_file(os.path.join(self._root, path)) if data is None else np.frombuffer(data, np.uint8)
+        if isinstance(data, bytes):
+            return np.frombuffer(data, np.uint8)
+        if data is None and isinstance(path, str):
+            return read_file(os.path.join(self._root, path))
+        raise UserError(
+            f"{self.name(index)}: {self._image} must be the bytes of a file, its path, or a struct of them, is "
+            f"{_line(self._read[1].type)}; write such a column"
+        )
 
     def name(self, index: int) -> str:
         """Name an image by its file and its row there."""
@@ -106,8 +115,8 @@ class ParquetImages(EncodedImages):
         return f"{self._paths[file]}: row {index - first}"
 
 
-def _line(error: Exception) -> str:
-    return shown(" ".join(str(error).split())[:200])
+def _line(text: object) -> str:
+    return shown(" ".join(str(text).split())[:200])
 
 
 def _column(names: list[str], wanted: tuple[str, ...], path: str) -> str:

@@ -84,11 +84,28 @@ def test_what_is_refused(here):
         with pytest.raises(UserError) as raised:
             ParquetImages(f"{name}.parquet")
         assert str(raised.value).startswith(message)
+    for image, name in ((pa.array([[1], [2]]), "lists"), (pa.array([1, 2]), "numbers")):
+        write(f"{name}.parquet", image, [0, 1])
+        with pytest.raises(
+            UserError, match=f"{name}.parquet: row 1: image must be the bytes of a file, its path, or"
+        ):
+            ParquetImages(f"{name}.parquet").encoded(1)
     with pytest.raises(MissingFileError, match="'no.parquet' does not exist"):
         ParquetImages("no.parquet")
     write("empty.parquet", [None, {"bytes": None, "path": "x"}], [0, 1])
     with pytest.raises(CorruptImageError, match="empty.parquet: row 0: has no image"):
         ParquetImages("empty.parquet").encoded(0)
+
+
+@pytest.mark.parametrize("column", ["label", "image"])
+def test_a_second_file_without_a_column_is_refused(here, column):
+    (here / "set").mkdir()
+    write("set/1.parquet", structs(range(2)), [0, 1])
+    pq.write_table(pq.read_table("set/1.parquet").drop_columns([column]), "set/2.parquet")
+    with pytest.raises(
+        UserError, match=f"^set: is damaged, or has other columns than its first file: .*{column}"
+    ):
+        ParquetImages("set")
 
 
 def test_training_from_it_is_refused_with_the_remedy(here):
