@@ -50,7 +50,7 @@ _SIGNATURES = {
 
 # Numbers in the headers of a .rec are float32, which is exact up to here.
 _LARGEST_LABEL = 2**24
-
+_LONGEST_NAME = 255  # bytes, on most file systems
 
 HELD_OUT_GLYPHS = "held-out-glyphs"
 
@@ -122,29 +122,36 @@ def _extension_of(images: EncodedImages, index: int, data: bytes) -> str:
 
 def identity_folders(images: EncodedImages) -> list[str]:
     """Name a folder for each class by its identity if all make different folder names, else by its label."""
-    if images.identities is not None:
-        names = [os.path.basename(str(name)) for name in images.identities]
-        # For some file systems A and a, or the two encodings of an accent, are the same name.
-        different = {unicodedata.normalize("NFC", name).casefold() for name in names}
-        # A name that begins with a dot would not be read again: such folders are hidden.
-        if len(different) == len(names) and all(name and not name.startswith(".") for name in names):
-            return names
-        get_logger().info("the identities' names make no folder for each of them; the folders are numbered")
     digits = len(str(images.num_classes - 1))
-    return [f"{label:0{digits}}" for label in range(images.num_classes)]
+    return _names(images) or [f"{label:0{digits}}" for label in range(images.num_classes)]
+
+
+def _names(images: EncodedImages) -> list[str] | None:
+    """Name the classes by their identities; None if these do not make a folder name for each."""
+    if images.identities is None:
+        return None
+    names = [os.path.basename(str(name)) for name in images.identities]
+    # For some file systems A and a, or the two encodings of an accent, are the same name.
+    different = {unicodedata.normalize("NFC", name).casefold() for name in names}
+    if len(different) == len(names) and all(map(_is_folder_name, names)):
+        return names
+    get_logger().info("the identities' names make no folder for each of them; numbers stand in their place")
+    return None
+
+
+def _is_folder_name(name: str) -> bool:
+    """Say whether a folder can have this name, and is read again: what begins with a dot is hidden."""
+    return name[:1] not in ("", ".") and "\0" not in name and len(os.fsencode(name)) <= _LONGEST_NAME
 
 
 def write_shards(images: EncodedImages, target: str, count: int) -> None:
     """Write `count` tar shards in WebDataset's layout, the images in their order, and the index of them.
 
-    A picture's name is identity/0001, or where identities have no names, or several the same one, its number.
+    A picture's name is identity/0001, or where identities make no names of folders, its number.
     """
     if not 1 <= count <= len(images):
         raise UserError(f"--shards: must be in [1, {len(images):,}], the images of the set, got {count}")
-    names = None if images.identities is None else [os.path.basename(str(name)) for name in images.identities]
-    if names is not None and (len({*names}) < len(names) or not all(names)):
-        get_logger().info("the identities' names are not different; the pictures are numbered")
-        names = None
+    names = _names(images)
     seen = np.zeros(images.num_classes, np.int64)
     digits = max(5, len(str(count - 1)))
     with atomic_write(target) as beside:

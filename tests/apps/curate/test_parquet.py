@@ -1,6 +1,8 @@
 """Parquet files of images: structs, bytes and paths, labels as numbers and names, row groups, and what is refused."""
 
 import json
+import os
+import tarfile
 
 import pytest
 
@@ -106,6 +108,16 @@ def test_a_second_file_without_a_column_is_refused(here, column):
         UserError, match=f"^set: is damaged, or has other columns than its first file: .*{column}"
     ):
         ParquetImages("set")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "é" * 128, "..", "a/"])
+def test_names_that_no_folder_can_have_become_numbers(here, name):
+    write("a.parquet", structs(range(2)), ["Ann", name])
+    convert("a.parquet", "folder")
+    convert("a.parquet", "shards", shards=1)
+    assert sorted(os.listdir("folder")) == ["0", "1"]
+    with tarfile.open("shards/00000.tar") as tar:
+        assert tar.getnames()[::2] == ["00000000.png", "00000001.png"]
 
 
 def test_training_from_it_is_refused_with_the_remedy(here):
