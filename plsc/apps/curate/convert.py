@@ -86,7 +86,7 @@ def write_rec(images: EncodedImages, target: str) -> None:
     with RecordWriter(target) as writer:
         writer.write(pack_image(b"", (float(end), float(end + images.num_classes)), 0))
         for number, index in enumerate(_shown(order.tolist(), target), start=1):
-            writer.write(pack_image(_bytes_of(images, index), float(images.labels[index]), number))
+            writer.write(pack_image(_read(images, index)[0], float(images.labels[index]), number))
         for identity, (start, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist())):
             writer.write(pack_image(b"", (float(start), float(stop)), end + identity))
 
@@ -103,21 +103,24 @@ def _write_files(images: EncodedImages, folder: Path) -> None:
         (folder / name).mkdir(parents=True)
     seen = np.zeros(images.num_classes, np.int64)
     for index in _shown(range(len(images)), str(folder)):
-        label, data = int(images.labels[index]), _bytes_of(images, index)
+        label = int(images.labels[index])
+        data, extension = _read(images, index)
         seen[label] += 1
-        extension = _extension_of(images, index, data)
         with open(folder / names[label] / f"{seen[label]:04}{extension}", "xb") as file:
             file.write(data)
 
 
-def _extension_of(images: EncodedImages, index: int, data: bytes) -> str:
-    """Return the extension of an image by its first bytes. UserError if they are of no known kind."""
+def _read(images: EncodedImages, index: int) -> tuple[bytes, str]:
+    """Read an image, and tell the extension of its file by its first bytes. UserError if it is empty or of no known kind."""
+    data = images.encoded(index).tobytes()
+    if not data:
+        raise UserError(f"{images.name(index)}: is empty; remove it from the set first")
     extension = next((ext for start, ext in _SIGNATURES.items() if data.startswith(start)), None)
     if extension is None:
         raise UserError(
-            f"{images.name(index)}: is not an image of a known kind (begins with 0x{data[:4].hex()}); it cannot be named"
+            f"{images.name(index)}: is not an image of a known kind (begins with 0x{data[:4].hex()}); remove it from the set first"
         )
-    return extension
+    return data, extension
 
 
 def identity_folders(images: EncodedImages) -> list[str]:
@@ -160,10 +163,11 @@ def write_shards(images: EncodedImages, target: str, count: int) -> None:
             path = beside / f"{number:0{digits}}.tar"
             with tarfile.open(path, "x", format=tarfile.GNU_FORMAT) as tar:
                 for index in _shown(range(start, stop), f"{target}, shard {number + 1} of {count}"):
-                    label, data = int(images.labels[index]), _bytes_of(images, index)
+                    label = int(images.labels[index])
+                    data, extension = _read(images, index)
                     seen[label] += 1
                     key = f"{names[label]}/{seen[label]:04}" if names else f"{index:08}"
-                    _add(tar, key + _extension_of(images, index, data), data)
+                    _add(tar, key + extension, data)
                     _add(tar, f"{key}.cls", str(label).encode())
         ShardIndex.open(str(beside))
 
@@ -181,13 +185,6 @@ def write_bin(pairs: EncodedPairs, target: str) -> None:
         (pairs.encoded(index).tobytes() for index in _shown(pairs.pairs.ravel().tolist(), target)),
         pairs.same,
     )
-
-
-def _bytes_of(images: EncodedImages, index: int) -> bytes:
-    data = images.encoded(index).tobytes()
-    if not data:
-        raise UserError(f"{images.name(index)}: is empty; remove it from the set first")
-    return data
 
 
 def _shown(indices: Sequence[int], target: str) -> Iterator[int]:

@@ -101,11 +101,21 @@ class ParquetImages(EncodedImages):
         if isinstance(data, bytes):
             return np.frombuffer(data, np.uint8)
         if data is None and isinstance(path, str):
-            return read_file(os.path.join(self._root, path))
+            return read_file(self._below_root(path, index))
         raise UserError(
             f"{self.name(index)}: {self._image} must be the bytes of a file, its path, or a struct of them, is "
             f"{_line(self._read[1].type)}; write such a column"
         )
+
+    def _below_root(self, path: str, index: int) -> str:
+        """Return where the image at `path` is. UserError outside of the root: a file from outside could copy any file of this machine."""
+        whole = os.path.normpath(os.path.join(self._root, path))
+        root = os.path.abspath(self._root)
+        if os.path.commonpath([root, os.path.abspath(whole)]) != root:
+            raise UserError(
+                f"{self.name(index)}: {shown(path)} lies outside of {shown(root)}; name the folder of the images by --root"
+            )
+        return whole
 
     def name(self, index: int) -> str:
         """Name an image by its file and its row there."""

@@ -120,6 +120,19 @@ def test_names_that_no_folder_can_have_become_numbers(here, name):
         assert tar.getnames()[::2] == ["00000000.png", "00000001.png"]
 
 
+@pytest.mark.parametrize("path", ["/etc/passwd", "../outside.png", "set/../../outside.png"])
+def test_a_path_outside_of_the_root_is_refused(here, path):
+    (here / "set").mkdir()
+    write("set/a.parquet", [{"bytes": None, "path": path}] * 2, [0, 1])
+    with pytest.raises(
+        UserError, match=f"row 0: {path} lies outside of {here}/set; name the folder of the images by"
+    ):
+        convert("set/a.parquet", "a.rec")
+    (here / "outside.png").write_bytes(png(0))
+    write("set/a.parquet", [{"bytes": None, "path": str(here / "outside.png")}] * 2, [0, 1])
+    convert("set/a.parquet", "a.rec", root=str(here))
+
+
 def test_training_from_it_is_refused_with_the_remedy(here):
     write("a.parquet", structs(range(2)), [0, 1])
     with pytest.raises(UserError) as raised:
