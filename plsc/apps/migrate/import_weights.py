@@ -29,7 +29,7 @@ from plsc.checkpoint import store
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, format_lines, tensor_differences
 from plsc.config import Config, add_overrides, load
 from plsc.data.preprocessing import MEAN, SCALE, Preprocessing
-from plsc.errors import UserError, writing
+from plsc.errors import UserError, shown, writing
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.files import open_regular
@@ -271,9 +271,5 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = import_weights(
         args.weights, load(args.config, [*overrides, *args.override]), args.output, preprocessing
     )
-    print(
-        table(
-            [(row.name, row.to, str(row.shape), row.done) for row in rows], ["tensor", "to", "shape", "done"]
-        )
-    )
-    print(f"done: {sum(bool(row.to) for row in rows)} of {len(rows)} tensors in {args.output}")
+    print(table([[*map(shown, row)] for row in rows], ["tensor", "to", "shape", "done"]))
+    print(f"done: {sum(bool(row.to) for row in rows)} of {len(rows)} tensors in {shown(args.output)}")

@@ -298,6 +298,13 @@ def test_the_command_writes_a_new_file_and_says_what_became_of_each_key(tmp_path
     assert capsys.readouterr().out.startswith("# theirs.py of arcface_torch, translated by plsc import\n")
 
 
+def test_names_of_a_file_cannot_control_the_terminal(tmp_path, capsys):
+    path = written(tmp_path, f'{YAML}"\\e[31m\\n": {{a: 1}}\n', "theirs.yaml")
+    assert cli.main(["import", "--config", path, "-o", str(tmp_path / "ours.yaml")]) == 0
+    said = capsys.readouterr().out
+    assert "\\x1b[31m\\n.a " in said and "\x1b" not in said
+
+
 @pytest.mark.parametrize(
     "arguments, line",
     [

@@ -128,7 +128,8 @@ def test_a_state_dict_inside_a_training_checkpoint(tmp_path, net):
 
 
 def test_the_verbs_work_on_the_folder(tmp_path, net, monkeypatch, capsys):
-    weights = write(tmp_path / "a.pt", of_torch(net))
+    state = {**of_torch(net), "\x1b[31m\n.num_batches_tracked": np.array(7)}
+    weights = write(tmp_path / "a.pt", state)
     arguments = [
         weights,
         "-o",
@@ -143,9 +144,11 @@ def test_the_verbs_work_on_the_folder(tmp_path, net, monkeypatch, capsys):
         "--aligned",
     ]
     assert cli.main(["import", *arguments, "--output", str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr().out
+    assert "\n\\x1b[31m\\n.num_batches_tracked " in said and "\x1b" not in said
+    said = said.splitlines()
     assert said[0].split() == ["tensor", "to", "shape", "done"]
-    assert said[-1] == f"done: {len(plain(net))} of {len(of_torch(net))} tensors in {tmp_path / 'out'}"
+    assert said[-1] == f"done: {len(plain(net))} of {len(state)} tensors in {tmp_path / 'out'}"
     pixels = np.random.default_rng(0).integers(0, 256, (5, 3, 20, 16), np.uint8)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").rename(tmp_path / "moved")

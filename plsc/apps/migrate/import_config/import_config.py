@@ -10,7 +10,7 @@ import os
 
 from plsc.apps.migrate.import_config import arcface_torch, plsc24
 from plsc.apps.migrate.import_config.translation import Translation, format_config, problems_of
-from plsc.errors import UserError, reading, writing
+from plsc.errors import UserError, reading, shown, shown_lines, writing
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.files import read_regular
 from plsc.utils.text import table
@@ -61,10 +61,10 @@ def main(path: str, output: str | None, ranks: int | None) -> None:
             raise UserError(f"{output}: is there already; name a new file")
         with writing(output):
             replace_file(output, text.encode())
-        print(table([list(row) for row in made.rows], ["key", "value", "here", "note"]))
+        print(table([[*map(shown, row)] for row in made.rows], ["key", "value", "here", "note"]))
         lost = sum(not row.to for row in made.rows)
         print(
-            f"done: {len(made.rows) - lost} of {len(made.rows)} keys in {output}, {lost} without a counterpart"
+            f"done: {len(made.rows) - lost} of {len(made.rows)} keys in {shown(output)}, {lost} without a counterpart"
         )
     for line in problems:
-        print(line)
+        print(shown_lines(line))
