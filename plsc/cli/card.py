@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     card = read_card(Path(args.run))
     if args.verb == "show":
-        print(json.dumps(card.model_dump(), indent=1, ensure_ascii=False) if args.json else to_markdown(card))
+        print(json.dumps(card.model_dump(), indent=1) if args.json else to_markdown(card))
         return 0
     config = Path(args.run) / "config.yaml"
     if not config.is_file() or sha256_of(config) != card.files.get(

@@ -192,9 +192,7 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     if args.verb == "inspect":
         facts = inspect(args.folder)
-        print(
-            json.dumps(facts, indent=1, ensure_ascii=False) if args.json else shown_lines(format_facts(facts))
-        )
+        print(json.dumps(facts, indent=1) if args.json else shown_lines(format_facts(facts)))
         return 0
     if args.verb == "verify":
         report = verify(args.folder)

@@ -205,6 +205,13 @@ def test_a_text_that_says_more_than_the_card_is_named(run, capsys):
     assert code == 1 and lines[0] == f"DIFFERS {text}: is not the text that this plsc writes of card.json"
 
 
+def test_the_json_of_a_card_controls_no_terminal(run, capsys):
+    path = run / "card.json"
+    path.write_text(path.read_text().replace("our own", "our \u202e\x9bown"))
+    assert cli.main(["card", "show", str(run), "--json"]) == 0
+    assert "our \\u202e\\u009bown" in capsys.readouterr().out
+
+
 def test_other_training_data_are_named(run, capsys):
     other = "DataLoader.Train.dataset.images_per_class=6"
     code, lines, _ = card(capsys, "verify", run, "-o", other)

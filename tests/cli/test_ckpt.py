@@ -154,11 +154,12 @@ def test_planted_duplicates_are_listed_and_merged(tmp_path, capsys):
 
 
 def test_names_are_escaped(saved, tmp_path, capsys):
-    save_ranks(tmp_path, 5, saved[1], 2, classes=[f"\x1b{n}" for n in range(11)])
+    save_ranks(tmp_path, 5, saved[1], 2, classes=[f"\x9b{n}" for n in range(11)])
     folder = tmp_path / "step-00000005"
-    assert "\\x1b0" in run(capsys, "inspect", folder)[1]
-    out = run(capsys, "edit-identities", folder, "--drop", "\x1b3", "--output", tmp_path / "edited")[1]
-    assert "\x1b" not in out and "dropped 1: \\x1b3" in out
+    assert "\\x9b0" in run(capsys, "inspect", folder)[1]
+    assert "\\u009b0" in run(capsys, "inspect", folder, "--json")[1]
+    out = run(capsys, "edit-identities", folder, "--drop", "\x9b3", "--output", tmp_path / "edited")[1]
+    assert "\x9b" not in out and "dropped 1: \\x9b3" in out
 
 
 def test_export_centres_and_duplicates_without_paddle(saved):
