@@ -211,5 +211,5 @@ def main(argv: Sequence[str]) -> int:
         report = edit_identities(args.folder, args.output, *lists)
     else:
         report = import_centres(args.sources, args.output, args.backbone, args.classes)
-    print(shown_lines(report.replace(f"{os.getcwd()}/", "")))
+    print(shown_lines(report.removeprefix(f"{os.getcwd()}/")))
     return 0

@@ -153,6 +153,14 @@ def test_planted_duplicates_are_listed_and_merged(tmp_path, capsys):
     assert code == 0 and out.endswith(": none\n") and len(out.splitlines()) == 1
 
 
+def test_the_current_folder_is_left_out_at_the_beginning_of_a_path_only(saved, monkeypatch, capsys):
+    folder = saved[0].parent
+    monkeypatch.chdir(folder)
+    (folder / f"x{folder}").mkdir(parents=True)
+    below = saved[0].rename(folder / f"x{saved[0]}")
+    assert run(capsys, "verify", below)[1].startswith(f"x{saved[0]}: whole, ")
+
+
 def test_names_are_escaped(saved, tmp_path, capsys):
     save_ranks(tmp_path, 5, saved[1], 2, classes=[f"\x9b{n}" for n in range(11)])
     folder = tmp_path / "step-00000005"
