@@ -195,6 +195,8 @@ def find_duplicates(
     if output is not None and Path(output).exists():
         raise UserError(f"{output}: is there already, and nothing is overwritten; name another file")
     saved = _checkpoint(run)
+    if not saved.num_classes:
+        raise UserError(f"{shown(saved.path)}: has no classes to compare; name a checkpoint of a training")
     centres = Directions(saved)
     given = f"{threshold:.4f}, as given" if threshold is not None else ""
     if threshold is None:

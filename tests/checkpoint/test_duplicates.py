@@ -155,6 +155,7 @@ def test_sub_centres_that_do_not_fit_the_rows_are_refused(tmp_path):
 
 def test_mistakes(tmp_path):
     folder = str(save_one(tmp_path, 1, content(0)))
+    empty = saved_with(tmp_path / "empty", np.zeros((0, 4), np.float32)).path
     (tmp_path / "there.csv").write_text("")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     for options, said in (
@@ -167,6 +168,7 @@ def test_mistakes(tmp_path):
             f"{tmp_path}/there.csv: is there already, and nothing is overwritten; name another file",
         ),
         ({"run": f"{tmp_path}/run"}, f"{tmp_path}/run/checkpoints: no checkpoint there; train first"),
+        ({"run": str(empty)}, f"{empty}: has no classes to compare; name a checkpoint of a training"),
         ({"run": f"{tmp_path}/none"}, f"{tmp_path}/none: there is no such checkpoint folder"),
     ):
         with pytest.raises(UserError) as raised:
