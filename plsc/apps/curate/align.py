@@ -2,7 +2,7 @@
 
 Every face is turned, scaled and shifted so that eyes, nose and mouth lie where ArcFace's networks expect them. Folders stay as they
 are (a folder a person stays one). The landmarks come from a file, or from a detector (extra `align`). The table, alignment.csv in
-the target, has a row for every file of the source: what was written, and what was not and why. Exit code: 0 all photos were
+the target, has a row for every file of the source that is not hidden: what was written, and what was not and why. Exit code: 0 all photos were
 written, 1 some were not, 2 a mistake in the arguments.
 """
 
@@ -146,7 +146,10 @@ def _check_target(source: str, target: str, resume: bool) -> None:
 
 
 def list_files(folder: str) -> tuple[list[str], list[Row]]:
-    """List the files below a folder, sorted, relative to it; and a row for each folder that cannot be listed."""
+    """List the files below a folder, sorted, relative to it; and a row for each folder that cannot be listed.
+
+    What begins with a dot is left out, as in training.
+    """
     lost = []
 
     def report(error: OSError) -> None:
@@ -157,7 +160,7 @@ def list_files(folder: str) -> tuple[list[str], list[Row]]:
     # A folder -> its real path and those of the folders on the way to it.
     entered = {folder: (os.path.realpath(folder),)}
     for root, folders, files in os.walk(folder, onerror=report, followlinks=True):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         way = entered.pop(root)
         for name in [*folders]:
             path = os.path.join(root, name)
@@ -168,7 +171,8 @@ def list_files(folder: str) -> tuple[list[str], list[Row]]:
                 lost.append(row._replace(detail="folder: is a link to a folder that it lies in"))
             else:
                 entered[path] = (real, *way)
-        names += [os.path.relpath(os.path.join(root, name), folder) for name in files]
+        visible = [name for name in files if not name.startswith(".")]
+        names += [os.path.relpath(os.path.join(root, name), folder) for name in visible]
     return sorted(names), lost
 
 

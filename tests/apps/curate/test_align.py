@@ -110,6 +110,13 @@ def test_every_bad_photo_has_a_row_that_says_why(photos):
     assert sorted(written) == ["alignment.csv", "alignment.json", "good.png"]
 
 
+def test_hidden_files_and_folders_are_no_photos(photos):
+    for name in ("Ann/._1.png", ".thumbs/1.png", "Ann/.thumbs/1.png", "Ann/1.png"):
+        photos.add(name, None, FACE)
+    assert photos.align() == 0
+    assert photos.statuses() == {"Ann/1.png": "written"}
+
+
 def test_links_that_lead_back_are_not_followed(photos):
     photos.add("a/1.png", None, FACE)
     photos.add("b/2.png", None, FACE)
