@@ -28,7 +28,7 @@ from plsc.apps.curate.landmarks import photo_key, read_landmarks
 from plsc.apps.curate.photo import HEADER, OTHER, UNREADABLE, WRITTEN, Options, Row, align_photo
 from plsc.data.folder import ALIGNMENT, EXTENSIONS, check_folder
 from plsc.errors import UserError, reading, shown, writing
-from plsc.utils.atomic_write import replace_file
+from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.bar import Bar
 from plsc.utils.files import read_json
 from plsc.utils.text import table
@@ -205,9 +205,8 @@ def _start(target: Path, settings: dict[str, Any], resume: bool) -> list[list[st
     replace_file(
         target / OPTIONS, (json.dumps(settings, indent=1) + "\n").encode("utf-8", "backslashreplace")
     )
-    with open(target / f"{TABLE}.tmp", "w", newline="", encoding="utf-8") as file:
+    with atomic_write(target / TABLE) as beside, open(beside, "x", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([HEADER, *kept])
-    os.replace(target / f"{TABLE}.tmp", target / TABLE)
     return kept
 
 
