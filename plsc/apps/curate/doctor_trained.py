@@ -213,14 +213,17 @@ def _write_page(
     def of_class(number: int) -> Strip:
         return strip(members.get(number, [])[:PER_CLASS], names[number])
 
-    def of_wrong(correction: Correction, nearest: int) -> Case:
-        sample, label = correction.number, int(data.labels[correction.number])
+    nearest_classes = dict(zip(noise.samples.tolist(), noise.classes.tolist()))
+
+    def of_wrong(correction: Correction) -> Case:
+        sample = correction.number
+        label = int(data.labels[sample])
+        nearest = nearest_classes[sample]
         what = f"{correction.action}, score {correction.score:.1f}"
         name = shown(data.name(sample))
         strips = [strip([sample], name), of_class(label), of_class(nearest)]
         return Case(f"{what}: labelled {names[label]}, nearest {names[nearest]}", strips)
 
-    nearest = dict(zip(noise.samples.tolist(), noise.classes.tolist()))
     write_page(
         path,
         f"Label noise: {shown(data.title)}",
@@ -237,19 +240,13 @@ def _write_page(
                 "Wrong labels",
                 f"The sample, others of its class, and of the nearest class; the {SHOWN} most certain ones. Score: by how many "
                 f"deviations of the ordinary samples it is nearer to the other class than they are; {LIMIT:g} and more are listed.",
-                [
-                    of_wrong(correction, nearest[correction.number])
-                    for correction in corrections.wrong[:SHOWN]
-                ],
+                [*map(of_wrong, corrections.wrong[:SHOWN])],
             ),
             Part(
                 "Wrong labels in classes of two",
                 "The two samples are less alike than one of them and another class, and nothing shows which of the two is wrong. "
                 f"The list has them behind a #. The {SHOWN} most certain ones.",
-                [
-                    of_wrong(correction, nearest[correction.number])
-                    for correction in corrections.undecided[:SHOWN]
-                ],
+                [*map(of_wrong, corrections.undecided[:SHOWN])],
             ),
         ],
     )
