@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -209,6 +210,17 @@ def _translate(args: argparse.Namespace) -> None:
     import_config.main(args.config, outputs[0] if outputs else None, args.ranks)
 
 
+def _check_numbers(args: argparse.Namespace) -> None:
+    if args.embedding_size is not None and args.embedding_size < 1:
+        raise UserError(f"--embedding-size: must be 1 or more (got {args.embedding_size})")
+    if min(args.size) < 1:
+        raise UserError(f"--size: must be height and width of at least 1 (got {args.size[0]} {args.size[1]})")
+    if not 0 < args.scale < math.inf:
+        raise UserError(f"--scale: must be more than 0, and finite (got {args.scale:g})")
+    if not math.isfinite(args.mean):
+        raise UserError(f"--mean: must be finite (got {args.mean:g})")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run `plsc import`. Raises UserError."""
     parser = argparse.ArgumentParser(
@@ -263,6 +275,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError("plsc import: --ranks has no meaning with weights; it is for a training config")
     if not args.config and not args.model:
         raise UserError("plsc import: give the network, by --model NAME or by -c FILE")
+    _check_numbers(args)
     size = args.embedding_size or (None if args.config else 512)
     given = {"Model.name": args.model, "Model.embedding_size": size}
     overrides = [f"{key}={value}" for key, value in given.items() if value is not None]

@@ -245,3 +245,19 @@ def test_what_is_there_is_not_replaced_and_the_network_has_to_be_given(tmp_path,
         import_weights(weights, load(None, MODEL), tmp_path / "file" / "out", PREPROCESSING)
     assert cli.main(["import", weights, "--output", str(tmp_path / "new")]) == 2
     assert capsys.readouterr().err == "ERROR plsc import: give the network, by --model NAME or by -c FILE\n"
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("--scale nan", "--scale: must be more than 0, and finite (got nan)"),
+        ("--scale 0", "--scale: must be more than 0, and finite (got 0)"),
+        ("--mean inf", "--mean: must be finite (got inf)"),
+        ("--size 0 5", "--size: must be height and width of at least 1 (got 0 5)"),
+        ("--embedding-size 0", "--embedding-size: must be 1 or more (got 0)"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_first(tmp_path, capsys, words, said):
+    arguments = ["import", "none.pt", "--model", "LeNet", "--output", str(tmp_path / "out"), *words.split()]
+    assert cli.main(arguments) == 2
+    assert capsys.readouterr().err == f"ERROR {said}\n"
