@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 from collections.abc import Sequence
@@ -425,6 +426,11 @@ def refuse(args: argparse.Namespace) -> None:
     for key in ("classes", "ranks"):
         if getattr(args, key) is not None and getattr(args, key) < 1:
             raise UserError(f"--{key}: must be 1 or more (got {getattr(args, key)})")
+    for key in ("memory", "disk"):
+        if getattr(args, key) is not None and not 0 < getattr(args, key) < math.inf:
+            raise UserError(f"--{key}: must be more than 0, and finite (got {getattr(args, key):g})")
+    if args.seconds is not None and not 0 <= args.seconds < math.inf:
+        raise UserError(f"--seconds: must be 0 or more, and finite (got {args.seconds:g})")
     for path in filter(None, (args.json, args.plot)):
         check_parent(path)
     on_paper.refuse(args)

@@ -444,6 +444,11 @@ def test_the_command_plans_and_writes(before, tmp_path, capsys, monkeypatch):
     [
         (["--ranks", "0"], r"--ranks: must be 1 or more \(got 0\)"),
         (["--classes", "-3"], r"--classes: must be 1 or more \(got -3\)"),
+        (["--memory", "-1"], r"--memory: must be more than 0, and finite \(got -1\)"),
+        (["--memory", "inf"], r"--memory: must be more than 0, and finite \(got inf\)"),
+        (["--disk", "0"], r"--disk: must be more than 0, and finite \(got 0\)"),
+        (["--seconds", "nan"], r"--seconds: must be 0 or more, and finite \(got nan\)"),
+        (["--seconds", "-1"], r"--seconds: must be 0 or more, and finite \(got -1\)"),
         (["--rate", "2"], r"Head\.sample_rate"),
         (["--bank", "attic"], r"Head\.bank"),
         (["--json", "no/p.json"], "^no/p.json: there is no folder no; make it first$"),
