@@ -169,8 +169,8 @@ static int64_t rows(const Scan& scan, int64_t row, int64_t stop, Found& found) {
     _tile_loadd(3, scan.start + 48, 0);
     int64_t left = row > first ? row - ROWS : row;
     for (int64_t k = 0; k < scan.width; k += 64, queries += 64 * QUERIES) {
-      const uint8_t* near = codes + ROWS / 2 * scan.width + ROWS * k;  // which a cache is to have next, and which the next cache
-      const uint8_t* far = codes + 4 * ROWS * scan.width + ROWS * k;
+      const uint8_t* near = codes + ROWS / 2 * scan.width + ROWS * k;  // to be in the first-level cache next
+      const uint8_t* far = codes + 4 * ROWS * scan.width + ROWS * k;   // and in the second-level cache
 #pragma GCC unroll 16
       for (int64_t line = 0; line < ROWS; ++line) {
         __builtin_prefetch(near + 64 * line, 0, 3);

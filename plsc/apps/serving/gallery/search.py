@@ -425,9 +425,8 @@ def _rounded(numbers: np.ndarray, towards: float) -> np.ndarray:
 def _in_large_pages(shape: tuple[int, ...], dtype: type) -> np.ndarray:
     """Make an array for a scan: whole lines of the cache, in pages that do not drive each other out of it."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    memory = np.empty(
-        _LARGE_PAGE + max(_LARGE_PAGE, size), np.uint8
-    )  # NumPy asks for large pages from 4 MB on
+    # NumPy asks for large pages from 4 MB on.
+    memory = np.empty(_LARGE_PAGE + max(_LARGE_PAGE, size), np.uint8)
     start = -memory.ctypes.data % _LARGE_PAGE
     return memory[start : start + size].view(dtype).reshape(shape)
 
