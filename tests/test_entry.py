@@ -183,7 +183,7 @@ def test_rows_after_the_checkpoint_are_written_anew(trained, tmp_path):
 def test_a_run_that_goes_back_keeps_what_it_saves_then(tmp_path, capsys):
     entry(tmp_path, "Global.max_steps=9", "Checkpoint.every_steps=3").train()
     assert checkpoints(tmp_path) == [3, 6, 9]
-    mine = checkpoint(tmp_path, 3).rename(tmp_path / "checkpoints/mine")
+    mine = checkpoint(tmp_path, 3).rename(tmp_path / "mine")  # as from a backup
     back = ["Global.resume=true", f"Global.checkpoint={mine}", "Checkpoint.every_steps=1"]
     capsys.readouterr()
     entry(tmp_path, *back, "Global.max_steps=4").train()

@@ -12,6 +12,7 @@ Try it: `Checkpoint.open(find("output/checkpoints")).head(0, 10)["centres"]`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -129,7 +130,7 @@ def save(
         together(_publish, final, first, {**fields, "heads": heads, "files": files})
     except SaveError:
         if first:
-            _tidy(root, ignore_errors=True)  # the disk may be full or gone; the next save tries again
+            _tidy(root)  # the disk may be full or gone; the next save tries again
         raise
     return final
 
@@ -212,25 +213,22 @@ def _publish(final: Path, first: bool, fields: dict) -> None:
         final.rename(_beside(final, "old"))  # `find` finds it there until the next line is done
     tmp.rename(final)
     sync_folder(final.parent)
-    _tidy(final.parent, ignore_errors=True)  # the replaced one; the next save tries again
+    _tidy(final.parent)  # the replaced one; the next save tries again
 
 
 def _beside(final: Path, suffix: str) -> Path:
     return final.with_name(f"{final.name}.{suffix}")
 
 
-def _tidy(root: Path, ignore_errors: bool = False) -> None:
+def _tidy(root: Path) -> None:
     """Remove the leftovers of a killed save or prune; a replaced checkpoint gets its name back if needed."""
     for path in _entries(root, r"step-\d{8,}\.(tmp|old)"):
         final = path.with_suffix("")
         if path.suffix == ".old" and not final.exists() and path.is_dir():
             path.rename(final)
             continue
-        try:
+        with contextlib.suppress(OSError):  # somebody may read it over a network; the next save tries again
             remove(path)
-        except OSError:
-            if not ignore_errors:
-                raise
 
 
 def _entries(root: Path, pattern: str) -> list[Path]:
@@ -389,5 +387,8 @@ def prune(
     for path in doomed:
         tmp = path.rename(_beside(path, "tmp"))  # a kill in the middle leaves nothing that looks whole
         sync_folder(tmp.parent)
-        remove(tmp)
+        try:
+            remove(tmp)
+        except OSError as error:  # somebody reads it over a network; the next save tries again
+            _log.warning("%s: not deleted: %s", tmp, error)
     return doomed

@@ -513,6 +513,8 @@ def _rates(counts: np.ndarray, fars: Sequence[float]) -> np.ndarray:
     accepted = np.concatenate([start, np.cumsum(counts, axis=1)], axis=1)
     with np.errstate(invalid="ignore"):
         far, tar = np.moveaxis(accepted / accepted[:, -1:], -1, 0)
-        return np.stack(
+        rates = np.stack(
             [equal_error_rate(far, tar), *(tar_at_far(far, tar, limit) for limit in fars)], axis=1
         )
+    rates[np.isnan(far[:, -1]) | np.isnan(tar[:, -1])] = np.nan
+    return rates

@@ -96,7 +96,8 @@ def first_stage(cfg: Config) -> Stage:
 def stage_after(cfg: Config, stage: Stage, step: int) -> Stage | None:
     """Return the stage that follows one that has ended at a step; None: the run is at its end."""
     stages = _stages_of(cfg)
-    if stage.number + 1 == len(stages) or step == cfg.Global.max_steps:
+    most = cfg.Global.max_steps
+    if stage.number + 1 == len(stages) or (most and step >= most):
         return None
     first = {"first_step": step, "first_epoch": stage.first_epoch + (stage.epochs or 0)}
     return dataclasses.replace(stages[stage.number + 1], **first)

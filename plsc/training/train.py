@@ -40,6 +40,7 @@ def train(cfg: Config, model: Any = None, make_optimizer: Callable | None = None
     cfg.check_ranks(environment.world_size_from_env())
     cfg.check_data()  # before anything is written
     _refuse_unread_checkpoint(cfg)
+    _refuse_own_folder(cfg)
     with guard.Guard(Path(cfg.Global.output_dir), cfg.Global.hang_seconds) as guarded:
         return _train(cfg, guarded, model, make_optimizer)
 
@@ -98,8 +99,7 @@ def _begin(
     output_dir = Path(cfg.Global.output_dir)
     if path:
         trainer.resume(path)
-        if path.parent.resolve() == (output_dir / "checkpoints").resolve():
-            distributed.run_on_rank_0(partial(_set_later_aside, path.parent, trainer.step))
+        distributed.run_on_rank_0(partial(_set_later_aside, output_dir / "checkpoints", trainer.step))
     elif cfg.init_from:
         beginning = finetune.start_from(cfg, trainer.backbone, trainer.head, trainer.dataset)
         trainer.begin_at(beginning.step, beginning.states)
@@ -127,7 +127,7 @@ def _begin(
     trainer.train(metrics)
     seconds = trainer.seconds
     while not guarded.stopped and (stage := stages.stage_after(cfg, stage, trainer.step)):
-        path = trainer.part("checkpoints").path
+        path = trainer.part("checkpoints").path or path  # a stage that had ended already has written none
         del trainer  # the next one needs its memory
         gc.collect()
         trainer = build_trainer(stage.cfg, model, make_optimizer, signals=guarded, stage=stage)
@@ -155,6 +155,20 @@ def _refuse_unread_checkpoint(cfg: Config) -> None:
             f"{where}: Global.checkpoint: training starts anew without Global.resume=true and would not read "
             f"{section.checkpoint}; set that to go on from it, or Global.init_from to begin a new run with its weights"
         )
+
+
+def _refuse_own_folder(cfg: Config) -> None:
+    """Refuse to learn from a run in this run's own folder, which is moved before the training begins."""
+    own = Path(cfg.Global.output_dir).resolve()
+    for key, name in (
+        ("Global.compatible_with", cfg.Global.compatible_with),
+        ("Teacher.checkpoint", cfg.Teacher.checkpoint),
+    ):
+        if name and Path(name).resolve() in (own, own / "checkpoints", *own.glob("checkpoints/*")):
+            raise UserError(
+                f"{cfg.source(key)}: {key}: {name} is this run's own Global.output_dir, whose files are moved to previous-1; name "
+                "another output_dir"
+            )
 
 
 def _set_later_aside(folder: Path, step: int) -> None:

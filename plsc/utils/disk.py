@@ -77,7 +77,7 @@ def check_space(folder: Path, need: int, saves: int, keep: int, what: str = "a c
     # Files of a killed save: the next save removes them before it writes.
     left = sum(file.stat().st_size for file in folder.glob("step-*.tmp/*"))
     free = refuse_full_disk(folder, need, what, left=left)
-    present = sum(1 for path in folder.glob("step-*") if path.suffix != ".tmp")
+    present = sum(1 for path in folder.glob("step-*") if path.suffix in ("", ".old"))
     more = max(1, min(saves, keep + 1 - present))
     fitting = free // need
     if more <= fitting:

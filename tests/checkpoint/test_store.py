@@ -379,6 +379,20 @@ def test_prune_keeps_the_newest_whole_ones_and_the_protected(tmp_path):
     assert_holds(find(tmp_path, rename=True), content(6))
 
 
+def test_a_checkpoint_that_cannot_be_deleted_ends_nothing(tmp_path, monkeypatch):
+    paths = [save_one(tmp_path, step, content(step)) for step in (1, 2)]
+
+    def busy(path):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plsc.checkpoint.store, "remove", busy)
+        assert prune(tmp_path, 1) == paths[:1]
+        assert save_one(tmp_path, 3, content(3)).exists()
+    save_one(tmp_path, 4, content(4))
+    assert not [*tmp_path.glob("*.tmp")]
+
+
 def test_prune_keeps_the_newest_before_a_step(tmp_path):
     paths = {step: save_one(tmp_path, step, content(step)) for step in range(1, 6)}
     assert prune(tmp_path, 1, way_back=3) == [paths[step] for step in (1, 3, 4)]

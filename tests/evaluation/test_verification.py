@@ -7,6 +7,7 @@ import pytest
 
 from plsc.errors import UserError
 from plsc.evaluation import roc_curve, verify, verify_distances, verify_pairs, worst_pairs
+from plsc.evaluation.verification import _rates
 
 
 def noisy_pairs(pairs, noise=1.2, size=16, seed=0, dtype=np.float32):
@@ -161,6 +162,13 @@ def test_intervals_are_those_of_a_slow_bootstrap(monkeypatch, exact):
     assert all(low < result.row()[key] < high for key, (low, high) in zip(keys, found))
     assert set(result.intervals) == {*keys, "tar@far=0.01"}
     assert result.intervals == verify_distances(distance, same).intervals  # the same draws every time
+
+
+def test_a_draw_without_pairs_of_one_kind_has_no_rates():
+    """Of few people a resample may have none who are different."""
+    counts = np.array([[[1, 2], [3, 1]], [[0, 2], [0, 1]], [[1, 0], [2, 0]]])
+    rates = _rates(counts, [0.1, 0.5])
+    assert np.isfinite(rates[0]).all() and np.isnan(rates[1:]).all()
 
 
 def test_a_set_without_errors_is_not_certain():

@@ -101,6 +101,7 @@ def test_as_many_checkpoints_as_there_are_at_a_time(tmp_path, monkeypatch, saves
     """Nothing is said of a disk that has space for `more` of them; of one that has not, before the first step."""
     for number in range(present):
         (tmp_path / f"step-{number:08d}").mkdir()
+    (tmp_path / "step-00000099.bad").mkdir()  # which no save deletes
     for free, fits in ((more * 10**6, True), (more * 10**6 - 1, False)):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: Usage(0, 0, free))
         if fits:

@@ -48,4 +48,5 @@ class Evaluation(Part):
         return self.thresholds.to_json()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.thresholds = Thresholds.model_validate({**state, "flip": self.evaluator.flip})
+        saved = Thresholds.model_validate(state)  # those of other embeddings mean nothing for these
+        self.thresholds = saved if saved.flip == self.evaluator.flip else Thresholds(flip=self.evaluator.flip)
