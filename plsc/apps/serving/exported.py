@@ -14,6 +14,7 @@ from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError, reading, shown
 from plsc.utils.calibration import Calibration, Cosine
 from plsc.utils.files import read_regular, sha256_of
+from plsc.utils.messages import first_problem
 
 _MOST_BYTES = 2**26
 
@@ -84,10 +85,9 @@ def read_export(folder: Path) -> tuple[Export, Preprocessing]:
             **export.inside_the_graph.model_dump(),
         )
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        key = shown(".".join(map(str, first["loc"])) or "the file")
+        key, message = first_problem(error)
         raise UserError(
-            f"{shown(file)}: {key}: {shown(first['msg'])}; it is not as this plsc writes it: export again"
+            f"{shown(file)}: {shown(key or 'the file')}: {shown(message)}; it is not as this plsc writes it: export again"
         ) from error
     return export, Preprocessing.from_json(fields.model_dump())
 

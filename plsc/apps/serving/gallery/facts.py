@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, Validation
 from plsc.checkpoint.manifest import Preprocessing as PreprocessingFields
 from plsc.errors import UserError, shown
 from plsc.utils.calibration import Calibration
+from plsc.utils.messages import first_problem
 from plsc.utils.version import __version__
 
 
@@ -93,10 +94,9 @@ def read_facts(texts: Mapping[str, str], place: str) -> Facts:
             "{" + ", ".join(f"{json.dumps(key)}: {text}" for key, text in texts.items()) + "}"
         )
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        key = shown(".".join(map(str, first["loc"])))
+        key, message = first_problem(error)
         raise UserError(
-            f"{place}: its fact '{key}' is damaged ({shown(first['msg'])}); restore a backup, or build it again"
+            f"{place}: its fact '{shown(key)}' is damaged ({shown(message)}); restore a backup, or build it again"
         ) from error
 
 
