@@ -436,9 +436,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         paths = [args.train, *args.validation]
         twice = [path for path, count in Counter(map(os.path.realpath, paths)).items() if count > 1]
         if twice:
-            raise UserError(
-                f"{shown(twice[0])}: is given twice; give each set once, to validate on another than the one trained on"
-            )
+            raise UserError(f"{shown(twice[0])}: is given twice; give each set once")
         sets = {path: partial(_open, path) for path in paths}
         findings = doctor(sets, args.output)
     print(shown_lines(findings.text()))

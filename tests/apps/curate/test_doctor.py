@@ -199,9 +199,7 @@ def test_a_set_that_is_given_twice_is_refused(faces, tmp_path, capsys):
     (tmp_path / "link").symlink_to(faces)
     for other in (faces, tmp_path / "link"):
         assert cli.main(["doctor", str(faces), "--validation", str(other)]) == 2
-        assert capsys.readouterr().err == (
-            f"ERROR {faces}: is given twice; give each set once, to validate on another than the one trained on\n"
-        )
+        assert capsys.readouterr().err == (f"ERROR {faces}: is given twice; give each set once\n")
 
 
 def test_a_file_in_the_place_of_the_reports_folder_is_refused(faces, tmp_path, capsys):
