@@ -247,7 +247,7 @@ def test_the_threads_are_those_of_the_process(monkeypatch):
             return at, threading.get_ident()
 
         with concurrent.futures.ThreadPoolExecutor(count) as pool:
-            ranges, threads = zip(*search._map(pool, meet, [(0, 1), (1, 2), (2, 3)][:count]))
+            ranges, threads = zip(*search._in_threads(pool, meet, [(0, 1), (1, 2), (2, 3)][:count]))
         assert ranges == ((0, 1), (1, 2), (2, 3))[:count]
         assert len(set(threads)) == count and threading.get_ident() in threads
 
@@ -283,7 +283,7 @@ def test_a_failure_in_a_thread_is_the_search_s(monkeypatch):
             raise MemoryError(number)
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool, pytest.raises(MemoryError):
-        search._map(pool, fail, [0, 1])
+        search._in_threads(pool, fail, [0, 1])
 
 
 def test_the_switch_turns_the_kernels_off(monkeypatch):

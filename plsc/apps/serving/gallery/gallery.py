@@ -533,7 +533,8 @@ class Gallery:
     def remove_pictures(self, paths: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
         """Remove pictures: name -> paths as `sources` has them; all or nothing, as `remove`. Who has none left is removed.
 
-        Of pictures with one path as many go as it is named, the newest first. Return of each name the pictures that were removed, and how many are left.
+        A path that is named once removes one picture, the newest with that path. Returns of each name the pictures that were removed, and how
+        many are left.
         """
         with self._writing():
             people = {name: self._person(name) for name in paths}

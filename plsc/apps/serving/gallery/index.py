@@ -100,7 +100,8 @@ class Index:
         """Replace the rows of these people by what the store has of them."""
         known, self._newest = self._newest, max(self._newest, *people, 0)
         self._unsaved += len(people)
-        self._drop([person for person in people if person <= known])
+        if replaced := [person for person in people if person <= known]:
+            self.people -= sum(rows.remove(replaced) for rows in self._rows.values())
         there: dict[str, list[int]] = {}
         for person in store.people(people):
             there.setdefault(person.collection, []).append(person.id)
@@ -113,10 +114,6 @@ class Index:
             for owner, own in zip(owners[starts].tolist(), np.split(rows, starts[1:])):
                 self._rows[collection].add(owner, own)
                 self.people += 1
-
-    def _drop(self, people: Sequence[int]) -> None:
-        for rows in self._rows.values():
-            self.people -= rows.remove(people)
 
     def of(self, collection: str, person: int) -> np.ndarray:
         """Return the rows of a person float32 [n, D]."""

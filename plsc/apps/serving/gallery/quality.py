@@ -163,9 +163,8 @@ def _bits(grey: np.ndarray) -> str:
 def _faces(pixels: np.ndarray, faces: detector.Detector) -> tuple[int, float | None]:
     times = max(1.0, max(pixels.shape[:2]) / detector.LONGEST_SIDE)
     height, width = (max(1, round(side / times)) for side in pixels.shape[:2])
-    small = resize(
-        pixels, height, width
-    )  # a border around a long and narrow picture is as large as its longer side
+    # The border below is half as wide as the picture's longer side, which may be very long.
+    small = resize(pixels, height, width)
     colours = cv2.cvtColor(small, cv2.COLOR_GRAY2RGB if small.ndim == 2 else cv2.COLOR_BGR2RGB)
     found = faces.detect(colours)
     border = 0

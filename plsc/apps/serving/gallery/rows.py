@@ -100,11 +100,7 @@ class _Part:
 
     def remove(self, owners: Sequence[int]) -> set[int]:
         """Remove the rows of people; return of whom there were some."""
-        at = (
-            np.flatnonzero(np.isin(self.owners[: self.count], owners))
-            if len(owners)
-            else np.empty(0, np.int64)
-        )
+        at = np.flatnonzero(np.isin(self.owners[: self.count], owners))
         found = set(self.owners[at].tolist())
         self.owners[at] = _NOBODY
         self.removed += len(at)

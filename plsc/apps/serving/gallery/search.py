@@ -81,7 +81,7 @@ class Index:
     """What a search without codes knows of rows: how long the longest of them is at most.
 
     Attributes: count: the rows that it has taken in. batch: queries that are searched together. round: rows that are searched before the
-        floors are raised, at most. share: rows that a thread searches at once. threads: whether several search side by side.
+        floors are raised, at most. share: rows that a thread searches at once. threads: whether several threads search.
         lock: held by the thread that extends it.
     """
 
@@ -171,15 +171,15 @@ class CodeIndex(Index):
     def extend(self, rows: np.ndarray | FileRows) -> None:
         if len(rows) > len(self.codes):
             room = max(len(rows), 2 * len(self.codes))
-            codes = _in_large_pages((room, self.codes.shape[1]), np.uint8)
-            self.codes = _begin_with(self.codes[: self.count], codes)
-            self.scales = _begin_with(self.scales[: self.count], np.empty(room, np.float32))
-            self.errors = _begin_with(self.errors[: self.count], np.empty(room, np.float32))
+            codes = _empty_aligned((room, self.codes.shape[1]), np.uint8)
+            self.codes = _copied_to(codes, self.codes[: self.count])
+            self.scales = _copied_to(np.empty(room, np.float32), self.scales[: self.count])
+            self.errors = _copied_to(np.empty(room, np.float32), self.errors[: self.count])
         ranges = _ranges(self.count, len(rows), _ENCODED)
         with ThreadPoolExecutor(environment.cpu_threads()) as pool:
             for start in range(0, len(ranges), _ENCODED_RANGES):
                 some = ranges[start : start + _ENCODED_RANGES]
-                self.longest = max(self.longest, *_map(pool, lambda at: self._encode(rows, *at), some))
+                self.longest = max(self.longest, *_in_threads(pool, lambda at: self._encode(rows, *at), some))
                 if isinstance(rows, FileRows):
                     rows.release()
         self.count = len(rows)
@@ -218,7 +218,7 @@ class CodeIndex(Index):
         count = next(lanes for lanes in (1, 16, 32, 64) if lanes >= len(queries))
         packed = np.zeros((count, self.codes.shape[1]), np.int8)
         packed[: len(queries), : self.width] = steps
-        in_fours = _in_large_pages((packed.shape[1] // 4, count, 4), np.int8)
+        in_fours = _empty_aligned((packed.shape[1] // 4, count, 4), np.int8)
         in_fours[...] = packed.reshape(count, -1, 4).transpose(1, 0, 2)
         start_of_sums = np.zeros(count, np.int32)
         start_of_sums[: len(queries)] = -128 * steps.sum(axis=1)
@@ -296,7 +296,9 @@ def _search(part: Part, answers: _Answers, pool: Executor) -> None:
     position, size = 0, max(_FIRST, 4 * answers.people)
     while position < count:
         ranges = part.index.ranges(position, min(count, position + size))
-        found = _map(pool if part.index.threads else None, lambda at: find(*at, answers.floors), ranges)
+        found = _in_threads(
+            pool if part.index.threads else None, lambda at: find(*at, answers.floors), ranges
+        )
         answers.take(part, found)
         for (_, stop), each in zip(ranges, found):
             for rest in _ranges(each.stopped, stop, Index.share):
@@ -396,8 +398,11 @@ def _groups(numbers: np.ndarray) -> Iterable[tuple[int, slice]]:
     ]
 
 
-def _map(pool: Executor | None, work: Callable, ranges: list) -> list:
-    """Return the results for all ranges. The caller's thread takes some too: it is awake, and another may be late."""
+def _in_threads(pool: Executor | None, work: Callable, ranges: list) -> list:
+    """Compute the results for all ranges in several threads; without a pool in one.
+
+    The caller's thread takes ranges too: it is awake, and another may start late.
+    """
     results = [None] * len(ranges)
     left = iter(enumerate(ranges))
 
@@ -422,8 +427,8 @@ def _rounded(numbers: np.ndarray, towards: float) -> np.ndarray:
     return np.nextafter(numbers.astype(np.float32), np.float32(towards))
 
 
-def _in_large_pages(shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    """Make an array for a scan: whole lines of the cache, in pages that do not drive each other out of it."""
+def _empty_aligned(shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """Make an array that begins with a large page: lines of the cache are whole, and do not drive each other out of it."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     # NumPy asks for large pages from 4 MB on.
     memory = np.empty(_LARGE_PAGE + max(_LARGE_PAGE, size), np.uint8)
@@ -431,6 +436,7 @@ def _in_large_pages(shape: tuple[int, ...], dtype: type) -> np.ndarray:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def _begin_with(array: np.ndarray, larger: np.ndarray) -> np.ndarray:
+def _copied_to(larger: np.ndarray, array: np.ndarray) -> np.ndarray:
+    """Copy an array to the beginning of a larger one, and return that."""
     larger[: len(array)] = array
     return larger
