@@ -1,13 +1,15 @@
 """Installation, by `pip install -e ".[cpu,test]"`.
 
-Paddle is an extra and never a requirement: its GPU builds are other packages (paddlepaddle-gpu), and a requirement on
-paddlepaddle would put the CPU build over the one that you have.
+Paddle is an extra and never a requirement: its GPU builds are other packages (paddlepaddle-gpu), and a
+requirement on paddlepaddle would put the CPU build over the one that you have.
 
-The kernels (plsc/native) are optional: without a compiler the package installs and works, slower on CPUs. They are linked against
-nothing and built for every processor of the architecture; which instructions are used is decided when they run. They call
-no function of Python's, so one wheel serves every version of it. PLSC_KERNELS=0 leaves them out: the wheel is then for every machine.
+The kernels (plsc/native) are optional: without a compiler the package installs and works, slower on CPUs.
+They are linked against nothing and built for every processor of the architecture; which instructions are used
+is decided when they run. They call no function of Python's, so one wheel serves every version of it.
+PLSC_KERNELS=0 leaves them out: the wheel is then for every machine.
 
-The distribution is called plsc-sharded, since plsc on PyPI is PaddlePaddle's own program; the package is `plsc`.
+The distribution is called plsc-sharded, since plsc on PyPI is PaddlePaddle's own program; the package is
+`plsc`.
 """
 
 import os

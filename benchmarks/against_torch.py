@@ -1,4 +1,5 @@
-"""Compare a backbone with the same network in PyTorch: outputs, gradients, time and memory of a forward and a backward pass.
+"""Compare a backbone with the same network in PyTorch: outputs, gradients, time and memory of a forward and a
+backward pass.
 
 Each framework has a process of its own, since both bring an OpenMP runtime whose threads would disturb each
 other's. The processes take turns: one waits while the other computes. PyTorch's network gets the weights of
@@ -33,7 +34,8 @@ from plsc.utils.text import table
 SECONDS = 1.0  # of a turn, about
 PAUSE = 0.4  # seconds before a turn: the other process's threads wait busily for a fifth of a second
 FRAMEWORKS = ("paddle", "torch")
-# dtype of our network -> what takes turns: a framework, its dtype, and "last" where channels are the last axis of maps.
+# dtype of our network -> what takes turns: a framework, its dtype, and "last" where channels are the last
+# axis of maps.
 MODES = {
     "float32": ["paddle float32", "torch float32"],
     "bfloat16": [
@@ -347,7 +349,8 @@ class _Torch:
         self.net.zero_grad(set_to_none=True)
 
     def compare(self, file: Path) -> dict:
-        """Take the weights from the file, and return how far embeddings and gradients are from those there."""
+        """Take the weights from the file, and return how far embeddings and gradients are from those
+        there."""
         arrays = _read(file)
         self.twins.copy_weights(self.net, arrays["weight"])
         embeddings = {"": self.run().detach().to(self.images.dtype).numpy()}
@@ -368,7 +371,8 @@ def _read(file: Path) -> dict[str, dict[str, np.ndarray]]:
 
 
 def off(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> float:
-    """Return the distance of two lists of tensors, each taken as one vector, relative to the length of `theirs`.
+    """Return the distance of two lists of tensors, each taken as one vector, relative to the length of
+    `theirs`.
 
     In float32 the gradients of a network with PReLU or ReLU differ by up to a thousandth: a number near 0
     takes one slope in one framework and the other slope in the other.

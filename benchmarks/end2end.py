@@ -1,4 +1,5 @@
-"""Measure images per second and the parts of a step in a short training, also against another version of plsc.
+"""Measure images per second and the parts of a step in a short training, also against another version of
+plsc.
 
     python -m benchmarks end2end -c configs/ --ranks 2 --against ../plsc-before
 

@@ -1,11 +1,14 @@
-"""Classify characters that were never trained on from one or a few examples: Omniglot by the splits of Vinyals et al. (NIPS 2016).
+"""Classify characters that were never trained on from one or a few examples: Omniglot by the splits of
+Vinyals et al. (NIPS 2016).
 
     python -m benchmarks few_shot --run output/omniglot --images images_all --split test.txt --episodes 1000
 
---images: Omniglot's official folders, an alphabet in each, a character in each of these. --split: a class a line, `Alphabet/character01/rot090`,
-as the published splits have them (a character turned by 90 degrees is a class of its own; without `/rot...` it stands upright). An episode
-draws `ways` classes, of each `shots` pictures to know it by and `queries` others to classify: the class whose mean embedding is nearest.
-Accuracies are means of the episodes, with a 95 % interval. The network comes from a run of plsc, trained on other characters.
+--images: Omniglot's official folders, an alphabet in each, a character in each of these. --split: a class a
+line, `Alphabet/character01/rot090`, as the published splits have them (a character turned by 90 degrees is a
+class of its own; without `/rot...` it stands upright). An episode draws `ways` classes, of each `shots`
+pictures to know it by and `queries` others to classify: the class whose mean embedding is nearest. Accuracies
+are means of the episodes, with a 95 % interval. The network comes from a run of plsc, trained on other
+characters.
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ def few_shot(args: argparse.Namespace) -> dict:
 
 
 def read_split(split: Path, images: Path) -> list[tuple[list[Path], int]]:
-    """Read the classes of a split: the pictures of each, in order, and its quarter turns. UserError for a class that is not there."""
+    """Read the classes of a split: the pictures of each, in order, and its quarter turns. UserError for a
+    class that is not there."""
     classes = []
     for number, line in enumerate(open_text(str(split)), start=1):
         character, _, turned = line.strip().partition("/rot")
@@ -84,7 +88,8 @@ def embed(embedder, classes: list[tuple[list[Path], int]]) -> list[np.ndarray]:
 def episode(
     embedded: list[np.ndarray], ways: int, shots: int, queries: int, rng: np.random.Generator
 ) -> float:
-    """Draw an episode, and return the share of its queries that are classified correctly; a tie counts as wrong.
+    """Draw an episode, and return the share of its queries that are classified correctly; a tie counts as
+    wrong.
 
     UserError: there are fewer classes than `ways`, or a class has too few pictures.
     """

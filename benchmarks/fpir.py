@@ -1,10 +1,13 @@
-"""Measure whether a gallery says how often a stranger gets a name: galleries of growing size, and strangers whom nobody has seen.
+"""Measure whether a gallery says how often a stranger gets a name: galleries of growing size, and strangers
+whom nobody has seen.
 
     python -m benchmarks fpir --run output/lfw_dev --people lfw_dev/images --largest 5000
 
-For each of 20 sizes from 10 to --largest people are drawn, enrolled with three pictures at most, and the gallery measures its threshold by
-its own people whom the run was not trained on. One picture of each of a thousand people (749 at least) who are not in it is searched. The interval
-that the gallery states holds, or not, the share of these that got a name. People of the training fill the gallery up where the others would not do.
+For each of 20 sizes from 10 to --largest people are drawn, enrolled with three pictures at most, and the
+gallery measures its threshold by its own people whom the run was not trained on. One picture of each of a
+thousand people (749 at least) who are not in it is searched. The interval that the gallery states holds, or
+not, the share of these that got a name. People of the training fill the gallery up where the others would not
+do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Measure a gallery: building, opening, adding, removing, and exact searches, whose answers are compared with float64 products.
+"""Measure a gallery: building, opening, adding, removing, and exact searches, whose answers are compared with
+float64 products.
 
     python -m benchmarks gallery --rows 1000000 --size 512
 

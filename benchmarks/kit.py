@@ -1,9 +1,11 @@
-"""Plant faults in conversions of trained networks, and see whether the acceptance kit of their exports names them.
+"""Plant faults in conversions of trained networks, and see whether the acceptance kit of their exports names
+them.
 
     python -m benchmarks kit output/glyphs output/lfw
 
-The exported ONNX graph embeds the kit's pictures as a faulty program would give them, or is faulty itself; good conversions must
-pass. check.py judges, and check.c where there is a C compiler, which must say the same. Needs the extra `export`.
+The exported ONNX graph embeds the kit's pictures as a faulty program would give them, or is faulty itself;
+good conversions must pass. check.py judges, and check.c where there is a C compiler, which must say the same.
+Needs the extra `export`.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
 
 
 def kit(args: argparse.Namespace) -> dict:
-    """Count how many planted faults the acceptance kit of an export names, and how many good conversions pass."""
+    """Count how many planted faults the acceptance kit of an export names, and how many good conversions
+    pass."""
     rows = []
     for run in args.runs:
         cfg = load(run, [])
@@ -115,7 +118,8 @@ def judge(subject: Subject) -> Iterator[tuple[str, str, str]]:
 
 
 def verdict(folder: Path, rows: np.ndarray) -> str:
-    """Have check.py judge embeddings by the kit in `folder`; the last line. Where check.c can be compiled it must print the same."""
+    """Have check.py judge embeddings by the kit in `folder`; the last line. Where check.c can be compiled it
+    must print the same."""
     mine = folder / "mine.npy"
     np.save(mine, np.ascontiguousarray(rows, np.float32))
     python = _printed([sys.executable, "check.py", "mine.npy"], folder)
@@ -195,7 +199,8 @@ def _run(model: paddle.nn.Layer, inputs: np.ndarray) -> np.ndarray:
 
 
 def _in_float16(source: Path, folder: Path) -> Embed:
-    """Round what each node of an ONNX graph gives, weights too, to float16: sums have more digits, as on GPUs and NPUs."""
+    """Round what each node of an ONNX graph gives, weights too, to float16: sums have more digits, as on GPUs
+    and NPUs."""
     import onnx
     from onnx import TensorProto, helper
 
@@ -225,7 +230,8 @@ def _content(embed: Embed) -> Judged:
 
 
 def _coarse(subject: Subject, pictures: np.ndarray) -> Embed:
-    """Quantize the ONNX graph by pictures of a quarter of the brightness, whose ranges cut the others' off."""
+    """Quantize the ONNX graph by pictures of a quarter of the brightness, whose ranges cut the others'
+    off."""
     folder = subject.folder / "coarse"
     folder.mkdir()
     everything = Int8Data((pictures / 4).astype(np.uint8), _content, "none", False, 0)

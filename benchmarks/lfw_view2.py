@@ -1,16 +1,18 @@
-"""Repeat LFW's View 2, category "unrestricted, no outside data": ten networks, each tested once on people whom it never saw.
+"""Repeat LFW's View 2, category "unrestricted, no outside data": ten networks, each tested once on people
+whom it never saw.
 
     python -m benchmarks lfw_view2 --images lfw-deepfunneled --protocol lfw --output output/lfw_view2
 
-The official files: the deep-funneled pictures (250 x 250; of these the box of `BOX` is taken, of smaller pictures all), and pairs.txt and
-people.txt in --protocol. Fold k: the network starts from random weights and is trained on the people of eight other folds by
-configs/published/lfw_view2.yaml; the threshold is the best one for the 600 pairs of the ninth, fold k + 1; then fold k's 600 pairs are
-judged, once. So neither network nor threshold knows anything of fold k. Ends with the mean and its standard error, as LFW's page of
-results has them, and writes roc.txt in that page's format: a line for each threshold, the true and the false positive rate, means of
-the ten folds.
+The official files: the deep-funneled pictures (250 x 250; of these the box of `BOX` is taken, of smaller
+pictures all), and pairs.txt and people.txt in --protocol. Fold k: the network starts from random weights and
+is trained on the people of eight other folds by configs/published/lfw_view2.yaml; the threshold is the best
+one for the 600 pairs of the ninth, fold k + 1; then fold k's 600 pairs are judged, once. So neither network
+nor threshold knows anything of fold k. Ends with the mean and its standard error, as LFW's page of results
+has them, and writes roc.txt in that page's format: a line for each threshold, the true and the false positive
+rate, means of the ten folds.
 
-Funnelling and deep funnelling (Huang et al., ICCV 2007, NIPS 2012) align LFW's own pictures without labels, so no outside data enters. A
-fold that is finished is not trained again.
+Funnelling and deep funnelling (Huang et al., ICCV 2007, NIPS 2012) align LFW's own pictures without labels,
+so no outside data enters. A fold that is finished is not trained again.
 """
 
 from __future__ import annotations
@@ -119,7 +121,8 @@ def crop_faces(images: Path, faces: Path, protocol: Protocol) -> None:
 
 
 def write_lists(protocol: Protocol, fold: int, faces: Path, folder: Path) -> None:
-    """Write what a fold trains on, chooses its threshold by, and is tested on: train.txt, threshold.txt, test.txt."""
+    """Write what a fold trains on, chooses its threshold by, and is tested on: train.txt, threshold.txt,
+    test.txt."""
     folder.mkdir(parents=True, exist_ok=True)
     tested = fold - 1
     threshold = fold % FOLDS
@@ -173,7 +176,8 @@ def _scores(folder: Path, pairs: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def best_threshold(cosine: np.ndarray, same: np.ndarray) -> float:
-    """Choose the threshold with the fewest errors: the median of those that lie in the middle between two cosines."""
+    """Choose the threshold with the fewest errors: the median of those that lie in the middle between two
+    cosines."""
     ordered = np.sort(cosine)
     between = (ordered[1:] + ordered[:-1]) / 2
     errors = np.count_nonzero((cosine >= between[:, np.newaxis]) != same, axis=1)
@@ -185,7 +189,8 @@ def _accuracy(cosine: np.ndarray, same: np.ndarray, threshold: float) -> float:
 
 
 def roc(curves: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Average the curves of the folds at fixed thresholds: true and false positive rates, float64 [points, 2]."""
+    """Average the curves of the folds at fixed thresholds: true and false positive rates, float64 [points,
+    2]."""
     cosines = np.concatenate([cosine for cosine, _ in curves])
     thresholds = np.quantile(cosines, np.linspace(1, 0, min(_POINTS, len(cosines))))
     thresholds = np.concatenate([[np.inf], thresholds])[:, np.newaxis]

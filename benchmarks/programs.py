@@ -1,8 +1,9 @@
-"""Model the programs of other people whose speed and memory were published, to judge plsc plan's model by them.
+"""Model the programs of other people whose speed and memory were published, to judge plsc plan's model by
+them.
 
-They are not plsc: all of them hold whole logits [N, K], and PyTorch's launches a kernel for each parameter where plsc
-launches one for all. So each has a description of its own, read in its code, and a model of memory of its own. Devices,
-collectives, efficiencies and the rest are those of plan/cluster.py.
+They are not plsc: all of them hold whole logits [N, K], and PyTorch's launches a kernel for each parameter
+where plsc launches one for all. So each has a description of its own, read in its code, and a model of memory
+of its own. Devices, collectives, efficiencies and the rest are those of plan/cluster.py.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ NETWORKS = {
     "IResNet100": Network(12_089_606_144, 111_885_312, 65_156_160, 462),
 }
 
-# Seconds for each class of the shard: random numbers, their largest, and a sort. Found with a published figure.
+# Seconds for each class of the shard: random numbers, their largest, and a sort. Found with a published
+# figure.
 _DRAW = 14e-9
-# Passes over the logits that ArcFace takes in arcface_torch: acos and cos in place, of which autograd copies the inputs, the
-# softmax by five ops, and all of it backward. The 32.1 GB counted for 125,000 classes (docs/labbook.md). CosFace takes
-# neither acos nor cos.
+# Passes over the logits that ArcFace takes in arcface_torch: acos and cos in place, of which autograd copies
+# the inputs, the softmax by five ops, and all of it backward. The 32.1 GB counted for 125,000 classes
+# (docs/labbook.md). CosFace takes neither acos nor cos.
 _ARCFACE = HeadStyle(logits=52, rows=25, draw=_DRAW, scattered=True)
 _COSFACE = _ARCFACE._replace(logits=21)
 # PLSC 2.2 has one kernel for margin, softmax and loss, and all of the head in 16 bits.
@@ -136,7 +138,8 @@ def _shard(run: Run, cluster: Cluster) -> int:
 def _class_bytes(run: Run, cluster: Cluster) -> float:
     """Return the bytes of a GPU for each class of its shard.
 
-    With sampling all centres and their momentum are there besides what a step has of its classes; without, they are among it.
+    With sampling all centres and their momentum are there besides what a step has of its classes; without,
+    they are among it.
     """
     program = PROGRAMS[run.program]
     itemsize = 2 if run.dtype == "float16" and program.half_head else 4

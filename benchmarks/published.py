@@ -2,9 +2,9 @@
 
     python -m benchmarks published --json published.json
 
-Whole tables are taken: of the GPUs that plan/paper/devices.py knows, with networks whose layers are published, by programs
-whose code is. Rows marked "set" were used to find the constants of plan/paper/cluster.py and programs.py; the others judge them.
-No constant belongs to one row.
+Whole tables are taken: of the GPUs that plan/paper/devices.py knows, with networks whose layers are
+published, by programs whose code is. Rows marked "set" were used to find the constants of
+plan/paper/cluster.py and programs.py; the others judge them. No constant belongs to one row.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def _on(device: str, nodes: int = 1, gpus: int = 8, network: float = math.inf) -
 
 
 def _insightface_v100() -> Iterator[Figure]:
-    """arcface_torch on 8 x V100. "speed" does not say its batch: its memory, and "V100", are those of 64 images a GPU."""
+    """arcface_torch on 8 x V100. "speed" does not say its batch: its memory, and "V100", are those of 64
+    images a GPU."""
     ours = "arcface_torch, ArcFace"
     v100 = _on("v100")
     ways = (
@@ -120,8 +121,9 @@ def _insightface_v100() -> Iterator[Figure]:
 
 
 def _insightface_a100() -> Iterator[Figure]:
-    """arcface_torch on 8 x A100 80GB, a machine for PCIe. The loss is not said; the memory is that of CosFace, which the
-    repository's recipes for its largest data have. Layers of the table's IResNet180 and IResNet300 are not published."""
+    """arcface_torch on 8 x A100 80GB, a machine for PCIe. The loss is not said; the memory is that of
+    CosFace, which the repository's recipes for its largest data have. Layers of the table's IResNet180 and
+    IResNet300 are not published."""
     rows = (
         ("IResNet50", 128, 618_000, 1.0, "float32", 3670, 18.2),
         ("IResNet50", 128, 618_000, 1.0, "tf32", 4760, 15.0),
@@ -157,7 +159,8 @@ def _mxnet() -> Iterator[Figure]:
 
 
 def _dlperf() -> Iterator[Figure]:
-    """OneFlow and MXNet on 1 to 4 machines with 8 x V100 16GB each and 100 Gbit/s InfiniBand, 64 images a GPU, float32.
+    """OneFlow and MXNet on 1 to 4 machines with 8 x V100 16GB each and 100 Gbit/s InfiniBand, 64 images a
+    GPU, float32.
 
     MXNet's tables without Partial FC send gradients through its parameter server, which the model lacks.
     """
@@ -193,7 +196,8 @@ def _dlperf() -> Iterator[Figure]:
 
 
 def _plsc() -> Iterator[Figure]:
-    """PLSC on 8 x V100. "Framework2" of its table of classes is arcface_torch; "Framework1" is a program not described here."""
+    """PLSC on 8 x V100. "Framework2" of its table of classes is arcface_torch; "Framework1" is a program not
+    described here."""
     v100 = _on("v100")
     most = (
         ("PLSC 2.2, static", "IResNet50", 92_000_000, 32298),

@@ -1,12 +1,15 @@
-"""Plant faults into a gallery of faces, and count which of them plsc gallery doctor finds: per kind, with the false alarms.
+"""Plant faults into a gallery of faces, and count which of them plsc gallery doctor finds: per kind, with the
+false alarms.
 
     python -m benchmarks quality --run output/lfw_dev --faces lfw_dev/images --half report
 
-Pictures are those of people whom the run was not trained on. Half of the people serve to choose limits (`--half choose`), the other half
-to report. Blur: Gaussian, 2.5 to 5 of 112 pixels. Small: 12 to 28 pixels. Stretched: 25 to 45 % of one side cut off. Off-centre: turned by
-20 to 40 degrees, shifted by 15 to 28 of 112 pixels, shrunk. Wrong person: half of them other people's of the gallery, half strangers'.
-Copy: another's picture, encoded anew, under a second name. Twin: another picture of somebody, under a second name. A picture that was not
-planted and is named counts as a false alarm, whatever is on it.
+Pictures are those of people whom the run was not trained on. Half of the people serve to choose limits
+(`--half choose`), the other half
+to report. Blur: Gaussian, 2.5 to 5 of 112 pixels. Small: 12 to 28 pixels. Stretched: 25 to 45 % of one side
+cut off. Off-centre: turned by 20 to 40 degrees, shifted by 15 to 28 of 112 pixels, shrunk. Wrong person: half
+of them other people's of the gallery, half strangers'.
+Copy: another's picture, encoded anew, under a second name. Twin: another picture of somebody, under a second
+name. A picture that was not planted and is named counts as a false alarm, whatever is on it.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ _SPLITS = 20  # of the strangers: one half measures the threshold, the other one
 class Planted(NamedTuple):
     """A gallery with faults, and strangers.
 
-    people: N names, files: N paths, kinds: N, "" for what was not planted. originals: file of a copy -> that of the picture.
+    people: N names, files: N paths, kinds: N, "" for what was not planted. originals: file of a copy -> that
+    of the picture.
     """
 
     people: list[str]
@@ -194,7 +198,8 @@ def spoil(picture: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarra
 
 
 def count(planted: Planted, findings: list[doctor.Finding]) -> dict:
-    """Count the planted pictures that were found, and the others that were named. Naming the original of a copy, or of a twin, finds it."""
+    """Count the planted pictures that were found, and the others that were named. Naming the original of a
+    copy, or of a twin, finds it."""
     named = {finding.picture: finding.rule for finding in findings}
     numbers = {file: number for number, file in enumerate(planted.files)}
     found = {number for number in named if planted.kinds[number]}
@@ -238,7 +243,8 @@ def _nearest(embeddings: np.ndarray, owners: np.ndarray, strangers: np.ndarray) 
 
 
 def own_threshold(embeddings: np.ndarray, owners: np.ndarray) -> float:
-    """Measure the threshold of a gallery by its own people, each without their own pictures, as `plsc gallery build` does."""
+    """Measure the threshold of a gallery by its own people, each without their own pictures, as `plsc gallery
+    build` does."""
     people = np.unique(owners, return_inverse=True)[1]
     chosen = one_of_everybody_first(people, MOST_PICTURES)
     alike = compare(embeddings, people)
@@ -246,7 +252,8 @@ def own_threshold(embeddings: np.ndarray, owners: np.ndarray) -> float:
 
 
 def fpir_of(nearest: np.ndarray, seed: int) -> float:
-    """Measure the threshold by half of the strangers, and the FPIR by the others: the mean of _SPLITS such halves.
+    """Measure the threshold by half of the strangers, and the FPIR by the others: the mean of _SPLITS such
+    halves.
 
     nearest: float64 [n], the cosine of each with the nearest person.
     """

@@ -80,7 +80,8 @@ def save(args: argparse.Namespace) -> dict:
 
 
 def filled(kind: str, dtype: str, classes: int, dim: int, folder: str) -> Bank:
-    """Make a bank of `kind` with all rows and their momentum written; a bank on disk has its file in `folder`.
+    """Make a bank of `kind` with all rows and their momentum written; a bank on disk has its file in
+    `folder`.
 
     Untouched pages of zeros would cost nothing to write.
     """

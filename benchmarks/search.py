@@ -1,8 +1,10 @@
-"""Measure the search of a gallery against one by float32 products, in turn, and compare its answers with float64 brute force.
+"""Measure the search of a gallery against one by float32 products, in turn, and compare its answers with
+float64 brute force.
 
     python -m benchmarks search --rows 1000000 --size 512
 
-The rows are random and lie in a mapped file, as a gallery's do. Those whose answers are compared are of five kinds, see `_KINDS`.
+The rows are random and lie in a mapped file, as a gallery's do. Those whose answers are compared are of five
+kinds, see `_KINDS`.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def _times(rows: np.ndarray, runs: int) -> dict:
     (result["index_seconds"],) = alternate(1, {"index": lambda: made.nearest(queries[:1], 1)}).values()
     made.nearest(queries, _PEOPLE)
     result["index_mb"] = (resident_bytes("RssAnon") - before) / 1e6
-    # The threads of NumPy's products go on for some 30 ms after the last, looking for more: the others wait for that.
+    # The threads of NumPy's products go on for some 30 ms after the last, looking for more: the others wait
+    # for that.
     work = {
         "pause": lambda: time.sleep(0.2),
         "batch": lambda: made.nearest(queries, _PEOPLE),
@@ -95,7 +98,8 @@ def _times(rows: np.ndarray, runs: int) -> dict:
 
 
 def _by_float32(rows: np.ndarray, queries: np.ndarray) -> list[dict[int, float]]:
-    """Search one row a person by float32 products, the nearest and eight more multiplied in float64: not exact among copies."""
+    """Search one row a person by float32 products, the nearest and eight more multiplied in float64: not
+    exact among copies."""
     answers = []
     for query, index in zip(queries, float32_search(queries, rows, _PEOPLE + 8)[1]):
         cosines = rows[index].astype(np.float64) @ query
@@ -150,7 +154,8 @@ _KINDS = {
 
 
 def _differences(rows: np.ndarray, owners: np.ndarray, queries: np.ndarray) -> dict:
-    """Count the answers that differ from float64 brute force, in people, order or the last digit of a cosine."""
+    """Count the answers that differ from float64 brute force, in people, order or the last digit of a
+    cosine."""
     made = Rows(rows, owners)
     (found_seconds,) = alternate(1, {"all": lambda: made.nearest(queries, _PEOPLE)}).values()
     order = np.argsort(owners, kind="stable")

@@ -3,8 +3,8 @@
     plsc serve -c output/config.yaml --port 8000
     python -m benchmarks serve --url http://127.0.0.1:8000 --picture a.png --clients 1 16
 
-A client is a thread with a connection of its own, which asks again when it has its answer. One client shows the time of a lone
-request, several what batching gives.
+A client is a thread with a connection of its own, which asks again when it has its answer. One client shows
+the time of a lone request, several what batching gives.
 """
 
 from __future__ import annotations

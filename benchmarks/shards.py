@@ -1,8 +1,10 @@
-"""Measure how fast pictures are read from tar shards in random order, against the .rec reader, and what an index costs.
+"""Measure how fast pictures are read from tar shards in random order, against the .rec reader, and what an
+index costs.
 
     python -m benchmarks shards --images 100000 --shards 20
 
-Both sets have the same pictures, and are read in the same order, in turn, from a warm page cache; the batches are compared bit by bit.
+Both sets have the same pictures, and are read in the same order, in turn, from a warm page cache; the batches
+are compared bit by bit.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def shards(args: argparse.Namespace) -> dict:
-    """Measure reads and whole batches of both readers, and the index: bytes, and seconds to make and to open it."""
+    """Measure reads and whole batches of both readers, and the index: bytes, and seconds to make and to open
+    it."""
     with tempfile.TemporaryDirectory() as folder:
         pictures = Pictures(args.images, args.size)
         write_rec(pictures, os.path.join(folder, "a.rec"))
@@ -93,7 +96,8 @@ def shards(args: argparse.Namespace) -> dict:
 
 
 def _open_large(folder: str, members: int, shards: int) -> dict:
-    """Measure an index of many pictures, `person/0001.jpg` each: bytes in the file, seconds to open it, bytes in memory then."""
+    """Measure an index of many pictures, `person/0001.jpg` each: bytes in the file, seconds to open it, bytes
+    in memory then."""
     paths = [os.path.join(folder, f"{number}.tar") for number in range(shards)]
     for path in paths:
         Path(path).touch()
@@ -127,7 +131,8 @@ def _open_large(folder: str, members: int, shards: int) -> dict:
 
 
 def _rates(what: str, sets: dict, runs: int, work: Callable, images: int) -> dict:
-    """Measure images per second of `work` on both sets, in turn and each first as often; the ratios of shards to .rec by clock and by CPU."""
+    """Measure images per second of `work` on both sets, in turn and each first as often; the ratios of shards
+    to .rec by clock and by CPU."""
     wall: dict[str, list[float]] = {name: [] for name in sets}
     cpu: dict[str, list[float]] = {name: [] for name in sets}
     for run in range(2 * runs):

@@ -2,8 +2,9 @@
 
     python -m benchmarks step --name IResNet18 --batch 16 --accumulate 4 --also Optimizer.name=AdamW
 
-Each case is a process of its own, or one for each rank, which takes steps of a whole training (data, backbone, head,
-optimizer) on noise. Beside its peak stands what `plsc plan` says of it. With --count nothing is measured: count.py.
+Each case is a process of its own, or one for each rank, which takes steps of a whole training (data,
+backbone, head, optimizer) on noise. Beside its peak stands what `plsc plan` says of it. With --count nothing
+is measured: count.py.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
 
 
 def step(args: argparse.Namespace) -> dict:
-    """Measure memory and time of a training step, with accumulation and recomputation, or count what it does."""
+    """Measure memory and time of a training step, with accumulation and recomputation, or count what it
+    does."""
     if args.count:
         return count.count(args)
     if args.case:

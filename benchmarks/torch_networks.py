@@ -1,4 +1,5 @@
-"""The backbones written in PyTorch: same layers, same names of the layers. Imports torch, so only a process of its own imports this.
+"""The backbones written in PyTorch: same layers, same names of the layers. Imports torch, so only a process
+of its own imports this.
 
     net = build("IResNet18", embedding_size=512, image_shape=(3, 112, 112))
     copy_weights(net, weights)  # of the Paddle network, by Paddle's names
@@ -243,7 +244,8 @@ def build(name: str, embedding_size: int, image_shape: tuple[int, int, int]) -> 
 
 
 def in_paddles_form(net: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return views of tensors, one of each parameter, by Paddle's names: it keeps the matrix of a linear layer transposed."""
+    """Return views of tensors, one of each parameter, by Paddle's names: it keeps the matrix of a linear
+    layer transposed."""
     linear = {f"{name}.weight" for name, layer in net.named_modules() if isinstance(layer, nn.Linear)}
     prelu = {f"{name}.weight" for name, layer in net.named_modules() if isinstance(layer, nn.PReLU)}
     return {

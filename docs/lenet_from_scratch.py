@@ -1,11 +1,14 @@
-"""Data parallelism from scratch: LeNet on Fashion-MNIST with k copies of the model, in one process and 200 lines.
+"""Data parallelism from scratch: LeNet on Fashion-MNIST with k copies of the model, in one process and 200
+lines.
 
-Each "device" is a copy of the parameters. A batch is cut into k parts, each copy computes the gradients of its part, the gradients
-are summed over the copies (`allreduce`), and every copy takes the same step: the copies stay equal, and the step is that of one
-device with the whole batch. On one process all devices are the CPU; plsc does the same with one process per device, where fleet's
-data parallel is the `allreduce` and DataLoader's loader the `split_and_load` (configs/fashion_mnist_lenet.yaml). Run it:
+Each "device" is a copy of the parameters. A batch is cut into k parts, each copy computes the gradients of
+its part, the gradients are summed over the copies (`allreduce`), and every copy takes the same step: the
+copies stay equal, and the step is that of one device with the whole batch. On one process all devices are the
+CPU; plsc does the same with one process per device, where fleet's data parallel is the `allreduce` and
+DataLoader's loader the `split_and_load` (configs/fashion_mnist_lenet.yaml). Run it:
 
-    python docs/lenet_from_scratch.py --num_gpus 2 --folder FOLDER      # with the four .gz files of Fashion-MNIST
+    python docs/lenet_from_scratch.py --num_gpus 2 --folder FOLDER      # with the four .gz files of
+    Fashion-MNIST
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ PADDLES = "~/.cache/paddle/dataset/fashion-mnist"  # where Paddle's own download
 
 
 def init_params(scale: float = 0.01, seed: int = 0) -> Params:
-    """LeNet's eight tensors, 129,068 numbers, float32: weights from N(0, scale), biases 0. They have no gradients."""
+    """LeNet's eight tensors, 129,068 numbers, float32: weights from N(0, scale), biases 0. They have no
+    gradients."""
     rng = np.random.default_rng(seed)
     values = [rng.normal(0, scale, shape) if len(shape) > 1 else np.zeros(shape) for shape in SHAPES]
     return [paddle.to_tensor(value, dtype="float32", place=paddle.CPUPlace()) for value in values]
@@ -57,7 +61,8 @@ def loss(scores: paddle.Tensor, y: paddle.Tensor) -> paddle.Tensor:
 
 
 def sgd(params: Params, lr: float, batch_size: int) -> None:
-    """A step of plain SGD, in place. The gradients are sums over the whole batch, so its size divides them, not a part's."""
+    """A step of plain SGD, in place. The gradients are sums over the whole batch, so its size divides them,
+    not a part's."""
     with paddle.no_grad():
         for param in params:
             param.subtract_(lr * param.grad / batch_size)
@@ -77,7 +82,8 @@ def get_params(params: Params, ctx: paddle.CPUPlace) -> Params:
 
 
 def allreduce(data: Sequence[paddle.Tensor]) -> None:
-    """Sum all tensors into the first, in place, then copy the first back to each, which stays on its own device."""
+    """Sum all tensors into the first, in place, then copy the first back to each, which stays on its own
+    device."""
     with paddle.no_grad():
         for other in data[1:]:
             data[0].add_(other)
@@ -98,7 +104,8 @@ def split_and_load(data: paddle.Tensor, ctx: Context) -> list[paddle.Tensor]:
 def train_batch(
     X: paddle.Tensor, y: paddle.Tensor, device_params: Sequence[Params], ctx: Context, lr: float
 ) -> None:
-    """One step on a batch: X [N, 1, 28, 28], y int64 [N]; device_params: a copy of the parameters per device."""
+    """One step on a batch: X [N, 1, 28, 28], y int64 [N]; device_params: a copy of the parameters per
+    device."""
     for params in device_params:
         for param in params:
             param.grad.zero_()  # backward adds to what is there
@@ -116,7 +123,8 @@ def train_batch(
 
 
 def load_data(folder: str | Path, part: str, batch_size: int, seed: int | None = None) -> Iterator:
-    """Batches of one epoch: images [B, 1, 28, 28] float32 in [0, 1], labels int64 [B]; the last one may be smaller.
+    """Batches of one epoch: images [B, 1, 28, 28] float32 in [0, 1], labels int64 [B]; the last one may be
+    smaller.
 
     part: "train" or "test". seed: of the order; None keeps the files' order.
     """
@@ -140,7 +148,8 @@ def accuracy(batches: Iterator, params: Params) -> float:
 
 
 def synchronise(device_params: Sequence[Params]) -> None:
-    """Wait until every device has done all its work: on a GPU calls return before it. Reading a result waits for it."""
+    """Wait until every device has done all its work: on a GPU calls return before it. Reading a result waits
+    for it."""
     for params in device_params:
         params[-1].numpy()
 

@@ -1,4 +1,5 @@
-"""Make x.npy and y.npy, ten vectors of each of 200 people; three more of each in people/; and who.npy, one of person 7.
+"""Make x.npy and y.npy, ten vectors of each of 200 people; three more of each in people/; and who.npy, one of
+person 7.
 
 They stand in for the vectors of another program, for the four commands in data.md.
 """

@@ -3,8 +3,8 @@
     from plsc import Entry
     Entry("configs/default.yaml", ["Global.epochs=1"]).train()
 
-An Entry holds a Config, and each verb is a method that calls the modules below. The verbs import Paddle, not this
-module, so that a wrong config is refused at once. The historic `set_*` calls are edits of the config.
+An Entry holds a Config, and each verb is a method that calls the modules below. The verbs import Paddle, not
+this module, so that a wrong config is refused at once. The historic `set_*` calls are edits of the config.
 """
 
 from __future__ import annotations
@@ -58,15 +58,16 @@ class Entry(Setters):
     def output_dir(self) -> Path:
         return Path(self.config.Global.output_dir)
 
-    # -- verbs --------------------------------------------------------------------------------------------------------------
+    # -- verbs
+    # --------------------------------------------------------------------------------------------------------------
 
     def train(self) -> dict[str, Any]:
         """Train to the end, evaluate, write the report. Every rank calls it in a launch.
 
         SIGTERM or SIGINT stops it after a step, with a checkpoint of that step.
 
-        Returns {"accuracy", ..., "seconds", "output_dir"} of the last evaluation (accuracy None without a set for it);
-        {"stopped", "step", ...} after a signal. UserError if another run is at work in output_dir.
+        Returns {"accuracy", ..., "seconds", "output_dir"} of the last evaluation (accuracy None without a set
+        for it); {"stopped", "step", ...} after a signal. UserError if another run is at work in output_dir.
         """
         from plsc.training.train import train
 
@@ -80,7 +81,8 @@ class Entry(Setters):
         groups: str | os.PathLike | None = None,
         as_norm: int | None = None,
     ) -> dict[str, Any]:
-        """Evaluate a checkpoint (Global.checkpoint, or the newest in output_dir) on the sets of DataLoader.Eval.
+        """Evaluate a checkpoint (Global.checkpoint, or the newest in output_dir) on the sets of
+        DataLoader.Eval.
 
         Args:
             set_threshold: store the main set's threshold with the checkpoint, for `predict` and `export`.
@@ -89,7 +91,8 @@ class Entry(Setters):
             groups: a file that names the group of identities or images, see plsc.evaluation.groups; they are compared.
             as_norm: the scores of the main pairs are normalised, too, by the so many class centres most like each image (plsc.evaluation.as_norm).
 
-        Prints the table and writes report and results.json to output_dir/test. Returns the main set's numbers.
+        Prints the table and writes report and results.json to output_dir/test. Returns the main set's
+        numbers.
         """
         self._start_on_data()
         from plsc.training.evaluate import evaluate
@@ -106,7 +109,8 @@ class Entry(Setters):
         return card.write(self.config, open_checkpoint(self.config), self._model)
 
     def check_card(self, training_data: bool = True) -> Outcome:
-        """Compare the run's model card with its files, its data and its evaluation; `training_data`: those too."""
+        """Compare the run's model card with its files, its data and its evaluation; `training_data`: those
+        too."""
         self._start_on_data()
         from plsc.evaluation.card import read_card
         from plsc.training import check_card
@@ -146,14 +150,16 @@ class Entry(Setters):
     def dry_run(self, ranks: int | None = None) -> str:
         """Return the resolved config with the source of each value, and the plan of the run.
 
-        Trains nothing, starts no group, makes no head. `ranks`: for so many; None: for those of this launch, without one for
-        those that DataLoader.Train.global_batch takes. The checkpoint Global.init_from is read and compared as by a start.
+        Trains nothing, starts no group, makes no head. `ranks`: for so many; None: for those of this launch,
+        without one for those that DataLoader.Train.global_batch takes. The checkpoint Global.init_from is
+        read and compared as by a start.
         """
         from plsc.training.dry_run import dry_run
 
         return dry_run(self.config, ranks, self._model, self._make_optimizer)
 
     def _start_on_data(self) -> None:
-        """Set the process up for a verb that reads the data sets of the evaluation, after a check of these."""
+        """Set the process up for a verb that reads the data sets of the evaluation, after a check of
+        these."""
         self.config.check_data(training=False)
         start(self.config)

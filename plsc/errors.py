@@ -1,4 +1,5 @@
-"""Define the errors that a user can correct, turn what the system refuses into them, and make text from outside safe to print.
+"""Define the errors that a user can correct, turn what the system refuses into them, and make text from
+outside safe to print.
 
 The text of such an error is one line: where (file:line, key or sample), the value, the rule and the remedy.
 `plsc` prints that line and exits with code 2; any other exception is a defect of plsc and keeps
@@ -33,7 +34,8 @@ class CorruptImageError(UserError):
 def reading(
     path: str | bytes | os.PathLike, *, missing: str = "no such file", remedy: str = ""
 ) -> Iterator[None]:
-    """Turn the system's refusal to let `path` be read into a line for the user, and text that is not UTF-8 too.
+    """Turn the system's refusal to let `path` be read into a line for the user, and text that is not UTF-8
+    too.
 
     Args:
         path: the file, perhaps with the option that names it in front.
@@ -53,7 +55,8 @@ def reading(
 
 @contextlib.contextmanager
 def writing(path: str | bytes | os.PathLike, *, remedy: str = "") -> Iterator[None]:
-    """Turn the system's refusal to let `path` be written into a line for the user. Arguments as of `reading`."""
+    """Turn the system's refusal to let `path` be written into a line for the user. Arguments as of
+    `reading`."""
     try:
         yield
     except OSError as error:
@@ -67,7 +70,8 @@ def _refused(path: str | bytes | os.PathLike, what: str, error: OSError, remedy:
 
 
 def shown(name: object) -> str:
-    """Return a name from data (text, bytes or a path) as text that is safe to print: on one line, and encodable.
+    """Return a name from data (text, bytes or a path) as text that is safe to print: on one line, and
+    encodable.
 
     Control characters, line breaks, marks that change the direction of text, and bytes that are not UTF-8 are
     escaped. Otherwise the name of a file, a folder or an identity could add lines to a log, or control a
@@ -78,7 +82,8 @@ def shown(name: object) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """Return `text` with the characters that `shown` escapes escaped, except line breaks and tabs; `shortened`."""
+    """Return `text` with the characters that `shown` escapes escaped, except line breaks and tabs;
+    `shortened`."""
     return "".join(character if character in "\n\t" else _escaped(character) for character in shortened(text))
 
 

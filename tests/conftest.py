@@ -24,8 +24,9 @@ def settings():
     return {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
 
 
-# Equal bits are promised for equal threads and one code path of the matrix products, and both are fixed by the first of them.
-# So all processes of the tests have one thread and the code path that plsc would choose, from before Paddle is imported.
+# Equal bits are promised for equal threads and one code path of the matrix products, and both are fixed by
+# the first of them. So all processes of the tests have one thread and the code path that plsc would choose,
+# from before Paddle is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 environment.prepare()
 os.environ["PORT_RANGE"] = ports.RANGE
@@ -33,7 +34,8 @@ USERS = settings()
 do_not_sync()
 environment._environment_at_start = lambda: USERS  # as if pytest had been started so
 
-# Ignored where pytest runs in a shell's background, and plsc leaves an ignored signal ignored: the tests send it.
+# Ignored where pytest runs in a shell's background, and plsc leaves an ignored signal ignored: the tests send
+# it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -70,7 +72,8 @@ def nothing_in_the_repository():
 
 @pytest.fixture(scope="session", autouse=True)
 def reports_without_pictures():
-    """Drawing takes ten times as long as a tiny run; what looks at pictures asks for them by `tests.helpers.pictures.drawn`."""
+    """Drawing takes ten times as long as a tiny run; what looks at pictures asks for them by
+    `tests.helpers.pictures.drawn`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(html, "draw", lambda *_: [])
         yield

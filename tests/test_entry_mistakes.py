@@ -1,4 +1,5 @@
-"""Mistakes with Entry that would train, resume or judge something else than was meant: each is refused, or said in a line."""
+"""Mistakes with Entry that would train, resume or judge something else than was meant: each is refused, or
+said in a line."""
 
 import shutil
 

@@ -1,4 +1,5 @@
-"""Names from data in messages: on one line, encodable, harmless to a terminal. What the system refuses: a line, too."""
+"""Names from data in messages: on one line, encodable, harmless to a terminal. What the system refuses: a
+line, too."""
 
 import errno
 import os

@@ -1,4 +1,5 @@
-"""configs/fashion_mnist_lenet.yaml: trains on any number of ranks to the same parameters, and is judged by classification.
+"""configs/fashion_mnist_lenet.yaml: trains on any number of ranks to the same parameters, and is judged by
+classification.
 
 On the real files where they are, else on ten easy classes in files of the same names; see idx_files.py.
 """
@@ -56,7 +57,8 @@ def test_ten_steps_on_1_2_and_4_ranks_end_in_the_same_parameters(tmp_path):
 
     def overrides(name, ranks=1):
         keys = ["Global.max_steps=10", f"Global.output_dir={tmp_path / name}", "DataLoader.Eval.dataset=null"]
-        # As many steps as the epoch of the real files: after fewer, rates are so large that a ReLU which rounding turns shows.
+        # As many steps as the epoch of the real files: after fewer, rates are so large that a ReLU which
+        # rounding turns shows.
         keys += ["LRScheduler.warmup_epochs=0", "LRScheduler.warmup_steps=234"]
         return [*keys, "Global.threads=1", f"DataLoader.Train.batch_size={256 // ranks}", *files(folder)[:2]]
 

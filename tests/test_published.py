@@ -1,4 +1,5 @@
-"""configs/published: each config trains on files of its kind, made here; benchmarks/lfw_view2.py trains its own."""
+"""configs/published: each config trains on files of its kind, made here; benchmarks/lfw_view2.py trains its
+own."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""The configs of real pictures: every config is whole, and those of LFW and Omniglot train where the pictures are."""
+"""The configs of real pictures: every config is whole, and those of LFW and Omniglot train where the pictures
+are."""
 
 import tarfile
 from pathlib import Path

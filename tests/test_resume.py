@@ -1,4 +1,5 @@
-"""A run that was stopped within an epoch and resumed equals the one that was never stopped: every loss, every byte."""
+"""A run that was stopped within an epoch and resumed equals the one that was never stopped: every loss, every
+byte."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""Where Paddle makes copies instead of views (FLAGS_use_stride_kernel=0: NPUs, XPUs, MLUs), the head is the same."""
+"""Where Paddle makes copies instead of views (FLAGS_use_stride_kernel=0: NPUs, XPUs, MLUs), the head is the
+same."""
 
 from tests.helpers.launch import ROOT, run_python
 

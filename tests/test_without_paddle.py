@@ -1,4 +1,5 @@
-"""What does without Paddle, whose import takes seconds; in one interpreter, from the lightest to the heaviest."""
+"""What does without Paddle, whose import takes seconds; in one interpreter, from the lightest to the
+heaviest."""
 
 from tests.helpers.launch import run_python
 

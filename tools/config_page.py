@@ -1,4 +1,5 @@
-"""Print all keys of a config, from the texts, types and bounds of its sections; tools/site_pages.py adds them to docs/config.md.
+"""Print all keys of a config, from the texts, types and bounds of its sections; tools/site_pages.py adds them
+to docs/config.md.
 
 python tools/config_page.py
 """
@@ -47,14 +48,15 @@ def _chapter(section: Section, path: KeyPath) -> Iterator[str]:
 
 
 def _documented(annotation: Any) -> Section | None:
-    """Return the defaults of a section that is null or in a list by default; None for other keys, and for data
-    sets, whose keys are those of the main one."""
+    """Return the defaults of a section that is null or in a list by default; None for other keys, and for
+    data sets, whose keys are those of the main one."""
     kinds = [kind for kind in typing.get_args(annotation) if keys_of(kind) and not issubclass(kind, Plug)]
     return kinds[0].model_construct() if kinds else None
 
 
 def _item_chapter(item: type[Section], path: KeyPath, single: type[Section]) -> Iterator[str]:
-    """Write the chapter of the items of a list that may stand for the section `single`: their further keys."""
+    """Write the chapter of the items of a list that may stand for the section `single`: their further
+    keys."""
     yield f"\n## {'.'.join(path)}, a list\n\n{_one_line(item.__doc__)}\n"
     yield "\n| key | type | default | what it does |\n|---|---|---|---|\n"
     for key, field in item.model_fields.items():

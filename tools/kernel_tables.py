@@ -1,9 +1,10 @@
-"""Print the operators that the vendors' kernels are for, as they register them: plsc/distributed/kernel_tables.txt.
+"""Print the operators that the vendors' kernels are for, as they register them:
+plsc/distributed/kernel_tables.txt.
 
     python tools/kernel_tables.py PaddleCustomDevice/.git Paddle/paddle/phi/backends/xpu/xpu3_op_list.cc
 
-The first is a clone of PaddlePaddle/PaddleCustomDevice, whose newest commit is read, the second Kunlun's list, of names alone. The kernels that
-Paddle brings for every plug-in are the installed Paddle's.
+The first is a clone of PaddlePaddle/PaddleCustomDevice, whose newest commit is read, the second Kunlun's
+list, of names alone. The kernels that Paddle brings for every plug-in are the installed Paddle's.
 """
 
 from __future__ import annotations

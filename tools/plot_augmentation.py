@@ -1,4 +1,5 @@
-"""Draw and time the augmentations, docs/pictures/augmentation.png: python tools/plot_augmentation.py out.png [picture]"""
+"""Draw and time the augmentations, docs/pictures/augmentation.png: python tools/plot_augmentation.py out.png
+[picture]"""
 
 import statistics
 import sys

@@ -26,7 +26,8 @@ def curve(name: str, norm: float = 20.0, t: float = 0.0) -> tuple[np.ndarray, np
 
 
 def panels(titles: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]], across: str, up: str) -> bytes:
-    """Draw line charts beside each other as PNG: title -> {label: (x, y)}; the first line of each is the grey one.
+    """Draw line charts beside each other as PNG: title -> {label: (x, y)}; the first line of each is the grey
+    one.
 
     Args:
         across, up: labels of the x and y axes, for all charts.

@@ -1,7 +1,9 @@
-"""Add the pages of the repository's root to the site of mkdocs.yml: README.md as its first page, and the others.
+"""Add the pages of the repository's root to the site of mkdocs.yml: README.md as its first page, and the
+others.
 
-mkdocs reads docs/ only. Links of these pages into docs/ are changed to where the pages are in the site, and headings get the anchors
-that they have on GitHub, so the same files are right in both places. The page of the config goes on with all keys.
+mkdocs reads docs/ only. Links of these pages into docs/ are changed to where the pages are in the site, and
+headings get the anchors that they have on GitHub, so the same files are right in both places. The page of the
+config goes on with all keys.
 """
 
 import re

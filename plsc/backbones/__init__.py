@@ -1,1 +1,2 @@
-"""Hold the networks that make embeddings; each is one class, and a user's own is named in the config as `package.module:Class`."""
+"""Hold the networks that make embeddings; each is one class, and a user's own is named in the config as
+`package.module:Class`."""

@@ -161,8 +161,8 @@ class FaceViT(nn.Layer):
         return self.feature(x.flatten(1))
 
     def layer_of(self, name: str) -> tuple[int, int]:
-        """Return the number of a parameter's layer and the last one, for Optimizer.layer_decay: the patches and
-        their positions are 0, the blocks 1 to depth, all above them depth + 1."""
+        """Return the number of a parameter's layer and the last one, for Optimizer.layer_decay: the patches
+        and their positions are 0, the blocks 1 to depth, all above them depth + 1."""
         part, *rest = name.split(".")
         last = self.depth + 1
         if part in ("patch_embed", "pos_embed"):

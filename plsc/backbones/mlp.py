@@ -2,8 +2,8 @@
 
     samples [B, *shape] float32 -> [B, numbers of a sample] -> a layer for each width -> embeddings [B, D]
 
-Each hidden layer is a linear one, BatchNorm, ReLU and dropout; the embedding is a linear layer and BatchNorm, as in the networks
-for pictures. Single-device code; it knows no ranks. Try it: configs/vectors.yaml.
+Each hidden layer is a linear one, BatchNorm, ReLU and dropout; the embedding is a linear layer and BatchNorm,
+as in the networks for pictures. Single-device code; it knows no ranks. Try it: configs/vectors.yaml.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head normalises)
 
 A strided convolution opens each stage and residual blocks follow it. There is no PReLU and no depthwise
-convolution: by Paddle's operators for CPUs either costs as much as a full 3x3 convolution. Single-device code; it knows
-no ranks.
+convolution: by Paddle's operators for CPUs either costs as much as a full 3x3 convolution. Single-device
+code; it knows no ranks.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class SmallResNet(nn.Layer):
         channels, height, width = image_shape
         stages = []
         for outputs, depth in zip(widths, blocks):
-            # Nothing, in the place that the ReLU once had: it keeps the numbers of the others, by which weights are named.
+            # Nothing, in the place that the ReLU once had: it keeps the numbers of the others, by which
+            # weights are named.
             stages += [_Conv(channels, outputs, stride=2), nn.Identity()]
             stages += [_Residual(outputs) for _ in range(depth)]
             channels = outputs

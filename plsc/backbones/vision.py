@@ -2,7 +2,8 @@
 
     images [B, 1 or 3, H, W] -> the network without its classifier -> mean over the places [B, C] -> embeddings [B, D]
 
-The embedding is dropout, a linear layer and BatchNorm. Grey images go in as three equal channels. Single-device code; it knows no ranks.
+The embedding is dropout, a linear layer and BatchNorm. Grey images go in as three equal channels.
+Single-device code; it knows no ranks.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from plsc.errors import UserError
 from plsc.utils.ranges import Share
 from plsc.utils.registry import did_you_mean
 
-# VGG pools to 7 x 7 places, which would weigh them unevenly; Paddle's export fails on SqueezeNet's. DenseNet cannot do without its own.
+# VGG pools to 7 x 7 places, which would weigh them unevenly; Paddle's export fails on SqueezeNet's. DenseNet
+# cannot do without its own.
 _POOL_OTHERWISE = ("vgg", "squeezenet")
 
 
 def names() -> list[str]:
-    """List the networks of paddle.vision.models that can be named: those made by a function, without a classifier."""
+    """List the networks of paddle.vision.models that can be named: those made by a function, without a
+    classifier."""
     made = [name for name in models.__all__ if inspect.isfunction(getattr(models, name))]
     # Paddle 2.6 makes no convolution to 0 classes.
     lacking = "squeezenet" if paddle.__version__.startswith("2.") else "-"
@@ -87,14 +90,16 @@ class Vision(nn.Layer):
             raise UserError(f"Model.options: {self._name} does not take {options}: {error}") from error
         layers = dict(network.named_sublayers(include_self=True))
         for name, layer in layers.items():
-            # SqueezeNet's last convolution, to 0 classes: it is not run, and ranks do not send each other a tensor of nothing.
+            # SqueezeNet's last convolution, to 0 classes: it is not run, and ranks do not send each other a
+            # tensor of nothing.
             if any(0 in parameter.shape for parameter in layer.parameters(include_sublayers=False)):
                 parent, _, attribute = name.rpartition(".")
                 setattr(layers[parent], attribute, nn.Identity())
         return network
 
     def _probe(self, image_shape: tuple[int, int, int]) -> int:
-        """Count the channels that the network ends with. UserError for images that its layers make nothing of."""
+        """Count the channels that the network ends with. UserError for images that its layers make nothing
+        of."""
         too_small = []
 
         def look(layer: nn.Layer, _: Any, out: Any) -> None:

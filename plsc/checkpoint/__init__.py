@@ -1,1 +1,2 @@
-"""Write and read checkpoints: whole or absent, checksummed, for any number of ranks. Read store.py, then manifest.py."""
+"""Write and read checkpoints: whole or absent, checksummed, for any number of ranks. Read store.py, then
+manifest.py."""

@@ -1,4 +1,5 @@
-"""Average the weights of checkpoints of a run, network and class centres (Izmailov et al., "Averaging Weights Leads to Wider Optima", 2018).
+"""Average the weights of checkpoints of a run, network and class centres (Izmailov et al., "Averaging Weights
+Leads to Wider Optima", 2018).
 
 plsc ckpt average output --last 5 --output averaged
 """
@@ -24,8 +25,9 @@ _AVERAGED = ("centres", "bias")  # of the head's rows; the others are its optimi
 def average(folders: Sequence[str], last: int | None, target: str) -> str:
     """Write the mean of checkpoints to the new folder `target`; return a report.
 
-    Each gives its weights to use, an average of them where the run had one. Numbers are added in float64; integers, and the state of
-    the centres' optimizer, are the newest checkpoint's. The result is for everything but to resume a run.
+    Each gives its weights to use, an average of them where the run had one. Numbers are added in float64;
+    integers, and the state of the centres' optimizer, are the newest checkpoint's. The result is for
+    everything but to resume a run.
 
     Args:
         folders: checkpoints, or the folder of a run.

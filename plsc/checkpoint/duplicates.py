@@ -1,7 +1,8 @@
-"""Find pairs of classes that are probably one person under two names: their centres are too near to each other.
+"""Find pairs of classes that are probably one person under two names: their centres are too near to each
+other.
 
-All pairs of centres are compared, in blocks that are read one after the other: memory does not grow with the number of
-classes but for the pairs that are found. Try it:
+All pairs of centres are compared, in blocks that are read one after the other: memory does not grow with the
+number of classes but for the pairs that are found. Try it:
 
     plsc ckpt duplicates output --output pairs.csv
 """
@@ -38,7 +39,8 @@ _SHOWN = 50  # lines of the table
 
 
 class Pairs(NamedTuple):
-    """Pairs of classes, the nearest first: numbers first < second, int64 [P], and their cosine, float32 [P]."""
+    """Pairs of classes, the nearest first: numbers first < second, int64 [P], and their cosine, float32
+    [P]."""
 
     first: np.ndarray
     second: np.ndarray
@@ -46,7 +48,8 @@ class Pairs(NamedTuple):
 
 
 class Directions:
-    """The centres of a checkpoint as unit vectors, read by ranges of classes. UserError for sub-centres that do not fit."""
+    """The centres of a checkpoint as unit vectors, read by ranges of classes. UserError for sub-centres that
+    do not fit."""
 
     def __init__(self, saved: Checkpoint):
         self.count = saved.num_classes
@@ -59,13 +62,15 @@ class Directions:
         self._saved = saved
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Read the classes [start, stop): float32 [(stop - start) * each, D], of length 1; zeros stay zeros."""
+        """Read the classes [start, stop): float32 [(stop - start) * each, D], of length 1; zeros stay
+        zeros."""
         rows = float32_of(self._saved.rows("centres", start, stop)).astype(np.float32, copy=False)
         rows = rows.reshape((stop - start) * self.each, -1)
         return unit_rows(rows)
 
     def cosines(self, some: np.ndarray, others: np.ndarray) -> np.ndarray:
-        """Compare classes [a * each, D] and [b * each, D]: float32 [a, b], of sub-centres those of the nearest two."""
+        """Compare classes [a * each, D] and [b * each, D]: float32 [a, b], of sub-centres those of the
+        nearest two."""
         cosines = some @ others.T
         if self.each == 1:
             return cosines
@@ -79,9 +84,11 @@ class Directions:
 
 
 def second_nearest(centres: Directions) -> np.ndarray:
-    """Compute for SAMPLED classes, or all, the cosine to the second nearest of the other classes: float32 [n].
+    """Compute for SAMPLED classes, or all, the cosine to the second nearest of the other classes: float32
+    [n].
 
-    The nearest may be the same person; the second nearest is another one, unless somebody is there three times.
+    The nearest may be the same person; the second nearest is another one, unless somebody is there three
+    times.
     """
     count = min(SAMPLED, centres.count)
     sampled = np.sort(np.random.default_rng(_SEED).choice(centres.count, count, replace=False))
@@ -96,12 +103,14 @@ def second_nearest(centres: Directions) -> np.ndarray:
 
 
 def choose_threshold(second: np.ndarray, of_images: float | None) -> tuple[float, str]:
-    """Choose the cosine above which two centres are taken for one identity; return it, and the reason as text.
+    """Choose the cosine above which two centres are taken for one identity; return it, and the reason as
+    text.
 
-    It is that of RATIO times the median angle to the second nearest centres `second` (cosines of `second_nearest`): the
-    ratio test of Lowe (Distinctive Image Features from Scale-Invariant Keypoints, 2004) with one median for all classes, so
-    that somebody who is there three times is found too. Not below `of_images`, the evaluation's threshold for two images:
-    two centres of one identity, each a mean of many images, are nearer to each other than two of these.
+    It is that of RATIO times the median angle to the second nearest centres `second` (cosines of
+    `second_nearest`): the ratio test of Lowe (Distinctive Image Features from Scale-Invariant Keypoints,
+    2004) with one median for all classes, so that somebody who is there three times is found too. Not below
+    `of_images`, the evaluation's threshold for two images: two centres of one identity, each a mean of many
+    images, are nearer to each other than two of these.
     """
     median = float(np.clip(np.median(second), 0, 1))  # below 0 in a handful of classes only
     nearer = float(np.cos(RATIO * np.arccos(median)))
@@ -145,7 +154,8 @@ def pairs_above(
 def nearest_of_both(pairs: Pairs) -> Pairs:
     """Keep the pairs of which each class is about the nearest of the other: within SLACK times the angle.
 
-    A class that looks like two names of one person is near to both, and these are nearer to each other. The nearest itself
+    A class that looks like two names of one person is near to both, and these are nearer to each other. The
+    nearest itself
     would not do: somebody who is there three times has two.
     """
     angle = np.arccos(np.clip(pairs.cosine, -1, 1))
@@ -157,7 +167,8 @@ def nearest_of_both(pairs: Pairs) -> Pairs:
 
 
 def work(count: int) -> int:
-    """Compute the number of pairs that `pairs_above` compares among so many classes, those of a block both ways."""
+    """Compute the number of pairs that `pairs_above` compares among so many classes, those of a block both
+    ways."""
     blocks, rest = divmod(count, _ROWS)
     return (count**2 + blocks * _ROWS**2 + rest**2) // 2
 

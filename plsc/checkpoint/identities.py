@@ -187,7 +187,8 @@ def _places(classes: list[str], merge: Sequence[Sequence[str]]) -> dict[int, lis
 
 
 def _chosen(saved: Checkpoint, stay: np.ndarray, merge: dict[int, list[int]]) -> Head:
-    """Return the head with the classes `stay` (rising); `merge`: class -> the classes whose mean it becomes."""
+    """Return the head with the classes `stay` (rising); `merge`: class -> the classes whose mean it
+    becomes."""
     head = head_of(saved)
 
     def read(name: str, start: int, stop: int) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""Read and write manifest.json, which lists the files of a checkpoint, and check that all are there and unaltered.
+"""Read and write manifest.json, which lists the files of a checkpoint, and check that all are there and
+unaltered.
 
 Checksums are CRC-32: it detects every change of one bit and of any run up to 32 bits, and takes no extra time
 while writing. SHA-256 would halve the speed and not protect from somebody who can rewrite the manifest too.
@@ -171,7 +172,8 @@ def manifest_bytes(fields: Mapping[str, Any]) -> bytes:
 
 
 def _parse_sealed(data: bytes, where: Path) -> Manifest:
-    """Check the bytes that `seal` returned, and make a manifest of their fields. `where`: the file, for messages.
+    """Check the bytes that `seal` returned, and make a manifest of their fields. `where`: the file, for
+    messages.
 
     Raises: DamagedError (altered, or other fields than a manifest's), UserError (another format).
     """
@@ -315,7 +317,8 @@ def config_sections(config: str) -> dict[str, Any]:
     return copy.deepcopy(_parse_sections(config))
 
 
-# Every save opens all checkpoints of the run, which have one config; to parse it takes as long as a small step.
+# Every save opens all checkpoints of the run, which have one config; to parse it takes as long as a small
+# step.
 @functools.lru_cache(maxsize=8)
 def _parse_sections(config: str) -> dict[str, Any]:
     document = parse(config)

@@ -70,7 +70,8 @@ class Checkpoint:
         return cls(path, *open_folder(path, verify))
 
     def require(self, section: str, *keys: str) -> None:
-        """Raise UserError unless `section`, "preprocessing" or the owner of a state, has all `keys`; imported centres lack some."""
+        """Raise UserError unless `section`, "preprocessing" or the owner of a state, has all `keys`; imported
+        centres lack some."""
         known = self.preprocessing if section == "preprocessing" else self.plain(section)
         where = section if section == "preprocessing" else f"state.{section}"
         lacking = [key for key in keys if known.get(key) is None]
@@ -90,7 +91,8 @@ class Checkpoint:
         return {name: file.read(name) for name in file.arrays} if file else {}
 
     def state_dict(self, owner: str) -> dict[str, Any]:
-        """Return the state that its owner has saved, with "arrays" if it had some; {} if the checkpoint has none of it."""
+        """Return the state that its owner has saved, with "arrays" if it had some; {} if the checkpoint has
+        none of it."""
         arrays = self.arrays(owner)
         return {**self.plain(owner), **({"arrays": arrays} if arrays else {})}
 
@@ -127,8 +129,8 @@ class Checkpoint:
     def network(self) -> str:
         """The identity of the network that makes the embeddings: a SHA-256, 64 hex digits.
 
-        It is over the arrays of `weights` (name, dtype, shape and bytes of each, sorted by name) and the preprocessing.
-        Embeddings of networks with another one cannot be compared.
+        It is over the arrays of `weights` (name, dtype, shape and bytes of each, sorted by name) and the
+        preprocessing. Embeddings of networks with another one cannot be compared.
         """
         digest = hashlib.sha256(json.dumps(self.preprocessing, sort_keys=True).encode())
         file = self._tensors[self.weights_file]

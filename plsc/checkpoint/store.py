@@ -3,9 +3,9 @@
     checkpoints/step-00000120/  backbone.safetensors  optimizer.safetensors  manifest.json  [classes.json]
                                 head-00000-of-00002.safetensors  head-00001-of-00002.safetensors
 
-Whatever has a state, has a name: its arrays are in the file of that name, its other values under that name in the
-manifest. A head file holds one rank's class rows. The manifest, written last, lists their ranges and each file's size
-and checksum. No pickle, no Paddle, no collective of its own.
+Whatever has a state, has a name: its arrays are in the file of that name, its other values under that name in
+the manifest. A head file holds one rank's class rows. The manifest, written last, lists their ranges and each
+file's size and checksum. No pickle, no Paddle, no collective of its own.
 
 Try it: `Checkpoint.open(find("output/checkpoints")).head(0, 10)["centres"]`.
 """
@@ -45,7 +45,8 @@ class SaveError(UserError):
 class Content:
     """The content of a checkpoint on one rank; of all but `rows` and `shard`, rank 0's is written.
 
-    states: the state of each owner, by its name: plain values, and under "arrays" arrays by name. "backbone" has
+    states: the state of each owner, by its name: plain values, and under "arrays" arrays by name. "backbone"
+    has
         some.
     rows: this rank's class rows, first axis = class: "centres" [S, D], perhaps "bias" [S],
         and the arrays of their optimizer, such as "momentum" [S, D].
@@ -70,7 +71,8 @@ class Content:
 class Ranks:
     """The ranks that write a checkpoint together.
 
-    gather: the only collective, called three times: each rank's value -> the list of all, on every rank. It must
+    gather: the only collective, called three times: each rank's value -> the list of all, on every rank. It
+    must
         wait longer than Gloo's 30 s, since the disks of the ranks may differ in speed.
     """
 
@@ -240,18 +242,18 @@ def find(
 ) -> Path | None:
     """Find a checkpoint, every checksum verified; None if the newest is wanted and none was ever completed.
 
-    One rank calls it and sends the others the path, which all open with verify=False. An unusable newer one gives a
-    warning and, with `rename`, is set aside as step-XXXXXXXX.bad (never deleted). A checkpoint that a running training
-    deletes meanwhile is skipped.
+    One rank calls it and sends the others the path, which all open with verify=False. An unusable newer one
+    gives a warning and, with `rename`, is set aside as step-XXXXXXXX.bad (never deleted). A checkpoint that a
+    running training deletes meanwhile is skipped.
 
     Args:
         which: "newest" or "best" of those in `root`, or the folder of one, as Global.checkpoint names it.
         rename: for a run that will write here.
         before: the newest of earlier steps than this; then None too if none of them is usable.
 
-    Raises: UserError if there are checkpoints and none is usable, so that a run never starts anew over a damaged one;
-    if nothing has been evaluated, or the best is missing; also for one of another format, or not readable now or by
-    this user, which is not damage.
+    Raises: UserError if there are checkpoints and none is usable, so that a run never starts anew over a
+    damaged one; if nothing has been evaluated, or the best is missing; also for one of another format, or not
+    readable now or by this user, which is not damage.
     """
     root = Path(root)
     try:
@@ -263,7 +265,8 @@ def find(
 
 
 def find_at(path: str | os.PathLike) -> Path | None:
-    """Find the checkpoint that a path means, every checksum verified: the newest of the run there, or the one there.
+    """Find the checkpoint that a path means, every checksum verified: the newest of the run there, or the one
+    there.
 
     Returns None for a run without one. Raises: as `find`, MissingFileError.
     """
@@ -355,7 +358,8 @@ def set_aside(path: Path) -> Path:
 
 
 def set_aside_after(root: Path, step: int) -> list[Path]:
-    """Set the checkpoints of later steps in `root` aside, so that a run that has gone back is not resumed from them.
+    """Set the checkpoints of later steps in `root` aside, so that a run that has gone back is not resumed
+    from them.
 
     Returns their new paths, in the order of the steps.
     """

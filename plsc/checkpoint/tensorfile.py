@@ -112,7 +112,8 @@ def sync_folder(path: str | os.PathLike) -> None:
 
 
 def write_synced(path: str | os.PathLike, buffers: Iterable) -> dict:
-    """Write `buffers` one after the other into a new file and sync it to the disk; they may be made one at a time.
+    """Write `buffers` one after the other into a new file and sync it to the disk; they may be made one at a
+    time.
 
     It bypasses the page cache if possible (O_DIRECT): cached pages that are never read cost more processor
     time than all else here, and would displace the training data. The bytes go through two aligned blocks:
@@ -274,7 +275,8 @@ class TensorFile:
 
 
 class FileRows:
-    """A matrix in a file, to be read only: rows[3:7] is mapped into memory, rows[numbers] and rows[mask] are read from the disk, or its cache.
+    """A matrix in a file, to be read only: rows[3:7] is mapped into memory, rows[numbers] and rows[mask] are
+    read from the disk, or its cache.
 
     The file may be removed or replaced meanwhile, but not be made shorter.
     """

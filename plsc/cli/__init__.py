@@ -20,7 +20,8 @@ from plsc.utils.version import __version__
 
 
 class Verb(NamedTuple):
-    """A verb: the module that it calls, its help text, and the heading in `plsc --help` that it stands under."""
+    """A verb: the module that it calls, its help text, and the heading in `plsc --help` that it stands
+    under."""
 
     module: str
     help: str

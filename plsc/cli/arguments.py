@@ -33,7 +33,8 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 
 
 def _as_config(unknown: Sequence[str]) -> str:
-    """Return ", did you mean '-c FILE'?" with the first of these words that is the path of a config, or of a run."""
+    """Return ", did you mean '-c FILE'?" with the first of these words that is the path of a config, or of a
+    run."""
     for word in unknown:
         path = os.path.join(word, "config.yaml")
         if os.path.isfile(path) or word.endswith((".yaml", ".yml")):

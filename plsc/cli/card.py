@@ -52,7 +52,8 @@ def _entry(run: str, overrides: Sequence[str], **settings: object) -> Entry:
 
 
 def _threads(run: str, card: Card, overrides: Sequence[str]) -> int | None:
-    """Return the threads for a rank: the config's, else those of the card, so that the numbers can be compared exactly."""
+    """Return the threads for a rank: the config's, else those of the card, so that the numbers can be
+    compared exactly."""
     chosen = load(Path(run) / "config.yaml", overrides).Global.threads
     known = card.machine.get("threads of a rank")
     return chosen or (known if isinstance(known, int) and 1 <= known <= (os.cpu_count() or 1) else None)

@@ -1,4 +1,5 @@
-"""Inspect, verify, reshard, average and edit checkpoints, find duplicates in them, and export and import their centres: `plsc ckpt`. No Paddle.
+"""Inspect, verify, reshard, average and edit checkpoints, find duplicates in them, and export and import
+their centres: `plsc ckpt`. No Paddle.
 
     plsc ckpt inspect output/checkpoints/step-00000656
     plsc ckpt reshard output/checkpoints/step-00000656 --ranks 3 --output cut/step-00000656

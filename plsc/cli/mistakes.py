@@ -25,10 +25,11 @@ def ignore_the_launcher() -> None:
 
 
 def _wait_for_the_first_rank() -> None:
-    """Wait until the launcher ends this rank, some seconds at most, unless it is the first one of its machine.
+    """Wait until the launcher ends this rank, some seconds at most, unless it is the first one of its
+    machine.
 
-    The launcher shows what the first rank prints. It ends all ranks as soon as one has ended, also a first rank that is
-    slower, and has not yet come to the mistake that they all have.
+    The launcher shows what the first rank prints. It ends all ranks as soon as one has ended, also a first
+    rank that is slower, and has not yet come to the mistake that they all have.
     """
     if os.environ.get("PADDLE_LOCAL_RANK", "0") != "0":
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -40,7 +41,8 @@ def without_traceback(act: Callable[[], int | None], debug: bool = False) -> int
 
     An OSError of the machine, such as a full disk, is one line and 2, too.
 
-    Where nobody reads stdout any more (`plsc ckpt list run | head -1`) end silently with 141, as other programs do.
+    Where nobody reads stdout any more (`plsc ckpt list run | head -1`) end silently with 141, as other
+    programs do.
     """
     environment.before_paddle()
     if hasattr(sys.stdout, "reconfigure"):  # a caller may have replaced sys.stdout

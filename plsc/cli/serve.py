@@ -1,4 +1,5 @@
-"""Run `plsc serve`, and export the checkpoint for it where the run has no export: an app imports no other app."""
+"""Run `plsc serve`, and export the checkpoint for it where the run has no export: an app imports no other
+app."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def export(cfg: Config, folder: Path) -> None:
-    """Export the checkpoint that the config names to a folder, on the CPU, without the kit, which nobody would use."""
+    """Export the checkpoint that the config names to a folder, on the CPU, without the kit, which nobody
+    would use."""
     from plsc.entry import Entry  # imports Paddle
 
     Entry(cfg.edit({"Export.kit": 0, "Global.device": CPU}, "plsc serve")).export(folder)

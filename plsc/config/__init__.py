@@ -1,7 +1,7 @@
 """Load a config from YAML and `-o Section.key=value`, check it, and return an immutable `Config`.
 
-The keys and their defaults are in the sections: run.py, optimizer.py, and config.py of data, backbones and heads;
-tools/config_page.py prints them; the site has them in the page docs/config.md.
+The keys and their defaults are in the sections: run.py, optimizer.py, and config.py of data, backbones and
+heads; tools/config_page.py prints them; the site has them in the page docs/config.md.
 All errors are reported at once, one line each with file and line. Nothing here imports Paddle: a wrong config
 stops within a second, before any process group starts.
 
@@ -83,7 +83,8 @@ _NOT_NAMED = Source(DEFAULT.level, 0, "default: nothing to evaluate on is named"
 class StageConfig(NamedTuple):
     """A stretch of a run.
 
-    number: of the item of `Stages`, from 0. place: of it, for errors. changes: the values that differ, path -> value.
+    number: of the item of `Stages`, from 0. place: of it, for errors. changes: the values that differ, path
+    -> value.
     begins_schedule: of the learning rates.
     """
 
@@ -280,7 +281,8 @@ class _Device(argparse.Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser, device: bool = True) -> None:
-    """Add -c and -o, which `load(args.config, args.override)` takes, to a command; and --device, which is short for an override."""
+    """Add -c and -o, which `load(args.config, args.override)` takes, to a command; and --device, which is
+    short for an override."""
     parser.add_argument(
         "-c",
         "--config",
@@ -347,7 +349,8 @@ def load(
 
 
 def _find_modules_in(folders: Iterable[str], tree: Any) -> None:
-    """Append the folders to Python's path that have a module which the config names as package.module:Class."""
+    """Append the folders to Python's path that have a module which the config names as
+    package.module:Class."""
     if isinstance(tree, (dict, list)):
         for value in tree.values() if isinstance(tree, dict) else tree:
             _find_modules_in(folders, value)

@@ -62,7 +62,8 @@ def advice(cfg: Config, ranks: int, ranks_here: int) -> list[str]:
 
 
 def _hold_out_advice(cfg: Config) -> list[str]:
-    """Say of each evaluation set that may hold out others than the training: names are compared where there are some, numbers are not."""
+    """Say of each evaluation set that may hold out others than the training: names are compared where there
+    are some, numbers are not."""
     trained: dict[str | None, float] = {}  # images -> the least share that is held out of them
     for train in (each.keywords for each in cfg.DataLoader.Train.sets):
         images = next((train[key] for key in KEY_OF_IMAGES.values() if key in train), None)

@@ -45,7 +45,8 @@ class Layers:
         self.problems: list[tuple[Source, str]] = []
 
     def read_file(self, path: str | os.PathLike) -> None:
-        """Read a YAML file as the lowest layer, or that of a folder; its run is where it lies. Raises MissingFileError."""
+        """Read a YAML file as the lowest layer, or that of a folder; its run is where it lies. Raises
+        MissingFileError."""
         path = config_file(Path(path))
         document = parse(_read(path))
 
@@ -94,7 +95,8 @@ class Layers:
     def put_all(self, changes: Mapping[str, Any], level: int, source: str) -> None:
         """Set Python values by their keys, "Section.key" or "Section" with a mapping. `source`: see Source.
 
-        Raises ConfigError for a key below a list that is no number of an item, UserError for what YAML cannot hold.
+        Raises ConfigError for a key below a list that is no number of an item, UserError for what YAML cannot
+        hold.
         """
         for order, (key, value) in enumerate(changes.items()):
             self.put(tuple(str(key).split(".")), plain(value), Source(level, order, source, source))
@@ -122,7 +124,8 @@ class Layers:
         return _value_at(self.tree, path)
 
     def _numbered(self, path: KeyPath) -> KeyPath:
-        """Turn the keys of list items, "1", into numbers; ConfigError for one that is no number of an item."""
+        """Turn the keys of list items, "1", into numbers; ConfigError for one that is no number of an
+        item."""
         numbered: KeyPath = ()
         for key in path:
             above = self.get(numbered)
@@ -139,8 +142,9 @@ class Layers:
         return numbered
 
     def check_values(self) -> None:
-        """Raise ConfigError for values that no key has: texts, and keys, that could not be shown or be a path, with a line
-        break, another control character, or bytes that are not UTF-8; integers of more than 64 bits."""
+        """Raise ConfigError for values that no key has: texts, and keys, that could not be shown or be a
+        path, with a line break, another control character, or bytes that are not UTF-8; integers of more than
+        64 bits."""
         values = [(path, value) for path in _paths(self.tree) for value in (self.get(path), *path[-1:])]
         wrong = [(path, value, _rule_broken_by(value)) for path, value in values]
         wrong = [(path, value, rule) for path, value, rule in wrong if rule]

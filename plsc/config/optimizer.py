@@ -1,7 +1,7 @@
 """Define the section Optimizer, and check the keyword arguments of the optimizer that it names, by its class.
 
-Momentum, AdamW and LARS have only the keys of the section. Any other name is a class of paddle.optimizer, or a
-registered one, or "package.module:Class": it is imported, and Paddle with it.
+Momentum, AdamW and LARS have only the keys of the section. Any other name is a class of paddle.optimizer, or
+a registered one, or "package.module:Class": it is imported, and Paddle with it.
 """
 
 import inspect
@@ -26,7 +26,8 @@ _BY_NAME = {
     "epsilon": {"AdamW": 1e-8, "LARS": 0.0},
 }
 
-# Arrays of a parameter's size that an optimizer keeps beside it; of others two, as most in paddle.optimizer have.
+# Arrays of a parameter's size that an optimizer keeps beside it; of others two, as most in paddle.optimizer
+# have.
 _MOMENTS = {"Momentum": 1, "LARS": 1, "AdamW": 2, "SGD": 0, "Adagrad": 1, "RMSProp": 3}
 
 
@@ -108,8 +109,8 @@ class RuleCfg(Section):
 
 
 class HeadOptimizerCfg(RuleCfg):
-    """The optimizer of the class centres, as far as it differs from the backbone's. A key that is left out is the
-    backbone's where the names are alike, else the default of `name`."""
+    """The optimizer of the class centres, as far as it differs from the backbone's. A key that is left out is
+    the backbone's where the names are alike, else the default of `name`."""
 
     name: Literal[RULES] | None = None
     """null: the backbone's."""
@@ -158,8 +159,8 @@ class GroupCfg(Section):
 
 
 class OptimizerCfg(RuleCfg, NamesClass, extra="allow"):
-    """The optimizer of the backbone and of the class centres. Further keys are keyword arguments of a class of
-    paddle.optimizer or of your own."""
+    """The optimizer of the backbone and of the class centres. Further keys are keyword arguments of a class
+    of paddle.optimizer or of your own."""
 
     # arguments of Paddle's classes that plsc passes -> the keys that they come from
     supplied: ClassVar[dict[str, str]] = {
@@ -213,7 +214,8 @@ class OptimizerCfg(RuleCfg, NamesClass, extra="allow"):
 
     @property
     def of_head(self) -> HeadOptimizerCfg:
-        """The optimizer of the class centres with all that it takes over from the backbone's; no null is left."""
+        """The optimizer of the class centres with all that it takes over from the backbone's; no null is
+        left."""
         given = {} if self.head is None else self.head.model_dump(exclude_unset=True, exclude_none=True)
         name = given.get("name", self.name)
         source = self if name == self.name else HeadOptimizerCfg(name=name)
@@ -273,7 +275,8 @@ def _not_taken(cls: type, name: str, written: dict[str, Any]) -> Iterator[Config
 def _of_another_type(cls: type, values: dict[str, Any]) -> Iterator[ConfigProblem]:
     """Yield a problem for each further key whose type is not that of the argument's default.
 
-    Paddle's annotations cannot be resolved at run time, and its classes find such a mistake in the first step.
+    Paddle's annotations cannot be resolved at run time, and its classes find such a mistake in the first
+    step.
     """
     for key, parameter in arguments_of(cls)[0].items():
         kind = type(parameter.default)

@@ -1,4 +1,5 @@
-"""Define the sections of a run: Global, Teacher, LRScheduler, Checkpoint, Export, and the items of Parts and Stages.
+"""Define the sections of a run: Global, Teacher, LRScheduler, Checkpoint, Export, and the items of Parts and
+Stages.
 
 They are not in plsc/training, which takes a Config and so lies above this package; see docs/design.md.
 """
@@ -42,10 +43,11 @@ class AmpCfg(Section):
 
 
 class EmaCfg(Section):
-    """A running average of the backbone's weights and of the running statistics of batch norms. Evaluations, the best checkpoint, `plsc eval`,
-    `predict`, `export` and `Global.init_from` take it; class centres are not averaged. A checkpoint has it in `ema.safetensors`. It costs one
-    more copy of the weights. A run that is resumed without it leaves the average behind; one that is resumed with it for the first time
-    begins at its weights."""
+    """A running average of the backbone's weights and of the running statistics of batch norms. Evaluations,
+    the best checkpoint, `plsc eval`, `predict`, `export` and `Global.init_from` take it; class centres are
+    not averaged. A checkpoint has it in `ema.safetensors`. It costs one more copy of the weights. A run that
+    is resumed without it leaves the average behind; one that is resumed with it for the first time begins at
+    its weights."""
 
     decay: float = Field(0.9999, ge=0, lt=1)
     """Share of the average that an optimizer step keeps: 0.9999 averages about the last 10,000 steps; take 0.999 for
@@ -185,7 +187,8 @@ class GlobalCfg(Section):
 
 
 class WeightsCfg(Section):
-    """A published network to start with, as with `Global.init_from`. `plsc weights list` names them (docs/faces.md)."""
+    """A published network to start with, as with `Global.init_from`. `plsc weights list` names them
+    (docs/faces.md)."""
 
     name: str | None = Field(None, pattern=r"^\w[\w.-]*$", json_schema_extra=OTHER_RUN)
     """The network, which `plsc weights get` has fetched. `Model` has to be its own. null: none."""
@@ -197,8 +200,10 @@ def head_dtype(head: HeadCfg, amp: AmpCfg | None) -> str:
 
 
 class TeacherCfg(Section):
-    """Distillation: a trained network, the teacher, shows this run's which embeddings to give (docs/training.md). It computes in float32, in
-    evaluation mode: it costs its forward pass of every sample, and its weights on each rank. `metrics.jsonl` has `loss/teacher`."""
+    """Distillation: a trained network, the teacher, shows this run's which embeddings to give
+    (docs/training.md). It computes in float32, in
+    evaluation mode: it costs its forward pass of every sample, and its weights on each rank. `metrics.jsonl`
+    has `loss/teacher`."""
 
     checkpoint: str | None = Field(None, min_length=1, json_schema_extra=OTHER_RUN)
     """Folder of the teacher's run, whose newest checkpoint is taken, or of a checkpoint; null: no teacher. Samples and
@@ -295,7 +300,8 @@ class PartCfg(Plug):
     own as `package.module:Class` (docs/extend.md)."""
 
 
-# Sections of a stage -> which of their keys it may change; (): all. The others decide what the states of a run are.
+# Sections of a stage -> which of their keys it may change; (): all. The others decide what the states of a
+# run are.
 _IN_STAGES = {
     "Head": ("margin", "options", "scale", "gradient", "filter_above", "sample_rate"),
     "Optimizer": ("weight_decay", "clip_norm", "groups", "freeze_norms", "layer_decay", "head"),
@@ -306,8 +312,8 @@ _RAMP = {"from", "to"}
 
 
 class StageCfg(Section):
-    """A stretch of a training, and the values that differ in it from those of the other sections. A number may be a ramp,
-    `{from: 0, to: 0.5}`, which rises or falls from epoch to epoch."""
+    """A stretch of a training, and the values that differ in it from those of the other sections. A number
+    may be a ramp, `{from: 0, to: 0.5}`, which rises or falls from epoch to epoch."""
 
     epochs: int = Field(..., ge=1)
     """Passes over the training set."""

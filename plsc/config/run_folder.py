@@ -11,7 +11,8 @@ CONFIG = "config.yaml"  # the resolved config that a run, or plsc import, writes
 
 
 def key_of(folder: Path) -> str | None:
-    """Return the key of Global that means a folder: output_dir of a run, checkpoint of imported weights, None of another."""
+    """Return the key of Global that means a folder: output_dir of a run, checkpoint of imported weights, None
+    of another."""
     if not (folder / CONFIG).is_file():
         return None
     if (folder / "manifest.json").is_file():
@@ -22,7 +23,8 @@ def key_of(folder: Path) -> str | None:
 
 
 def config_file(path: Path) -> Path:
-    """Return the file that a path means as a config: of a folder its default.yaml, or else, as of a run's, its config.yaml."""
+    """Return the file that a path means as a config: of a folder its default.yaml, or else, as of a run's,
+    its config.yaml."""
     if not path.is_dir():
         return path
     default = path / "default.yaml"

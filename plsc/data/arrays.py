@@ -21,7 +21,8 @@ from plsc.utils.files import refuse_irregular
 
 
 def open_npy(path: str, what: str = "") -> np.ndarray:
-    """Map the array of an .npy file into memory, read-only. UserError, after `what`, for Python objects and what is no such file."""
+    """Map the array of an .npy file into memory, read-only. UserError, after `what`, for Python objects and
+    what is no such file."""
     with reading(what + path):
         refuse_irregular(path, os.stat(path).st_mode)
         try:
@@ -34,9 +35,9 @@ def open_npy(path: str, what: str = "") -> np.ndarray:
 class _ArrayFiles:
     """The samples of two files with the labels of all of them.
 
-    `samples`: an .npy file [N, ...] of numbers. `labels`: an .npy file [N], whole numbers 0, 1, ... without gaps, or text, whose sorted
-    names are then the classes. The network sees (sample - `mean`) * `scale`. `title`: what logs and reports call the set; empty = the
-    name of the file of samples.
+    `samples`: an .npy file [N, ...] of numbers. `labels`: an .npy file [N], whole numbers 0, 1, ... without
+    gaps, or text, whose sorted names are then the classes. The network sees (sample - `mean`) * `scale`.
+    `title`: what logs and reports call the set; empty = the name of the file of samples.
     """
 
     def __init__(self, samples: str, labels: str, mean: float = 0.0, scale: float = 1.0, title: str = ""):
@@ -106,8 +107,9 @@ def _labels_of(path: str, samples: str, count: int) -> tuple[np.ndarray, np.ndar
 class Arrays(_ArrayFiles, Dataset):
     """Labelled samples of any shape from two .npy files, to train on or to classify.
 
-    `hold_out`: the share of the classes that is left out, chosen by their names, or by their numbers where they have none; ArrayPairs
-    with the same `hold_out` verifies on them. Further keys: those of both, `samples`, `labels`, `mean`, `scale` and `title`.
+    `hold_out`: the share of the classes that is left out, chosen by their names, or by their numbers where
+    they have none; ArrayPairs with the same `hold_out` verifies on them. Further keys: those of both,
+    `samples`, `labels`, `mean`, `scale` and `title`.
     """
 
     def __init__(self, samples: str, labels: str, hold_out: float = 0.0, **options):
@@ -135,8 +137,8 @@ class Arrays(_ArrayFiles, Dataset):
 class ArrayPairs(_ArrayFiles, PairSet):
     """Pairs drawn from the samples of two .npy files, half of them positive, the same in every run.
 
-    `hold_out`: draws from the classes that Arrays with the same `hold_out` leaves out; 0: from all. `num_pairs`: how many; null: 6,000, or as
-    many as there are. Further keys: those of Arrays.
+    `hold_out`: draws from the classes that Arrays with the same `hold_out` leaves out; 0: from all.
+    `num_pairs`: how many; null: 6,000, or as many as there are. Further keys: those of Arrays.
     """
 
     def __init__(

@@ -203,8 +203,9 @@ def _posterized(picture: np.ndarray, level: float) -> np.ndarray:
     return picture & np.uint8(256 - 2 ** round(4 * abs(level)))
 
 
-# RandAugment's operations at level -1 to 1; the numbers are the strengths at 1. What turns a face or a product into another
-# one (solarize, invert, large shifts) is left out. WARPS give the 2x3 matrix from new to old places, shifts in sides.
+# RandAugment's operations at level -1 to 1; the numbers are the strengths at 1. What turns a face or a
+# product into another one (solarize, invert, large shifts) is left out. WARPS give the 2x3 matrix from new to
+# old places, shifts in sides.
 WARPS: dict[str, Callable[[float], np.ndarray]] = {
     "rotate": lambda level: _turned(math.radians(15 * level)),
     "shear_x": lambda level: _sheared(0.15 * level, 0),

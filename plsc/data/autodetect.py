@@ -24,10 +24,11 @@ _BASE64 = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
 
 
 def open_images(path: str, **options) -> EncodedImages:
-    """Open the labelled images of a .rec file (or a folder that has one), an image folder, tar shards, or a list file.
+    """Open the labelled images of a .rec file (or a folder that has one), an image folder, tar shards, or a
+    list file.
 
-    `options`: keys of all image formats, see plsc.data.images.EncodedImages; also `root`, which only a list takes, and `cache`, which
-    only shards on a server do.
+    `options`: keys of all image formats, see plsc.data.images.EncodedImages; also `root`, which only a list
+    takes, and `cache`, which only shards on a server do.
     """
     root = options.pop("root", "")
     kind = kind_of(path)
@@ -50,7 +51,8 @@ def open_any(path: str, **options) -> EncodedImages | EncodedPairs:
 
 
 def kind_of(path: str) -> type[EncodedImages] | None:
-    """Return the class that reads the labelled images of `path`; None: they are base64 parts, which none reads."""
+    """Return the class that reads the labelled images of `path`; None: they are base64 parts, which none
+    reads."""
     if is_url(path):
         return Shards
     if not os.path.exists(path):

@@ -1,4 +1,5 @@
-"""Build the data sets of a config: one, or several joined to train on, with corrected labels and without the classes left out.
+"""Build the data sets of a config: one, or several joined to train on, with corrected labels and without the
+classes left out.
 
     build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place)                             # to train on
     build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place, "DataLoader.Eval.dataset")  # to evaluate on

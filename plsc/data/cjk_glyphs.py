@@ -1,10 +1,12 @@
-"""Draw the characters of free CJK fonts: up to 80,000 classes without a download of pictures, and without faces.
+"""Draw the characters of free CJK fonts: up to 80,000 classes without a download of pictures, and without
+faces.
 
     CjkGlyphs("/usr/share/fonts", classes=20_000).num_classes
 
-Debian's packages fonts-noto-cjk, fonts-hanazono, fonts-babelstone-han, fonts-ipamj-mincho and others bring the fonts. `CjkGlyphs`
-trains on some of the characters in some of the faces; `CjkGlyphPairs` verifies on characters that were never trained on, in faces that
-were or were not. A class is a code point: a Han ideograph or a Hangul syllable.
+Debian's packages fonts-noto-cjk, fonts-hanazono, fonts-babelstone-han, fonts-ipamj-mincho and others bring
+the fonts. `CjkGlyphs` trains on some of the characters in some of the faces; `CjkGlyphPairs` verifies on
+characters that were never trained on, in faces that were or were not. A class is a code point: a Han
+ideograph or a Hangul syllable.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ FONTS = "/usr/share/fonts"
 HELD_OUT = 0.1
 PAIRS_CLASSES = 2_000  # characters in the pairs, at most
 
-# Ideographs without those for compatibility, which look like others; their extensions A, and B to H; Hangul syllables.
+# Ideographs without those for compatibility, which look like others; their extensions A, and B to H; Hangul
+# syllables.
 _BLOCKS = ((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2F7FF), (0x30000, 0x323AF), (0xAC00, 0xD7A3))
 _SUFFIXES = (".ttf", ".otf", ".ttc")
 _FEWEST = 1_000  # characters of a font that is taken for a CJK font
@@ -47,7 +50,8 @@ class _Entries(NamedTuple):
 
 
 class _Views(NamedTuple):
-    """The drawings: uint8 [V, M, M], 255 = ink; the class of each, int64 [V]; its face's name; the classes' code points, int64 [C]."""
+    """The drawings: uint8 [V, M, M], 255 = ink; the class of each, int64 [V]; its face's name; the classes'
+    code points, int64 [C]."""
 
     drawing: np.ndarray
     label: np.ndarray
@@ -58,9 +62,11 @@ class _Views(NamedTuple):
 class CjkGlyphs(Dataset):
     """Training pictures of CJK characters.
 
-    `fonts`: a folder; all fonts in it and below it that have at least 1,000 characters are faces. `classes`: how many characters, of
-    those that two faces at least draw differently; more classes contain the fewer. `faces`: the most that a class is drawn in.
-    `held_out`: share of the characters that are never trained on. `held_out_fonts`: names of the fonts' families that are not.
+    `fonts`: a folder; all fonts in it and below it that have at least 1,000 characters are faces. `classes`:
+    how many characters, of those that two faces at least draw differently; more classes contain the fewer.
+    `faces`: the most that a class is drawn in.
+    `held_out`: share of the characters that are never trained on. `held_out_fonts`: names of the fonts'
+    families that are not.
     `size`: side of the grey pictures. `augment`: strength of the distortions, 0 = clean (transforms.distort).
     """
 
@@ -106,10 +112,11 @@ class CjkGlyphs(Dataset):
 
 
 class CjkGlyphPairs(PairSet):
-    """Verification pairs of CJK characters that are not trained on, half of them positive: one character in two faces.
+    """Verification pairs of CJK characters that are not trained on, half of them positive: one character in
+    two faces.
 
-    Everything as in CjkGlyphs, and `seen_faces`: whether the faces are those of the training, or those that it has held out. The pairs
-    do not depend on the run's seed.
+    Everything as in CjkGlyphs, and `seen_faces`: whether the faces are those of the training, or those that
+    it has held out. The pairs do not depend on the run's seed.
     """
 
     name = "CJK pairs"
@@ -199,7 +206,8 @@ def _read(folder: str, held_out_fonts: Sequence[str], unseen: bool) -> _Entries:
 
 @functools.lru_cache(maxsize=256)
 def _characters(path: str, changed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Read the CJK characters of a font that was changed at this time, and the numbers of their glyphs: int64 [N] each.
+    """Read the CJK characters of a font that was changed at this time, and the numbers of their glyphs: int64
+    [N] each.
 
     A font's takes some tenths of a second, and 0.7 MB are kept of 44,000 characters.
     """
@@ -217,7 +225,8 @@ def _in_random_order(codepoints: np.ndarray) -> np.ndarray:
 
 
 def _draw(entries: _Entries, characters: np.ndarray, classes: int, faces: int, size: int) -> _Views:
-    """Draw the first `classes` characters that two faces draw differently, in at most `faces` of them, chosen at random.
+    """Draw the first `classes` characters that two faces draw differently, in at most `faces` of them, chosen
+    at random.
 
     The drawings are 1.5 times as large as the pictures, so that turning and stretching keep the edges sharp.
     """

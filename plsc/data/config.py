@@ -85,8 +85,8 @@ def _one_or_several(value: Any) -> str | None:
 
 
 class EvalDatasetCfg(DatasetCfg):
-    """What to evaluate on: pairs of images to verify, or labelled images of the trained classes, whose classes
-    the head predicts. Further keys are keyword arguments of the class; its docstring explains them.
+    """What to evaluate on: pairs of images to verify, or labelled images of the trained classes, whose
+    classes the head predicts. Further keys are keyword arguments of the class; its docstring explains them.
     `dataset: null` evaluates nothing."""
 
     name: str = "GlyphPairs"
@@ -226,7 +226,8 @@ class TrainCfg(Section):
         return self.global_batch if self.keep_global_batch else self.batch_size * self.accumulate * ranks
 
     def micro_batches_on(self, ranks: int) -> list[list[int]]:
-        """Return the samples of each micro-batch of a step, by rank: as many of them on each, the largest first."""
+        """Return the samples of each micro-batch of a step, by rank: as many of them on each, the largest
+        first."""
         shares = [stop - start for start, stop in split(self.global_batch_on(ranks), ranks)]
         count = count_micro_batches(shares, self.batch_size)
         return [[stop - start for start, stop in split(share, count)] for share in shares]

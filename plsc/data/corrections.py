@@ -1,4 +1,5 @@
-"""Correct the labels of a data set by a list that `plsc doctor --trained` has written: relabel or drop samples.
+"""Correct the labels of a data set by a list that `plsc doctor --trained` has written: relabel or drop
+samples.
 
 The list is text, columns apart by TABs, and may be edited; a line begins with what is to be done:
 
@@ -7,8 +8,8 @@ The list is text, columns apart by TABs, and may be edited; a line begins with w
     relabel  17  photos/Ann/3.jpg  4  Bob  5.31
     drop     99  photos/Cy/7.jpg   -  -    3.02
 
-The number and name of the sample, those of the class that it becomes, and the score that proposed it. Numbers are those of the
-data without the corrections; a list of any other data is refused.
+The number and name of the sample, those of the class that it becomes, and the score that proposed it. Numbers
+are those of the data without the corrections; a list of any other data is refused.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def _header(data: Dataset) -> str:
 
 
 def read_corrections(path: str | os.PathLike, data: Dataset) -> list[Correction]:
-    """Read a list for `data`. Raises MissingFileError, and UserError with the line: a fault, or other data than the list's."""
+    """Read a list for `data`. Raises MissingFileError, and UserError with the line: a fault, or other data
+    than the list's."""
     with reading(path, missing="no such list of corrections"):
         lines = read_regular(path).decode("utf-8-sig").splitlines()  # some editors put a mark in front
     if lines[:1] != [_TITLE]:
@@ -155,8 +157,8 @@ def _range_of(data: Dataset, number: int) -> int:
 class Corrected(Subset):
     """A data set without the samples that are dropped, with the labels and classes that a list says.
 
-    Classes that lose all their samples are left out, and the others numbered anew in their order. A sample is augmented as without the
-    list. Raises UserError, see `read_corrections`.
+    Classes that lose all their samples are left out, and the others numbered anew in their order. A sample is
+    augmented as without the list. Raises UserError, see `read_corrections`.
     """
 
     @staticmethod

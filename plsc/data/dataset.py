@@ -1,11 +1,11 @@
 """Define the base classes of data sets, all that the trainer and the loader use of them. No ranks, no Paddle.
 
-Your own: derive from Dataset (training, classification), PairSet (verification), TemplatePairs (verification of sets of
-images), IdentificationSet or RetrievalSet (search in a gallery), set the attributes in __init__, write the abstract methods, and name
-the class in the config as `name: "my_module:MyClass"`. The arguments of __init__, with their annotations and defaults, are what the config accepts; one that takes `seed`
-is given the run's. A classmethod `check(**kwargs)` may raise UserError about the arguments that the user
-wrote. It is called before any process starts, so it looks at values and whether paths exist, and reads
-nothing large.
+Your own: derive from Dataset (training, classification), PairSet (verification), TemplatePairs (verification
+of sets of images), IdentificationSet or RetrievalSet (search in a gallery), set the attributes in __init__,
+write the abstract methods, and name the class in the config as `name: "my_module:MyClass"`. The arguments of
+__init__, with their annotations and defaults, are what the config accepts; one that takes `seed` is given the
+run's. A classmethod `check(**kwargs)` may raise UserError about the arguments that the user wrote. It is
+called before any process starts, so it looks at values and whether paths exist, and reads nothing large.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ EVALUATION = 2**32  # the epoch of the images that are evaluated
 class SampleSet:
     """Declares shape, dtype and preprocessing of a set's samples, which all have the same.
 
-    Images are uint8 [C, H, W], pixels 0..255, and have `image_shape`. Samples of any other kind have `sample_shape` and
-    `sample_dtype` instead. The network's input is float32, (sample - mean) * scale.
+    Images are uint8 [C, H, W], pixels 0..255, and have `image_shape`. Samples of any other kind have
+    `sample_shape` and `sample_dtype` instead. The network's input is float32, (sample - mean) * scale.
     """
 
     image_shape: tuple[int, int, int] | None = None  # C, H, W
@@ -48,9 +48,11 @@ class Dataset(SampleSet, ABC):
 
     num_classes: int
     labels: np.ndarray  # int64 [len(self)]
-    # What the classes are, in the order of the labels, where that is known: text or whole numbers, see shared_identities().
+    # What the classes are, in the order of the labels, where that is known: text or whole numbers, see
+    # shared_identities().
     identities: np.ndarray | None = None
-    # [start, stop) of the classes with a softmax of their own; None: one softmax over all. See plsc/data/joined.py.
+    # [start, stop) of the classes with a softmax of their own; None: one softmax over all. See
+    # plsc/data/joined.py.
     ranges: list[tuple[int, int]] | None = None
 
     def __len__(self) -> int:
@@ -58,19 +60,21 @@ class Dataset(SampleSet, ABC):
 
     @property
     def class_names(self) -> np.ndarray | None:
-        """Name the classes, in the order of the labels; None: not known. They differ where `identities` repeats one."""
+        """Name the classes, in the order of the labels; None: not known. They differ where `identities`
+        repeats one."""
         return self.identities
 
     def substitutes(self, index: int) -> tuple[int, int]:
-        """Return the range [start, stop) of the samples that may take the place of this one if it is corrupt."""
+        """Return the range [start, stop) of the samples that may take the place of this one if it is
+        corrupt."""
         return 0, len(self)
 
     @abstractmethod
     def sample(self, index: int, epoch: int) -> np.ndarray:
         """Make sample `index` as augmented in `epoch`, an array of the declared shape and dtype.
 
-        Where a sample comes several times in an epoch, `epoch` is another number, above 2**33, each further time.
-        The same arguments give the same bytes.
+        Where a sample comes several times in an epoch, `epoch` is another number, above 2**33, each further
+        time. The same arguments give the same bytes.
         Raises CorruptImageError for one that cannot be decoded: training takes another sample instead.
         """
 
@@ -84,7 +88,8 @@ class Dataset(SampleSet, ABC):
         return type(self).__name__
 
     def images(self, start: int, stop: int) -> np.ndarray:
-        """Make samples [start, stop) to evaluate on, [n, *shape], as augmented in an epoch that training never has."""
+        """Make samples [start, stop) to evaluate on, [n, *shape], as augmented in an epoch that training
+        never has."""
         return np.stack([self._checked(index) for index in range(start, stop)])
 
     def _checked(self, index: int) -> np.ndarray:
@@ -132,12 +137,13 @@ class PairSet(_Images):
     pairs: np.ndarray  # int64 [P, 2], indices of images
     same: np.ndarray  # bool [P], True where both images are of one class
     identities: np.ndarray | None = None  # of all classes in the pairs, as in a Dataset, in any order
-    # [num_images] (of templates: one of each), the identity of each image, text or whole numbers; None: not known. With it the
-    # confidence intervals are over people, and the report names the hardest ones.
+    # [num_images] (of templates: one of each), the identity of each image, text or whole numbers; None: not
+    # known. With it the confidence intervals are over people, and the report names the hardest ones.
     identity_of: np.ndarray | None = None
 
     def people(self) -> np.ndarray:
-        """Return whom each image shows, [num_images], text or numbers; where that is not known, a number for each pair."""
+        """Return whom each image shows, [num_images], text or numbers; where that is not known, a number for
+        each pair."""
         if self.identity_of is not None:
             return self.identity_of
         numbers = np.empty(self.num_images, np.int64)
@@ -148,8 +154,8 @@ class PairSet(_Images):
 class TemplatePairs(PairSet):
     """Pairs of templates, as IJB's 1:1 protocol compares them: a template is a set of images of one identity.
 
-    `pairs` index templates here, 0 to max(template). Images of one medium (the frames of one video) count as one
-    when a template's embedding is made.
+    `pairs` index templates here, 0 to max(template). Images of one medium (the frames of one video) count as
+    one when a template's embedding is made.
     """
 
     template: np.ndarray  # int64 [num_images], the template that an image belongs to
@@ -176,10 +182,11 @@ class IdentificationSet(_Images):
 
 
 class RetrievalSet(IdentificationSet):
-    """Search whose whole ranking counts (mAP, recall@k): the probes are queries, and everything right is to come first.
+    """Search whose whole ranking counts (mAP, recall@k): the probes are queries, and everything right is to
+    come first.
 
-    An image may be in the gallery and a query; it is not compared with itself. Gallery images of a query's identity from its own
-    camera do not count.
+    An image may be in the gallery and a query; it is not compared with itself. Gallery images of a query's
+    identity from its own camera do not count.
     """
 
     cameras: np.ndarray | None = None  # int64 [num_images]; None: not known
@@ -208,7 +215,8 @@ def check_identities(data: PairSet, count: int) -> None:
 
 
 def check_array(data: object, name: str, wanted: str, below: int | None, length: int | None = None) -> None:
-    """Refuse an array without the dtype and shape `wanted`, with indices not below `below`, or without `length` rows."""
+    """Refuse an array without the dtype and shape `wanted`, with indices not below `below`, or without
+    `length` rows."""
     array, what = getattr(data, name), f"{type(data).__name__}.{name}"
     if not isinstance(array, np.ndarray):
         raise UserError(f"{what}: must be an array {wanted}, got {type(array).__name__}")
@@ -243,9 +251,11 @@ def same_form(names: np.ndarray) -> np.ndarray:
 def misnumbered_class(trained: list[str] | None, data: Dataset, strangers: bool = False) -> str | None:
     """Describe the first class of labelled images whose number differs from that in the classes `trained`.
 
-    So it is where one of the folders, one for each person, is missing. None: there is none, or names are not known.
+    So it is where one of the folders, one for each person, is missing. None: there is none, or names are not
+    known.
 
-    strangers: whether two sets without a name in common are of different people; else their folders may just be called otherwise.
+    strangers: whether two sets without a name in common are of different people; else their folders may just
+    be called otherwise.
     """
     names, known = class_names(data) or [], trained or []
     # Numbered folders are known by their whole path, which two sets of the same people do not share.

@@ -32,7 +32,8 @@ def names_and_labels(data: Dataset) -> str:
 
 
 def content(data: SampleSet, count: int, arrays: Mapping[str, np.ndarray]) -> str:
-    """Hash an evaluation set: its arrays (pairs, labels, ...), its preprocessing and every one of `count` samples, which are all read.
+    """Hash an evaluation set: its arrays (pairs, labels, ...), its preprocessing and every one of `count`
+    samples, which are all read.
 
     Of encoded images the bytes as they are stored, so that another version of the decoder gives the same.
     """

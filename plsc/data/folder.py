@@ -26,12 +26,13 @@ ALIGNMENT = ("alignment.csv", "alignment.json")  # what plsc align writes beside
 
 
 def read_folder(folder: str, extensions: tuple[str, ...] = EXTENSIONS) -> tuple[Paths, np.ndarray, list[str]]:
-    """List the images, or other files of these extensions, below the folders of `folder`, in the order of their names; their labels int64 [N]; the
-    folders' names.
+    """List the images, or other files of these extensions, below the folders of `folder`, in the order of
+    their names; their labels int64 [N]; the folders' names.
 
     The labels number the folders in the order of their names. Subfolders of an identity's folder are read
-    too. What begins with a dot is left out, and what plsc align writes beside the folders; other files are counted in
-    the log. UserError names folders without an image; within `collected_problems` they are left out.
+    too. What begins with a dot is left out, and what plsc align writes beside the folders; other files are
+    counted in the log. UserError names folders without an image; within `collected_problems` they are left
+    out.
     """
     check_folder(folder)
     entries = _entries(folder)

@@ -29,7 +29,8 @@ class Glyphs(Dataset):
     `held_out`: share of the classes that is never trained on; the same classes in every run, see GlyphPairs.
     `size`: side of the grey pictures. `augment`: strength of the distortions, 0 = clean (transforms.distort).
     `repeats`: how often an epoch shows each class in each face.
-    `since`: more than `held_out`; show only the classes that a `held_out` of this share would hold out, and this
+    `since`: more than `held_out`; show only the classes that a `held_out` of this share would hold out, and
+    this
     one trains: those that a run has added to an earlier one's. The labels stay.
     """
 
@@ -80,7 +81,8 @@ class GlyphPairs(PairSet):
     class in each face is one picture, distorted once. Nothing depends on the run's seed.
     `num_pairs`, `faces`, `size` as in Glyphs. `held_out` must be at most that of the training set.
     `augment`: strength of the distortions (transforms.distort), as in training by default.
-    `since`: as in Glyphs: pairs of the classes that a run has added, to verify a network that has not learned them.
+    `since`: as in Glyphs: pairs of the classes that a run has added, to verify a network that has not learned
+    them.
     """
 
     name = "glyph pairs"

@@ -20,8 +20,8 @@ import numpy as np
 from plsc.data.dataset import PairSet
 from plsc.errors import UserError
 
-# Of fewer identities the 95 % interval of an accuracy around 85 % is mostly wider than 15 points (8 pictures each, simulated),
-# and the accuracies of two such draws differ by 5 to 10 points.
+# Of fewer identities the 95 % interval of an accuracy around 85 % is mostly wider than 15 points (8 pictures
+# each, simulated), and the accuracies of two such draws differ by 5 to 10 points.
 FEWEST = 10
 _MOST = 0.5  # of the classes: a larger share to hold out is not advised
 LEAST = 2  # classes on either side: a pair of different people takes two, and so does training
@@ -55,13 +55,15 @@ def class_keys(identities: np.ndarray | None, num_classes: int) -> list[str]:
 
 
 def enough_held_out(names: Sequence[str]) -> float | None:
-    """Find the least share, in tenths and at most a half, that holds out FEWEST of the classes of these names; None if none does."""
+    """Find the least share, in tenths and at most a half, that holds out FEWEST of the classes of these
+    names; None if none does."""
     tenths = (tenth / 10 for tenth in range(1, round(10 * _MOST) + 1))
     return next((share for share in tenths if held_out(names, share).sum() >= FEWEST), None)
 
 
 def few_identities(pairs: PairSet) -> str | None:
-    """Say that a verification on these pairs rests on too few identities, and what helps; None where they are enough or not known."""
+    """Say that a verification on these pairs rests on too few identities, and what helps; None where they are
+    enough or not known."""
     if pairs.identity_of is None:
         return None
     count = len(np.unique(pairs.identity_of))

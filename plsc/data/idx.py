@@ -77,8 +77,8 @@ class IdxImages(Dataset):
     """Grey images and their labels from two idx files, .gz or plain; the network's input is pixel / 255.
 
     `images`, `labels`: the files; `~` is your home. `title`: what logs and reports call the set; empty = the
-    name of the images' file. `flip`, `crop`, `rotate`, `cutout`, `randaugment`: what training changes in a picture, as
-    in plsc.data.images.EncodedImages; all off by default.
+    name of the images' file. `flip`, `crop`, `rotate`, `cutout`, `randaugment`: what training changes in a
+    picture, as in plsc.data.images.EncodedImages; all off by default.
     """
 
     mean, scale = 0.0, 1 / 255  # the network sees numbers from 0 to 1

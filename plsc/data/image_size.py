@@ -1,5 +1,5 @@
-"""Look at what an encoded image promises before it is decoded: 68 bytes may promise a billion pixels, and 109 KB
-hold them; 61 bytes may promise a chunk of 4 GB.
+"""Look at what an encoded image promises before it is decoded: 68 bytes may promise a billion pixels, and 109
+KB hold them; 61 bytes may promise a chunk of 4 GB.
 
 PNG, JPEG, BMP and WebP; of other formats OpenCV's own limit is set, see plsc/data/__init__.py. Try it:
 
@@ -38,7 +38,8 @@ def promised_pixels(data: bytes) -> int:
 
 
 def is_cut_off_png(data: bytes) -> bool:
-    """Return whether a chunk of a PNG reaches beyond the data: OpenCV 5 allocates what a chunk's length says."""
+    """Return whether a chunk of a PNG reaches beyond the data: OpenCV 5 allocates what a chunk's length
+    says."""
     return any(end > len(data) for _, end in _chunks(data))
 
 
@@ -57,7 +58,8 @@ def has_many_chunks(data: bytes, most: int, most_compressed: int) -> bool:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yield the kind of each chunk of a PNG, and where it ends, up to the one after which decoders read no further."""
+    """Yield the kind of each chunk of a PNG, and where it ends, up to the one after which decoders read no
+    further."""
     at = 8 if data[:8] == _PNG else len(data)
     while at < len(data):
         length = int.from_bytes(data[at : at + 4], "big")

@@ -143,18 +143,26 @@ class _Encoded:
 class EncodedImages(_Encoded, Dataset):
     """Labelled images that are decoded when they are needed; the base of all formats.
 
-    `size`: [height, width] that images are resized to, or an integer for both. `channels`: "RGB", "BGR" or "grey". The network sees
-    (pixel - `mean`) * `scale`. `aligned`: whether the images are faces that `plsc align` has aligned, or another program to ArcFace's
-    places; exports, galleries and the service then ask for such pictures. null: not known, but a folder that `plsc align` wrote is. What training changes in a picture, drawn anew each epoch, all off by default:
+    `size`: [height, width] that images are resized to, or an integer for both. `channels`: "RGB", "BGR" or
+    "grey". The network sees (pixel - `mean`) * `scale`. `aligned`: whether the images are faces that `plsc
+    align` has aligned, or another program to ArcFace's places; exports, galleries and the service then ask
+    for such pictures. null: not known, but a folder that `plsc align` wrote is. What training changes in a
+    picture, drawn anew each epoch, all off by default:
 
-    `flip`: mirror half of the images: faces, most products; never writing. `crop`: the share of the sides that may be cut off; the rest is
-    resized back: 0.15 for boxes of a detector, 0.1 for aligned faces. `rotate`: up to so many degrees either way, the border mirrored: about 10
-    for aligned faces. `colour`: brightness, contrast and saturation each times 1 - colour to 1 + colour: 0.3 for cameras of many kinds, little
-    where colour tells products apart. `grey`: probability of a picture without colour: 0.1 where grey pictures will be compared.
-    `blur`: probability of a Gaussian blur, sigma 0.4 to 2 % of the side. `low_resolution`: probability that it is shrunk, to a quarter of its sides at
-    least, and enlarged again: 0.2 for small faces in large pictures. `cutout`: probability that a rectangle of 10 to 45 % of each side is painted over: masks,
-    glasses, hands. `randaugment`: so many operations drawn from a set of twelve (Cubuk et al., NeurIPS 2020); 2 is usual, for small sets, many epochs,
-    and vision transformers. The same seed, epoch and sample give the same picture, with any number of workers. docs/training.md shows them.
+    `flip`: mirror half of the images: faces, most products; never writing. `crop`: the share of the sides
+    that may be cut off; the rest is
+    resized back: 0.15 for boxes of a detector, 0.1 for aligned faces. `rotate`: up to so many degrees either
+    way, the border mirrored: about 10
+    for aligned faces. `colour`: brightness, contrast and saturation each times 1 - colour to 1 + colour: 0.3
+    for cameras of many kinds, little where colour tells products apart. `grey`: probability of a picture
+    without colour: 0.1 where grey pictures will be compared.
+    `blur`: probability of a Gaussian blur, sigma 0.4 to 2 % of the side. `low_resolution`: probability that
+    it is shrunk, to a quarter of its sides at
+    least, and enlarged again: 0.2 for small faces in large pictures. `cutout`: probability that a rectangle
+    of 10 to 45 % of each side is painted over: masks,
+    glasses, hands. `randaugment`: so many operations drawn from a set of twelve (Cubuk et al., NeurIPS 2020);
+    2 is usual, for small sets, many epochs, and vision transformers. The same seed, epoch and sample give the
+    same picture, with any number of workers. docs/training.md shows them.
     """
 
     def __init__(

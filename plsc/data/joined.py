@@ -1,10 +1,12 @@
-"""Join several data sets into one to train on: their samples one set after the other, their classes merged or apart.
+"""Join several data sets into one to train on: their samples one set after the other, their classes merged or
+apart.
 
     merged   the sets without `own`: identities of the same name are one class, whichever of these sets has them
     own      a set whose classes are a range of their own, with a softmax of its own
 
-Ranges of classes lie one after the other, in the order of the first set of each. Which samples an epoch has is up to a
-sampler (samplers.py), what a range means to the loss up to the head. To see the classes of two sets:
+Ranges of classes lie one after the other, in the order of the first set of each. Which samples an epoch has
+is up to a sampler (samplers.py), what a range means to the loss up to the head. To see the classes of two
+sets:
 
     Joined({"first": Glyphs(faces=8), "second": Glyphs(faces=4)}, own=[False, True]).ranges
 """
@@ -34,8 +36,8 @@ class Joined(Dataset):
         ranges: [start, stop) of the classes with a softmax of their own.
         identities: repeats those that several ranges have; None where no set has any. class_names: differ all.
 
-    Raises UserError, which begins with the key of a set: its samples are not like those of the first; it is to be merged
-    and has no names, or none that compare; or it has a range of its own with one class.
+    Raises UserError, which begins with the key of a set: its samples are not like those of the first; it is
+    to be merged and has no names, or none that compare; or it has a range of its own with one class.
     """
 
     def __init__(self, parts: Mapping[str, Dataset], own: Sequence[bool]):
@@ -59,7 +61,8 @@ class Joined(Dataset):
             self._report(merged)
 
     def _number_classes(self, merged: list[int]) -> list[np.ndarray]:
-        """Set ranges and num_classes; return the number of each class of each set, int64 [classes of the set]."""
+        """Set ranges and num_classes; return the number of each class of each set, int64 [classes of the
+        set]."""
         classes = [np.arange(part.num_classes) for part in self.parts]
         if len(merged) > 1:
             together = number_names([self.parts[number].identities for number in merged])
@@ -81,7 +84,8 @@ class Joined(Dataset):
         return classes
 
     def _name_classes(self, classes: list[np.ndarray]) -> None:
-        """Set identities and class_names: a later range has its set's title in front of a name that an earlier one has."""
+        """Set identities and class_names: a later range has its set's title in front of a name that an
+        earlier one has."""
         names = [""] * self.num_classes
         for title, of_part, part in zip(self.titles, classes, self.parts):
             unnamed = (f"{title}/{number}" for number in range(part.num_classes))
@@ -147,7 +151,8 @@ class Joined(Dataset):
 
 
 def number_names(names: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Number names from 0 in the order of their first appearance, the same name alike in all arrays: int64 arrays."""
+    """Number names from 0 in the order of their first appearance, the same name alike in all arrays: int64
+    arrays."""
     joined = np.concatenate([same_form(array) for array in names])
     _, first, place = np.unique(joined, return_index=True, return_inverse=True)
     order = np.empty(len(first), np.int64)

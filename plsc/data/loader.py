@@ -1,8 +1,8 @@
 """Load batches: choose the samples of each rank's batches, and have them made by a thread or by processes.
 
-The order of an epoch, which a sampler gives, depends on (seed, epoch) alone and a sample on (seed, epoch, index), so
-the batches are the same bit for bit with any number of workers. Without workers a thread prepares the next batches; with
-workers, processes do (workers.py). To see what it yields:
+The order of an epoch, which a sampler gives, depends on (seed, epoch) alone and a sample on (seed, epoch,
+index), so the batches are the same bit for bit with any number of workers. Without workers a thread prepares
+the next batches; with workers, processes do (workers.py). To see what it yields:
 
     loader = Loader(Synthetic(), global_batch=4, rank=0, world_size=1, seed=0)
     images, labels, indices = next(loader.epoch(0))
@@ -38,7 +38,8 @@ TURN = 2**33
 class Batch(NamedTuple):
     """This rank's samples of a step.
 
-    images: [B, *shape]. labels, indices: int64 [B]. step: the step's number, from 0. counts: samples of each rank.
+    images: [B, *shape]. labels, indices: int64 [B]. step: the step's number, from 0. counts: samples of each
+    rank.
     """
 
     images: np.ndarray
@@ -49,14 +50,16 @@ class Batch(NamedTuple):
 
 
 class Loader:
-    """Yields the batches of one rank; over all ranks they have the sampler's whole order, a smaller last batch included.
+    """Yields the batches of one rank; over all ranks they have the sampler's whole order, a smaller last
+    batch included.
 
-    `global_batch` counts the samples of all ranks in one step; their shares differ by at most one. A last global
-    batch of fewer than 2 samples for each of `planned_ranks` (BatchNorm needs two; None: `world_size`) joins the one
-    before it, so the steps do not depend on how many ranks there are. Raises UserError if an epoch or its last step is
-    too small for `world_size`. `max_corrupt`: share of this rank's images of an epoch that may be replaced by others
-    because they cannot be decoded; see corrupt.py. `sampler`: gives the order of each epoch; None: every sample once,
-    shuffled. `first_step`, `first_epoch`: those that the run has done before the batches of this loader.
+    `global_batch` counts the samples of all ranks in one step; their shares differ by at most one. A last
+    global batch of fewer than 2 samples for each of `planned_ranks` (BatchNorm needs two; None: `world_size`)
+    joins the one before it, so the steps do not depend on how many ranks there are. Raises UserError if an
+    epoch or its last step is too small for `world_size`. `max_corrupt`: share of this rank's images of an
+    epoch that may be replaced by others because they cannot be decoded; see corrupt.py. `sampler`: gives the
+    order of each epoch; None: every sample once, shuffled. `first_step`, `first_epoch`: those that the run
+    has done before the batches of this loader.
     """
 
     def __init__(
@@ -135,11 +138,12 @@ class Loader:
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yield this rank's batches from `start_step` on: samples [B, *shape], labels and indices int64 [B].
 
-        Where an image is corrupt, label and index are the substitute's. `replaced`: as many were before start_step.
+        Where an image is corrupt, label and index are the substitute's. `replaced`: as many were before
+        start_step.
 
         One epoch at a time. An error in a sample is raised here, when its batch is due: the data set's own
-        UserError (CorruptImageError where too many were replaced), or SampleError with the cause; a worker that died raises
-        WorkerDied.
+        UserError (CorruptImageError where too many were replaced), or SampleError with the cause; a worker
+        that died raises WorkerDied.
         """
         assert not self._running, "the previous epoch's iterator is still in use"
         maker = self._start_workers() if self._num_workers else _Thread(self.dataset, self.seed)
@@ -183,7 +187,8 @@ class Loader:
         self._replaced_before = replaced
 
     def from_step(self, step: int) -> Iterator[Batch]:
-        """Yield this rank's batches from a step (from 0, over all epochs) to the end of its epoch, as `epoch` does."""
+        """Yield this rank's batches from a step (from 0, over all epochs) to the end of its epoch, as `epoch`
+        does."""
         epoch, done = divmod(step - self._first_step, self.steps_per_epoch)
         replaced = self._replaced_before
         self._replaced_before = 0

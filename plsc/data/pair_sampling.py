@@ -78,7 +78,8 @@ def _draw_positives(labels: np.ndarray, count: int, where: str, rng: np.random.G
     turns = []
     for at in rng.permutation(np.flatnonzero(available)).tolist():
         chosen = rng.choice(available[at], min(quota, available[at]), replace=False)
-        # Pair number n of a class is (first, second) with first < second and n = second (second - 1) / 2 + first.
+        # Pair number n of a class is (first, second) with first < second and n = second (second - 1) / 2 +
+        # first.
         second = ((1 + np.sqrt(1 + 8 * chosen.astype(np.float64))) / 2).astype(np.int64)
         second -= second * (second - 1) // 2 > chosen
         first = chosen - second * (second - 1) // 2

@@ -227,13 +227,14 @@ class ImagePairs(EncodedPairs):
     """Pairs drawn from labelled images: half positive and half negative in turn, no pair twice, the same in
     every run.
 
-    `images`: an image folder, a list, a .rec file or tar shards; in a config that lacks it, those of the training, prepared as there.
-    `root`: of a list, see plsc.data.image_list.ImageList. `cache`: of shards on a server, see plsc.data.shards.Shards. `classes`:
-    [start, stop] draws from the classes start to stop - 1 only;
+    `images`: an image folder, a list, a .rec file or tar shards; in a config that lacks it, those of the
+    training, prepared as there.
+    `root`: of a list, see plsc.data.image_list.ImageList. `cache`: of shards on a server, see
+    plsc.data.shards.Shards. `classes`: [start, stop] draws from the classes start to stop - 1 only;
     []: from all. `hold_out`: draws from the share of the classes that training with the same `hold_out` of
     the same images leaves out. `num_pairs`: how many; null: 6,000, or as many as there are. `title`: what
-    logs and reports call the set; empty = "pairs of", or "held-out pairs of", and the name of `images`. Further keys: those of
-    plsc.data.images.EncodedPairs.
+    logs and reports call the set; empty = "pairs of", or "held-out pairs of", and the name of `images`.
+    Further keys: those of plsc.data.images.EncodedPairs.
     """
 
     def __init__(

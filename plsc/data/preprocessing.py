@@ -3,8 +3,9 @@
     Preprocessing.of_images((3, 112, 112))       # uint8 pixels; (pixel - 127.5) * (1 / 127.5) lies in [-1, 1]
     Preprocessing((1, 40, 100), "float32")       # any other samples; they are the input as they are
 
-The data set has it; training, evaluation, prediction, export and plsc doctor use it; a checkpoint keeps it. Whatever the
-dtype, the network's input is float32: of float64 and of integers beyond 2**24 the last digits are lost.
+The data set has it; training, evaluation, prediction, export and plsc doctor use it; a checkpoint keeps it.
+Whatever the dtype, the network's input is float32: of float64 and of integers beyond 2**24 the last digits
+are lost.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ Samples = TypeVar("Samples")
 class Preprocessing:
     """Turns samples into the network's input.
 
-    shape, dtype: of one sample. channels: of an image "grey", "RGB" or "BGR", or how many they are; None: the samples
-    are no images. aligned: whether the images are faces whose landmarks lie at ArcFace's places, as `plsc align` writes them;
+    shape, dtype: of one sample. channels: of an image "grey", "RGB" or "BGR", or how many they are; None: the
+    samples
+    are no images. aligned: whether the images are faces whose landmarks lie at ArcFace's places, as `plsc
+    align` writes them;
     None: not known.
     """
 
@@ -51,7 +54,8 @@ class Preprocessing:
         channels: str | None = None,
         aligned: bool | None = None,
     ) -> Preprocessing:
-        """Describe uint8 images [C, H, W]; the channels of one are grey, of three RGB, unless they are given."""
+        """Describe uint8 images [C, H, W]; the channels of one are grey, of three RGB, unless they are
+        given."""
         return cls(
             tuple(shape), "uint8", channels or _NAMES.get(shape[0], str(shape[0])), mean, scale, aligned
         )
@@ -69,7 +73,8 @@ class Preprocessing:
         return fields
 
     def differences(self, other: Preprocessing) -> list[tuple[str, Any, Any]]:
-        """List the fields that `other` has otherwise: name, own value, its value. What is not known of one is no difference."""
+        """List the fields that `other` has otherwise: name, own value, its value. What is not known of one is
+        no difference."""
         ours, theirs = self.to_json(), other.to_json()
         both = (name for name in ours if name in theirs)
         return [(name, ours[name], theirs[name]) for name in both if ours[name] != theirs[name]]
@@ -118,7 +123,8 @@ def check_sample(
 
 
 def preprocessing_of(data: Any) -> Preprocessing:
-    """Read the attributes of a data set (see plsc.data.dataset.SampleSet). UserError names one that is wrong."""
+    """Read the attributes of a data set (see plsc.data.dataset.SampleSet). UserError names one that is
+    wrong."""
     where = type(data).__name__
     pixels = data.image_shape is not None
     if pixels and (data.sample_shape is not None or data.sample_dtype not in (None, "uint8", np.uint8)):

@@ -1,9 +1,11 @@
-"""Read tar shards from a server: whole shards are fetched into a cache on this machine, and read there as shards on disk are.
+"""Read tar shards from a server: whole shards are fetched into a cache on this machine, and read there as
+shards on disk are.
 
     open_remote("s3://bucket/faces", Cache())       # or https://, oss://, hf://: what fsspec knows
 
-Where the shards' index lies beside them (plsc convert writes it), it is fetched first, and nothing else is asked of the server for a warm cache. Else all
-shards are fetched to make it. Several processes may use a cache at once.
+Where the shards' index lies beside them (plsc convert writes it), it is fetched first, and nothing else is
+asked of the server for a warm cache. Else all shards are fetched to make it. Several processes may use a
+cache at once.
 """
 
 from __future__ import annotations
@@ -53,8 +55,9 @@ def is_url(path: str) -> bool:
 class Cache:
     """Files of servers on this machine, of which the least recently used make room for others.
 
-    folder: where they are; empty = plsc in the user's folder of caches. bytes: most of all of them together. stall: seconds without a byte after
-    which a try to fetch a file is given up. patience: seconds of tries that give nothing after which the file is given up.
+    folder: where they are; empty = plsc in the user's folder of caches. bytes: most of all of them together.
+    stall: seconds without a byte after which a try to fetch a file is given up. patience: seconds of tries
+    that give nothing after which the file is given up.
     """
 
     folder: str = ""
@@ -74,9 +77,11 @@ class Cache:
         return cls(**keys)
 
     def fetch(self, url: str, version: str, size: int) -> str:
-        """Return the path of the copy of a file, which is fetched if it is not there. `version` tells its contents apart; `size`: its bytes.
+        """Return the path of the copy of a file, which is fetched if it is not there. `version` tells its
+        contents apart; `size`: its bytes.
 
-        MissingFileError if the server has no such file; UserError if it fails or sends nothing for too long, or there is no room.
+        MissingFileError if the server has no such file; UserError if it fails or sends nothing for too long,
+        or there is no room.
         """
         if size > self.bytes:
             raise UserError(
@@ -134,7 +139,8 @@ class Cache:
             yield
 
     def _tried(self, url: str, work: Callable[[bool], Any]) -> Any:
-        """Do what asks a server, again and again for `patience` seconds while it fails. MissingFileError, UserError.
+        """Do what asks a server, again and again for `patience` seconds while it fails. MissingFileError,
+        UserError.
 
         work: is told whether to take a fresh connection, since another one has failed.
         """
@@ -161,7 +167,8 @@ class Cache:
                 time.sleep(min(_LONGEST_PAUSE, self.patience / 20, 2.0**tries / 4))
 
     def _download(self, url: str, part: str, size: int, fresh: bool) -> None:
-        """Fetch a file into `part`, a new file each time: a thread that was given up may still write to the old one."""
+        """Fetch a file into `part`, a new file each time: a thread that was given up may still write to the
+        old one."""
         with contextlib.suppress(FileNotFoundError):
             os.remove(part)
         self._make_room(part, size)
@@ -179,7 +186,8 @@ class Cache:
             raise OSError(f"sent {got:,} of {size:,} bytes")
 
     def _make_room(self, part: str, size: int) -> None:
-        """Reserve bytes for a file that is fetched, and remove the files of the cache that were used longest ago."""
+        """Reserve bytes for a file that is fetched, and remove the files of the cache that were used longest
+        ago."""
         with self._locked(os.path.join(self._root, "room.lock")):
             with writing(part), open(part, "xb") as file:
                 file.truncate(size)
@@ -198,7 +206,8 @@ class Cache:
                     total -= held
 
     def _in_thread(self, work: Callable[[Callable[[], None]], Any]) -> Any:
-        """Do what may hang in a thread of its own; TimeoutError if it has not `said` anything for `stall` seconds, nor ended."""
+        """Do what may hang in a thread of its own; TimeoutError if it has not `said` anything for `stall`
+        seconds, nor ended."""
         last = time.monotonic()
         given_up = False
         outcome: dict[str, Any] = {}
@@ -244,7 +253,8 @@ def _refuse_final(url: str, error: Exception) -> None:
             f"cache: cannot be written: {error.strerror}; make room, or name another folder"
         ) from error
     cause = error.__cause__
-    # fsspec calls every failure of HTTP a missing file; the cause knows the status, and a connection that failed has none.
+    # fsspec calls every failure of HTTP a missing file; the cause knows the status, and a connection that
+    # failed has none.
     status = getattr(cause, "status", 0) if type(cause).__module__.startswith("aiohttp") else None
     if isinstance(error, PermissionError) or status in (401, 403):
         raise UserError(
@@ -255,7 +265,8 @@ def _refuse_final(url: str, error: Exception) -> None:
 
 
 def _filesystem(url: str, fresh: bool) -> tuple[Any, str]:
-    """Open fsspec's file system for a URL, and the path in it. fresh: not one that was opened before, whose connection may hang."""
+    """Open fsspec's file system for a URL, and the path in it. fresh: not one that was opened before, whose
+    connection may hang."""
     try:
         import fsspec
 
@@ -309,9 +320,11 @@ class _Shards:
 
 
 def open_remote(url: str, cache: Cache) -> ShardIndex:
-    """Open shards on a server: a folder, one .tar file, or several as `faces-{000..019}.tar`. Raises MissingFileError, UserError.
+    """Open shards on a server: a folder, one .tar file, or several as `faces-{000..019}.tar`. Raises
+    MissingFileError, UserError.
 
-    All of them are fetched now if they fit the cache: ranks whose next batch waits for a download would be taken for dead.
+    All of them are fetched now if they fit the cache: ranks whose next batch waits for a download would be
+    taken for dead.
     """
     folder, _, pattern = (
         url.rstrip("/").rpartition("/") if url.endswith(".tar") else (url.rstrip("/"), "", "")

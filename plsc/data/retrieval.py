@@ -36,11 +36,12 @@ class _Part(NamedTuple):
 class QueryGallery(EncodedSearch, RetrievalSet):
     """Queries, and a gallery to rank for each.
 
-    `gallery`, `query`: two lists, `path<TAB>identity` or `path<TAB>identity<TAB>camera` a line, where identity and camera are any
-    text; or two image folders, in which a folder's name is the identity. With cameras, gallery images of the query's identity from
-    the query's camera do not count. A file that is in both is not compared with itself. `query` empty: every image of the gallery is
-    a query among the others. `root`: where the relative paths of lists start; empty = each list's own folder. `title`: what logs
-    and reports call the set; empty = the gallery's name. Further keys: those of plsc.data.images.EncodedPairs.
+    `gallery`, `query`: two lists, `path<TAB>identity` or `path<TAB>identity<TAB>camera` a line, where
+    identity and camera are any text; or two image folders, in which a folder's name is the identity. With
+    cameras, gallery images of the query's identity from the query's camera do not count. A file that is in
+    both is not compared with itself. `query` empty: every image of the gallery is a query among the others.
+    `root`: where the relative paths of lists start; empty = each list's own folder. `title`: what logs and
+    reports call the set; empty = the gallery's name. Further keys: those of plsc.data.images.EncodedPairs.
     """
 
     def __init__(self, gallery: str, query: str = "", root: str = "", title: str = "", **options):
@@ -98,7 +99,8 @@ def _places_in_gallery(gallery: _Part, queries: _Part) -> np.ndarray:
 
 
 def _names(gallery: str, known: np.ndarray) -> np.ndarray | None:
-    """Return what the identities are called outside of the set; None for a list's numbers, which mean something in it only."""
+    """Return what the identities are called outside of the set; None for a list's numbers, which mean
+    something in it only."""
     if os.path.isdir(gallery):
         return identity_names([os.path.join(gallery, name) for name in known])
     return None if all(name.isdecimal() for name in known.tolist()) else known

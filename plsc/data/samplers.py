@@ -1,7 +1,7 @@
 """Choose the order of the samples in an epoch.
 
-An order depends on seed, epoch and labels alone, so it is the same on any number of ranks; the loader cuts it into
-global batches and gives each rank its slice. To see one:
+An order depends on seed, epoch and labels alone, so it is the same on any number of ranks; the loader cuts it
+into global batches and gives each rank its slice. To see one:
 
     Shuffle(10, seed=0).order(epoch=3)
 """
@@ -74,8 +74,10 @@ class _Classes:
 class Balanced(Sampler):
     """Shows every class `per_class` times in an epoch, however many samples it has, in random order.
 
-    A class's samples take turns, through all epochs: it shows one again when all of them have been shown. `labels`: int64 [N].
-    `per_class`: None: the mean number of samples of a class, rounded, so that an epoch is about as long as the set.
+    A class's samples take turns, through all epochs: it shows one again when all of them have been shown.
+    `labels`: int64 [N].
+    `per_class`: None: the mean number of samples of a class, rounded, so that an epoch is about as long as
+    the set.
     """
 
     def __init__(self, labels: np.ndarray, seed: int, per_class: int | None = None):
@@ -101,13 +103,15 @@ class Balanced(Sampler):
 
 
 class PK(Sampler):
-    """Fills each global batch with K samples of each of P different classes, those of a class one after the other.
+    """Fills each global batch with K samples of each of P different classes, those of a class one after the
+    other.
 
-    The classes come in passes, each a permutation of all: an epoch shows every class as often as makes it about as
-    long as the set, at least once, but for the fewer than P classes of the last pass that would not fill a batch. The
-    samples of a class are permuted anew in each epoch and taken in turn; one with fewer than K repeats them in a batch.
-    As PaddleClas's PKSampler, after Hermans et al., In Defense of the Triplet Loss (2017), and Luo et al., Bag of Tricks
-    and a Strong Baseline for Deep Person Re-identification (CVPR workshops 2019), who take P = 16, K = 4.
+    The classes come in passes, each a permutation of all: an epoch shows every class as often as makes it
+    about as long as the set, at least once, but for the fewer than P classes of the last pass that would not
+    fill a batch. The samples of a class are permuted anew in each epoch and taken in turn; one with fewer
+    than K repeats them in a batch. As PaddleClas's PKSampler, after Hermans et al., In Defense of the Triplet
+    Loss (2017), and Luo et al., Bag of Tricks and a Strong Baseline for Deep Person Re-identification (CVPR
+    workshops 2019), who take P = 16, K = 4.
 
     Args:
         labels: int64 [N]. samples: K. global_batch: P x K.
@@ -164,9 +168,10 @@ class PK(Sampler):
 class Mixture(Sampler):
     """Takes from each of several sets its share of an epoch, in random order.
 
-    An epoch has as many samples as all sets together, weight / sum of the weights of them from each set, rounded so that
-    they add up. The samples of a set come one permutation after another, through all epochs: an epoch goes on where the
-    one before has stopped, so that all samples of a set are shown equally often, whatever its weight.
+    An epoch has as many samples as all sets together, weight / sum of the weights of them from each set,
+    rounded so that they add up. The samples of a set come one permutation after another, through all epochs:
+    an epoch goes on where the one before has stopped, so that all samples of a set are shown equally often,
+    whatever its weight.
 
     Args:
         starts: the first sample of each set, and the number of all, int64 [sets + 1].
@@ -205,7 +210,8 @@ class Mixture(Sampler):
 
 
 def share_out(total: int, weights: np.ndarray) -> np.ndarray:
-    """Share `total` out in proportion to the weights: whole numbers, int64, the rest to the largest fractions."""
+    """Share `total` out in proportion to the weights: whole numbers, int64, the rest to the largest
+    fractions."""
     exact = total * weights / weights.sum()
     counts = np.floor(exact).astype(np.int64)
     largest = np.argsort(counts - exact, kind="stable")

@@ -1,7 +1,8 @@
 """Find the pictures in tar shards, and read any of them: an index beside the shards says where each begins.
 
-The layout is WebDataset's: the members of a sample follow one another, and have the same name up to the first dot of its last part:
-`Ann/0001.jpg` and `Ann/0001.cls`. One pass over the headers writes the index, arrays in an .npz; with it every picture is one pread, in any
+The layout is WebDataset's: the members of a sample follow one another, and have the same name up to the first
+dot of its last part: `Ann/0001.jpg` and `Ann/0001.cls`. One pass over the headers writes the index, arrays in
+an .npz; with it every picture is one pread, in any
 order. Try it: `ShardIndex.open("shards").members[0]`.
 """
 
@@ -198,7 +199,8 @@ class _Found:
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """What some shards have: the pictures, their labels int64 [N], and the classes' names, text [C], if they have some."""
+    """What some shards have: the pictures, their labels int64 [N], and the classes' names, text [C], if they
+    have some."""
 
     members: Members
     labels: np.ndarray
@@ -208,7 +210,8 @@ class ShardIndex:
     def open(cls, shards: str) -> ShardIndex:
         """Open a folder of .tar files, or one .tar file; the index beside them is read, or made and written.
 
-        UserError names what is damaged or lacks a part; MissingFileError a shard that the index has and the folder lacks.
+        UserError names what is damaged or lacks a part; MissingFileError a shard that the index has and the
+        folder lacks.
         """
         paths = find_shards(shards)
         target = index_path(shards)
@@ -237,7 +240,8 @@ class ShardIndex:
 
 
 def find_shards(path: str) -> list[str]:
-    """List the shards of a folder in the order of their names, or the one file. MissingFileError, UserError if there is none."""
+    """List the shards of a folder in the order of their names, or the one file. MissingFileError, UserError
+    if there is none."""
     if not os.path.isdir(path):
         if not os.path.isfile(path):
             raise MissingFileError(f"shards: '{path}' does not exist")
@@ -325,7 +329,8 @@ def scan(paths: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _named(labels: np.ndarray, found: _Found) -> dict[str, np.ndarray]:
-    """Number labels that are text by their sorted order; name numbered classes by their folders, if each has one of its own."""
+    """Number labels that are text by their sorted order; name numbered classes by their folders, if each has
+    one of its own."""
     if found.texts:
         classes = np.array(list(found.texts))
         order = np.argsort(classes)
@@ -362,7 +367,8 @@ def _scan_shard(path: str, found: _Found) -> None:
         except tarfile.TarError as error:
             found.faults.append(f"{shard} is cut off, or no tar archive ({error})")
             return
-        # tarfile takes the end of the file, and a damaged header after a good one, for the end of the archive.
+        # tarfile takes the end of the file, and a damaged header after a good one, for the end of the
+        # archive.
         rest = pread(2**20, end)
         if len(rest) < _HEADER:
             found.faults.append(f"{shard} is cut off: it ends at byte {end:,} without the mark of an end")
@@ -417,7 +423,8 @@ def _is_sound(index: dict[str, np.ndarray]) -> bool:
 
 
 def write_index(path: str, arrays: dict[str, np.ndarray]) -> None:
-    """Write an index; processes that do so at once do not disturb each other. Where it cannot be written, that is said."""
+    """Write an index; processes that do so at once do not disturb each other. Where it cannot be written,
+    that is said."""
     try:
         with tempfile.NamedTemporaryFile(
             dir=os.path.dirname(path) or ".", prefix=".index-", delete=False

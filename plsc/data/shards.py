@@ -1,9 +1,10 @@
-"""Read labelled images from tar shards in WebDataset's layout: `plsc convert faces out --to shards` writes them.
+"""Read labelled images from tar shards in WebDataset's layout: `plsc convert faces out --to shards` writes
+them.
 
     Shards("out").num_classes
 
-The shards are indexed once (shard_index.py); then each picture is read by its place, so that order, samplers, classes held out and
-resuming are those of a folder of images.
+The shards are indexed once (shard_index.py); then each picture is read by its place, so that order, samplers,
+classes held out and resuming are those of a folder of images.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from plsc.errors import MissingFileError, UserError
 class Shards(ImageFiles):
     """The images of tar shards.
 
-    `shards`: a folder with .tar files, or one .tar file, here or on a server (https://, s3://, oss://, hf://; there also several files,
-    `faces-{000..019}.tar`). `cache`: of servers' shards, the keys of plsc.data.remote_shards.Cache: folder, bytes, stall and patience. A sample is a picture, `KEY.jpg`, and its label beside it, `KEY.cls` or the
-    value `label` in `KEY.json`: whole numbers 0, 1, ... without gaps, or names. Where numbered classes have a folder each in the
-    shards, `Ann/0001.jpg`, these are their names. Further keys: those of plsc.data.image_list.ImageFiles, and of all image formats, see
-    plsc.data.images.EncodedImages.
+    `shards`: a folder with .tar files, or one .tar file, here or on a server (https://, s3://, oss://, hf://;
+    there also several files, `faces-{000..019}.tar`). `cache`: of servers' shards, the keys of
+    plsc.data.remote_shards.Cache: folder, bytes, stall and patience. A sample is a picture, `KEY.jpg`, and
+    its label beside it, `KEY.cls` or the
+    value `label` in `KEY.json`: whole numbers 0, 1, ... without gaps, or names. Where numbered classes have a
+    folder each in the shards, `Ann/0001.jpg`, these are their names. Further keys: those of
+    plsc.data.image_list.ImageFiles, and of all image formats, see plsc.data.images.EncodedImages.
     """
 
     def __init__(self, shards: str, cache: dict[str, Any] | None = None, **options):

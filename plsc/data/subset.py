@@ -57,7 +57,8 @@ class Subset(Dataset):
 
 
 class JoinedSubset(Subset, Joined):
-    """The same of several sets that are trained on together. Raises UserError, too, if a set is left without a sample."""
+    """The same of several sets that are trained on together. Raises UserError, too, if a set is left without
+    a sample."""
 
     def __init__(self, data: Joined, kept: np.ndarray, labels: np.ndarray, classes: np.ndarray):
         super().__init__(data, kept, labels, classes)

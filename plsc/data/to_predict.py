@@ -1,4 +1,5 @@
-"""Read what to predict a batch at a time: images in files, or samples of any kind in an array or .npy file."""
+"""Read what to predict a batch at a time: images in files, or samples of any kind in an array or .npy
+file."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ def samples_to_predict(
 ) -> tuple[Read, list[str]]:
     """Return a reader, (start, stop) -> samples [n, *shape] as the network was trained on, and their names.
 
-    given: a list file, an image file, several image files, an .npy file, or samples [n, *shape]. Raises MissingFileError,
-    UserError.
+    given: a list file, an image file, several image files, an .npy file, or samples [n, *shape]. Raises
+    MissingFileError, UserError.
     """
     if isinstance(given, np.ndarray):
         return _from_array(given, preprocessing, "predict")

@@ -18,7 +18,8 @@ from plsc.errors import UserError
 
 
 def are_named(data: Dataset, names: Sequence[str]) -> np.ndarray:
-    """Say of each class whether its name or its identity, which several ranges may have, is one of `names`: bool [C].
+    """Say of each class whether its name or its identity, which several ranges may have, is one of `names`:
+    bool [C].
 
     UserError if the classes have no names.
     """

@@ -106,15 +106,16 @@ class Workers:
         return not self._finalizer.alive
 
     def submit(self, epochs: int | np.ndarray, indices: np.ndarray) -> None:
-        """Ask for the batch of samples `indices` as augmented in `epochs`, one or one of each; at most `depth` may be under
-        way."""
+        """Ask for the batch of samples `indices` as augmented in `epochs`, one or one of each; at most
+        `depth` may be under way."""
         turn, worker = divmod(self._submitted, len(self._pipes))
         self._send(worker, (turn % SLOTS, epochs, indices))
         self._sizes.append(len(indices))
         self._submitted += 1
 
     def result(self) -> tuple[np.ndarray, list[Replacement]]:
-        """Return the oldest batch under way: [B, *shape], the caller's own, and the replacements of make_batch.
+        """Return the oldest batch under way: [B, *shape], the caller's own, and the replacements of
+        make_batch.
 
         Raises what make_batch raised in the worker, or WorkerDied.
         """

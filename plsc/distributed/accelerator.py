@@ -1,8 +1,8 @@
 """Compute on any device that Paddle lists: choose it, move arrays to it, wait for it, read its memory.
 
-No other module names a device's place, stream or library; what is known of each kind is a table in kinds.py. It calls
-no collective. A device works through a queue, behind the host. Whatever reads a value of it, or copies to it from
-pageable memory, waits until the queue is empty. A CPU has no queue.
+No other module names a device's place, stream or library; what is known of each kind is a table in kinds.py.
+It calls no collective. A device works through a queue, behind the host. Whatever reads a value of it, or
+copies to it from pageable memory, waits until the queue is empty. A CPU has no queue.
 
     kinds()                              # ("gpu",), ("npu",), or () where Paddle has a CPU alone
     decide("auto", [why_none("gpu")])    # "cpu" or "gpu"
@@ -35,7 +35,8 @@ _DETERMINISTIC = {
     "FLAGS_cudnn_deterministic": True,  # convolutions and pooling by algorithms without atomic additions
     "FLAGS_embedding_deterministic": 1,  # likewise the gradients of paddle.nn.Embedding
 }
-# The least compute capability of GPUs, below which Paddle's autocast does nothing but warn, and the first of them.
+# The least compute capability of GPUs, below which Paddle's autocast does nothing but warn, and the first of
+# them.
 _CAPABLE = {"float16": ((7, 0), "V100"), "bfloat16": ((8, 0), "A100")}
 _NO_KERNEL = re.compile(r"kernel `(\w+)` is not registered|registered in the (\w+) operator")
 _NO_COLLECTIVE = re.compile(r"(CCL\w+) is not implemented on")
@@ -44,7 +45,8 @@ _memory = paddle.device if hasattr(paddle.device, "memory_allocated") else paddl
 
 
 def kinds() -> tuple[str, ...]:
-    """Return the kinds of devices besides the CPU that this Paddle can compute on, plug-ins first, as its launcher has them."""
+    """Return the kinds of devices besides the CPU that this Paddle can compute on, plug-ins first, as its
+    launcher has them."""
     built = [GPU] if paddle.is_compiled_with_cuda() else []
     built += [XPU] if paddle.is_compiled_with_xpu() else []
     return (*paddle.device.get_all_custom_device_type(), *built)
@@ -108,7 +110,8 @@ def decide(device: str, lacks: Sequence[str]) -> str:
         device: as Global.device; of "auto" the first kind that Paddle has, if there are cards.
         lacks: why a rank cannot have it, "" if it can, by rank.
 
-    Raises UserError, the same on all ranks, if only some can, or if a kind was asked for that one cannot have.
+    Raises UserError, the same on all ranks, if only some can, or if a kind was asked for that one cannot
+    have.
     """
     without = [rank for rank, why in enumerate(lacks) if why]
     if device == CPU or (device == AUTO and len(without) == len(lacks)):
@@ -124,7 +127,8 @@ def decide(device: str, lacks: Sequence[str]) -> str:
 
 
 def use(kind: str, device: str = AUTO, ranks: int = 1) -> None:
-    """Compute on a kind of device from here on; in a launch of several ranks on cards, Paddle picks each rank's own.
+    """Compute on a kind of device from here on; in a launch of several ranks on cards, Paddle picks each
+    rank's own.
 
     Raises UserError if Paddle was imported without the settings of the kind.
     """
@@ -141,7 +145,8 @@ def use(kind: str, device: str = AUTO, ranks: int = 1) -> None:
 
 
 def backend_variables(kind: str) -> dict[str, str]:
-    """Return the environment by which Paddle takes the collectives of a kind: else those of the first that it has."""
+    """Return the environment by which Paddle takes the collectives of a kind: else those of the first that it
+    has."""
     if kind == CPU:
         return {"PADDLE_DISTRI_BACKEND": "gloo"}
     if kind in (GPU, XPU):
@@ -164,15 +169,18 @@ def on_device() -> bool:
 
 
 def asynchronous() -> bool:
-    """Say whether the host would wait to read a value of the device: on every one but CPUs, and with PLSC_KERNELS=0.
+    """Say whether the host would wait to read a value of the device: on every one but CPUs, and with
+    PLSC_KERNELS=0.
 
-    With the kernels turned off a CPU takes the devices' way in everything, so that it can be tested and counted there.
+    With the kernels turned off a CPU takes the devices' way in everything, so that it can be tested and
+    counted there.
     """
     return turned_off() or on_device()
 
 
 def lacks(operator: str) -> bool:
-    """Say whether the kind in use has no kernel for a float32 operator in its vendor's sources, so that others do its work.
+    """Say whether the kind in use has no kernel for a float32 operator in its vendor's sources, so that
+    others do its work.
 
     Where the sources are not known, nothing is lacking.
     """
@@ -186,7 +194,8 @@ def _lacks(kind: str, operator: str) -> bool:
 
 
 def registered(kind: str) -> KernelTable:
-    """Return the kernels that this Paddle and its plug-in have for a kind, without those that the environment turns off."""
+    """Return the kernels that this Paddle and its plug-in have for a kind, without those that the environment
+    turns off."""
     off = os.environ.get(BLACK_LIST, "").split(",")
     kernels: dict[str, set[str]] = {}
     for operator, keys in paddle.base.core._get_registered_phi_kernels("all").items():
@@ -211,7 +220,8 @@ def finish() -> None:
 
 
 def why_no_autocast(dtype: str) -> str:
-    """Say why the device in use cannot compute a network in mixed precision of a dtype; "" if it can. Not for a CPU."""
+    """Say why the device in use cannot compute a network in mixed precision of a dtype; "" if it can. Not for
+    a CPU."""
     kind = kind_in_use()
     if kind == GPU:
         (major, minor), first = _CAPABLE[dtype]
@@ -232,8 +242,8 @@ def why_no_autocast(dtype: str) -> str:
 def set_precision(kind: str, tf32: bool, deterministic: bool) -> None:
     """Set whether float32 products are computed in TensorFloat-32, and whether algorithms are deterministic.
 
-    Call it before the first computation. Only GPUs have such settings: a CPU computes in float32, and repeats its bits
-    with the same threads; what other kinds do is their plug-ins' choice.
+    Call it before the first computation. Only GPUs have such settings: a CPU computes in float32, and repeats
+    its bits with the same threads; what other kinds do is their plug-ins' choice.
     """
     if kind != GPU:
         if kind != CPU and deterministic:
@@ -265,7 +275,8 @@ def peak_bytes() -> int:
 
 
 def reset_peak() -> None:
-    """Reset the peak to the present value. On a device Paddle 2.6 cannot: there it stays that of the whole process."""
+    """Reset the peak to the present value. On a device Paddle 2.6 cannot: there it stays that of the whole
+    process."""
     if not on_device():
         reset_resident_peak()
     elif hasattr(_memory, "reset_max_memory_allocated"):
@@ -281,10 +292,11 @@ def total_bytes() -> int | None:
 
 @contextlib.contextmanager
 def explained(remedy: str) -> Iterator[None]:
-    """Raise UserError in place of what Paddle raises inside the block for want of a device's memory, kernel or collective.
+    """Raise UserError in place of what Paddle raises inside the block for want of a device's memory, kernel
+    or collective.
 
-    remedy: for want of memory. A plug-in's failed call says no more than that it failed: it is one for memory if as much as is
-    in use cannot be had again.
+    remedy: for want of memory. A plug-in's failed call says no more than that it failed: it is one for memory
+    if as much as is in use cannot be had again.
     """
     try:
         yield
@@ -319,7 +331,8 @@ def _cannot_double(error: Exception) -> bool:
 
 
 def _pinned_place() -> object | None:
-    """Return the place of memory that a copy to the device is queued from; None where Paddle has no such place."""
+    """Return the place of memory that a copy to the device is queued from; None where Paddle has no such
+    place."""
     return paddle.CUDAPinnedPlace() if kind_in_use() == GPU else None
 
 
@@ -353,7 +366,8 @@ def to_host(tensor: paddle.Tensor) -> np.ndarray:
 
 
 class Sender:
-    """Copies large arrays to the device, one a step, on a stream of its own beside the work of the step before.
+    """Copies large arrays to the device, one a step, on a stream of its own beside the work of the step
+    before.
 
     Where there is no pinned memory, on plug-ins, it is `to_device`. On CPUs an array is passed on as it is.
     """
@@ -369,7 +383,8 @@ class Sender:
     def send(self, array: np.ndarray) -> np.ndarray | paddle.Tensor:
         """Return the numbers on the device, where they are overwritten by the second call after this one.
 
-        The array itself may be changed at once. Work that uses the result has to be queued before the next call.
+        The array itself may be changed at once. Work that uses the result has to be queued before the next
+        call.
         """
         if not asynchronous():
             return array

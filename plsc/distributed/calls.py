@@ -1,8 +1,8 @@
 """Count the collectives that this rank has begun, in a file that is there when the rank is gone.
 
-All ranks begin them in the same order, so of ranks that wait for each other the one with the lowest count has kept the
-others waiting. Where a rank stands tells less: on a GPU the wait for a collective comes later, at the next read of a
-value.
+All ranks begin them in the same order, so of ranks that wait for each other the one with the lowest count has
+kept the others waiting. Where a rank stands tells less: on a GPU the wait for a collective comes later, at
+the next read of a value.
 
     with keep_in(Path("calls")):
         count()

@@ -1,7 +1,7 @@
 """Communicate between ranks: every collective is called here; on one process each function is the identity.
 
-Gloo on CPUs and a device's own library there, with the same code. Gloo has no reduce-scatter, so ours is an all_reduce and a
-slice.
+Gloo on CPUs and a device's own library there, with the same code. Gloo has no reduce-scatter, so ours is an
+all_reduce and a slice.
 
 Loss convention: the loss is the mean over the global batch of N samples. Paddle's data parallel averages the
 backbone's gradients over the W ranks, so code that gives a gradient to the backbone multiplies it by W: the
@@ -46,7 +46,8 @@ PIECE_BYTES = 64 << 20  # of a rank's array in one all_gather
 def init(
     device: str = "auto", threads: int | None = None, *, tf32: bool = True, deterministic: bool = False
 ) -> None:
-    """Choose the device, the same kind on all ranks, and, in a launch of several, start fleet's collective mode.
+    """Choose the device, the same kind on all ranks, and, in a launch of several, start fleet's collective
+    mode.
 
     Every rank calls it once.
 
@@ -91,7 +92,8 @@ def _texts_of_ranks(name: str, text: str) -> list[str]:
 
 @contextlib.contextmanager
 def _backend_for(kind: str) -> Iterator[None]:
-    """Inside the block, make Paddle choose the collectives of a kind: for ranks on CPUs it would take the device's.
+    """Inside the block, make Paddle choose the collectives of a kind: for ranks on CPUs it would take the
+    device's.
 
     Processes that this one starts later choose for themselves.
     """
@@ -137,7 +139,8 @@ def _groups_of_all_ranks_share_one():
 
 
 def data_parallel(layer: paddle.nn.Layer) -> paddle.nn.Layer:
-    """Replicate `layer`: rank 0's parameters on every rank, gradients averaged over the ranks during backward."""
+    """Replicate `layer`: rank 0's parameters on every rank, gradients averaged over the ranks during
+    backward."""
     return fleet.distributed_model(layer) if world_size() > 1 else layer
 
 
@@ -194,7 +197,8 @@ def gather_objects(value: object) -> list:
 def run_on_rank_0(function: Callable[[], _Value]) -> _Value:
     """Call `function` on rank 0 alone; return its value, or raise its UserError, on every rank.
 
-    Every rank calls it. The value has to be small and picklable. It may take minutes: the others wait in `barrier`.
+    Every rank calls it. The value has to be small and picklable. It may take minutes: the others wait in
+    `barrier`.
     """
     value = None
     problem = None
@@ -246,8 +250,8 @@ def gather_array(x: np.ndarray) -> np.ndarray:
 
     All axes but the first must agree; B may be 0.
 
-    For large results: sent in pieces of PIECE_BYTES, so that no single collective takes long, and a device holds
-    only W pieces. Waits in `barrier` first, so the ranks may come to it minutes apart.
+    For large results: sent in pieces of PIECE_BYTES, so that no single collective takes long, and a device
+    holds only W pieces. Waits in `barrier` first, so the ranks may come to it minutes apart.
     """
     if world_size() == 1:
         return x
@@ -371,12 +375,14 @@ def barrier(timeout: float = 3600.0) -> None:
 
 
 def _pauses() -> Iterator[float]:
-    """Yield seconds between two questions: 1, 2, 4 to 32 ms, then always 32, so that many ranks do not flood rank 0."""
+    """Yield seconds between two questions: 1, 2, 4 to 32 ms, then always 32, so that many ranks do not flood
+    rank 0."""
     return itertools.chain((0.001 * 2**n for n in range(5)), itertools.repeat(0.032))
 
 
 def global_mean(loss_B: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
-    """Compute the mean of all ranks' losses, the same on every rank; its gradient is multiplied by the number of ranks.
+    """Compute the mean of all ranks' losses, the same on every rank; its gradient is multiplied by the number
+    of ranks.
 
     Args:
         loss_B: of this rank's samples. counts: samples of each rank.

@@ -70,7 +70,8 @@ def local_size_from_env() -> int:
 
 
 def machine_name(number: str | None = None) -> str:
-    """Return what tells this machine from the others of a run: the host name, after the number that plsc run gave it.
+    """Return what tells this machine from the others of a run: the host name, after the number that plsc run
+    gave it.
 
     number: None takes that in the environment of a rank.
     """
@@ -84,7 +85,8 @@ def machines_from_env() -> int:
 
 
 def command_line() -> str:
-    """Return the command that started this run, as a shell takes it; in a rank that of the process that started the ranks."""
+    """Return the command that started this run, as a shell takes it; in a rank that of the process that
+    started the ranks."""
     if COMMAND in os.environ:
         return os.environ[COMMAND]
     program, *arguments = sys.argv
@@ -124,7 +126,8 @@ def prepare(threads: int | None = None, device: str = AUTO) -> tuple[int, list[s
 
 
 def cpu_threads() -> int:
-    """Return how many threads this process may compute with: the number that `prepare` was given, else its choice."""
+    """Return how many threads this process may compute with: the number that `prepare` was given, else its
+    choice."""
     return _threads(_given)[0]
 
 

@@ -41,7 +41,8 @@ _GRACE = 2.0  # seconds for the KeyboardInterrupt of a second Ctrl-C to end the 
 _WIDTH = 200  # of the text in rank{r}.alive, which is overwritten in place
 _RESERVED = 16384  # bytes of each file that a rank may leave, taken before the disk is full
 _PR_SET_PDEATHSIG = 1
-# Looked up here: after a fork of a process with threads, one of them may have held the lock that looking up takes.
+# Looked up here: after a fork of a process with threads, one of them may have held the lock that looking up
+# takes.
 _prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
 
 
@@ -194,7 +195,8 @@ class Guard:
 
 
 def exit_code(number: int) -> int:
-    """Return the exit code of a program stopped by a signal, as in shells: 130 for SIGINT, 143 for SIGTERM."""
+    """Return the exit code of a program stopped by a signal, as in shells: 130 for SIGINT, 143 for
+    SIGTERM."""
     return 128 + number
 
 

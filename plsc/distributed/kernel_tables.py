@@ -1,4 +1,5 @@
-"""Read which operators a kind of device has kernels for, by its vendor's sources: kernel_tables.txt. Imports no Paddle.
+"""Read which operators a kind of device has kernels for, by its vendor's sources: kernel_tables.txt. Imports
+no Paddle.
 
     listed("npu").source            # "2024-10-18, PaddleCustomDevice 77090b64, backends/npu"
     listed("npu").lacks("searchsorted", "float32")      # True
@@ -41,7 +42,8 @@ class KernelTable:
 
 
 def listed(kind: str) -> KernelTable | None:
-    """Return the kernels of a kind in its vendor's sources, without those that its settings turn off; None: no table."""
+    """Return the kernels of a kind in its vendor's sources, without those that its settings turn off; None:
+    no table."""
     tables = _read()
     if kind == _EVERY_PLUGIN or kind not in tables:
         return None

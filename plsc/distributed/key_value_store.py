@@ -24,8 +24,9 @@ def get_store():
 def _send_at_once(port: int) -> None:
     """Turn Nagle's algorithm off in this process's connections to `port`.
 
-    Paddle's client sends a question in three pieces. The second is held back until the first is acknowledged, which the
-    other side puts off by 40 ms, so that a question takes 44 ms and not 0.06. Where /dev/fd is missing, it stays so.
+    Paddle's client sends a question in three pieces. The second is held back until the first is acknowledged,
+    which the other side puts off by 40 ms, so that a question takes 44 ms and not 0.06. Where /dev/fd is
+    missing, it stays so.
     """
     try:
         numbers = [int(name) for name in os.listdir("/dev/fd")]

@@ -1,7 +1,8 @@
-"""Describe the kinds of devices that Paddle computes on: wheel, variable of the visible cards, settings. Imports no Paddle.
+"""Describe the kinds of devices that Paddle computes on: wheel, variable of the visible cards, settings.
+Imports no Paddle.
 
-A device is "auto", or a kind and perhaps the number of a card: "cpu", "gpu", "gpu:1", "npu". A kind that is not in the
-table is a plug-in of that name, with the settings that plug-ins share.
+A device is "auto", or a kind and perhaps the number of a card: "cpu", "gpu", "gpu:1", "npu". A kind that is
+not in the table is a plug-in of that name, with the settings that plug-ins share.
 
     kind_of("gpu:1")                  # "gpu"
     set_environment("npu")            # before Paddle is imported
@@ -85,12 +86,14 @@ def describe(kind: str) -> Kind:
 
 
 def label_variable(kind: str) -> str:
-    """Return the variable in which Paddle's launcher looks for the labels of the cards that it gives to the ranks."""
+    """Return the variable in which Paddle's launcher looks for the labels of the cards that it gives to the
+    ranks."""
     return "CUDA_VISIBLE_DEVICES" if kind == GPU else f"{kind.upper()}_VISIBLE_DEVICES"
 
 
 def installed() -> str:
-    """Return the kind that Paddle will compute on besides the CPU, by the files of its plug-in or wheel; "" if none is found.
+    """Return the kind that Paddle will compute on besides the CPU, by the files of its plug-in or wheel; ""
+    if none is found.
 
     Paddle itself must not be asked: the settings have to be made before it is imported.
     """
@@ -105,10 +108,11 @@ def installed() -> str:
 
 
 def set_environment(device: str) -> list[str]:
-    """Make the settings of a device's kind, unless the user has made them; return a line for the log about them.
+    """Make the settings of a device's kind, unless the user has made them; return a line for the log about
+    them.
 
-    Call it before Paddle is imported. "auto" has those of the kind that is installed. "cpu" has none, and forgets the card
-    that Paddle's launcher gave this rank, for which Paddle's import would look.
+    Call it before Paddle is imported. "auto" has those of the kind that is installed. "cpu" has none, and
+    forgets the card that Paddle's launcher gave this rank, for which Paddle's import would look.
     """
     kind = installed() if device == AUTO else kind_of(device)
     if kind == CPU:

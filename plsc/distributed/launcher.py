@@ -1,6 +1,7 @@
 """Start `python -m plsc ...` on several ranks of this machine, through paddle.distributed.launch.
 
-For plsc selftest and what is measured, whose output this process reads. A training has its supervisor, plsc/apps/supervise.
+For plsc selftest and what is measured, whose output this process reads. A training has its supervisor,
+plsc/apps/supervise.
 
     launch(["train", "-c", "configs/"], 2, Path("output/log"), print)
 """
@@ -85,14 +86,16 @@ def open_log(logs: str | Path) -> IO[bytes]:
 
 
 def forget_environments(logs: str | Path) -> None:
-    """Delete the files in which the launcher keeps all of its environment, passwords among it, for each start."""
+    """Delete the files in which the launcher keeps all of its environment, passwords among it, for each
+    start."""
     for pattern in (f"default.{6 * '[a-z]'}.log", "envlog.*", "backup_env.*.json"):
         for path in Path(logs).glob(pattern):
             path.unlink(missing_ok=True)
 
 
 def refusal(logs: str | Path, start: int) -> str:
-    """Return why paddle_launch.py did not start the launcher whose log has begun at byte `start`; "" if it did."""
+    """Return why paddle_launch.py did not start the launcher whose log has begun at byte `start`; "" if it
+    did."""
     lines = [line for line in _mistakes(logs, start) if line.startswith("ERROR ")]
     return lines[-1].removeprefix("ERROR ").strip() if lines else ""
 
@@ -124,7 +127,8 @@ def _mistakes(logs: str | Path, start: int) -> list[str]:
 def run_ranks(arguments: list[str], ranks: int, logs: Path, device: str = "cpu", main: Path = MAIN) -> str:
     """Run `python main *arguments` on `ranks` new processes, and return the last line that they print.
 
-    device: that the arguments ask for. main: of plsc, or of the benchmarks. Raises UserError if there are more ranks than cards.
+    device: that the arguments ask for. main: of plsc, or of the benchmarks. Raises UserError if there are
+    more ranks than cards.
     """
     lines: list[str] = []
     if ranks > 1:

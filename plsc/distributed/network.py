@@ -1,7 +1,7 @@
 """Measure how fast the ranks communicate: latency and bandwidth of the collectives that training calls.
 
-A bandwidth is that of each rank's link if the ranks stand in a ring, over which all_reduce sends an array of S
-bytes 2 S (W - 1) / W bytes, and all_gather S (W - 1) / W (the "bus bandwidth" of NVIDIA's nccl-tests,
+A bandwidth is that of each rank's link if the ranks stand in a ring, over which all_reduce sends an array of
+S bytes 2 S (W - 1) / W bytes, and all_gather S (W - 1) / W (the "bus bandwidth" of NVIDIA's nccl-tests,
 doc/PERFORMANCE.md): it does not depend on the number of ranks, and can be compared with what the network is
 sold as. Random numbers are left alone.
 """
@@ -48,7 +48,8 @@ class Network(NamedTuple):
 
 
 def time_collectives(asked: Iterable[tuple[str, int]], rounds: int) -> dict[tuple[str, int], float]:
-    """Measure the median seconds of collectives on this rank, after a round that does not count. Every rank calls it.
+    """Measure the median seconds of collectives on this rank, after a round that does not count. Every rank
+    calls it.
 
     Args:
         asked: name (of COLLECTIVES) and bytes of each. The bytes are those of a rank's part: its array in a sum,

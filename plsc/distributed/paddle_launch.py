@@ -1,9 +1,9 @@
 """Run Paddle's launcher: `python .../paddle_launch.py` in place of `python -m paddle.distributed.launch`.
 
-With -m Python looks for modules in the working folder first, and would run a paddle.py there. The launcher gives each
-rank one of the labels in a variable of the environment, such as CUDA_VISIBLE_DEVICES, whether there are such cards or
-not, and ends with an IndexError where labels are missing: the variable is set right here, or the launch refused.
-Variables that would override its arguments are dropped.
+With -m Python looks for modules in the working folder first, and would run a paddle.py there. The launcher
+gives each rank one of the labels in a variable of the environment, such as CUDA_VISIBLE_DEVICES, whether
+there are such cards or not, and ends with an IndexError where labels are missing: the variable is set right
+here, or the launch refused. Variables that would override its arguments are dropped.
 """
 
 from __future__ import annotations

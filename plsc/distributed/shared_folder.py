@@ -1,4 +1,5 @@
-"""Refuse an output folder that not all ranks see: a checkpoint is one folder, to which every rank writes its rows.
+"""Refuse an output folder that not all ranks see: a checkpoint is one folder, to which every rank writes its
+rows.
 
 Try it: `pytest tests/distributed/test_machines.py -k one_folder`.
 """
@@ -17,7 +18,8 @@ from plsc.errors import UserError, shown, writing
 def check_shared(folder: str | os.PathLike) -> None:
     """Make `folder`, and refuse it by UserError, on every rank, unless all ranks see it and can write there.
 
-    Every rank calls it. Rank 0 writes a file with a name that never was: no network file system has an old answer for it.
+    Every rank calls it. Rank 0 writes a file with a name that never was: no network file system has an old
+    answer for it.
     """
     if collectives.world_size() == 1:
         return

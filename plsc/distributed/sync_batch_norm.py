@@ -3,9 +3,9 @@
     y = (x - mean) / sqrt(variance + epsilon) * weight + bias        mean, variance: of all ranks' samples
 
 Paddle's own SyncBatchNorm works on GPUs only. Each rank computes its mean and, centred by it, its sum of
-squares; these are combined over the ranks in float64 (Chan, Golub & LeVeque 1979), so that no difference of two
-large float32 sums is taken. A rank counts by its number of samples. Collectives: one all_reduce of 2 C + 1
-numbers forward, one of 2 C numbers backward.
+squares; these are combined over the ranks in float64 (Chan, Golub & LeVeque 1979), so that no difference of
+two large float32 sums is taken. A rank counts by its number of samples. Collectives: one all_reduce of 2 C +
+1 numbers forward, one of 2 C numbers backward.
 
 Try it: `pytest tests/distributed/test_sync_batch_norm.py`.
 """
@@ -28,8 +28,8 @@ class SyncBatchNorm(_BatchNormBase):
     """Takes the place of a batch normalisation layer, with its parameters, running statistics and constants.
 
     In evaluation mode, and with use_global_stats, it normalises by the running statistics, without a
-    collective. In training every rank must call it equally often, in the same order, with at least one sample. The running variance
-    is updated by the biased variance, as Paddle's layers update it on a CPU.
+    collective. In training every rank must call it equally often, in the same order, with at least one
+    sample. The running variance is updated by the biased variance, as Paddle's layers update it on a CPU.
 
     Args:
         layer: the layer to replace, which must not be used any more.
@@ -63,12 +63,12 @@ class SyncBatchNorm(_BatchNormBase):
 
 
 class _Normalise(PyLayer):
-    """Normalises x (float32 or float64) by mean and variance over all axes but channels and all ranks, times weight,
-    plus bias (either may be None) -> y, mean, variance.
+    """Normalises x (float32 or float64) by mean and variance over all axes but channels and all ranks, times
+    weight, plus bias (either may be None) -> y, mean, variance.
 
     With m samples in all, z = (x - mean) * r and r = 1 / sqrt(variance + epsilon), the gradient is
-    dx = weight * r * (dy - sum(dy) / m - z * sum(dy * z) / m), sums over the samples of all ranks. Those of weight
-    and bias are this rank's: data parallel averages them, as of any parameter.
+    dx = weight * r * (dy - sum(dy) / m - z * sum(dy * z) / m), sums over the samples of all ranks. Those of
+    weight and bias are this rank's: data parallel averages them, as of any parameter.
     """
 
     @staticmethod
@@ -111,7 +111,8 @@ class _Normalise(PyLayer):
 
 
 def _sum(x: paddle.Tensor, channels_last: bool) -> paddle.Tensor:
-    """Sum over all axes but the channels', by contiguous rows: many times faster on a CPU than over axes at once."""
+    """Sum over all axes but the channels', by contiguous rows: many times faster on a CPU than over axes at
+    once."""
     if channels_last or x.ndim == 2:
         return x.reshape([-1, x.shape[-1]]).sum(0)
     return x.flatten(2).sum(2).sum(0)
@@ -138,7 +139,8 @@ def _scale(
 
 
 def synchronise(backbone: nn.Layer) -> nn.Layer:
-    """Replace the batch normalisation layers of `backbone` by synchronised ones; return the backbone, changed.
+    """Replace the batch normalisation layers of `backbone` by synchronised ones; return the backbone,
+    changed.
 
     Names of parameters and running statistics stay, so checkpoints and exports are the same. On one rank
     nothing is replaced. A call of paddle.nn.functional.batch_norm in the network's own code is not a layer,

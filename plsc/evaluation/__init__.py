@@ -5,8 +5,9 @@
     retrieve(embeddings, gallery, query, ids)     what is most similar to it, in order?
     classify(label, predicted, num_classes)       which of the trained classes is it?
 
-Each returns a result with `kind`, `metric` (the key of `row()` that decides the best checkpoint), `headline`, `row()` for
-metrics.jsonl, `numbers()` for results.json, `results()` for people and `notes`. Try it: `python -c "from plsc.evaluation import *; help(verify)"`.
+Each returns a result with `kind`, `metric` (the key of `row()` that decides the best checkpoint), `headline`,
+`row()` for metrics.jsonl, `numbers()` for results.json, `results()` for people and `notes`. Try it: `python
+-c "from plsc.evaluation import *; help(verify)"`.
 """
 
 from plsc.evaluation.classification import Classification, classify

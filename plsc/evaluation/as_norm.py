@@ -1,8 +1,10 @@
-"""Normalise the scores of pairs by a cohort, embeddings of other classes: AS-norm, as in speaker verification.
+"""Normalise the scores of pairs by a cohort, embeddings of other classes: AS-norm, as in speaker
+verification.
 
-An embedding that is like everybody has high cosines with strangers, too. Of its cosines with the cohort the `top` largest have a
-mean m and a standard deviation s, and the score of the pair (a, b) is the mean of (cos - m_a) / s_a and (cos - m_b) / s_b (Matejka
-et al., Analysis of Score Normalization in Multilingual Speaker Recognition, Interspeech 2017, adaptive S-norm).
+An embedding that is like everybody has high cosines with strangers, too. Of its cosines with the cohort the
+`top` largest have a mean m and a standard deviation s, and the score of the pair (a, b) is the mean of (cos -
+m_a) / s_a and (cos - m_b) / s_b (Matejka et al., Analysis of Score Normalization in Multilingual Speaker
+Recognition, Interspeech 2017, adaptive S-norm).
 
     with_as_norm(verify_pairs(embeddings, pairs, same), embeddings, pairs, Cohort(centres, 300))
 
@@ -25,7 +27,8 @@ _LEAST_DEVIATION = 1e-6  # of an embedding that is like all of the cohort alike,
 
 @dataclass(frozen=True)
 class Cohort:
-    """Embeddings [K, D] of any length, float, none of a class that is verified; `top` of them count for each embedding."""
+    """Embeddings [K, D] of any length, float, none of a class that is verified; `top` of them count for each
+    embedding."""
 
     embeddings: np.ndarray
     top: int
@@ -46,7 +49,8 @@ def with_as_norm(
         result: of `verify_pairs` with these embeddings [N, D] and pairs int64 [P, 2].
     """
     scores = as_norm(result.similarity, embeddings, pairs, cohort)
-    # Only the order of scores counts. Their unit is a deviation, not a cosine, so they are scaled to [-1, 1] for the grid of thresholds.
+    # Only the order of scores counts. Their unit is a deviation, not a cosine, so they are scaled to [-1, 1]
+    # for the grid of thresholds.
     largest = np.abs(scores).max() or 1.0
     normalised = verify_distances(2 - 2 * scores / largest, result.same)
     normalised = replace(normalised, people=result.people, of_pair=result.of_pair)
@@ -62,7 +66,8 @@ def as_norm(similarity: np.ndarray, embeddings: np.ndarray, pairs: np.ndarray, c
 
 
 def _statistics(embeddings: np.ndarray, cohort: Cohort) -> tuple[np.ndarray, np.ndarray]:
-    """Compute mean and standard deviation of each embedding's `top` largest cosines with the cohort, [N] float64 each."""
+    """Compute mean and standard deviation of each embedding's `top` largest cosines with the cohort, [N]
+    float64 each."""
     cohort_KD = unit_rows(cohort.embeddings.astype(np.float64))
     mean_N, deviation_N = np.empty(len(embeddings)), np.empty(len(embeddings))
     block = max(1, _BLOCK // len(cohort_KD))

@@ -1,11 +1,12 @@
-"""Fit what a cosine means on scored pairs: P(same), its error on pairs that were not fitted, and thresholds with intervals.
+"""Fit what a cosine means on scored pairs: P(same), its error on pairs that were not fitted, and thresholds
+with intervals.
 
-P(same) is a logistic regression of `same` on the cosine and its square, on smoothed targets (Platt 1999), kept from
-falling. The square makes up for different pairs whose cosines spread less than those of same pairs; docs/labbook.md has
-the comparison with a logistic without it and with isotonic regression.
+P(same) is a logistic regression of `same` on the cosine and its square, on smoothed targets (Platt 1999),
+kept from falling. The square makes up for different pairs whose cosines spread less than those of same pairs;
+docs/labbook.md has the comparison with a logistic without it and with isotonic regression.
 
-Pairs are counted in cells of equal width between the lowest and the highest cosine, so that time and memory of a fit do
-not depend on how many there are. Try it:
+Pairs are counted in cells of equal width between the lowest and the highest cosine, so that time and memory
+of a fit do not depend on how many there are. Try it:
 
     fit_pairs(np.array([0.9, 0.7, 0.3, 0.1]), np.array([True, True, False, False])).log_odds
 
@@ -56,7 +57,8 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Fit:
-    """P(same) as straight lines of log odds between the cosines [K], see plsc.utils.calibration.Calibration."""
+    """P(same) as straight lines of log odds between the cosines [K], see
+    plsc.utils.calibration.Calibration."""
 
     cosine: np.ndarray
     log_odds: np.ndarray
@@ -86,8 +88,8 @@ class Fit:
 
 
 def fit_pairs(similarity: np.ndarray, same: np.ndarray, of_pair: np.ndarray | None = None) -> Fit | None:
-    """Fit P(same) to the cosines [P] of pairs, same [P] bool; None if all are of one kind, or equally similar, or if they are too
-    few, or of too few identities, to measure its error.
+    """Fit P(same) to the cosines [P] of pairs, same [P] bool; None if all are of one kind, or equally
+    similar, or if they are too few, or of too few identities, to measure its error.
 
     Args:
         of_pair: the two identities of each pair, int64 [P, 2], from 0 on without gaps; None: not known.
@@ -127,9 +129,11 @@ def _counts_of_folds(cell: np.ndarray, same: np.ndarray, units: np.ndarray) -> t
 
 
 def _log_odds(places: np.ndarray, counts: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Fit the counts [C, 2] of different and same pairs at `places` [C], and compute log odds at `at`, [K], all in [-1, 1]."""
+    """Fit the counts [C, 2] of different and same pairs at `places` [C], and compute log odds at `at`, [K],
+    all in [-1, 1]."""
     different, same = counts.sum(0)
-    # Platt's targets: what is known of P(same) after so many pairs that were all of one kind. They keep the fit finite.
+    # Platt's targets: what is known of P(same) after so many pairs that were all of one kind. They keep the
+    # fit finite.
     lowest, highest = 1 / (different + 2), (same + 1) / (same + 2)
     if counts[:, 1] @ places / same <= counts[:, 0] @ places / different:  # no better than chance
         return np.full(len(at), _logit(same / (same + different)))
@@ -147,7 +151,8 @@ def _powers(places: np.ndarray) -> np.ndarray:
 
 
 def _newton(inputs: np.ndarray, number: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Maximise the likelihood of a logistic regression: `target` [C] of `number` [C] are 1 where the inputs are [C, 3]."""
+    """Maximise the likelihood of a logistic regression: `target` [C] of `number` [C] are 1 where the inputs
+    are [C, 3]."""
 
     def loss(weights: np.ndarray) -> float:
         odds = inputs @ weights
@@ -169,8 +174,8 @@ def _newton(inputs: np.ndarray, number: np.ndarray, target: np.ndarray) -> np.nd
 
 
 def _judge(places: np.ndarray, counts: np.ndarray, folds: int) -> HeldOut | None:
-    """Compare P(same) of each pair, by a fit on the pairs without either of its folds, with what it is; None where a fit would
-    have pairs of one kind only."""
+    """Compare P(same) of each pair, by a fit on the pairs without either of its folds, with what it is; None
+    where a fit would have pairs of one kind only."""
     all_pairs = counts.sum((0, 1))
     of_fold = (
         counts.sum(0) + counts.sum(1) - counts[range(folds), range(folds)]
@@ -224,10 +229,12 @@ def thresholds(
 ) -> list[Threshold]:
     """Find the threshold of each FAR that the different pairs allow, with its 95 % confidence interval.
 
-    An interval has the thresholds at which the FAR of these pairs is no further from the wanted one than chance explains:
-    1.96 standard deviations. That of a share of independent pairs is the binomial's; where the identities are known, pairs
-    that have one in common are taken as dependent (Fafchamps and Gubert 2007, Journal of Development Economics 83(2)), if
-    that is more. A side that would allow not even one false accept, or all of them, is None.
+    An interval has the thresholds at which the FAR of these pairs is no further from the wanted one than
+    chance explains:
+    1.96 standard deviations. That of a share of independent pairs is the binomial's; where the identities are
+    known, pairs that have one in common are taken as dependent (Fafchamps and Gubert 2007, Journal of
+    Development Economics 83(2)), if that is more. A side that would allow not even one false accept, or all
+    of them, is None.
 
     Args:
         roc: of all pairs. similarity: of the different pairs, [N]. of_pair: their identities, int64 [N, 2]; None: not known.
@@ -255,7 +262,8 @@ def thresholds(
 
 
 def _number_of_two(of_pair: np.ndarray) -> np.ndarray:
-    """Number the pairs [N, 2] of identities, int64 [N]: the pairs of images of the same two have one number."""
+    """Number the pairs [N, 2] of identities, int64 [N]: the pairs of images of the same two have one
+    number."""
     low, high = of_pair.min(1), of_pair.max(1)
     return np.unique(low * (int(of_pair.max()) + 1) + high, return_inverse=True)[1]
 

@@ -1,7 +1,7 @@
 """The model card of a run: what it is, what it was trained and evaluated on, and what its numbers are.
 
-card.json has everything; card.md is the same for people, written from it by `to_markdown` and card.md.jinja. Imports no Paddle.
-`plsc card verify RUN` repeats the evaluation and compares: plsc/training/card.py.
+card.json has everything; card.md is the same for people, written from it by `to_markdown` and card.md.jinja.
+Imports no Paddle. `plsc card verify RUN` repeats the evaluation and compares: plsc/training/card.py.
 """
 
 import functools
@@ -127,7 +127,8 @@ def _template() -> jinja2.Template:
 
 
 def _escaped(value: object) -> str:
-    """Return text on one line that Markdown takes as it stands; what the template calls safe stays as it is."""
+    """Return text on one line that Markdown takes as it stands; what the template calls safe stays as it
+    is."""
     if isinstance(value, markupsafe.Markup):
         return value
     return re.sub(r"([\\`*_\[\]<>|#~&$])", r"\\\1", shown(value))

@@ -1,7 +1,7 @@
 """Compare groups of people (or products): the false accepts within each, and a threshold of its own.
 
-A file names the group of an identity or of an image, a line each. A pair is of a group if both of its images are; a pair of
-two groups is of none. Try it:
+A file names the group of an identity or of an image, a line each. A pair is of a group if both of its images
+are; a pair of two groups is of none. Try it:
 
     read_groups("groups.csv")  # {"Ann": "a", "Bob": "b", "Cy/Cy_0001.jpg": "a"}
 """

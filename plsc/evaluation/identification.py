@@ -137,7 +137,8 @@ def identify(
 
 
 def threshold_at_fpir(strangers: np.ndarray, fpir: float) -> float | None:
-    """Return the cosine that at most the share `fpir` of the strangers exceeds; None if they are too few to tell.
+    """Return the cosine that at most the share `fpir` of the strangers exceeds; None if they are too few to
+    tell.
 
     strangers: the highest cosine of each with anybody in the gallery, in descending order.
     """

@@ -61,7 +61,8 @@ def bootstrap_identities(
 
 
 def bootstrap_groups(values: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Compute intervals [2, M] float64 of the means of values [N, M], whose groups, such as identities, are drawn: int64 [N]."""
+    """Compute intervals [2, M] float64 of the means of values [N, M], whose groups, such as identities, are
+    drawn: int64 [N]."""
     _, group = np.unique(group, return_inverse=True)
     groups = int(group.max()) + 1
     sums = np.stack([np.bincount(group, column, groups) for column in values.T], axis=1)

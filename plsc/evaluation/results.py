@@ -38,7 +38,8 @@ def write_results(
     compared: tuple[str, dict[str, dict[str, str]]] | None = None,
     write_card: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Path:
-    """Write the report and results.json into `folder`, print its tables and the notes -> the path of the page.
+    """Write the report and results.json into `folder`, print its tables and the notes -> the path of the
+    page.
 
     Args:
         sets, results: by title, the main set first.

@@ -1,14 +1,16 @@
-"""Retrieval: rank a whole gallery for each query, for products and re-identification. Mean average precision and recall@k.
+"""Retrieval: rank a whole gallery for each query, for products and re-identification. Mean average precision
+and recall@k.
 
-A query's average precision is the mean, over the right gallery images, of the share of right ones among all that are at least as
-similar (scikit-learn's average_precision_score). Recall@k: how often a right one is among the k most similar; re-identification
-calls it CMC or rank-k. Where cameras are known, gallery images of the query's identity from the query's camera do not count, as in
-Market-1501 (Zheng et al. 2015, ICCV); nor does the query itself where it is in the gallery. Queries for which no right image is left
-are left out, and counted.
+A query's average precision is the mean, over the right gallery images, of the share of right ones among all
+that are at least as similar (scikit-learn's average_precision_score). Recall@k: how often a right one is
+among the k most similar; re-identification calls it CMC or rank-k. Where cameras are known, gallery images of
+the query's identity from the query's camera do not count, as in Market-1501 (Zheng et al. 2015, ICCV); nor
+does the query itself where it is in the gallery. Queries for which no right image is left are left out, and
+counted.
 
-Ties: similarities are rounded to multiples of 2**-20, about the error of a float32 product, so equal embeddings are equally
-similar wherever they stand in a matrix. For recall@k, of equally similar images the wrong ones come first: a network whose embeddings
-are all alike has a recall of 0. Try it:
+Ties: similarities are rounded to multiples of 2**-20, about the error of a float32 product, so equal
+embeddings are equally similar wherever they stand in a matrix. For recall@k, of equally similar images the
+wrong ones come first: a network whose embeddings are all alike has a recall of 0. Try it:
 
     retrieve(np.eye(4)[[0, 1, 0, 1]], np.array([2, 3]), np.array([0, 1]), np.array([0, 1, 0, 1])).results()
 """
@@ -63,7 +65,8 @@ class Retrieval:
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Key of `row` -> its 95 % confidence interval: the bootstrap's over the queries' identities; Wilson's where all draws agree."""
+        """Key of `row` -> its 95 % confidence interval: the bootstrap's over the queries' identities;
+        Wilson's where all draws agree."""
         if not len(self.rank):
             return {}
         values = np.stack([self.average_precision, *(self.rank <= k for k in RANKS)], axis=1)
@@ -76,7 +79,8 @@ class Retrieval:
         }
 
     def row(self) -> dict[str, float | None]:
-        """Return the row of metrics.jsonl: {"map", "recall@1", "recall@5", "recall@10", "queries", "left_out", "gallery"}."""
+        """Return the row of metrics.jsonl: {"map", "recall@1", "recall@5", "recall@10", "queries",
+        "left_out", "gallery"}."""
         return {
             "map": float(np.mean(self.average_precision)) if len(self.rank) else None,
             **{f"recall@{k}": self.recall(k) for k in RANKS},
@@ -164,8 +168,8 @@ def retrieve(
 
 
 def _ranked(right: np.ndarray, wrong: np.ndarray) -> tuple[float, int]:
-    """Compute a query's average precision, and the rank of its best right image, from the similarities of right and wrong images [n];
-    0 and 0 where there is no right one."""
+    """Compute a query's average precision, and the rank of its best right image, from the similarities of
+    right and wrong images [n]; 0 and 0 where there is no right one."""
     if not len(right):
         return 0.0, 0
     right = np.sort(right)

@@ -20,7 +20,8 @@ QUERIES, GALLERY = 1024, 8192  # of a block: 32 MB of similarities
 def search(queries: np.ndarray, gallery: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Find similarities [Q, k] float32 (inner products) and gallery indices [Q, k] int64, best first.
 
-    queries [Q, D], gallery [G, D] float32, finite; k is cut to G. Of equal similarities the lower index comes first.
+    queries [Q, D], gallery [G, D] float32, finite; k is cut to G. Of equal similarities the lower index comes
+    first.
     """
     k = min(k, len(gallery))
     score, index = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
@@ -70,7 +71,8 @@ def _merge(
 
 
 def finite_unit_rows(embeddings: np.ndarray, rows: np.ndarray, what: str) -> np.ndarray:
-    """Take these rows of embeddings [N, D] at length 1, float32 [n, D]; zeros stay. UserError, which begins with `what`: one is not finite."""
+    """Take these rows of embeddings [N, D] at length 1, float32 [n, D]; zeros stay. UserError, which begins
+    with `what`: one is not finite."""
     chosen = embeddings[rows].astype(np.float32)
     norm = np.linalg.norm(chosen, axis=1)
     if not np.isfinite(norm).all():

@@ -4,7 +4,8 @@
     data.count, data.arrays()
     data.score(embeddings).headline
 
-`eval_set` alone asks which base class of plsc/data/dataset.py a set derives from. A new kind is a class here and a line in `_KINDS`.
+`eval_set` alone asks which base class of plsc/data/dataset.py a set derives from. A new kind is a class here
+and a line in `_KINDS`.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ Result = Classification | Identification | Retrieval | Verification
 class EvalSet:
     """A set and what its kind knows. `data` is the object that a config names, maybe of a user's own class.
 
-    Attributes: task: the word for its evaluation. result: the class of the result. labels: int64 [count], None but for labelled
-    samples, whose classes a head predicts. num_classes: None but for these. pairs: int64 [P, 2], None but for verification, which
-    finds a threshold.
+    Attributes: task: the word for its evaluation. result: the class of the result. labels: int64 [count],
+    None but for labelled samples, whose classes a head predicts. num_classes: None but for these. pairs:
+    int64 [P, 2], None but for verification, which finds a threshold.
     """
 
     task: str
@@ -81,7 +82,8 @@ class EvalSet:
         return getattr(self.data, "identities", None)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return labels, pairs, identities and the like: of the arrays that the base classes declare those that the set has."""
+        """Return labels, pairs, identities and the like: of the arrays that the base classes declare those
+        that the set has."""
         found = {name: getattr(self.data, name, None) for name in _ARRAYS}
         # Where it is no array it is not known, or something else in a user's own class.
         return {name: array for name, array in found.items() if isinstance(array, np.ndarray)}
@@ -99,7 +101,8 @@ class EvalSet:
         return self.data.people()
 
     def check(self) -> None:
-        """Refuse by UserError, which names the attribute, arrays that are not as the base class declares them."""
+        """Refuse by UserError, which names the attribute, arrays that are not as the base class declares
+        them."""
         raise NotImplementedError
 
     def check_trained(

@@ -1,15 +1,17 @@
 """Predict how often a search gives a stranger a name, and choose the threshold for it.
 
-A stranger gets a name where the cosine with the nearest person of the gallery is above the threshold. What is measured are these
-largest cosines, of people who are not in the gallery and whom the network was not trained on. The rates that matter (1 %) lie beyond
-what some ten people show, so the upper tail is fitted. A cosine ends at 1, and near its end a tail is a power of the distance
-d = 1 - cosine (the Weibull case of extreme value theory):
+A stranger gets a name where the cosine with the nearest person of the gallery is above the threshold. What is
+measured are these largest cosines, of people who are not in the gallery and whom the network was not trained
+on. The rates that matter (1 %) lie beyond what some ten people show, so the upper tail is fitted. A cosine
+ends at 1, and near its end a tail is a power of the distance d = 1 - cosine (the Weibull case of extreme
+value theory):
 
     P(distance < d) = share * (d / edge) ** exponent        for d < edge
 
-with Hill's estimate of the exponent (Hill, "A simple general approach to inference about the tail of a distribution", 1975). Twice as
-many searches are fitted as shall be beyond the threshold, at least twenty. Of those beyond it only the number counts: where somebody
-has two names, the one comes nearer to the other than any tail foresees. Try it:
+with Hill's estimate of the exponent (Hill, "A simple general approach to inference about the tail of a
+distribution", 1975). Twice as many searches are fitted as shall be beyond the threshold, at least twenty. Of
+those beyond it only the number counts: where somebody has two names, the one comes nearer to the other than
+any tail foresees. Try it:
 
     tail = fit_tail(cosines, people)
     tail.threshold(0.01), tail.interval(0.7)
@@ -45,8 +47,8 @@ class Tail(NamedTuple):
     def threshold(self, fpir: float) -> float:
         """Compute the cosine that a stranger's search exceeds with the probability `fpir`.
 
-        The exponent is uncertain: the mean of the probability over what it may be (a gamma distribution around Hill's estimate) is
-        `fpir`. So fewer people give a higher threshold.
+        The exponent is uncertain: the mean of the probability over what it may be (a gamma distribution
+        around Hill's estimate) is `fpir`. So fewer people give a higher threshold.
         """
         if fpir >= self.share:
             return 1 - self.edge
@@ -54,9 +56,11 @@ class Tail(NamedTuple):
         return 1 - self.edge * math.exp(-steps)
 
     def interval(self, threshold: float) -> tuple[float, float]:
-        """Compute between which shares 95 % of tests with a thousand strangers find those above a threshold, in steps of 0.1 %.
+        """Compute between which shares 95 % of tests with a thousand strangers find those above a threshold,
+        in steps of 0.1 %.
 
-        Normal in the logarithm: share and exponent both come from the searches below the edge, and a test counts few of them.
+        Normal in the logarithm: share and exponent both come from the searches below the edge, and a test
+        counts few of them.
         """
         steps = max(0.0, self.exponent * math.log(self.edge / max(1 - threshold, _NEAREST)))
         rate = max(self.share * math.exp(-steps), _NEAREST)
@@ -70,9 +74,11 @@ def fit_tail(
 ) -> Tail | None:
     """Fit the upper tail of strangers' searches; None: there are fewer than LEAST_PEOPLE people.
 
-    cosines: float64 [n], with the nearest person of the gallery. people: int64 [n], whose search it was. fpir: the rate that is
-    asked for; the tail begins there at the latest. met: int64 [n], whom each search came nearest to, where people are searched for among
-    themselves: Ann is as near to Bob as Bob to Ann, so the two are one observation. UserError unless fpir is between 0 and 0.5.
+    cosines: float64 [n], with the nearest person of the gallery. people: int64 [n], whose search it was.
+    fpir: the rate that is asked for; the tail begins there at the latest. met: int64 [n], whom each search
+    came nearest to, where people are searched for among
+    themselves: Ann is as near to Bob as Bob to Ann, so the two are one observation. UserError unless fpir is
+    between 0 and 0.5.
     """
     if not 0 < fpir < 0.5:
         raise UserError(f"a share of strangers' searches must be between 0 and 0.5, got {fpir:g}")

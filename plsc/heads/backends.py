@@ -4,8 +4,8 @@
 
 `PaddleBackend` uses Paddle's ops, on any device and with any margin. `KernelBackend` does the same on CPUs in
 two calls of plsc/native/heads, several times faster, where the margin does not change the other logits, in
-float32, and in bfloat16 where the processor has it. A backend is made for one step: it keeps what the backward
-pass needs, and writes the gradients of the rows to the bank.
+float32, and in bfloat16 where the processor has it. A backend is made for one step: it keeps what the
+backward pass needs, and writes the gradients of the rows to the bank.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class BackendInput:
     sample competes with; None: all.
 
     For PaddleBackend. owned_N: 1 of the samples whose class is in the shard, else 0. column_N: their classes,
-    as the bank's selected rows are counted, 0 of the others. targets: the classes' rows. ranges: the number of
-    each sample's range of classes [N], and of each selected row's [K]; None: there is one.
+    as the bank's selected rows are counted, 0 of the others. targets: the classes' rows. ranges: the number
+    of each sample's range of classes [N], and of each selected row's [K]; None: there is one.
     """
 
     scaled_ND: paddle.Tensor
@@ -82,7 +82,8 @@ class Workspace:
 
 @dataclass(frozen=True)
 class HeadMemory:
-    """What a head keeps between its steps: centres, how they are compared with samples, classes drawn ahead, and memory."""
+    """What a head keeps between its steps: centres, how they are compared with samples, classes drawn ahead,
+    and memory."""
 
     bank: Bank
     similarity: Similarity
@@ -135,8 +136,8 @@ class _Part(NamedTuple):
 
 
 class KernelBackend:
-    """Runs compiled kernels on the bank's own memory. Where classes lie in ranges, each range is computed for its own
-    samples only."""
+    """Runs compiled kernels on the bank's own memory. Where classes lie in ranges, each range is computed for
+    its own samples only."""
 
     def __init__(self, spec: HeadSpec, memory: HeadMemory, given: BackendInput, keep: bool | None):
         self.spec = spec
@@ -210,8 +211,8 @@ class KernelBackend:
         return tensor_of(grad_ND)
 
     def _backward_parts(self, lse_N, dtarget_P, x_ND, grads: dict[str, paddle.Tensor]) -> np.ndarray:
-        """Compute the gradients range by range: by the samples [N, D], and `grads` of the rows, 0 in a range without
-        samples."""
+        """Compute the gradients range by range: by the samples [N, D], and `grads` of the rows, 0 in a range
+        without samples."""
         for grad in grads.values():
             grad.zero_()
         grad_ND = np.zeros(x_ND.shape, np.float32)
@@ -230,7 +231,8 @@ class KernelBackend:
 def _spans(
     bounds: np.ndarray | None, samples: int, classes: int
 ) -> Iterator[tuple[np.ndarray | None, int, int, int]]:
-    """Yield the samples of each range (None: all), how many they are, and the range's selected classes [start, stop)."""
+    """Yield the samples of each range (None: all), how many they are, and the range's selected classes
+    [start, stop)."""
     if bounds is None:
         yield None, samples, 0, classes
         return
@@ -246,12 +248,13 @@ def _of_samples(x_N: paddle.Tensor, sample_n: np.ndarray | None) -> paddle.Tenso
 
 
 class PaddleBackend:
-    """Runs Paddle's ops, a block of classes at a time, on all N samples: nothing that it does depends on a value,
-    so that the host never waits for the device.
+    """Runs Paddle's ops, a block of classes at a time, on all N samples: nothing that it does depends on a
+    value, so that the host never waits for the device.
 
-    The softmax of a block, without the samples' own classes, is made in the logits' memory. With its maximum M_b
-    and sum R_b of exp(logit - M_b), the gradient by a logit is the softmax times R_b exp(M_b - lse), a number of
-    the sample, which goes into the [N, D] factors of the products. 1 / R_b is the largest number of the softmax.
+    The softmax of a block, without the samples' own classes, is made in the logits' memory. With its maximum
+    M_b and sum R_b of exp(logit - M_b), the gradient by a logit is the softmax times R_b exp(M_b - lse), a
+    number of the sample, which goes into the [N, D] factors of the products. 1 / R_b is the largest number of
+    the softmax.
     """
 
     def __init__(self, spec: HeadSpec, memory: HeadMemory, given: BackendInput, keep: bool | None):
@@ -314,8 +317,8 @@ class PaddleBackend:
         return Block(self.similarity, start, stop, self.spec.compute_dtype)
 
     def _logits(self, block: Block) -> tuple[paddle.Tensor, ...]:
-        """Compute a block's scaled logits [N, b], targets at LOWEST; the same before the margin's hook and the
-        hook's slopes [N, b], None where there is no hook; the nearest sub-centres [N, b, J] or None."""
+        """Compute a block's scaled logits [N, b], targets at LOWEST; the same before the margin's hook and
+        the hook's slopes [N, b], None where there is no hook; the nearest sub-centres [N, b, J] or None."""
         logit_Nb, nearest_NbJ = self._plain_logits(block)
         if not self.hooked:
             return logit_Nb, None, None, nearest_NbJ
@@ -323,15 +326,18 @@ class PaddleBackend:
         return cos_Nb * self.spec.scale, logit_Nb, slope_Nb, nearest_NbJ
 
     def _plain_logits(self, block: Block) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-        """Compute a block's scaled logits [N, b] before the margin's hook, targets at LOWEST; the nearest sub-centres or None."""
+        """Compute a block's scaled logits [N, b] before the margin's hook, targets at LOWEST; the nearest
+        sub-centres or None."""
         logit_Nb, nearest_NbJ = block.logits(self._x_ND)
         self._leave_out(logit_Nb, block.start, block.stop)
         return logit_Nb, nearest_NbJ
 
     def _kth_hardest(self, k: int) -> paddle.Tensor:
-        """Find the k-th largest cosine of each sample with the other classes of all ranks, [N, 1]; -2 where there are fewer.
+        """Find the k-th largest cosine of each sample with the other classes of all ranks, [N, 1]; -2 where
+        there are fewer.
 
-        The k largest of all are among the k largest of each block, and those of a rank go to all. One all_gather of [N, k].
+        The k largest of all are among the k largest of each block, and those of a rank go to all. One
+        all_gather of [N, k].
         """
         samples = len(self.given.scaled_ND)
         largest_Nk = paddle.full([samples, k], LOWEST)
@@ -344,8 +350,8 @@ class PaddleBackend:
         return (largest_Nk[:, k - 1 :] / self.spec.scale).clip(min=-2.0)
 
     def _leave_out(self, logit_Nb: paddle.Tensor, start: int, stop: int) -> None:
-        """Add LOWEST to the logits that take no part in the sum, in place: of the samples' own classes, which may
-        exceed the normaliser that holds the target with margin, of other ranges, and of unused rows."""
+        """Add LOWEST to the logits that take no part in the sum, in place: of the samples' own classes, which
+        may exceed the normaliser that holds the target with margin, of other ranges, and of unused rows."""
         given = self.given
         sample_N = count_up(len(logit_Nb))
         own_N = given.owned_N
@@ -419,8 +425,8 @@ class PaddleBackend:
         return block, self._weights(block, logit_Nb, slope_Nb, nearest_NbJ)
 
     def _add_targets(self, name: str, part_N: paddle.Tensor) -> None:
-        """Add the samples' gradients by their own rows to the bank's. Each of the samples of one class has their sum, so
-        that the result does not depend on the order of a GPU."""
+        """Add the samples' gradients by their own rows to the bank's. Each of the samples of one class has
+        their sum, so that the result does not depend on the order of a GPU."""
         self.bank.add_gradient(name, self.given.column_N, paddle.matmul(self._same_class, part_N))
 
     @functools.cached_property

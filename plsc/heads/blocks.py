@@ -30,8 +30,9 @@ _TINY = 1e-30
 def bytes_per_class(num_samples: int, width: int, sub_centres: int, dtype: str = "float32") -> int:
     """Compute the bytes that a class of a block takes.
 
-    These are 3 numbers per sample and sub-centre (logits, their exponentials, one temporary) and 4 rows of the
-    bank's `width`; where products round what they multiply to a `dtype` of 16 bits, 2 numbers and 2 rows more.
+    These are 3 numbers per sample and sub-centre (logits, their exponentials, one temporary) and 4 rows of
+    the bank's `width`; where products round what they multiply to a `dtype` of 16 bits, 2 numbers and 2 rows
+    more.
     """
     rounded = 2 * (dtype != "float32")
     return 4 * ((3 + rounded) * num_samples * sub_centres + (4 + rounded) * width)
@@ -106,8 +107,8 @@ def rounded(x: paddle.Tensor, dtype: str, largest: paddle.Tensor | None = None, 
     """Round a float32 matrix to "float32", "bfloat16" or "float16".
 
     float16 has neither numbers above 65504 nor full precision below 6.1e-5, and the gradients of many classes
-    are smaller. So its matrices are multiplied by a power of two, which is exact: `largest` (None: the largest
-    magnitude in x) then is in [top, 2 top).
+    are smaller. So its matrices are multiplied by a power of two, which is exact: `largest` (None: the
+    largest magnitude in x) then is in [top, 2 top).
     """
     if dtype == "float32":
         return Rounded(x)
@@ -118,8 +119,8 @@ def rounded(x: paddle.Tensor, dtype: str, largest: paddle.Tensor | None = None, 
 
 
 def rounded_left(x: paddle.Tensor, dtype: str, *axes: int) -> Rounded:
-    """Round a float32 matrix that `product` is to sum over these axes: in float16 the largest sum of magnitudes
-    is brought into [2^13, 2^14), so that with a right matrix below 2 no result is above 2^15."""
+    """Round a float32 matrix that `product` is to sum over these axes: in float16 the largest sum of
+    magnitudes is brought into [2^13, 2^14), so that with a right matrix below 2 no result is above 2^15."""
     if dtype != "float16":
         return rounded(x, dtype)
     size = x.abs()
@@ -130,8 +131,8 @@ def rounded_left(x: paddle.Tensor, dtype: str, *axes: int) -> Rounded:
 def product(a: Rounded, b: Rounded, transpose_a: bool = False, transpose_b: bool = False) -> paddle.Tensor:
     """Multiply a matrix of `rounded_left` with one of `rounded` -> float32.
 
-    On a GPU a product of 16 bits sums in float32 and rounds its result once more. A CPU multiplies the rounded
-    numbers in float32.
+    On a GPU a product of 16 bits sums in float32 and rounds its result once more. A CPU multiplies the
+    rounded numbers in float32.
     """
     if a.values.dtype == paddle.float32:
         return paddle.matmul(a.values, b.values, transpose_a, transpose_b)
@@ -180,7 +181,8 @@ class Rows:
         elif lacks("norm") or lacks("norm_grad") or (rows.place.is_cpu_place() and kernels.library()):
             self.values, self._inverse = unit_rows(rows)
         else:
-            # Paddle's op does in one pass what would take three, and its gradient in one what would take five.
+            # Paddle's op does in one pass what would take three, and its gradient in one what would take
+            # five.
             self._rows = rows.detach()
             self._rows.stop_gradient = False
             with paddle.enable_grad():
@@ -272,7 +274,8 @@ class Similarity:
         return Block(self, start, stop, dtype).logits(self.round_samples(x_ND, dtype))[0]
 
     def host_targets(self, x_ND: paddle.Tensor, row_P: np.ndarray, column_P: np.ndarray) -> paddle.Tensor:
-        """Compare these rows of x with their own classes by a kernel, in host memory -> [N], 0 of other rows."""
+        """Compare these rows of x with their own classes by a kernel, in host memory -> [N], 0 of other
+        rows."""
         rows_SD, index_K = self.bank.host_rows("centres")
         class_P = column_P if index_K is None else index_K[column_P]
         plain_N = np.zeros(len(x_ND), np.float32)

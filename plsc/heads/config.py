@@ -194,7 +194,8 @@ def check_margin(
 
 
 def takes_options(name: Any) -> bool:
-    """Return whether the margin that Head.name names has further constants; True where that cannot be known."""
+    """Return whether the margin that Head.name names has further constants; True where that cannot be
+    known."""
     try:
         return not isinstance(name, str) or bool(_options_of(MARGINS.get(kind_of_head(name))))
     except UserError:
@@ -240,6 +241,7 @@ def format_rows(head: HeadCfg, moments: Sequence[str], classes: int, embedding_s
 
 
 def rows_bytes(head: HeadCfg, arrays: int, classes: int, embedding_size: int) -> int:
-    """Return the bytes of so many arrays of the shape of the centres of so many classes, as the bank keeps them."""
+    """Return the bytes of so many arrays of the shape of the centres of so many classes, as the bank keeps
+    them."""
     each = 2 if head.bank_dtype == "bfloat16" else 4
     return arrays * each * classes * (embedding_size * head.sub_centres + head.bias)

@@ -1,4 +1,5 @@
-"""A margin on the target and on the other classes that are most like a sample. The interface of a margin: margins.py."""
+"""A margin on the target and on the other classes that are most like a sample. The interface of a margin:
+margins.py."""
 
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ from plsc.utils.ranges import MarginSize
 
 
 class InterTopK(ArcFace):
-    """The target as in ArcFace; the `top` largest cosines of a sample with other classes become cos(theta - penalty) (Zhao
-    et al., Multi-Query Multi-Head Attention Pooling and Inter-TopK Penalty for Speaker Verification, ICASSP 2022).
+    """The target as in ArcFace; the `top` largest cosines of a sample with other classes become cos(theta -
+    penalty) (Zhao et al., Multi-Query Multi-Head Attention Pooling and Inter-TopK Penalty for Speaker
+    Verification, ICASSP 2022).
 
-    Where theta is less than the penalty it is cos(theta) + 1 - cos(penalty), which goes on rising as theta falls. Classes
-    that are as far as the last of `top` count with it. No gradient flows through the choice.
+    Where theta is less than the penalty it is cos(theta) + 1 - cos(penalty), which goes on rising as theta
+    falls. Classes that are as far as the last of `top` count with it. No gradient flows through the choice.
     """
 
     has_others = True

@@ -1,10 +1,10 @@
 """Margins: functions that change the target logit, with their exact derivatives.
 
-A margin gets the target cosines of the P samples that this rank works on (all N where classes are sharded; that of
-a sample whose class is in another shard is any number, and what becomes of it is not used) and the norms of
-their embeddings, and returns the targets' new cosines and their slopes. The head scales them; all other logits stay as
-they are, unless the margin has the second hook, `others`. Margins with running statistics are in adaptive.py.
-To write your own, see docs/extend.md.
+A margin gets the target cosines of the P samples that this rank works on (all N where classes are sharded;
+that of a sample whose class is in another shard is any number, and what becomes of it is not used) and the
+norms of their embeddings, and returns the targets' new cosines and their slopes. The head scales them; all
+other logits stay as they are, unless the margin has the second hook, `others`. Margins with running
+statistics are in adaptive.py. To write your own, see docs/extend.md.
 
 Angles in radians. theta is the angle between an embedding and the centre of its own class.
 """
@@ -24,8 +24,9 @@ from pydantic import Field
 from plsc.distributed.accelerator import lacks
 from plsc.utils.ranges import MarginSize
 
-# Below this sine the derivative of cos(theta + m) by cos(theta) is cut off: it grows as 1 / sin(theta) while the tangent that
-# it multiplies, centre minus projection, shrinks as sin(theta), so their product stays right to rounding.
+# Below this sine the derivative of cos(theta + m) by cos(theta) is cut off: it grows as 1 / sin(theta) while
+# the tangent that it multiplies, centre minus projection, shrinks as sin(theta), so their product stays right
+# to rounding.
 _SMALLEST_SINE = 1e-4
 
 
@@ -48,7 +49,8 @@ class Margin(ABC):
 
     # Whether there is `others`: it costs a collective and an elementwise pass over all logits.
     has_others = False
-    # How many of a sample's largest cosines with other classes `others` is told of: it costs one more product, and a collective.
+    # How many of a sample's largest cosines with other classes `others` is told of: it costs one more
+    # product, and a collective.
     hardest = 0
     # Whether there is `penalty`, and a norm_slope in Target.
     trains_norm = False
@@ -94,7 +96,8 @@ class Margin(ABC):
         """Restore the numbers of `state_dict()`."""
 
     def remember(self) -> Callable[[], None]:
-        """Return a call that restores the numbers as they are now. Where they are on the device, override it to
+        """Return a call that restores the numbers as they are now. Where they are on the device, override it
+        to
         keep references: `state_dict()` would read them."""
         return partial(self.load_state_dict, self.state_dict())
 
@@ -171,7 +174,8 @@ class CombinedMargin(Margin):
         phi_P = self.margin1 * theta_P + self.margin2
         k_P = (phi_P / math.pi).floor()
         sign_P = 1.0 - 2.0 * (k_P % 2.0)
-        # On the axis itself (theta 0 or pi) m1 sin(m1 theta) / sin(theta) has a limit that the cut-off would miss.
+        # On the axis itself (theta 0 or pi) m1 sin(m1 theta) / sin(theta) has a limit that the cut-off would
+        # miss.
         limit = self.margin1 * self.margin1 if self.margin2 == 0 else None
         slope_P = sign_P * self.margin1 * phi_P.sin() / sin_P
         if limit is not None:

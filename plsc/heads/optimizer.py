@@ -25,8 +25,8 @@ class Update(NamedTuple):
     """The numbers of one update that all rows share.
 
     lr: learning rate. number: how many updates there have been with this one, from 1. norms: of the selected
-    centres of all ranks together and of their gradient, numbers or scalars on the device; only for a rule that
-    `needs_norms`.
+    centres of all ranks together and of their gradient, numbers or scalars on the device; only for a rule
+    that `needs_norms`.
     """
 
     lr: float
@@ -125,8 +125,8 @@ class AdamW(Rule):
     t is the number of the update, the same for all rows, as in InsightFace's Partial FC: a row that is first
     selected late starts with a step of up to (1 - beta1) / sqrt(1 - beta2) lr, 3.2 lr with the usual betas.
     Rows that are not selected stay as they are: their moments, too, and they are not decayed. Stored as
-    bfloat16, rounded at random, v stays >= 0, since rounding changes the magnitude and never the sign, and right
-    on average, while one step changes it by less than bfloat16's step.
+    bfloat16, rounded at random, v stays >= 0, since rounding changes the magnitude and never the sign, and
+    right on average, while one step changes it by less than bfloat16's step.
     """
 
     moments = ("moment1", "moment2")

@@ -1,8 +1,8 @@
 """Compute the softmax head slowly and obviously, dense in float64 numpy, for every sharded number to be
 compared with.
 
-In the package because a training (self_check.py) and `plsc selftest` compare with it on a user's own machine; the tests do
-the same on ours.
+In the package because a training (self_check.py) and `plsc selftest` compare with it on a user's own machine;
+the tests do the same on ours.
 
     DenseHead(centres [C, D], margin=(arcface, 0.5), scale=64).loss_and_gradients(x [N, D], label [N])
 """
@@ -82,7 +82,8 @@ class DenseHead:
     above; moments: the names of its arrays in the bank's `state()`.
 
     `taken` are the classes that take part (Partial FC), rising; all of them at first. Gradients have a row
-    for each of them. `ranges`: [start, stop) of the classes that have a softmax of their own; None: one for all.
+    for each of them. `ranges`: [start, stop) of the classes that have a softmax of their own; None: one for
+    all.
     """
 
     def __init__(

@@ -4,8 +4,8 @@
     C classes   S classes in this rank's shard   K of them chosen
 
 The draw is made by blocks of class numbers, each from (seed, block, step) alone: it is the same for any
-number of ranks, a resumed run draws it again, and it is known before the step's samples are. Integers only, in numpy but
-for `unite`.
+number of ranks, a resumed run draws it again, and it is known before the step's samples are. Integers only,
+in numpy but for `unite`.
 
 Try it: `python -c "from plsc.heads.sampling import *; print(draw_classes(ClassShard.whole(100), 0.1, seed=0,
 step=7))"`.

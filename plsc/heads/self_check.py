@@ -1,7 +1,7 @@
 """Compare a tiny sharded head with the dense float64 reference: what a training does before its first step.
 
-Kernels on a new processor, operators on a new device, a flag of Paddle's: each can give wrong numbers without a word.
-This takes milliseconds; `plsc selftest` compares more. Try it:
+Kernels on a new processor, operators on a new device, a flag of Paddle's: each can give wrong numbers without
+a word. This takes milliseconds; `plsc selftest` compares more. Try it:
 
     refuse_a_wrong_head(tf32=False)
 """
@@ -34,8 +34,8 @@ _SMALL = 8 << 10  # bytes for a block of classes, so that there are several
 
 
 class Difference(NamedTuple):
-    """The number of a result that is worst against its bound: its difference from float64, and the most that rounding
-    explains."""
+    """The number of a result that is worst against its bound: its difference from float64, and the most that
+    rounding explains."""
 
     what: str
     difference: float
@@ -49,8 +49,8 @@ class Difference(NamedTuple):
 
 
 def head_differences(tf32: bool) -> list[Difference]:
-    """Compare losses, gradients by the embeddings and updated centres of this rank: with all classes in several blocks, and
-    with sampled ones. Every rank calls it.
+    """Compare losses, gradients by the embeddings and updated centres of this rank: with all classes in
+    several blocks, and with sampled ones. Every rank calls it.
 
     tf32: whether a GPU may compute products in TensorFloat-32.
     """
@@ -108,7 +108,8 @@ def _bounds(
     """Bound what rounding makes of losses, gradients by the embeddings and by the centres that take part.
 
     A sum of n terms is off by at most n eps sum(|terms|); here all sums in a row count, those of a product, a
-    normalisation, a softmax and the way back. A softmax turns an error e of its logits into a factor of exp(2 e).
+    normalisation, a softmax and the way back. A softmax turns an error e of its logits into a factor of exp(2
+    e).
     """
     unit_ND, inverse_N1 = reference.unit(x_ND)
     centre_KD, inverse_K1 = reference.unit(dense.w[dense.taken])
@@ -140,8 +141,8 @@ def _worst(what: str, got, want: np.ndarray, bound: np.ndarray) -> Difference:
 
 
 def refuse_a_wrong_head(tf32: bool) -> None:
-    """Refuse by UserError, on every rank, a machine that computes the head wrongly. Every rank calls it; tf32: as of
-    `head_differences`."""
+    """Refuse by UserError, on every rank, a machine that computes the head wrongly. Every rank calls it;
+    tf32: as of `head_differences`."""
     own = max(head_differences(tf32), key=lambda difference: difference.excess)
     worst = max(distributed.gather_objects(own), key=lambda difference: difference.excess)
     if worst.excess <= 1:

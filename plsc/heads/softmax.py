@@ -52,8 +52,8 @@ class HeadOutput:
 
     loss: mean over the N samples of all ranks, scalar, the same on every rank; call backward() on it.
     accuracy: share of the N samples whose plain target logit, without margin, is the largest (top-1); the
-    same on every rank. losses_B, correct_B: the same for each of this rank's samples. stray: int64 scalar, how
-    many of the N labels are not in [0, C); always 0 where the call has checked them.
+    same on every rank. losses_B, correct_B: the same for each of this rank's samples. stray: int64 scalar,
+    how many of the N labels are not in [0, C); always 0 where the call has checked them.
     """
 
     loss: paddle.Tensor
@@ -145,8 +145,8 @@ class SoftmaxHead:
         return HeadOutput(loss, losses.accuracy, *own, losses.stray)
 
     def refuse_labels(self, label_B: paddle.Tensor, counts: Sequence[int] | None = None) -> NoReturn:
-        """Raise UserError for the first label that is not in [0, C), of a step that had some. Every rank calls
-        it, with the labels of that step; counts: as of the call."""
+        """Raise UserError for the first label that is not in [0, C), of a step that had some. Every rank
+        calls it, with the labels of that step; counts: as of the call."""
         label_B = label_B.flatten()
         counts = distributed.gather_counts(len(label_B)) if counts is None else counts
         label_N = distributed.gather_rows(label_B, counts).numpy()
@@ -161,13 +161,15 @@ class SoftmaxHead:
 
         number: of the training step, as in the call.
 
-        Collectives: one all_reduce SUM of two numbers if the classes are spread and the rule needs norms (LARS).
+        Collectives: one all_reduce SUM of two numbers if the classes are spread and the rule needs norms
+        (LARS).
         """
         with timer.part("head"):
             self.bank.update(lr, number, self._norms() if self.bank.rule.needs_norms else None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how often the centres have been updated; their rows are written apart, the margin has a state of its own."""
+        """Return how often the centres have been updated; their rows are written apart, the margin has a
+        state of its own."""
         return {"updates": self.bank.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -175,7 +177,8 @@ class SoftmaxHead:
         self.bank.resume(state.get("updates", 0))
 
     def remember(self) -> Callable[[], None]:
-        """Return a call that restores what a call of the head changes, as it is now: the margin's statistics."""
+        """Return a call that restores what a call of the head changes, as it is now: the margin's
+        statistics."""
         return self.margin.remember() if self.margin else lambda: None
 
     def _norms(self) -> tuple[float, float] | tuple[paddle.Tensor, paddle.Tensor]:

@@ -43,8 +43,8 @@ class Samples:
 class HostPlaces:
     """The P samples whose class is in this shard, in the order of their classes.
 
-    owned_N: 1 of them, 0 of the others, on the device. row_P: which of the N samples. column_P: their classes,
-    as the selected ones are counted.
+    owned_N: 1 of them, 0 of the others, on the device. row_P: which of the N samples. column_P: their
+    classes, as the selected ones are counted.
     """
 
     owned_N: paddle.Tensor
@@ -64,8 +64,8 @@ class DevicePlaces:
 class Targets:
     """The samples' own logits over scale, [N], 0 of a sample whose class is in another shard.
 
-    owned_N: 1 of those whose class is in this shard, else 0. plain_N: without margin; target_N: with it; slope_N: its
-    derivative by plain_N; norm_slope_N: by the norm, None where the margin does not train it.
+    owned_N: 1 of those whose class is in this shard, else 0. plain_N: without margin; target_N: with it;
+    slope_N: its derivative by plain_N; norm_slope_N: by the norm, None where the margin does not train it.
     """
 
     owned_N: paddle.Tensor
@@ -114,7 +114,8 @@ class Saved:
 
 
 def log1p(x: paddle.Tensor) -> paddle.Tensor:
-    """Compute log(1 + x) for x in [0, 1] to rounding, where the device lacks it as Kahan's log(u) x / (u - 1), u = 1 + x."""
+    """Compute log(1 + x) for x in [0, 1] to rounding, where the device lacks it as Kahan's log(u) x / (u -
+    1), u = 1 + x."""
     if not lacks("log1p"):
         return paddle.log1p(x)
     more = x + 1.0
@@ -168,7 +169,8 @@ class Step:
         every rank."""
         return x_N if self.spec.sharded else distributed.gather_rows(x_N, self.counts)
 
-    # -- forward ------------------------------------------------------------------------------------------------------------
+    # -- forward
+    # ------------------------------------------------------------------------------------------------------------
 
     def forward(self, keep: bool | None = None) -> tuple[Losses, Saved]:
         """Compute the losses. keep: whether exponentials are kept for backward; None: if they fit into the
@@ -321,8 +323,8 @@ class Step:
         return Maxima(max_N, plain_max_N, sum_N * (own_N - max_N).exp())
 
     def _join_ranks(self, targets: Targets, maxima: Maxima) -> tuple[paddle.Tensor, ...]:
-        """Compute loss, whether correct, lse, 1 - p(target) and the number of shards that have the class, of all
-        N samples on every rank, [N] each. One SUM."""
+        """Compute loss, whether correct, lse, 1 - p(target) and the number of shards that have the class, of
+        all N samples on every rank, [N] each. One SUM."""
         packed_4N = paddle.stack([maxima.sum_N, targets.plain_N, targets.target_N, targets.owned_N])
         if self.spec.sharded:
             distributed.all_reduce(packed_4N)
@@ -335,15 +337,16 @@ class Step:
     def _totals(
         self, losses_N: paddle.Tensor, correct_N: paddle.Tensor, owned_N: paddle.Tensor
     ) -> tuple[paddle.Tensor, ...]:
-        """Compute the mean loss and the share of correct samples over all ranks, and count the labels that are
-        in no shard."""
+        """Compute the mean loss and the share of correct samples over all ranks, and count the labels that
+        are in no shard."""
         totals = paddle.stack([losses_N, correct_N.astype("float32"), owned_N]).sum(axis=1)
         if not self.spec.sharded:
             distributed.all_reduce(totals)
         loss, accuracy, _ = (totals / self.num_samples).unbind()
         return loss, accuracy, paddle.scale(totals[2], -1.0, self.num_samples).astype("int64")
 
-    # -- backward -----------------------------------------------------------------------------------------------------------
+    # -- backward
+    # -----------------------------------------------------------------------------------------------------------
 
     def backward(self, saved: Saved, grad: paddle.Tensor) -> paddle.Tensor:
         """Compute the loss's gradient by this rank's embeddings, times W (see `distributed`); those of

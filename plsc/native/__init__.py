@@ -21,7 +21,8 @@ from plsc.native.paddle_library import paddle_library
 from plsc.utils.kernels import turned_off
 from plsc.utils.logging import get_logger
 
-# One file for every Python; builds from before that have the name of one. They serve as well, if their version fits.
+# One file for every Python; builds from before that have the name of one. They serve as well, if their
+# version fits.
 _FOLDER = Path(__file__).parent
 _FILE = min(_FOLDER.glob("_native.*.so"), default=_FOLDER / "_native.abi3.so")
 LEVELS = (
@@ -73,7 +74,8 @@ def library() -> ctypes.CDLL | None:
 
 
 def without_paddle() -> ctypes.CDLL | None:
-    """Load the compiled kernels and import no Paddle: only those of scan.cpp may be called; None as of `library`."""
+    """Load the compiled kernels and import no Paddle: only those of scan.cpp may be called; None as of
+    `library`."""
     return None if turned_off() else _open_once()[0]
 
 

@@ -5,9 +5,10 @@
     convolve = Operation("convolution_forward", settings, [SRC, WEIGHTS, DST])
     convolve(images_address, weights_address, maps_address)
 
-Nothing is linked. The library is the one that Paddle has loaded, so it runs on Paddle's threads. The values below
-and the functions are the same in oneDNN 3.2 (Paddle 2.6) and 3.6 (Paddle 3.3): include/oneapi/dnnl/dnnl_types.h
-and dnnl.h there. Arrays are float32 or bfloat16, on the CPU. Try it: `pytest tests/native/test_onednn.py`.
+Nothing is linked. The library is the one that Paddle has loaded, so it runs on Paddle's threads. The values
+below and the functions are the same in oneDNN 3.2 (Paddle 2.6) and 3.6 (Paddle 3.3):
+include/oneapi/dnnl/dnnl_types.h and dnnl.h there. Arrays are float32 or bfloat16, on the CPU. Try it: `pytest
+tests/native/test_onednn.py`.
 """
 
 from __future__ import annotations
@@ -285,7 +286,8 @@ def same(one: c_void_p, other: c_void_p) -> bool:
 
 
 def kept(make: Callable) -> Callable:
-    """Keep what a function makes of its arguments, for each thread and each number of threads in Paddle's team."""
+    """Keep what a function makes of its arguments, for each thread and each number of threads in Paddle's
+    team."""
 
     @functools.wraps(make)
     def get(*arguments: Hashable):

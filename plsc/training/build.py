@@ -62,9 +62,11 @@ MakeOptimizer = Callable[[paddle.nn.Layer], paddle.optimizer.Optimizer]
 
 
 class Prepared(NamedTuple):
-    """What a run needs before its ranks compute or share anything: the dry run prepares the same, and so refuses the same.
+    """What a run needs before its ranks compute or share anything: the dry run prepares the same, and so
+    refuses the same.
 
-    still: layers in evaluation mode. sets: to evaluate on, by title. features: the parts that the config asks for.
+    still: layers in evaluation mode. sets: to evaluate on, by title. features: the parts that the config asks
+    for.
     """
 
     dataset: Dataset
@@ -113,7 +115,8 @@ def prepare(
 def build_features(
     cfg: Config, dataset: Dataset, backbone: paddle.nn.Layer, alone: bool = False
 ) -> list[Part]:
-    """Build the parts that the config asks for, in the order in which they are called; all other parts come after them."""
+    """Build the parts that the config asks for, in the order in which they are called; all other parts come
+    after them."""
     amp = cfg.Global.amp
     average = cfg.Global.ema
     parts = [
@@ -128,7 +131,8 @@ def build_features(
 
 
 def build_own_parts(cfg: Config, names: set[str]) -> list[Part]:
-    """Build the parts that the section Parts names. UserError for one that has the name of a state that is taken."""
+    """Build the parts that the section Parts names. UserError for one that has the name of a state that is
+    taken."""
     taken = {"", *names, *OWNERS}
     parts = []
     for number, section in enumerate(cfg.Parts):
@@ -232,8 +236,8 @@ def bill(cfg: Config, sizes: Sizes) -> dict[str, Bytes]:
 
 
 def passing_network(cfg: Config, dataset: Dataset) -> tuple[ModelCfg, bool] | None:
-    """Return the config of the network of another run that a part needs, and whether it embeds the samples of a step; None
-    without one. UserError if it does not fit the run."""
+    """Return the config of the network of another run that a part needs, and whether it embeds the samples of
+    a step; None without one. UserError if it does not fit the run."""
     other = open_teacher(cfg, dataset, alone=True)
     return (other.cfg.Model, cfg.Teacher.weight > 0) if other else None
 
@@ -330,7 +334,8 @@ def build_evaluation_sets(cfg: Config, dataset: Dataset) -> dict[str, EvalSet]:
 def build_loader(
     cfg: Config, dataset: Dataset, rank: int, world_size: int, stage: Stage | None = None
 ) -> Loader:
-    """Build the loader of one rank, for a stage of a run or all of it. UserError if the sampler, the global batch or the ranks do not fit the data."""
+    """Build the loader of one rank, for a stage of a run or all of it. UserError if the sampler, the global
+    batch or the ranks do not fit the data."""
     train = cfg.DataLoader.Train
     global_batch = train.global_batch_on(world_size)
     sampler = _build_sampler(cfg, dataset, global_batch)
@@ -351,7 +356,8 @@ def build_loader(
 
 
 def _check_sizes(cfg: Config, samples: int, classes: int, ranks: int) -> None:
-    """Raise UserError for a global batch of more samples than an epoch has, and for more ranks than classes to share out."""
+    """Raise UserError for a global batch of more samples than an epoch has, and for more ranks than classes
+    to share out."""
     train = cfg.DataLoader.Train
     batch = train.global_batch_on(ranks)
     if batch > samples:

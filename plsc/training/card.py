@@ -1,7 +1,7 @@
 """Make the model card of a run: its numbers, and a hash of all that they depend on.
 
-Rank 0 calls it at the end of a training, and `plsc card write`. plsc/evaluation/card.py has what is in a card, and its text;
-check_card.py compares a card with its run.
+Rank 0 calls it at the end of a training, and `plsc card write`. plsc/evaluation/card.py has what is in a
+card, and its text; check_card.py compares a card with its run.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def make_card(
 
 
 def write(cfg: Config, saved: Checkpoint, model: paddle.nn.Layer | None = None) -> Path:
-    """Evaluate a checkpoint of the run, and write the card to its folder; return the path of card.md. Every rank calls it.
+    """Evaluate a checkpoint of the run, and write the card to its folder; return the path of card.md. Every
+    rank calls it.
 
     model: a Layer that takes the weights instead of Model.name's.
     """
@@ -124,7 +125,8 @@ def write(cfg: Config, saved: Checkpoint, model: paddle.nn.Layer | None = None) 
 
 
 def files_for_export(folder: Path, saved: Checkpoint) -> dict[str, bytes]:
-    """Return the files of the card of the run in `folder`, without pictures, for an export; {} if there is none of this network."""
+    """Return the files of the card of the run in `folder`, without pictures, for an export; {} if there is
+    none of this network."""
     if not (folder / JSON).is_file():
         return {}
     card = read_card(folder)

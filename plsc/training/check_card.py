@@ -1,4 +1,5 @@
-"""Compare a model card with its run: the hashes of all that its numbers depend on, then the card that the run gives now.
+"""Compare a model card with its run: the hashes of all that its numbers depend on, then the card that the run
+gives now.
 
 `plsc card verify` calls it.
 """
@@ -32,7 +33,8 @@ from plsc.training.card import (
 )
 from plsc.training.evaluator import build_saved_evaluator, build_saved_sets
 
-# Another machine rounds sums otherwise. That moves cosines in the seventh digit, and a few pairs across a threshold.
+# Another machine rounds sums otherwise. That moves cosines in the seventh digit, and a few pairs across a
+# threshold.
 TOLERANCE = 0.002
 # Counted from the numbers: a cosine that moves may put pairs into another bin.
 _COUNTED = ("bins",)
@@ -52,7 +54,8 @@ class Outcome(NamedTuple):
 def check(
     cfg: Config, card: Card, model: paddle.nn.Layer | None = None, training_data: bool = True
 ) -> Outcome:
-    """Compare the card with the run in cfg.Global.output_dir: its files and data, then the card that they give now. Every rank calls it.
+    """Compare the card with the run in cfg.Global.output_dir: its files and data, then the card that they
+    give now. Every rank calls it.
 
     Args:
         model: a Layer that takes the weights instead of Model.name's.
@@ -88,7 +91,8 @@ def check(
 
 
 def _check_files(cfg: Config, card: Card, checkpoint: Path) -> list[str]:
-    """Compare the card's text, the config, every byte of the checkpoint, and the files that the evaluation sets name."""
+    """Compare the card's text, the config, every byte of the checkpoint, and the files that the evaluation
+    sets name."""
     folder = Path(cfg.Global.output_dir)
     lines = []
     if card.seal != card.make_seal():
@@ -106,7 +110,8 @@ def _check_files(cfg: Config, card: Card, checkpoint: Path) -> list[str]:
 def _check_content(card: Card, now: Card, training_data: bool, deterministic: bool) -> Outcome:
     """Compare what the card says with what the run gives now.
 
-    training_data: it is part of `now`. deterministic: on this device the same sums are rounded in the same way.
+    training_data: it is part of `now`. deterministic: on this device the same sums are rounded in the same
+    way.
     """
     here, there = {**now.software, **now.machine}, {**card.software, **card.machine}
     changed = [name for name in {**there, **here} if there.get(name) != here.get(name)]
@@ -160,7 +165,8 @@ def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]
 
 
 def _unequal(there: Any, here: Any, tolerance: float, place: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield (place, value, value) where plain values differ by more than `tolerance`; with one, bins are not compared."""
+    """Yield (place, value, value) where plain values differ by more than `tolerance`; with one, bins are not
+    compared."""
     if isinstance(there, dict) and isinstance(here, dict):
         for key in {**there, **here}:
             if not (tolerance and key in _COUNTED):
@@ -180,7 +186,8 @@ def _unequal(there: Any, here: Any, tolerance: float, place: str = "") -> Iterat
 
 
 def _alike(there: str, here: str, tolerance: float) -> bool:
-    """Say whether two texts differ in fractions only, by at most `tolerance` and the rounding of the last digit."""
+    """Say whether two texts differ in fractions only, by at most `tolerance` and the rounding of the last
+    digit."""
     if _NUMBER.sub("0", there) != _NUMBER.sub("0", here):
         return False
     if "%" in there:

@@ -17,7 +17,8 @@ from plsc.utils.loggers import check_packages
 def dry_run(
     cfg: Config, ranks: int | None = None, model: Any = None, make_optimizer: Callable | None = None
 ) -> str:
-    """Return the resolved config with the source of each value, and the plan of the run, as `Entry.dry_run` says.
+    """Return the resolved config with the source of each value, and the plan of the run, as `Entry.dry_run`
+    says.
 
     ranks: for so many; None: for this launch's.
     model, make_optimizer: a Layer, and a function that makes an optimizer, in place of the config's.

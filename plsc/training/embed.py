@@ -1,6 +1,7 @@
 """Embed any number of images by a trained backbone, spread over the ranks.
 
-Used by verification during training, by test, predict and the report. plsc.data.preprocessing turns samples into the input.
+Used by verification during training, by test, predict and the report. plsc.data.preprocessing turns samples
+into the input.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def to_send(samples: np.ndarray) -> np.ndarray:
 
 
 def to_input(samples: np.ndarray | paddle.Tensor, preprocessing: Preprocessing) -> paddle.Tensor:
-    """Turn samples [B, *shape], there already if they are a tensor, into the backbone's float32 input on the device."""
+    """Turn samples [B, *shape], there already if they are a tensor, into the backbone's float32 input on the
+    device."""
     if isinstance(samples, np.ndarray):
         samples = to_send(samples)
         samples = to_device(samples) if asynchronous() else paddle.to_tensor(samples)
@@ -68,7 +70,8 @@ def embed(
 ) -> np.ndarray:
     """Compute the embeddings [count, D] float32 of all images, on every rank.
 
-    Every rank calls it, and computes a contiguous share. The next batch is read in a thread while the network runs.
+    Every rank calls it, and computes a contiguous share. The next batch is read in a thread while the network
+    runs.
 
     Args:
         backbone: the bare layer, not its data parallel wrapper. It is put into evaluation mode and back into its own.
@@ -106,7 +109,8 @@ def embed(
 
 
 def ahead(read: Callable[[int, int], Any], start: int, stop: int, batch_size: int) -> Iterator[Any]:
-    """Yield `read(start, stop)` for each batch of [start, stop), not empty, reading the next one while one is in use."""
+    """Yield `read(start, stop)` for each batch of [start, stop), not empty, reading the next one while one is
+    in use."""
     bounds = [(first, min(first + batch_size, stop)) for first in range(start, stop, batch_size)]
     with ThreadPoolExecutor(1, thread_name_prefix="plsc-embed") as pool:
         coming = pool.submit(read, *bounds[0])

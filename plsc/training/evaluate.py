@@ -40,7 +40,8 @@ def evaluate(
     model: paddle.nn.Layer | None = None,
     as_norm: int | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a checkpoint, and return the main set's numbers, as `Entry.evaluate` says. Every rank calls it, after `start`.
+    """Evaluate a checkpoint, and return the main set's numbers, as `Entry.evaluate` says. Every rank calls
+    it, after `start`.
 
     model: a Layer that takes the weights instead of Model.name's.
     """
@@ -76,7 +77,8 @@ def evaluate(
 
 
 def _some_centres(saved: Checkpoint) -> np.ndarray:
-    """Read the class centres of a checkpoint, of many classes some evenly spaced ones: float32 [K, embedding_size]."""
+    """Read the class centres of a checkpoint, of many classes some evenly spaced ones: float32 [K,
+    embedding_size]."""
     last = saved.num_classes - 1
     chosen = np.linspace(0, last, min(saved.num_classes, _COHORT)).astype(int).tolist()
     rows = np.concatenate([float32_of(saved.rows("centres", number, number + 1)) for number in chosen])

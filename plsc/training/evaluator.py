@@ -1,7 +1,8 @@
 """Evaluate a network on the main set (DataLoader.Eval.dataset) and the further ones, all ranks together.
 
-Every rank embeds its share of a set's images; rank 0 alone computes the numbers, which may take a minute, while the others
-wait in a barrier that may wait so long, and then sends them the row of metrics.jsonl. Training and testing share this.
+Every rank embeds its share of a set's images; rank 0 alone computes the numbers, which may take a minute,
+while the others wait in a barrier that may wait so long, and then sends them the row of metrics.jsonl.
+Training and testing share this.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def needs_head(sets: Mapping[str, EvalSet]) -> bool:
 
 
 def main_pairs(sets: Mapping[str, EvalSet], option: str) -> VerificationSet:
-    """Return the main set; UserError, which names `option`, if it is not of pairs, whose verification finds a threshold."""
+    """Return the main set; UserError, which names `option`, if it is not of pairs, whose verification finds a
+    threshold."""
     title, data = next(iter(sets.items()))
     if data.pairs is None:
         raise UserError(
@@ -123,8 +125,9 @@ class Evaluator:
         cohort: by which the scores of the main set's pairs are normalised, too; None: they are not.
         amp: mixed precision of the embeddings.
 
-    Attributes: after `evaluate`, on every rank, `step`, at which it was made, `rows`, title -> row of metrics.jsonl, and `calibration`, by the main set, None where
-    it gives none; on rank 0 only, `results`, title -> result.
+    Attributes: after `evaluate`, on every rank, `step`, at which it was made, `rows`, title -> row of
+    metrics.jsonl, and `calibration`, by the main set, None where it gives none; on rank 0 only, `results`,
+    title -> result.
     """
 
     def __init__(
@@ -177,7 +180,8 @@ class Evaluator:
     def evaluate(self, step: int = 0, epoch: int | None = None, metrics: Metrics | None = None) -> None:
         """Evaluate on every set, all ranks together, the main one last.
 
-        Logs the results and writes them to `metrics`, rank 0's. UserError, on every rank, if the numbers cannot be computed.
+        Logs the results and writes them to `metrics`, rank 0's. UserError, on every rank, if the numbers
+        cannot be computed.
         """
         with self._weights():
             self._evaluate(step, epoch, metrics)
@@ -186,7 +190,8 @@ class Evaluator:
     def _evaluate(self, step: int, epoch: int | None, metrics: Metrics | None) -> None:
         for tensor in self._backbone.state_dict().values():
             if tensor.stop_gradient:
-                # BatchNorm's running statistics: each rank has seen its own batches only; rank 0's are the model's.
+                # BatchNorm's running statistics: each rank has seen its own batches only; rank 0's are the
+                # model's.
                 distributed.broadcast(tensor)
         for title in reversed(self.sets):
             embeddings = self._embed(self.sets[title])
@@ -201,7 +206,8 @@ class Evaluator:
     def _compute(
         self, title: str, embeddings: np.ndarray, predicted: np.ndarray | None, step: int
     ) -> tuple[dict[str, Any], Calibration | None]:
-        """Compute, log and keep the result of one set; return its row, and of the main pairs the calibration. Rank 0 calls it."""
+        """Compute, log and keep the result of one set; return its row, and of the main pairs the calibration.
+        Rank 0 calls it."""
         data = self.sets[title]
         try:
             if predicted is None:
@@ -222,7 +228,8 @@ class Evaluator:
         return result.row(), data.calibration(result, title, step, self._section.flip)
 
     def store_threshold(self, saved: Checkpoint) -> None:
-        """Store the main set's threshold with the checkpoint that was evaluated. Rank 0 calls it after `evaluate`."""
+        """Store the main set's threshold with the checkpoint that was evaluated. Rank 0 calls it after
+        `evaluate`."""
         cosine = self.row["threshold"]
         if cosine is None:
             raise UserError(f"--set-threshold: '{self.main}' has too few pairs to choose a threshold")
@@ -232,7 +239,8 @@ class Evaluator:
         )
 
     def store_calibration(self, saved: Checkpoint) -> None:
-        """Store the main set's calibration with the checkpoint that was evaluated. Rank 0 calls it after `evaluate`."""
+        """Store the main set's calibration with the checkpoint that was evaluated. Rank 0 calls it after
+        `evaluate`."""
         calibration = self.calibration
         if calibration is None:
             raise UserError(
@@ -261,7 +269,8 @@ class Evaluator:
         )
 
     def _predict(self, data: EvalSet, embeddings: np.ndarray) -> np.ndarray | None:
-        """Predict the class of each image by the head, int64 [n]; None for a set without labels. All ranks together."""
+        """Predict the class of each image by the head, int64 [n]; None for a set without labels. All ranks
+        together."""
         if data.labels is None:
             return None
         batch = self._section.batch_size

@@ -52,8 +52,8 @@ _UNIT = 2.0**-24  # lengths are added up in whole multiples of it: their sum doe
 
 
 class Start(NamedTuple):
-    """The start of a run: lines for its log, the content of identities.json, {} where the head is new, its first step, and
-    states of parts that go on."""
+    """The start of a run: lines for its log, the content of identities.json, {} where the head is new, its
+    first step, and states of parts that go on."""
 
     lines: list[str]
     identities: dict
@@ -123,7 +123,8 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
 
 
 def start_folder(cfg: Config) -> str:
-    """Return the folder of the checkpoint to start with; UserError for a published network that is not there."""
+    """Return the folder of the checkpoint to start with; UserError for a published network that is not
+    there."""
     name, path = cfg.Weights.name, cfg.init_from
     if name and not os.path.isdir(path):
         raise UserError(
@@ -135,8 +136,8 @@ def start_folder(cfg: Config) -> str:
 def _refuse_lost_statistics(arrays: Mapping[str, np.ndarray], where: str) -> None:
     """Refuse by UserError to train batch norms that an ONNX file had inside of convolutions.
 
-    Training normalises by each batch, and these have no gain that would undo it: the network would be another one.
-    plsc/apps/migrate/onnx_file.py makes them, with a variance that no other norm has.
+    Training normalises by each batch, and these have no gain that would undo it: the network would be another
+    one. plsc/apps/migrate/onnx_file.py makes them, with a variance that no other norm has.
     """
     places = [name.removesuffix("._variance") for name in arrays if name.endswith("._variance")]
     lost = [place for place in places if _without_statistics(arrays, place)]
@@ -236,8 +237,8 @@ def match_classes(cfg: GlobalCfg, saved: Checkpoint, here: list[str] | None, num
     """Match the classes of this run, whose names are `here`, with the rows of the checkpoint; each row is
     kept or dropped.
 
-    Raises UserError if two classes have one name; or if only folders elsewhere have the same names, and keep_centres
-    does not say whether they are the same people.
+    Raises UserError if two classes have one name; or if only folders elsewhere have the same names, and
+    keep_centres does not say whether they are the same people.
     """
     none, there = np.full(num_classes, -1, np.int64), saved.classes()
     by_number = there or [f"class {number}" for number in range(saved.num_classes)]
@@ -315,13 +316,15 @@ def _take_margin(cfg: Config, saved: Checkpoint, head: SoftmaxHead) -> list[str]
 def take_centres(
     saved: Checkpoint, row_C: np.ndarray, head: SoftmaxHead, backbone: paddle.nn.Layer, data: Dataset
 ) -> list[int]:
-    """Set the centres of all classes: the rows `row_C` of the checkpoint, and where that is -1 the mean embeddings by
-    `backbone`, as long as the others -> the classes without a readable image, which stay. Every rank calls it."""
+    """Set the centres of all classes: the rows `row_C` of the checkpoint, and where that is -1 the mean
+    embeddings by `backbone`, as long as the others -> the classes without a readable image, which stay. Every
+    rank calls it."""
     length, bias = _keep(saved, head, row_C)
     return set_means(backbone, head, data, np.flatnonzero(row_C < 0), length, bias)
 
 
-# -- rows -------------------------------------------------------------------------------------------------------------------
+# -- rows
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def _keep(saved: Checkpoint, head: SoftmaxHead, row_C: np.ndarray) -> tuple[float, float]:
@@ -368,7 +371,8 @@ def _put(head: SoftmaxHead, state: dict, at: np.ndarray, rows: dict[str, np.ndar
     head.bank.load_rows(first, block)
 
 
-# -- new classes ------------------------------------------------------------------------------------------------------------
+# -- new classes
+# ------------------------------------------------------------------------------------------------------------
 
 
 def set_means(
@@ -434,8 +438,8 @@ def _some_images(labels: np.ndarray, classes: np.ndarray, num_classes: int) -> l
 
 
 def _read(data: Dataset, groups: list, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Read the images of the group `start` that can be decoded, [m, *shape]; the place of each one's class in the group, int64 [m];
-    how many classes it has."""
+    """Read the images of the group `start` that can be decoded, [m, *shape]; the place of each one's class in
+    the group, int64 [m]; how many classes it has."""
     (group,) = groups[start:stop]
     pictures, places = [], []
     for place, indices in enumerate(group):

@@ -1,4 +1,5 @@
-"""Find numbers that are not finite: in tensors without waiting for the device, in arrays, and of which kind they are."""
+"""Find numbers that are not finite: in tensors without waiting for the device, in arrays, and of which kind
+they are."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _BLOCK = 65_536  # rows of an offloaded bank that are read together
 
 
 def nonfinite(tensors: Iterable[paddle.Tensor]) -> paddle.Tensor:
-    """Say on the device whether a number is not finite, bool [1]; the host knows it first where it need not wait."""
+    """Say on the device whether a number is not finite, bool [1]; the host knows it first where it need not
+    wait."""
     return _nonfinite(tensors) if asynchronous() else paddle.full([1], not finite(tensors), "bool")
 
 
@@ -42,7 +44,8 @@ def _for_kernels(tensor: paddle.Tensor) -> bool:
 
 @paddle.no_grad()
 def _nonfinite(tensors: Iterable[paddle.Tensor]) -> paddle.Tensor:
-    """Say on the device whether a number is not finite, without waiting: bool [1]. One launch for each dtype."""
+    """Say on the device whether a number is not finite, without waiting: bool [1]. One launch for each
+    dtype."""
     groups: dict[object, list[paddle.Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.dtype, []).append(tensor)

@@ -86,7 +86,8 @@ def freeze(cfg: OptimizerCfg, backbone: nn.Layer, settings: dict[str, Settings])
 def statistics_of(backbone: nn.Layer) -> list[paddle.Tensor]:
     """List what a forward pass may change: running statistics, and whatever else has no gradient.
 
-    To be called before `freeze`: frozen weights have no gradient either, and copies of them would be for nothing.
+    To be called before `freeze`: frozen weights have no gradient either, and copies of them would be for
+    nothing.
     """
     return [tensor for tensor in backbone.state_dict().values() if tensor.stop_gradient]
 

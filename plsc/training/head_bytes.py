@@ -81,7 +81,8 @@ def bank_bytes(cfg: Config, classes: int, embedding_size: int) -> int:
 def _blocks(
     cfg: HeadCfg, selected: int, width: int, samples: int, threads: int, dtype: str, in_blocks: bool
 ) -> int:
-    """Compute the bytes of blocks and of what is kept of them for the backward pass; threads 0: the latter alone."""
+    """Compute the bytes of blocks and of what is kept of them for the backward pass; threads 0: the latter
+    alone."""
     budget = logits_budget(cfg)
     hooked = changes_others(cfg)
     if not in_blocks and cfg.sub_centres == 1 and not hooked:

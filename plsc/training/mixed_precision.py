@@ -1,4 +1,5 @@
-"""Run a network's forward pass in 16 bits, as `Global.amp` asks: by Paddle's autocast on devices, by oneDNN on a CPU.
+"""Run a network's forward pass in 16 bits, as `Global.amp` asks: by Paddle's autocast on devices, by oneDNN
+on a CPU.
 
     with autocast(AmpCfg(dtype="bfloat16")):
         embeddings = backbone(images)
@@ -32,7 +33,8 @@ def autocast(amp: AmpCfg | None) -> contextlib.AbstractContextManager[None]:
 
 
 def autocast_on_cpu(amp: AmpCfg | None) -> contextlib.AbstractContextManager[None]:
-    """Do as `autocast` on a CPU, and nothing on devices: for backward passes that run layers again, which Paddle sees to there."""
+    """Do as `autocast` on a CPU, and nothing on devices: for backward passes that run layers again, which
+    Paddle sees to there."""
     return contextlib.nullcontext() if on_device() else autocast(amp)
 
 
@@ -60,7 +62,8 @@ def check_amp(amp: AmpCfg | None) -> None:
 
 
 def check_layers(amp: AmpCfg | None, backbone: paddle.nn.Layer) -> None:
-    """Warn of a backbone that a CPU computes in float32 since none of its layers is of plsc.backbones.layers."""
+    """Warn of a backbone that a CPU computes in float32 since none of its layers is of
+    plsc.backbones.layers."""
     mixes = not on_device() and dtype_on_cpu(amp) != "float32"
     if mixes and not any(isinstance(layer, (Conv2D, Linear)) for layer in backbone.sublayers()):
         warn(

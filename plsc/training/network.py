@@ -4,11 +4,11 @@
 samples of the whole step at once; `backward` takes their gradient on through the backbone. Only there are
 gradients of the backbone computed, and averaged over the ranks.
 
-A step of more samples than fit the memory is cut into micro-batches. Forward embeds all of them without a graph;
-backward runs each of them again with its graph and its samples' gradients (Gao et al., "Scaling Deep Contrastive
-Learning Batch Size under Memory Limited Setup", 2021). But for BatchNorm, whose statistics are those of a
-micro-batch, the gradients are those of the whole batch. Whatever runs a layer again leaves BatchNorm's running
-statistics, and all else in the state that has no gradient, as the first pass made them.
+A step of more samples than fit the memory is cut into micro-batches. Forward embeds all of them without a
+graph; backward runs each of them again with its graph and its samples' gradients (Gao et al., "Scaling Deep
+Contrastive Learning Batch Size under Memory Limited Setup", 2021). But for BatchNorm, whose statistics are
+those of a micro-batch, the gradients are those of the whole batch. Whatever runs a layer again leaves
+BatchNorm's running statistics, and all else in the state that has no gradient, as the first pass made them.
 
 Try it: `pytest tests/training/test_network.py`.
 """
@@ -139,8 +139,8 @@ class Network:
                 self._scaler.unscale(self.backbone.parameters())
 
     def own_backward(self, images: np.ndarray, step: int, grad_BD: paddle.Tensor) -> None:
-        """Compute this rank's own gradients anew in place of the averages, by running the forward pass of that
-        step again with the same random numbers. Every rank calls it."""
+        """Compute this rank's own gradients anew in place of the averages, by running the forward pass of
+        that step again with the same random numbers. Every rank calls it."""
         for parameter in self.backbone.parameters():
             parameter.clear_gradient(False)
         self._parts = self._cut(images, step)
@@ -220,8 +220,8 @@ class Network:
     def _replay(self, model: paddle.nn.Layer, grad_BD: paddle.Tensor) -> None:
         """Run all micro-batches forward and backward; `model` runs the last one.
 
-        Data parallel's wrapper averages over the ranks what the parameters have gathered by the end of its own
-        backward pass, so the others go through the bare backbone.
+        Data parallel's wrapper averages over the ranks what the parameters have gathered by the end of its
+        own backward pass, so the others go through the bare backbone.
         """
         for part in self._parts:
             last = part is self._parts[-1]

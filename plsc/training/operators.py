@@ -1,9 +1,10 @@
 """Record the operators of one step of a config, and find those that a device has no kernel for.
 
-Paddle runs such an operator on the CPU, with its inputs and outputs copied, without a word. What is recorded is the way
-of devices, in a new process on the CPU: Paddle logs each kernel that it selects, if the environment says so before it is
-imported. Samples and classes are few, since operators do not depend on their number; a head of several blocks of classes
-has its own once for each. A CPU does not mix precisions: the dtypes are float32's.
+Paddle runs such an operator on the CPU, with its inputs and outputs copied, without a word. What is recorded
+is the way of devices, in a new process on the CPU: Paddle logs each kernel that it selects, if the
+environment says so before it is imported. Samples and classes are few, since operators do not depend on their
+number; a head of several blocks of classes has its own once for each. A CPU does not mix precisions: the
+dtypes are float32's.
 
     missing(record(load("configs/recipes/ms1mv3_r50.yaml"), "npu"), listed("npu"))
 """
@@ -78,7 +79,8 @@ class Noise(Dataset):
 
 
 def record(cfg: Config, kind: str, samples: Preprocessing | None = None) -> Counter[Operator]:
-    """Count the operators of one step of a config on one rank of a kind of device. Neither it nor the data need be there.
+    """Count the operators of one step of a config on one rank of a kind of device. Neither it nor the data
+    need be there.
 
     samples: the data set's; None: what its section says, and where that does not tell, the data set itself.
 
@@ -131,7 +133,8 @@ def lines(operators: Counter[Operator]) -> list[str]:
 
 
 def refuse_or_name_fallbacks(cfg: Config, samples: Preprocessing) -> None:
-    """Warn of the operators of a step that have no kernel on the device in use, or raise UserError for Global.fallback=refuse.
+    """Warn of the operators of a step that have no kernel on the device in use, or raise UserError for
+    Global.fallback=refuse.
 
     samples: the data set's. GPUs and CPUs have a kernel for each.
     """

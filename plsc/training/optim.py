@@ -117,8 +117,8 @@ class BackboneOptimizer:
         for part in self._parts:
             part.optimizer.clear_grad(set_to_zero=False)
 
-    # Paddle names a state after parameters whose names count up over the process, "linear_0.w_0_velocity_0"; a checkpoint
-    # names it after the layer's, "stem.weight:velocity_0".
+    # Paddle names a state after parameters whose names count up over the process, "linear_0.w_0_velocity_0";
+    # a checkpoint names it after the layer's, "stem.weight:velocity_0".
 
     def state_dict(self) -> dict[str, Any]:
         """Return the arrays of all parameters by "parameter:kind"."""
@@ -182,7 +182,8 @@ def _make(
         return paddle.optimizer.AdamW(
             rate, *betas, cfg.number("epsilon"), parameters=parameters, weight_decay=decay
         )
-    # You et al., "Large batch training of convolutional networks" (2017). Without decay Paddle's has no trust ratio.
+    # You et al., "Large batch training of convolutional networks" (2017). Without decay Paddle's has no trust
+    # ratio.
     if cfg.name == "LARS":
         return LarsMomentumOptimizer(
             rate, cfg.momentum, cfg.coefficient, decay, parameters, epsilon=cfg.number("epsilon")

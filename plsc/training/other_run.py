@@ -34,8 +34,8 @@ class OtherRun:
         key: the key of the config that names it, for messages.
         alone: this process makes one without the other ranks, as for a dry run.
 
-    Attributes: `saved`, the checkpoint; `cfg`, a config with the sections Model, Head and Optimizer of that run;
-    `where`, key and path.
+    Attributes: `saved`, the checkpoint; `cfg`, a config with the sections Model, Head and Optimizer of that
+    run; `where`, key and path.
 
     Raises UserError: no checkpoint there, a damaged one, or one without a config.
     """
@@ -81,7 +81,8 @@ class OtherRun:
             )
 
     def build_network(self) -> paddle.nn.Layer:
-        """Build its network with its weights, averaged if it has such, in evaluation mode and without gradients."""
+        """Build its network with its weights, averaged if it has such, in evaluation mode and without
+        gradients."""
         network = load_network(self.saved, self.cfg).backbone
         network.eval()
         for parameter in network.parameters():
@@ -89,7 +90,8 @@ class OtherRun:
         return network
 
     def rows_of(self, names: list[str] | None) -> np.ndarray:
-        """Find the row of each class of this run, by the names of both, -1 for one that it does not know: int64 [C].
+        """Find the row of each class of this run, by the names of both, -1 for one that it does not know:
+        int64 [C].
 
         Raises UserError if a run has no names, or a name twice, or if no name is in both.
         """
@@ -107,7 +109,8 @@ class OtherRun:
 
 
 def refuse_other_network(part: str, state: dict[str, Any], network: str) -> None:
-    """Refuse by UserError to resume with another network of another run than the checkpoint's `state` of a part names."""
+    """Refuse by UserError to resume with another network of another run than the checkpoint's `state` of a
+    part names."""
     if (known := state.get("network")) != network:
         raise UserError(
             f"the checkpoint was made with the network {known} as its {part}, this run has {network}: resume with the same, or start a "

@@ -27,12 +27,14 @@ FEW_STEPS = (
     150  # of a network that starts anew: on 280 faces 40 were no better than comparing pixels, and 200 were
 )
 _ENOUGH_STEPS = 300
-# Of a class among those that a step of Partial FC draws: CJK characters lost 6.6 points at 16, 0.9 at 80, 0.1 at 325.
+# Of a class among those that a step of Partial FC draws: CJK characters lost 6.6 points at 16, 0.9 at 80, 0.1
+# at 325.
 FEW_DRAWS = 200
 
 
 def weak_lines(cfg: Config, steps_per_epoch: int, sets: Mapping[str, EvalSet]) -> list[str]:
-    """Warn of few steps that follow from the epochs, of classes that are seldom drawn in them, and of pairs of few identities. sets: those to evaluate on, by title."""
+    """Warn of few steps that follow from the epochs, of classes that are seldom drawn in them, and of pairs
+    of few identities. sets: those to evaluate on, by title."""
     lines = []
     steps = cfg.Global.total_steps(steps_per_epoch)
     if steps < FEW_STEPS and not cfg.Global.max_steps and not cfg.init_from:
@@ -102,7 +104,8 @@ def stage_lines(cfg: Config) -> list[str]:
 
 
 def part_lines(cfg: Config, run: Prepared, ranks: int) -> list[str]:
-    """Format what the parts of a run say of themselves, and the bytes that they take on a rank without activations."""
+    """Format what the parts of a run say of themselves, and the bytes that they take on a rank without
+    activations."""
     lines = [f"plan: {part.name:8} {described}" for part in run.features if (described := part.describe())]
     classes = run.dataset.num_classes
     shard = split(classes, ranks)[0][1] if cfg.Head.sharded else classes

@@ -30,7 +30,8 @@ def predict(
     output: str | os.PathLike | None = None,
     model: paddle.nn.Layer | None = None,
 ) -> tuple[np.ndarray, list[str]]:
-    """Embed images, write embeddings.npy and names.txt, and return both, as `Entry.predict` says. Every rank calls it, after `start`.
+    """Embed images, write embeddings.npy and names.txt, and return both, as `Entry.predict` says. Every rank
+    calls it, after `start`.
 
     model: a Layer that takes the weights instead of Model.name's.
     """

@@ -43,7 +43,8 @@ def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -
 
 
 def _refuse_impossible(section: ModelCfg, image_shape: tuple[int, ...]) -> None:
-    """Raise UserError if a built-in network does not take such samples, or its weights do not fit the memory."""
+    """Raise UserError if a built-in network does not take such samples, or its weights do not fit the
+    memory."""
     name = section.name
     if len(image_shape) != 3 and not getattr(BACKBONES.get(name), "any_shape", False):
         raise UserError(
@@ -61,7 +62,8 @@ def _refuse_impossible(section: ModelCfg, image_shape: tuple[int, ...]) -> None:
 
 
 def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint) -> None:
-    """Load a checkpoint's weights, those to use, into `backbone`; UserError if they are of another network."""
+    """Load a checkpoint's weights, those to use, into `backbone`; UserError if they are of another
+    network."""
     refuse_other_backbone(backbone, saved)
     own = backbone.state_dict()
     for name, array in saved.weights().items():
@@ -86,7 +88,8 @@ _COMPARED_BY_STATE = (
 
 def changed_keys(cfg: Config, saved: store.Checkpoint) -> list[str]:
     """List the keys that affect the training and differ from a checkpoint's: "Head.margin 0.3 (was 0.5)"
-    each. A key that the checkpoint's config lacks, because it is older than the key, counts as its default."""
+    each. A key that the checkpoint's config lacks, because it is older than the key, counts as its
+    default."""
     sections = config_sections(saved.config_yaml)
     if not sections:
         return []
@@ -202,8 +205,8 @@ def refuse_other_classes(saved: store.Checkpoint, data: Dataset) -> None:
 
 
 def refuse_other_frozen(cfg: Config, saved: store.Checkpoint, backbone: paddle.nn.Layer) -> None:
-    """Refuse by UserError a checkpoint of a run that froze other parameters than `cfg`: what was frozen has no
-    optimizer state, and the state of what is frozen now would be lost."""
+    """Refuse by UserError a checkpoint of a run that froze other parameters than `cfg`: what was frozen has
+    no optimizer state, and the state of what is frozen now would be lost."""
     sections = config_sections(saved.config_yaml)
     theirs = sections.get("Optimizer")
     if not theirs:
@@ -228,7 +231,8 @@ def _frozen(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> set[str]:
 
 
 def load_rows(head: SoftmaxHead, saved: store.Checkpoint) -> None:
-    """Load this rank's rows of a checkpoint of any world size into `head`; UserError if they are of another head."""
+    """Load this rank's rows of a checkpoint of any world size into `head`; UserError if they are of another
+    head."""
     state, shard = head.bank.state(), head.shard
     saved.check_matches(shard.num_classes, head.bank.width, head=state)
     for start in range(shard.start, shard.stop, _ROWS_AT_ONCE):

@@ -1,7 +1,7 @@
 """Train in stages, stretches of epochs each with values of its own: `Stages` in a config.
 
-A stage ends with a checkpoint, and the next one is a training of its own that begins from it, with another config. So a run
-that stops anywhere goes on as it would have. A run without `Stages` is one stage.
+A stage ends with a checkpoint, and the next one is a training of its own that begins from it, with another
+config. So a run that stops anywhere goes on as it would have. A run without `Stages` is one stage.
 
 Try it: `pytest tests/training/test_stages.py`; what a user writes is in docs/training.md.
 """
@@ -104,7 +104,8 @@ def stage_after(cfg: Config, stage: Stage, step: int) -> Stage | None:
 
 
 def stage_of(cfg: Config, path: Path) -> Stage:
-    """Return the stage that a run goes on with from a checkpoint. UserError if the config has no such stage."""
+    """Return the stage that a run goes on with from a checkpoint. UserError if the config has no such
+    stage."""
     saved = store.Checkpoint.open(path, verify=False)
     saved.require("run", "seed", "steps_per_epoch")
     with saved.loading("run"):

@@ -28,10 +28,11 @@ def check_data(config: Config) -> None:
 
 
 def stand_in(config: Config) -> Config:
-    """Return the config with noise to train on, as many classes and samples as it states, and nothing to evaluate on.
+    """Return the config with noise to train on, as many classes and samples as it states, and nothing to
+    evaluate on.
 
-    The keys of its own data sets are checked, except that their files may be absent. Raises UserError where the config
-    states no num_classes or num_samples, or its images have no stated shape.
+    The keys of its own data sets are checked, except that their files may be absent. Raises UserError where
+    the config states no num_classes or num_samples, or its images have no stated shape.
     """
     config.check_data(files=False)
     train = config.DataLoader.Train

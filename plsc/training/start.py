@@ -15,7 +15,8 @@ from plsc.utils.logging import get_logger, setup
 
 
 def start(cfg: Config) -> list[str]:
-    """Set up environment, ranks and log; return lines about threads and matrix products, which a training logs."""
+    """Set up environment, ranks and log; return lines about threads and matrix products, which a training
+    logs."""
     threads, notes = environment.prepare(cfg.Global.threads, cfg.Global.device)
     from plsc import distributed
 
@@ -26,7 +27,8 @@ def start(cfg: Config) -> list[str]:
 
 
 def find_checkpoint(cfg: Config, writes: bool = False) -> Path | None:
-    """Find the checkpoint that Global.checkpoint names, and log it; None if that is the newest and there is none. Every rank calls it.
+    """Find the checkpoint that Global.checkpoint names, and log it; None if that is the newest and there is
+    none. Every rank calls it.
 
     writes: this run writes there, and sets damaged ones aside.
     """
@@ -45,7 +47,8 @@ def find_checkpoint(cfg: Config, writes: bool = False) -> Path | None:
 
 
 def open_checkpoint(cfg: Config) -> store.Checkpoint:
-    """Open the checkpoint that Global.checkpoint names, by default the newest in Global.output_dir. Every rank calls it.
+    """Open the checkpoint that Global.checkpoint names, by default the newest in Global.output_dir. Every
+    rank calls it.
 
     Raises MissingFileError if there is none, UserError for one without a preprocessing.
     """

@@ -18,7 +18,8 @@ from plsc.heads.softmax import HeadOutput
 class TakenStep:
     """A step as this rank has it after the backward pass.
 
-    index_B: the batch's indices on the device, int64. learning_rate: of the backbone's update. emb_BD: with its gradient.
+    index_B: the batch's indices on the device, int64. learning_rate: of the backbone's update. emb_BD: with
+    its gradient.
     out: of the head. losses: of the parts, by their names.
     """
 
@@ -39,9 +40,9 @@ class TakenStep:
 class Verdict:
     """What all ranks know of a step, the same on every rank.
 
-    bad_backbone: whether a gradient of the backbone is not finite on some rank; bad_head: whether the loss, or a
-    gradient that the head has computed, is not. stray: labels that are no class. loss, accuracy: of the step. flags:
-    the parts' numbers by name, of each rank [W].
+    bad_backbone: whether a gradient of the backbone is not finite on some rank; bad_head: whether the loss,
+    or a gradient that the head has computed, is not. stray: labels that are no class. loss, accuracy: of the
+    step. flags: the parts' numbers by name, of each rank [W].
     """
 
     bad_backbone: bool
@@ -58,7 +59,8 @@ class Verdict:
 
 
 class LeftOut(NamedTuple):
-    """A step that does not count, explained. error: ends the run unless a part goes back; None: the run goes on."""
+    """A step that does not count, explained. error: ends the run unless a part goes back; None: the run goes
+    on."""
 
     error: UserError | None = None
 

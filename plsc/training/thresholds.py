@@ -1,7 +1,7 @@
 """Read and store what the cosines of a network mean: the threshold and the calibration of a checkpoint.
 
-A run saves those of its last main evaluation; `plsc eval --set-threshold` and `--calibrate` store others beside them.
-Imports no Paddle.
+A run saves those of its last main evaluation; `plsc eval --set-threshold` and `--calibrate` store others
+beside them. Imports no Paddle.
 """
 
 from __future__ import annotations

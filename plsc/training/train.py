@@ -80,7 +80,8 @@ def _train(cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callab
 def _begin(
     cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callable | None
 ) -> tuple[Any, Metrics | None, float]:
-    """Build a Trainer and train, stage after stage; return the last one, rank 0's metrics and the seconds. Every rank calls it."""
+    """Build a Trainer and train, stage after stage; return the last one, rank 0's metrics and the seconds.
+    Every rank calls it."""
     from plsc import distributed
     from plsc.distributed.network import measure_network
     from plsc.training import finetune, stages
@@ -172,7 +173,8 @@ def _refuse_own_folder(cfg: Config) -> None:
 
 
 def _set_later_aside(folder: Path, step: int) -> None:
-    """Set this run's checkpoints of later steps aside: new ones have lower steps, and the oldest are deleted."""
+    """Set this run's checkpoints of later steps aside: new ones have lower steps, and the oldest are
+    deleted."""
     with writing(folder):
         aside = store.set_aside_after(folder, step)
     if aside:
@@ -182,7 +184,8 @@ def _set_later_aside(folder: Path, step: int) -> None:
 
 
 def _set_earlier_run_aside(output_dir: Path) -> None:
-    """Move an earlier run's files to output_dir/previous-1, -2, ...: nothing is overwritten, nothing mixed up."""
+    """Move an earlier run's files to output_dir/previous-1, -2, ...: nothing is overwritten, nothing mixed
+    up."""
     make_folder(output_dir, "Global.output_dir")
     earlier = [output_dir / name for name in RUN_FILES if (output_dir / name).exists()]
     if not earlier:

@@ -1,4 +1,5 @@
-"""Load a trained network, for all that use one: evaluation, prediction, export, galleries, the doctor, teachers.
+"""Load a trained network, for all that use one: evaluation, prediction, export, galleries, the doctor,
+teachers.
 
 start(cfg)
 network = load_network(open_checkpoint(cfg), cfg)
@@ -28,8 +29,9 @@ from plsc.utils.logging import get_logger
 class TrainedNetwork:
     """A trained network.
 
-    backbone: with the weights, averaged if there are such. preprocessing: of its samples. checkpoint: that it is of, which has the
-    names of its classes, its threshold, its calibration and its identity. amp: mixed precision in which it embeds.
+    backbone: with the weights, averaged if there are such. preprocessing: of its samples. checkpoint: that it
+    is of, which has the names of its classes, its threshold, its calibration and its identity. amp: mixed
+    precision in which it embeds.
     """
 
     backbone: paddle.nn.Layer
@@ -49,11 +51,13 @@ class TrainedNetwork:
 
     @property
     def compatible_with(self) -> str | None:
-        """The identity of the network with whose embeddings this one's can be compared, too (Global.compatible_with)."""
+        """The identity of the network with whose embeddings this one's can be compared, too
+        (Global.compatible_with)."""
         return self.checkpoint.plain("compatible").get("network")
 
     def choose_flip(self, wanted: bool) -> bool:
-        """Return whether embeddings are of mirror images too: as for the threshold, which is warned of if it is not as wanted."""
+        """Return whether embeddings are of mirror images too: as for the threshold, which is warned of if it
+        is not as wanted."""
         known = self.thresholds
         flip = wanted if known.threshold is None else known.flip
         if flip != wanted:
@@ -64,7 +68,8 @@ class TrainedNetwork:
         return flip
 
     def embed(self, samples: np.ndarray, batch_size: int) -> np.ndarray:
-        """Embed samples [n, *shape]: float32 [n, D] of any length, zeros for a black image, as an exported graph gives them."""
+        """Embed samples [n, *shape]: float32 [n, D] of any length, zeros for a black image, as an exported
+        graph gives them."""
         embeddings = embed(
             self.backbone,
             lambda start, stop: samples[start:stop],

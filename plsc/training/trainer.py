@@ -2,10 +2,10 @@
 
     data.loader -> backbone (data parallel) -> head (classes spread over the ranks) -> backward -> verdict -> update
 
-All else that a run does is a part of it (plsc/training/parts): it adds a loss, learns of a step, or works between
-steps. The learning rates are functions of the step, the order of the data of (seed, epoch), dropout of (seed, step,
-layer, sample), so a resumed run needs nothing but step and states. plsc/training/build.py makes a Trainer from a
-config.
+All else that a run does is a part of it (plsc/training/parts): it adds a loss, learns of a step, or works
+between steps. The learning rates are functions of the step, the order of the data of (seed, epoch), dropout
+of (seed, step, layer, sample), so a resumed run needs nothing but step and states. plsc/training/build.py
+makes a Trainer from a config.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Counted(State):
 
 
 class Trainer:
-    """Runs one training. Every rank makes one, after `distributed.init`; plsc.training.build.build_trainer does from a config.
+    """Runs one training. Every rank makes one, after `distributed.init`; plsc.training.build.build_trainer
+    does from a config.
 
     Args:
         stage: the stretch of the run, from whose config the following are built unless the caller replaces them.
@@ -68,10 +69,11 @@ class Trainer:
         network: the backbone. head: class centres and loss. optimizer: of the backbone.
         rates: step -> the learning rates. parts: the features of the run, in the order in which they are called.
 
-    Attributes: `step`, how many are done; `last_step`, that the stage ends at, and `total_steps`, that the run ends at; `since_good`,
-    those since the last one that counted; `first_step`, of the run, not of a process that resumes it; `resumed`, whether a checkpoint
-    was taken over; `stopped`, the name of the signal that the run was asked to stop by; `metrics`, rank 0's, while training;
-    `seconds`, of training and evaluation in this process.
+    Attributes: `step`, how many are done; `last_step`, that the stage ends at, and `total_steps`, that the
+    run ends at; `since_good`, those since the last one that counted; `first_step`, of the run, not of a
+    process that resumes it; `resumed`, whether a checkpoint was taken over; `stopped`, the name of the signal
+    that the run was asked to stop by; `metrics`, rank 0's, while training; `seconds`, of training and
+    evaluation in this process.
     """
 
     def __init__(
@@ -124,10 +126,12 @@ class Trainer:
         """Whether the last step was the last of its epoch."""
         return (self.step - self.stage.first_step) % self.steps_per_epoch == 0
 
-    # -- the loop -----------------------------------------------------------------------------------------------------------
+    # -- the loop
+    # -----------------------------------------------------------------------------------------------------------
 
     def train(self, metrics: Metrics | None) -> None:
-        """Train to the end of the stage, or to a signal after which all ranks save. metrics: rank 0's, None on the others."""
+        """Train to the end of the stage, or to a signal after which all ranks save. metrics: rank 0's, None
+        on the others."""
         self.metrics = metrics
         self.loader.probe()
         self.head.bank.write_initial_rows()
@@ -148,7 +152,8 @@ class Trainer:
             self.loader.close()
 
     def _train_epoch(self) -> None:
-        """Train the remaining steps of the epoch, up to the run's end; fewer where a part goes back to an older step."""
+        """Train the remaining steps of the epoch, up to the run's end; fewer where a part goes back to an
+        older step."""
         with contextlib.closing(self.loader.from_step(self.step)) as batches:
             for batch in batches:
                 number = self.step + 1
@@ -167,7 +172,8 @@ class Trainer:
     def train_step(self, batch: Batch) -> StepResult:
         """Take one optimizer step on this rank's samples. Every rank calls it.
 
-        Loss or gradients that are not finite make it a step that changes nothing. UserError for a label that is no class.
+        Loss or gradients that are not finite make it a step that changes nothing. UserError for a label that
+        is no class.
         """
         with timer.part("check"):
             undo = self.network.remember(), self.head.remember()
@@ -199,7 +205,8 @@ class Trainer:
         return StepResult(taken, verdict, left_out)
 
     def agree(self, taken: TakenStep) -> Verdict:
-        """Let all ranks learn of a step what each of them must know. Every rank calls it, after the backward pass.
+        """Let all ranks learn of a step what each of them must know. Every rank calls it, after the backward
+        pass.
 
         Collectives: one all_gather of a few numbers.
         """
@@ -228,7 +235,8 @@ class Trainer:
         """End the training after this step, because of the signal of this name."""
         self.stopped = signal
 
-    # -- checkpoints --------------------------------------------------------------------------------------------------------
+    # -- checkpoints
+    # --------------------------------------------------------------------------------------------------------
 
     @property
     def stateful(self) -> dict[str, Any]:
@@ -238,7 +246,8 @@ class Trainer:
         return {**core, **margin, **{part.name: part for part in self.parts if part.name}}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a run must have in common with the one that it goes on with, and the steps since the last good one."""
+        """Return what a run must have in common with the one that it goes on with, and the steps since the
+        last good one."""
         return {
             "seed": self.cfg.Global.seed,
             "global_batch": self.loader.global_batch,
@@ -254,7 +263,8 @@ class Trainer:
         self.since_good = Counted.model_validate(state).since_good
 
     def resume(self, path: str | Path) -> None:
-        """Take over a checkpoint of any world size: all states, and its step. UserError if it is of another problem."""
+        """Take over a checkpoint of any world size: all states, and its step. UserError if it is of another
+        problem."""
         saved = store.Checkpoint.open(path, verify=False)  # verified when it was searched for
         saved.require("run", "seed", "steps_per_epoch", "global_batch")
         owners = self.stateful
@@ -283,7 +293,8 @@ class Trainer:
             warn(f"nothing is left to train: {rule}; raise Global.epochs or Global.max_steps")
 
     def begin_at(self, step: int, states: Mapping[str, dict[str, Any]] = MappingProxyType({})) -> None:
-        """Begin at this step of the schedule and of the data's order, with these states of parts. UserError if no step is left."""
+        """Begin at this step of the schedule and of the data's order, with these states of parts. UserError
+        if no step is left."""
         refuse_last_step(step, self.last_step)
         self.step = step
         self.first_step = step

@@ -1,4 +1,5 @@
-"""Let all ranks agree on a step by the few numbers that decide about it: one small tensor, one collective, one read."""
+"""Let all ranks agree on a step by the few numbers that decide about it: one small tensor, one collective,
+one read."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ _JUDGED = 5  # numbers of a step before those of the parts
 def agree(
     backbone: paddle.nn.Layer, head: SoftmaxHead, step: TakenStep, flags: Mapping[str, float]
 ) -> Verdict:
-    """Gather what each rank knows of a step, and read it: the one place where the host waits for the device. Every rank calls
-    it, after the backward pass.
+    """Gather what each rank knows of a step, and read it: the one place where the host waits for the device.
+    Every rank calls it, after the backward pass.
 
     Args:
         flags: of the parts of this rank.

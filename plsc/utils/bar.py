@@ -18,7 +18,8 @@ LOG_EVERY = 10.0  # seconds
 
 
 class Bar:
-    """A bar on a terminal; elsewhere a line in the log from time to time: `reading faces: 10 of 1,000 images, eta 0:01:39`."""
+    """A bar on a terminal; elsewhere a line in the log from time to time: `reading faces: 10 of 1,000 images,
+    eta 0:01:39`."""
 
     def __init__(self, what: str, total: int, unit: str, clock: Callable[[], float] = time.monotonic):
         self._what, self._total, self._unit = what, total, unit

@@ -31,7 +31,8 @@ def nearest(x: np.ndarray) -> np.ndarray:
 
 
 def stochastic(x: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Round each float32 of `x` to the bfloat16 below or above at random, so that the mean is `x`: uint16 [k, n].
+    """Round each float32 of `x` to the bfloat16 below or above at random, so that the mean is `x`: uint16 [k,
+    n].
 
     Args:
         x: float32 [k, n].

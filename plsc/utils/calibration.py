@@ -1,6 +1,8 @@
-"""Turn a cosine into P(same), the probability that two images are of one class, and a wanted FAR into a threshold.
+"""Turn a cosine into P(same), the probability that two images are of one class, and a wanted FAR into a
+threshold.
 
-The numbers are fitted by plsc.evaluation.calibration, and stored with a checkpoint and its exports. Imports no Paddle. Try it:
+The numbers are fitted by plsc.evaluation.calibration, and stored with a checkpoint and its exports. Imports
+no Paddle. Try it:
 
     Calibration(method="logistic", set="demo", step=0, pairs=100, prior=0.5, cosine=[-1, 1], log_odds=[-9, 9]).probability(0.3)
 """
@@ -32,7 +34,8 @@ _LEAST_STEP = 1e-12  # between cosines; less is rounding
 
 
 class Threshold(BaseModel):
-    """The cosine above which at most the share `far` of different pairs is accepted, and its 95 % confidence interval."""
+    """The cosine above which at most the share `far` of different pairs is accepted, and its 95 % confidence
+    interval."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
     far: Share

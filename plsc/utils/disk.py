@@ -56,7 +56,8 @@ def refuse_full_disk(
 
 
 def saves_ahead(step: int, last: int, *every: int | None, most: int) -> int:
-    """Count, up to `most`, the steps after `step` that are saved: the last, and each multiple of an `every`."""
+    """Count, up to `most`, the steps after `step` that are saved: the last, and each multiple of an
+    `every`."""
     steps = {last}
     for period in filter(None, every):
         steps.update(range(step - step % period + period, last + 1, period)[:most])

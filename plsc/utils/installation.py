@@ -1,8 +1,8 @@
 """Refuse an installation that PaddlePaddle's own plsc shares the folder with.
 
-Both are imported as `plsc`, so that pip puts their files into one folder: `plsc/data/dataset/` of that one hides
-`plsc/data/dataset.py` of this one. Where that one was installed last, its `plsc/__init__.py` is imported and this is
-never called.
+Both are imported as `plsc`, so that pip puts their files into one folder: `plsc/data/dataset/` of that one
+hides `plsc/data/dataset.py` of this one. Where that one was installed last, its `plsc/__init__.py` is
+imported and this is never called.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Copy the numbers of a run to VisualDL, TensorBoard, Weights & Biases and MLflow (Global.loggers).
 
-Each backend is a class with the same three parts: `continues`, `write` and `close`. Its package is imported when
-it is made. Everything is written under the run's folder, and nothing goes over a network unless the user's
-environment says so (WANDB_MODE=online, MLFLOW_TRACKING_URI). plsc.utils.metrics decides what is written.
+Each backend is a class with the same three parts: `continues`, `write` and `close`. Its package is imported
+when it is made. Everything is written under the run's folder, and nothing goes over a network unless the
+user's environment says so (WANDB_MODE=online, MLFLOW_TRACKING_URI). plsc.utils.metrics decides what is
+written.
 
 Try it: `pytest tests/utils/test_loggers.py`.
 """
@@ -147,7 +148,8 @@ class MLflow:
 
 
 def _kept_id(file: Path, given: str | None) -> tuple[str, bool]:
-    """Read the run id in `file`, or write a new one, `given` if that is not None; -> id, whether it was there."""
+    """Read the run id in `file`, or write a new one, `given` if that is not None; -> id, whether it was
+    there."""
     if file.is_file():
         return given or file.read_text(), True
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -161,8 +163,8 @@ _PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"
 
 
 def check_packages(names: Iterable[str]) -> None:
-    """Raise UserError if the package of a logger is not installed. VisualDL comes with plsc, and a run goes on without
-    it."""
+    """Raise UserError if the package of a logger is not installed. VisualDL comes with plsc, and a run goes
+    on without it."""
     for name in names:
         package = _PACKAGES.get(name)
         if package and importlib.util.find_spec(package) is None:

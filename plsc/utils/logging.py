@@ -80,7 +80,8 @@ def setup(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
     nothing, and no line of another run is lost. Rank 0 logs INFO and above, the others warnings and errors
     only, marked `[rank k]`. A further call replaces what the call before had set.
     """
-    # import paddle gives the root logger a handler: without this each line would appear twice, in two formats.
+    # import paddle gives the root logger a handler: without this each line would appear twice, in two
+    # formats.
     _logger.propagate = False
     _logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     early = [record for handler in _handlers if isinstance(handler, _Early) for record in handler.records]

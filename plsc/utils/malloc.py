@@ -1,4 +1,5 @@
-"""Decide how the system keeps large blocks of memory: what malloc does when they are freed, and the size of their pages."""
+"""Decide how the system keeps large blocks of memory: what malloc does when they are freed, and the size of
+their pages."""
 
 from __future__ import annotations
 
@@ -21,17 +22,19 @@ _VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")  # glibc's own
 def return_large_blocks() -> bool:
     """Make malloc map each block from 1 MB on by itself, for the whole process; return whether it does.
 
-    By default glibc raises that bound to the size of what is freed, up to 32 MB, and keeps freed blocks in its heap, where what
-    still lives between them holds them. A user's MALLOC_MMAP_THRESHOLD_ stays; other C libraries than glibc are left as they are.
+    By default glibc raises that bound to the size of what is freed, up to 32 MB, and keeps freed blocks in
+    its heap, where what still lives between them holds them. A user's MALLOC_MMAP_THRESHOLD_ stays; other C
+    libraries than glibc are left as they are.
     """
     return _set(mapped_from=_LARGE, kept=_TRIM)
 
 
 def keep_freed_blocks() -> bool:
-    """Make malloc keep blocks below 64 MB when they are freed, up to 1 GB at the heap's end; return whether it does.
+    """Make malloc keep blocks below 64 MB when they are freed, up to 1 GB at the heap's end; return whether
+    it does.
 
-    By default glibc returns the end of its heap again and again, and each step of a training gets its memory as fresh pages,
-    which the system has to clear. A user's settings stay, as above.
+    By default glibc returns the end of its heap again and again, and each step of a training gets its memory
+    as fresh pages, which the system has to clear. A user's settings stay, as above.
     """
     return any(_set(mapped_from, kept=_ALL) for mapped_from in _LARGEST)
 

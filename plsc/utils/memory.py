@@ -1,6 +1,7 @@
 """Refuse what the machine has no memory for, before it is allocated.
 
-Try it: `python -c "from plsc.utils.memory import refuse_beyond_memory; refuse_beyond_memory(10**18, 'it', 'lower it')"`.
+Try it: `python -c "from plsc.utils.memory import refuse_beyond_memory; refuse_beyond_memory(10**18, 'it',
+'lower it')"`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ def available_bytes() -> int:
 
 
 def refuse_beyond_memory(need: float, what: str, remedy: str) -> None:
-    """Raise UserError if `what`, of `need` bytes, is more than this machine has free, before anything is allocated."""
+    """Raise UserError if `what`, of `need` bytes, is more than this machine has free, before anything is
+    allocated."""
     free = available_bytes()
     if need > free:
         raise UserError(

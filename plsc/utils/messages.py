@@ -2,7 +2,8 @@
 
 "Input should be a valid integer, unable to parse string as an integer" becomes "must be an integer >= 1 (got
 'ten')". The rule is read from the field itself, so errors and the type column of docs/config.md use the same
-words. This module handles fields and signatures, so sections of a config anywhere may use it; plsc.config adds files and lines.
+words. This module handles fields and signatures, so sections of a config anywhere may use it; plsc.config
+adds files and lines.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class ConfigProblem(NamedTuple):
 
 
 class Problems(ValueError):
-    """What is wrong with a section, found while pydantic validates it: the paths of its problems begin below the section."""
+    """What is wrong with a section, found while pydantic validates it: the paths of its problems begin below
+    the section."""
 
     def __init__(self, problems: Iterable[ConfigProblem]):
         self.problems = list(problems)

@@ -22,14 +22,15 @@ from plsc.utils.logging import get_logger
 
 
 class Metrics:
-    """Writes `<folder>/metrics.jsonl`, one JSON object a line, and copies for other programs; made on rank 0 only.
+    """Writes `<folder>/metrics.jsonl`, one JSON object a line, and copies for other programs; made on rank 0
+    only.
 
     Rows have a "step"; a row with "eval" (the name of a pair set) is an evaluation, the others are training.
     Strict JSON: a number that is not finite becomes null, and the row's "nonfinite" lists such keys.
 
-    The copies have the numbers as "train/loss" and "eval/<set>/accuracy". What was written there cannot be deleted:
-    the points of dropped rows stay, and are not written twice; `<folder>/logged.json` keeps how far they go. One
-    warning is logged if a copy cannot be written (any more), and the run goes on without it.
+    The copies have the numbers as "train/loss" and "eval/<set>/accuracy". What was written there cannot be
+    deleted: the points of dropped rows stay, and are not written twice; `<folder>/logged.json` keeps how far
+    they go. One warning is logged if a copy cannot be written (any more), and the run goes on without it.
 
     Args:
         from_step: None appends to the rows that exist; s > 0 resumes and drops the rows of later steps, which
@@ -66,7 +67,8 @@ class Metrics:
         return reached if valid else {}
 
     def _drop_rows(self, until: int | None) -> None:
-        """Drop the rows of the steps after `until` (None: none, 0: all), and note how far all of them went."""
+        """Drop the rows of the steps after `until` (None: none, 0: all), and note how far all of them
+        went."""
         rows = read_metrics(self.path) if self.path.exists() else []
         kept = [row for row in rows if until is None or row["step"] <= until and until > 0]
         if until != 0:
@@ -124,7 +126,8 @@ class Metrics:
 
 
 def _one_line(error: Exception) -> str:
-    """Return the text of another package's error on one line, without the user and password of a server's address."""
+    """Return the text of another package's error on one line, without the user and password of a server's
+    address."""
     return re.sub(r"(?<=://)[^/\s]*@", "", " ".join(str(error).split()))
 
 

@@ -88,7 +88,8 @@ class Registry:
         return sorted([*self.builtin, *self._classes])
 
     def get(self, name: str) -> type:
-        """Return the class `name`: registered, built in, of a family, or an import path "package.module:Class" (or with a dot).
+        """Return the class `name`: registered, built in, of a family, or an import path
+        "package.module:Class" (or with a dot).
 
         Raises UserError for an unknown name, a module that cannot be imported, something that is not a class,
         or a class of another kind.
@@ -163,7 +164,8 @@ BACKBONES = Registry(
     families={"vision": "plsc.backbones.vision:vision_class"},
 )
 
-# In a config, `x` keeps all class centres on every rank and `dist_x` shards them (plsc/heads/config.py, HeadCfg.name).
+# In a config, `x` keeps all class centres on every rank and `dist_x` shards them (plsc/heads/config.py,
+# HeadCfg.name).
 MARGINS = Registry(
     "margin",
     {

@@ -196,7 +196,8 @@ class _Bounded:
 
 
 class _Node:
-    """A value during the check: its nesting depth, its bytes with all it contains, and whether it is final."""
+    """A value during the check: its nesting depth, its bytes with all it contains, and whether it is
+    final."""
 
     __slots__ = ("depth", "fixed", "size")
 
@@ -296,7 +297,8 @@ class _Check:
             raise Refused(f"values nested more than {MOST_LEVELS} levels deep")
 
     def _pay_for_keys(self, items: list[_Node]) -> None:
-        """Hashing a tuple visits all that is in it, as often as it is there: 2^64 numbers where 64 tuples hold the next one twice."""
+        """Hashing a tuple visits all that is in it, as often as it is there: 2^64 numbers where 64 tuples
+        hold the next one twice."""
         self._pay([key for key in items[::2] if key.depth])
 
     def _pay(self, parts: list[_Node]) -> None:
@@ -321,6 +323,7 @@ def _check_operations(file: BinaryIO) -> None:
 
 
 def save_pickle(path: str, value: object) -> None:
-    """Write lists, tuples, bytes, bools, numbers and arrays as a pickle (protocol 4), beside `path` and renamed."""
+    """Write lists, tuples, bytes, bools, numbers and arrays as a pickle (protocol 4), beside `path` and
+    renamed."""
     with atomic_write(path) as beside, open(beside, "xb") as file:
         pickle.dump(value, file, protocol=4)

@@ -1,7 +1,7 @@
 """Define what the sections of a config have in common; each lies beside its owner, in a file config.py.
 
-The text under a field is its documentation: docs/config.md is generated from it and from types and bounds. To add a key, add a field
-and use it; nothing else lists the keys. Checks within a section are its methods.
+The text under a field is its documentation: docs/config.md is generated from it and from types and bounds. To
+add a key, add a field and use it; nothing else lists the keys. Checks within a section are its methods.
 
     class HeadCfg(Section):
         scale: float = Field(64.0, gt=0)
@@ -98,7 +98,8 @@ class Section(BaseModel):
         return value
 
     def without_names(self, name: str) -> dict[str, Any]:
-        """Return what to change in the section of this name where the classes of the data have no names, as `Config.edit` takes it."""
+        """Return what to change in the section of this name where the classes of the data have no names, as
+        `Config.edit` takes it."""
         return {}
 
     def applies(self, key: str) -> bool:
@@ -116,8 +117,8 @@ class NamesClass(Section):
     ) -> tuple[dict[str, Any], list[ConfigProblem]]:
         """Check what is written by the class that it names.
 
-        Returns the keys that the class's annotations give another type (a tuple for `tuple[int, ...]`), and problems. everywhere:
-        see `explain`.
+        Returns the keys that the class's annotations give another type (a tuple for `tuple[int, ...]`), and
+        problems. everywhere: see `explain`.
         """
         raise NotImplementedError
 

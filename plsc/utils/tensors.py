@@ -1,7 +1,7 @@
 """Convert arrays to tensors without the memory leak of `paddle.to_tensor`, and write into parts of tensors.
 
-Paddle 3.3 never frees 112 bytes of each call of `paddle.to_tensor`, which is a gigabyte in a million steps of a head.
-Try it:
+Paddle 3.3 never frees 112 bytes of each call of `paddle.to_tensor`, which is a gigabyte in a million steps of
+a head. Try it:
 
     tensor_of(np.arange(4))
 """
@@ -33,7 +33,8 @@ def tensor_of(array: np.ndarray, place: object = None) -> paddle.Tensor:
 def large_tensor(shape: Sequence[int]) -> paddle.Tensor:
     """Return a new tensor of float32 for numbers that every step reads or writes, not filled.
 
-    On a CPU its pages are large where the system has such: finding small ones takes 5 % of a step of the head.
+    On a CPU its pages are large where the system has such: finding small ones takes 5 % of a step of the
+    head.
     """
     tensor = paddle.empty(shape)
     if tensor.size and tensor.place.is_cpu_place():
@@ -42,18 +43,20 @@ def large_tensor(shape: Sequence[int]) -> paddle.Tensor:
 
 
 def rows_in_place(tensor: paddle.Tensor, start: int, stop: int) -> paddle.Tensor:
-    """Return rows [start, stop) as a tensor at their address in the same memory: for a kernel on a CPU to write, and for
-    others to read. Paddle's operators write rows by `write_rows`."""
+    """Return rows [start, stop) as a tensor at their address in the same memory: for a kernel on a CPU to
+    write, and for others to read. Paddle's operators write rows by `write_rows`."""
     if (start, stop) == (0, len(tensor)):
         return tensor
     return tensor._slice(start, stop) if start < stop else tensor[:0]
 
 
 def write_rows(tensor: paddle.Tensor, start: int, rows: paddle.Tensor) -> None:
-    """Overwrite the rows of a tensor from `start` on; nothing is done if `rows` are these rows in the same memory.
+    """Overwrite the rows of a tensor from `start` on; nothing is done if `rows` are these rows in the same
+    memory.
 
     What is written to `tensor[start:stop]` may be lost: it is a copy where Paddle has no strided views
-    (FLAGS_use_stride_kernel=0, as on NPUs, XPUs and MLUs), and an operator that a device lacks gives its result new memory.
+    (FLAGS_use_stride_kernel=0, as on NPUs, XPUs and MLUs), and an operator that a device lacks gives its
+    result new memory.
     """
     before = math.prod(tensor.shape[1:]) * start
     if len(rows) and rows.data_ptr() != tensor.data_ptr() + before * tensor.element_size():

@@ -26,7 +26,8 @@ def duration(seconds: float) -> str:
 
 
 def last_part(name: str) -> str:
-    """Return the last part of a name with folders, as one text whatever its Unicode form is: "faces/Ann" -> "Ann"."""
+    """Return the last part of a name with folders, as one text whatever its Unicode form is: "faces/Ann" ->
+    "Ann"."""
     return unicodedata.normalize("NFC", name).rstrip("/").rsplit("/", 1)[-1]
 
 

@@ -58,8 +58,8 @@ class Timer:
 
     @contextlib.contextmanager
     def watch(self, entered: Callable[[str, bool], object]) -> Iterator[None]:
-        """Call `entered` in the block with each part that begins, or that goes on after an inner one, and whether it goes
-        on. Nothing is timed."""
+        """Call `entered` in the block with each part that begins, or that goes on after an inner one, and
+        whether it goes on. Nothing is timed."""
         self._entered = entered
         self._inside = ["rest"]
         try:

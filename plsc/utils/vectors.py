@@ -20,7 +20,8 @@ def unit_rows(rows: np.ndarray, lengths: np.ndarray | None = None) -> np.ndarray
 def unit_embeddings(embed: Callable[[np.ndarray], np.ndarray], samples: np.ndarray, flip: bool) -> np.ndarray:
     """Embed samples [B, *shape] at length 1, float32 [B, D].
 
-    flip: an image's and its mirror image's embeddings, both of length 1, are added first: an export gives no others.
+    flip: an image's and its mirror image's embeddings, both of length 1, are added first: an export gives no
+    others.
     """
     embeddings = unit_rows(embed(samples))
     if not flip:

@@ -1,4 +1,5 @@
-"""Layers in bfloat16 against float64: each within k * HALF_EPS * sum(|terms|), parameters' gradients summed in float32."""
+"""Layers in bfloat16 against float64: each within k * HALF_EPS * sum(|terms|), parameters' gradients summed
+in float32."""
 
 import numpy as np
 import paddle
@@ -28,7 +29,8 @@ from tests.helpers.bounds import HALF_EPS, assert_within, perturbed, rounded
 
 
 def computes() -> bool:
-    """Whether oneDNN computes bfloat16 here: by the processor's instructions, or slowly by those of float32."""
+    """Whether oneDNN computes bfloat16 here: by the processor's instructions, or slowly by those of
+    float32."""
     if not by_onednn(paddle.zeros([1])):
         return False
     try:
@@ -53,7 +55,8 @@ def randn(*shape, seed=0, scale=1.0):
     return half(scale * np.random.default_rng(seed).normal(size=shape))
 
 
-# Of the kernel for gradients by weights: a part of the rows at a time, an odd number of pictures, and steps of all kinds.
+# Of the kernel for gradients by weights: a part of the rows at a time, an odd number of pictures, and steps
+# of all kinds.
 BY_PAIRS = [
     (3, 60, 40, 64, 64, 3, 1, 1, 1, 1, False),
     (5, 9, 11, 32, 32, 3, 2, 1, 1, 1, False),
@@ -114,7 +117,8 @@ def gradients(function, inputs, parameters=(), grad=None, dtype="bfloat16"):
 
 
 def assert_near_float64(monkeypatch, function, inputs, layer=None, out_shape=None):
-    """Compare with Paddle's ops in float64 on the same inputs, all of which may be off by roundings to bfloat16."""
+    """Compare with Paddle's ops in float64 on the same inputs, all of which may be off by roundings to
+    bfloat16."""
     parameters = layer.parameters() if layer else []
     grad = randn(*(out_shape or inputs[0].shape), seed=1)
     got, again = (gradients(function, inputs, parameters, grad) for _ in range(2))

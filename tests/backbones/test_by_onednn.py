@@ -1,4 +1,5 @@
-"""Whole networks by oneDNN against the same by Paddle's operators in float64: embeddings, all gradients, running statistics."""
+"""Whole networks by oneDNN against the same by Paddle's operators in float64: embeddings, all gradients,
+running statistics."""
 
 import numpy as np
 import paddle
@@ -46,7 +47,8 @@ def run(net, images, training):
 
 
 def with_a_twin(name):
-    """Build a network with slopes of 1, and the same in float64; return both, and the shape of their pictures."""
+    """Build a network with slopes of 1, and the same in float64; return both, and the shape of their
+    pictures."""
     build, shape = NETWORKS[name]
     paddle.seed(0)
     net, exact = build(), build()
@@ -61,8 +63,8 @@ def with_a_twin(name):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_it_computes_what_the_twin_does(name, training, monkeypatch):
-    """With slopes of 1, as a number that rounding carries over a kink changes gradients by some hundredths; and where there
-    is no slope, with pictures that have none so close to it."""
+    """With slopes of 1, as a number that rounding carries over a kink changes gradients by some hundredths;
+    and where there is no slope, with pictures that have none so close to it."""
     net, exact, shape = with_a_twin(name)
     images = paddle.randn([4, *shape])
     got = run(net, images, training)

@@ -1,4 +1,5 @@
-"""FaceViT: every number against plain NumPy, hidden patches, its initial weights, names and sizes, and what it refuses."""
+"""FaceViT: every number against plain NumPy, hidden patches, its initial weights, names and sizes, and what
+it refuses."""
 
 from functools import partial
 

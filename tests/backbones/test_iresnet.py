@@ -1,4 +1,5 @@
-"""IResNet: every number against plain NumPy, the published sizes, the maps, the names, the initial weights, and dropout."""
+"""IResNet: every number against plain NumPy, the published sizes, the maps, the names, the initial weights,
+and dropout."""
 
 from functools import partial
 

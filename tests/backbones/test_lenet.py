@@ -1,4 +1,5 @@
-"""LeNet: the maps, the numbers against plain NumPy, the initial weights, and the eight tensors with the head's two."""
+"""LeNet: the maps, the numbers against plain NumPy, the initial weights, and the eight tensors with the
+head's two."""
 
 import numpy as np
 import paddle

@@ -1,4 +1,5 @@
-"""Batch norm, sum and activation in one: against Paddle's layers, in numbers, gradients and running statistics."""
+"""Batch norm, sum and activation in one: against Paddle's layers, in numbers, gradients and running
+statistics."""
 
 import numpy as np
 import paddle
@@ -112,7 +113,8 @@ def test_against_paddle(kernels, two_threads, active, skip, shape):  # noqa: F81
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("shape", [(2, 3, 5, 7), (8, 16, 6, 6), (4, 130, 3, 3)])
 def test_pictures_of_bfloat16(kernels, two_threads, active, skip, shape):  # noqa: F811
-    """Computed in float32: what is written is rounded once, and so is the gradient of a sum on its way to that of x."""
+    """Computed in float32: what is written is rounded once, and so is the gradient of a sum on its way to
+    that of x."""
     if kernels == "plain":
         pytest.skip("Paddle has no such operators for CPUs")
     if skip and active in ("prelu", "one slope"):

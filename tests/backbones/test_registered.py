@@ -14,7 +14,8 @@ from tests.helpers.undrawn import undrawn
 # Backbones whose images may be small: the test is of each name, not of its speed.
 SMALL_IMAGES = {"FaceViT", "IResNet", "MobileFaceNet", "ResNet"}
 WITH_DROPOUT = {"FaceViT_tiny", "IResNet18", "MobileFaceNet", "ResNet50", "SmallResNet"}
-# Sizes of one family are the same code: all are built, run and differentiated, and the first of these is exported.
+# Sizes of one family are the same code: all are built, run and differentiated, and the first of these is
+# exported.
 EXPORTED_OF = {"FaceViT": "FaceViT_tiny", "IResNet": "IResNet18", "ResNet": "ResNet50"}
 
 

@@ -1,4 +1,5 @@
-"""Networks of paddle.vision.models: one of each family is cut, pooled and embedded; what is refused; and one trained by config."""
+"""Networks of paddle.vision.models: one of each family is cut, pooled and embedded; what is refused; and one
+trained by config."""
 
 import numpy as np
 import paddle

@@ -1,4 +1,5 @@
-"""The comparison with PyTorch: its networks compute what ours compute, the numbers add up, and what it refuses."""
+"""The comparison with PyTorch: its networks compute what ours compute, the numbers add up, and what it
+refuses."""
 
 import importlib.util
 import json

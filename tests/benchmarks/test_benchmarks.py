@@ -1,4 +1,5 @@
-"""What the benchmarks share: work is timed in turn, the gauge shows memory, new processes are said to fail, pictures are drawn."""
+"""What the benchmarks share: work is timed in turn, the gauge shows memory, new processes are said to fail,
+pictures are drawn."""
 
 import json
 import mmap

@@ -1,4 +1,5 @@
-"""The head's benchmark: its rows add up, the dense head has the loss of ours, the head's memory is what is planned."""
+"""The head's benchmark: its rows add up, the dense head has the loss of ours, the head's memory is what is
+planned."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""The benchmark of saving: what it writes is all there in memory, both ways write it, and its numbers add up."""
+"""The benchmark of saving: what it writes is all there in memory, both ways write it, and its numbers add
+up."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""The mean of checkpoints: what is averaged, what is the newest's, what it can be used for, and what is refused."""
+"""The mean of checkpoints: what is averaged, what is the newest's, what it can be used for, and what is
+refused."""
 
 import numpy as np
 import pytest

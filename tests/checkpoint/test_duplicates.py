@@ -1,4 +1,5 @@
-"""Pairs of centres that are too near: found as by brute force, and told from the others without a threshold."""
+"""Pairs of centres that are too near: found as by brute force, and told from the others without a
+threshold."""
 
 import numpy as np
 import pytest

@@ -107,7 +107,8 @@ def test_a_failure_leaves_nothing_behind(tmp_path, monkeypatch):
 
 
 def test_a_disk_without_space_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    """11 classes of 4 + 4 float32 and a float64, 440 bytes; the files of the network; not the headers and the manifest."""
+    """11 classes of 4 + 4 float32 and a float64, 440 bytes; the files of the network; not the headers and the
+    manifest."""
     (saved, *_) = save_ranks(tmp_path / "a", 1, content(0), 2)
     names = ("backbone.safetensors", "optimizer.safetensors")
     need = 440 + sum((saved / name).stat().st_size for name in names)

@@ -1,4 +1,5 @@
-"""The command line: what it hands to Entry, what it prints, its exit codes; wrong configs in processes of their own."""
+"""The command line: what it hands to Entry, what it prints, its exit codes; wrong configs in processes of
+their own."""
 
 import errno
 import io
@@ -402,7 +403,8 @@ def test_without_a_config_it_says_what_it_trains(monkeypatch, tmp_path, capsys):
 
 
 def test_the_package_runs_as_a_module_and_as_a_file(tmp_path):
-    """As a file its folder must not lead the import path: plsc/utils/logging.py would be everybody's `logging`."""
+    """As a file its folder must not lead the import path: plsc/utils/logging.py would be everybody's
+    `logging`."""
     (tmp_path / "a.yaml").write_text("Head: {name: x}")
     for program in (["-m", "plsc"], [ROOT / "plsc/__main__.py"]):
         done = run_python(*program, "train", "-c", "a.yaml", cwd=tmp_path, check=False)

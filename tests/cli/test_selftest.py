@@ -1,4 +1,5 @@
-"""plsc selftest: passes here, on one process and on two ranks; and a broken line fails the part that it belongs to, no other."""
+"""plsc selftest: passes here, on one process and on two ranks; and a broken line fails the part that it
+belongs to, no other."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""The files of tools/cluster: the stand-ins for a cluster's programs, and what plsc run makes of the commands in the files."""
+"""The files of tools/cluster: the stand-ins for a cluster's programs, and what plsc run makes of the commands
+in the files."""
 
 import argparse
 import json

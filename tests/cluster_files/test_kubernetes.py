@@ -1,4 +1,5 @@
-"""tools/cluster/*.yaml: the API's schemas accept them, and their pods start plsc run as it wants to be started."""
+"""tools/cluster/*.yaml: the API's schemas accept them, and their pods start plsc run as it wants to be
+started."""
 
 import copy
 import re
@@ -54,7 +55,8 @@ class Specification(Strict):
 
 
 class PaddleJob(Strict):
-    """kubeflow.org/v1 PaddleJob, after manifests/base/crds/kubeflow.org_paddlejobs.yaml of training-operator 1.9."""
+    """kubeflow.org/v1 PaddleJob, after manifests/base/crds/kubeflow.org_paddlejobs.yaml of training-operator
+    1.9."""
 
     apiVersion: Literal["kubeflow.org/v1"]
     kind: Literal["PaddleJob"]
@@ -63,7 +65,8 @@ class PaddleJob(Strict):
 
 
 def refusal(resource):
-    """Why the API would refuse a resource, None if it would not. The pods of a PaddleJob are those of a PodTemplate."""
+    """Why the API would refuse a resource, None if it would not. The pods of a PaddleJob are those of a
+    PodTemplate."""
     validation = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
     if resource["kind"] == "PaddleJob":
         try:

@@ -359,7 +359,8 @@ def test_eight_of_the_ten_wrong_configs(write, text, overrides, line):
 
 @pytest.mark.parametrize("text", ["a\0b", "e\x1b[31m\n2026-11-23 09:00:00 ERROR forged", "a\tb", "\udcff"])
 def test_texts_that_could_not_be_shown_or_used_are_refused(write, text):
-    """A folder of such a name would write lines of its own into logs; JSON has no place for a lone surrogate."""
+    """A folder of such a name would write lines of its own into logs; JSON has no place for a lone
+    surrogate."""
     quoted = json.dumps(text)
     rule = f"must be one line of UTF-8 text without control characters (got {text!r})"
     assert errors(write(f"Global: {{output_dir: {quoted}}}")) == [f"a.yaml:1: Global.output_dir: {rule}"]

@@ -1,4 +1,5 @@
-"""Classes of modules that lie beside a config, or in the current folder, are named in it; other folders stay out of Python's path."""
+"""Classes of modules that lie beside a config, or in the current folder, are named in it; other folders stay
+out of Python's path."""
 
 import sys
 

@@ -9,7 +9,8 @@ from plsc.errors import CorruptImageError, MissingFileError
 
 
 class Damaged(Dataset):
-    """Sample i is an image of i and its epoch, modulo 256; its label is 3 i. Those in `corrupt` cannot be decoded."""
+    """Sample i is an image of i and its epoch, modulo 256; its label is 3 i. Those in `corrupt` cannot be
+    decoded."""
 
     image_shape = (1, 1, 2)
 

@@ -14,7 +14,8 @@ NAMES = np.array([f"p{number:02}" for number in range(30)])
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """x.npy: row i is full of i; y.npy: three rows of each name, in no order; numbers.npy: the same as numbers."""
+    """x.npy: row i is full of i; y.npy: three rows of each name, in no order; numbers.npy: the same as
+    numbers."""
     monkeypatch.chdir(tmp_path)
     owners = np.random.default_rng(0).permutation(np.repeat(np.arange(30), 3))
     np.save("x.npy", np.broadcast_to(np.arange(90, dtype=">f4")[:, None, None], (90, 2, 5)))

@@ -1,4 +1,5 @@
-"""Each augmentation against a slow reference or a property; all of them reproducible and within their ranges."""
+"""Each augmentation against a slow reference or a property; all of them reproducible and within their
+ranges."""
 
 import cv2
 import numpy as np
@@ -111,7 +112,8 @@ def test_flip_mirrors_exactly():
 
 
 def test_a_crop_is_a_part_of_the_picture():
-    """Of a ramp, each picture is the straight line between the window's ends: its share, and nothing from beyond."""
+    """Of a ramp, each picture is the straight line between the window's ends: its share, and nothing from
+    beyond."""
     ramp = np.broadcast_to(np.linspace(0, 234, WIDTH), (HEIGHT, WIDTH)).astype(np.uint8)  # 6 a pixel
     shares, lefts = [], []
     for one in made(ramp, 100, crop=0.3):

@@ -55,7 +55,8 @@ def test_another_error_is_named_with_its_cause():
 
 
 def test_a_sample_of_another_dtype_or_shape_is_refused_in_one_line():
-    """From batches for training, before the first step (the probe makes such batches), and from those for evaluation."""
+    """From batches for training, before the first step (the probe makes such batches), and from those for
+    evaluation."""
 
     class Mine(Damaged):
         def sample(self, index, epoch):

@@ -1,4 +1,5 @@
-"""What becomes of images that cannot be decoded: a few replaced and said, many refused before the first step."""
+"""What becomes of images that cannot be decoded: a few replaced and said, many refused before the first
+step."""
 
 import numpy as np
 import pytest

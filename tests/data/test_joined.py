@@ -1,4 +1,5 @@
-"""Several sets in one: whose samples, which classes, under which names; what does not fit is refused in a line."""
+"""Several sets in one: whose samples, which classes, under which names; what does not fit is refused in a
+line."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""Shards on a server, of HTTP and of S3: the same bits cold and warm, a cache with a limit, and servers that fail, stall or come back."""
+"""Shards on a server, of HTTP and of S3: the same bits cold and warm, a cache with a limit, and servers that
+fail, stall or come back."""
 
 import errno
 import functools
@@ -70,7 +71,8 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """Serves the folder `served`, which has the shards of `faces` in `out`; the cache's settings are small ones of its tests."""
+    """Serves the folder `served`, which has the shards of `faces` in `out`; the cache's settings are small
+    ones of its tests."""
     monkeypatch.chdir(tmp_path)
     write_folder(tmp_path / "faces", {"Ann": 5, "Bob": 7, "Cy": 4, "Dee": 5})
     (tmp_path / "served").mkdir()

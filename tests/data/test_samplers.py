@@ -180,7 +180,8 @@ def test_a_mixture_takes_its_share_of_each_set(weights, counts):
 
 @pytest.mark.parametrize("weights", [[1, 1, 2], [0.97, 0.015, 0.015], [5, 1, 100]])
 def test_all_samples_of_a_set_come_equally_often_across_epochs(weights):
-    """After any number of epochs the numbers of times that two samples of a set came differ by one at most."""
+    """After any number of epochs the numbers of times that two samples of a set came differ by one at
+    most."""
     sampler, seen = Mixture(STARTS, weights, seed=0), np.zeros(100, int)
     for epoch in range(40):
         np.add.at(seen, sampler.order(epoch), 1)

@@ -1,4 +1,5 @@
-"""Tar shards: the bits of the folder that they were made of, on any number of ranks and after a kill; what is damaged or lacks a part."""
+"""Tar shards: the bits of the folder that they were made of, on any number of ranks and after a kill; what is
+damaged or lacks a part."""
 
 import base64
 import io
@@ -243,7 +244,8 @@ def test_members_that_lack_a_part_are_named_and_counted(here, members, message):
 
 
 def damage(content, how):
-    """A shard of four members (blocks of 512: header, picture, header, label, ..., two empty ones and padding)."""
+    """A shard of four members (blocks of 512: header, picture, header, label, ..., two empty ones and
+    padding)."""
     blocks = [content[start : start + 512] for start in range(0, len(content), 512)]
     return {
         "cut in a header": content[: 2 * 512 + 100],

@@ -150,7 +150,8 @@ def alive(pid):
 
 
 def test_memory_that_cannot_be_had_is_said_in_one_line():
-    """A limit on the size of files holds for the batches' memory too; in a process of its own, because it lasts."""
+    """A limit on the size of files holds for the batches' memory too; in a process of its own, because it
+    lasts."""
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))\n"
         "from plsc.data.loader import Loader\n"

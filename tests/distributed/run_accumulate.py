@@ -1,4 +1,5 @@
-"""On W ranks: steps of accumulated batches, and of recomputed layers, for a comparison with those of whole batches.
+"""On W ranks: steps of accumulated batches, and of recomputed layers, for a comparison with those of whole
+batches.
 
 Argument: a folder for the runs.
 """

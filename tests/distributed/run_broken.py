@@ -1,4 +1,5 @@
-"""On W > 1 ranks: lines of the head that only several ranks need, broken one by one; plsc selftest's parts must find each."""
+"""On W > 1 ranks: lines of the head that only several ranks need, broken one by one; plsc selftest's parts
+must find each."""
 
 import contextlib
 from unittest.mock import patch

@@ -1,4 +1,5 @@
-"""On W ranks: every collective of plsc.distributed against numpy, forward and backward, even and uneven; and how fast they are."""
+"""On W ranks: every collective of plsc.distributed against numpy, forward and backward, even and uneven; and
+how fast they are."""
 
 import contextlib
 import os

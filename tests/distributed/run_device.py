@@ -1,4 +1,5 @@
-"""Two ranks of which only the first has a card, as Paddle is made to say: both refuse it before they start."""
+"""Two ranks of which only the first has a card, as Paddle is made to say: both refuse it before they
+start."""
 
 from plsc import distributed
 from plsc.distributed import accelerator

@@ -1,4 +1,5 @@
-"""On W ranks: what is bad on one rank is skipped by all, bit for bit, and named by one line; training goes on.
+"""On W ranks: what is bad on one rank is skipped by all, bit for bit, and named by one line; training goes
+on.
 
 And of going back after too many. Argument: a folder for the runs.
 """
@@ -73,8 +74,8 @@ assert (trainer.part("divergence").skipped, trainer.step) == (1, 3)
 lines = d.gather_objects([line for line in said.getvalue().splitlines() if "step 2:" in line])
 assert f"step 2: loss/length is NaN on rank {W - 1} (" in lines[0][0] and not any(lines[1:]), lines
 
-# An overflow of float16 on one rank: all leave the step out and halve the scale, and nothing else can be seen of the step.
-# With the kernels a CPU refuses float16.
+# An overflow of float16 on one rank: all leave the step out and halve the scale, and nothing else can be seen
+# of the step. With the kernels a CPU refuses float16.
 kernels = os.environ.get("PLSC_KERNELS", "1")
 os.environ["PLSC_KERNELS"] = "0"
 FLOAT16 = [*overrides, "Global.amp={dtype: float16}", "Global.max_steps=5", "LRScheduler.name=constant"]

@@ -1,5 +1,6 @@
-"""On W ranks: Global.init_from gives each rank its classes' rows of what one process got. Arguments: a checkpoint, and the folder of
-that process's rows, a .npz a case of tests/training/test_finetune.py's CASES."""
+"""On W ranks: Global.init_from gives each rank its classes' rows of what one process got. Arguments: a
+checkpoint, and the folder of that process's rows, a .npz a case of tests/training/test_finetune.py's
+CASES."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,9 @@
-"""On W ranks: every head against the dense float64 reference. Each rank prints its worst errors and asserts them.
+"""On W ranks: every head against the dense float64 reference. Each rank prints its worst errors and asserts
+them.
 
-With an argument of 7 every seventh case of the heads, which takes each value in turn, in ten steps, and all those of the optimizers
-in three. With 1 all cases of both: those seventh and the optimizers' in ten steps, the others in three.
+With an argument of 7 every seventh case of the heads, which takes each value in turn, in ten steps, and all
+those of the optimizers in three. With 1 all cases of both: those seventh and the optimizers' in ten steps,
+the others in three.
 """
 
 import itertools
@@ -34,7 +36,8 @@ cases += [
     for C in (1, 1003)
     for rate in (1.0, 0.1)
 ]
-# Several data sets, whose classes have a softmax each: ranges cut by shards and not, one of them without samples.
+# Several data sets, whose classes have a softmax each: ranges cut by shards and not, one of them without
+# samples.
 cases += [
     {"name": name, "num_classes": C, "counts": uneven, "ranges": ranges, "labels": labels, **more}
     for C, ranges in ((53, [(0, 2), (2, 30), (30, 53)]), (1003, [(0, 600), (600, 1003)]))

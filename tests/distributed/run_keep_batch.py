@@ -1,6 +1,7 @@
 """On W ranks: train from nothing, or go on from another run's checkpoint, with a global batch that is kept.
 
-Arguments: a folder for the runs; the name of these; their last step; the name of those to go on from ("" for none), and the step.
+Arguments: a folder for the runs; the name of these; their last step; the name of those to go on from ("" for
+none), and the step.
 """
 
 from __future__ import annotations

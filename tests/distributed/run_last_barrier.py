@@ -1,4 +1,5 @@
-"""On W ranks: rank 0, which has the store, comes to a barrier last and ends at once; the others, who poll, must still get through."""
+"""On W ranks: rank 0, which has the store, comes to a barrier last and ends at once; the others, who poll,
+must still get through."""
 
 import os
 import time

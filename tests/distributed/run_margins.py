@@ -1,4 +1,5 @@
-"""On W ranks: every margin, sub-centres and the filter against dense float64 autograd, classes spread or on every rank.
+"""On W ranks: every margin, sub-centres and the filter against dense float64 autograd, classes spread or on
+every rank.
 
 And the predicted classes are those of one argmax over all logits, and the same on every rank.
 """

@@ -1,6 +1,8 @@
-"""On W ranks: train from nothing, or take over the checkpoints of all numbers of ranks and train on from each.
+"""On W ranks: train from nothing, or take over the checkpoints of all numbers of ranks and train on from
+each.
 
-Arguments: a folder; "save" or "load". Partial FC samples from 1003 classes, which AdamW updates; a global batch has 12 samples, a rank 12 / W of them.
+Arguments: a folder; "save" or "load". Partial FC samples from 1003 classes, which AdamW updates; a global
+batch has 12 samples, a rank 12 / W of them.
 """
 
 import sys

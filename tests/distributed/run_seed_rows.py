@@ -1,6 +1,8 @@
-"""Rows of docs/labbook.md that speak of ranks, on any number of them: each row is a function that asserts it on this rank.
+"""Rows of docs/labbook.md that speak of ranks, on any number of them: each row is a function that asserts it
+on this rank.
 
-Run by test_seed_rows.py on 1, 2 and 4 ranks. N samples of all ranks, B of this one; C classes, S in this shard; D embedding size.
+Run by test_seed_rows.py on 1, 2 and 4 ranks. N samples of all ranks, B of this one; C classes, S in this
+shard; D embedding size.
 """
 
 from unittest.mock import patch
@@ -63,7 +65,8 @@ class Case:
 
 
 def row_2_1():
-    """W and b are this rank's own: no collective of a step carries anything of their size, nor do the ranks hold the same."""
+    """W and b are this rank's own: no collective of a step carries anything of their size, nor do the ranks
+    hold the same."""
     case, carried = Case(bias=True, num_classes=1003), []
 
     def counting(original):
@@ -123,21 +126,24 @@ def row_2_6():
         state = moved.head.bank.state()
         moved.head.bank.load_rows(0, {**state, "bias": state["bias"] + np.float32(shift)})
         losses.append(moved.head(moved.emb, moved.label_B).loss.item())
-    # Of logits near 10,000 the bias and the sum are rounded, by half an EPS each: of the target's, and of the others'.
+    # Of logits near 10,000 the bias and the sum are rounded, by half an EPS each: of the target's, and of the
+    # others'.
     assert_within(losses[1], losses[0], 2 * EPS * 1e4 + 2 * case.of_loss)
 
 
 def row_2_7():
     case = Case()
     prob = np.concatenate(distributed.gather_objects(case.info().shard_prob.numpy()), axis=1)
-    # Of exp(logit - log of the sum) the difference and the sum of C are rounded; what the logits are off by cancels.
+    # Of exp(logit - log of the sum) the difference and the sum of C are rounded; what the logits are off by
+    # cancels.
     off = EPS * (C + np.abs(case.logits - logsumexp(case.logits)[:, None]).max())
     assert_within(prob.astype(np.float64).sum(axis=1), np.ones(len(prob)), off)
     assert (prob <= 1 + off).all()
 
 
 def row_2_8():
-    """The head's one-hot: it never exists, but the logits that the sum of the others leaves out are where it is 1."""
+    """The head's one-hot: it never exists, but the logits that the sum of the others leaves out are where it
+    is 1."""
     case = Case()
     step = Step(case.head.spec, case.head.memory, case.emb, case.label_B, None)  # by Paddle's ops
     with paddle.no_grad():
@@ -199,7 +205,8 @@ def row_2_15():
 
 
 def row_3_10():
-    """Only the entries of own classes feel the margin: rows of other shards' samples are scale times the cosine."""
+    """Only the entries of own classes feel the margin: rows of other shards' samples are scale times the
+    cosine."""
     case = Case(ArcFace(0.5), (reference.arcface, 0.5), 64.0)
     plain = Case(CosFace(0.0), (reference.cosface, 0.0), 64.0)
     with_margin, without = (one.info().shard_logit.numpy() for one in (case, plain))
@@ -216,7 +223,8 @@ def row_3_12():
 
 
 def row_3_14():
-    """After data parallel's average a linear backbone has the gradient of one process with the global batch."""
+    """After data parallel's average a linear backbone has the gradient of one process with the global
+    batch."""
     paddle.seed(1)
     layer = paddle.nn.Linear(4, D)
     model = distributed.data_parallel(layer)

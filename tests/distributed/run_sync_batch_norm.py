@@ -1,4 +1,5 @@
-"""On W ranks: synchronised batch norm against one float64 computation over the samples of all ranks, and a training.
+"""On W ranks: synchronised batch norm against one float64 computation over the samples of all ranks, and a
+training.
 
 Argument: a folder for the run.
 """
@@ -97,7 +98,8 @@ first = synchronise(nn.BatchNorm1D(4))
 (first(paddle.to_tensor(np.arange(8.0 + r, dtype="float32")[-8:].reshape(2, 4))) ** 2).sum().backward()
 assert np.abs(first.weight.grad.numpy()).min() > 0.1 and first.bias.grad is not None
 
-# Names and order stay; in evaluation mode, and where a layer always takes its running statistics, no rank waits for another.
+# Names and order stay; in evaluation mode, and where a layer always takes its running statistics, no rank
+# waits for another.
 plain = nn.Sequential(
     nn.BatchNorm1D(4), nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1D(4, use_global_stats=True))
 )

@@ -1,4 +1,5 @@
-"""Accumulated steps are those of the whole batch, and recomputed ones have the same bits, on one rank and on two."""
+"""Accumulated steps are those of the whole batch, and recomputed ones have the same bits, on one rank and on
+two."""
 
 import subprocess
 from pathlib import Path
@@ -35,7 +36,8 @@ def end(folder):
 
 @pytest.mark.parametrize("head", ["full", "sampled"])
 def test_accumulated_steps_equal_those_of_the_whole_batch(runs, tmp_path, head):
-    """All parameters, momenta and losses of 7 steps with dropout, but for rounding, on any number of ranks."""
+    """All parameters, momenta and losses of 7 steps with dropout, but for rounding, on any number of
+    ranks."""
     paddle.seed(0)
     net = Dropping()
     want, bound = rounded_run(tmp_path, lambda output, net: run(output, net, 1, *HEADS[head]), net)

@@ -1,4 +1,5 @@
-"""Threads and BLAS settings: the user's own are respected, Paddle's and the launcher's are not taken for them."""
+"""Threads and BLAS settings: the user's own are respected, Paddle's and the launcher's are not taken for
+them."""
 
 import os
 import sys

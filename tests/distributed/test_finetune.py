@@ -1,4 +1,5 @@
-"""Centres taken over by name on several ranks are those of one, bit for bit; a start that is killed begins again with the same bits."""
+"""Centres taken over by name on several ranks are those of one, bit for bit; a start that is killed begins
+again with the same bits."""
 
 import numpy as np
 

@@ -1,4 +1,5 @@
-"""A rank's own end: signals, locks and last words, in this process; deaths are shown in test_supervisor.py."""
+"""A rank's own end: signals, locks and last words, in this process; deaths are shown in
+test_supervisor.py."""
 
 import errno
 import json

@@ -1,4 +1,5 @@
-"""The head on real ranks: loss, gradients and parameters of 10 steps against dense float64 (run_head.py holds the cases)."""
+"""The head on real ranks: loss, gradients and parameters of 10 steps against dense float64 (run_head.py holds
+the cases)."""
 
 from pathlib import Path
 

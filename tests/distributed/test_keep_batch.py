@@ -1,4 +1,5 @@
-"""A run of three ranks goes on with two and then with three again, and keeps its global batch of 24 samples."""
+"""A run of three ranks goes on with two and then with three again, and keeps its global batch of 24
+samples."""
 
 from pathlib import Path
 
@@ -17,7 +18,8 @@ END = 9
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory):
-    """By kind of network and name of the run, the losses of all steps; "cut" is of 3, 2 and 3 ranks, "bound" of rounding on one."""
+    """By kind of network and name of the run, the losses of all steps; "cut" is of 3, 2 and 3 ranks, "bound"
+    of rounding on one."""
     folder = tmp_path_factory.mktemp("runs")
 
     def start(ranks, name, last, before="", step=0):

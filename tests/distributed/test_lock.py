@@ -1,4 +1,5 @@
-"""The lock of an output folder, against another process that holds it, and against one that held it and is dead."""
+"""The lock of an output folder, against another process that holds it, and against one that held it and is
+dead."""
 
 import os
 import signal

@@ -1,7 +1,8 @@
 """plsc run on several machines, which share the loopback interface: what happens when one of them fails.
 
-A run that went on must equal, bit for bit, one of as many ranks on a single machine that nothing happened to. Breaks of the network
-and many more faults, with a network for each machine: `python -m tests.helpers.cluster trials`.
+A run that went on must equal, bit for bit, one of as many ranks on a single machine that nothing happened to.
+Breaks of the network and many more faults, with a network for each machine: `python -m tests.helpers.cluster
+trials`.
 """
 
 import re
@@ -39,7 +40,8 @@ def two(tmp_path):
 
 
 def test_kills_of_a_rank_and_of_both_supervisors_change_nothing(two, whole):
-    """A machine whose plsc run is started again takes part again; so do the others where it was the first one's."""
+    """A machine whose plsc run is started again takes part again; so do the others where it was the first
+    one's."""
     two.signal(1, "rank", signal.SIGKILL)
     two.wait_for_line(0, "rank 1 was killed .*restart")
     two.wait_for_step(22)

@@ -1,4 +1,5 @@
-"""The figures of the network at the start of a training on several machines, whose bits they leave alone; on ranks: run_collectives.py."""
+"""The figures of the network at the start of a training on several machines, whose bits they leave alone; on
+ranks: run_collectives.py."""
 
 import pytest
 

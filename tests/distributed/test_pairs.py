@@ -14,8 +14,8 @@ from tests.helpers.tiny_runs import arrays, assert_same_arrays, checkpoint, rows
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Each number of ranks has trained and saved, then each has taken over from each: that it holds what was saved, bit for
-    bit, and the backbone and the step, is asserted by every rank itself."""
+    """Each number of ranks has trained and saved, then each has taken over from each: that it holds what was
+    saved, bit for bit, and the backbone and the step, is asserted by every rank itself."""
     folder = tmp_path_factory.mktemp("pairs")
     for part in ("save", "load"):
         getattr(run_pairs, part)(folder, 1)
@@ -49,7 +49,8 @@ def test_the_run_goes_on_with_the_same_losses(folder, bound, saved_by, ranks):
 
 
 def test_every_number_of_ranks_samples_the_same_classes(folder, bound):
-    """A class without samples moves, by weight decay and its gradient, in the steps that draw it and in no others."""
+    """A class without samples moves, by weight decay and its gradient, in the steps that draw it and in no
+    others."""
     moments = [arrays(checkpoint(folder / str(ranks), STOP))["head: moment1"] for ranks in WORLD_SIZES]
     moved = [moment.any(axis=1) for moment in moments]
     assert 0.7 < moved[0].mean() < 0.95  # 1 - 0.7 ** 5 is 0.83

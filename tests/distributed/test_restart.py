@@ -1,7 +1,9 @@
-"""Launches that are killed, stopped and started again: what is left must equal, bit for bit, a run that was not.
+"""Launches that are killed, stopped and started again: what is left must equal, bit for bit, a run that was
+not.
 
-What happens, and to whom, is the plan of tests/helpers/faults.py. But for the start of one test all are forks of a warm process
-(tests/helpers/warm.py); that one shows that real ones have the same bits. Partial FC throughout.
+What happens, and to whom, is the plan of tests/helpers/faults.py. But for the start of one test all are forks
+of a warm process (tests/helpers/warm.py); that one shows that real ones have the same bits. Partial FC
+throughout.
 """
 
 import os
@@ -73,7 +75,8 @@ def run(warm, tmp_path):
 
 @pytest.mark.slow
 def test_kill_and_ctrl_c_by_real_starts(slow, warm, whole, tmp_path):
-    """As a user starts them, with one signal to all processes of the terminal; the end is as by any other start."""
+    """As a user starts them, with one signal to all processes of the terminal; the end is as by any other
+    start."""
     train = [ROOT / "plsc/__main__.py", "train", "--ranks", "2"]
     started = [*train, *training(tmp_path, "1:3:SIGKILL", "0:4:terminal SIGINT")[1:]]
     assert soak.real(started, tmp_path).wait(timeout=120) == 128 + signal.SIGINT
@@ -205,7 +208,8 @@ def banked(start, folder, bank, dtype, *plan, supervised=False):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_bank_on_disk_is_that_in_memory_and_kills_change_nothing(warm, tmp_path, dtype):
-    """Killed between two saves, and inside the save of step 8 with the update of that step on its way to the disk."""
+    """Killed between two saves, and inside the save of step 8 with the update of that step on its way to the
+    disk."""
     kills = ["1:6:SIGKILL", "0:4:SIGKILL@after write_synced head"]
     runs = [
         banked(warm.start, tmp_path / "host", "host", dtype),
@@ -302,7 +306,8 @@ def test_a_mistake_is_told_once(run):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_half_a_minute_of_one_rank(slow, whole, name):
-    """A rank that Gloo's 30 s do not wait for is named, and where it is; an evaluation on rank 0 may take as long as it takes."""
+    """A rank that Gloo's 30 s do not wait for is named, and where it is; an evaluation on rank 0 may take as
+    long as it takes."""
     folder, process = slow[name]
     assert process.wait(120) == 0 and all_ended(folder)
     said, line = lines(folder), 1 + FAULTS.read_text().splitlines().index("    time.sleep(LATE)")

@@ -120,7 +120,8 @@ class FakeGpu:
 
 
 def test_a_gpu_copies_on_a_stream_of_its_own_and_each_waits_for_the_other(monkeypatch):
-    """Copies wait for the work queued one call before, computing waits for the copy; the host for a copy two calls ago."""
+    """Copies wait for the work queued one call before, computing waits for the copy; the host for a copy two
+    calls ago."""
     gpu = FakeGpu(monkeypatch)
     sender = Sender()
     places = set()

@@ -1,4 +1,5 @@
-"""Synchronised batch norm: layers by run_sync_batch_norm.py, a training on two ranks against the same on one, and what is refused."""
+"""Synchronised batch norm: layers by run_sync_batch_norm.py, a training on two ranks against the same on one,
+and what is refused."""
 
 import copy
 import itertools
@@ -16,8 +17,8 @@ from tests.helpers.tiny_runs import arrays, checkpoint, columns, make_trainer, r
 
 
 class Wide(paddle.nn.Layer):
-    """A small network in float64: in float32 the rounding of ten steps already grows to more than 1e-6, as much as after a change
-    of the initial weights in their last bit."""
+    """A small network in float64: in float32 the rounding of ten steps already grows to more than 1e-6, as
+    much as after a change of the initial weights in their last bit."""
 
     def __init__(self):
         super().__init__()

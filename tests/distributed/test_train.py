@@ -1,4 +1,5 @@
-"""Real launches: through tools/train.py and `plsc train --ranks`, resumed, on other numbers of ranks, and ended by a mistake."""
+"""Real launches: through tools/train.py and `plsc train --ranks`, resumed, on other numbers of ranks, and
+ended by a mistake."""
 
 import re
 from pathlib import Path
@@ -56,7 +57,8 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """The same for 8 steps, launched from a Python process; the folder of the process, and what it printed."""
+    """The same for 8 steps, launched from a Python process; the folder of the process, and what it
+    printed."""
     folder = tmp_path_factory.mktemp("stopped")
     overrides = [HALF, "Global.output_dir=out", "Global.max_steps=8"]
     command = ["-c", IN_A_PROCESS_WITH_PADDLE, TINY, *overrides]
@@ -98,7 +100,8 @@ def test_a_resumed_launch_equals_an_uninterrupted_one(whole, stopped):
 
 
 def test_what_is_verified_is_what_is_saved(whole):
-    """Each rank's batch norm has statistics of its own; the checkpoint's must be those of the verification."""
+    """Each rank's batch norm has statistics of its own; the checkpoint's must be those of the
+    verification."""
     entry = Entry(TINY, [f"Global.output_dir={whole[0]}"])
     found = entry.test()
     (last,) = rows(whole[0], evaluations=True)

@@ -1,4 +1,5 @@
-"""The augmentation keys against the text of plsc.data.images.EncodedImages, and docs/training.md's; their picture can be made."""
+"""The augmentation keys against the text of plsc.data.images.EncodedImages, and docs/training.md's; their
+picture can be made."""
 
 import re
 import runpy

@@ -1,4 +1,5 @@
-"""docs/data.md: its data sets are ones that a config may name, and its four commands lead from vectors to a gallery."""
+"""docs/data.md: its data sets are ones that a config may name, and its four commands lead from vectors to a
+gallery."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""README and docs against the disk and the code: links, paths, names, keys, tests; and the snippets are run."""
+"""README and docs against the disk and the code: links, paths, names, keys, tests; and the snippets are
+run."""
 
 import ast
 import importlib

@@ -1,4 +1,5 @@
-"""docs/errors.md against the code: the words of each message that it quotes are in a string of the source, or Python's own."""
+"""docs/errors.md against the code: the words of each message that it quotes are in a string of the source, or
+Python's own."""
 
 import ast
 import re

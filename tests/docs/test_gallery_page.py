@@ -26,7 +26,8 @@ def folder(tmp_path_factory):
 
 
 def _run(command, folder):
-    """What a line of a shell prints: plsc's commands are forked, to save the time that importing Paddle takes."""
+    """What a line of a shell prints: plsc's commands are forked, to save the time that importing Paddle
+    takes."""
     words = shlex.split(command, comments=True)
     if words[0] != "plsc":
         return subprocess.run(

@@ -1,4 +1,5 @@
-"""docs/lenet_from_scratch.py, behaviour by behaviour: one test for each row of seed 1 in the table of the seeds."""
+"""docs/lenet_from_scratch.py, behaviour by behaviour: one test for each row of seed 1 in the table of the
+seeds."""
 
 import importlib.util
 import itertools

@@ -1,4 +1,5 @@
-"""The margins of docs/training.md against the code: every head and default is there, and the picture can be made."""
+"""The margins of docs/training.md against the code: every head and default is there, and the picture can be
+made."""
 
 import inspect
 import re

@@ -1,4 +1,5 @@
-"""The site of the pages: mkdocs.yml names each of them; built, it is without a dead link and asks for nothing from the network."""
+"""The site of the pages: mkdocs.yml names each of them; built, it is without a dead link and asks for nothing
+from the network."""
 
 import re
 

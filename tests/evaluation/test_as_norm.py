@@ -44,7 +44,8 @@ def test_scores_equal_the_reference(top, monkeypatch):
 
 
 def test_someone_who_is_like_everybody_is_no_longer_confused():
-    """Half of the people lie near the mean of all, so that strangers among them are as alike as the others' own pictures."""
+    """Half of the people lie near the mean of all, so that strangers among them are as alike as the others'
+    own pictures."""
     rng = np.random.default_rng(1)
     common = np.zeros(32)
     common[0] = 1

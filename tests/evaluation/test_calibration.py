@@ -1,4 +1,5 @@
-"""P(same) against pairs whose probability is known, and scikit-learn's fits where it is installed; thresholds' intervals."""
+"""P(same) against pairs whose probability is known, and scikit-learn's fits where it is installed;
+thresholds' intervals."""
 
 import json
 from statistics import NormalDist

@@ -1,4 +1,5 @@
-"""What is left of an evaluation: the table, results.json, the report with all sets; worst pairs of images and templates."""
+"""What is left of an evaluation: the table, results.json, the report with all sets; worst pairs of images and
+templates."""
 
 import contextlib
 import io

@@ -19,7 +19,8 @@ def products(identities=30, images=6, noise=1.5, seed=0):
 
 
 def candidates(embeddings, gallery, query, identity, camera):
-    """For each query: similarity, rounded as documented, and whether right, of the gallery images that count."""
+    """For each query: similarity, rounded as documented, and whether right, of the gallery images that
+    count."""
     unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
     for q in query:
         scores, right = [], []
@@ -33,7 +34,8 @@ def candidates(embeddings, gallery, query, identity, camera):
 
 
 def slow(scores, right):
-    """Average precision and the first right rank by counting, for each right image, those at least as similar."""
+    """Average precision and the first right rank by counting, for each right image, those at least as
+    similar."""
     precisions, ranks = [], []
     for score, is_right in zip(scores, right):
         if is_right:

@@ -8,7 +8,8 @@ from plsc.evaluation.strangers import LEAST_PEOPLE, fit_tail, one_of_everybody_f
 
 
 def drawn(people, each, seed, exponent=8.0):
-    """Cosines whose distance from 1 is below d with the probability d ** exponent, and whose search each is."""
+    """Cosines whose distance from 1 is below d with the probability d ** exponent, and whose search each
+    is."""
     distances = np.random.default_rng(seed).uniform(size=people * each) ** (1 / exponent)
     return 1 - distances, np.repeat(np.arange(people), each)
 
@@ -18,7 +19,8 @@ def test_the_tail_of_many_is_found():
     # The mean of 50 times ten exponentially distributed logarithms; three deviations.
     assert np.mean([1 / tail.exponent for tail in tails]) == pytest.approx(1 / 8, rel=3 / 500**0.5)
     assert tails[0].people == 10 and tails[0].share == 0.02
-    # A rate at half of the edge's share: 20 searches give the share, ten the exponent; three deviations of the mean of 50.
+    # A rate at half of the edge's share: 20 searches give the share, ten the exponent; three deviations of
+    # the mean of 50.
     deviation = 0.01 * ((1 / 20 + np.log(2) ** 2 / 10) / 50) ** 0.5
     assert np.mean([(1 - tail.threshold(0.01)) ** 8 for tail in tails]) == pytest.approx(
         0.01, abs=3 * deviation
@@ -26,7 +28,8 @@ def test_the_tail_of_many_is_found():
 
 
 def test_one_person_under_two_names_is_no_tail():
-    """The ten nearest of a thousand searches, however near they are, count as ten that are beyond the threshold."""
+    """The ten nearest of a thousand searches, however near they are, count as ten that are beyond the
+    threshold."""
     cosines, people = drawn(1000, 1, 0)
     nearer = cosines.copy()
     nearer[np.argsort(-cosines)[:10]] = 0.9999
@@ -35,7 +38,8 @@ def test_one_person_under_two_names_is_no_tail():
 
 @pytest.mark.parametrize(("people", "each"), [(10, 3), (40, 3), (300, 1)])
 def test_strangers_get_a_name_as_often_as_asked(people, each):
-    """Over many galleries: the mean rate is what was asked for, and the interval holds the true rate in 19 of 20."""
+    """Over many galleries: the mean rate is what was asked for, and the interval holds the true rate in 19 of
+    20."""
     rates, inside = [], []
     for seed in range(400):
         tail = fit_tail(*drawn(people, each, seed), 0.01)

@@ -1,4 +1,5 @@
-"""The style of all pictures: the same bytes whatever a user's matplotlib settings are, and those settings left alone."""
+"""The style of all pictures: the same bytes whatever a user's matplotlib settings are, and those settings
+left alone."""
 
 import matplotlib
 import numpy as np

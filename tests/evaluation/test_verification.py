@@ -129,7 +129,8 @@ def test_embeddings_in_many_pairs(monkeypatch, reused):
 
 
 def slow_bootstrap(distance, same, count=800, seed=1):
-    """Pairs drawn one table at a time, every fold keeping its own; percentiles of accuracy, EER and TAR at FAR 0.1."""
+    """Pairs drawn one table at a time, every fold keeping its own; percentiles of accuracy, EER and TAR at
+    FAR 0.1."""
     rng = np.random.default_rng(seed)
     fold = np.repeat(np.arange(10), len(same) // 10)
     found = []
@@ -339,7 +340,8 @@ def test_headlines_of_verifications():
 
 
 def people_and_pairs(people=12, images=6, seed=0):
-    """All pairs of a few people whose images differ in quality from person to person: embeddings, pairs, same, identity."""
+    """All pairs of a few people whose images differ in quality from person to person: embeddings, pairs,
+    same, identity."""
     rng = np.random.default_rng(seed)
     identity = np.repeat(np.arange(people), images)
     noise = np.repeat(rng.uniform(0.3, 2.0, people), images)[:, None]

@@ -1,13 +1,14 @@
-"""Count what a training step asks of a GPU: kernels, waits of the host, bytes. Nothing is measured, no GPU is needed.
+"""Count what a training step asks of a GPU: kernels, waits of the host, bytes. Nothing is measured, no GPU is
+needed.
 
     python -m benchmarks step --count --classes 125000 --batch 1024 --dim 512 --rate 0.1 --json step.json
     python -m benchmarks step --count -c configs/face_large.yaml -o DataLoader.Train.batch_size=8
 
-A process of its own takes the GPU's way on the CPU (PLSC_KERNELS=0) and logs Paddle's ops (op_log.py). Counted is a
-step from asking for its batch to asking for the next; in it all is as in any later one.
+A process of its own takes the GPU's way on the CPU (PLSC_KERNELS=0) and logs Paddle's ops (op_log.py).
+Counted is a step from asking for its batch to asking for the next; in it all is as in any later one.
 
-Without a config the head is run at its whole size on noise, and the rest of the step with few images: kernels and
-waits do not depend on their number, and bytes are a constant and a multiple of it, which two runs give.
+Without a config the head is run at its whole size on noise, and the rest of the step with few images: kernels
+and waits do not depend on their number, and bytes are a constant and a multiple of it, which two runs give.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ def _in_new_processes(args: argparse.Namespace, what: str, folder: Path) -> Coun
 
 
 def run(what: str, words: Sequence[str], ranks: int, folder: Path) -> Counts:
-    """Count in new processes -> the counts of rank 0. what: "head", or images of a step. words: further arguments."""
+    """Count in new processes -> the counts of rank 0. what: "head", or images of a step. words: further
+    arguments."""
     target = folder / f"{what}.json"
     asked = ["step", "--count", "--counted", what, "--row", str(target), *words]
     with mock.patch.dict(os.environ, op_log.environment()):
@@ -138,7 +140,8 @@ def _count_here(args: argparse.Namespace) -> None:
 
 
 def recorded(args: argparse.Namespace, folder: Path) -> tuple[list[op_log.Op], list[op_log.Wait]]:
-    """Run what args.counted says in this process, which has the environment of op_log -> ops and waits of a step."""
+    """Run what args.counted says in this process, which has the environment of op_log -> ops and waits of a
+    step."""
     log = folder / f"log{environment.rank_from_env()}"
     if args.counted == "head":
         _run_head(args, log)
@@ -148,7 +151,8 @@ def recorded(args: argparse.Namespace, folder: Path) -> tuple[list[op_log.Op], l
 
 
 def config(args: argparse.Namespace, folder: Path) -> Config:
-    """Build the config of the run that is counted: the user's, or one of noise with args.counted images a rank."""
+    """Build the config of the run that is counted: the user's, or one of noise with args.counted images a
+    rank."""
     given = {
         "Global.output_dir": str(folder / "output"),
         "Global.max_steps": TRAINER_STEP + 2,

@@ -1,16 +1,18 @@
-"""Record what a process asks of its device: the kernels that Paddle launches, and where the host waits for them.
+"""Record what a process asks of its device: the kernels that Paddle launches, and where the host waits for
+them.
 
-On a GPU each kernel is a launch, and each value that Python reads is a wait until all launched kernels are done.
-Paddle executes the same ops on a CPU, so both are counted there, exactly and on any machine.
+On a GPU each kernel is a launch, and each value that Python reads is a wait until all launched kernels are
+done. Paddle executes the same ops on a CPU, so both are counted there, exactly and on any machine.
 
-Kernels: Paddle's C++ side logs each kernel that it selects, with dtypes, and each op's inputs and outputs, with
-shapes, in Python's calls and in autograd's. The log goes to standard error, which `record` keeps in a file. Left
-out is what launches nothing: views (Paddle's strided kernels) and memory without values (`empty`). An op counts as one kernel, though some
-launch several on a GPU (a reduction, a sort).
-Bytes: all inputs and outputs of an op, except that of a table from which rows are taken, or into which they are put,
-only as many bytes count as these rows have.
-Waits: the methods of Tensor by which Python reads a value, copies from pageable memory, and ops whose output's
-shape depends on values. Copies by `plsc.distributed.accelerator` wait for nothing on a GPU.
+Kernels: Paddle's C++ side logs each kernel that it selects, with dtypes, and each op's inputs and outputs,
+with shapes, in Python's calls and in autograd's. The log goes to standard error, which `record` keeps in a
+file. Left
+out is what launches nothing: views (Paddle's strided kernels) and memory without values (`empty`). An op
+counts as one kernel, though some launch several on a GPU (a reduction, a sort).
+Bytes: all inputs and outputs of an op, except that of a table from which rows are taken, or into which they
+are put, only as many bytes count as these rows have.
+Waits: the methods of Tensor by which Python reads a value, copies from pageable memory, and ops whose
+output's shape depends on values. Copies by `plsc.distributed.accelerator` wait for nothing on a GPU.
 
 Try it, in a process that was started with `environment()`:
 
@@ -61,8 +63,8 @@ _ITEMSIZES |= {"int32": 4, "float32": 4, "int64": 8, "float64": 8, "complex64": 
 
 @dataclass(frozen=True)
 class Op:
-    """A kernel that was launched: its name and dtype in Paddle's registry, the part of the step and the line of
-    plsc that asked for it, and the bytes of its inputs and outputs."""
+    """A kernel that was launched: its name and dtype in Paddle's registry, the part of the step and the line
+    of plsc that asked for it, and the bytes of its inputs and outputs."""
 
     name: str
     dtype: str
@@ -81,7 +83,8 @@ class Wait:
 
 
 def environment(sizes: bool = True) -> dict[str, str]:
-    """Return what a process must have in its environment from its start. sizes: whether the log has shapes, too."""
+    """Return what a process must have in its environment from its start. sizes: whether the log has shapes,
+    too."""
     files = _FILES if sizes else ("*api*",)
     return {
         "PLSC_KERNELS": "0",  # the way of GPUs
@@ -100,8 +103,8 @@ def quiet() -> None:
 
 @contextlib.contextmanager
 def record(target: Path, lines: bool = True) -> Iterator[Recorder]:
-    """Record the block into the file, which `parse` reads. One at a time, in the main thread. lines: whether those of
-    plsc are noted, too, which is slow."""
+    """Record the block into the file, which `parse` reads. One at a time, in the main thread. lines: whether
+    those of plsc are noted, too, which is slow."""
     before = os.dup(2)
     with open(target, "wb") as file:
         os.dup2(file.fileno(), 2)
@@ -250,13 +253,15 @@ def _size(value: Any) -> int:
     )
 
 
-# -- the log --------------------------------------------------------------------------------------------------------------
+# -- the log
+# --------------------------------------------------------------------------------------------------------------
 
 _MESSAGE = re.compile(r"^(?=\t*[IWE]\d{4} \d\d:\d\d:|@@@@ )", re.MULTILINE)
 _KERNEL = re.compile(r"\] (\w+) kernel: \{(.*)", re.DOTALL)
 _KEY = re.compile(r"\] \w+ API kernel key: \[\w+, [\w()]+, (\w+)\]")
 _CALL = re.compile(r"Running[ _]AD[ _]API: (\w+)")
-# A tensor in the log of Paddle 2, and of Paddle 3; nested ones are preceded by "Grad: [ ", or indented further.
+# A tensor in the log of Paddle 2, and of Paddle 3; nested ones are preceded by "Grad: [ ", or indented
+# further.
 _TENSOR = re.compile(
     r"(?<!Grad: \[ )\{Name: [^{}]*?TensorInfo: \[ Type: DenseTensor, Dtype: (\w+), Place: [^,]*, Shape: ([\d, ]*), DistAttr"
     r"|^\t\tDtype: (\w+),\s+Place: .*\n\t\tShape: ([\d, ]*)",

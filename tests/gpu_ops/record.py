@@ -1,5 +1,5 @@
-"""Record the ops and dtypes of training steps as a GPU would run them: `python -m tests.gpu_ops.record FILE FOLDER`, with
-op_log.environment(sizes=False). FILE: JSON, case -> op -> dtypes."""
+"""Record the ops and dtypes of training steps as a GPU would run them: `python -m tests.gpu_ops.record FILE
+FOLDER`, with op_log.environment(sizes=False). FILE: JSON, case -> op -> dtypes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def data_set(shape: list[int]) -> str:
 
 
 def cases() -> dict[str, list[str]]:
-    """Return name -> overrides of tiny.yaml: each backbone, margin, sort of head, rule and optimizer at least once."""
+    """Return name -> overrides of tiny.yaml: each backbone, margin, sort of head, rule and optimizer at least
+    once."""
     from plsc.utils.registry import MARGINS
 
     found = {

@@ -1,6 +1,9 @@
-"""Count steps of heads, and of a whole training: `python -m tests.gpu_ops.run_budget FILE FOLDER`, with op_log.environment().
-FILE: JSON, name -> part -> kernels, waits, bytes. A head of 1024 samples and so many classes that they do not fit here is
-counted with fewer of both: bytes are a polynomial of both sizes, of degree 2 in N and 1 in C, which six small heads give."""
+"""Count steps of heads, and of a whole training: `python -m tests.gpu_ops.run_budget FILE FOLDER`, with
+op_log.environment().
+FILE: JSON, name -> part -> kernels, waits, bytes. A head of 1024 samples and so many classes that they do not
+fit here is
+counted with fewer of both: bytes are a polynomial of both sizes, of degree 2 in N and 1 in C, which six small
+heads give."""
 
 from __future__ import annotations
 

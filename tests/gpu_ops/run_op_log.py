@@ -1,5 +1,6 @@
-"""Record small calls of Paddle, one by one: `python -m tests.gpu_ops.run_op_log FILE`, with op_log.environment(). FILE: JSON, name ->
-[ops as name:dtype, bytes, waits]; "totals": how many kernels of forward passes Paddle says that it has selected, and its log."""
+"""Record small calls of Paddle, one by one: `python -m tests.gpu_ops.run_op_log FILE`, with
+op_log.environment(). FILE: JSON, name -> [ops as name:dtype, bytes, waits]; "totals": how many kernels of
+forward passes Paddle says that it has selected, and its log."""
 
 from __future__ import annotations
 

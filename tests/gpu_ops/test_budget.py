@@ -1,7 +1,9 @@
-"""What a step asks of a GPU: at most so many kernels and bytes, and one wait of the host, after the backward pass.
+"""What a step asks of a GPU: at most so many kernels and bytes, and one wait of the host, after the backward
+pass.
 
-The budget is for N = 1024 samples, D = 512 and ArcFace on one process, beside InsightFace's PartialFC_V2 with its SGD: 110 kernels,
-ten waits and 32.1 GB for 125,000 classes; 120, twelve and 49.3 GB for a million at rate 0.1 (docs/labbook.md).
+The budget is for N = 1024 samples, D = 512 and ArcFace on one process, beside InsightFace's PartialFC_V2 with
+its SGD: 110 kernels, ten waits and 32.1 GB for 125,000 classes; 120, twelve and 49.3 GB for a million at rate
+0.1 (docs/labbook.md).
 """
 
 from __future__ import annotations

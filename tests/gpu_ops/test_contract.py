@@ -1,8 +1,9 @@
-"""Every op of a training step has a kernel, in its dtype, in Paddle 2.6.2's GPU build, and in Ascend's plug-in (npu).
+"""Every op of a training step has a kernel, in its dtype, in Paddle 2.6.2's GPU build, and in Ascend's
+plug-in (npu).
 
-No device is needed: kernels-2.6.2.txt and plsc/distributed/kernel_tables.txt list what these have, and the steps run on the CPU as they
-would on the device. Where this fails, the op is new: take another, or if Paddle 2.6.2 runs another one for the same call, add it to
-EARLIER.
+No device is needed: kernels-2.6.2.txt and plsc/distributed/kernel_tables.txt list what these have, and the
+steps run on the CPU as they would on the device. Where this fails, the op is new: take another, or if Paddle
+2.6.2 runs another one for the same call, add it to EARLIER.
 """
 
 from __future__ import annotations

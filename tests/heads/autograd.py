@@ -1,4 +1,5 @@
-"""Every margin once more, written as its paper has it: dense, float64, gradients by Paddle's autograd. Slow and obvious."""
+"""Every margin once more, written as its paper has it: dense, float64, gradients by Paddle's autograd. Slow
+and obvious."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def magface(cos, norm, low=10.0, high=110.0, low_margin=0.45, high_margin=0.8):
 
 
 def inter_topk(cos, label, ranges, top=5, penalty=0.06):
-    """The cosines [N, C], of each sample the `top` largest with other classes of its range moved by the penalty."""
+    """The cosines [N, C], of each sample the `top` largest with other classes of its range moved by the
+    penalty."""
     moved = paddle.where(
         cos.detach().acos() >= penalty, (cos.acos() - penalty).cos(), cos + (1 - math.cos(penalty))
     )
@@ -82,7 +84,8 @@ def dense_loss(
     options=None,
     off=None,
 ):
-    """x [N, D], w [C, J D] float64 tensors with gradients, label [N] numpy -> (losses [N], plain cosines [N, C]).
+    """x [N, D], w [C, J D] float64 tensors with gradients, label [N] numpy -> (losses [N], plain cosines [N,
+    C]).
 
     compute_dtype: what is rounded to it before the product are the unit rows; the target's cosine is exact.
     off: factors [N, C] of the cosines.
@@ -124,7 +127,8 @@ def _cosines(unit_x, unit_w, sub_centres):
 
 
 def exact_gradients(kind, x, w, label, **options):
-    """-> what `dense_gradients` gives, and its bounds; a float32 cosine near 1 knows its angle less well than the numbers."""
+    """-> what `dense_gradients` gives, and its bounds; a float32 cosine near 1 knows its angle less well than
+    the numbers."""
     off = np.ones((len(x), len(w)))
     compute = lambda x, w, off: dense_gradients(kind, x, w, label, off=off, **options)
     return perturbed(compute, x, w, off, terms=64)

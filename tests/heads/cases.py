@@ -25,8 +25,8 @@ def run(head, x, label):
 
 
 def optimizer_cases(counts: list[int], folder: str = ".") -> list[dict]:
-    """-> arguments of `head_errors`: 10 steps of each optimizer on each float32 bank, all classes and sampled ones, spread over
-    the ranks and not; counts: samples of each rank."""
+    """-> arguments of `head_errors`: 10 steps of each optimizer on each float32 bank, all classes and sampled
+    ones, spread over the ranks and not; counts: samples of each rank."""
     shared = {"counts": counts, "bank_folder": folder}
     optimizers = ("Nesterov", "AdamW", "LARS")
     cases = [
@@ -47,13 +47,14 @@ def optimizer_cases(counts: list[int], folder: str = ".") -> list[dict]:
             {**plain, "num_classes": 11, "sharded": False},
         ]
         cases.append({"name": "arcface", "num_classes": 2, "optimizer": optimizer, "bank": "host", **shared})
-    # Adam divides a gradient near 0, of which rounding is a large part, by itself: an error of a share of the rate.
+    # Adam divides a gradient near 0, of which rounding is a large part, by itself: an error of a share of the
+    # rate.
     return [{**case, "lr": 1e-3 if case["optimizer"] == "AdamW" else 1e-2} for case in cases]
 
 
 class Rounded(reference.DenseHead):
-    """The reference with factors [C] of the logits, and of the logarithm of their exponentials' sum: numbers of up to 64, whose
-    rounding is more than that of the cosines and probabilities beside them."""
+    """The reference with factors [C] of the logits, and of the logarithm of their exponentials' sum: numbers
+    of up to 64, whose rounding is more than that of the cosines and probabilities beside them."""
 
     def __init__(self, factor, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -71,7 +72,8 @@ def rounding(
     name, num_classes, counts, *, labels="any", steps=10, lr=0.01, optimizer="Momentum", sample_rate=1.0,
     bias=False, ranges=None, sharded=True, **_
 ):  # fmt: skip
-    """-> a bound of each of the errors that `head_errors` finds in this case; 0 of what is not in it: those are counts."""
+    """-> a bound of each of the errors that `head_errors` finds in this case; 0 of what is not in it: those
+    are counts."""
     _, margin, scale = MARGINS[name]
     rule, dense_optimizer = OPTIMIZERS[optimizer]
     rng, whole, count = (
@@ -115,7 +117,8 @@ def rounding(
 def exact(
     centres, x, label, margin=None, scale=1.0, bias=None, ranges=None, lr=None, momentum=None, **bounds
 ):
-    """-> losses, gradients by x and by the centres, and the centres after a step, in float64; and their bounds."""
+    """-> losses, gradients by x and by the centres, and the centres after a step, in float64; and their
+    bounds."""
 
     def step(centres, x, bias, momentum, factor):
         dense = Rounded(factor, centres, bias, margin, scale, reference.DenseMomentum(0.9), ranges=ranges)

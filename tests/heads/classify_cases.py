@@ -1,4 +1,5 @@
-"""`SoftmaxHead.classify` on W ranks against NumPy's argmax over all logits at once; one rank and many run the same cases."""
+"""`SoftmaxHead.classify` on W ranks against NumPy's argmax over all logits at once; one rank and many run the
+same cases."""
 
 from __future__ import annotations
 

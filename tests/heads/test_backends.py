@@ -1,4 +1,5 @@
-"""The two ways through a shard against each other: over 50 steps of training, and where a block, a thread or the budget ends."""
+"""The two ways through a shard against each other: over 50 steps of training, and where a block, a thread or
+the budget ends."""
 
 import itertools
 from functools import partial
@@ -72,7 +73,8 @@ def test_both_ways_agree_over_50_steps(name, monkeypatch):
 @pytest.mark.parametrize("init_std", [0.5, 0.01])
 @pytest.mark.parametrize("sample_rate", [1.0, 0.3])
 def test_each_step_agrees_at_scale_64(init_std, sample_rate, monkeypatch):
-    """Over 50 steps rounding grows there, for either way as much (docs/labbook.md); from the same centres it has nothing to grow from."""
+    """Over 50 steps rounding grows there, for either way as much (docs/labbook.md); from the same centres it
+    has nothing to grow from."""
     heads = [
         make_head(C, D, ArcFace(), scale=64.0, seed=3, init_std=init_std, sample_rate=sample_rate)
         for _ in "ab"

@@ -1,4 +1,5 @@
-"""A margin in a config: a user's own by its import path or registered, its options by its annotations, and what is refused."""
+"""A margin in a config: a user's own by its import path or registered, its options by its annotations, and
+what is refused."""
 
 import numpy as np
 import paddle

@@ -45,7 +45,8 @@ def test_losses_and_gradients_are_those_of_the_rounded_rows(kind, options, dtype
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 def test_the_loss_falls_along_its_gradient(dtype):
-    """The gradient is not that of the float32 head by chance: a small step along it lowers the rounded loss as predicted."""
+    """The gradient is not that of the float32 head by chance: a small step along it lowers the rounded loss
+    as predicted."""
     head = head_of("cosface", compute_dtype=dtype)
     x, label = samples()
     losses, grad, _ = gradients(head, x, label)

@@ -1,5 +1,5 @@
-"""Optimizers of the class centres: whole heads against dense float64 (on several ranks: tests/distributed/run_head.py), and
-single arrays against Paddle's own optimizers."""
+"""Optimizers of the class centres: whole heads against dense float64 (on several ranks:
+tests/distributed/run_head.py), and single arrays against Paddle's own optimizers."""
 
 import numpy as np
 import paddle
@@ -49,7 +49,8 @@ def test_it_is_the_optimizer_of_paddle(optimizer):
         made.step()
         made.clear_grad()
     assert_within(bank.state()["centres"], want, bound)
-    # Paddle keeps beta2**t in float32: 1 - beta2**t, 0.001 t, is off by up to EPS / 2 each t; five steps of up to 0.1 by its root.
+    # Paddle keeps beta2**t in float32: 1 - beta2**t, 0.001 t, is off by up to EPS / 2 each t; five steps of
+    # up to 0.1 by its root.
     of_power = 5 * 0.1 * EPS / 2 / 0.001 / 2 if optimizer == "AdamW" else 0
     assert_within(parameter.numpy(), want, bound + of_power)
 

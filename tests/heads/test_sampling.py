@@ -1,4 +1,5 @@
-"""Partial FC's draw by itself, and what it leaves alone; its losses and gradients: tests/distributed/test_head.py."""
+"""Partial FC's draw by itself, and what it leaves alone; its losses and gradients:
+tests/distributed/test_head.py."""
 
 import numpy as np
 import paddle
@@ -55,7 +56,8 @@ def test_any_number_of_ranks_draws_the_same(num_classes, rate, small_blocks):
 
 @without_kernels
 def test_each_class_is_drawn_with_the_rate(small_blocks):
-    """Whole block and tail, alone and in pairs: 0.13 x 64 = 8.32 of the block, 0.13 x 21 = 2.73 of the tail."""
+    """Whole block and tail, alone and in pairs: 0.13 x 64 = 8.32 of the block, 0.13 x 21 = 2.73 of the
+    tail."""
     steps, rate = 20_000, 0.13
     taken = np.zeros((steps, 85), np.float32)
     for step in range(steps):
@@ -114,8 +116,8 @@ def test_the_state_does_not_grow():
 
 
 def test_a_rate_of_one_is_the_full_head():
-    """Bit for bit: the same rows, although drawn and written back instead of used in place. Where rows are selected on
-    the device there is room for more of them, and products of another shape round otherwise."""
+    """Bit for bit: the same rows, although drawn and written back instead of used in place. Where rows are
+    selected on the device there is room for more of them, and products of another shape round otherwise."""
     embeddings = np.random.default_rng(0).standard_normal((5, 64, 8)).astype(np.float32)
 
     def train(centres, embeddings, rate=1.0):

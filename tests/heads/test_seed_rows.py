@@ -99,7 +99,8 @@ def test_row_3_8_one_head_state_whatever_is_sampled():
 
 
 def test_row_3_9_logits_are_cosines_of_any_embedding():
-    """The head normalises both sides itself, so an embedding that nobody normalised has logits in [-1, 1] too."""
+    """The head normalises both sides itself, so an embedding that nobody normalised has logits in [-1, 1]
+    too."""
     head = make_head(20, D, CosFace(0.0), init_std=3.0)
     emb, label = batch()
     logits = [
@@ -124,7 +125,8 @@ def test_row_3_12_the_loss_has_no_cap():
 
 
 def test_row_3_15_forward_and_backward_in_our_calls():
-    """forward_backward(label, features, optimizer) -> (x_grad, loss) is head(), loss.backward() and emb.grad."""
+    """forward_backward(label, features, optimizer) -> (x_grad, loss) is head(), loss.backward() and
+    emb.grad."""
     head = make_head(20, D, ArcFace(), scale=64.0)
     before = head.bank.state()["centres"].copy()
     emb, label = batch()
@@ -146,7 +148,8 @@ def test_row_3_16_without_sampling_the_rows_are_used_in_place():
 
 
 def test_row_3_19_when_the_draw_happens_cannot_change_a_number(monkeypatch):
-    """plsc has no side stream: a draw depends on (seed, step), so one made beforehand in a thread gives the same bytes."""
+    """plsc has no side stream: a draw depends on (seed, step), so one made beforehand in a thread gives the
+    same bytes."""
 
     def train():
         head = make_head(200, D, CosFace(), sample_rate=0.1, seed=7)

@@ -1,4 +1,5 @@
-"""The head on one process: the reference, edges, what it publishes. W ranks: tests/distributed/test_head.py."""
+"""The head on one process: the reference, edges, what it publishes. W ranks:
+tests/distributed/test_head.py."""
 
 import numpy as np
 import paddle

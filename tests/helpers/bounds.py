@@ -1,8 +1,10 @@
-"""How far float32 may lie from a float64 reference on any processor: k * EPS * sum(|terms|), never a share that once sufficed.
+"""How far float32 may lie from a float64 reference on any processor: k * EPS * sum(|terms|), never a share
+that once sufficed.
 
-A rounding is off by at most EPS / 2 of its result, a sum of n terms by n * EPS / 2 of the sum of their sizes, in any order. Where
-n is large, roundings cancel: 4 sqrt(n) * EPS (8 sqrt(n) * EPS / 2) is exceeded with a probability below 1e-9 (Higham and Mary,
-"A new approach to probabilistic rounding error analysis", 2019: 2 n exp(-8**2 / 2)).
+A rounding is off by at most EPS / 2 of its result, a sum of n terms by n * EPS / 2 of the sum of their sizes,
+in any order. Where
+n is large, roundings cancel: 4 sqrt(n) * EPS (8 sqrt(n) * EPS / 2) is exceeded with a probability below 1e-9
+(Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019: 2 n exp(-8**2 / 2)).
 
     product, bound = a @ b, sums(np.matmul, a, b)                      # one layer: sums of products alone
     want, bound = perturbed(reference, state, images)                  # any float64 function of arrays, many layers or steps
@@ -28,7 +30,8 @@ def growth(terms):
 
 
 def sums(compute, *arrays, halves=0):
-    """Bound `compute`, whose results are sums of products of one number of each of the arrays (or of some of them).
+    """Bound `compute`, whose results are sums of products of one number of each of the arrays (or of some of
+    them).
 
     halves: how many of a term's factors, and of what becomes of the sum, are rounded to bfloat16.
     """
@@ -40,21 +43,25 @@ def sums(compute, *arrays, halves=0):
 
 
 def roundings(terms):
-    """Return how many times EPS rounding may make of a change of each number, in results of sums of so many terms.
+    """Return how many times EPS rounding may make of a change of each number, in results of sums of so many
+    terms.
 
-    A sum with one accumulator rounds each partial sum: sqrt(n / 2) / 2 times what a change of every term by EPS does, where signs
-    vary; sqrt(n / 3) / 2 times EPS of the sum itself, where they do not. Nearly three times of both, for the largest of many
-    results; and 8 for what is multiplied, added and divided beside the sum.
+    A sum with one accumulator rounds each partial sum: sqrt(n / 2) / 2 times what a change of every term by
+    EPS does, where signs vary; sqrt(n / 3) / 2 times EPS of the sum itself, where they do not. Nearly three
+    times of both, for the largest of many results; and 8 for what is multiplied, added and divided beside the
+    sum.
     """
     return 8 + np.sqrt(terms)
 
 
 def perturbed(compute, *arrays, terms=256, times=4, eps=EPS):
-    """Return what `compute` gives in float64, and twice its largest change when all numbers are off by some EPS, at random.
+    """Return what `compute` gives in float64, and twice its largest change when all numbers are off by some
+    EPS, at random.
 
-    As a stable computation gives the exact result of numbers that are off so. Where steps of a training let that grow, the bound
-    grows with them; so it does where some numbers turn over an activation's kink. terms: of the longest sum in it. eps: HALF_EPS
-    where numbers are rounded to bfloat16; sums are not, so terms is 1.
+    As a stable computation gives the exact result of numbers that are off so. Where steps of a training let
+    that grow, the bound grows with them; so it does where some numbers turn over an activation's kink. terms:
+    of the longest sum in it. eps: HALF_EPS where numbers are rounded to bfloat16; sums are not, so terms is
+    1.
     """
     draw = np.random.default_rng(0)
     off = lambda array: array * _random(draw, array.shape, terms, eps) if _is_float(array) else array
@@ -64,7 +71,8 @@ def perturbed(compute, *arrays, terms=256, times=4, eps=EPS):
 
 
 def rounded(net, compute, terms=256, times=4, eps=EPS):
-    """As `perturbed`, for what `compute` gets out of a float64 network: what each layer gives, and its gradient, is off."""
+    """As `perturbed`, for what `compute` gets out of a float64 network: what each layer gives, and its
+    gradient, is off."""
     state = {name: value.clone() for name, value in net.state_dict().items()}
     results = []
     for number in range(times + 1):
@@ -75,7 +83,8 @@ def rounded(net, compute, terms=256, times=4, eps=EPS):
 
 
 def of_network(net, images, then=lambda embeddings: embeddings, terms=256):
-    """Return the embeddings that the network gives in evaluation, or what `then` makes of them, in float64, and their bound."""
+    """Return the embeddings that the network gives in evaluation, or what `then` makes of them, in float64,
+    and their bound."""
     import paddle  # those who have no network need not wait for it
 
     exact = copy.deepcopy(net)
@@ -88,13 +97,15 @@ def of_network(net, images, then=lambda embeddings: embeddings, terms=256):
 def cosines(size):
     """Bound the cosine of two vectors of so many numbers, each divided by its length.
 
-    A length is off by (size + 1) / 4 + 1 EPS of itself, with the division, and the product by size / 2 of sum(|terms|) <= 1.
+    A length is off by (size + 1) / 4 + 1 EPS of itself, with the division, and the product by size / 2 of
+    sum(|terms|) <= 1.
     """
     return (size + 4) * EPS
 
 
 def assert_within(got, want, bound, paths=1):
-    """Compare all numbers, and their shapes; a NaN is never within. `paths`: how many of the two are rounded."""
+    """Compare all numbers, and their shapes; a NaN is never within. `paths`: how many of the two are
+    rounded."""
 
     def compare(got, want, bound):
         got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
@@ -140,8 +151,9 @@ def _off(net, seed, terms, eps):
         factor, of_terms = (
             paddle.to_tensor(_random(draw, output.shape, terms, eps), output.dtype) for _ in range(2)
         )
-        # The terms of a sum that cancels are of the others' size: so an output near 0 may change its sign, and turn a ReLU.
-        # What is 0 has been cut by a ReLU or a dropout, and stays; so does an embedding of zeros, which has no direction.
+        # The terms of a sum that cancels are of the others' size: so an output near 0 may change its sign,
+        # and turn a ReLU. What is 0 has been cut by a ReLU or a dropout, and stays; so does an embedding of
+        # zeros, which has no direction.
         size = (output != 0).astype(output.dtype) * output.abs().mean().detach()
         return output * factor + (of_terms - 1) * size
 

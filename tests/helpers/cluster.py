@@ -1,4 +1,5 @@
-"""Machines on one host, to try what happens when one of them fails: each a network namespace with an address and a host name.
+"""Machines on one host, to try what happens when one of them fails: each a network namespace with an address
+and a host name.
 
     python -m tests.helpers.cluster trials        kills, stops, and breaks of the network, 30 of them; needs root and iproute2
     python -m tests.helpers.cluster trials --only sigstop --machines 3
@@ -226,7 +227,8 @@ def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-# -- trials ---------------------------------------------------------------------------------------------------------------------
+# -- trials
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 class Trial:

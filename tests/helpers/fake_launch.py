@@ -1,7 +1,8 @@
-"""plsc run without Paddle: a stand-in for Paddle's launcher, and a program that counts steps instead of training.
+"""plsc run without Paddle: a stand-in for Paddle's launcher, and a program that counts steps instead of
+training.
 
-The launcher behaves as the real one was measured to: it polls, ends the others when one fails, and its exit code is that of the first
-failed rank by number. `write` puts both into a folder; PYTHONPATH makes them found.
+The launcher behaves as the real one was measured to: it polls, ends the others when one fails, and its exit
+code is that of the first failed rank by number. `write` puts both into a folder; PYTHONPATH makes them found.
 """
 
 import os

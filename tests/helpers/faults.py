@@ -1,9 +1,11 @@
-"""A network to which, at given steps of given ranks, something happens: signals, kills inside a save, full disks, want of memory.
+"""A network to which, at given steps of given ranks, something happens: signals, kills inside a save, full
+disks, want of memory.
 
     plan: "rank:step:what[@place]", e.g. "1:3:SIGKILL", "0:5:supervisor SIGTERM", "0:4:SIGKILL@before rename", "1:2:late"
 
-Each item happens once, in the order of the plan, whatever is killed and started again in between: a file in `marks` says so. Two
-that follow each other must not be for the same step of two ranks, which may come to it in either order.
+Each item happens once, in the order of the plan, whatever is killed and started again in between: a file in
+`marks` says so. Two that follow each other must not be for the same step of two ranks, which may come to it
+in either order.
 """
 
 from __future__ import annotations
@@ -101,7 +103,8 @@ class FaultyNet(SmallResNet):
 
 
 class HalfNet(FaultyNet):
-    """Gives its embeddings through float16, so that gradients above 65504 / 16 overflow there on a CPU, too."""
+    """Gives its embeddings through float16, so that gradients above 65504 / 16 overflow there on a CPU,
+    too."""
 
     def forward(self, images):
         return (super().forward(images) / 16.0).astype("float16").astype("float32") * 16.0
@@ -114,7 +117,8 @@ def _race(item: str, following: str) -> bool:
 
 
 def act(what: str) -> None:
-    """Let it happen to this process; a signal perhaps to its "launcher", its "supervisor" or, as Ctrl-C, the "terminal"."""
+    """Let it happen to this process; a signal perhaps to its "launcher", its "supervisor" or, as Ctrl-C, the
+    "terminal"."""
     *whom, name = what.split()
     if name in signal.Signals.__members__:
         supervisor = int(os.environ.get("PLSC_RUN_PID", "0"))
@@ -135,7 +139,8 @@ def act(what: str) -> None:
 
 
 def _wait_to_be_asked() -> None:
-    """Until the signal has come back to this rank, so that it stops in this step; or for ever, where it is a kill."""
+    """Until the signal has come back to this rank, so that it stops in this step; or for ever, where it is a
+    kill."""
     guard, end = signal.getsignal(signal.SIGTERM).__self__, time.monotonic() + 60
     while not guard.signal and time.monotonic() < end:
         time.sleep(0.02)

@@ -1,4 +1,5 @@
-"""Small sets of encoded images in the formats that people have, made up for a test; and where the real ones are."""
+"""Small sets of encoded images in the formats that people have, made up for a test; and where the real ones
+are."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def png(number: int) -> bytes:
 
 
 def write_rec(path: Path, labels: list, header: bool = True) -> Path:
-    """A .rec with picture i of label labels[i] (a number, or a tuple of several); header: InsightFace's layout."""
+    """A .rec with picture i of label labels[i] (a number, or a tuple of several); header: InsightFace's
+    layout."""
     firsts = [label[0] if isinstance(label, tuple) else label for label in labels]
     identities = sorted(set(firsts))
     with RecordWriter(str(path)) as writer:

@@ -1,4 +1,5 @@
-"""Fixtures that run a test with the kernels at each instruction set that this processor has, and without them."""
+"""Fixtures that run a test with the kernels at each instruction set that this processor has, and without
+them."""
 
 import paddle
 import pytest

@@ -1,4 +1,5 @@
-"""New processes that import this repository: one Python, or a script on several ranks as a user's launch starts it."""
+"""New processes that import this repository: one Python, or a script on several ranks as a user's launch
+starts it."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def start_python(*command: str | Path, env: Mapping[str, str | None] = {}, **of_
 def run_python(
     *command: str | Path, cwd: Path, timeout: float = 240, check: bool = True, **env: str | None
 ) -> subprocess.CompletedProcess:
-    """Run `python *command` in `cwd`, `env` added to the environment (None: left out); with check=True a failure fails the test."""
+    """Run `python *command` in `cwd`, `env` added to the environment (None: left out); with check=True a
+    failure fails the test."""
     result = subprocess.run(
         [sys.executable, *map(str, command)],
         check=False,
@@ -46,7 +48,8 @@ def run_python(
 def run_forked(
     *command: str | Path, cwd: Path, timeout: float = 240, check: bool = True, **env: str
 ) -> subprocess.CompletedProcess:
-    """The same for a script or "-m" and a module, without the seconds that importing Paddle takes: see tests/helpers/warm.py."""
+    """The same for a script or "-m" and a module, without the seconds that importing Paddle takes: see
+    tests/helpers/warm.py."""
     with tempfile.NamedTemporaryFile("r") as said:
         code = warm.shared().run(command, Path(cwd), timeout, said.name, **env)
         result = subprocess.CompletedProcess(command, code, said.read(), (Path(cwd) / "stderr").read_text())
@@ -67,8 +70,8 @@ def launch(
     """Run `script` on `ranks` ranks (None leaves the number to the launcher); the logs go to `folder`/log.
 
     All of it is forked from a process that has imported Paddle; real=True starts it as a user does.
-    The result's stdout is all ranks' output, in rank order. With check=True a failed launch fails the test with
-    the tail of every rank's log.
+    The result's stdout is all ranks' output, in rank order. With check=True a failed launch fails the test
+    with the tail of every rank's log.
     """
     logs = Path(folder) / "log"
     number = [] if ranks is None else ["--nproc_per_node", str(ranks)]
@@ -84,7 +87,8 @@ def launch(
 
 
 class _ForkedPopen:
-    """Popen as plsc/distributed/launcher.py uses it, of a process that is forked and has ended when this returns."""
+    """Popen as plsc/distributed/launcher.py uses it, of a process that is forked and has ended when this
+    returns."""
 
     def __init__(self, command, *, env, stderr, **_):
         done = run_forked(*command[1:], cwd=Path.cwd(), check=False, **env)

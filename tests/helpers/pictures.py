@@ -1,4 +1,5 @@
-"""What the tests of pictures share: the style that they are drawn in, something to draw, and reports that have pictures."""
+"""What the tests of pictures share: the style that they are drawn in, something to draw, and reports that
+have pictures."""
 
 import contextlib
 

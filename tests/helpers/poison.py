@@ -1,4 +1,5 @@
-"""A network whose gradients, embeddings or centre gradients are not finite at chosen steps of chosen ranks."""
+"""A network whose gradients, embeddings or centre gradients are not finite at chosen steps of chosen
+ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Poisoned(Linear):
 
 
 def poisoned(output, bad: dict[int, str], *overrides: str, rank: int = 0, value="nan", **parts) -> Trainer:
-    """A trainer that meets, at these steps (from 1) of this rank, a bad "embedding", "gradient" or "centres" (their gradient)."""
+    """A trainer that meets, at these steps (from 1) of this rank, a bad "embedding", "gradient" or "centres"
+    (their gradient)."""
     paddle.seed(0)
     net = Poisoned()
     trainer = make_trainer(output, *overrides, backbone=net, **parts)

@@ -1,4 +1,5 @@
-"""Ports that a test takes now and opens later: not where the system gives ports to connections, one of which may come first."""
+"""Ports that a test takes now and opens later: not where the system gives ports to connections, one of which
+may come first."""
 
 import random
 import socket

@@ -1,11 +1,13 @@
-"""Faults in numbers, which take too long for the suite: kills and stops at random, and a run that is killed hundreds of times.
+"""Faults in numbers, which take too long for the suite: kills and stops at random, and a run that is killed
+hundreds of times.
 
     python -m tests.helpers.soak kills 20      kill -9 of a random rank of 2 and of 4 at a random moment, real launches
     python -m tests.helpers.soak stops 16      the same with SIGTERM, to plsc run, the launcher and a rank
     python -m tests.helpers.soak cycles 500    one plsc run whose rank is killed again and again: does anything grow?
     python -m tests.helpers.soak saves 500     one process that saves as often: the same question
 
-Each prints its figures, and fails on the first thing that is not as "Twenty faults" in the lab book says. --seed N for other random numbers.
+Each prints its figures, and fails on the first thing that is not as "Twenty faults" in the lab book says.
+--seed N for other random numbers.
 """
 
 from __future__ import annotations
@@ -36,21 +38,24 @@ WHOM = ("plsc run", "launcher", "rank", "rank")
 
 
 def training(ranks: int, rate: float, *more: str) -> list[str]:
-    """Script and arguments of a run of STEPS steps, whose global batch does not depend on the number of ranks."""
+    """Script and arguments of a run of STEPS steps, whose global batch does not depend on the number of
+    ranks."""
     overrides = [f"DataLoader.Train.batch_size={12 // ranks}", f"Head.sample_rate={rate}"]
     overrides += ["Global.output_dir=out", f"Global.max_steps={STEPS}", f"Checkpoint.every_steps={EVERY}"]
     return [str(TRAIN), "-c", str(TINY), "-o", *overrides, *more]
 
 
 def real(command: Sequence, folder: Path) -> subprocess.Popen:
-    """Run `python *command` in `folder` by a start like a user's; what it says on stderr goes to folder/stderr."""
+    """Run `python *command` in `folder` by a start like a user's; what it says on stderr goes to
+    folder/stderr."""
     with open(folder / "stderr", "wb") as said:
         streams = {"stdout": subprocess.DEVNULL, "stderr": said, "start_new_session": True}
         return start_python(*command, cwd=folder, env={"OMP_NUM_THREADS": "1"}, **streams)
 
 
 def whole(start: Callable, folder: Path, ranks: int, rate: float) -> Path:
-    """A run that nothing happens to, under the plain launcher; its output folder. `start` is `real` or that of a Warm."""
+    """A run that nothing happens to, under the plain launcher; its output folder. `start` is `real` or that
+    of a Warm."""
     folder.mkdir()
     launcher = ["-m", "paddle.distributed.launch", "--nproc_per_node", ranks, "--log_dir", "log"]
     assert start([*launcher, *training(ranks, rate)], folder).wait(timeout=200) == 0
@@ -73,7 +78,8 @@ def alive(folder: Path, rank: int) -> tuple[int, int]:
 
 
 def wait_for(folder: Path, rank: int, step: int, not_pid: int, running: Callable[[], bool]) -> int:
-    """The process of `rank`, another than `not_pid`, as soon as it has done `step` steps; 0 if the run ended before."""
+    """The process of `rank`, another than `not_pid`, as soon as it has done `step` steps; 0 if the run ended
+    before."""
     while running():
         pid, done = alive(folder, rank)
         if pid not in (0, not_pid) and done >= step:
@@ -82,13 +88,15 @@ def wait_for(folder: Path, rank: int, step: int, not_pid: int, running: Callable
     return 0
 
 
-# -- kills ----------------------------------------------------------------------------------------------------------------------
+# -- kills
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def kill_run(
     start: Callable, folder: Path, ranks: int, rate: float, count: int, draw: random.Random
 ) -> list[dict]:
-    """One run with `count` kills; what each cost: {"rank", "step", "lost" steps, "seconds" to the next step}."""
+    """One run with `count` kills; what each cost: {"rank", "step", "lost" steps, "seconds" to the next
+    step}."""
     process, killed = supervise(start, folder, ranks, rate), []
     for target in sorted(draw.sample(range(STEPS - 4), count)):
         rank, old = draw.randrange(ranks), killed[-1]["pids"] if killed else {}
@@ -138,7 +146,8 @@ def kills(folder: Path, count: int, seed: int) -> None:
     )
 
 
-# -- stops ----------------------------------------------------------------------------------------------------------------------
+# -- stops
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def stop_once(
@@ -179,7 +188,8 @@ def stops(folder: Path, count: int, seed: int) -> None:
     )
 
 
-# -- growth ---------------------------------------------------------------------------------------------------------------------
+# -- growth
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def sample(pid: int, folder: Path) -> dict[str, int]:
@@ -198,7 +208,8 @@ def sample(pid: int, folder: Path) -> dict[str, int]:
 
 
 def assert_no_growth(samples: list[dict[str, int]], settled: int) -> None:
-    """After the first `settled`, nothing may exceed what was there until then; memory may by 2 %, as the allocator breathes."""
+    """After the first `settled`, nothing may exceed what was there until then; memory may by 2 %, as the
+    allocator breathes."""
     for key in samples[0]:
         before = max(found[key] for found in samples[:settled])
         after = max(found[key] for found in samples[settled:])
@@ -206,7 +217,8 @@ def assert_no_growth(samples: list[dict[str, int]], settled: int) -> None:
 
 
 def kill_again_and_again(warm: Warm, folder: Path, count: int, draw: random.Random) -> list[dict[str, int]]:
-    """One plsc run, its rank killed `count` times while it saves each step, then stopped by SIGTERM; a sample a cycle."""
+    """One plsc run, its rank killed `count` times while it saves each step, then stopped by SIGTERM; a sample
+    a cycle."""
     more = ["Global.max_steps=1000000", "Checkpoint.every_steps=1", f"Checkpoint.keep={KEEP}"]
     command = [RUN, "--nproc_per_node", 1, "--max_failures", 9, *training(1, 0.3, *more)]
     program, samples, pid = warm.start([*command, "DataLoader.Eval.dataset=null"], folder), [], 0

@@ -86,7 +86,8 @@ class People(Synthetic):
 
 
 class Linear(paddle.nn.Layer):
-    """A backbone without batch norm: training it does not depend on how a global batch is spread over ranks."""
+    """A backbone without batch norm: training it does not depend on how a global batch is spread over
+    ranks."""
 
     def __init__(self, embedding_size: int = 8, image_shape: tuple[int, int, int] = IMAGE_SHAPE):
         super().__init__()
@@ -127,9 +128,11 @@ def linear() -> Linear:
 
 
 def rounded_run(folder: Path, train: Callable[[Path, paddle.nn.Layer], object], net: paddle.nn.Layer, **more):
-    """Train a network here, by `train(output folder, network)`, and so again with its layers' results off by some roundings.
+    """Train a network here, by `train(output folder, network)`, and so again with its layers' results off by
+    some roundings.
 
-    Returns (columns, arrays) of the run, see below, and how far those of a run in float32 may lie from them: see tests/helpers/bounds.py.
+    Returns (columns, arrays) of the run, see below, and how far those of a run in float32 may lie from them:
+    see tests/helpers/bounds.py.
     """
     runs = itertools.count()
 
@@ -152,15 +155,18 @@ def columns(found: list[dict]) -> dict[str, np.ndarray]:
 
 
 def train_linear(output: Path, head: str, batch_size: int, net: paddle.nn.Layer | None = None) -> None:
-    """Three steps that come out the same, but for rounding, on any number of ranks with the same global batch."""
+    """Three steps that come out the same, but for rounding, on any number of ranks with the same global
+    batch."""
     overrides = [f"Head.name={head}", f"DataLoader.Train.batch_size={batch_size}", "Global.max_steps=3"]
     train(output, *overrides, "DataLoader.Eval.dataset=null", backbone=net or linear())
 
 
 def train_sets(output: Path, batch_size: int, net: paddle.nn.Layer | None = None) -> None:
-    """As `train_linear`, on two sets with a person in common and a softmax each, of whose samples a quarter are the second's.
+    """As `train_linear`, on two sets with a person in common and a softmax each, of whose samples a quarter
+    are the second's.
 
-    A list of corrections drops a sample of the first set and gives all samples of a person of the second to another.
+    A list of corrections drops a sample of the first set and gives all samples of a person of the second to
+    another.
     """
     people = {
         "name": "tests.helpers.tiny_runs:People",
@@ -201,14 +207,16 @@ def train_compatible(
     resume: Path | None = None,
     net: paddle.nn.Layer | None = None,
 ) -> None:
-    """As `train_linear`, compatible with the checkpoint `old`, of sampled classes; with checkpoints of steps 2 and 3."""
+    """As `train_linear`, compatible with the checkpoint `old`, of sampled classes; with checkpoints of steps
+    2 and 3."""
     keys = [f"DataLoader.Train.batch_size={batch_size}", "Global.max_steps=3", "Head.sample_rate=0.5"]
     keys += [f"Global.compatible_with={old}", "DataLoader.Eval.dataset=null", "Checkpoint.every_steps=2"]
     train(output, *keys, resume=resume, backbone=net or linear())
 
 
 def assert_takes_over(trainer: Trainer, path: Path) -> None:
-    """Right after `resume`, this rank holds exactly its classes' rows of the checkpoint, the backbone and the step."""
+    """Right after `resume`, this rank holds exactly its classes' rows of the checkpoint, the backbone and the
+    step."""
     trainer.resume(path)
     saved, shard = arrays(path), trainer.head.shard
     assert trainer.step == int(path.name[5:]) and shard.num_classes == len(saved["head: centres"])
@@ -219,7 +227,8 @@ def assert_takes_over(trainer: Trainer, path: Path) -> None:
 
 
 def rows(output: Path, evaluations: bool = False) -> list[dict]:
-    """The rows of the steps, less their speed and waits, which no two runs share; or those of the evaluations."""
+    """The rows of the steps, less their speed and waits, which no two runs share; or those of the
+    evaluations."""
     found = [row for row in read_metrics(output / "metrics.jsonl") if ("eval" in row) == evaluations]
     assert all(row.pop("images_per_second", 1.0) > 0 and 0 <= row.pop("data_wait", 0.0) <= 1 for row in found)
     return found
@@ -238,7 +247,8 @@ def checkpoints(output: Path) -> list[int]:
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of a checkpoint, "backbone: name" and so on, those of the head's shards joined. Not by our own reader."""
+    """All arrays of a checkpoint, "backbone: name" and so on, those of the head's shards joined. Not by our
+    own reader."""
     found: dict[str, list[np.ndarray]] = {}
     for file in sorted(path.glob("*.safetensors")):
         for name, entry in deserialize(file.read_bytes()):
@@ -256,7 +266,8 @@ def assert_same_arrays(one: Path, other: Path) -> None:
 
 
 def assert_equal_runs(output: Path, expected: Path) -> None:
-    """Every row once, the loss of every step to the bit, weights and momentum of backbone and head to the byte."""
+    """Every row once, the loss of every step to the bit, weights and momentum of backbone and head to the
+    byte."""
     found, wanted = rows(output), rows(expected)
     last = wanted[-1]["step"]
     assert steps(found) == list(range(1, last + 1))

@@ -1,4 +1,5 @@
-"""Networks whose weights are 0, where only sizes are asked for: most of the time to make a large one goes into random numbers."""
+"""Networks whose weights are 0, where only sizes are asked for: most of the time to make a large one goes
+into random numbers."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,9 +1,10 @@
-"""plsc run, Paddle's launcher and the ranks as they are, but forked from a process that has imported Paddle: a start costs a
-second and not eight.
+"""plsc run, Paddle's launcher and the ranks as they are, but forked from a process that has imported Paddle:
+a start costs a second and not eight.
 
-Popen is replaced, reports have no pictures, fsync does nothing, plsc run does not pause and the launcher looks at its ranks five times a
-second, not once; who starts, kills and waits for whom stays. The fork is sound: that process has computed nothing and has no thread at work.
-tests/distributed/test_restart.py shows that its runs have the bits of real starts.
+Popen is replaced, reports have no pictures, fsync does nothing, plsc run does not pause and the launcher
+looks at its ranks five times a second, not once; who starts, kills and waits for whom stays. The fork is
+sound: that process has computed nothing and has no thread at work. tests/distributed/test_restart.py shows
+that its runs have the bits of real starts.
 
     with Warm() as warm: code = warm.start(["tools/run.py", "--nproc_per_node", "2", ...], folder).wait(60)
 """
@@ -41,7 +42,8 @@ _SETTINGS = (
 
 
 class Warm:
-    """The process to fork from, and its end of a socket. Its programs see `env` and little else of this process's environment."""
+    """The process to fork from, and its end of a socket. Its programs see `env` and little else of this
+    process's environment."""
 
     def __init__(self):
         self._socket, theirs = socket.socketpair()
@@ -152,11 +154,13 @@ def all_ended(folder: Path) -> bool:
     return True
 
 
-# -- in the warm process ------------------------------------------------------------------------------------------------------
+# -- in the warm process
+# ------------------------------------------------------------------------------------------------------
 
 
 class Forked(subprocess.Popen):
-    """Popen that forks this process for `python [-u] script.py ...` and `python -m paddle.distributed.launch ...`."""
+    """Popen that forks this process for `python [-u] script.py ...` and `python -m paddle.distributed.launch
+    ...`."""
 
     def __init__(self, args, **keywords):
         words = [word for word in args if word != "-u"]
@@ -256,7 +260,8 @@ def _keep(request: dict, answers: int, output: int, errors: int) -> None:
 def do_not_sync() -> None:
     """Make fsync do nothing: it waits for the disk, for longer than a tiny run computes.
 
-    What a killed process has written is in the system's memory. That plsc syncs, and when, is tested by what takes its place.
+    What a killed process has written is in the system's memory. That plsc syncs, and when, is tested by what
+    takes its place.
     """
     os.fsync = lambda _: None
 

@@ -8,7 +8,8 @@ from plsc.distributed.accelerator import on_device
 
 
 class Product(paddle.nn.Layer):
-    """Multiplies pixels by a matrix; on a CPU, which has no autocast, rounded as a device under autocast rounds."""
+    """Multiplies pixels by a matrix; on a CPU, which has no autocast, rounded as a device under autocast
+    rounds."""
 
     def __init__(self, image_shape: tuple[int, int, int], embedding_size: int = 8, dtype: str = "float16"):
         super().__init__()

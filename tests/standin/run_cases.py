@@ -1,4 +1,5 @@
-"""Train every kind of head, bank, optimizer and part for some steps, on the ranks of a launch: the same on every device.
+"""Train every kind of head, bank, optimizer and part for some steps, on the ranks of a launch: the same on
+every device.
 
 Arguments: a device; a folder for the runs; steps; names of cases, or none for all.
 """

@@ -1,8 +1,9 @@
-"""Trainings on a stand-in for an accelerator: the numbers of the CPU to the last bit, by the way that a device takes.
+"""Trainings on a stand-in for an accelerator: the numbers of the CPU to the last bit, by the way that a
+device takes.
 
-standin.cc is a plug-in for Paddle's CPU wheel. Its memory starts as NaN and ends the process when the host touches it, and
-a queued copy is done as late as may be. So these trainings also show that nothing is read before it is written, nothing
-behind the device's back, and no source changed too early.
+standin.cc is a plug-in for Paddle's CPU wheel. Its memory starts as NaN and ends the process when the host
+touches it, and a queued copy is done as late as may be. So these trainings also show that nothing is read
+before it is written, nothing behind the device's back, and no source changed too early.
 """
 
 import itertools
@@ -67,7 +68,8 @@ OUT = 8 * 8  # the five numbers of a step, and the flags
 
 
 def test_a_step_copies_the_batch_in_and_the_verdict_out_and_waits_once(plugin, tmp_path):
-    """Counted by the plug-in; operators without a kernel, which Paddle copies for, are left out by their names."""
+    """Counted by the plug-in; operators without a kernel, which Paddle copies for, are left out by their
+    names."""
     cases = ["plain", "AdamW, clipped", "sampled", "several sets"]
     run_cases("standin", tmp_path / "cards", 1, *cases, PLSC_TEST_COUNT="1", **plugin)
     for case, step in itertools.product(cases, range(2, int(STEPS) + 1)):

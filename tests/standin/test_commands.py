@@ -1,4 +1,5 @@
-"""What a user sees who computes on cards: commands, mistakes, ranks that fail; and that the stand-in shows bugs."""
+"""What a user sees who computes on cards: commands, mistakes, ranks that fail; and that the stand-in shows
+bugs."""
 
 import json
 import signal
@@ -64,7 +65,8 @@ VERBS = [
 
 @pytest.fixture(scope="module")
 def faces(plugin, tmp_path_factory):
-    """Run the verbs on a card and on the CPU, all in one process -> of each kind its folder, and what the last verb said."""
+    """Run the verbs on a card and on the CPU, all in one process -> of each kind its folder, and what the
+    last verb said."""
     pixels = np.random.default_rng(0).integers(0, 256, (8, 3, 16, 16), np.uint8)
     done = {}
     for kind, env in (("standin", plugin), ("cpu", {})):
@@ -202,7 +204,8 @@ def test_the_memory_is_the_cards_and_settings_that_came_too_late_are_refused(set
     assert settings or late in done.stdout
 
 
-# -- that it finds what it is there to find --------------------------------------------------------------------------------------
+# -- that it finds what it is there to find
+# --------------------------------------------------------------------------------------
 
 PLANTED = """
 import ctypes

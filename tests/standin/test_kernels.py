@@ -1,4 +1,5 @@
-"""The kernels of a vendor's list in force on the stand-in: Paddle refuses each operator that is not in it, by its name."""
+"""The kernels of a vendor's list in force on the stand-in: Paddle refuses each operator that is not in it, by
+its name."""
 
 import pytest
 
@@ -21,7 +22,8 @@ OTHERS = ["sampled", "several sets", "sub-centres", "AdamW, clipped", "SyncBN", 
 
 
 def kernels(folder, *without):
-    """Write the list of npu less some operators -> the environment in which the stand-in has these kernels."""
+    """Write the list of npu less some operators -> the environment in which the stand-in has these
+    kernels."""
     table = {name: dtypes for name, dtypes in listed("npu").kernels.items() if name not in without}
     path = folder / "kernels"
     path.write_text("".join(f"{name} {' '.join(dtypes)}\n" for name, dtypes in table.items()))

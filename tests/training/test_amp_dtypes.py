@@ -1,8 +1,8 @@
 """The dtype in which a GPU runs each operation of each backbone under Global.amp, by Paddle's own lists.
 
-There is no GPU here, so Paddle's rule (paddle/fluid/imperative/amp_utils.h) is followed over the network's program: an
-operation of the white list takes 16 bits, one of the black list float32, a norm the dtype of its first input, any other
-float32 if one of its inputs is. Parameters are float32.
+There is no GPU here, so Paddle's rule (paddle/fluid/imperative/amp_utils.h) is followed over the network's
+program: an operation of the white list takes 16 bits, one of the black list float32, a norm the dtype of its
+first input, any other float32 if one of its inputs is. Parameters are float32.
 """
 
 from __future__ import annotations

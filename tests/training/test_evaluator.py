@@ -1,4 +1,5 @@
-"""The tester on one process: several sets of every kind, what is logged and recorded, mirror images, and what is refused."""
+"""The tester on one process: several sets of every kind, what is logged and recorded, mirror images, and what
+is refused."""
 
 import numpy as np
 import paddle
@@ -43,7 +44,8 @@ class NoiseGallery(NoisePairs, IdentificationSet):
 
 
 class NoiseQueries(NoisePairs, RetrievalSet):
-    """Of each class one image in the gallery, one query; the cameras of the first five are the same for both."""
+    """Of each class one image in the gallery, one query; the cameras of the first five are the same for
+    both."""
 
     name = "noise products"
 

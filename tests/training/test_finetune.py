@@ -1,4 +1,5 @@
-"""Global.init_from: which rows stay, what new ones are, against slow references; the words of it, and what is refused."""
+"""Global.init_from: which rows stay, what new ones are, against slow references; the words of it, and what is
+refused."""
 
 import json
 import shutil
@@ -23,10 +24,12 @@ from tests.helpers.bounds import EPS, assert_within, rounded
 from tests.helpers.tiny_runs import TINY, Linear, arrays, checkpoint, make_trainer, rows, steps, train
 
 OLD = [f"p{number}" for number in range(11)]
-# p3 and p10 are dropped, the order is another one, and three are new at the front, in the middle and at the end.
+# p3 and p10 are dropped, the order is another one, and three are new at the front, in the middle and at the
+# end.
 NEW = ["x", "p9", "p0", "p1", "y", "p8", "p7", "p6", "p2", "p4", "p5", "z"]
 MANY = [*NEW, *(f"new {number}" for number in range(30))]
-# Names and overrides, for tests/distributed: fewer groups of new classes than ranks, more of them, and all rows on every rank.
+# Names and overrides, for tests/distributed: fewer groups of new classes than ranks, more of them, and all
+# rows on every rank.
 CASES = {
     "few": (NEW, []),
     "many": (MANY, ["Head.bank=host"]),
@@ -52,7 +55,8 @@ def before(tmp_path_factory):
 
 
 def started(folder, path, *overrides, names=NEW, **more):
-    """A trainer that has started from the checkpoint `path`, the head that it had before, and what was said."""
+    """A trainer that has started from the checkpoint `path`, the head that it had before, and what was
+    said."""
     first = [] if more.pop("unnamed", False) else [people(names, **more)]
     trainer = make_trainer(folder, *first, NO_PAIRS, f"Global.init_from={path}", "Global.seed=5", *overrides)
     initial = {name: array.copy() for name, array in trainer.head.bank.state().items()}

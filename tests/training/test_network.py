@@ -222,7 +222,8 @@ def test_gradients_are_scaled_on_their_way_back_only():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_training_step_is_under_autocast_on_a_gpu(dtype, monkeypatch):
-    """Paddle's own autocast does nothing on a CPU, so it is replaced; that it is asked at all is what is tested."""
+    """Paddle's own autocast does nothing on a CPU, so it is replaced; that it is asked at all is what is
+    tested."""
     asked = []
 
     @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""The operators of a step, and those that a device has no kernel for; the npu's are in tests/gpu_ops/test_contract.py."""
+"""The operators of a step, and those that a device has no kernel for; the npu's are in
+tests/gpu_ops/test_contract.py."""
 
 import logging
 from collections import Counter
@@ -99,7 +100,8 @@ def test_doctor_refuses_in_a_line(arguments, found, capsys):
 
 @pytest.fixture
 def device(monkeypatch):
-    """Makes the device in use one of kind `other`, whose plug-in has one kernel -> the step that is recorded."""
+    """Makes the device in use one of kind `other`, whose plug-in has one kernel -> the step that is
+    recorded."""
     recorded = Counter(
         {Operator("forward", "conv2d", "float32"): 3, Operator("update", "momentum", "float32"): 1}
     )
@@ -144,7 +146,8 @@ def test_nothing_is_recorded_where_every_operator_has_a_kernel(kind, device, mon
     refuse_or_name_fallbacks(load(), Preprocessing((1,)))
 
 
-# -- what takes the place of an operator that a kind lacks --------------------------------------------------------------------
+# -- what takes the place of an operator that a kind lacks
+# --------------------------------------------------------------------
 
 
 @pytest.fixture

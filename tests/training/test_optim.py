@@ -127,7 +127,8 @@ def test_momentum_gathers_the_steps():
         optimizer.clear_grad()
     # velocities 1 and 0.5 * 1 + 1, at the rates of their steps
     want = np.full([2, 1], -(0.1 * 1 + 0.2 * 1.5))
-    # In each of two steps the weight is rounded once and the step, of at most 0.3, three times; the difference once.
+    # In each of two steps the weight is rounded once and the step, of at most 0.3, three times; the
+    # difference once.
     assert_within(
         net.weight.numpy() - before, want, EPS / 2 * (2 * (np.abs(before) + 0.4) + 2 * 3 * 0.3 + 0.4)
     )

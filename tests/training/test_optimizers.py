@@ -1,4 +1,5 @@
-"""Ten steps of each optimizer of the backbone against its formula in float64: rates, decay and clip of groups."""
+"""Ten steps of each optimizer of the backbone against its formula in float64: rates, decay and clip of
+groups."""
 
 import math
 
@@ -118,7 +119,8 @@ CASES = {
 @pytest.mark.parametrize("clip", [None, 1.5])
 @pytest.mark.parametrize("case", CASES)
 def test_ten_steps_follow_the_formula(case, clip):
-    """Groups have a rate or a decay of their own; biases, gains and slopes are not decayed; one norm clips all."""
+    """Groups have a rate or a decay of their own; biases, gains and slopes are not decayed; one norm clips
+    all."""
     keys, rule, decay = CASES[case]
     groups = [{"match": "^last", "lr_scale": 0.25}, {"match": "first", "weight_decay": 0.3}]
     network = net()
@@ -127,7 +129,8 @@ def test_ten_steps_follow_the_formula(case, clip):
     found = run(built(cfg, network), network, RATES)
 
     def reference(ones, *starts):
-        """`ones` are off where the bound is taken: so are Adam's betas in float32, and 1 - 0.999 is much more so."""
+        """`ones` are off where the bound is taken: so are Adam's betas in float32, and 1 - 0.999 is much more
+        so."""
         values = dict(zip(names, starts))
         states = {name: {"ones": ones} for name in values}
         for step, rate in enumerate(RATES, 1):

@@ -1,4 +1,5 @@
-"""Runs with other orders than a shuffle: length of an epoch, exact resume, and what does not fit is refused before a step."""
+"""Runs with other orders than a shuffle: length of an epoch, exact resume, and what does not fit is refused
+before a step."""
 
 import pytest
 

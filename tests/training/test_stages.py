@@ -1,4 +1,5 @@
-"""Stages of a training: what differs in each, the order of data and rates, exact resuming anywhere, and what is refused."""
+"""Stages of a training: what differs in each, the order of data and rates, exact resuming anywhere, and what
+is refused."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""The trainer on one process: its step against numpy, its calendar, resuming bit for bit, and what it refuses."""
+"""The trainer on one process: its step against numpy, its calendar, resuming bit for bit, and what it
+refuses."""
 
 import itertools
 import re
@@ -58,7 +59,8 @@ def test_a_checkpoint_has_the_names_of_the_classes(tmp_path):
 
 
 def test_steps_equal_momentum_sgd_in_float64(tmp_path):
-    """Three steps of a linear backbone and the head, with warm-up, decay and momentum, written out in numpy."""
+    """Three steps of a linear backbone and the head, with warm-up, decay and momentum, written out in
+    numpy."""
     paddle.seed(0)
     net = Linear()
     weight, bias = net.linear.weight.numpy(), net.linear.bias.numpy()
@@ -164,7 +166,8 @@ def test_when_it_writes_a_row(tmp_path, monkeypatch, every, expected, images):
 
 
 def test_a_profile_says_what_the_time_of_a_step_went_into(tmp_path, monkeypatch):
-    """All of the time between two rows but the evaluations and checkpoints, and nothing of it changes the run."""
+    """All of the time between two rows but the evaluations and checkpoints, and nothing of it changes the
+    run."""
     train(tmp_path / "off", "Global.log_every=4")
     clock = partial(next, itertools.count(0.0))  # a second passes with each look at it
     monkeypatch.setattr(timer, "_clock", clock)

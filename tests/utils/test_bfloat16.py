@@ -1,4 +1,5 @@
-"""bfloat16 rounding: exact where it can be, unbiased where it cannot, and addressed by class and step alone."""
+"""bfloat16 rounding: exact where it can be, unbiased where it cannot, and addressed by class and step
+alone."""
 
 import numpy as np
 

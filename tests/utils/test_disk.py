@@ -98,7 +98,8 @@ def test_steps_that_will_be_saved(step, last, every, saved):
     [(9, 3, 0, 4), (2, 3, 0, 2), (1, 1, 0, 1), (9, 1, 0, 2), (9, 3, 1, 3), (9, 3, 3, 1), (9, 3, 5, 1)],
 )
 def test_as_many_checkpoints_as_there_are_at_a_time(tmp_path, monkeypatch, saves, keep, present, more):
-    """Nothing is said of a disk that has space for `more` of them; of one that has not, before the first step."""
+    """Nothing is said of a disk that has space for `more` of them; of one that has not, before the first
+    step."""
     for number in range(present):
         (tmp_path / f"step-{number:08d}").mkdir()
     (tmp_path / "step-00000099.bad").mkdir()  # which no save deletes

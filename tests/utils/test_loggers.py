@@ -1,5 +1,5 @@
-"""Copies of the metrics for other programs: the same points in all of them, each step once. A package that is not installed is
-stood in for by a fake that knows the calls."""
+"""Copies of the metrics for other programs: the same points in all of them, each step once. A package that is
+not installed is stood in for by a fake that knows the calls."""
 
 import importlib.util
 import json
@@ -26,7 +26,8 @@ def row(step, loss):
 
 
 def run(folder, name):
-    """A run that is resumed at step 3, killed at 4, resumed at 3 again and taken back to 5: the rows of each step, once."""
+    """A run that is resumed at step 3, killed at 4, resumed at 3 again and taken back to 5: the rows of each
+    step, once."""
     evaluated = {"eval": "pairs", "step": 5, "accuracy": 0.5, "threshold": None}
     metrics = Metrics(folder, 0, [name])
     for step in range(1, 6):

@@ -1,4 +1,5 @@
-"""Large blocks that are freed go back to the system although others live between them, or stay for the next ones."""
+"""Large blocks that are freed go back to the system although others live between them, or stay for the next
+ones."""
 
 import os
 import sys

@@ -54,7 +54,8 @@ def test_what_packs_and_parameters_hold_comes_back(load, protocol):
 
 
 def test_python_2_strings_and_arrays_come_back(load):
-    # pickle.dumps((["\xff\xd8", "b"], [True, False]), 2) by Python 2.7, and a uint8 array [1, 255] by its numpy
+    # pickle.dumps((["\xff\xd8", "b"], [True, False]), 2) by Python 2.7, and a uint8 array [1, 255] by its
+    # numpy
     text = b"\x80\x02]q\x00(U\x02\xff\xd8q\x01U\x01bq\x02e]q\x03(\x88\x89e\x86q\x04."
     images, flags = load(text)
     assert [image.encode("latin-1") for image in images] == [b"\xff\xd8", b"b"] and flags == [True, False]
@@ -221,7 +222,8 @@ def test_deep_nesting_is_refused_before_it_is_built(load, nested):
     "setting", [b"}%sK\x01s.", b"}(%sK\x01u.", b"(%sK\x01d."], ids=["one", "items", "dict"]
 )
 def test_a_key_that_takes_ages_to_hash_is_refused(load, setting):
-    """25 tuples, each with the one before it twice: 2^25 visits from 200 bytes; with 60 of them it would never end."""
+    """25 tuples, each with the one before it twice: 2^25 visits from 200 bytes; with 60 of them it would
+    never end."""
     doubled = b"".join(b"h%ch%c\x86\x940" % (place, place) for place in range(25))
     assert "copies of more than 8 times" in refusal(load, b"\x80\x04)\x940" + doubled + setting % b"h\x19")
 

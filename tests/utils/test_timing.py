@@ -1,4 +1,5 @@
-"""The timer of a step, by a clock that is set by hand: inner parts are not the outer one's, pauses are nobody's."""
+"""The timer of a step, by a clock that is set by hand: inner parts are not the outer one's, pauses are
+nobody's."""
 
 import pytest
 

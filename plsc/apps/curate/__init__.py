@@ -1,1 +1,2 @@
-"""Care for sets of images: find their errors (`plsc doctor`), cut out faces (`plsc align`), change the format (`plsc convert`)."""
+"""Care for sets of images: find their errors (`plsc doctor`), cut out faces (`plsc align`), change the format
+(`plsc convert`)."""

@@ -1,9 +1,10 @@
 """Align the faces of photos for training: `plsc align photos/ aligned/`.
 
-Every face is turned, scaled and shifted so that eyes, nose and mouth lie where ArcFace's networks expect them. Folders stay as they
-are (a folder a person stays one). The landmarks come from a file, or from a detector (extra `align`). The table, alignment.csv in
-the target, has a row for every file of the source that is not hidden: what was written, and what was not and why. Exit code: 0 all photos were
-written, 1 some were not, 2 a mistake in the arguments.
+Every face is turned, scaled and shifted so that eyes, nose and mouth lie where ArcFace's networks expect
+them. Folders stay as they are (a folder a person stays one). The landmarks come from a file, or from a
+detector (extra `align`). The table, alignment.csv in the target, has a row for every file of the source that
+is not hidden: what was written, and what was not and why. Exit code: 0 all photos were written, 1 some were
+not, 2 a mistake in the arguments.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def _check(options: Options, threads: int | None) -> None:
 
 
 def align_photos(options: Options, landmarks: str | None, resume: bool, threads: int | None) -> int:
-    """Align all photos of a folder, print a summary, and return the exit code. See main() for the arguments."""
+    """Align all photos of a folder, print a summary, and return the exit code. See main() for the
+    arguments."""
     source, target = options.source, Path(options.target)
     if os.path.isfile(source):
         raise UserError(f"{shown(source)}: is a file; give the folder that the photo is in")
@@ -179,7 +181,8 @@ def list_files(folder: str) -> tuple[list[str], list[Row]]:
 def _outputs(names: Sequence[str], options: Options) -> Callable[[str], str]:
     """Return a function, photo -> name of its picture without extension; no two photos have the same.
 
-    It is the photo's without extension; with it in folders where that differs in nothing else, and where a photo has several pictures.
+    It is the photo's without extension; with it in folders where that differs in nothing else, and where a
+    photo has several pictures.
     """
     stems = Counter(_stem(name).casefold() for name in names if name.lower().endswith(EXTENSIONS))
     mixed = {os.path.dirname(stem) for stem, count in stems.items() if count > 1}

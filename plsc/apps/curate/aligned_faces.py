@@ -1,4 +1,5 @@
-"""Say whether the pictures of a set are faces, and whether these are aligned, by a detector and a sample of the pictures.
+"""Say whether the pictures of a set are faces, and whether these are aligned, by a detector and a sample of
+the pictures.
 
 `look_for_faces(eval_set(open_images("faces/")), Detector())`
 """
@@ -18,7 +19,8 @@ from plsc.evaluation.sets import EvalSet
 
 SAMPLE = 48  # pictures, evenly spaced
 _FEWEST = 0.8  # share of the pictures that must have a face; in sets of other things faces are an exception
-# Root mean squares over the landmarks, as a share of the picture's width and height, of the median picture. LFW aligned has 0.028 and
+# Root mean squares over the landmarks, as a share of the picture's width and height, of the median picture.
+# LFW aligned has 0.028 and
 # 0.034, cut out along the detector's boxes 0.070 and 0.097.
 MOST_SPREAD = 0.05
 MOST_OFFSET = 0.07
@@ -40,7 +42,8 @@ class Faces(NamedTuple):
 
 
 def look_for_faces(images: EvalSet, detector: Detector) -> Faces | None:
-    """Find the largest face in each of a sample of encoded pictures; None: most pictures are no faces, or are not encoded."""
+    """Find the largest face in each of a sample of encoded pictures; None: most pictures are no faces, or are
+    not encoded."""
     if not hasattr(images.data, "encoded") or not images.count:
         return None
     sample = np.unique(np.linspace(0, images.count - 1, SAMPLE).astype(np.int64))

@@ -1,7 +1,9 @@
-"""Align a face by five landmarks: the eyes, the tip of the nose and the corners of the mouth go to fixed places.
+"""Align a face by five landmarks: the eyes, the tip of the nose and the corners of the mouth go to fixed
+places.
 
-The similarity transform (rotation, scale, shift) whose squared error is least is Umeyama's (1991, IEEE Trans. PAMI 13(4)). With
-points as complex numbers it is w = a z + b, and a and b are those of linear regression. Try it:
+The similarity transform (rotation, scale, shift) whose squared error is least is Umeyama's (1991, IEEE Trans.
+PAMI 13(4)). With points as complex numbers it is w = a z + b, and a and b are those of linear regression. Try
+it:
 
     align(np.zeros((200, 200, 3), np.uint8), TEMPLATE + 40).shape
 """
@@ -17,8 +19,9 @@ from plsc.errors import UserError
 from plsc.utils.ordinary import FEWEST, largest_ordinary
 
 SIZE = 112
-# ArcFace's places in a picture of 112 x 112, as (x, y): the eye on the picture's left, the one on its right, the nose, the corner of the
-# mouth on the left, the one on the right. InsightFace's training sets and networks have them.
+# ArcFace's places in a picture of 112 x 112, as (x, y): the eye on the picture's left, the one on its right,
+# the nose, the corner of the mouth on the left, the one on the right. InsightFace's training sets and
+# networks have them.
 TEMPLATE = np.array(
     [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]]
 )
@@ -28,22 +31,24 @@ _FLAT = 0.01  # landmarks whose spread across a line is below this share of that
 
 
 def offset(landmarks: np.ndarray, width: int, height: int) -> float:
-    """Compute the root mean square distance of landmarks [5, 2] from ArcFace's places, as a share of the picture's sides, which are in pixels."""
+    """Compute the root mean square distance of landmarks [5, 2] from ArcFace's places, as a share of the
+    picture's sides, which are in pixels."""
     places = landmarks / [width, height] - TEMPLATE / SIZE
     return float(np.sqrt(np.mean(np.sum(places**2, axis=1))))
 
 
 def largest_aligned(offsets: Sequence[float]) -> float:
-    """Return the largest offset of a face that is called aligned, in a set of aligned faces with these offsets."""
+    """Return the largest offset of a face that is called aligned, in a set of aligned faces with these
+    offsets."""
     return min(OFFSET, largest_ordinary(offsets)) if len(offsets) >= FEWEST else OFFSET
 
 
 def align(picture: np.ndarray, landmarks: np.ndarray, size: int = SIZE) -> np.ndarray:
     """Warp a face to its place in a picture of `size` x `size`; what lies outside of the given one is black.
 
-    picture: uint8 [H, W, C] or [H, W], channels in any order. landmarks: [5, 2], (x, y) in pixels in the order of TEMPLATE; (0, 0) is the
-    centre of the first pixel. Of other sizes than 112 the template is multiplied by size / 112, as in InsightFace. UserError: see
-    `similarity_transform`.
+    picture: uint8 [H, W, C] or [H, W], channels in any order. landmarks: [5, 2], (x, y) in pixels in the
+    order of TEMPLATE; (0, 0) is the centre of the first pixel. Of other sizes than 112 the template is
+    multiplied by size / 112, as in InsightFace. UserError: see `similarity_transform`.
     """
     matrix = similarity_transform(landmarks, TEMPLATE * (size / SIZE))
     part, matrix = _around(picture, matrix, size)
@@ -55,9 +60,11 @@ def align(picture: np.ndarray, landmarks: np.ndarray, size: int = SIZE) -> np.nd
 
 
 def similarity_transform(landmarks: np.ndarray, places: np.ndarray = TEMPLATE) -> np.ndarray:
-    """Compute the matrix float64 [2, 3] of the similarity transform that takes landmarks to places, both [5, 2].
+    """Compute the matrix float64 [2, 3] of the similarity transform that takes landmarks to places, both [5,
+    2].
 
-    UserError: landmarks of another shape, not finite or beyond a million, on one line (or all at one place), or mirrored.
+    UserError: landmarks of another shape, not finite or beyond a million, on one line (or all at one place),
+    or mirrored.
     """
     landmarks = np.asarray(landmarks, np.float64)
     if landmarks.shape != (5, 2):
@@ -88,7 +95,8 @@ def _complex(points: np.ndarray) -> np.ndarray:
 
 
 def _around(picture: np.ndarray, matrix: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut out the part of a picture that the matrix takes into `size` x `size`, with a margin: the part, which may be empty, and its matrix.
+    """Cut out the part of a picture that the matrix takes into `size` x `size`, with a margin: the part,
+    which may be empty, and its matrix.
 
     cv2.warpAffine refuses pictures with a side above 32,767.
     """
@@ -103,7 +111,8 @@ def _around(picture: np.ndarray, matrix: np.ndarray, size: int) -> tuple[np.ndar
 
 
 def _shrink(picture: np.ndarray, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Shrink a picture that the matrix would shrink to less than half: linear interpolation would skip most of its pixels."""
+    """Shrink a picture that the matrix would shrink to less than half: linear interpolation would skip most
+    of its pixels."""
     times = int(1 / np.hypot(*matrix[:, 0]))
     if times < 2:
         return picture, matrix

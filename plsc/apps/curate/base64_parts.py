@@ -1,5 +1,5 @@
-"""Read PLSC's base64 parts, which `plsc convert` turns into another format: text files with an image and its label a line, `base64<TAB>label` or
-`label<TAB>base64`.
+"""Read PLSC's base64 parts, which `plsc convert` turns into another format: text files with an image and its
+label a line, `base64<TAB>label` or `label<TAB>base64`.
 
 PLSC's documentation had the one order and its tool the other; the first line of each file shows its order.
 The files are read once at the start to find the lines. Try it: `Base64Parts("parts/").num_classes`.

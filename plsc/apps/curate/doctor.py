@@ -1,10 +1,11 @@
-"""Find errors in sets of images: `plsc doctor train.rec --validation lfw.bin`, or `plsc doctor -c my.yaml`. With `--trained output`
-find wrong labels by the network of a run (doctor_trained.py), with `--device npu -c my.yaml` operators without a kernel there.
+"""Find errors in sets of images: `plsc doctor train.rec --validation lfw.bin`, or `plsc doctor -c my.yaml`.
+With `--trained output` find wrong labels by the network of a run (doctor_trained.py), with `--device npu -c
+my.yaml` operators without a kernel there.
 
 Every image is read and decoded once. It finds labels with gaps, images that cannot be decoded or have another
 size, the same bytes twice (in one identity, in two, in training and validation), identities in both sets,
-classes with few images, and faces that are not aligned. It writes report.txt, doctor.json and images_per_class.png. The exit code: 0 nothing,
-1 warnings, 2 errors.
+classes with few images, and faces that are not aligned. It writes report.txt, doctor.json and
+images_per_class.png. The exit code: 0 nothing, 1 warnings, 2 errors.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ def examine(images: EvalSet, name: str, findings: Findings) -> Scan:
 def _examine_sizes(
     decoded: np.ndarray, usual: list[int], wanted: list[int], name: str, findings: Findings
 ) -> None:
-    """Note what resizing changes; `decoded`: heights and widths, int32 [N, 2]; `usual`, `wanted`: [height, width]."""
+    """Note what resizing changes; `decoded`: heights and widths, int32 [N, 2]; `usual`, `wanted`: [height,
+    width]."""
     if not len(decoded):
         return
     from_to = f"from {usual[0]} x {usual[1]} to {wanted[0]} x {wanted[1]}"
@@ -157,7 +159,8 @@ def _examine_sizes(
 
 
 def _examine_faces(images: EvalSet, name: str, numbers: dict[str, Any], findings: Findings) -> None:
-    """Warn of faces that are not aligned, where the detector is installed and a sample of the pictures has faces."""
+    """Warn of faces that are not aligned, where the detector is installed and a sample of the pictures has
+    faces."""
     faces = look_for_faces(images, Detector()) if detector.installed() else None
     if faces is None:
         return
@@ -286,8 +289,8 @@ def compare_trained(
 
 
 def check_classes(make: Callable[[], Dataset], others: dict[str, EvalSet], findings: Findings) -> None:
-    """Find whether the sets to train on go together, and the labelled sets of a config that number their classes
-    otherwise."""
+    """Find whether the sets to train on go together, and the labelled sets of a config that number their
+    classes otherwise."""
     try:
         with collected_problems():  # which the sets of their own have reported
             names = class_names(make())
@@ -309,7 +312,8 @@ def _shared_images(one: tuple[str, EvalSet, Scan], other: tuple[str, EvalSet, Sc
 
 
 def spread(labels: np.ndarray, num_classes: int) -> dict[str, int]:
-    """Count the classes with 1, 2, 3-4, 5-8, ... images, and before them those without any, if there are such."""
+    """Count the classes with 1, 2, 3-4, 5-8, ... images, and before them those without any, if there are
+    such."""
     counts = np.bincount(labels, minlength=num_classes)
     present = counts[counts > 0]
     doublings = np.ceil(np.log2(present)).astype(int)
@@ -445,7 +449,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _examine_operators(cfg: Config, device: str) -> int:
-    """Print the operators of a step of a config that a kind of device has no kernel for; exit code 1 if there are any."""
+    """Print the operators of a step of a config that a kind of device has no kernel for; exit code 1 if there
+    are any."""
     kind = kind_of(device)
     table = listed(kind)
     if table is None:

@@ -1,7 +1,8 @@
 """Find the wrong labels of a training set by the network that it has trained: `plsc doctor --trained output`.
 
-Every image is embedded by the networks of several of the run's checkpoints, since an earlier one has not memorised what a later one
-has. It writes corrections.tsv, which DataLoader.Train.corrections takes, and label_noise.html, which shows the pictures.
+Every image is embedded by the networks of several of the run's checkpoints, since an earlier one has not
+memorised what a later one has. It writes corrections.tsv, which DataLoader.Train.corrections takes, and
+label_noise.html, which shows the pictures.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Listed(NamedTuple):
 
 
 class Embedded(NamedTuple):
-    """Embeddings of all samples by one network after the other, [N, networks * D]; 0 for those not trained on, or corrupt."""
+    """Embeddings of all samples by one network after the other, [N, networks * D]; 0 for those not trained
+    on, or corrupt."""
 
     embeddings: np.ndarray
     corrupt: int
@@ -66,7 +68,8 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
             f"--trained: {shown(run)}: no such folder; name a run's folder, or its config.yaml"
         )
     cfg = load(run, overrides)
-    # The list is of the data with those who are left out (DataLoader.Train.without), so that leaving out more does not make it stale.
+    # The list is of the data with those who are left out (DataLoader.Train.without), so that leaving out more
+    # does not make it stale.
     whole = load(cfg, ["DataLoader.Train.without=[]"])
     data = build_dataset(whole.DataLoader, whole.Global.seed, whole.place)
     without = cfg.DataLoader.Train.without
@@ -93,8 +96,8 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
 
 
 def _checkpoints(cfg: Config) -> list[list[str]]:
-    """List the overrides that choose each of the run's checkpoints, CHECKPOINTS of them at most; [] once where
-    Global.checkpoint names one."""
+    """List the overrides that choose each of the run's checkpoints, CHECKPOINTS of them at most; [] once
+    where Global.checkpoint names one."""
     paths = completed(Path(cfg.Global.output_dir) / "checkpoints")
     if cfg.Global.checkpoint is not None or not paths:
         return [[]]
@@ -104,7 +107,8 @@ def _checkpoints(cfg: Config) -> list[list[str]]:
 
 
 def _embed_by_all(configs: Sequence[Config], data: Dataset, trained: np.ndarray) -> Embedded:
-    """Embed by the network of each config, one after the other, into one array: there may be no memory for two."""
+    """Embed by the network of each config, one after the other, into one array: there may be no memory for
+    two."""
     start(configs[0])
     from plsc.training.trained import load_network
 
@@ -146,7 +150,8 @@ def _embed(
     corrupt: set[int],
     out: np.ndarray,
 ) -> None:
-    """Write the embeddings of the samples `trained`, indices, to `out` [N, D], at length 1; note the corrupt ones.
+    """Write the embeddings of the samples `trained`, indices, to `out` [N, D], at length 1; note the corrupt
+    ones.
 
     described: the network, for messages.
     """

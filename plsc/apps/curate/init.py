@@ -59,8 +59,10 @@ _RANKS = 2  # of the commands that are suggested
 class Seen(NamedTuple):
     """What a config follows from.
 
-    height, width: of the median picture. grey: whether all are. faces: None: they are none, or nobody looked; else whether they are
-    aligned. unaligned: how many of those looked at are not, though the others are. hold_out: share of the classes to verify on; None: there are too few for any.
+    height, width: of the median picture. grey: whether all are. faces: None: they are none, or nobody looked;
+    else whether they are
+    aligned. unaligned: how many of those looked at are not, though the others are. hold_out: share of the
+    classes to verify on; None: there are too few for any.
     """
 
     pictures: int
@@ -112,14 +114,15 @@ def _all_grey(images: EvalSet) -> bool:
 
 
 def _share_to_hold_out(names: Sequence[str]) -> float | None:
-    """Choose the share of the classes that are not trained on: of few a half, from which a gallery learns how alike strangers are, else
-    the least that has ten; None where fewer than two would be left on a side."""
+    """Choose the share of the classes that are not trained on: of few a half, from which a gallery learns how
+    alike strangers are, else the least that has ten; None where fewer than two would be left on a side."""
     share = (enough_held_out(names) if len(names) >= _HUNDREDS else None) or _HALF
     return share if LEAST <= held_out(names, share).sum() <= len(names) - LEAST else None
 
 
 def recommend(seen: Seen, dataset: dict, output: str) -> dict:
-    """Choose a config: "Section.key" -> value. dataset: the class of the pictures, and its key that names them."""
+    """Choose a config: "Section.key" -> value. dataset: the class of the pictures, and its key that names
+    them."""
     few = seen.pictures < _FEW_PICTURES
     size = _size(seen, few)
     trained = round(seen.pictures * (1 - (seen.hold_out or 0)))
@@ -156,7 +159,8 @@ def recommend(seen: Seen, dataset: dict, output: str) -> dict:
 
 
 def _size(seen: Seen, few: bool) -> list[int]:
-    """Choose height and width: the pictures' own shape, to whole multiples of 8, of about as many pixels as the square has."""
+    """Choose height and width: the pictures' own shape, to whole multiples of 8, of about as many pixels as
+    the square has."""
     side = 32 if min(seen.height, seen.width) <= 40 else 48 if seen.grey and few else 64 if few else 112
     ratio = math.sqrt(seen.height / seen.width)
     if 0.9 < ratio < 1.12:
@@ -194,7 +198,8 @@ def to_yaml(values: dict, lines: Sequence[str]) -> str:
 
 
 def advice(seen: Seen, pictures: str, config: str, output: str) -> list[str]:
-    """Say what to expect of the data, and what to do next. pictures, config, output: paths as words of a command."""
+    """Say what to expect of the data, and what to do next. pictures, config, output: paths as words of a
+    command."""
     lines = []
     if seen.faces is False:
         lines.append(
@@ -222,7 +227,8 @@ def advice(seen: Seen, pictures: str, config: str, output: str) -> list[str]:
 
 
 class Plan(NamedTuple):
-    """What is written and said: the config, "Section.key" -> value; the data in a few words; what is wrong with them; what to do next."""
+    """What is written and said: the config, "Section.key" -> value; the data in a few words; what is wrong
+    with them; what to do next."""
 
     values: dict
     about: str

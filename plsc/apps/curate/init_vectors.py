@@ -25,7 +25,8 @@ _EPOCHS = 20
 
 
 class Vectors(NamedTuple):
-    """Two files of vectors and their labels, and what a config follows from. keys: the classes' names, or their numbers."""
+    """Two files of vectors and their labels, and what a config follows from. keys: the classes' names, or
+    their numbers."""
 
     samples: str
     labels: str
@@ -37,7 +38,8 @@ class Vectors(NamedTuple):
 
 
 def find_vectors(path: str) -> tuple[str, str] | None:
-    """Find x.npy and y.npy in a folder, or the labels beside an .npy file; None: `path` is none of these. MissingFileError without labels."""
+    """Find x.npy and y.npy in a folder, or the labels beside an .npy file; None: `path` is none of these.
+    MissingFileError without labels."""
     samples = os.path.join(path, SAMPLES) if os.path.isdir(path) else path
     if not samples.endswith(".npy") or not os.path.isfile(samples):
         return None

@@ -1,7 +1,7 @@
 """Find wrong labels by the embeddings that a trained network gives its own training samples.
 
-A sample is compared with the mean of the other samples of its class, so that it does not vote for its own label, and with the
-means of all other classes. Try it: noise = find_noise(embeddings, labels, num_classes).
+A sample is compared with the mean of the other samples of its class, so that it does not vote for its own
+label, and with the means of all other classes. Try it: noise = find_noise(embeddings, labels, num_classes).
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def _distances(
 def _wrong(distances: Distances) -> tuple[np.ndarray, np.ndarray, float]:
     """Find the samples whose label is wrong, bool [N]; their scores [N]; one deviation, as a cosine.
 
-    The score says by how many deviations (other - own) is above its median. Wrong labels lie above, so the deviation is that
+    The score says by how many deviations (other - own) is above its median. Wrong labels lie above, so the
+    deviation is that
     of the samples below: from the 16 % quantile to the median.
     """
     nearer_N = (distances.other - distances.own).astype(np.float64)
@@ -125,9 +126,10 @@ def _twins(
 ) -> np.ndarray:
     """Find for each class the one that may be the same under another name, int64 [C]; -1: none.
 
-    Each of the two is the other's nearest, and their means are more alike than their samples are to their own means.
-    One wrong label draws the mean of a class of two halfway to the class that its sample is of. So the two samples count instead:
-    the class must be the nearest of both, and the cosine is that of the one which is less like it.
+    Each of the two is the other's nearest, and their means are more alike than their samples are to their own
+    means. One wrong label draws the mean of a class of two halfway to the class that its sample is of. So the
+    two samples count instead: the class must be the nearest of both, and the cosine is that of the one which
+    is less like it.
     """
     means = _unit(sums)
     known = ~np.isnan(distances.own)

@@ -40,7 +40,8 @@ class Part(NamedTuple):
 
 
 def strip_of(samples: np.ndarray, preprocessing: Preprocessing) -> bytes | None:
-    """Encode samples [n, C, H, W], n at least 1, as one PNG, beside each other; None where they are no images."""
+    """Encode samples [n, C, H, W], n at least 1, as one PNG, beside each other; None where they are no
+    images."""
     if not preprocessing.is_image or samples.shape[1] not in (1, 3):
         return None
     pixels = np.concatenate(np.moveaxis(samples, 1, -1), axis=1)

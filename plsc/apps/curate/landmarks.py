@@ -24,11 +24,12 @@ def photo_key(name: str) -> str:
 
 
 def read_landmarks(path: str) -> dict[str, list[np.ndarray]]:
-    """Read the faces of each photo: `photo_key` -> landmarks [5, 2] float64, in pixels of the upright picture.
+    """Read the faces of each photo: `photo_key` -> landmarks [5, 2] float64, in pixels of the upright
+    picture.
 
-    CSV: columns `file` and those of COLUMNS, in any order and among others; or, without such a header, the photo's name and ten
-    numbers. A row is a face; a row without numbers is none. JSON: {name: [[x, y], ...]}, or a list of such lists. UserError names
-    the bad lines.
+    CSV: columns `file` and those of COLUMNS, in any order and among others; or, without such a header, the
+    photo's name and ten numbers. A row is a face; a row without numbers is none. JSON: {name: [[x, y], ...]},
+    or a list of such lists. UserError names the bad lines.
     """
     with reading(f"--landmarks: {path}"):
         text = read_regular(path).decode("utf-8-sig", "surrogateescape")

@@ -1,7 +1,9 @@
-"""Read images from Parquet, which `plsc convert` turns into another format: a column of images, and one of labels.
+"""Read images from Parquet, which `plsc convert` turns into another format: a column of images, and one of
+labels.
 
-An image is a struct {bytes, path}, as Hugging Face's datasets have it, bytes, or a path. What is read of a file at a time is a row group,
-of which training in random order would use one row, so Parquet is converted, not trained from. Try it: `ParquetImages("set/").num_classes`.
+An image is a struct {bytes, path}, as Hugging Face's datasets have it, bytes, or a path. What is read of a
+file at a time is a row group, of which training in random order would use one row, so Parquet is converted,
+not trained from. Try it: `ParquetImages("set/").num_classes`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ LABELS = ("label", "labels", "identity", "cls")
 
 
 def parquet_files(path: str) -> list[str]:
-    """List the Parquet files that a path names, itself or those in the folder, sorted; [] if there is none."""
+    """List the Parquet files that a path names, itself or those in the folder, sorted; [] if there is
+    none."""
     if os.path.isdir(path):
         return sorted(glob.glob(os.path.join(glob.escape(path), "*.parquet")))
     return [path] if path.endswith(".parquet") else []
@@ -39,9 +42,9 @@ def parquet_files(path: str) -> list[str]:
 class ParquetImages(EncodedImages):
     """The images of Parquet files.
 
-    `path`: a file, or a folder of files, which are read in the order of their names. `root`: where relative paths of images start; empty =
-    the files' folder. Labels are whole numbers 0, 1, ... without gaps, or names; numbers have the names that Hugging Face's
-    datasets keep of them.
+    `path`: a file, or a folder of files, which are read in the order of their names. `root`: where relative
+    paths of images start; empty = the files' folder. Labels are whole numbers 0, 1, ... without gaps, or
+    names; numbers have the names that Hugging Face's datasets keep of them.
     """
 
     def __init__(self, path: str, root: str = ""):
@@ -108,7 +111,8 @@ class ParquetImages(EncodedImages):
         )
 
     def _below_root(self, path: str, index: int) -> str:
-        """Return where the image at `path` is. UserError outside of the root: a file from outside could copy any file of this machine."""
+        """Return where the image at `path` is. UserError outside of the root: a file from outside could copy
+        any file of this machine."""
         whole = os.path.normpath(os.path.join(self._root, path))
         root = os.path.abspath(self._root)
         if os.path.commonpath([root, os.path.abspath(whole)]) != root:
@@ -139,7 +143,8 @@ def _column(names: list[str], wanted: tuple[str, ...], path: str) -> str:
 
 
 def _labels_of(columns: list[Any], label: str, path: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the labels, int64 [N], and where they are text the classes' names. UserError for anything else, and for a row without one."""
+    """Return the labels, int64 [N], and where they are text the classes' names. UserError for anything else,
+    and for a row without one."""
     values = [column.to_numpy() for column in columns if len(column)]
     missing = sum(column.null_count for column in columns)
     if missing or not values:

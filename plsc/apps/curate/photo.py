@@ -85,8 +85,8 @@ def align_photo(
 ) -> list[Row]:
     """Align the faces of the photo `name` of the source, and write them -> rows of the table.
 
-    output: name of the picture without extension, relative to the target. detector: finds the faces; None: they are `given`,
-    landmarks [5, 2] each, None for a photo without. UserError: a picture cannot be written.
+    output: name of the picture without extension, relative to the target. detector: finds the faces; None:
+    they are `given`, landmarks [5, 2] each, None for a photo without. UserError: a picture cannot be written.
     """
     row = Row(photo_key(name), UNREADABLE)
     if not name.lower().endswith(EXTENSIONS):
@@ -131,7 +131,8 @@ def align_photo(
 
 
 def _read(path: str) -> tuple[np.ndarray, str]:
-    """Read a photo upright, BGR uint8 [H, W, 3], and how it was turned for that. UserError: it cannot be read."""
+    """Read a photo upright, BGR uint8 [H, W, 3], and how it was turned for that. UserError: it cannot be
+    read."""
     data = read_file(path)
     picture = decode_pixels(data, False, lambda: path)
     content = data.tobytes()
@@ -145,7 +146,8 @@ def _read(path: str) -> tuple[np.ndarray, str]:
 
 
 def _outside(landmarks: np.ndarray, picture: np.ndarray) -> str:
-    """Say that given landmarks lie outside of the photo, where one does; they are another photo's, most likely."""
+    """Say that given landmarks lie outside of the photo, where one does; they are another photo's, most
+    likely."""
     height, width = picture.shape[:2]
     out = ((landmarks < -0.5) | (landmarks > np.array([width, height]) - 0.5)).any(axis=1)
     if not out.any():
@@ -186,7 +188,8 @@ def _alone(square: _Square, options: Options) -> tuple[str, str]:
 
 
 def _write(picture: np.ndarray, landmarks: np.ndarray, file: str, options: Options) -> str:
-    """Write the aligned face, and return its name in the target as tables have it. UserError: it cannot be written."""
+    """Write the aligned face, and return its name in the target as tables have it. UserError: it cannot be
+    written."""
     extension, settings = ".png", []
     if options.jpeg is not None:
         extension, settings = ".jpg", [cv2.IMWRITE_JPEG_QUALITY, options.jpeg]

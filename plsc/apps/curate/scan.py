@@ -57,7 +57,8 @@ def scan(images: EvalSet, threads: int | None = None) -> Scan:
                 bar.update(done)
     finally:
         cv2.setNumThreads(before)
-    # Each image counts alike, as in training, where all have one size: a single huge one must not sway the numbers.
+    # Each image counts alike, as in training, where all have one size: a single huge one must not sway the
+    # numbers.
     mean, square = moments.sum(axis=0) / max(int((sizes[:, 0] > 0).sum()), 1)
     return Scan(
         digests, sizes, dict(sorted(faults.items())), float(mean), float(np.sqrt(max(square - mean**2, 0)))

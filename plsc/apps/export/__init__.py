@@ -5,15 +5,17 @@
     embedding  float32 [batch, D]: of length 1, so that a dot product is the cosine (zeros stay zeros)
 
 Normalising the input and the embedding is part of the graph. What is left to do outside, and the cosine above
-which two samples are of the same class, stands in preprocessing.json, and README.txt says how. The folder kit, see plsc.apps.export.kit,
-has samples with their embeddings, and programs that say whether another runtime or one's own code gives these.
+which two samples are of the same class, stands in preprocessing.json, and README.txt says how. The folder
+kit, see plsc.apps.export.kit, has samples with their embeddings, and programs that say whether another
+runtime or one's own code gives these.
 
-The graphs for Paddle Inference and ONNX Runtime lie in the folder itself; other formats have folders of their names in it, with
-all of these files but the kit, so that each can be taken away alone.
+The graphs for Paddle Inference and ONNX Runtime lie in the folder itself; other formats have folders of their
+names in it, with all of these files but the kit, so that each can be taken away alone.
 
 Pixels that were normalised already would give embeddings that are all alike, and every comparison would be
-accepted. So an image without a pixel above 3 gets an embedding of zeros, which resembles nothing: a mistake is
-seen at once and accepts nobody. It takes one maximum. A truly black picture has nothing to recognise either.
+accepted. So an image without a pixel above 3 gets an embedding of zeros, which resembles nothing: a mistake
+is seen at once and accepts nobody. It takes one maximum. A truly black picture has nothing to recognise
+either.
 
 Try it: `pytest tests/apps/export/test_export.py`.
 """
@@ -65,8 +67,8 @@ def export(
     """Write `model` (prepared samples [B, *shape] -> embeddings [B, D]) to the folder `out_dir`, for any B.
 
     The folder appears, or replaces that of an earlier export, when all is written and every format agrees
-    with the training graph in eval mode within TOLERANCE, both on the CPU. `model`, without data parallel's wrapper,
-    stays as and where it is.
+    with the training graph in eval mode within TOLERANCE, both on the CPU. `model`, without data parallel's
+    wrapper, stays as and where it is.
 
     Args:
         preprocessing: of the data set, a plsc.data.preprocessing.Preprocessing.
@@ -83,7 +85,8 @@ def export(
         kit: samples for the acceptance kit; None: there is no kit.
 
     Returns: what preprocessing.json has (see make_card), and "folder".
-    Raises: UserError (missing packages, or samples that a format does not take, before anything is written; a model that does
+    Raises: UserError (missing packages, or samples that a format does not take, before anything is written; a
+    model that does
         not export truly, or is less accurate in 8 bits).
     """
     out = Path(os.path.realpath(out_dir))  # a link stays one
@@ -128,8 +131,8 @@ def export(
 def _replacing(out: Path) -> Iterator[Path]:
     """Yield a name for a new folder, and give it the place of the export at `out` when the block ends well.
 
-    The earlier export stays whole, under another name at most, until the new one is there. What a killed export left under
-    that name is put back or replaced.
+    The earlier export stays whole, under another name at most, until the new one is there. What a killed
+    export left under that name is put back or replaced.
     """
     old = out.with_name(f"{out.name}.tmp.old")
     try:
@@ -148,7 +151,8 @@ def _replacing(out: Path) -> Iterator[Path]:
 def _save_in_folder(
     folder: Path, graphs: dict[str, dict], about: Description, examples: list, int8: Int8Data | None
 ) -> tuple[dict, list[dict]]:
-    """Write the format that the new `folder` is called after, with all that describes it, from `graphs`, which lie beside.
+    """Write the format that the new `folder` is called after, with all that describes it, from `graphs`,
+    which lie beside.
 
     Returns the names of its files as seen from beside, and the comparisons with the training graph.
     """

@@ -14,9 +14,11 @@ RESIZE = "to the size, whatever the aspect ratio: area averages to shrink (cv2.I
 
 
 def make_card(preprocessing: Any, embedding_size: int, threshold: float | None, flip: bool) -> dict:
-    """Make the content of preprocessing.json but "files" (per format: names of files, input, output) and "checks"."""
+    """Make the content of preprocessing.json but "files" (per format: names of files, input, output) and
+    "checks"."""
     shape = list(preprocessing.shape)
-    # What is left to do. Mean and scale are not among it: a reader who saw them here would normalise once more.
+    # What is left to do. Mean and scale are not among it: a reader who saw them here would normalise once
+    # more.
     if preprocessing.is_image:
         values, left = VALUES, {"size": shape[1:], "channels": preprocessing.channels, "resize": RESIZE}
         if preprocessing.aligned is not None:

@@ -22,7 +22,8 @@ from plsc.training.trained import load_network
 def export_checkpoint(
     cfg: Config, output: str | os.PathLike | None = None, model: paddle.nn.Layer | None = None
 ) -> dict[str, Any]:
-    """Write a checkpoint's backbone to a folder in Export.formats, and compare each. Every rank calls it, after `start`.
+    """Write a checkpoint's backbone to a folder in Export.formats, and compare each. Every rank calls it,
+    after `start`.
 
     Args:
         output: the folder; None: output_dir/export.

@@ -1,4 +1,5 @@
-"""Write the network with its preprocessing as one static graph, run it by Paddle Inference or ONNX Runtime, and compare."""
+"""Write the network with its preprocessing as one static graph, run it by Paddle Inference or ONNX Runtime,
+and compare."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class _OfPixels(_WithPreprocessing):
 
 @contextlib.contextmanager
 def errors_as_user_error(what: str) -> Iterator[None]:
-    """Raise UserError with `what` and the last line in place of the engines' errors of many kinds and lines."""
+    """Raise UserError with `what` and the last line in place of the engines' errors of many kinds and
+    lines."""
     try:
         yield
     except Exception as error:
@@ -109,7 +111,8 @@ def _rename(graph, old: str, new: str) -> None:
 
 
 def _drop_unused_constants(graph) -> None:
-    """Remove the constants that paddle2onnx leaves behind: ONNX Runtime warns of each, whenever the graph is loaded."""
+    """Remove the constants that paddle2onnx leaves behind: ONNX Runtime warns of each, whenever the graph is
+    loaded."""
     used = {name for node in graph.node for name in node.input}
     for node in [node for node in graph.node if node.op_type == "Constant" and used.isdisjoint(node.output)]:
         graph.node.remove(node)

@@ -1,8 +1,10 @@
-"""Make model.onnx one that the package `insightface` takes for a recognition model, and that gives our embeddings there.
+"""Make model.onnx one that the package `insightface` takes for a recognition model, and that gives our
+embeddings there.
 
-`insightface.model_zoo.get_model` makes an ArcFaceONNX of a square input whose side is a multiple of 16 from 112 on. That
-normalises pixels by mean and deviation 127.5, except where two of the first eight nodes have names that begin with Sub and Mul: these
-graphs are taken to normalise by themselves, as ours do. It hands RGB to the graph, and takes the output as it is.
+`insightface.model_zoo.get_model` makes an ArcFaceONNX of a square input whose side is a multiple of 16 from
+112 on. That normalises pixels by mean and deviation 127.5, except where two of the first eight nodes have
+names that begin with Sub and Mul: these graphs are taken to normalise by themselves, as ours do. It hands RGB
+to the graph, and takes the output as it is.
 
 Seen in insightface 2.1: `model_zoo/arcface_onnx.py`, `ModelRouter` in `model_zoo/model_zoo.py`.
 """
@@ -32,10 +34,11 @@ def refuse_other_pictures(preprocessing: Any) -> None:
 
 
 def save_insightface(folder: Path, source: Path, names: dict) -> dict:
-    """Write the ONNX graph in `source`, described by `names`, to `folder` with the two nodes that insightface looks for.
+    """Write the ONNX graph in `source`, described by `names`, to `folder` with the two nodes that insightface
+    looks for.
 
-    They compute image - 0 and then * 1, which ONNX Runtime removes: the nodes that normalise are others from network to network.
-    Returns the names of this graph.
+    They compute image - 0 and then * 1, which ONNX Runtime removes: the nodes that normalise are others from
+    network to network. Returns the names of this graph.
     """
     import numpy as np
     import onnx

@@ -1,10 +1,11 @@
 """Make an ONNX graph that computes in 8 bits, and refuse it where that costs accuracy.
 
-Convolutions, but depthwise ones, and matrix products take and give 8 bits, whose ranges are those seen on pictures of the training
-set. What normalises pixels and embeddings stays float32: it takes no time, and a wrong scale there would be in every number.
+Convolutions, but depthwise ones, and matrix products take and give 8 bits, whose ranges are those seen on
+pictures of the training set. What normalises pixels and embeddings stays float32: it takes no time, and a
+wrong scale there would be in every number.
 
-The weights have 7 bits. With 8 the sums overflow on processors without VNNI, and the accuracy measured here would not be theirs.
-ONNX Runtime 1.32's quantization (QDQ, per channel) does the work.
+The weights have 7 bits. With 8 the sums overflow on processors without VNNI, and the accuracy measured here
+would not be theirs. ONNX Runtime 1.32's quantization (QDQ, per channel) does the work.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ Embed = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Judged:
-    """What the main evaluation set says of a network: its main number, and what a cosine means, None where it does not tell."""
+    """What the main evaluation set says of a network: its main number, and what a cosine means, None where it
+    does not tell."""
 
     accuracy: float
     threshold: float | None
@@ -45,8 +47,9 @@ class Judged:
 class Int8Data:
     """What 8 bits need of the data sets.
 
-    pictures: samples [n, *shape] of the training set. judge: evaluates embeddings on the main set. title: of that set. flip:
-    whether its threshold is of images and their mirror images together. step: of the checkpoint.
+    pictures: samples [n, *shape] of the training set. judge: evaluates embeddings on the main set. title: of
+    that set. flip: whether its threshold is of images and their mirror images together. step: of the
+    checkpoint.
     """
 
     pictures: np.ndarray
@@ -138,7 +141,8 @@ def _quantize(source: Path, target: Path, image: str, pictures: np.ndarray) -> N
 
 
 def _depthwise(file: Path) -> list[str]:
-    """List the convolutions of one channel each, which ONNX Runtime computes more slowly in 8 bits than in float32."""
+    """List the convolutions of one channel each, which ONNX Runtime computes more slowly in 8 bits than in
+    float32."""
     import onnx
 
     nodes = onnx.load(file).graph.node

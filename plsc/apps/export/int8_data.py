@@ -1,4 +1,5 @@
-"""Prepare what an export in 8 bits needs of the data: pictures to calibrate on, and the main set to judge it by."""
+"""Prepare what an export in 8 bits needs of the data: pictures to calibrate on, and the main set to judge it
+by."""
 
 from __future__ import annotations
 

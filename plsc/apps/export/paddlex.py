@@ -1,7 +1,9 @@
-"""Make the folder that PaddleX takes for a model of features: the graph of Paddle Inference, and inference.yml.
+"""Make the folder that PaddleX takes for a model of features: the graph of Paddle Inference, and
+inference.yml.
 
-PaddleX reads a picture as RGB, resizes it, multiplies pixels by `scale` / `std` and subtracts `mean` / `std`, and divides the output by its
-length. Here it leaves pixels as they are, since the graph normalises them, and dividing by a length of 1 changes nothing.
+PaddleX reads a picture as RGB, resizes it, multiplies pixels by `scale` / `std` and subtracts `mean` / `std`,
+and divides the output by its length. Here it leaves pixels as they are, since the graph normalises them, and
+dividing by a length of 1 changes nothing.
 
 Seen in PaddleX 3.7: `inference/models/image_feature/predictor.py` and `face_feature/predictor.py`.
 """
@@ -31,7 +33,8 @@ def refuse_other_pictures(preprocessing: Any) -> None:
 
 
 def save_paddlex(folder: Path, source: Path, names: dict, preprocessing: Any) -> dict:
-    """Copy the graph of Paddle Inference, described by `names`, from `source` to `folder`, and write inference.yml.
+    """Copy the graph of Paddle Inference, described by `names`, from `source` to `folder`, and write
+    inference.yml.
 
     Returns the names of this graph.
     """

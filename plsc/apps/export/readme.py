@@ -1,4 +1,5 @@
-"""Write README.txt: what a graph takes and gives, what its cosines mean, how to check that, and ten lines that use it."""
+"""Write README.txt: what a graph takes and gives, what its cosines mean, how to check that, and ten lines
+that use it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from plsc.distributed.accelerator import on_device
 
 @contextlib.contextmanager
 def on_cpu(model: nn.Layer) -> Iterator[None]:
-    """Compute inside the block on the CPU, as the exported graphs are run: a GPU's products may have fewer digits."""
+    """Compute inside the block on the CPU, as the exported graphs are run: a GPU's products may have fewer
+    digits."""
     if not on_device():
         yield
         return

@@ -1,4 +1,5 @@
-"""Refuse before anything is written: packages that are missing, other pictures than a format takes, a folder of something else."""
+"""Refuse before anything is written: packages that are missing, other pictures than a format takes, a folder
+of something else."""
 
 from __future__ import annotations
 

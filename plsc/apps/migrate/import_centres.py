@@ -1,4 +1,5 @@
-"""Import class centres of other programs, from the shard files of all ranks to a checkpoint: `plsc ckpt import-centres`.
+"""Import class centres of other programs, from the shard files of all ranks to a checkpoint: `plsc ckpt
+import-centres`.
 
 Of the shard files only one rank's is in memory at a time.
 """

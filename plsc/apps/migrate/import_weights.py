@@ -1,9 +1,10 @@
-"""Import weights of other programs into a checkpoint folder, for `plsc predict`, `plsc export` and Global.init_from.
-Without weights, `plsc import --config FILE` translates a training config (see import_config).
+"""Import weights of other programs into a checkpoint folder, for `plsc predict`, `plsc export` and
+Global.init_from. Without weights, `plsc import --config FILE` translates a training config (see
+import_config).
 
-Reads arcface_torch's backbone.pt (any torch.save of a state dict), .safetensors, PLSC 2.4's .pdparams, and .onnx (see
-onnx_file.py), without running code of the file. Names are mapped to the network's, and a tensor that is missing, left
-over or of another shape is an error. Try it:
+Reads arcface_torch's backbone.pt (any torch.save of a state dict), .safetensors, PLSC 2.4's .pdparams, and
+.onnx (see onnx_file.py), without running code of the file. Names are mapped to the network's, and a tensor
+that is missing, left over or of another shape is an error. Try it:
 
     plsc import backbone.pt --model IResNet50 --output imported
     plsc predict -c imported/config.yaml photo.jpg
@@ -153,7 +154,8 @@ def _refuse_differences(arrays: Mapping, wanted: Mapping, left: list[str], path:
 def import_weights(
     path: str, config: Config, output: str | os.PathLike, preprocessing: Preprocessing, **about: str
 ) -> list[Row]:
-    """Write the weights at `path`, of the network in the config's Model section, as the checkpoint folder `output`.
+    """Write the weights at `path`, of the network in the config's Model section, as the checkpoint folder
+    `output`.
 
     Args:
         preprocessing: how images are prepared for these weights; only who trained them knows.

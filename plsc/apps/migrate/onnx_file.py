@@ -1,8 +1,10 @@
-"""Read the weights of an ONNX file, as torch's exporter writes networks of convolutions, by the layers of ours.
+"""Read the weights of an ONNX file, as torch's exporter writes networks of convolutions, by the layers of
+ours.
 
-The exporter puts a batch norm that follows a convolution into its weights and bias, and numbers the tensors. So nodes and
-layers are matched in their order. Such a norm becomes one that only adds the bias: outputs stay, but its statistics are lost,
-and it cannot be trained on. Published networks are such files (see weights.py). Try it:
+The exporter puts a batch norm that follows a convolution into its weights and bias, and numbers the tensors.
+So nodes and layers are matched in their order. Such a norm becomes one that only adds the bias: outputs stay,
+but its statistics are lost, and it cannot be trained on. Published networks are such files (see weights.py).
+Try it:
 
     plsc import w600k_r50.onnx --model IResNet50 --output imported
 """
@@ -48,7 +50,8 @@ _PARTS = ("weight", "bias", "running_mean", "running_var")
 
 
 def read_onnx(path: str, backbone: nn.Layer) -> dict[str, np.ndarray]:
-    """Read the tensors of an ONNX file, with the names and shapes that torch gives those of `backbone`'s layers.
+    """Read the tensors of an ONNX file, with the names and shapes that torch gives those of `backbone`'s
+    layers.
 
     Raises MissingFileError, and UserError for a damaged file or another network.
     """

@@ -206,10 +206,11 @@ class Setters:
         return self
 
     def set_optimizer(self, make: str | Callable) -> Self:
-        """Choose Momentum, AdamW or LARS, or a function backbone -> Paddle optimizer instead of Optimizer's for the backbone.
+        """Choose Momentum, AdamW or LARS, or a function backbone -> Paddle optimizer instead of Optimizer's
+        for the backbone.
 
-        With a function, class centres keep theirs. The learning rate of both is LRScheduler's; the one given to
-        the optimizer is not used.
+        With a function, class centres keep theirs. The learning rate of both is LRScheduler's; the one given
+        to the optimizer is not used.
         """
         if isinstance(make, str):
             self._make_optimizer = None

@@ -1,7 +1,8 @@
-"""Fetch networks for faces that others have trained and published: `plsc weights list`, `plsc weights get NAME`.
+"""Fetch networks for faces that others have trained and published: `plsc weights list`, `plsc weights get
+NAME`.
 
-A network comes from the address in the table, to this machine. Nothing is kept of a file with another SHA-256. It becomes a
-checkpoint folder as by `plsc import`, for Weights.name and -c. Try it:
+A network comes from the address in the table, to this machine. Nothing is kept of a file with another
+SHA-256. It becomes a checkpoint folder as by `plsc import`, for Weights.name and -c. Try it:
 
     plsc weights get w600k_r50 --output r50
     plsc predict -c r50/config.yaml photo.jpg
@@ -92,9 +93,11 @@ PUBLISHED = {
 
 
 def get(name: str, output: str | None = None) -> Path:
-    """Fetch a network and import it -> its folder: `output`, new or empty, or the one that Weights.name looks in.
+    """Fetch a network and import it -> its folder: `output`, new or empty, or the one that Weights.name looks
+    in.
 
-    Raises UserError: an unknown name, a folder that is not empty, a server that fails, another SHA-256, no room.
+    Raises UserError: an unknown name, a folder that is not empty, a server that fails, another SHA-256, no
+    room.
     """
     row = PUBLISHED.get(name)
     if row is None:

@@ -1,4 +1,5 @@
-"""Count what a backbone keeps of a forward pass for the backward pass, and what the network of another run takes: `plsc plan --seconds 0`.
+"""Count what a backbone keeps of a forward pass for the backward pass, and what the network of another run
+takes: `plsc plan --seconds 0`.
 
 kept_bytes(IResNet50(), (3, 112, 112))       # of an image
 """
@@ -30,7 +31,8 @@ def kept_bytes(
 ) -> int:
     """Return the bytes of an image that autograd keeps in training, each tensor once and no parameter.
 
-    Of layers that are recomputed it keeps the inputs, and all of the largest one while that is computed again.
+    Of layers that are recomputed it keeps the inputs, and all of the largest one while that is computed
+    again.
     """
     own = {tensor.data_ptr() for tensor in [*backbone.parameters(), *backbone.buffers()]}
     inputs: dict[paddle.nn.Layer, tuple] = {}
@@ -64,11 +66,13 @@ def _bytes(kept: dict[int, paddle.Tensor]) -> int:
 
 
 def counted(cfg: Config, shape: tuple[int, ...], passing: tuple[ModelCfg, bool] | None = None) -> dict:
-    """Count what `plsc plan` needs of a backbone, in the form of calibration.calibrate's result, without times.
+    """Count what `plsc plan` needs of a backbone, in the form of calibration.calibrate's result, without
+    times.
 
-    "base" is this process as it is, Paddle imported; "dtype" is that of the activations; "made" is what it would keep without recomputation, "tensors" are
-    the trained ones, "macs" of an image, "attention" says whether the network has it. "passing" is the result of
-    `count_passing`, None without a network of another run.
+    "base" is this process as it is, Paddle imported; "dtype" is that of the activations; "made" is what it
+    would keep without recomputation, "tensors" are the trained ones, "macs" of an image, "attention" says
+    whether the network has it. "passing" is the result of `count_passing`, None without a network of another
+    run.
     """
     base = measure.resident_bytes()
     backbone, sizes = build(cfg, shape)
@@ -100,8 +104,9 @@ def build_passing(cfg: ModelCfg, shape: tuple[int, ...]) -> paddle.nn.Layer:
 
 
 def count_passing(network: paddle.nn.Layer, shape: tuple[int, ...], embeds: bool) -> dict:
-    """Count what a network of another run takes: the "numbers" of its weights, bytes that it "holds" of an image while it embeds it,
-    0 where it does not, and "made", "tensors", "macs", "attention" as of `counted`. Leaves the network in evaluation mode."""
+    """Count what a network of another run takes: the "numbers" of its weights, bytes that it "holds" of an
+    image while it embeds it, 0 where it does not, and "made", "tensors", "macs", "attention" as of `counted`.
+    Leaves the network in evaluation mode."""
     made = kept_bytes(network, shape)
     network.eval()
     return {

@@ -39,7 +39,8 @@ _GIVE_UP = 10  # times the time that was asked for
 
 @dataclass
 class Case:
-    """A case to plan: a config with so many classes, ranks, and samples of a rank that go through the backbone at once."""
+    """A case to plan: a config with so many classes, ranks, and samples of a rank that go through the
+    backbone at once."""
 
     cfg: Config
     classes: int
@@ -85,16 +86,19 @@ def calibrate(
     device: str = "cpu",
     passing: tuple[ModelCfg, bool] | None = None,
 ) -> dict:
-    """Measure in new processes: as many as `case` has ranks, if there are processors for them, else one; one on a GPU.
+    """Measure in new processes: as many as `case` has ranks, if there are processors for them, else one; one
+    on a GPU.
 
     passing: the network of another run, and whether it embeds the samples of a step; None: there is none.
 
     Returns {"head": {"full" or "sampled": [[K, seconds], ...]}, "backbone": [[samples, seconds, bytes], ...]
-    (with `image_shape`), "passing": null or the result of activations.count_passing with "seconds", [[samples, seconds], ...] of
-    its forward pass, "kept": bytes of an image that autograd keeps, "parameters" and "frozen": numbers of the
-    backbone that are trained, and others, "base": bytes of Paddle itself, "ranks": processes that took part, "threads": of each, "gpu": name and bytes of the GPU, null on a CPU, "scatter": the largest relative difference of a time's middle half
-    from its median}. With a bank on disk the points of the head are [K, seconds with all rows in the page
-    cache, with none of them there, seconds to write].
+    (with `image_shape`), "passing": null or the result of activations.count_passing with "seconds",
+    [[samples, seconds], ...] of its forward pass, "kept": bytes of an image that autograd keeps, "parameters"
+    and "frozen": numbers of the backbone that are trained, and others, "base": bytes of Paddle itself,
+    "ranks": processes that took part, "threads": of each, "gpu": name and bytes of the GPU, null on a CPU,
+    "scatter": the largest relative difference of a time's middle half from its median}. With a bank on disk
+    the points of the head are [K, seconds with all rows in the page cache, with none of them there, seconds
+    to write].
     """
     processors = os.cpu_count() or 1
     ranks = case.ranks if case.ranks <= processors and device == "cpu" else 1
@@ -264,8 +268,8 @@ def _head_times(cfg: Config, rate: float, asked: dict, seconds: float, times: Ti
 
 
 def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> dict:
-    """Measure seconds and bytes of forward and backward for growing batches, as in a step of the config: with layers
-    that are recomputed, and with the first pass of accumulated batches."""
+    """Measure seconds and bytes of forward and backward for growing batches, as in a step of the config: with
+    layers that are recomputed, and with the first pass of accumulated batches."""
     import paddle
 
     from plsc import distributed
@@ -305,8 +309,8 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
 
 
 def _passing_costs(asked: dict, seconds: float, times: Times) -> dict:
-    """Count what the network of another run takes, and measure the seconds of its forward pass for growing batches if it embeds
-    any."""
+    """Count what the network of another run takes, and measure the seconds of its forward pass for growing
+    batches if it embeds any."""
     import paddle
 
     from plsc import distributed

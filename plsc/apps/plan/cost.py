@@ -19,8 +19,8 @@ _ROWS_AT_ONCE = 8192  # rows of one read
 
 
 class Trial:
-    """Runs steps of a config's head with `classes` classes on random embeddings and labels, and of the head of
-    Global.compatible_with. Every rank makes one.
+    """Runs steps of a config's head with `classes` classes on random embeddings and labels, and of the head
+    of Global.compatible_with. Every rank makes one.
 
     Args:
         samples: of this rank.

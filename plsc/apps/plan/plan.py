@@ -88,7 +88,8 @@ def head_seconds(case: Case, measured: dict, rate: float, disk: Disk = CACHED) -
 
 
 def disk_of(case: Case, memory: float, used: int) -> Disk:
-    """Predict the work of the disk if the process uses `used` of `memory` bytes, the page cache the others."""
+    """Predict the work of the disk if the process uses `used` of `memory` bytes, the page cache the
+    others."""
     if case.cfg.Head.bank != "disk":
         return CACHED
     size = max(1, bank_bytes_of(case, case.shard))
@@ -102,7 +103,8 @@ def disk_of(case: Case, memory: float, used: int) -> Disk:
 def rank_bytes(
     case: Case, measured: dict, rate: float, gpu: bool = False, whole_budget: bool = False
 ) -> dict[str, int]:
-    """Compute the bytes of a rank by part; of a GPU those that a plan on paper has. whole_budget: as of sizes.head_bytes."""
+    """Compute the bytes of a rank by part; of a GPU those that a plan on paper has. whole_budget: as of
+    sizes.head_bytes."""
     if gpu:
         return on_paper.gpu_bytes(case, measured, rate, whole_budget)
     paddle = {"Paddle": measured["base"]} if measured["head"] else {}
@@ -492,8 +494,8 @@ def _counted(cfg: Config, dataset: Dataset) -> dict:
 
 
 def _passing(cfg: Config, dataset: Dataset) -> tuple[ModelCfg, bool] | None:
-    """Open the run whose network embeds the samples of a step, too: its config, and whether it does; None without one.
-    UserError if it does not fit the run."""
+    """Open the run whose network embeds the samples of a step, too: its config, and whether it does; None
+    without one. UserError if it does not fit the run."""
     environment.prepare(cfg.Global.threads)
     from plsc.training.build import passing_network
 

@@ -38,8 +38,8 @@ def along(points: Sequence[Sequence[float]], x: float) -> float:
 def head_bytes(case: Case, rate: float, whole_budget: bool = False) -> dict[str, int]:
     """Compute the bytes of the head on a rank, by part.
 
-    whole_budget: count all that is allowed for blocks, for otherwise more classes may take less: exponentials that do
-    not fit the budget are not kept.
+    whole_budget: count all that is allowed for blocks, for otherwise more classes may take less: exponentials
+    that do not fit the budget are not kept.
     """
     from plsc.training import head_bytes as of_head
     from plsc.training.build_head import logits_budget
@@ -87,8 +87,8 @@ def of_old_classes(case: Case) -> Case:
 
 
 def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
-    """Predict the bytes of the backbone on a rank: values, gradients and momentum; activations; on a GPU also the
-    buffers that samples are sent to."""
+    """Predict the bytes of the backbone on a rank: values, gradients and momentum; activations; on a GPU also
+    the buffers that samples are sent to."""
     from plsc.distributed.accelerator import Sender, asynchronous  # here: it imports Paddle
 
     if not measured["backbone"]:
@@ -106,8 +106,8 @@ def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
 def _backbone_peak(batch: int, measured: dict) -> float:
     """Predict the most bytes of a backbone with `batch` images at once.
 
-    Beyond the last measured batch each image adds what autograd keeps of it, and more where measured batches show
-    more. One point says nothing about growth: most of it may be weights.
+    Beyond the last measured batch each image adds what autograd keeps of it, and more where measured batches
+    show more. One point says nothing about growth: most of it may be weights.
     """
     points = [(images, peak) for images, _, peak in measured["backbone"]]
     last, peak = points[-1]

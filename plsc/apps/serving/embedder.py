@@ -1,6 +1,8 @@
-"""Embed pictures with a trained network: a run's checkpoint by Paddle, or its export by ONNX Runtime or Paddle Inference.
+"""Embed pictures with a trained network: a run's checkpoint by Paddle, or its export by ONNX Runtime or
+Paddle Inference.
 
-Both give the same embeddings. With mirror images these are sums of two of length 1, since an export gives no others.
+Both give the same embeddings. With mirror images these are sums of two of length 1, since an export gives no
+others.
 
     embedder = from_run("output/config.yaml")
     embedder.embed(pixels) @ embedder.embed(others).T  # the cosines
@@ -86,11 +88,13 @@ class Embedder(NetworkFacts, ABC):
         """Compute embeddings float32 [B, D] of any length, of the samples alone; B is at least 1."""
 
     def trained_on(self) -> frozenset[str]:
-        """Return the names of the classes that the network was trained on, without folders; empty where they are not known."""
+        """Return the names of the classes that the network was trained on, without folders; empty where they
+        are not known."""
         return frozenset()
 
     def held_out(self, most: int) -> tuple[np.ndarray, list[str]]:
-        """Embed at most `most` pictures of people held out from training: float32 [n, D], and whom each shows; n is 0 if not known."""
+        """Embed at most `most` pictures of people held out from training: float32 [n, D], and whom each
+        shows; n is 0 if not known."""
         return np.empty((0, self.embedding_size), np.float32), []
 
 
@@ -100,7 +104,8 @@ def from_run(config: Any, overrides: Iterable[str] = ()) -> Embedder:
     Args:
         config: the run's folder or config.yaml, or what else `Entry` takes. overrides: as `-o` takes them.
 
-    Where the checkpoint has a threshold, images are mirrored as for that threshold, else as DataLoader.Eval.flip says.
+    Where the checkpoint has a threshold, images are mirrored as for that threshold, else as
+    DataLoader.Eval.flip says.
     """
     overrides = [*overrides]
     before_paddle()  # the config may name classes, whose modules import Paddle
@@ -126,7 +131,8 @@ def from_origin(origin: dict[str, Any], network: str) -> Embedder:
 
 
 def find_run(origin: dict[str, Any], network: str) -> tuple[Any, list[str]]:
-    """Return config and overrides by which a run's network is made again, also if a later training has moved it to previous-1, ...
+    """Return config and overrides by which a run's network is made again, also if a later training has moved
+    it to previous-1, ...
 
     origin: of an embedder that `from_run` made. network: its identity.
     """
@@ -200,7 +206,8 @@ class _OfRun(Embedder):
 
 
 def from_vectors(size: int) -> Embedder:
-    """Make an embedder that takes vectors float32 [size] of another program for embeddings. Nobody knows which network made them."""
+    """Make an embedder that takes vectors float32 [size] of another program for embeddings. Nobody knows
+    which network made them."""
     described = f"vectors of {size:,} numbers"
     network = hashlib.sha256(described.encode()).hexdigest()
     return _OfVectors(network, described, Preprocessing((size,), "float32"), size, origin={"vectors": size})
@@ -212,11 +219,13 @@ class _OfVectors(Embedder):
 
 
 def from_export(folder: str | os.PathLike, described: str | None = None) -> Embedder:
-    """Make an embedder of an export: by ONNX Runtime if it and model.onnx are there, else by Paddle Inference.
+    """Make an embedder of an export: by ONNX Runtime if it and model.onnx are there, else by Paddle
+    Inference.
 
     described: where the network is from, for messages; None: the folder.
 
-    The checksums of the graph's files are compared, and one sample is tried. Raises MissingFileError, UserError.
+    The checksums of the graph's files are compared, and one sample is tried. Raises MissingFileError,
+    UserError.
     """
     folder = Path(folder)
     export, preprocessing = read_export(folder)

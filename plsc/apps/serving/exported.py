@@ -69,7 +69,8 @@ class Export(_Part):
 
 
 def read_export(folder: Path) -> tuple[Export, Preprocessing]:
-    """Read preprocessing.json in the folder of an export, and join what is prepared inside the graph and outside of it.
+    """Read preprocessing.json in the folder of an export, and join what is prepared inside the graph and
+    outside of it.
 
     Raises UserError if it is missing, or not as plsc export wrote it.
     """

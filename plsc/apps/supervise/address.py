@@ -1,6 +1,7 @@
 """Choose the address and the network interface by which this machine reaches the others.
 
-Paddle's launcher takes the address of the host name, which /etc/hosts often gives as 127.0.1.1; Gloo takes it too.
+Paddle's launcher takes the address of the host name, which /etc/hosts often gives as 127.0.1.1; Gloo takes it
+too.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def own_address(host: str, port: int) -> tuple[str, str | None]:
 def listening_address(host: str) -> str:
     """Return the address of --master if this machine has it; else "", all interfaces.
 
-    A name that /etc/hosts gives as a loopback address is another one for the other machines, which have to reach this one to be told.
+    A name that /etc/hosts gives as a loopback address is another one for the other machines, which have to
+    reach this one to be told.
     """
     try:
         address = socket.gethostbyname(host)

@@ -1,11 +1,14 @@
-"""Decide for all machines of a run: when to start and with which of them, to restart, from which step, to end.
+"""Decide for all machines of a run: when to start and with which of them, to restart, from which step, to
+end.
 
-The first machine has an Agreement, to which all report, itself too. It knows no sockets, processes and clocks:
+The first machine has an Agreement, to which all report, itself too. It knows no sockets, processes and
+clocks:
 
     order = agreement.report(report, now)       # what that machine has to do
 
-A start has a number, its generation. It ends on all machines as soon as it has ended on one otherwise than well, or when
-one is silent for DEAD seconds; then the earliest cause is said, with the same line on all machines.
+A start has a number, its generation. It ends on all machines as soon as it has ended on one otherwise than
+well, or when one is silent for DEAD seconds; then the earliest cause is said, with the same line on all
+machines.
 """
 
 from __future__ import annotations
@@ -114,7 +117,8 @@ class Agreement:
         self._last = 0  # number of the lines before those of the end
         self._code = 0
 
-    # -- reports and orders -------------------------------------------------------------------------------------------------
+    # -- reports and orders
+    # -------------------------------------------------------------------------------------------------
 
     def report(self, report: Report, now: float, clock: float | None = None) -> Order:
         """Take the report of a machine, and return what it has to do.
@@ -162,7 +166,8 @@ class Agreement:
             return self._phase == "ended" and not any(self._answers(member, now) for member in others)
 
     def _doubt(self, report: Report, member: _Member, now: float) -> Order | None:
-        """Answer a further process with the number of a machine; None if it takes the place of one that is silent."""
+        """Answer a further process with the number of a machine; None if it takes the place of one that is
+        silent."""
         number = report.machine
         rival, came = self._rivals.get(number, ("", now))
         if rival != report.id:
@@ -213,7 +218,8 @@ class Agreement:
             order.start = self._start
         return order
 
-    # -- phases -------------------------------------------------------------------------------------------------------------
+    # -- phases
+    # -------------------------------------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> None:
         if self._since is None:
@@ -237,14 +243,16 @@ class Agreement:
         return member.report.state != "over" and now <= member.heard + _patience(member)
 
     def _listen_again(self, now: float) -> None:
-        """Give machines time to be heard after this one stood still; their last reports may be as old as that."""
+        """Give machines time to be heard after this one stood still; their last reports may be as old as
+        that."""
         for member in self._members.values():
             if self._answers(member, self._ticked):
                 member.heard = max(member.heard, now + _AGAIN - _patience(member))
         self._not_before = max(self._not_before, now + _AGAIN + 1)
 
     def _release(self, now: float) -> None:
-        """Let machines go that take no part and were asked to stop; without one that is needed the run ends."""
+        """Let machines go that take no part and were asked to stop; without one that is needed the run
+        ends."""
         if self._phase == "ended":
             return
         for number, member in self._members.items():
@@ -433,7 +441,8 @@ class Agreement:
     def _cause(self, outcomes: dict[int, Outcome]) -> Cause:
         """Return the first cause of the failure.
 
-        A lost connection is a consequence of another rank's end, which that rank's machine knows; if none does, of a rank
+        A lost connection is a consequence of another rank's end, which that rank's machine knows; if none
+        does, of a rank
         that hangs: one that was stopped, or has begun the fewest collectives.
         """
         reported = [
@@ -459,7 +468,8 @@ class Agreement:
 
 
 def _patience(member: _Member) -> float:
-    """Return the seconds after which a machine counts as silent; no network can keep this one from being heard."""
+    """Return the seconds after which a machine counts as silent; no network can keep this one from being
+    heard."""
     return DEAD if member.report.machine else HUNG
 
 

@@ -1,4 +1,5 @@
-"""The facts by which machines are compared before a run: a field each, which is checked as it comes and has a row in the table."""
+"""The facts by which machines are compared before a run: a field each, which is checked as it comes and has a
+row in the table."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _LONGEST_NAME = 255
 
 
 def _as_sent(value: Any) -> Any:
-    """Return data as they arrive: text that UTF-8 cannot hold, as of file names, escaped, and infinity as text."""
+    """Return data as they arrive: text that UTF-8 cannot hold, as of file names, escaped, and infinity as
+    text."""
     if isinstance(value, dict):
         return {shown(key): _as_sent(each) for key, each in value.items()}
     if isinstance(value, list):

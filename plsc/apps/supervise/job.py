@@ -1,4 +1,5 @@
-"""Start what plsc run runs on this machine: the program, its config, its folders, and Paddle's launcher around it."""
+"""Start what plsc run runs on this machine: the program, its config, its folders, and Paddle's launcher
+around it."""
 
 from __future__ import annotations
 
@@ -28,13 +29,15 @@ _FULL = 1 << 20  # a disk with fewer free bytes counts as full
 
 
 class Job:
-    """The program of one call of plsc run. Reads its config, and refuses what is wrong before anything starts.
+    """The program of one call of plsc run. Reads its config, and refuses what is wrong before anything
+    starts.
 
     Args:
         machine: number of this machine among several; None: the only one.
 
     Attributes: `cfg`; `folder`, its output_dir; `logs`, the folder of the logs; `ranks` of this machine;
-    `chosen`, whether the command itself says whether to resume; `machine_name`, see `environment.machine_name`.
+    `chosen`, whether the command itself says whether to resume; `machine_name`, see
+    `environment.machine_name`.
     """
 
     def __init__(self, options: Options, machine: int | None = None):
@@ -241,7 +244,8 @@ def resuming() -> list[str]:
 
 
 def note_signals(signals: list[int]) -> None:
-    """Append the numbers of signals that ask to stop to `signals` from now on; an ignored one stays ignored."""
+    """Append the numbers of signals that ask to stop to `signals` from now on; an ignored one stays
+    ignored."""
     for number in (*guard.STOPPING, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:  # nohup
             continue

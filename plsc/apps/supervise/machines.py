@@ -1,7 +1,7 @@
 """Run the ranks of one of several machines, as all machines agree: `plsc run --nnodes`.
 
-The machine tells the first one twice a second what it does, and does what it is ordered to. It ends its ranks itself when
-the first machine has not answered for 10 s: by then the others go on without it.
+The machine tells the first one twice a second what it does, and does what it is ordered to. It ends its ranks
+itself when the first machine has not answered for 10 s: by then the others go on without it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class Machine:
             waits = True
             time.sleep(_RETRY)
 
-    # -- the first machine, and the others ----------------------------------------------------------------------------------
+    # -- the first machine, and the others
+    # ----------------------------------------------------------------------------------
 
     def _lead(self, stack: contextlib.ExitStack) -> int:
         agreement = Agreement(
@@ -196,7 +197,8 @@ class Machine:
         return self._obey(order) if order else None
 
     def _without_contact(self, seconds: float) -> int | None:
-        """Do what follows when the first machine has not answered for so long; return the exit code at the end."""
+        """Do what follows when the first machine has not answered for so long; return the exit code at the
+        end."""
         where = f"machine 0 ({self._machines.host}:{self._machines.port})"
         killed = self._kill()
         if not self._warned:
@@ -220,7 +222,8 @@ class Machine:
         return None
 
     def _refuse(self, error: UserError) -> None:
-        """Report a mistake that keeps this machine from taking part; the first machine may start a little later."""
+        """Report a mistake that keeps this machine from taking part; the first machine may start a little
+        later."""
         if self._machines.number == 0:
             return
         cause = Cause(text=_on_one_line(error), user=True)
@@ -245,7 +248,8 @@ class Machine:
         batch = train.global_batch or train.global_batch_on(self._job.ranks * self._machines.most)
         return [f"DataLoader.Train.global_batch={batch}", "DataLoader.Train.keep_global_batch=true"]
 
-    # -- reports and orders -------------------------------------------------------------------------------------------------
+    # -- reports and orders
+    # -------------------------------------------------------------------------------------------------
 
     def _report(self, number: int) -> Report:
         return Report(
@@ -291,7 +295,8 @@ class Machine:
     def _say(self, line: str) -> None:
         self._job.say(line, logged=self._machines.number == 0)
 
-    # -- starts -------------------------------------------------------------------------------------------------------------
+    # -- starts
+    # -------------------------------------------------------------------------------------------------------------
 
     def _enter(self, state: str, details: Details) -> None:
         self._state = state
@@ -351,7 +356,8 @@ class Machine:
         self._enter_ended(Outcome(code=code, stopped=stopped, cause=_as_cause(failed)))
 
     def _stop(self) -> None:
-        """End the ranks, because the start has ended elsewhere; note first which of them have failed, and where they are."""
+        """End the ranks, because the start has ended elsewhere; note first which of them have failed, and
+        where they are."""
         watch = self._start.watch
         watch.ask_for_stacks()
         end = time.monotonic() + _ANSWER

@@ -59,7 +59,8 @@ class Machines(NamedTuple):
 class Options(NamedTuple):
     """What a supervisor runs, and how.
 
-    program: the script and its arguments. ranks: of this machine; None: what Paddle's launcher takes by itself.
+    program: the script and its arguments. ranks: of this machine; None: what Paddle's launcher takes by
+    itself.
     devices, log_dir: as the launcher takes them. machines: None on a single one.
     """
 
@@ -85,7 +86,8 @@ def read_options(argv: Sequence[str]) -> Options:
 
 
 def split_command(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split a command into values of options, and the script with arguments; `train` is plsc's own program."""
+    """Split a command into values of options, and the script with arguments; `train` is plsc's own
+    program."""
     values: dict[str, str] = {}
     words = list(argv)
     while words and words[0].startswith("-"):

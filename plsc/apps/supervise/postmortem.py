@@ -50,8 +50,9 @@ def _lost_peer(error: dict[str, Any]) -> bool:
 class Failure:
     """The first failure.
 
-    `user`: a mistake of the user, so a restart would not help; `rank`: None if unknown; `time`: when (time.time),
-    None if unknown; `consequence`: it is about a lost connection, so most likely of the end of another rank.
+    `user`: a mistake of the user, so a restart would not help; `rank`: None if unknown; `time`: when
+    (time.time), None if unknown; `consequence`: it is about a lost connection, so most likely of the end of
+    another rank.
     """
 
     text: str
@@ -63,7 +64,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A rank that ran when its machine was ordered to stop. `begun`: collectives, None if unknown; `halted`: by SIGSTOP."""
+    """A rank that ran when its machine was ordered to stop. `begun`: collectives, None if unknown; `halted`:
+    by SIGSTOP."""
 
     rank: int
     text: str
@@ -91,7 +93,8 @@ class Watch:
             for rank in self._records(kind):
                 for suffix in ("alive", "json", "trace", "reserved", "calls"):
                     (folder / f"rank{rank}.{suffix}").unlink(missing_ok=True)
-        # rank -> the counts of kills for want of memory in its memory group; a process that ends may be seen in the root's group.
+        # rank -> the counts of kills for want of memory in its memory group; a process that ends may be seen
+        # in the root's group.
         self._counters: dict[int, set[Path]] = {}
         self._oom_kills: dict[
             Path, int
@@ -184,7 +187,8 @@ class Watch:
         return names[0] if names else None
 
     def failure(self, code: int, logs: str) -> Failure:
-        """Find the first failure after the launcher has ended with `code`; `logs` is the folder of its logs."""
+        """Find the first failure after the launcher has ended with `code`; `logs` is the folder of its
+        logs."""
         raised = {rank: r for rank, r in self._records("json").items() if "type" in r}
         self._ended = {rank: r["message"] for rank, r in raised.items() if "ended_by" in r}
         raised = {rank: r for rank, r in raised.items() if rank not in self._ended}
@@ -260,8 +264,9 @@ class Watch:
     def _waited_for(self, first: int, vanished: dict[int, Any]) -> list[int]:
         """Return the ranks that the others waited for, else [first].
 
-        The watchdogs of ranks in a collective end them at the same time as that of the rank they wait for. That has
-        begun fewer collectives; where all have begun as many, it is one whose stack is not in a collective.
+        The watchdogs of ranks in a collective end them at the same time as that of the rank they wait for.
+        That has begun fewer collectives; where all have begun as many, it is one whose stack is not in a
+        collective.
         """
         if not _TIMEOUT.search(self._trace(first)):
             return [first]
@@ -282,7 +287,8 @@ class Watch:
         return [rank for rank in ranks if begun[rank] == min(begun.values())]
 
     def _of_killed(self, rank: int, step: int, when: float) -> Failure:
-        """Describe a rank that has ended without an exception; Gloo and NCCL abort those that have lost another."""
+        """Describe a rank that has ended without an exception; Gloo and NCCL abort those that have lost
+        another."""
         crash = _CRASH.search(self._trace(rank))
         aborted = bool(crash) and crash[1] == "Aborted"
         return Failure(self._of_vanished(rank, step), rank=rank, time=when, consequence=aborted)
@@ -356,9 +362,11 @@ def _state(pid: int) -> str:
 
 
 def _oom_counter(pid: int, proc: Path = Path("/proc")) -> Path | None:
-    """Return the file with the kills for want of memory in the group of a process, cgroup v1 or v2; None without one.
+    """Return the file with the kills for want of memory in the group of a process, cgroup v1 or v2; None
+    without one.
 
-    /proc/vmstat counts those of the whole machine, and memory.events those of the groups inside the group, too.
+    /proc/vmstat counts those of the whole machine, and memory.events those of the groups inside the group,
+    too.
     """
     try:
         groups = [line.split(":", 2) for line in (proc / str(pid) / "cgroup").read_text().splitlines()]

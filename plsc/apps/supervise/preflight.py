@@ -1,4 +1,5 @@
-"""Compare the machines of a run before it starts: versions, addresses, clocks, memory, disks, config and data.
+"""Compare the machines of a run before it starts: versions, addresses, clocks, memory, disks, config and
+data.
 
     facts = {0: collect(cfg, ranks=8, machines=2), 1: ...}      # each machine its own; JSON between them
     print(format_table(facts))
@@ -56,7 +57,8 @@ _OF_MACHINE = (
     "DataLoader.Train.num_workers",
 )
 
-# -- this machine -------------------------------------------------------------------------------------------------------------
+# -- this machine
+# -------------------------------------------------------------------------------------------------------------
 
 
 def collect(
@@ -99,7 +101,8 @@ def collect(
 
 
 def with_gpus(facts: Facts, cfg: Config) -> Facts:
-    """Return the facts of this machine with those of its GPUs, of which one may have failed since an earlier start."""
+    """Return the facts of this machine with those of its GPUs, of which one may have failed since an earlier
+    start."""
     names, driver = _gpus() if cfg.Global.device != "cpu" else ([], None)
     nccl = _version("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11") if names else None
     models = ", ".join(sorted(set(names))) or None
@@ -117,7 +120,8 @@ def _version(*packages: str) -> str | None:
 
 
 def _gpus() -> tuple[list[str], str | None]:
-    """Return the names of the visible GPUs and the version of their driver, by nvidia-smi; [], None without."""
+    """Return the names of the visible GPUs and the version of their driver, by nvidia-smi; [], None
+    without."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         said = subprocess.run(query, check=True, capture_output=True, text=True, timeout=20).stdout
@@ -166,7 +170,8 @@ def _data_facts(cfg: Config, key: str, say: Callable[[str], object]) -> DataFact
 
 
 def _some_names(data: EvalSet) -> list[str]:
-    """Return names of samples, at most _NAMES, without what all have in front: a machine may have the data elsewhere."""
+    """Return names of samples, at most _NAMES, without what all have in front: a machine may have the data
+    elsewhere."""
     chosen = np.linspace(0, data.count - 1, min(data.count, _NAMES)).astype(np.int64)
     names = [data.name_of(index) for index in chosen.tolist()]
     shared = len(os.path.commonprefix(names))
@@ -182,7 +187,8 @@ def _checksum(arrays: Sequence[np.ndarray]) -> str:
 
 
 def _needs(cfg: Config, data: Mapping[str, DataFacts | DataMistake], machines: int) -> tuple[int, int]:
-    """Compute the bytes of memory and of disk that the class centres of this machine's ranks take at least."""
+    """Compute the bytes of memory and of disk that the class centres of this machine's ranks take at
+    least."""
     sets = [of for key, of in data.items() if key.startswith("DataLoader.Train.")]
     classes = sum(of.classes or 0 for of in sets if isinstance(of, DataFacts))
     several = isinstance(cfg.DataLoader.Train.dataset, list)  # they may have classes in common
@@ -195,11 +201,13 @@ def _needs(cfg: Config, data: Mapping[str, DataFacts | DataMistake], machines: i
     return stored if in_memory else 0, stored
 
 
-# -- all machines -------------------------------------------------------------------------------------------------------------
+# -- all machines
+# -------------------------------------------------------------------------------------------------------------
 
 
 def compare(facts: Fleet) -> list[str]:
-    """Compare the facts of all machines, by their numbers; return a line for each problem: machine, fact and remedy."""
+    """Compare the facts of all machines, by their numbers; return a line for each problem: machine, fact and
+    remedy."""
     problems = _address_problems(facts)
     for name, row in _ROWS.items():
         if row.remedy:

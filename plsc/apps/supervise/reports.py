@@ -1,10 +1,11 @@
 """Exchange reports and orders between the machines of a run: the first machine serves, the others post to it.
 
-JSON over HTTP, a connection of its own for each report: after a break of the network the next one gets through.
-What comes in is bounded and checked field by field; it is data, nothing of it is run. With a secret (secret.py) it is signed:
+JSON over HTTP, a connection of its own for each report: after a break of the network the next one gets
+through. What comes in is bounded and checked field by field; it is data, nothing of it is run. With a secret
+(secret.py) it is signed:
 
-- a report by HMAC of method, path and body. It names the agreement of the last order, which is another one for each process of the
-  first machine, and its number, which grows: the same report again is not heard, in this run or another.
+- a report by HMAC of method, path and body. It names the agreement of the last order, which is another one
+  for each process of the first machine, and its number, which grows: the same report again is not heard, in this run or another.
 - an order by HMAC of the report's signature and its own body: it answers that report only.
 """
 
@@ -213,7 +214,8 @@ class Server:
         return 200, content, self._secret.sign(b"order", signature.encode(), content) if self._secret else ""
 
     def _hear(self, body: bytes) -> Order | None:
-        """Return the order for a report; None for one that was heard before. Raises ValueError for what is none."""
+        """Return the order for a report; None for one that was heard before. Raises ValueError for what is
+        none."""
         report = _read(body)
         if self._secret is None:
             return self._answer(report)
@@ -332,8 +334,8 @@ class _Listener(ThreadingHTTPServer):
 class Client:
     """Posts this machine's report to the first machine twice a second, in a thread, while `post` is called.
 
-    Attributes: `order`, the last one; `contact`, when it came (time.monotonic), at first when this was made; `mistake`, a line
-    about orders that the secret has not signed, "" without one.
+    Attributes: `order`, the last one; `contact`, when it came (time.monotonic), at first when this was made;
+    `mistake`, a line about orders that the secret has not signed, "" without one.
     """
 
     def __init__(self, host: str, port: int, keyed: Secret | None = None):

@@ -1,4 +1,5 @@
-"""Sign what the machines of a run send each other by a secret that all of them have, PLSC_RUN_SECRET in the environment.
+"""Sign what the machines of a run send each other by a secret that all of them have, PLSC_RUN_SECRET in the
+environment.
 
 signature = secret.sign(b"POST", b"/", body)                   # HMAC-SHA256, of a report
 secret.signed(given, b"POST", b"/", body)

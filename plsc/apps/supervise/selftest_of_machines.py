@@ -1,7 +1,8 @@
 """Check several machines together: `plsc selftest --nnodes N --rank r --master host:port`, on each of them.
 
-The machines are compared as before a training (plsc.apps.supervise.preflight). If they agree, the parts of the
-self-test run on the ranks of all of them, and the network is measured. Nothing is restarted. Imports no Paddle.
+The machines are compared as before a training (plsc.apps.supervise.preflight). If they agree, the parts of
+the self-test run on the ranks of all of them, and the network is measured. Nothing is restarted. Imports no
+Paddle.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def make_parser(parts: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `plsc selftest --nnodes`; return 0 if every part passed, 1 if one failed, 2 if the machines differ."""
+    """Run `plsc selftest --nnodes`; return 0 if every part passed, 1 if one failed, 2 if the machines
+    differ."""
     args = make_parser().parse_args(argv)
     cfg = load(args.config, args.override)
     folder = Path(

@@ -94,7 +94,8 @@ class Supervisor:
 
 
 def describe_stop(start: Start, name: str, step: int | None, logs: str) -> Verdict:
-    """Describe the end of a run whose start the signal `name` has ended; its line is "" if there is nothing to say.
+    """Describe the end of a run whose start the signal `name` has ended; its line is "" if there is nothing
+    to say.
 
     Args:
         step: of the newest checkpoint. logs: the folder of the logs.

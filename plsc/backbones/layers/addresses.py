@@ -1,14 +1,15 @@
-"""Draw what is random in a forward pass by its address: (seed, step, layer, number of the sample in the step).
+"""Draw what is random in a forward pass by its address: (seed, step, layer, number of the sample in the
+step).
 
-A generator's numbers depend on all that was drawn before. These do not, so a step gives the same masks whether
-its samples go through the network in one batch or in several, on one rank or on many, and again when a layer is
-recomputed in the backward pass. The numbers of sample n in layer l at place j are
+A generator's numbers depend on all that was drawn before. These do not, so a step gives the same masks
+whether its samples go through the network in one batch or in several, on one rank or on many, and again when
+a layer is recomputed in the backward pass. The numbers of sample n in layer l at place j are
 
     a[n] * b[l] * x[j] + c[n] * d[l]      mod 2**64
 
 with random 64-bit numbers a and c of (seed, step, n), odd ones b and d of l, and x of j (multilinear hashing:
-Dietzfelbinger et al., "A reliable randomized algorithm for the closest-pair problem", 1997): three operations on
-int64 a number, on the tensor's device, and the same on every device. a to d and x are drawn by Philox.
+Dietzfelbinger et al., "A reliable randomized algorithm for the closest-pair problem", 1997): three operations
+on int64 a number, on the tensor's device, and the same on every device. a to d and x are drawn by Philox.
 
     addresses = Addresses(net, seed=0)
     with addresses.of(step=7, first=32, count=16):  # samples 32 to 47 of the step

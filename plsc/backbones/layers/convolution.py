@@ -45,8 +45,8 @@ def _two(number) -> tuple[int, int]:
 
 
 class _Convolution:
-    """The operations of a convolution of one shape; weights are turned into the layout that each prefers, which
-    costs under 1 % of it in training.
+    """The operations of a convolution of one shape; weights are turned into the layout that each prefers,
+    which costs under 1 % of it in training.
 
     Args:
         shape: (B, H, W, outputs, inputs of a group, height and width of the kernel).
@@ -81,8 +81,8 @@ class _Convolution:
             of_steps = (*steps.stride, *steps.padding, *steps.dilation)
             sizes = (samples, height, width, inputs, *sides, outputs, *kernel, *of_steps)
             self._sizes = (c_int64 * len(sizes))(*sizes)
-        # oneDNN's first choices for bfloat16 in groups, ten times as slow as its second ones: the gradient by the source of depthwise
-        # convolutions with strides, and the gradient by weights with AMX.
+        # oneDNN's first choices for bfloat16 in groups, ten times as slow as its second ones: the gradient by
+        # the source of depthwise convolutions with strides, and the gradient by weights with AMX.
         self._avoid = "brgconv_strided" if inputs == 1 and groups > 1 else None
         self._avoid_for_weights = "brgconv_bwd_w" if groups > 1 else None
         padding = onednn.pair(*steps.padding)

@@ -2,8 +2,8 @@
 
 By oneDNN and compiled kernels, pictures between layers are [N, H, W, C]; otherwise, by Paddle's operators,
 [N, C, H, W]. A network turns its images by `enter` at its start, and what comes out of its last layer for
-pictures by `leave`; in between every layer asks `by_onednn`. That depends on the tensor and the process alone, so
-a layer that is computed again in the backward pass decides as before.
+pictures by `leave`; in between every layer asks `by_onednn`. That depends on the tensor and the process
+alone, so a layer that is computed again in the backward pass decides as before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _entered: ContextVar[paddle.dtype] = ContextVar("entered", default=paddle.float3
 def in_bfloat16() -> Iterator[None]:
     """Let layers by oneDNN compute in bfloat16 what enters a network inside the block.
 
-    Maps and tokens are bfloat16 from `enter` to `leave`; parameters, their gradients and statistics are float32.
+    Maps and tokens are bfloat16 from `enter` to `leave`; parameters, their gradients and statistics are
+    float32.
     """
     token = _entered.set(paddle.bfloat16)
     try:
@@ -37,8 +38,8 @@ def in_bfloat16() -> Iterator[None]:
 
 
 def by_onednn(x: paddle.Tensor) -> bool:
-    """Say whether layers compute x by oneDNN: float32 or bfloat16 on a CPU, nothing traced or exported, kernels
-    there (PLSC_KERNELS=0: none)."""
+    """Say whether layers compute x by oneDNN: float32 or bfloat16 on a CPU, nothing traced or exported,
+    kernels there (PLSC_KERNELS=0: none)."""
     return (
         paddle.in_dynamic_mode()
         and x.dtype in _NUMBERS
@@ -90,7 +91,8 @@ class _KeepsNothing:
 
 @onednn.kept
 def _turn(shape: tuple[int, ...], last: bool, source: int, target: int) -> onednn.Operation:
-    """Make the copy of [N, C, H, W] `shape` to [N, H, W, C] if `last`, else back, from one dtype to another."""
+    """Make the copy of [N, C, H, W] `shape` to [N, H, W, C] if `last`, else back, from one dtype to
+    another."""
     samples, channels, height, width = shape
     turned = (samples, height, width, channels)
     if last:

@@ -2,9 +2,9 @@
 
     y = active((x - mean) / sqrt(variance + epsilon) * weight + bias + skip)
 
-By itself each of these is one or two passes over memory, most of them on one thread. Together they are two passes over
-the input forward and two backward, by compiled kernels (plsc/native/layers). Ioffe & Szegedy, "Batch Normalization"
-(2015); the running statistics are Paddle's, with the biased variance. Try it: `pytest
+By itself each of these is one or two passes over memory, most of them on one thread. Together they are two
+passes over the input forward and two backward, by compiled kernels (plsc/native/layers). Ioffe & Szegedy,
+"Batch Normalization" (2015); the running statistics are Paddle's, with the biased variance. Try it: `pytest
 tests/backbones/test_normalisation.py`.
 """
 
@@ -49,9 +49,11 @@ def normalise(
 
 
 def normalise_beside(norm: nn.Layer, x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Run a batch norm layer on x, as `normalise`, and pass x on for what else takes it, such as a sum at the end of a block.
+    """Run a batch norm layer on x, as `normalise`, and pass x on for what else takes it, such as a sum at the
+    end of a block.
 
-    The backward pass adds the two gradients of x in the norm's own loop, in place of a pass of their own over memory.
+    The backward pass adds the two gradients of x in the norm's own loop, in place of a pass of their own over
+    memory.
     """
     if by_onednn(x) and _can_fuse(norm, None, None):
         return run(_Normalise, x, None, norm.weight, norm.bias, None, norm, _NONE, True)
@@ -80,7 +82,8 @@ def _fused(norm, x, active, skip):
 
 
 class _Normalise(PyLayer):
-    """The kernels' forward and backward pass; skip, weight, bias and slope (PReLU's) may be None. passes: x is a result, too."""
+    """The kernels' forward and backward pass; skip, weight, bias and slope (PReLU's) may be None. passes: x
+    is a result, too."""
 
     @staticmethod
     def forward(ctx, x, skip, weight, bias, slope, norm, kind, passes=False):
@@ -110,7 +113,8 @@ class _Normalise(PyLayer):
         )
         ctx.of_skip = skip is not None
         ctx.parameters = (weight, bias, slope)
-        # Of a sum the kernel needs the sign of the result; y itself would hold what holds it, and never be freed.
+        # Of a sum the kernel needs the sign of the result; y itself would hold what holds it, and never be
+        # freed.
         ctx.save_for_backward(x, kept, *([y.detach()] if ctx.of_skip and kind != _NONE else []))
         # A view: Paddle would take x itself for a result that is written in its place.
         return (y, paddle._C_ops.view_shape(x, x.shape)) if passes else y

@@ -10,7 +10,8 @@ from plsc.native import onednn
 
 
 class AvgPool2D(nn.AvgPool2D):
-    """Averages squares of a picture that do not overlap; what is left at its right and at its bottom is left out.
+    """Averages squares of a picture that do not overlap; what is left at its right and at its bottom is left
+    out.
 
     Args:
         side: of a square, in pixels.

@@ -57,7 +57,8 @@ class _Relu(PyLayer):
 
 
 class PReLU(nn.PReLU):
-    """Multiplies negative numbers by a learned slope, one for all channels or one each, of tensors [B, C, ...]."""
+    """Multiplies negative numbers by a learned slope, one for all channels or one each, of tensors [B, C,
+    ...]."""
 
     def forward(self, x):
         if not (lacks("prelu") or lacks("prelu_grad")):

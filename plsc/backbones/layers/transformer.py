@@ -1,8 +1,9 @@
 """Layers of a vision transformer: linear layers, layer norms, attention, and sums of branches.
 
-On a CPU each is one PyLayer of oneDNN's operations, where Paddle would run several ops, some of them on one thread;
-wherever `by_onednn` says no it is Paddle's ops, with the same results but for rounding. Parameters, their names and
-their initial weights are those of Paddle's layers. Tokens are float32 or bfloat16, parameters and their gradients float32.
+On a CPU each is one PyLayer of oneDNN's operations, where Paddle would run several ops, some of them on one
+thread; wherever `by_onednn` says no it is Paddle's ops, with the same results but for rounding. Parameters,
+their names and their initial weights are those of Paddle's layers. Tokens are float32 or bfloat16, parameters
+and their gradients float32.
 
     B images   N tokens   W width   H heads   S = W / H
 
@@ -50,8 +51,9 @@ class LayerNorm(nn.LayerNorm):
 
 
 def attention(qkv: paddle.Tensor, heads: int) -> paddle.Tensor:
-    """Mix the values of each head's tokens by the softmax of the products of queries and keys (Vaswani et al.,
-    "Attention Is All You Need", 2017): [B, N, 3 W], a row's queries, keys and values side by side -> [B, N, W]."""
+    """Mix the values of each head's tokens by the softmax of the products of queries and keys (Vaswani et
+    al., "Attention Is All You Need", 2017): [B, N, 3 W], a row's queries, keys and values side by side -> [B,
+    N, W]."""
     if by_onednn(qkv):
         return run(_Attention, qkv, heads)
     width = qkv.shape[2] // 3
@@ -86,7 +88,8 @@ def _matmul(a, b, bias, out, post_ops=()) -> onednn.Operation:
 
 
 class _Product:
-    """A matrix product whose right side are weights, which are turned into the layout and dtype that it takes.
+    """A matrix product whose right side are weights, which are turned into the layout and dtype that it
+    takes.
 
     Args:
         shapes: of the two sides and the result.

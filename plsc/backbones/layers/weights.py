@@ -10,7 +10,8 @@ _LARGE = 1 << 18  # bytes of weights that are no longer in the processor's cache
 
 
 class Weights:
-    """Turns float32 weights between Paddle's layout and the one that an operation prefers, and into its dtype, if they differ.
+    """Turns float32 weights between Paddle's layout and the one that an operation prefers, and into its
+    dtype, if they differ.
 
     Args:
         plain: describes the weights as Paddle has them.
@@ -21,7 +22,8 @@ class Weights:
     def __init__(self, plain: c_void_p, rounded: c_void_p, operation: onednn.Operation, argument: int):
         other = operation.layout(argument)
         self._size = operation.size(argument)
-        # Turning jumps through memory: weights that are in no cache are first rounded in order, to half the bytes.
+        # Turning jumps through memory: weights that are in no cache are first rounded in order, to half the
+        # bytes.
         first = self._size > _LARGE and not onednn.same(plain, rounded)
         start = rounded if first else plain
         self._round = _reorder(plain, rounded) if first else None

@@ -41,7 +41,8 @@ OPTIMIZERS = {
 }
 
 
-# -- comparing ----------------------------------------------------------------------------------------------------------------
+# -- comparing
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def relative(got, want) -> float:
@@ -68,7 +69,8 @@ class Worst(dict):
         self[name] = max(self.get(name, 0.0), float(error) if np.isfinite(error) else np.inf)
 
 
-# -- the collectives ----------------------------------------------------------------------------------------------------------
+# -- the collectives
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _uneven(least: int) -> tuple[list[int], slice]:
@@ -129,7 +131,8 @@ def check_data_parallel() -> Worst:
     return worst
 
 
-# -- the heads ----------------------------------------------------------------------------------------------------------------
+# -- the heads
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def labels_for(kind: str, num_samples: int, num_classes: int, rng) -> np.ndarray:
@@ -251,8 +254,8 @@ def check_as_a_training() -> Worst:
 
 
 def check_every_class_sampled() -> Worst:
-    """Compare Partial FC when every class is a positive with a head that does not sample: bit for bit but where
-    sampled rows are selected on the device, with spare slots, so that products round otherwise."""
+    """Compare Partial FC when every class is a positive with a head that does not sample: bit for bit but
+    where sampled rows are selected on the device, with spare slots, so that products round otherwise."""
     counts, own = _uneven(30)
     ends = []
     for rate in (1.0, 0.9):
@@ -274,7 +277,8 @@ def check_every_class_sampled() -> Worst:
     return worst
 
 
-# -- checkpoints --------------------------------------------------------------------------------------------------------------
+# -- checkpoints
+# --------------------------------------------------------------------------------------------------------------
 
 
 def check_reshard() -> Worst:

@@ -76,7 +76,8 @@ def draw(
     results: Mapping[str, Result],
     worst: Mapping[str, Sequence[WorstPair]],
 ) -> list[Picture]:
-    """Draw all pictures of a report in reading order; arguments as of plsc.evaluation.report.html.write_report."""
+    """Draw all pictures of a report in reading order; arguments as of
+    plsc.evaluation.report.html.write_report."""
     pairs = {name: result for name, result in results.items() if result.kind == "verification"}
     searches = {n: result for n, result in results.items() if result.kind in ("identification", "retrieval")}
     classes = {name: result for name, result in results.items() if result.kind == "classification"}

@@ -1,9 +1,9 @@
 """Write the report of a run: report.html, a self-contained page without scripts, and its pictures.
 
-curves.png and, of a verification, roc.png, det.png, histogram.png, calibration.png and worst_pairs.png, of an identification,
-cmc.png, of a classification, confusion.png, with Global.profile steps.png lie beside the page and are
-embedded in it. There is no section for what a run does not have (nothing logged, no pairs, no errors). The
-page's HTML is report.html.jinja, which escapes every value. Try it:
+curves.png and, of a verification, roc.png, det.png, histogram.png, calibration.png and worst_pairs.png, of an
+identification, cmc.png, of a classification, confusion.png, with Global.profile steps.png lie beside the page
+and are embedded in it. There is no section for what a run does not have (nothing logged, no pairs, no
+errors). The page's HTML is report.html.jinja, which escapes every value. Try it:
 
     pytest tests/evaluation/test_html.py --basetemp=/tmp/report    # then open a report.html below that folder
 """

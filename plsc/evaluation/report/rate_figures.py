@@ -1,4 +1,5 @@
-"""Draw the rates of recognition: ROC, DET, histograms of similarities, calibration, and the CMC curve of identification.
+"""Draw the rates of recognition: ROC, DET, histograms of similarities, calibration, and the CMC curve of
+identification.
 
 Each function takes results by the title of their set and returns the figure and a sentence on how to read it,
 or None and the reason why there is none. Call them inside `plsc.evaluation.report.style.styled`. Try it:
@@ -83,7 +84,8 @@ def draw_det(verifications: Results) -> tuple[Figure | None, str]:
 
 
 def _over_far(axes: Axes, curves: Results) -> Iterator[tuple[str, Any, str, np.ndarray]]:
-    """Set up the x axis; yield (title, result, colour, rates [2000]) of each curve, from half a false accept on."""
+    """Set up the x axis; yield (title, result, colour, rates [2000]) of each curve, from half a false accept
+    on."""
     lowest = {name: 0.5 / np.sum(~result.same) for name, result in curves.items()}
     axes.set(
         xscale="log",
@@ -117,7 +119,8 @@ def _why_not(verifications: Results) -> str:
 
 
 def draw_histogram(verifications: Results) -> tuple[Figure | None, str]:
-    """Draw histograms of the cosines of pairs of one class and of two, with the threshold; one panel a set."""
+    """Draw histograms of the cosines of pairs of one class and of two, with the threshold; one panel a
+    set."""
     if not verifications:
         return None, "No histogram: no pairs were verified."
     figure = new_figure(0.4 + 3.1 * len(verifications))
@@ -146,7 +149,8 @@ def draw_histogram(verifications: Results) -> tuple[Figure | None, str]:
 
 
 def draw_calibration(verifications: Results) -> tuple[Figure | None, str]:
-    """Draw the reliability diagram: the share of same pairs over P(same), with Wilson's 95 % intervals, one panel a set."""
+    """Draw the reliability diagram: the share of same pairs over P(same), with Wilson's 95 % intervals, one
+    panel a set."""
     judged = {name: result.fit.held_out for name, result in verifications.items() if result.fit}
     if not judged:
         why = "the pairs are too few, or of one kind" if verifications else "no pairs were verified"

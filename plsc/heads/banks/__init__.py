@@ -3,10 +3,10 @@
     S classes in this rank's shard   K of them selected for the step (all: K = S)   D embedding size   b rows of a class block
 
 A step selects rows, addresses them by their numbers 0..K-1, and updates only these, by one rule
-(plsc/heads/optimizer.py). `DeviceBank` keeps the rows on the device that computes, `HostBank` in host memory, where more
-of them fit, `OffloadedBank` (offloaded.py) on the disk or as bfloat16; the selected rows are then copied
-to the device, and their gradients back. A row's initial value depends on (seed, row) alone, so any number of
-ranks starts from the same centres.
+(plsc/heads/optimizer.py). `DeviceBank` keeps the rows on the device that computes, `HostBank` in host memory,
+where more of them fit, `OffloadedBank` (offloaded.py) on the disk or as bfloat16; the selected rows are then
+copied to the device, and their gradients back. A row's initial value depends on (seed, row) alone, so any
+number of ranks starts from the same centres.
 """
 
 from __future__ import annotations

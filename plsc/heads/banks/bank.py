@@ -1,4 +1,5 @@
-"""Define what a bank of class centres is, and draw the initial ones. Symbols: plsc/heads/banks/__init__.py."""
+"""Define what a bank of class centres is, and draw the initial ones. Symbols:
+plsc/heads/banks/__init__.py."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ UPDATE_ROWS = 4096  # selected rows that a CPU fetches, updates and writes back 
 def initial_blocks(
     seed: int, start: int, stop: int, width: int, std: float
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Draw rows [start, stop) of the class matrix, N(0, std), block by block -> the number of a block's first row, counted
-    from `start`, and its rows, float32 [., width]. A row is the same for any split of the classes."""
+    """Draw rows [start, stop) of the class matrix, N(0, std), block by block -> the number of a block's first
+    row, counted from `start`, and its rows, float32 [., width]. A row is the same for any split of the
+    classes."""
     for first in range(start - start % INIT_ROWS, stop, INIT_ROWS):
         rng = np.random.Generator(np.random.PCG64([seed, first // INIT_ROWS]))
         drawn = rng.standard_normal((INIT_ROWS, width), np.float32)
@@ -78,7 +80,8 @@ class Bank(ABC):
         """Name the arrays of the optimizer state of one part: ["momentum"] of "centres"."""
         return [moment_name(name, moment) for moment in self.rule.moments]
 
-    # -- the rows of a step -------------------------------------------------------------------------------------------------
+    # -- the rows of a step
+    # -------------------------------------------------------------------------------------------------
 
     @property
     def selected(self) -> int:
@@ -150,8 +153,8 @@ class Bank(ABC):
     def _update(self, update: Update, step: int) -> None: ...
 
     def squares(self) -> tuple[float, float] | paddle.Tensor:
-        """Sum the squares of the selected centres, and of their gradient; both on this rank. Where reading them
-        would wait, they are a tensor [2]."""
+        """Sum the squares of the selected centres, and of their gradient; both on this rank. Where reading
+        them would wait, they are a tensor [2]."""
         centres = gradient = 0.0
         for start in range(0, self.selected, UPDATE_ROWS):
             stop = min(start + UPDATE_ROWS, self.selected)
@@ -162,7 +165,8 @@ class Bank(ABC):
     def finish(self) -> None:  # noqa: B027 (most banks have nothing to do)
         """Wait for the reads and writes that an offloaded bank does beside a step, as the next step does."""
 
-    # -- gradients ----------------------------------------------------------------------------------------------------------
+    # -- gradients
+    # ----------------------------------------------------------------------------------------------------------
 
     def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
         """Keep the gradient of selected rows [start, stop) for the next `update`. Every selected row must be
@@ -173,13 +177,13 @@ class Bank(ABC):
             write_rows(self._gradient_memory(name), start, grad)
 
     def add_gradient(self, name: str, number_N: paddle.Tensor, part_N: paddle.Tensor) -> None:
-        """Add to the gradients of the selected rows with these numbers, [N] and [N, width] or [N]: parts of the same number
-        are the same, and one of them is added."""
+        """Add to the gradients of the selected rows with these numbers, [N] and [N, width] or [N]: parts of
+        the same number are the same, and one of them is added."""
         paddle.scatter_(self._grads[name], number_N, paddle.gather(self._grads[name], number_N) + part_N)
 
     def gradient(self, name: str) -> paddle.Tensor:
-        """Return the memory for the gradient of the selected rows, [K, width] or [K], for a kernel that writes it
-        in place."""
+        """Return the memory for the gradient of the selected rows, [K, width] or [K], for a kernel that
+        writes it in place."""
         return rows_in_place(self._gradient_memory(name), 0, self.selected)
 
     def _gradient_memory(self, name: str) -> paddle.Tensor:
@@ -187,7 +191,8 @@ class Bank(ABC):
         memory = self._grads.get(name)
         needed = self.selected
         if memory is None or len(memory) < needed:
-            # Sampling takes a few more or less each step: some spare rows, so that no later step needs new memory.
+            # Sampling takes a few more or less each step: some spare rows, so that no later step needs new
+            # memory.
             count = needed + (0 if self._index_K is None else needed // 16)
             memory = large_tensor([count, self.width] if name == "centres" else [count])
             self._grads[name] = memory
@@ -198,7 +203,8 @@ class Bank(ABC):
         backward."""
         return {name: rows_in_place(memory, 0, self.selected) for name, memory in self._grads.items()}
 
-    # -- checkpoints --------------------------------------------------------------------------------------------------------
+    # -- checkpoints
+    # --------------------------------------------------------------------------------------------------------
 
     @property
     def numbers(self) -> int:

@@ -31,8 +31,8 @@ def _sum_of_squares(rows: paddle.Tensor) -> paddle.Tensor:
 class DeviceBank(Bank):
     """Keeps the rows on the device that Paddle computes on; without sampling they are used in place.
 
-    Each array has one row more than the shard has classes, for numbers that nobody needs: those of selected rows that
-    turn out not to be used (see `select_on_device`).
+    Each array has one row more than the shard has classes, for numbers that nobody needs: those of selected
+    rows that turn out not to be used (see `select_on_device`).
     """
 
     on_device = True
@@ -61,7 +61,8 @@ class DeviceBank(Bank):
         """Return an array's rows of the shard's classes, to be read, or written by a kernel."""
         return rows_in_place(self._tables[name], 0, self.shard.size)
 
-    # -- the rows of a step -------------------------------------------------------------------------------------------------
+    # -- the rows of a step
+    # -------------------------------------------------------------------------------------------------
 
     def select(self, index_K):
         super().select(index_K)
@@ -71,8 +72,8 @@ class DeviceBank(Bank):
         self._fetched = {}
 
     def select_on_device(self, index_K: paddle.Tensor, certain: int) -> None:
-        """Let these rows take part until the next selection: int64 [K] on the device, rising, the shard's size
-        for one that is not used; only such from number `certain` on."""
+        """Let these rows take part until the next selection: int64 [K] on the device, rising, the shard's
+        size for one that is not used; only such from number `certain` on."""
         self.select(None)
         self._index_tensor = index_K
         self._selected = len(index_K)
@@ -130,7 +131,8 @@ class DeviceBank(Bank):
         array = self._array(name)
         return (array, self._index_K) if array.place.is_cpu_place() else None
 
-    # -- updates ------------------------------------------------------------------------------------------------------------
+    # -- updates
+    # ------------------------------------------------------------------------------------------------------------
 
     def _update(self, update, step):
         by_kernels = kernels.library() is not None and not on_device()
@@ -149,8 +151,8 @@ class DeviceBank(Bank):
     def _update_rows(
         self, names: list[str], start: int, stop: int, grad: paddle.Tensor, update: Update
     ) -> None:
-        """Update selected rows [start, stop) of a part and its moments: in place where they have their address, or in copies
-        that are written where they belong."""
+        """Update selected rows [start, stop) of a part and its moments: in place where they have their
+        address, or in copies that are written where they belong."""
         value, *moments = (self.rows(name, start, stop) for name in names)
         self.rule.update_device(names[0], value, moments, grad, update)
         for name, updated in zip(names, (value, *moments)):
@@ -170,7 +172,8 @@ class DeviceBank(Bank):
             totals.append(_sum_of_squares(rows))
         return paddle.stack(totals).astype("float64")
 
-    # -- checkpoints --------------------------------------------------------------------------------------------------------
+    # -- checkpoints
+    # --------------------------------------------------------------------------------------------------------
 
     def state(self):
         make = host_view if not on_device() else DeviceRows
@@ -183,8 +186,8 @@ class DeviceBank(Bank):
 
 
 class DeviceRows:
-    """Presents an array on a device to a checkpoint, and copies rows to the host only when they are indexed, by
-    slice or by numbers."""
+    """Presents an array on a device to a checkpoint, and copies rows to the host only when they are indexed,
+    by slice or by numbers."""
 
     code = None
 

@@ -190,7 +190,8 @@ class OffloadedBank(Bank):
         self._thread = ThreadPoolExecutor(1, "bank")
         self._jobs: list[Future] = []
 
-    # -- stored rows --------------------------------------------------------------------------------------------------------
+    # -- stored rows
+    # --------------------------------------------------------------------------------------------------------
 
     @property
     def _written(self) -> FileRowStorage | MemoryRowStorage:
@@ -247,7 +248,8 @@ class OffloadedBank(Bank):
         self._wait()
         return self._written.sync(drop)
 
-    # -- the thread ---------------------------------------------------------------------------------------------------------
+    # -- the thread
+    # ---------------------------------------------------------------------------------------------------------
 
     def _queue(self, work: Callable, *args) -> Future:
         """Queue a job for the thread, after all earlier ones."""
@@ -278,7 +280,8 @@ class OffloadedBank(Bank):
         self._load(prefetched.rows[slots], buffer, slots)
         prefetched.loaded[:] = True
 
-    # -- the step -----------------------------------------------------------------------------------------------------------
+    # -- the step
+    # -----------------------------------------------------------------------------------------------------------
 
     def select(self, index_K):
         super().select(index_K)
@@ -336,7 +339,8 @@ class OffloadedBank(Bank):
             HostRows(self._buffer.arrays, slots).update(self.rule, gradients, self.moments_of, update)
             self._store(rows, self._buffer, slots, step)
 
-    # -- checkpoints --------------------------------------------------------------------------------------------------------
+    # -- checkpoints
+    # --------------------------------------------------------------------------------------------------------
 
     def state(self):
         return {

@@ -28,7 +28,8 @@ def block_size(bfloat16: bool) -> int:
 
 
 def kept_dtype(bfloat16: bool) -> np.dtype:
-    """Return the dtype of exponentials that are kept: the bits of bfloat16 where products are rounded to it."""
+    """Return the dtype of exponentials that are kept: the bits of bfloat16 where products are rounded to
+    it."""
     return np.dtype("uint16" if bfloat16 else "float32")
 
 
@@ -62,8 +63,8 @@ class Problem:
 
 
 class Softmax:
-    """Computes one step. `exps_KN`: where forward leaves the exponentials for backward, of `kept_dtype`; None: computed
-    twice."""
+    """Computes one step. `exps_KN`: where forward leaves the exponentials for backward, of `kept_dtype`;
+    None: computed twice."""
 
     def __init__(self, problem: Problem, exps_KN: np.ndarray | None):
         p = problem

@@ -1,4 +1,5 @@
-"""Write checkpoints of a run: at the ends of epochs, at regular steps, after the best evaluation, and where the run ends.
+"""Write checkpoints of a run: at the ends of epochs, at regular steps, after the best evaluation, and where
+the run ends.
 
 A checkpoint that cannot be written does not end the run, unless it is the last, or the third in a row.
 
@@ -47,8 +48,8 @@ class Checkpoints(Part):
         on_disk: whether the class centres take space on the disk already.
         evaluator: says which checkpoint is the best.
 
-    Attributes: `best`, the best main evaluation so far that is saved; None without one. `path`, of the newest checkpoint that
-    this object has written; None without one.
+    Attributes: `best`, the best main evaluation so far that is saved; None without one. `path`, of the newest
+    checkpoint that this object has written; None without one.
     """
 
     name = "checkpoints"
@@ -77,7 +78,8 @@ class Checkpoints(Part):
         self._failed = 0  # saves since then
 
     def start(self, run: Any) -> None:
-        """Refuse by UserError a disk without space for a checkpoint, and warn if there is space for too few."""
+        """Refuse by UserError a disk without space for a checkpoint, and warn if there is space for too
+        few."""
         if run.step == run.total_steps:
             return
         distributed.barrier()  # all banks have their space now
@@ -109,7 +111,8 @@ class Checkpoints(Part):
             )
 
     def _best(self, step: int) -> Best | None:
-        """Return the better of `best` and the main set's evaluation at this step, if there was one; of equal ones the first."""
+        """Return the better of `best` and the main set's evaluation at this step, if there was one; of equal
+        ones the first."""
         evaluator = self._evaluator
         value = evaluator.row[evaluator.metric] if evaluator.step == step else None
         if value is None:

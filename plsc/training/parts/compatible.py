@@ -1,8 +1,10 @@
-"""Train a network whose embeddings can be compared with an older one's, so that a gallery of the older one stays in use.
+"""Train a network whose embeddings can be compared with an older one's, so that a gallery of the older one
+stays in use.
 
-Shen et al., "Towards Backward-Compatible Representation Learning", CVPR 2020: beside its own head, centres of the old network,
-which are frozen, classify the new embeddings (the influence loss). The centre of a class is the mean of the old network's
-embeddings of its images, so classes that the old run has not had take part, too, and names are not needed.
+Shen et al., "Towards Backward-Compatible Representation Learning", CVPR 2020: beside its own head, centres of
+the old network, which are frozen, classify the new embeddings (the influence loss). The centre of a class is
+the mean of the old network's embeddings of its images, so classes that the old run has not had take part,
+too, and names are not needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Leave out steps whose loss or gradients are not finite: log why, keep their batches, and end the run after too many in a row.
+"""Leave out steps whose loss or gradients are not finite: log why, keep their batches, and end the run after
+too many in a row.
 
-A step that is left out changes only the step number: weights, momentum, BatchNorm's running statistics and a margin's
-statistics stay the same, bit for bit. dump.py finds the cause and writes the batch.
+A step that is left out changes only the step number: weights, momentum, BatchNorm's running statistics and a
+margin's statistics stay the same, bit for bit. dump.py finds the cause and writes the batch.
 
 Try it: `pytest tests/training/parts/test_divergence.py`; what a user sees is in docs/resume.md.
 """
@@ -25,8 +26,8 @@ LOW_SHARE = 0.05  # of the rate that is usual for an optimizer: a lower rate is 
 
 
 class DivergedError(UserError):
-    """Too many steps in a row had to be skipped. step: number of the last one, from 1. what: its value that was
-    not finite."""
+    """Too many steps in a row had to be skipped. step: number of the last one, from 1. what: its value that
+    was not finite."""
 
     def __init__(self, text: str, what: str, step: int):
         super().__init__(text)
@@ -47,7 +48,8 @@ class Divergence(Part):
     Args:
         most: steps in a row after which the run ends. dump: writes the batches.
 
-    Attributes: `skipped`, steps that diverged so far; `in_a_row`, those since the last step that counted, without
+    Attributes: `skipped`, steps that diverged so far; `in_a_row`, those since the last step that counted,
+    without
         those that another part has explained.
     """
 

@@ -57,7 +57,8 @@ def find_cause(
         bad = _last_bad({f"gradient of {key}": grad for key, grad in backbone_gradients(backbone).items()})
         own = own or ((3, bad) if bad else None)
     causes = distributed.gather_objects(own)
-    # A bad embedding may make every rank's losses bad, by what a margin remembers: only the earliest place counts.
+    # A bad embedding may make every rank's losses bad, by what a margin remembers: only the earliest place
+    # counts.
     first = min((cause[0] for cause in causes if cause), default=None)
     bad_ranks = [rank for rank, cause in enumerate(causes) if cause and cause[0] == first]
     if not bad_ranks:
@@ -104,7 +105,8 @@ def _cause_here(
 
 
 def _bad_extra(step: TakenStep) -> str | None:
-    """Describe the first loss beside the head's that is not finite, by its key in metrics.jsonl; the same on every rank."""
+    """Describe the first loss beside the head's that is not finite, by its key in metrics.jsonl; the same on
+    every rank."""
     for title, loss in step.losses.items():
         if kind := kind_of(loss):
             return f"loss/{title} is {kind}"

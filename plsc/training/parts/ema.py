@@ -1,17 +1,18 @@
-"""Average a backbone's weights over the steps (Global.ema): the averaged ones are evaluated, exported and predicted with.
+"""Average a backbone's weights over the steps (Global.ema): the averaged ones are evaluated, exported and
+predicted with.
 
 After update n (from 0), of the weights w of that step:
 
     average <- d * average + (1 - d) * w        d = min(decay ** every, n / (n + 9))
 
-The first update takes the weights as they are, so no initial weights take part. The second term is the ramp of
-TensorFlow's ExponentialMovingAverage, (1 + m) / (10 + m), with m = n - 1: early on, the average spans about the
-last tenth of the steps, which improve fast; from n = 9 decay / (1 - decay) on, about 90,000 for 0.9999, `decay`
-rules. With `every` steps between updates the decay is that of as many steps.
+The first update takes the weights as they are, so no initial weights take part. The second term is the ramp
+of TensorFlow's ExponentialMovingAverage, (1 + m) / (10 + m), with m = n - 1: early on, the average spans
+about the last tenth of the steps, which improve fast; from n = 9 decay / (1 - decay) on, about 90,000 for
+0.9999, `decay` rules. With `every` steps between updates the decay is that of as many steps.
 
-BatchNorm's running statistics are averaged as the parameters are, as by timm's ModelEmaV2: an activation depends
-on both together, and statistics of the last steps do not fit weights of earlier ones. A buffer of whole numbers
-cannot be averaged and stays the backbone's.
+BatchNorm's running statistics are averaged as the parameters are, as by timm's ModelEmaV2: an activation
+depends on both together, and statistics of the last steps do not fit weights of earlier ones. A buffer of
+whole numbers cannot be averaged and stays the backbone's.
 
 Try it: `pytest tests/training/parts/test_ema.py`.
 """
@@ -43,7 +44,8 @@ class Seen(State):
 class Ema(Part):
     """Averages a backbone's floating-point state, on its device. Every rank makes one.
 
-    The parameters' average is the same on every rank; of the statistics, as of the backbone's, rank 0's count.
+    The parameters' average is the same on every rank; of the statistics, as of the backbone's, rank 0's
+    count.
 
     Args:
         decay: share of the average that a step keeps, in [0, 1). every: steps between two updates.
@@ -108,7 +110,8 @@ class Ema(Part):
             _exchange(pairs[::-1])  # backwards: two names may share one tensor
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps seen, and the backbone's state by name with the averages in it, once there are some."""
+        """Return the steps seen, and the backbone's state by name with the averages in it, once there are
+        some."""
         state: dict[str, Any] = {"steps": self.steps}
         if self._average:
             own = self._backbone.state_dict()

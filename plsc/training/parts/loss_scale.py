@@ -1,8 +1,8 @@
 """Scale the gradients of a backbone that computes in float16, so that the small ones do not become 0.
 
-float16 has no number between 0 and 6e-8. The backward pass starts with the embeddings' gradient times a scale,
-and the parameters' gradients are divided by it again. Where they overflow, the step is left out on all ranks
-and the scale halved; after 2000 steps without it is doubled. These are the constants of
+float16 has no number between 0 and 6e-8. The backward pass starts with the embeddings' gradient times a
+scale, and the parameters' gradients are divided by it again. Where they overflow, the step is left out on all
+ranks and the scale halved; after 2000 steps without it is doubled. These are the constants of
 torch.cuda.amp.GradScaler and paddle.amp.GradScaler (Micikevicius et al., "Mixed Precision Training", 2018,
 section 3.2), whose scale multiplies the loss: here it would reach the gradients of the class centres, which
 are float32 and updated by the head. bfloat16 has float32's range and needs no scale.
@@ -64,7 +64,8 @@ class LossScale(Part):
             self.good_steps = 0
 
     def explain(self, run: Any, step: TakenStep, verdict: Verdict) -> LeftOut | None:
-        """Halve the scale where nothing but the backbone's scaled gradients is not finite, as long as it can be halved."""
+        """Halve the scale where nothing but the backbone's scaled gradients is not finite, as long as it can
+        be halved."""
         if verdict.bad_head or self.scale / 2.0 < LOWEST:
             return None
         self.scale /= 2.0

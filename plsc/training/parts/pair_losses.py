@@ -1,9 +1,10 @@
-"""Compute losses on pairs of embeddings beside the head's: batch-hard triplets, supervised contrastive, Circle, Multi-Similarity.
+"""Compute losses on pairs of embeddings beside the head's: batch-hard triplets, supervised contrastive,
+Circle, Multi-Similarity.
 
     Parts: [{name: triplet, weight: 1.0, margin: 0.2}]
 
-Every sample of the step is compared with those of all ranks, by cosine. A sample takes part where the step has another
-of its class and one of another class: the sampler `pk` sees to that.
+Every sample of the step is compared with those of all ranks, by cosine. A sample takes part where the step
+has another of its class and one of another class: the sampler `pk` sees to that.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class PairLoss(Part, ABC):
     def loss(self, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor:
         with timer.part("head"):
             unit_BD = normalize(emb_BD.flatten(1))
-            # All cosines with this rank's samples as the first of the pair: gathering gives the gradients as the second.
+            # All cosines with this rank's samples as the first of the pair: gathering gives the gradients as
+            # the second.
             unit_ND = distributed._c_allgather(unit_BD, batch.counts)
             cos_BN = paddle.matmul(unit_BD, unit_ND, transpose_y=True)
             label_N = distributed.gather_rows(to_device(batch.labels), batch.counts)
@@ -82,10 +84,12 @@ class PairLoss(Part, ABC):
 
 
 class Triplet(PairLoss):
-    """Asks of the least similar sample of the class to be nearer than the most similar one of another, by a margin.
+    """Asks of the least similar sample of the class to be nearer than the most similar one of another, by a
+    margin.
 
-    max(0, margin + d(a, p) - d(a, n)) with squared distances of embeddings of length 1 (Schroff et al., "FaceNet", 2015, equation 3)
-    for the hardest pairs of the step (Hermans et al., "In Defense of the Triplet Loss", 2017, equation 5).
+    max(0, margin + d(a, p) - d(a, n)) with squared distances of embeddings of length 1 (Schroff et al.,
+    "FaceNet", 2015, equation 3) for the hardest pairs of the step (Hermans et al., "In Defense of the Triplet
+    Loss", 2017, equation 5).
     """
 
     name = "triplet"
@@ -101,7 +105,8 @@ class Triplet(PairLoss):
 
 
 class SupCon(PairLoss):
-    """Classifies the samples of the step by the sample itself (Khosla et al., "Supervised Contrastive Learning", 2020, equation 2)."""
+    """Classifies the samples of the step by the sample itself (Khosla et al., "Supervised Contrastive
+    Learning", 2020, equation 2)."""
 
     name = "supcon"
 
@@ -117,7 +122,8 @@ class SupCon(PairLoss):
 
 
 class Circle(PairLoss):
-    """Pulls and pushes each pair the more, the farther it is from its optimum (Sun et al., "Circle Loss", 2020, equation 6)."""
+    """Pulls and pushes each pair the more, the farther it is from its optimum (Sun et al., "Circle Loss",
+    2020, equation 6)."""
 
     name = "circle"
 
@@ -137,7 +143,8 @@ class Circle(PairLoss):
 
 
 class MultiSimilarity(PairLoss):
-    """Weighs the pairs that are hard against the sample's others (Wang et al., "Multi-Similarity Loss", 2019, equations 9, 10 and 13).
+    """Weighs the pairs that are hard against the sample's others (Wang et al., "Multi-Similarity Loss", 2019,
+    equations 9, 10 and 13).
 
     Args:
         alpha, beta: slopes for pairs of the same class and of others. base: the cosine between them. epsilon: a pair counts

@@ -1,7 +1,8 @@
-"""Define what a feature of a run is: a `Part`, which the loop of plsc/training/trainer.py calls at its places.
+"""Define what a feature of a run is: a `Part`, which the loop of plsc/training/trainer.py calls at its
+places.
 
-A part knows the run that calls it, and no other part. The parts of a run, in the order in which they are called,
-stand in plsc/training/build.py. How to write one: docs/extend.md.
+A part knows the run that calls it, and no other part. The parts of a run, in the order in which they are
+called, stand in plsc/training/build.py. How to write one: docs/extend.md.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from plsc.training.step import LeftOut, StepResult, TakenStep, Verdict
 
 
 class Passing(NamedTuple):
-    """What a network of another run takes that embeds the samples of a step. held: bytes of an image while it is embedded."""
+    """What a network of another run takes that embeds the samples of a step. held: bytes of an image while it
+    is embedded."""
 
     numbers: int
     held: int
@@ -29,10 +31,11 @@ class Passing(NamedTuple):
 class Sizes:
     """The sizes of a run on one rank that a bill depends on.
 
-    trained, frozen: numbers of the backbone. classes: of this rank. selected: of them in a step. samples: that the rank
-    compares with its classes. batch: this rank's own. threads: of the rank. passing: network of another run; None: there is none.
-    spare: bytes that a step has not taken yet when the parts compute their losses. whole_budget: count all that is
-    allowed for blocks of logits.
+    trained, frozen: numbers of the backbone. classes: of this rank. selected: of them in a step. samples:
+    that the rank compares with its classes. batch: this rank's own. threads: of the rank. passing: network of
+    another run; None: there is none.
+    spare: bytes that a step has not taken yet when the parts compute their losses. whole_budget: count all
+    that is allowed for blocks of logits.
     """
 
     trained: int = 0
@@ -61,11 +64,13 @@ class State(BaseModel):
 
 
 class Part:
-    """One feature of a run. Every rank makes one, and all ranks take the same calls; every method may be left out.
+    """One feature of a run. Every rank makes one, and all ranks take the same calls; every method may be left
+    out.
 
     `run` is the Trainer.
 
-    Attributes: `name`, of its state in a checkpoint and of its loss in the rows of metrics.jsonl; "" without both.
+    Attributes: `name`, of its state in a checkpoint and of its loss in the rows of metrics.jsonl; "" without
+    both.
     """
 
     name = ""
@@ -76,21 +81,24 @@ class Part:
 
     @staticmethod
     def bill(cfg: Config, sizes: Sizes) -> dict[str, Bytes]:
-        """Return the bytes that the part takes in a run of this config, by what for: {} where it has no such part.
+        """Return the bytes that the part takes in a run of this config, by what for: {} where it has no such
+        part.
 
         The dry run, the space check and plsc plan add these up. Nothing needs to be built for it.
         """
         return {}
 
     def start(self, run: Any) -> None:
-        """Prepare before the first step of this process; `run.resumed` says whether a checkpoint was taken over."""
+        """Prepare before the first step of this process; `run.resumed` says whether a checkpoint was taken
+        over."""
 
     def loss(self, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor | None:
-        """Compute a loss to add to the head's: a scalar, the mean over the samples of all ranks, the same on every rank.
+        """Compute a loss to add to the head's: a scalar, the mean over the samples of all ranks, the same on
+        every rank.
 
         Its gradient on this rank's embeddings is multiplied by the number of ranks, as the head's is;
-        `plsc.distributed.global_mean` does both. It reads no value of the device. A gradient that is not finite makes the
-        step one that does not count. None: nothing is added.
+        `plsc.distributed.global_mean` does both. It reads no value of the device. A gradient that is not
+        finite makes the step one that does not count. None: nothing is added.
 
         Args:
             emb_BD: embeddings of the batch, float32, with their gradient to come.
@@ -98,7 +106,8 @@ class Part:
         return None
 
     def flags(self) -> dict[str, float]:
-        """Return numbers of this rank that all ranks must learn of: the verdict on the step has them, of each rank."""
+        """Return numbers of this rank that all ranks must learn of: the verdict on the step has them, of each
+        rank."""
         return {}
 
     def update(self, run: Any, step: TakenStep) -> None:
@@ -129,7 +138,8 @@ class Part:
         """Release what the part holds, however the training ended."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a run that is resumed must have again: plain values, and under "arrays" arrays by name. Every rank calls it.
+        """Return what a run that is resumed must have again: plain values, and under "arrays" arrays by name.
+        Every rank calls it.
 
         "required" names what a run must have to go on from there: it is refused without this part.
         """

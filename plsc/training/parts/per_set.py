@@ -1,7 +1,8 @@
-"""Add up loss and accuracy of each of several data sets that are trained on together, for the rows of metrics.jsonl.
+"""Add up loss and accuracy of each of several data sets that are trained on together, for the rows of
+metrics.jsonl.
 
-The sums stay on the device, and on their rank until a row is due: a step sends nothing and waits for nothing. They are
-float64 sums of float32 numbers, which hardly ever round, so they do not depend on the ranks.
+The sums stay on the device, and on their rank until a row is due: a step sends nothing and waits for nothing.
+They are float64 sums of float32 numbers, which hardly ever round, so they do not depend on the ranks.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class PerSet(Part):
         return row
 
     def state_dict(self) -> dict[str, Any]:
-        """Describe the sets, with the sums of all ranks. Collectives: one all_reduce SUM of 3 numbers a set."""
+        """Describe the sets, with the sums of all ranks. Collectives: one all_reduce SUM of 3 numbers a
+        set."""
         sums = distributed.all_reduce(self._sums.clone()).tolist()
         return {"required": "several data sets", "sets": [one.model_dump() for one in self._described(sums)]}
 
@@ -104,7 +106,8 @@ class PerSet(Part):
 
 
 def _are_other_sets(theirs: list[SetState], ours: list[SetState]) -> bool:
-    """Say whether the classes of two lists of data sets differ as far as the sets show it; a title alone may change."""
+    """Say whether the classes of two lists of data sets differ as far as the sets show it; a title alone may
+    change."""
     kinds = [[(one.classes, one.own) for one in sets] for sets in (theirs, ours)]
     titles = [[one.title for one in sets] for sets in (theirs, ours)]
     exchanged = titles[0] != titles[1] and sorted(titles[0]) == sorted(titles[1])

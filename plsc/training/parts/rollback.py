@@ -1,4 +1,5 @@
-"""Go back to an older checkpoint where too many steps in a row had to be skipped (Global.rollbacks), or end the run.
+"""Go back to an older checkpoint where too many steps in a row had to be skipped (Global.rollbacks), or end
+the run.
 
 The checkpoint is the newest whole one from before the last good step: at least that step is repeated, at a
 lower rate, so the run does not reach the same weights again. Later checkpoints contain the number of
@@ -50,8 +51,8 @@ class Rollback(Part):
         return FACTOR**self.count
 
     def between(self, run: Any, result: StepResult) -> None:
-        """Go back after a step that is one too many to be left out; raise its error where the run may not go back (again), or
-        has no checkpoint for it. The checkpoints stay as they are then."""
+        """Go back after a step that is one too many to be left out; raise its error where the run may not go
+        back (again), or has no checkpoint for it. The checkpoints stay as they are then."""
         error = result.left_out and result.left_out.error
         if not error:
             return
@@ -79,7 +80,8 @@ class Rollback(Part):
 
 def go_back(root: Path, last_good: int, first_step: int = 0) -> Path | None:
     """Find the newest whole checkpoint before the step `last_good`, and set the newer ones aside; None, and
-    nothing is changed, if there is none from `first_step` on. Every rank calls it. UserError if rank 0 cannot.
+    nothing is changed, if there is none from `first_step` on. Every rank calls it. UserError if rank 0
+    cannot.
     """
 
     def find() -> Path | None:

@@ -1,4 +1,5 @@
-"""Stop a run after the same step on all ranks where one of them is asked to by a signal, and watch for ranks that hang."""
+"""Stop a run after the same step on all ranks where one of them is asked to by a signal, and watch for ranks
+that hang."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Train a network to give the embeddings of another one, the teacher, beside its own task (distillation).
 
-The teacher's network embeds the same pixels, after the same augmentation, in evaluation mode. Its class centres may
-take the place of this run's: then both networks put a class in the same direction.
+The teacher's network embeds the same pixels, after the same augmentation, in evaluation mode. Its class
+centres may take the place of this run's: then both networks put a class in the same direction.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Teacher(Part):
         if sizes.passing is None:
             return {}
         held = sizes.passing.held * min(cfg.DataLoader.Train.batch_size, sizes.batch)
-        # While it embeds, the backbone has no gradients yet, and of accumulated batches no activations either.
+        # While it embeds, the backbone has no gradients yet, and of accumulated batches no activations
+        # either.
         beyond = held - sizes.spare
         more = {"activations of the teacher": Bytes(beyond)} if beyond > 0 else {}
         return {"teacher": Bytes(4 * sizes.passing.numbers), **more}
@@ -109,7 +110,8 @@ class Teacher(Part):
 
 
 def open_teacher(cfg: Config, data: Dataset, alone: bool = False) -> OtherRun | None:
-    """Open the run that Teacher.checkpoint names, None without one. UserError if its network does not fit this run.
+    """Open the run that Teacher.checkpoint names, None without one. UserError if its network does not fit
+    this run.
 
     alone: as of OtherRun.
     """

@@ -27,7 +27,8 @@ def test_the_matrix_is_scikit_images():
 
 def test_the_transform_has_the_least_error_of_all_similarity_transforms():
     for landmarks in _faces(50):
-        # The linear equations of u = p x - q y + r, v = q x + p y + s, solved without any formula for p and q.
+        # The linear equations of u = p x - q y + r, v = q x + p y + s, solved without any formula for p and
+        # q.
         x, y = landmarks.T
         one, none = np.ones(5), np.zeros(5)
         rows = np.concatenate([np.stack([x, -y, one, none], 1), np.stack([y, x, none, one], 1)])

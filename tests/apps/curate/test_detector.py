@@ -21,7 +21,8 @@ def test_the_face_of_a_photo_is_found():
     data = pytest.importorskip("skimage.data", reason="scikit-image, which ships the photo, is not installed")
     photo = data.astronaut()
     (face,) = Detector().detect(photo)
-    # Read off the enlarged photo by eye, in pixels: the pupils, the tip of the nose, the corners of the mouth.
+    # Read off the enlarged photo by eye, in pixels: the pupils, the tip of the nose, the corners of the
+    # mouth.
     by_eye = [[203.8, 100.5], [246.5, 103.3], [225, 127], [203, 139.7], [244.3, 141.3]]
     np.testing.assert_allclose(face.landmarks, by_eye, atol=3)
     np.testing.assert_allclose(face.landmarks[:2], by_eye[:2], atol=1)

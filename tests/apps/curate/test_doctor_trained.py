@@ -1,4 +1,5 @@
-"""Wrong labels by the network of a run: the list and the page of `plsc doctor --trained`, and a training with the list."""
+"""Wrong labels by the network of a run: the list and the page of `plsc doctor --trained`, and a training with
+the list."""
 
 import re
 
@@ -18,7 +19,8 @@ MORE = ["Model.embedding_size=32", "DataLoader.Train.max_corrupt=0.2", "DataLoad
 
 
 class Mislabelled(Dataset):
-    """The images of tiny.yaml with some wrong labels; the last one is corrupt, and the classes have names that are HTML, with a TAB."""
+    """The images of tiny.yaml with some wrong labels; the last one is corrupt, and the classes have names
+    that are HTML, with a TAB."""
 
     image_shape = IMAGE_SHAPE
 

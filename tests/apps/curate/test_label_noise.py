@@ -12,7 +12,8 @@ CLASSES, EACH, SIZE = 40, 12, 32
 
 @pytest.fixture(scope="module")
 def planted():
-    """Embeddings around the centres of 40 classes, their labels; 20 labels are wrong, class 39 is half of class 7."""
+    """Embeddings around the centres of 40 classes, their labels; 20 labels are wrong, class 39 is half of
+    class 7."""
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((CLASSES, SIZE))
     centres[39] = centres[7]

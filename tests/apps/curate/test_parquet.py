@@ -1,4 +1,5 @@
-"""Parquet files of images: structs, bytes and paths, labels as numbers and names, row groups, and what is refused."""
+"""Parquet files of images: structs, bytes and paths, labels as numbers and names, row groups, and what is
+refused."""
 
 import json
 import os

@@ -215,7 +215,8 @@ def test_without_a_kit_the_code_in_the_readme_reads_two_pictures(tmp_path, monke
 
 @pytest.mark.parametrize("mean, deviation", [(127.5, 127.5), (0, 255), (127.5, 57.5)])
 def test_pixels_that_were_normalised_before_resemble_nothing(tmp_path, mean, deviation):
-    """Their embeddings would be all alike, and every pair accepted; raw pixels beside them are not touched."""
+    """Their embeddings would be all alike, and every pair accepted; raw pixels beside them are not
+    touched."""
     export(trained(Net()), tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle"])
     pixels = pixels_of(4)
     mixed = pixels.copy()

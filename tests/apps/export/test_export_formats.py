@@ -1,7 +1,7 @@
 """Exports for other packages and in 8 bits: what those packages look for is there, and gives our embeddings.
 
-`insightface` and `paddlex` are tried where they are installed. What is known of their code is written again here, so that their part
-is also tried without them.
+`insightface` and `paddlex` are tried where they are installed. What is known of their code is written again
+here, so that their part is also tried without them.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ def test_paddlex_itself(made):
 
 @pytest.mark.parametrize("kind", ["insightface", "paddlex"])
 def test_each_folder_can_be_taken_away_with_the_kit(made, tmp_path, monkeypatch, capsys, kind):
-    """The code of its README.txt runs in a copy, compares by the threshold, and the kit notices exchanged channels."""
+    """The code of its README.txt runs in a copy, compares by the threshold, and the kit notices exchanged
+    channels."""
     if kind not in FORMATS:
         pytest.skip("no ONNX export here")
     out = made[1]

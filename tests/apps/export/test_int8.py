@@ -1,4 +1,5 @@
-"""What an export in 8 bits takes from the data: pictures to train on, never those that judge it, and the main set."""
+"""What an export in 8 bits takes from the data: pictures to train on, never those that judge it, and the main
+set."""
 
 import contextlib
 import io

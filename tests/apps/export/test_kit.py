@@ -1,4 +1,5 @@
-"""The acceptance kit: good conversions pass, planted faults are named, in Python and C alike, and pictures are chosen with their pairs."""
+"""The acceptance kit: good conversions pass, planted faults are named, in Python and C alike, and pictures
+are chosen with their pairs."""
 
 import contextlib
 import io

@@ -1,4 +1,5 @@
-"""Write networks as ONNX files in the way of torch's exporter: batch norms that follow a convolution are inside of it."""
+"""Write networks as ONNX files in the way of torch's exporter: batch norms that follow a convolution are
+inside of it."""
 
 import numpy as np
 import paddle
@@ -6,7 +7,8 @@ from paddle import nn
 
 
 class Small(nn.Layer):
-    """A convolution, its norm, slopes, and a residual of a norm and two convolutions; a linear layer and its norm."""
+    """A convolution, its norm, slopes, and a residual of a norm and two convolutions; a linear layer and its
+    norm."""
 
     def __init__(
         self, embedding_size: int = 6, image_shape: tuple[int, int, int] = (3, 112, 112), bias: bool = True
@@ -33,7 +35,8 @@ class Small(nn.Layer):
 
 
 def nodes_of(net, fold=True):
-    """List the nodes of a Small as [op, inputs, output, attributes], and its constants by name. fold: put norms into convolutions."""
+    """List the nodes of a Small as [op, inputs, output, attributes], and its constants by name. fold: put
+    norms into convolutions."""
     state = {name: tensor.numpy().astype(np.float64) for name, tensor in net.state_dict().items()}
     nodes, constants = [], {}
 

@@ -1,4 +1,5 @@
-"""plsc import: weights of torch, safetensors and PLSC 2.4 give the network that they came from, and nothing is passed over."""
+"""plsc import: weights of torch, safetensors and PLSC 2.4 give the network that they came from, and nothing
+is passed over."""
 
 import json
 import pickle
@@ -37,7 +38,8 @@ def plain(net):
 
 
 def of_torch(net):
-    """The state dict as torch would have it: its names, linear weights [outputs, inputs], and its counters."""
+    """The state dict as torch would have it: its names, linear weights [outputs, inputs], and its
+    counters."""
     state = {}
     for name, value in plain(net).items():
         place, _, part = name.rpartition(".")

@@ -1,4 +1,5 @@
-"""plsc import of ONNX: norms inside of convolutions give the same embeddings, and nothing of another network is taken."""
+"""plsc import of ONNX: norms inside of convolutions give the same embeddings, and nothing of another network
+is taken."""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""The historic set_* calls: each changes its key, says so as the source, and refuses what the config refuses."""
+"""The historic set_* calls: each changes its key, says so as the source, and refuses what the config
+refuses."""
 
 import re
 from pathlib import Path

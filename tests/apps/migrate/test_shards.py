@@ -1,4 +1,5 @@
-"""Shard files of arcface_torch, Partial FC v1 and PLSC, written after their published layouts: the matrices that went in come out."""
+"""Shard files of arcface_torch, Partial FC v1 and PLSC, written after their published layouts: the matrices
+that went in come out."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""torch.save's files: tensors come back whatever their layout, and nothing else is built, whoever wrote the file."""
+"""torch.save's files: tensors come back whatever their layout, and nothing else is built, whoever wrote the
+file."""
 
 import os
 import pickle

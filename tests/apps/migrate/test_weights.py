@@ -1,4 +1,5 @@
-"""plsc weights: what a server gives becomes a checkpoint folder to predict with and to start from, and nothing else is kept."""
+"""plsc weights: what a server gives becomes a checkpoint folder to predict with and to start from, and
+nothing else is kept."""
 
 import errno
 import hashlib
@@ -56,7 +57,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def net(tmp_path, monkeypatch):
-    """A network that a server has, as "small"; the caches are in the test's folder, which is the current one."""
+    """A network that a server has, as "small"; the caches are in the test's folder, which is the current
+    one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")

@@ -1,4 +1,5 @@
-"""Files as torch.save writes them, made without torch: a zip archive with a pickle and the storages' bytes."""
+"""Files as torch.save writes them, made without torch: a zip archive with a pickle and the storages'
+bytes."""
 
 import io
 import pickle
@@ -61,9 +62,11 @@ class _Pickler(pickle.Pickler):
 def write_torch(
     path, arrays, *, wrap=lambda state: state, changed=None, extra=(), compress=zipfile.ZIP_STORED
 ):
-    """Write name -> array as torch.save writes a state dict. Its storages hold an array each, column by column where the array is.
+    """Write name -> array as torch.save writes a state dict. Its storages hold an array each, column by
+    column where the array is.
 
-    wrap: state dict -> what is saved. changed: name -> (offset, shape, strides) of a false tensor. extra: more (name, bytes).
+    wrap: state dict -> what is saved. changed: name -> (offset, shape, strides) of a false tensor. extra:
+    more (name, bytes).
     """
     state, stored = OrderedDict(), []
     with _pretend_torch():

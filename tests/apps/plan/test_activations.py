@@ -11,7 +11,8 @@ from tests.helpers.tiny_runs import IMAGE_SHAPE, TINY
 
 
 class Small(nn.Layer):
-    """Keeps of an image of 6 pixels: the image, which the first layer multiplies, and the 5 outputs of relu."""
+    """Keeps of an image of 6 pixels: the image, which the first layer multiplies, and the 5 outputs of
+    relu."""
 
     def __init__(self):
         super().__init__()

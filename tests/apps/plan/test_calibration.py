@@ -1,4 +1,5 @@
-"""The calibration: cases by hand, and what new processes are asked to make; tests/apps/plan/test_plan.py runs it."""
+"""The calibration: cases by hand, and what new processes are asked to make; tests/apps/plan/test_plan.py runs
+it."""
 
 import json
 

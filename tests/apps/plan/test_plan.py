@@ -1,4 +1,5 @@
-"""The planner: shards and lines by hand, what fits and what pays, and the command with its calibration on one process."""
+"""The planner: shards and lines by hand, what fits and what pays, and the command with its calibration on one
+process."""
 
 import argparse
 import json
@@ -30,7 +31,8 @@ def case(classes=1001, ranks=2, batch=8, *overrides):
 
 @pytest.mark.parametrize("x, y", [(10, 2.0), (5, 2.0), (15, 3.0), (20, 4.0), (60, 44 / 3 + 4)])
 def test_a_line_through_the_points(x, y):
-    """Between points on straight lines, before the first its own value, after the last on the line from the first."""
+    """Between points on straight lines, before the first its own value, after the last on the line from the
+    first."""
     assert plan.along([(10, 2.0), (20, 4.0), (40, 8 + 4 / 3 - 4 / 3)], x) == pytest.approx(
         {60: 12.0}.get(x, y)
     )

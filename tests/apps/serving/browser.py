@@ -1,4 +1,5 @@
-"""A real Chromium without a screen, by the WebDriver protocol that chromedriver speaks: JSON over HTTP, no package is needed.
+"""A real Chromium without a screen, by the WebDriver protocol that chromedriver speaks: JSON over HTTP, no
+package is needed.
 
 with Browser(tmp_path) as browser: browser.open("http://127.0.0.1:8000/")
 """
@@ -34,7 +35,8 @@ _FLAGS = (
 
 
 class Browser:
-    """One browser with an empty profile in `folder`; `flags` are Chromium's, besides those that a test always wants."""
+    """One browser with an empty profile in `folder`; `flags` are Chromium's, besides those that a test always
+    wants."""
 
     def __init__(self, folder: Path, *flags: str):
         self._driver = subprocess.Popen([DRIVER, "--port=0"], stdout=subprocess.PIPE, text=True)

@@ -1,4 +1,5 @@
-"""Pictures of people who do not exist, patterns with fine grain, and an embedder that knows them by their coarse pattern."""
+"""Pictures of people who do not exist, patterns with fine grain, and an embedder that knows them by their
+coarse pattern."""
 
 import cv2
 import numpy as np
@@ -28,7 +29,8 @@ class PatternEmbedder(Embedder):
 
 
 def picture(person, number, unlike=0.5):
-    """Draw a picture, uint8 [32, 32]; unlike: how much a person's pictures differ, of the difference between people."""
+    """Draw a picture, uint8 [32, 32]; unlike: how much a person's pictures differ, of the difference between
+    people."""
     ours = np.random.default_rng([person, 0]).standard_normal((8, 8))
     rng = np.random.default_rng([person, number + 1])
     coarse = ours + unlike * rng.standard_normal((8, 8))
@@ -46,7 +48,8 @@ def write_people(folder, people, pictures):
 
 
 class Finder:
-    """Finds in each picture the faces whose offsets from ArcFace's places it is told, in shares of the side."""
+    """Finds in each picture the faces whose offsets from ArcFace's places it is told, in shares of the
+    side."""
 
     def __init__(self, *offsets):
         self.offsets = offsets

@@ -2,8 +2,8 @@
 
     python -m tests.apps.serving.killing --kills 60 --rows 20000 --size 512 --folder /tmp/kills
 
-The process adds people, removes some, makes backups, and lets the index be written anew; it prints what is done when the
-call has returned. It is killed after a random time, often in the middle of one of these.
+The process adds people, removes some, makes backups, and lets the index be written anew; it prints what is
+done when the call has returned. It is killed after a random time, often in the middle of one of these.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def sound(path: Path) -> None:
 
 
 def traces(path: Path, name: str, vector: np.ndarray) -> list[str]:
-    """List the files of a gallery with the name, or with 64 consecutive bytes of the vector: these hold 32 that begin at a multiple of 32."""
+    """List the files of a gallery with the name, or with 64 consecutive bytes of the vector: these hold 32
+    that begin at a multiple of 32."""
     data = vector.tobytes()
     parts = [name.encode(), *(data[at : at + 32] for at in range(0, len(data), 32))]
     files = [file for file in path.parent.glob(f"{path.name}*") if ".copy-" not in file.name]
@@ -80,7 +81,8 @@ def traces(path: Path, name: str, vector: np.ndarray) -> list[str]:
 
 
 def kill_again_and_again(path: Path, kills: int, rows: int, size: int, seconds: float) -> str:
-    """Do it to the new gallery `path`; return a sentence. AssertionError if somebody is lost, or comes back."""
+    """Do it to the new gallery `path`; return a sentence. AssertionError if somebody is lost, or comes
+    back."""
     names = [f"row{number}" for number in range(rows)]
     Gallery.from_embeddings(path, FakeEmbedder(size=size), names, units(rows, size), np.arange(rows)).close()
     present: set[str] = set()

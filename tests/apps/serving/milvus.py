@@ -1,4 +1,5 @@
-"""Galleries of tests in both engines: a file of SQLite, and one of Milvus Lite, where the extra `milvus` is installed."""
+"""Galleries of tests in both engines: a file of SQLite, and one of Milvus Lite, where the extra `milvus` is
+installed."""
 
 import importlib.util
 

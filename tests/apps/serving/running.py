@@ -57,7 +57,8 @@ class Client:
         self.port = port
 
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Any]:
-        """The status, and the answer: of JSON its value, else the text. `_` in names of headers stands for `-`."""
+        """The status, and the answer: of JSON its value, else the text. `_` in names of headers stands for
+        `-`."""
         status, answer, _ = self.ask_all(method, path, body, **headers)
         return status, answer
 
@@ -87,7 +88,8 @@ class Client:
 
 
 def form(*pictures: bytes, name: str = "picture", file: str | None = "a.png") -> tuple[bytes, str]:
-    """The body of a form with a file for each picture, and its content type; file=None: fields that are no files."""
+    """The body of a form with a file for each picture, and its content type; file=None: fields that are no
+    files."""
     named = "" if file is None else f'; filename="{file}"'
     head = f'--limit\r\nContent-Disposition: form-data; name="{name}"{named}\r\n\r\n'.encode()
     return b"".join(

@@ -1,4 +1,5 @@
-"""The queue of the service: batches grow under load, order is kept, and what nobody waits for is not computed."""
+"""The queue of the service: batches grow under load, order is kept, and what nobody waits for is not
+computed."""
 
 import asyncio
 import threading

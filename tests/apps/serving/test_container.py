@@ -1,4 +1,5 @@
-"""tools/serve: what the compose file and the Dockerfile name is there, and plsc serve takes the command line in them."""
+"""tools/serve: what the compose file and the Dockerfile name is there, and plsc serve takes the command line
+in them."""
 
 import json
 import re

@@ -1,4 +1,5 @@
-"""Galleries on the disk: processes that are killed, logs that are cut, disks that are full, and several that write at once.
+"""Galleries on the disk: processes that are killed, logs that are cut, disks that are full, and several that
+write at once.
 
 PLSC_KILLS=60 kills more often, PLSC_EVERY_BYTE=1 cuts at each byte.
 """
@@ -57,7 +58,8 @@ def test_nobody_acknowledged_is_lost_when_a_process_is_killed(tmp_path):
 
 
 def test_a_log_that_is_cut_off_has_all_before(gallery, tmp_path):
-    """Cut within its last frame: the last person is not there, and nothing is damaged. With all of it he is."""
+    """Cut within its last frame: the last person is not there, and nothing is damaged. With all of it he
+    is."""
     for number in range(3):
         gallery.add(f"p{number}", units(1, seed=number))
     whole = Path(f"{gallery.path}-wal").read_bytes()

@@ -1,4 +1,5 @@
-"""Embedders: a run's and its export's give what plsc predict gives, and say that they are the same network."""
+"""Embedders: a run's and its export's give what plsc predict gives, and say that they are the same
+network."""
 
 import contextlib
 import importlib.util

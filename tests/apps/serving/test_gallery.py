@@ -30,7 +30,8 @@ def names_of(matches):
 
 
 def assert_the_same(found, expected):
-    """The same answers, of rows that lie in another order: their products in float64 may differ in the last bits."""
+    """The same answers, of rows that lie in another order: their products in float64 may differ in the last
+    bits."""
     for ours, theirs in zip(found, expected, strict=True):
         assert names_of(ours) == names_of(theirs)
         cosines = [[match.similarity for match in matches] for matches in (ours, theirs)]

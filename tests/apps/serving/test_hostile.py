@@ -1,4 +1,5 @@
-"""Requests that mean harm, or are broken: each gets a 4xx with one line, and the service answers the next one."""
+"""Requests that mean harm, or are broken: each gets a 4xx with one line, and the service answers the next
+one."""
 
 import concurrent.futures
 import contextlib
@@ -385,7 +386,8 @@ def test_what_is_no_http_is_refused_by_the_server(client):
             assert other.recv(4096)[:10] in (b"HTTP/1.1 4", b"")
 
 
-# -- who may ask ---------------------------------------------------------------------------------------------------------------
+# -- who may ask
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

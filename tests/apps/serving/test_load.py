@@ -1,4 +1,5 @@
-"""500 requests of 16 clients while another process adds people: each is answered, and everybody who was acknowledged is found."""
+"""500 requests of 16 clients while another process adds people: each is answered, and everybody who was
+acknowledged is found."""
 
 import concurrent.futures
 import subprocess

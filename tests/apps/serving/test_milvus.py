@@ -200,7 +200,8 @@ def test_an_upgrade_is_refused_before_anything_is_embedded(tmp_path, monkeypatch
 
 
 def test_nothing_runs_when_all_are_closed(tmp_path, monkeypatch):
-    """Of two galleries in a file the second goes on when the first is closed; neither asks the server whether it is alive."""
+    """Of two galleries in a file the second goes on when the first is closed; neither asks the server whether
+    it is alive."""
     import grpc
 
     pauses = []

@@ -1,4 +1,5 @@
-"""The page in a real Chromium: compare, look up, add, remove, the token, both languages, by the keyboard; nothing comes from elsewhere."""
+"""The page in a real Chromium: compare, look up, add, remove, the token, both languages, by the keyboard;
+nothing comes from elsewhere."""
 
 import json
 import re
@@ -89,7 +90,8 @@ def file(tmp_path):
     return write
 
 
-# -- words -----------------------------------------------------------------------------------------------------------------------
+# -- words
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 def texts():
@@ -140,7 +142,8 @@ def test_the_page_speaks_the_browsers_language_or_the_one_that_is_chosen(chromiu
         chromium.log()
 
 
-# -- compare and look up ---------------------------------------------------------------------------------------------------------
+# -- compare and look up
+# ---------------------------------------------------------------------------------------------------------
 
 
 @in_chromium
@@ -205,7 +208,8 @@ def test_a_picture_is_dropped(page):
     page.until("#search-result .verdict", "Ann")
 
 
-# -- people ----------------------------------------------------------------------------------------------------------------------
+# -- people
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @in_chromium
@@ -309,12 +313,14 @@ def test_a_token_is_asked_for_where_reading_needs_one(chromium, gallery, file):
     chromium.log()
 
 
-# -- the keyboard, narrow screens, dark ones ---------------------------------------------------------------------------------------
+# -- the keyboard, narrow screens, dark ones
+# ---------------------------------------------------------------------------------------
 
 
 @in_chromium
 def test_everything_is_done_by_the_keyboard(writable, file):
-    """From the top of the page to a person who was added and removed, without a pointer; each element shows the focus."""
+    """From the top of the page to a person who was added and removed, without a pointer; each element shows
+    the focus."""
     page, gallery = writable
     page.type("#picture-4", file(picture(60)))  # a file is chosen in a window of the system
     page.run("document.activeElement.blur()")

@@ -1,4 +1,5 @@
-"""What is wrong with the pictures of a gallery: by their pixels, by their embeddings, and what becomes of them."""
+"""What is wrong with the pictures of a gallery: by their pixels, by their embeddings, and what becomes of
+them."""
 
 import json
 from pathlib import Path
@@ -322,7 +323,8 @@ def test_a_wrong_person_is_found_whose_pictures_have_no_paths(folder, capsys):
 
 
 def test_people_of_the_training_are_no_measure(folder, capsys, monkeypatch):
-    """Nothing says then how well the network knows people whom it has not seen: a wrong person is not named."""
+    """Nothing says then how well the network knows people whom it has not seen: a wrong person is not
+    named."""
     monkeypatch.setattr(PatternEmbedder, "trained_on", lambda self: frozenset(f"p{n:02}" for n in range(30)))
     assert run(capsys, "build", "g", "-c", "a.yaml", "people")[0] == 0
     gallery = Gallery.open("g")

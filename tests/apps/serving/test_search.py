@@ -148,7 +148,8 @@ def test_nothing_is_found_among_nobody(kernels):
 
 
 def extremes(width):
-    """Rows that rounding treats worst: steps of half, one large number, all equal (the largest sums), small ones, zeros."""
+    """Rows that rounding treats worst: steps of half, one large number, all equal (the largest sums), small
+    ones, zeros."""
     rows = units(40, 30, width)
     rows[0] = 1
     rows[1] = -1

@@ -1,4 +1,5 @@
-"""plsc serve as a user starts it: mistakes in its arguments, and a service behind a run's checkpoint from start to end."""
+"""plsc serve as a user starts it: mistakes in its arguments, and a service behind a run's checkpoint from
+start to end."""
 
 import contextlib
 import io

@@ -24,7 +24,8 @@ TOKEN = "a-token-of-the-tests"
 
 
 class Finder:
-    """Finds as many faces as it is told, each half as large as the one before, the largest turned by 30 degrees."""
+    """Finds as many faces as it is told, each half as large as the one before, the largest turned by 30
+    degrees."""
 
     def __init__(self, count):
         self.count = count

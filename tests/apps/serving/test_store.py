@@ -41,7 +41,8 @@ def store(path):
 
 @pytest.fixture
 def written(path):
-    """A store whose transactions end, and a way to write to it: a function in, its changes out; None: anything may be different."""
+    """A store whose transactions end, and a way to write to it: a function in, its changes out; None:
+    anything may be different."""
     yield from written_at(path)
 
 
@@ -225,8 +226,8 @@ def test_a_backup_counts_on_otherwise(sqlite, tmp_path):
 
 @pytest.mark.parametrize("seed", [3, 5, 9])
 def test_erasing_leaves_nothing(sqlite, tmp_path, seed):
-    """Pages that were split or joined have copies in their free parts, which secure_delete alone leaves: with SQLite 3.40 and
-    these draws 1, 2 and 7 names."""
+    """Pages that were split or joined have copies in their free parts, which secure_delete alone leaves: with
+    SQLite 3.40 and these draws 1, 2 and 7 names."""
     store, _ = sqlite
     draws, there, gone = random.Random(seed), [], []
     with store.transaction():
@@ -247,7 +248,8 @@ def test_erasing_leaves_nothing(sqlite, tmp_path, seed):
     assert all(name.encode() in data for name in there)
 
 
-# -- Milvus alone -----------------------------------------------------------------------------------------------------------------------
+# -- Milvus alone
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

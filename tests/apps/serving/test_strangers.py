@@ -70,7 +70,8 @@ def test_held_out_people_take_their_place_and_are_not_in_the_gallery(tmp_path):
 
 
 def test_what_contradicts_the_others_counts(tmp_path):
-    """Held-out people who look like nobody, as photographs of another kind do; and people of the training under other names."""
+    """Held-out people who look like nobody, as photographs of another kind do; and people of the training
+    under other names."""
     few = build(tmp_path / "a", FakeEmbedder())
     unlike = np.tile(-units(120).mean(0, keepdims=True), (100, 1)) + 0.01 * units(100, seed=4)
     unlike /= np.linalg.norm(unlike, axis=1, keepdims=True)

@@ -1,4 +1,5 @@
-"""What the machines of a run are ordered, by reports and times that are written by hand: no sockets, processes, waiting."""
+"""What the machines of a run are ordered, by reports and times that are written by hand: no sockets,
+processes, waiting."""
 
 import re
 

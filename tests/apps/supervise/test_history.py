@@ -1,4 +1,5 @@
-"""What follows after a start has ended, by the steps of checkpoints; each is told from another by its step."""
+"""What follows after a start has ended, by the steps of checkpoints; each is told from another by its
+step."""
 
 from plsc.apps.supervise.history import History
 

@@ -351,7 +351,8 @@ def test_an_error_on_the_first_machine_ends_the_others(monkeypatch, error, code)
 
 
 def test_a_mistake_is_reported_after_other_reports_and_until_it_is_known():
-    """The first machine may take the process for a second one with the number of a silent one, for seconds."""
+    """The first machine may take the process for a second one with the number of a silent one, for
+    seconds."""
     seen = []
 
     def answer(report):

@@ -1,4 +1,5 @@
-"""Who failed first, by files that are written by hand; with processes that really die it is shown in test_supervisor.py."""
+"""Who failed first, by files that are written by hand; with processes that really die it is shown in
+test_supervisor.py."""
 
 import json
 import os
@@ -255,7 +256,8 @@ def test_of_two_watchdogs_the_one_that_did_not_wait_for_the_other_counts(folder,
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("in_time", [True, False])
 def test_of_ranks_that_hang_the_one_with_the_fewest_collectives_counts(folder, first, in_time):
-    """As on GPUs: rank 0 waits where it reads a value, not in a collective; the other's watchdog may come too late."""
+    """As on GPUs: rank 0 waits where it reads a value, not in a collective; the other's watchdog may come too
+    late."""
     watch = Watch(folder)
     for rank, trace in enumerate([TRACE.replace("loader.py", "progress.py"), TRACE]):
         alive(folder, rank, 4, dead())

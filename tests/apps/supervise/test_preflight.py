@@ -1,4 +1,5 @@
-"""What is compared before a run starts on several machines: each planted difference is one line that names the machine."""
+"""What is compared before a run starts on several machines: each planted difference is one line that names
+the machine."""
 
 import json
 import queue

@@ -1,4 +1,5 @@
-"""plsc selftest and plsc run on two machines: what differs is said on both before anything starts, else all parts run.
+"""plsc selftest and plsc run on two machines: what differs is said on both before anything starts, else all
+parts run.
 
 The machines are processes that share the loopback interface.
 """
@@ -30,7 +31,8 @@ plsc.utils.version.__version__ = "0.0.9"
 
 @pytest.fixture
 def on_two_machines(tmp_path):
-    """Runs a verb on two machines, each with words of its own -> exit code, the lines, and all that was said, of each."""
+    """Runs a verb on two machines, each with words of its own -> exit code, the lines, and all that was said,
+    of each."""
 
     def run(start, verb, *words_of, **env_of_second):
         port = free_port()
@@ -61,7 +63,8 @@ def start_warm(command, folder):
 
 @pytest.fixture
 def other_machine(tmp_path, monkeypatch):
-    """The environment of a machine with another host name, clock, plsc, Paddle and driver; both have a GPU by nvidia-smi."""
+    """The environment of a machine with another host name, clock, plsc, Paddle and driver; both have a GPU by
+    nvidia-smi."""
     folder = tmp_path / "other"
     (folder / "paddlepaddle_gpu-9.9.dist-info").mkdir(parents=True)
     (folder / "paddlepaddle_gpu-9.9.dist-info/METADATA").write_text(

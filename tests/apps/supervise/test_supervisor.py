@@ -1,4 +1,5 @@
-"""plsc run around programs that die, hang, err and are stopped; with a stand-in for Paddle's launcher, so no Paddle."""
+"""plsc run around programs that die, hang, err and are stopped; with a stand-in for Paddle's launcher, so no
+Paddle."""
 
 import json
 import os
@@ -60,7 +61,8 @@ def test_a_line_that_a_full_disk_has_cut_is_ended(tmp_path, capsys, log, shown):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_is_named_and_the_run_goes_on_from_the_newest_checkpoint(folder, rank):
-    """With the command that can be run again, and without the secret of the machines, in the ranks' environment."""
+    """With the command that can be run again, and without the secret of the machines, in the ranks'
+    environment."""
     process = supervise(folder, FAULT=f"{rank}:4:kill", PLSC_RUN_SECRET="sixteen letters.", OTHER="as it is")
     code, said = ended(process)
     assert code == 0
@@ -80,7 +82,8 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_from_the_newest_checkpoint(f
         ("1:4:segv", {}, r"rank 1 crashed at step 4 \(Segmentation fault\) in .*program.py:\d+; restart 1 "),
         ("1:3:defect", {}, "rank 1 failed at step 3: RuntimeError: a defect; restart 1 from step 2"),
         ("0:4:launcher", {}, r"the launcher was killed \(signal 9\); restart 1 from step 2"),
-        # By the watchdogs, its own and that of its peer, whichever is first; and by the peer, which gives up before.
+        # By the watchdogs, its own and that of its peer, whichever is first; and by the peer, which gives up
+        # before.
         ("1:4:hang", {"HANG": "0.5"}, r"no progress for \d s: rank 1 is at step 4 in .*program.py:\d+; "),
         (
             "0:4:hang",

@@ -40,7 +40,8 @@ def test_initial_rows_have_the_asked_deviation():
 
 @pytest.mark.parametrize("kind,most", [("device", 3), ("host", 11 + 3)])
 def test_initial_rows_are_drawn_where_they_stay(kind, most):
-    """Beside the bank's own arrays, which for a host bank are NumPy's too, there are the rows of a block or two."""
+    """Beside the bank's own arrays, which for a host bank are NumPy's too, there are the rows of a block or
+    two."""
     block = 64 * 4 * bank_module.INIT_ROWS
     tracemalloc.start()
     try:

@@ -1,4 +1,5 @@
-"""Rows that rest elsewhere: the same numbers as in memory, bit for bit; read ahead or not; there and back through a checkpoint."""
+"""Rows that rest elsewhere: the same numbers as in memory, bit for bit; read ahead or not; there and back
+through a checkpoint."""
 
 import numpy as np
 import paddle

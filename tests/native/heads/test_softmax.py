@@ -1,4 +1,5 @@
-"""The two kernels of the softmax against a dense float64 computation, at every instruction set, in float32 and bfloat16."""
+"""The two kernels of the softmax against a dense float64 computation, at every instruction set, in float32
+and bfloat16."""
 
 import numpy as np
 import pytest
@@ -23,7 +24,8 @@ def drawn(seed=0):
 def dense(x, rows, bias, kept, ones, target_class, sample, factor, cosine):
     """Loss summed over the samples, and its gradients; the targets' logits are given a gradient of their own.
 
-    kept, ones: [N, K], times the exponentials, and times the gradients of the logits: both may be rounded there.
+    kept, ones: [N, K], times the exponentials, and times the gradients of the logits: both may be rounded
+    there.
     """
     x, rows, bias = (array.astype(np.float64) for array in (x, rows, bias))
     length = np.linalg.norm(rows, axis=1, keepdims=True) if cosine else np.ones((len(rows), 1))

@@ -1,4 +1,5 @@
-"""Global.compatible_with: what its loss is, that the new embeddings can be compared with the old, and that runs resume exactly."""
+"""Global.compatible_with: what its loss is, that the new embeddings can be compared with the old, and that
+runs resume exactly."""
 
 import re
 
@@ -37,7 +38,8 @@ def old(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, old):
-    """A run that is free, one that is compatible with the old one, and that one resumed at step 40; each with a config.yaml."""
+    """A run that is free, one that is compatible with the old one, and that one resumed at step 40; each with
+    a config.yaml."""
     folder = tmp_path_factory.mktemp("new")
     keys = [NO_PAIRS, "Global.max_steps=60", "Checkpoint.every_steps=20", "Model.dropout=0"]
     compatible = [*keys, f"Global.compatible_with={old}"]
@@ -53,7 +55,8 @@ def runs(tmp_path_factory, old):
 
 
 def test_the_loss_is_that_of_the_old_classes_means(tmp_path, old):
-    """Against a plain computation in float64: softmax over cosines times scale, of the mean old embedding of each class."""
+    """Against a plain computation in float64: softmax over cosines times scale, of the mean old embedding of
+    each class."""
     trainer = make_trainer(tmp_path, NO_PAIRS, f"Global.compatible_with={old}")
     batch = next(trainer.loader.from_step(0))
     labels = batch.labels
@@ -107,7 +110,8 @@ def test_sampled_classes_other_backends_and_heads(tmp_path, monkeypatch, old, ke
 
 
 def test_checkpoints_and_galleries_know_the_old_network(runs, old, tmp_path):
-    """Searching by the new network in a gallery of the old one, and the other way round; a third network is refused."""
+    """Searching by the new network in a gallery of the old one, and the other way round; a third network is
+    refused."""
     saved = Checkpoint.open(checkpoint(runs / "compatible", 60))
     assert saved.plain("compatible")["network"] == Checkpoint.open(checkpoint(old)).network
     embedders = {

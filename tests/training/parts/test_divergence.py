@@ -1,4 +1,5 @@
-"""A step that is not finite is skipped, bit for bit, named, and kept; too many in a row end the run; on one process."""
+"""A step that is not finite is skipped, bit for bit, named, and kept; too many in a row end the run; on one
+process."""
 
 import json
 

@@ -20,7 +20,8 @@ KEYS = ["DataLoader.Eval.dataset=null", "Global.max_steps=6", "LRScheduler.name=
 
 @pytest.fixture(autouse=True)
 def as_devices_do(monkeypatch):
-    """With the kernels a CPU refuses float16; without them it computes a network in float32 and scales all the same."""
+    """With the kernels a CPU refuses float16; without them it computes a network in float32 and scales all
+    the same."""
     monkeypatch.setenv("PLSC_KERNELS", "0")
 
 
@@ -91,7 +92,8 @@ def test_the_head_has_the_dtype_of_amp_and_bfloat16_no_scale(tmp_path, dtype):
 
 
 def test_an_overflow_leaves_the_step_out(tmp_path):
-    """It is no divergence: not counted as one, nothing is dumped, and steps in a row that are skipped stay few."""
+    """It is no divergence: not counted as one, nothing is dumped, and steps in a row that are skipped stay
+    few."""
     output = tmp_path / "run"
     keys = [*KEYS, FLOAT16, "Head.name=dist_adaface", "Global.max_skipped=1", "Global.log_every=1"]
     trainer = poisoned(output, {3: "gradient", 4: "gradient"}, *keys, value="inf")
@@ -152,7 +154,8 @@ def test_gradients_are_divided_in_place_and_missing_ones_stay_missing():
 
 
 def test_the_way_back_is_from_before_the_overflows(tmp_path, capsys):
-    """A NaN that comes for good is taken for an overflow at first, while the weights are those of the last good step."""
+    """A NaN that comes for good is taken for an overflow at first, while the weights are those of the last
+    good step."""
     keys = [*KEYS, FLOAT16, "Checkpoint.every_steps=1", "Checkpoint.keep=2", "Global.max_steps=30"]
     bad = dict.fromkeys(range(6, 40), "gradient")
     trainer = poisoned(tmp_path, bad, *keys, "Global.max_skipped=1", "Global.rollbacks=1")

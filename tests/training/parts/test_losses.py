@@ -1,4 +1,5 @@
-"""A loss beside the head's: its gradient, its rows, bad steps, resuming; and what another run is refused for."""
+"""A loss beside the head's: its gradient, its rows, bad steps, resuming; and what another run is refused
+for."""
 
 import json
 import re
@@ -76,8 +77,8 @@ def save_teacher(folder):
 
 
 def run_on_ranks(folder, teacher, resume=None, net=None):
-    """Three steps that come out the same, but for rounding, on any number of ranks (tests/distributed/test_train.py); with
-    checkpoints of the second and the third."""
+    """Three steps that come out the same, but for rounding, on any number of ranks
+    (tests/distributed/test_train.py); with checkpoints of the second and the third."""
     given = [f"Teacher.checkpoint={teacher}", PEOPLE.replace("[a", "[x, a"), "Global.max_steps=3"]
     given += [f"DataLoader.Train.batch_size={12 // distributed.world_size()}", "Checkpoint.every_steps=2"]
     run(folder, *given, resume=resume, make=partial(make_linear, net=net))

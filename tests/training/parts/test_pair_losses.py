@@ -1,4 +1,5 @@
-"""Losses on pairs: value and gradient against plain loops in float64 and another library's numbers, on 1 and 3 ranks; in a training."""
+"""Losses on pairs: value and gradient against plain loops in float64 and another library's numbers, on 1 and
+3 ranks; in a training."""
 
 import math
 
@@ -58,7 +59,8 @@ def cosines(emb_ND):
 
 
 def mean_of(reference, emb_ND, at_ND, labels=LABELS):
-    """The mean over the samples with pairs of both kinds. at_ND: where Circle's factors are taken, which have no gradient."""
+    """The mean over the samples with pairs of both kinds. at_ND: where Circle's factors are taken, which have
+    no gradient."""
     cosine, at = cosines(emb_ND), cosines(at_ND)
     losses = []
     for i, label in enumerate(labels):
@@ -118,8 +120,8 @@ def test_loss_and_gradient_are_the_papers(name):
     compare(name)
 
 
-# By pytorch-metric-learning 2.9.0 in float64, with its reducer that takes the mean over the samples; its mean of multi-similarity is over
-# all ten, of which one has no pairs.
+# By pytorch-metric-learning 2.9.0 in float64, with its reducer that takes the mean over the samples; its mean
+# of multi-similarity is over all ten, of which one has no pairs.
 @pytest.mark.parametrize(
     ("part", "value", "norm"),
     [

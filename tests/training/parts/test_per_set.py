@@ -1,4 +1,5 @@
-"""Loss and accuracy of each of several sets: right sums, equal rows after a resume, and other sets refused."""
+"""Loss and accuracy of each of several sets: right sums, equal rows after a resume, and other sets
+refused."""
 
 import json
 import re
@@ -114,7 +115,8 @@ def test_a_dry_run_describes_the_sets(tmp_path):
 
 
 def test_a_set_is_added_to_a_run_that_had_one(tmp_path):
-    """The first set's classes keep their names, and so their centres; a name that both have is new in the second's range."""
+    """The first set's classes keep their names, and so their centres; a name that both have is new in the
+    second's range."""
     save_now(make_trainer(tmp_path, *overrides(FIRST)))
     cfg = load(TINY, [*overrides(FIRST, SECOND), f"Global.init_from={checkpoint(tmp_path, 0)}"])
     trainer = build_trainer(cfg)

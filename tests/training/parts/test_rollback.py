@@ -1,4 +1,5 @@
-"""A run that diverges goes back and on with half the rate: as one that was resumed there with it; on one process."""
+"""A run that diverges goes back and on with half the rate: as one that was resumed there with it; on one
+process."""
 
 import json
 import re
@@ -83,7 +84,8 @@ def test_it_goes_back_as_often_as_it_may(tmp_path, capsys):
 
 
 def test_checkpoints_of_the_skipped_steps_are_set_aside(tmp_path):
-    """And the last good step is taken anew: from its own checkpoint the run would meet the same weights again."""
+    """And the last good step is taken anew: from its own checkpoint the run would meet the same weights
+    again."""
     run(tmp_path, 5, 9, "Checkpoint.every_steps=2", "Global.max_skipped=5")
     assert rows(tmp_path)[2]["lr"] == 0.025
     assert folders(tmp_path) == sorted(

@@ -1,4 +1,5 @@
-"""Distillation: the loss against a slow reference, the centres that stay, resuming, the plan, and what is refused."""
+"""Distillation: the loss against a slow reference, the centres that stay, resuming, the plan, and what is
+refused."""
 
 import json
 import re

@@ -1,15 +1,17 @@
-"""Make the acceptance kit: pictures, their embeddings, and programs that say whether a converted network gives these.
+"""Make the acceptance kit: pictures, their embeddings, and programs that say whether a converted network
+gives these.
 
     kit = make_kit(model, preprocessing, pictures, flip)     # the network in eval mode, on the CPU
     kit.write(folder, threshold, "LFW pairs")
 
-A user embeds the kit's pictures on a board or by another runtime and gives the file of embeddings to check.py (NumPy) or
-check.c (C99). A wrong colour order, a lost BatchNorm or a coarse rounding does not just give other embeddings, it gives
-certain ones: the real network computes them here, for the first pictures, and the programs say which are nearest.
-The rule is in check.py.
+A user embeds the kit's pictures on a board or by another runtime and gives the file of embeddings to check.py
+(NumPy) or check.c (C99). A wrong colour order, a lost BatchNorm or a coarse rounding does not just give other
+embeddings, it gives
+certain ones: the real network computes them here, for the first pictures, and the programs say which are
+nearest. The rule is in check.py.
 
-What passes is measured, too: how far the network's embeddings move in float16 and in 8 bits, and in this export's own graph of 8
-bits where it has one. A conversion may be off by a bit more: four times the distance.
+What passes is measured, too: how far the network's embeddings move in float16 and in 8 bits, and in this
+export's own graph of 8 bits where it has one. A conversion may be off by a bit more: four times the distance.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ Embed = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class KitPictures:
-    """The samples of a kit: [N, *shape], N >= 2; pairs int64 [P, 3]: two of them, and 1 if both are of one class; title of the set."""
+    """The samples of a kit: [N, *shape], N >= 2; pairs int64 [P, 3]: two of them, and 1 if both are of one
+    class; title of the set."""
 
     samples: np.ndarray
     pairs: np.ndarray
@@ -73,9 +76,11 @@ class KitPictures:
 class Kit:
     """Right and wrong embeddings of the kit's samples.
 
-    flip: an embedding is of image and mirror image together. reference: the right ones, float32 [N, D] of length 1. faults: what
-    happened -> the embeddings of the first n samples then, [n, D]. unseen: faults that change no more than rounding to float16
-    does. levels: (distance, name) of roundings, the finest first; a distance is 1 - mean cosine. largest: number inside the network.
+    flip: an embedding is of image and mirror image together. reference: the right ones, float32 [N, D] of
+    length 1. faults: what happened -> the embeddings of the first n samples then, [n, D]. unseen: faults that
+    change no more than rounding to float16
+    does. levels: (distance, name) of roundings, the finest first; a distance is 1 - mean cosine. largest:
+    number inside the network.
     """
 
     pictures: KitPictures
@@ -155,7 +160,8 @@ class Kit:
 
 
 def make_kit(model: nn.Layer, preprocessing: Any, pictures: KitPictures, flip: bool) -> Kit:
-    """Compute right and wrong embeddings by the network, which is in eval mode and on the CPU and stays as it is."""
+    """Compute right and wrong embeddings by the network, which is in eval mode and on the CPU and stays as it
+    is."""
 
     def through(inputs: np.ndarray) -> np.ndarray:
         with paddle.no_grad():
@@ -190,7 +196,8 @@ def _made(model: nn.Layer, preprocessing: Any, pictures: KitPictures, flip: bool
         found[f"int8 too coarse: ranges are cut, about as at {share:g} of the extremes"] = rounded(
             cut_ranges(share)
         )
-    # What the export allows a graph of float32: TOLERANCE for each number, which is at most half the square of that here.
+    # What the export allows a graph of float32: TOLERANCE for each number, which is at most half the square
+    # of that here.
     levels = [(reference.shape[1] * TOLERANCE**2 / 2, "as in float32")]
     half = rounded(to_float16)
     if np.isfinite(half).all():

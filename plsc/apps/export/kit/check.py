@@ -1,10 +1,12 @@
-"""Say whether embeddings of the kit's pictures are right, or which fault is the likely cause: python check.py mine.npy
+"""Say whether embeddings of the kit's pictures are right, or which fault is the likely cause: python check.py
+mine.npy
 
-mine.npy has float32 [pictures, size], a row for each of the kit's pictures in their order; a file that is no .npy has these
-numbers alone. Needs NumPy. check.c is the same program.
+mine.npy has float32 [pictures, size], a row for each of the kit's pictures in their order; a file that is no
+.npy has these numbers alone. Needs NumPy. check.c is the same program.
 
-The distance is 1 - mean cosine. Up to the first level of kit.txt, that of float32, it is `pass`. Beyond, a fault is named if the embeddings
-that it gives are at less than half the distance that the right ones are at. If none is, up to the last level it is `pass`.
+The distance is 1 - mean cosine. Up to the first level of kit.txt, that of float32, it is `pass`. Beyond, a
+fault is named if the embeddings that it gives are at less than half the distance that the right ones are at.
+If none is, up to the last level it is `pass`.
 """
 
 import sys
@@ -27,7 +29,8 @@ def read_kit(folder):
 
 
 def read_rows(path, rows, size):
-    """Read float32 [rows, size] from an .npy or from the numbers alone, as float64; Fault for anything else."""
+    """Read float32 [rows, size] from an .npy or from the numbers alone, as float64; Fault for anything
+    else."""
     data, start = Path(path).read_bytes(), 0
     if data[:6] == b"\x93NUMPY":
         start = 10 + int.from_bytes(data[8:10], "little")
@@ -52,7 +55,8 @@ def right_pairs(rows, pairs, threshold):
 
 
 def check(path, folder):
-    """Print the numbers, and return the name of the level that embeddings pass with; Fault where they do not."""
+    """Print the numbers, and return the name of the level that embeddings pass with; Fault where they do
+    not."""
     kit = read_kit(folder)
     count, size, compared = (int(kit[key][0]) for key in ("pictures", "size", "compared"))
     say = dict(text.split(" ", 1) for text in kit["say"])
@@ -79,7 +83,8 @@ def check(path, folder):
     moved = 1 - cross.max(axis=1).mean()  # the distance if each row belongs to the picture that it fits best
     every = np.append(distance(unit[:compared], wrong), 2)  # 2: should there be no fault
     nearest = int(every.argmin())
-    # How much more the rows have to do with their own pictures than with the others; of the reference it is 1.
+    # How much more the rows have to do with their own pictures than with the others; of the reference it is
+    # 1.
     knows = (count * cosines.sum() - cross.sum()) / (count * count - np.sum(right @ right.T))
     faults = [say["length"]] if np.abs(lengths - 1).mean() > 0.1 else []
     if own <= levels[0][0]:
@@ -96,7 +101,8 @@ def check(path, folder):
 
 
 def main(words, folder):
-    """Print the verdict by the kit in `folder`; return 0 for a pass, 1 for a fault, 2 for a file that cannot be read."""
+    """Print the verdict by the kit in `folder`; return 0 for a pass, 1 for a fault, 2 for a file that cannot
+    be read."""
     if len(words) != 1:
         print("usage: python check.py mine.npy")
         return 2

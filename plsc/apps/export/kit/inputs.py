@@ -1,4 +1,5 @@
-"""Make a network's inputs as faults of another program make them: pixels in another order, not normalised, cut, stretched."""
+"""Make a network's inputs as faults of another program make them: pixels in another order, not normalised,
+cut, stretched."""
 
 from __future__ import annotations
 

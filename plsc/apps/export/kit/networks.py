@@ -1,4 +1,5 @@
-"""Change a network for a while as converters do: with numbers of fewer bits, and with batch norms that have lost their values."""
+"""Change a network for a while as converters do: with numbers of fewer bits, and with batch norms that have
+lost their values."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def cut_to_float16(x: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:
 
 
 def cut_ranges(share: float) -> Rounding:
-    """Return what cuts what layers are given, not their weights, at a share of the extremes: a quantizer's ranges of other pictures."""
+    """Return what cuts what layers are given, not their weights, at a share of the extremes: a quantizer's
+    ranges of other pictures."""
 
     def rounded(x: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:
         return x if axes else np.clip(x, share * x.min(), share * x.max())
@@ -90,7 +92,8 @@ def _restored(tensors: Sequence[paddle.Tensor]) -> Iterator[None]:
 
 
 def faulty_norms(model: nn.Layer) -> Iterator[tuple[str, Callable[[], contextlib.AbstractContextManager]]]:
-    """Yield (the cause and what happened, what makes it so inside a block) for faults of the batch norms; nothing without any."""
+    """Yield (the cause and what happened, what makes it so inside a block) for faults of the batch norms;
+    nothing without any."""
     norms = [layer for layer in model.sublayers(include_self=True) if hasattr(layer, "_variance")]
     if not norms:
         return
@@ -130,7 +133,8 @@ def _training(norms: list[nn.Layer]) -> Iterator[None]:
 
 
 def largest_number(model: nn.Layer, compute: Callable[[], np.ndarray]) -> float:
-    """Find the largest number that layers are given or give while `compute` makes embeddings [n, D], and of their squared lengths."""
+    """Find the largest number that layers are given or give while `compute` makes embeddings [n, D], and of
+    their squared lengths."""
     seen = [0.0]
 
     def hook(layer, inputs, output):

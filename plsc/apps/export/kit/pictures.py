@@ -1,4 +1,5 @@
-"""Choose the pictures of a kit: of the main evaluation set, or else of the training set, in pairs whose classes are known."""
+"""Choose the pictures of a kit: of the main evaluation set, or else of the training set, in pairs whose
+classes are known."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from plsc.utils.logging import get_logger
 
 
 def kit_pictures(cfg: Config, saved: Checkpoint) -> KitPictures | None:
-    """Read at most Export.kit samples of the sets that a checkpoint was evaluated or trained on; None, and why, if there are none."""
+    """Read at most Export.kit samples of the sets that a checkpoint was evaluated or trained on; None, and
+    why, if there are none."""
     if not cfg.Export.kit:
         return None
     key = TRAIN if cfg.DataLoader.Eval.dataset is None else "DataLoader.Eval.dataset"
@@ -43,7 +45,8 @@ def kit_pictures(cfg: Config, saved: Checkpoint) -> KitPictures | None:
 def choose(data: EvalSet, most: int) -> KitPictures:
     """Choose at most `most` samples, the same each time, from everywhere in a set.
 
-    Half of their pairs are of one class, if the set allows it. Pictures that are corrupt, or black and so without an embedding, are left out.
+    Half of their pairs are of one class, if the set allows it. Pictures that are corrupt, or black and so
+    without an embedding, are left out.
     """
     if data.pairs is not None and not isinstance(data, TemplateSet):
         pairs = _of_pairs(data.pairs, data.data.same, most // 2)
@@ -82,7 +85,8 @@ def _of_pairs(pairs: np.ndarray, same: np.ndarray, most: int) -> np.ndarray:
 
 
 def _of_people(people: np.ndarray, most: int) -> np.ndarray:
-    """Choose two samples each of at most `most` classes, and pair each first with its second and the next class's: int64 [P, 3]."""
+    """Choose two samples each of at most `most` classes, and pair each first with its second and the next
+    class's: int64 [P, 3]."""
     order = np.argsort(people, kind="stable")
     starts = np.flatnonzero(np.r_[True, people[order][1:] != people[order][:-1]])
     starts = starts[np.diff(np.r_[starts, len(order)]) > 1]

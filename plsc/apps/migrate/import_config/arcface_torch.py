@@ -1,7 +1,7 @@
 """Translate a config of InsightFace's arcface_torch, a Python file of assignments, without running it.
 
-Its train_v2.py takes configs/base.py for what a file leaves out; DEFAULTS are the values there. Read at commit 7fadd420
-of deepinsight/insightface.
+Its train_v2.py takes configs/base.py for what a file leaves out; DEFAULTS are the values there. Read at
+commit 7fadd420 of deepinsight/insightface.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ NETWORKS = {
         "recompute": True,
     },
 }
-# No attribute of a config has these names: the code itself, and the folder that it writes to unless the file names one.
+# No attribute of a config has these names: the code itself, and the folder that it writes to unless the file
+# names one.
 _CODE, _RUN = "its code", "its folder"
 _LONGEST = 1000  # characters of a text, items of a list
 _OPERATORS = {
@@ -90,9 +91,9 @@ _OPERATORS = {
 def read(text: str, path: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Read the values of `config.key = value`, a later one of the same key instead of the earlier.
 
-    A value is a literal, an earlier `config.key`, arithmetic of these, or a list of them, of a size that a config
-    has. The second result is the beginning of all else that the file does, by key or "line N". Raises UserError for
-    a file that is not Python.
+    A value is a literal, an earlier `config.key`, arithmetic of these, or a list of them, of a size that a
+    config has. The second result is the beginning of all else that the file does, by key or "line N". Raises
+    UserError for a file that is not Python.
     """
     try:
         body = ast.parse(text).body
@@ -145,8 +146,8 @@ def _key_of(statement: ast.stmt) -> str | None:
 
 
 def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
-    """Compute a value. Raises ValueError for what is none, or too large for one: lines that multiply the one before
-    would take for ever."""
+    """Compute a value. Raises ValueError for what is none, or too large for one: lines that multiply the one
+    before would take for ever."""
     if isinstance(node, (ast.List, ast.Tuple)):
         value = [_value(item, known) for item in node.elts]
         fits = not any(isinstance(item, list) for item in value)

@@ -1,7 +1,8 @@
 """Translate another program's training config into one of plsc: `plsc import --config FILE -o out.yaml`.
 
-Reads arcface_torch's Python files, of which nothing is run, and PLSC 2.4's YAML. Every key that has no counterpart is
-printed, and stands as a comment at the end of the YAML, and so do those that mean not quite the same.
+Reads arcface_torch's Python files, of which nothing is run, and PLSC 2.4's YAML. Every key that has no
+counterpart is printed, and stands as a comment at the end of the YAML, and so do those that mean not quite
+the same.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def _read(path: str) -> str:
 
 
 def main(path: str, output: str | None, ranks: int | None) -> None:
-    """Print the translation of `path`, or write it to `output` and print what became of each key. Raises UserError."""
+    """Print the translation of `path`, or write it to `output` and print what became of each key. Raises
+    UserError."""
     text, made = import_config(path, ranks)
     problems = [f"WARNING the translation is refused as it is: {line}" for line in problems_of(made)]
     if output is None:

@@ -196,7 +196,8 @@ def _dataset(theirs: Theirs, section: str) -> dict[str, Any]:
 
 
 def _transform(theirs: Theirs, key: str) -> dict[str, Any] | None:
-    """Return the keys of a data set here that an argument of an operation on images becomes; None if it has no counterpart."""
+    """Return the keys of a data set here that an argument of an operation on images becomes; None if it has
+    no counterpart."""
     operation, _, argument = key.split(".", 4)[4].partition(".")
     value = theirs[key]
     if operation == "ToCHWImage" or (operation, argument) == ("DecodeImage", "channel_first"):
@@ -215,7 +216,8 @@ _USUAL = {"scale": ("1.0/255.0", 1 / 255), "order": ("",), "mean": (0.5,), "std"
 
 
 def _is_usual(argument: str, value: Any) -> bool:
-    """Say whether an argument of NormalizeImage is that of (pixel / 255 - 0.5) / 0.5, plsc's own normalisation."""
+    """Say whether an argument of NormalizeImage is that of (pixel / 255 - 0.5) / 0.5, plsc's own
+    normalisation."""
     values = value if isinstance(value, list) else [value]
     return all(each in _USUAL.get(argument, ()) for each in values)
 

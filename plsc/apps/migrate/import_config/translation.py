@@ -1,7 +1,8 @@
 """Translate another program's config by a table, key by key, and write the result as YAML.
 
-A table has a rule for each key of the other program that is known: the key here that takes the value as it is, what becomes of it
-whatever its value is, or a function of all values. What has no rule has no counterpart.
+A table has a rule for each key of the other program that is known: the key here that takes the value as it
+is, what becomes of it whatever its value is, or a function of all values. What has no rule has no
+counterpart.
 
     TABLE = {
         "seed": "Global.seed",
@@ -36,7 +37,8 @@ class Row(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What becomes of a key: "Section.key" -> value here, none where plsc does the same without; `lost`: it has no counterpart."""
+    """What becomes of a key: "Section.key" -> value here, none where plsc does the same without; `lost`: it
+    has no counterpart."""
 
     changes: Mapping[str, Any]
     note: str = ""
@@ -83,7 +85,8 @@ NO_SUCH_NETWORK = "plsc has no such network: name one, or your own as package.mo
 
 
 def named(section: str, names: Mapping[str, Mapping[str, Any]], why: str) -> Rule:
-    """Translate a name to keys of a section by a table; one that is not in it stays, for plsc to refuse, with a note."""
+    """Translate a name to keys of a section by a table; one that is not in it stays, for plsc to refuse, with
+    a note."""
 
     def rule(theirs: Theirs, key: str) -> Outcome:
         name = theirs[key]
@@ -161,7 +164,8 @@ def _short(value: Any) -> str:
 
 
 def format_config(translation: Translation, title: str) -> str:
-    """Format the translated config as YAML: first its origin, at the end what was not translated, as comments."""
+    """Format the translated config as YAML: first its origin, at the end what was not translated, as
+    comments."""
     lines = [f"# {title}"]
     lines += [f"# {fact}" for fact in translation.facts]
     tree: dict[str, Any] = {}

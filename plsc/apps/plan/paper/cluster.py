@@ -1,9 +1,9 @@
 """Predict the time of a step on a cluster from products, bytes and collectives; nothing is measured.
 
-A part takes the time of its products, and that of its bytes through memory or over a link, each at the speed of the data
-sheet times an efficiency. The two add up, since products and the passes between them are kernels of their own. The
-efficiencies are the few constants below: found from some published figures, judged by others (docs/planning.md,
-`python -m benchmarks published`).
+A part takes the time of its products, and that of its bytes through memory or over a link, each at the speed
+of the data sheet times an efficiency. The two add up, since products and the passes between them are kernels
+of their own. The efficiencies are the few constants below: found from some published figures, judged by
+others (docs/planning.md, `python -m benchmarks published`).
 
     seconds(Work(...), Cluster(DEVICES["a100"], nodes=8, gpus=8, network=200e9))     # {"forward": ..., ...}
 """
@@ -16,8 +16,8 @@ from typing import NamedTuple
 from plsc.apps.plan.paper.collectives import Link, Machines
 from plsc.apps.plan.paper.devices import Device
 
-# Shares of the data sheet's speeds that programs reach. Above 1: cuDNN computes 3 x 3 convolutions in float32 with fewer
-# products than are counted (Winograd).
+# Shares of the data sheet's speeds that programs reach. Above 1: cuDNN computes 3 x 3 convolutions in float32
+# with fewer products than are counted (Winograd).
 CONVOLUTIONS = {"float32": 1.37, "tf32": 0.41, "float16": 0.41, "bfloat16": 0.41}
 MATRICES = 0.8  # products of large matrices
 MEMORY = 0.8
@@ -32,7 +32,8 @@ HOST_BANDWIDTH = 20e9  # bytes/s of the machine's memory for each GPU; assumed, 
 DISK_BANDWIDTH = 3e9  # bytes/s of a machine's disk; assumed, not checked
 
 FORWARD = 0.4  # share of a network's passes through memory; counted (`python -m benchmarks step --count`)
-# Bytes moved for each trained number of the network: 20.0 by the update and 8.2 by the check; counted for IResNet18.
+# Bytes moved for each trained number of the network: 20.0 by the update and 8.2 by the check; counted for
+# IResNet18.
 OPTIMIZER_BYTES = 28
 
 
@@ -74,9 +75,9 @@ class HeadStyle(NamedTuple):
     """Whether the embeddings' gradients are summed by a reduce-scatter, half of an all_reduce."""
 
 
-# Ours: 7.0 GB for 125,000 classes, N = 1024, D = 512 (docs/labbook.md, "A step on a GPU, counted"). Heads of several N
-# and D tell logits from rows. Drawn rows are taken out, updated in copies and put back; the draw itself is made by a thread
-# of the host, a step ahead.
+# Ours: 7.0 GB for 125,000 classes, N = 1024, D = 512 (docs/labbook.md, "A step on a GPU, counted"). Heads of
+# several N and D tell logits from rows. Drawn rows are taken out, updated in copies and put back; the draw
+# itself is made by a thread of the host, a step ahead.
 IN_BLOCKS = HeadStyle(logits=7, rows=13, drawn_rows=8)
 RECOMPUTED = HeadStyle(logits=10, rows=18, drawn_rows=8)  # logits beyond the budget are computed again
 # Of these passes, those of the update, which a head of frozen centres does without.
@@ -187,7 +188,8 @@ def _gather(work: Work, cluster: Cluster) -> float:
 
 
 def _reduce(work: Work, cluster: Cluster, backward: float) -> float:
-    """Predict the sum of the network's gradients, and of replicated centres', but for what the backward pass hides."""
+    """Predict the sum of the network's gradients, and of replicated centres', but for what the backward pass
+    hides."""
     inside, between = cluster.machines.all_reduce(4 * work.parameters)
     time = inside + between - min(HIDDEN * between, backward)
     if not work.sharded:

@@ -4,9 +4,11 @@ Try it: 100 MB summed over 8 ranks whose links take 10 us and 100 GB/s,
 
     all_reduce(100e6, 8, Link(10e-6, 100e9))     # 0.0019 s: a ring, 2 x 7/8 x 100 MB over each link
 
-n ranks, each with the same link. A ring passes n pieces round; a tree sends all of it up and down, in few steps.
-Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009 (ring);
-Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009 (tree, as in NCCL).
+n ranks, each with the same link. A ring passes n pieces round; a tree sends all of it up and down, in few
+steps.
+Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009
+(ring); Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009
+(tree, as in NCCL).
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ def all_gather(size: float, ranks: int, link: Link) -> float:
 
 
 class Machines(NamedTuple):
-    """Machines with the same number of ranks each; collectives go inside a machine and between machines in turn."""
+    """Machines with the same number of ranks each; collectives go inside a machine and between machines in
+    turn."""
 
     nodes: int
     gpus: int
@@ -63,8 +66,8 @@ class Machines(NamedTuple):
     def all_reduce(self, size: float) -> tuple[float, float]:
         """Predict the seconds inside and between the machines: reduce-scatter, sum of the pieces, all_gather.
 
-        Each rank sums a piece of size / gpus bytes with its fellows on the other machines, so `size` bytes of a machine
-        go over its network. A few bytes are summed whole where that is faster.
+        Each rank sums a piece of size / gpus bytes with its fellows on the other machines, so `size` bytes of
+        a machine go over its network. A few bytes are summed whole where that is faster.
         """
         between = all_reduce(size, self.nodes, self.between)
         inside = min(2 * all_gather(size, self.gpus, self.inside), all_reduce(size, self.gpus, self.inside))

@@ -44,7 +44,8 @@ def _device(
     source: str,
     tf32: float = 0.0,
 ) -> Device:
-    """Build a device from the units of data sheets: teraflops, GB/s. With TensorFloat-32 it has bfloat16, too."""
+    """Build a device from the units of data sheets: teraflops, GB/s. With TensorFloat-32 it has bfloat16,
+    too."""
     flops = {"float32": float32 * _TERA, "float16": float16 * _TERA}
     if tf32:
         flops |= {"tf32": tf32 * _TERA, "bfloat16": float16 * _TERA}

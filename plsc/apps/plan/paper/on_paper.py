@@ -1,4 +1,5 @@
-"""Plan a run on GPUs that are elsewhere, from their data sheets: `plsc plan --device a100 --nodes 8 --gpus 8 --network 200`.
+"""Plan a run on GPUs that are elsewhere, from their data sheets: `plsc plan --device a100 --nodes 8 --gpus 8
+--network 200`.
 
 Memory is that of `plsc plan --device gpu --seconds 0`; times are those of cluster.py.
 """
@@ -33,15 +34,16 @@ from plsc.config.run import head_dtype
 from plsc.errors import UserError
 from plsc.utils.text import duration, table
 
-# CUDA's context, NCCL's buffers, workspaces of cuDNN and freed blocks, as PyTorch programs of 2021 had them; found with the
-# memory of published figures (programs.py).
+# CUDA's context, NCCL's buffers, workspaces of cuDNN and freed blocks, as PyTorch programs of 2021 had them;
+# found with the memory of published figures (programs.py).
 CONTEXT = 1886 * 2**20
 # Kernels of a step beside those of forward and backward.
 KERNELS = 104
 
 
 class Kind(NamedTuple):
-    """What networks of a kind have alike; counted (`python -m benchmarks step --count`) but for `amp_kept`."""
+    """What networks of a kind have alike; counted (`python -m benchmarks step --count`) but for
+    `amp_kept`."""
 
     passes: float
     """Bytes moved forward and backward, in multiples of what autograd keeps."""
@@ -51,10 +53,11 @@ class Kind(NamedTuple):
     """With Global.amp, of what autograd keeps in float32."""
 
 
-# 6.2 for IResNet50 and ResNet50, 6.3 for IResNet100, 5.5 for MobileFaceNet. Of the five tensors that autograd keeps of a
-# block of IResNet one, the input of PReLU, stays float32.
+# 6.2 for IResNet50 and ResNet50, 6.3 for IResNet100, 5.5 for MobileFaceNet. Of the five tensors that autograd
+# keeps of a block of IResNet one, the input of PReLU, stays float32.
 CONVOLUTIONAL = Kind(passes=6.2, kernels=1.6, amp_kept=0.6)
-# 14.8 for FaceViT_tiny, 13.8 for FaceViT_small, 13.7 for FaceViT_base. Norms, biases and tokens stay float32: an estimate.
+# 14.8 for FaceViT_tiny, 13.8 for FaceViT_small, 13.7 for FaceViT_base. Norms, biases and tokens stay float32:
+# an estimate.
 TRANSFORMER = Kind(passes=14.0, kernels=5.8, amp_kept=0.8)
 # Of a bank that is not on the device, beside the moments.
 _ON_HOST = ("centres", "buffers", "rows in transit")
@@ -218,8 +221,8 @@ def work_of(case: Case, measured: dict, device: Device) -> Work:
 
 
 def passing_seconds(case: Case, work: Work, passing: dict, cluster: Cluster) -> float:
-    """Predict the seconds in which the network of another run embeds a rank's samples. work: of the run. passing: the result
-    of activations.count_passing."""
+    """Predict the seconds in which the network of another run embeds a rank's samples. work: of the run.
+    passing: the result of activations.count_passing."""
     kind = kind_of(passing)
     its = replace(
         work,
@@ -265,7 +268,8 @@ def _sizes(nodes: int) -> Iterator[int]:
 
 
 def scaling(case: Case, measured: dict, cluster: Cluster, loader: float) -> list[dict[str, Any]]:
-    """Plan the same run on 1 machine to all of them, with the same batch of a rank unless the config keeps the global one."""
+    """Plan the same run on 1 machine to all of them, with the same batch of a rank unless the config keeps
+    the global one."""
     rows = []
     for nodes in _sizes(cluster.nodes):
         part = Cluster(cluster.device, nodes, cluster.gpus, cluster.network)
@@ -295,7 +299,8 @@ def scaling(case: Case, measured: dict, cluster: Cluster, loader: float) -> list
 
 
 def plan(case: Case, measured: dict, images: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Plan a case on the cluster of the options. measured: the result of activations.counted. images: of an epoch."""
+    """Plan a case on the cluster of the options. measured: the result of activations.counted. images: of an
+    epoch."""
     cfg = case.cfg
     cluster = cluster_of(args)
     rows = scaling(case, measured, cluster, args.loader or math.inf)

@@ -3,7 +3,8 @@
     gallery = Gallery.open("people.gallery")
     gallery.search(["who.jpg"], top=5)
 
-`gallery.py` has the class, `store.py` the SQLite file, which is the truth, `index.py` and `rows.py` what is searched.
+`gallery.py` has the class, `store.py` the SQLite file, which is the truth, `index.py` and `rows.py` what is
+searched.
 """
 
 from plsc.apps.serving.gallery.gallery import Gallery, Match

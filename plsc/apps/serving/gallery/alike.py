@@ -1,4 +1,5 @@
-"""Compare the embeddings of a gallery's pictures: which are of somebody else than their name says, and who, or what, is there twice.
+"""Compare the embeddings of a gallery's pictures: which are of somebody else than their name says, and who,
+or what, is there twice.
 
 alike = compare(embeddings, owners)
 wrong_people(alike, owners, threshold)
@@ -17,8 +18,9 @@ from plsc.utils.vectors import unit_rows
 
 FEWEST = 20  # pictures that show how like their person they are
 LEAST_SHARE = 0.05  # of the other people, who are more like a picture of the wrong person
-# Expected share of different people among pairs that are named one person, and of right pictures among those that are named another
-# person's, if the fits hold. The latter are refused, and of a weak network their tail is longer than a normal one's.
+# Expected share of different people among pairs that are named one person, and of right pictures among those
+# that are named another person's, if the fits hold. The latter are refused, and of a weak network their tail
+# is longer than a normal one's.
 FALSE_PAIRS = 0.05
 FALSE_PICTURES = 0.02
 FEWEST_PEOPLE = 10
@@ -42,7 +44,8 @@ class Alike(NamedTuple):
 
 
 def compare(embeddings: np.ndarray, owners: np.ndarray) -> Alike:
-    """Compare pictures with their own person, without themselves, and with all others (of very many with 10,000, evenly spaced).
+    """Compare pictures with their own person, without themselves, and with all others (of very many with
+    10,000, evenly spaced).
 
     embeddings: float32 [N, D] of length 1. owners: int64 [N], numbers of the people.
     """
@@ -74,11 +77,12 @@ def compare(embeddings: np.ndarray, owners: np.ndarray) -> Alike:
 def wrong_people(alike: Alike, owners: np.ndarray, threshold: float | None) -> np.ndarray:
     """Find pictures that show somebody else than the others of their person: bool [N].
 
-    How like pictures are to their own person follows about a normal distribution, which is fitted by median and lower quartile: some wrong
-    ones do not change these. The least alike are named as far as at most FALSE_PICTURES of them are expected among right ones (Benjamini and
-    Hochberg 1995, J. R. Stat. Soc. B 57(1)), so a network that tells people apart badly names few. Besides, a share LEAST_SHARE of the other
-    people is more like the picture, and it is below the threshold of pairs, where that is known. Two pictures of a person do not show which
-    of them is wrong, and fewer than FEWEST_PEOPLE people not what is usual.
+    How like pictures are to their own person follows about a normal distribution, which is fitted by median
+    and lower quartile: some wrong ones do not change these. The least alike are named as far as at most
+    FALSE_PICTURES of them are expected among right ones (Benjamini and Hochberg 1995, J. R. Stat. Soc. B
+    57(1)), so a network that tells people apart badly names few. Besides, a share LEAST_SHARE of the other
+    people is more like the picture, and it is below the threshold of pairs, where that is known. Two pictures
+    of a person do not show which of them is wrong, and fewer than FEWEST_PEOPLE people not what is usual.
     """
     wrong = np.zeros(len(owners), bool)
     judged = np.flatnonzero(np.bincount(owners)[owners] > 2)
@@ -96,7 +100,8 @@ def wrong_people(alike: Alike, owners: np.ndarray, threshold: float | None) -> n
 def tells_apart(alike: Alike, wrong: np.ndarray | None = None) -> bool:
     """Say whether the network knows these people so well that a picture of the wrong person is surely one.
 
-    Of pictures that are not named wrong, bool [N], at most a share FALSE_PICTURES may be more like LEAST_SHARE of the other people.
+    Of pictures that are not named wrong, bool [N], at most a share FALSE_PICTURES may be more like
+    LEAST_SHARE of the other people.
     """
     known = ~np.isnan(alike.share)
     if wrong is not None:
@@ -105,7 +110,8 @@ def tells_apart(alike: Alike, wrong: np.ndarray | None = None) -> bool:
 
 
 def _improbable(chance: np.ndarray, false: float) -> np.ndarray:
-    """Choose of probabilities float64 [n] the smallest, of which at most a share `false` is expected by chance: bool [n]."""
+    """Choose of probabilities float64 [n] the smallest, of which at most a share `false` is expected by
+    chance: bool [n]."""
     order = np.argsort(chance, kind="stable")
     passed = np.flatnonzero(chance[order] * len(chance) <= false * np.arange(1, len(chance) + 1))
     found = np.zeros(len(chance), bool)
@@ -126,11 +132,12 @@ def _sums(embeddings: np.ndarray, owners: np.ndarray) -> np.ndarray:
 
 
 def same_people(embeddings: np.ndarray, owners: np.ndarray) -> list[tuple[int, int, float]]:
-    """Find people who are in the gallery under two names: number, number, cosine; the surest first. owners: int64 [N], numbers of the people.
+    """Find people who are in the gallery under two names: number, number, cosine; the surest first. owners:
+    int64 [N], numbers of the people.
 
-    Each is the other's nearest. How far people are from their nearest follows about a Weibull distribution, the one of the smallest of
-    many distances, which is fitted by the quartiles. A pair is named as far as at most FALSE_PAIRS of the named ones are expected among people
-    who are different, as in `wrong_people`.
+    Each is the other's nearest. How far people are from their nearest follows about a Weibull distribution,
+    the one of the smallest of many distances, which is fitted by the quartiles. A pair is named as far as at
+    most FALSE_PAIRS of the named ones are expected among people who are different, as in `wrong_people`.
     """
     numbers, owners = np.unique(owners, return_inverse=True)
     means = mean_embeddings(embeddings, owners)
@@ -156,10 +163,11 @@ def same_people(embeddings: np.ndarray, owners: np.ndarray) -> list[tuple[int, i
 def same_pictures(
     embeddings: np.ndarray, owners: np.ndarray, bits: Sequence[str | None]
 ) -> list[tuple[int, int]]:
-    """Find copies of a picture, also such that were encoded or resized anew: pairs of pictures, the copy and another one. A copy is in one pair.
+    """Find copies of a picture, also such that were encoded or resized anew: pairs of pictures, the copy and
+    another one. A copy is in one pair.
 
-    Both embeddings and the bits of the pixels (plsc.apps.serving.gallery.quality.Look) are nearly the same. Of two people's the copy is
-    the one that is less like its person's other pictures.
+    Both embeddings and the bits of the pixels (plsc.apps.serving.gallery.quality.Look) are nearly the same.
+    Of two people's the copy is the one that is less like its person's other pictures.
     """
     if len(owners) < 2:
         return []
@@ -178,7 +186,8 @@ def same_pictures(
 
 
 def _near_pairs(cosine: np.ndarray, place: np.ndarray) -> list[tuple[int, int]]:
-    """Return the pairs of which one is near the other. Of many copies the last ones are not among the first one's nearest."""
+    """Return the pairs of which one is near the other. Of many copies the last ones are not among the first
+    one's nearest."""
     one, column = np.nonzero(cosine > _SAME_COSINE)
     pairs = np.sort(np.stack([one, place[one, column]], axis=1), axis=1)
     return [(first, second) for first, second in np.unique(pairs, axis=0).tolist() if first < second]

@@ -162,7 +162,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments. Some versions of argparse leave over an optional argument that comes after an option."""
+    """Parse the arguments. Some versions of argparse leave over an optional argument that comes after an
+    option."""
     parser = _parser()
     args, others = parser.parse_known_args(argv)
     lacks_people = getattr(args, "people", "") is None and not getattr(args, "map", None)
@@ -176,7 +177,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc gallery`; exit code 1 where pictures were left out, or somebody was not accepted. Raises UserError."""
+    """Run `plsc gallery`; exit code 1 where pictures were left out, or somebody was not accepted. Raises
+    UserError."""
     args = _parse(argv)
     with contextlib.redirect_stdout(sys.stderr):  # the log; stdout has the answer only
         gallery = _build(args) if args.verb == "build" else Gallery.open(args.gallery)
@@ -294,7 +296,8 @@ def _check_folder(embedder: Any, folder: str) -> None:
 def _review(
     gallery: Gallery, name: str, files: Sequence[str], embeddings: np.ndarray, review: quality.Review
 ) -> list[quality.Look | None]:
-    """Judge pictures before they are added, and return their looks; UserError names those that are refused."""
+    """Judge pictures before they are added, and return their looks; UserError names those that are
+    refused."""
     if review == "off":
         return [None] * len(files)
     faces = quality.face_detector(gallery.preprocessing)
@@ -518,7 +521,8 @@ def _embedder(args: argparse.Namespace) -> Any:
 
 
 def _queries(gallery: Gallery, pictures: Sequence[str]) -> np.ndarray:
-    """Embed pictures to compare, all of which must be usable; warn of those that are not aligned where the network's were."""
+    """Embed pictures to compare, all of which must be usable; warn of those that are not aligned where the
+    network's were."""
     embeddings = gallery.embed(pictures)
     preprocessing = gallery.preprocessing
     if preprocessing.aligned:

@@ -1,4 +1,5 @@
-"""Make what a gallery's store is filled with: embeddings of people's pictures, and where each picture came from."""
+"""Make what a gallery's store is filled with: embeddings of people's pictures, and where each picture came
+from."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from plsc.utils.vectors import unit_rows
 
 
 def unit(embeddings: np.ndarray, size: int) -> np.ndarray:
-    """Return embeddings float32 [n, D] at length 1. UserError for another size than D = `size`, and for zeros."""
+    """Return embeddings float32 [n, D] at length 1. UserError for another size than D = `size`, and for
+    zeros."""
     embeddings = np.atleast_2d(np.asarray(embeddings, np.float32))
     if embeddings.ndim != 2 or embeddings.shape[1] != size:
         raise UserError(f"embeddings: must be float32 [n, {size}], got {list(embeddings.shape)}")

@@ -1,4 +1,5 @@
-"""Write what plsc gallery doctor has found: a page with the pictures, and a list that plsc gallery remove --list applies."""
+"""Write what plsc gallery doctor has found: a page with the pictures, and a list that plsc gallery remove
+--list applies."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _TITLE = "# plsc gallery doctor 1"
 
 
 def write_list(path: Path, findings: Sequence[Finding], pictures: Pictures, review: Review) -> None:
-    """Write the list that `plsc gallery remove --list` applies; what the review does not refuse stands behind a #."""
+    """Write the list that `plsc gallery remove --list` applies; what the review does not refuse stands behind
+    a #."""
     lines = [_TITLE, f"# of {counted(len(pictures.files), 'picture')}; remove, name, file, rule, value"]
     for finding in findings:
         person, file = pictures.names[pictures.owners[finding.picture]], pictures.files[finding.picture]
@@ -35,7 +37,8 @@ def write_list(path: Path, findings: Sequence[Finding], pictures: Pictures, revi
 
 
 def read_list(path: Path) -> list[tuple[int, str, str]]:
-    """Read a list: the line, name and file of each picture to remove, as `shown` writes them. UserError for anything else."""
+    """Read a list: the line, name and file of each picture to remove, as `shown` writes them. UserError for
+    anything else."""
     with reading(path, missing="no such list; plsc gallery doctor writes one"):
         lines = read_regular(path).decode("utf-8-sig", "replace").splitlines()
     if lines[:1] != [_TITLE]:
@@ -118,7 +121,8 @@ def write_page(
 
 
 def _strip(files: Sequence[str], preprocessing: Preprocessing) -> bytes | None:
-    """Encode pictures as the network sees them, beside each other, as a PNG; None: none of them can be read."""
+    """Encode pictures as the network sees them, beside each other, as a PNG; None: none of them can be
+    read."""
     rows = []
     for file in files:
         try:

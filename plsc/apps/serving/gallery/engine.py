@@ -1,6 +1,8 @@
-"""Choose what keeps a gallery, by its name: SQLite for a file, Milvus for milvus://host:port/name and milvus:FILE.db.
+"""Choose what keeps a gallery, by its name: SQLite for a file, Milvus for milvus://host:port/name and
+milvus:FILE.db.
 
-A store has the methods of plsc.apps.serving.gallery.store.SqliteStore; tests/apps/serving/test_store.py states what they must do.
+A store has the methods of plsc.apps.serving.gallery.store.SqliteStore; tests/apps/serving/test_store.py
+states what they must do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Measure a gallery on pictures of the people in it and of strangers, as it is used: at its threshold, at its size."""
+"""Measure a gallery on pictures of the people in it and of strangers, as it is used: at its threshold, at its
+size."""
 
 from __future__ import annotations
 
@@ -20,8 +21,10 @@ from plsc.utils.text import counted, table
 class Evaluation:
     """How the pictures did. Of each picture the nearest person counts.
 
-    people: in the gallery. threshold: the gallery's; None: it has none. right: bool [known], whether the nearest person is
-    the right one. known: float64 [known] and strangers: float64 [strangers], descending: the cosine with that person. known_people,
+    people: in the gallery. threshold: the gallery's; None: it has none. right: bool [known], whether the
+    nearest person is
+    the right one. known: float64 [known] and strangers: float64 [strangers], descending: the cosine with that
+    person. known_people,
     strange_people: int64, whom each of these pictures shows.
     """
 
@@ -90,7 +93,8 @@ class Evaluation:
 
 
 def _with_interval(hits: np.ndarray, people: np.ndarray) -> str:
-    """Format the share of hits, bool [n], among pictures of people int64 [n]: those of a person are alike, so people are the sample.
+    """Format the share of hits, bool [n], among pictures of people int64 [n]: those of a person are alike, so
+    people are the sample.
 
     Where all draws agree it is Wilson's interval of as many trials as there are people.
     """

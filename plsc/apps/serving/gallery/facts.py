@@ -88,7 +88,8 @@ class Facts(_Fields):
 
 
 def read_facts(texts: Mapping[str, str], place: str) -> Facts:
-    """Read the facts of a gallery, each of which is JSON. UserError for a damaged one. place: the gallery's name, for messages."""
+    """Read the facts of a gallery, each of which is JSON. UserError for a damaged one. place: the gallery's
+    name, for messages."""
     try:
         return Facts.model_validate_json(
             "{" + ", ".join(f"{json.dumps(key)}: {text}" for key, text in texts.items()) + "}"
@@ -122,7 +123,8 @@ def name_of_network(of: Any) -> str:
 
 
 def refuse_other_network(ours: Facts, place: str, embedder: Any) -> None:
-    """Refuse by UserError an embedder whose embeddings cannot be compared with those of a gallery; see `Gallery.check`.
+    """Refuse by UserError an embedder whose embeddings cannot be compared with those of a gallery; see
+    `Gallery.check`.
 
     place: the gallery's name, for messages.
     """

@@ -75,9 +75,9 @@ class Gallery:
         gallery = Gallery.open("people.gallery")
         gallery.search(["who.jpg"])[0][0]
 
-    Each change is on the disk when the call returns, whatever ends the process later, and is in the next answer of all other
-    objects and processes. All methods may be called from several threads. Pictures are given as `Pictures` says; paths and
-    samples need the network, which is opened when it is needed first.
+    Each change is on the disk when the call returns, whatever ends the process later, and is in the next
+    answer of all other objects and processes. All methods may be called from several threads. Pictures are
+    given as `Pictures` says; paths and samples need the network, which is opened when it is needed first.
 
     Attributes: path; left_out: pictures that `build` or `upgrade` could not use.
     """
@@ -95,13 +95,15 @@ class Gallery:
             self.use(embedder)
         self._save_index()
 
-    # -- making and opening one -----------------------------------------------------------------------------------------------
+    # -- making and opening one
+    # -----------------------------------------------------------------------------------------------
 
     @classmethod
     def open(cls, path: str | os.PathLike, embedder: Any = None) -> Gallery:
         """Open a gallery. Raises MissingFileError, UserError.
 
-        embedder: the gallery's network, a plsc.apps.serving.embedder.Embedder; None: from where it was when the gallery was built.
+        embedder: the gallery's network, a plsc.apps.serving.embedder.Embedder; None: from where it was when
+        the gallery was built.
         """
         return cls(open_store(path), embedder)
 
@@ -125,8 +127,9 @@ class Gallery:
             collection: of all these people.
             review: which pictures are refused, see plsc.apps.serving.gallery.quality.
 
-        The threshold is measured on people whom the network was not trained on, see plsc.apps.serving.gallery.strangers. Pictures that
-        cannot be used are logged and listed in `left_out`. UserError if none can, or the file exists.
+        The threshold is measured on people whom the network was not trained on, see
+        plsc.apps.serving.gallery.strangers. Pictures that cannot be used are logged and listed in `left_out`.
+        UserError if none can, or the file exists.
         """
         refuse_existing(path)
         additions, left_out = embed_people(embedder, by_name(people), collection, review)
@@ -184,7 +187,8 @@ class Gallery:
         index.remove(index.path_of(store))  # of a gallery that was deleted by hand
         return cls(store, embedder, left_out)
 
-    # -- looking --------------------------------------------------------------------------------------------------------------
+    # -- looking
+    # --------------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Return the number of people."""
@@ -204,7 +208,8 @@ class Gallery:
         return f"<Gallery: {counted(len(self), 'person', 'people')} in {shown(self.path)}>"
 
     def close(self) -> None:
-        """Close the file. All that was written is in it then, and nothing beside it but the index of a large gallery."""
+        """Close the file. All that was written is in it then, and nothing beside it but the index of a large
+        gallery."""
         self._store.close()
 
     def names(self) -> list[str]:
@@ -217,7 +222,8 @@ class Gallery:
             return [*self._store.people()]
 
     def sources(self, name: str) -> list[str]:
-        """Return the paths of a person's pictures, as they were when they were added. UserError for an unknown name."""
+        """Return the paths of a person's pictures, as they were when they were added. UserError for an
+        unknown name."""
         with self._reading():
             sources = self._store.sources([self._person(name).id])
         return [source.path for source in sources if source.path is not None]
@@ -235,7 +241,8 @@ class Gallery:
             return self._store.sources_of(ids[chosen].tolist())
 
     def sample(self) -> tuple[np.ndarray, list[str]]:
-        """Return at most 1,000 pictures of its people whom the network was not trained on: embeddings float32 [n, D], and whose they are."""
+        """Return at most 1,000 pictures of its people whom the network was not trained on: embeddings float32
+        [n, D], and whose they are."""
         with self._reading():
             pictures, people = self._store.pictures(measuring=True)
             chosen = np.sort(one_of_everybody_first(people, MOST_PICTURES))
@@ -244,7 +251,8 @@ class Gallery:
             return vectors, [names[person] for person in people[chosen].tolist()]
 
     def enrolled(self) -> tuple[list[str], list[Source], np.ndarray, np.ndarray]:
-        """Return the names, and of all pictures where they came from, the numbers of the names int64 [n], and embeddings float32 [n, D]."""
+        """Return the names, and of all pictures where they came from, the numbers of the names int64 [n], and
+        embeddings float32 [n, D]."""
         with self._reading():
             people = sorted(self._store.people(), key=lambda person: person.id)
             ids = [person.id for person in people]
@@ -277,7 +285,8 @@ class Gallery:
 
     @property
     def threshold(self) -> float | None:
-        """The cosine above which the nearest person of a search is accepted; None: too few people to measure it."""
+        """The cosine above which the nearest person of a search is accepted; None: too few people to measure
+        it."""
         return self.facts.threshold
 
     @property
@@ -292,7 +301,8 @@ class Gallery:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """How its network is opened, see plsc.apps.serving.embedder.from_origin. UserError where it is not known."""
+        """How its network is opened, see plsc.apps.serving.embedder.from_origin. UserError where it is not
+        known."""
         origin = self.facts.origin
         if origin is None:
             raise UserError(
@@ -302,7 +312,8 @@ class Gallery:
 
     @property
     def embedder(self) -> Any:
-        """The gallery's network, which is opened when it is asked for first. UserError where it cannot be found."""
+        """The gallery's network, which is opened when it is asked for first. UserError where it cannot be
+        found."""
         if self._embedder is None:
             from plsc.apps.serving.embedder import from_origin
 
@@ -317,13 +328,15 @@ class Gallery:
         return self._embedder
 
     def use(self, embedder: Any) -> None:
-        """Embed pictures by this embedder from now on. UserError where its embeddings cannot be compared with the gallery's."""
+        """Embed pictures by this embedder from now on. UserError where its embeddings cannot be compared with
+        the gallery's."""
         self.check(embedder)
         self._embedder = embedder
 
     def check(self, embedder: Any) -> None:
-        """Refuse by UserError embeddings that cannot be compared with these: of another network, unless one of the two
-        was trained to be compatible with the other, or with mirror images where these are without."""
+        """Refuse by UserError embeddings that cannot be compared with these: of another network, unless one
+        of the two was trained to be compatible with the other, or with mirror images where these are
+        without."""
         refuse_other_network(self._facts, shown(self.path), embedder)
 
     def describe_other(self, embedder: Any) -> str:
@@ -336,7 +349,8 @@ class Gallery:
         )
 
     def embed(self, pictures: Pictures) -> np.ndarray:
-        """Return the embeddings of pictures float32 [n, D] at length 1. UserError where one of them cannot be used."""
+        """Return the embeddings of pictures float32 [n, D] at length 1. UserError where one of them cannot be
+        used."""
         if isinstance(pictures, (str, os.PathLike)):
             pictures = [pictures]
         if len(pictures) and isinstance(pictures[0], (str, os.PathLike)):
@@ -396,7 +410,8 @@ class Gallery:
     def verify(self, name: str, pictures: Pictures, threshold: float | None = None) -> Verification:
         """Compare a person with pictures of one person; the sum of their embeddings is taken.
 
-        threshold: None: the checkpoint's, of pairs. Raises UserError for an unknown name, and what `search` raises.
+        threshold: None: the checkpoint's, of pairs. Raises UserError for an unknown name, and what `search`
+        raises.
         """
         limit = self.pair_limit(threshold)
         query = self.embed(pictures).sum(axis=0, dtype=np.float64)
@@ -410,14 +425,16 @@ class Gallery:
         return Verification(person.name, similarity, probability, similarity > limit)
 
     def limit(self, threshold: float | None = None) -> float:
-        """Return the threshold that `search` takes for this argument. UserError where none is known, or it is no cosine."""
+        """Return the threshold that `search` takes for this argument. UserError where none is known, or it is
+        no cosine."""
         limit = self.threshold if threshold is None else threshold
         if limit is None:
             raise UserError(f"{shown(self.path)}: {self.describe_threshold()}")
         return _checked(limit)
 
     def pair_limit(self, threshold: float | None = None, far: float | None = None) -> float:
-        """Return the threshold that `verify` takes for this argument, or that accepts a share `far` of pairs of different people.
+        """Return the threshold that `verify` takes for this argument, or that accepts a share `far` of pairs
+        of different people.
 
         UserError where none is known, or it is no cosine.
         """
@@ -462,7 +479,8 @@ class Gallery:
             )
         return person
 
-    # -- changing -------------------------------------------------------------------------------------------------------------
+    # -- changing
+    # -------------------------------------------------------------------------------------------------------------
 
     def add(
         self,
@@ -510,10 +528,12 @@ class Gallery:
         self._save_index()
 
     def remove(self, *names: str) -> list[dict[str, Any]]:
-        """Remove people; no file of the gallery has anything of them any more. Return of each name, pictures and number of rows.
+        """Remove people; no file of the gallery has anything of them any more. Return of each name, pictures
+        and number of rows.
 
-        All of the file is written anew for that; others can search meanwhile, and not write. UserError if there is none of a
-        name; nothing is changed then. Without names what an interrupted removal has left is taken.
+        All of the file is written anew for that; others can search meanwhile, and not write. UserError if
+        there is none of a name; nothing is changed then. Without names what an interrupted removal has left
+        is taken.
         """
         with self._writing():
             people = [self._person(name) for name in dict.fromkeys(map(composed, names))]
@@ -531,10 +551,11 @@ class Gallery:
         return removed
 
     def remove_pictures(self, paths: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-        """Remove pictures: name -> paths as `sources` has them; all or nothing, as `remove`. Who has none left is removed.
+        """Remove pictures: name -> paths as `sources` has them; all or nothing, as `remove`. Who has none
+        left is removed.
 
-        A path that is named once removes one picture, the newest with that path. Returns of each name the pictures that were removed, and how
-        many are left.
+        A path that is named once removes one picture, the newest with that path. Returns of each name the
+        pictures that were removed, and how many are left.
         """
         with self._writing():
             people = {name: self._person(name) for name in paths}
@@ -554,11 +575,13 @@ class Gallery:
         return removed
 
     def _drop_index(self) -> None:
-        """Remove the index's file. It can be made again. Who has mapped it keeps the removed file until it is opened anew."""
+        """Remove the index's file. It can be made again. Who has mapped it keeps the removed file until it is
+        opened anew."""
         index.remove(index.path_of(self._store))
 
     def _erase(self) -> None:
-        """Take what is left of a removal in the free parts of the file, and renew what follows from those who are there."""
+        """Take what is left of a removal in the free parts of the file, and renew what follows from those who
+        are there."""
         self._renew()
         try:
             self._store.erase()
@@ -584,7 +607,8 @@ class Gallery:
         self._store.backup(target)
 
     def _renew(self) -> None:
-        """Measure the threshold anew if the gallery has changed by a hundredth since. One that was set by hand stays."""
+        """Measure the threshold anew if the gallery has changed by a hundredth since. One that was set by
+        hand stays."""
         with self._reading():
             how, size = self._facts.measured, self._index.people
             by_hand = how is None and self._facts.threshold is not None
@@ -604,8 +628,9 @@ class Gallery:
         Args:
             people: name -> pictures; None: those that were recorded.
 
-        With the network that the gallery has, only its threshold of pairs and its calibration are taken over. Others can search meanwhile, and
-        not write. Raises UserError if somebody has no picture that can be used.
+        With the network that the gallery has, only its threshold of pairs and its calibration are taken over.
+        Others can search meanwhile, and not write. Raises UserError if somebody has no picture that can be
+        used.
         """
         with self._writing():
             ours, facts = self._facts, facts_of(embedder, self._facts.template)
@@ -637,8 +662,8 @@ class Gallery:
     def upgrade_by_map(self, embedder: Any, fitted: FittedMap) -> None:
         """Carry all embeddings over to another network by a map, without pictures; all or nothing.
 
-        Threshold and calibration are left out: they are of pairs whose embeddings are both the network's own. Raises UserError
-        if the map is of other networks, or the embeddings came by a map already.
+        Threshold and calibration are left out: they are of pairs whose embeddings are both the network's own.
+        Raises UserError if the map is of other networks, or the embeddings came by a map already.
         """
         with self._writing():
             self.check_map(embedder, fitted.facts.network, fitted.new)
@@ -660,7 +685,8 @@ class Gallery:
         self._save_index()
 
     def check_map(self, embedder: Any, old: str, new: str) -> None:
-        """Refuse by UserError what `upgrade_by_map` to `embedder` refuses of a map from the network `old` to `new`."""
+        """Refuse by UserError what `upgrade_by_map` to `embedder` refuses of a map from the network `old` to
+        `new`."""
         self._store.check_replaceable()
         ours = self._facts
         if (old, new) != (ours.network, embedder.network):
@@ -678,7 +704,8 @@ class Gallery:
             )
 
     def set_threshold(self, cosine: float) -> None:
-        """Accept the nearest person above this cosine from now on, in all processes. UserError outside [-1, 1]."""
+        """Accept the nearest person above this cosine from now on, in all processes. UserError outside [-1,
+        1]."""
         cosine = _checked(float(cosine))
         with self._writing():
             self._set_facts(self._facts.model_copy(update={"threshold": cosine, "measured": None}))
@@ -710,12 +737,14 @@ class Gallery:
     def _set_facts(self, facts: Facts) -> None:
         self._store.set_facts(facts.model_dump(mode="json"))
 
-    # -- what is in memory ----------------------------------------------------------------------------------------------------
+    # -- what is in memory
+    # ----------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
         """Take in what other objects and processes have written; every other method does so, too.
 
-        Raises UserError where the gallery was upgraded to another network: embeddings that were made for it are of the old one.
+        Raises UserError where the gallery was upgraded to another network: embeddings that were made for it
+        are of the old one.
         """
         with self._reading():
             pass

@@ -1,7 +1,7 @@
 """Hold the rows that are searched. They follow from the store, and can be made of it again at any time.
 
-A large gallery has them in a file beside it as well, which is mapped into memory: a million rows are open at once. Who was
-changed since the file was written is read from the store.
+A large gallery has them in a file beside it as well, which is mapped into memory: a million rows are open at
+once. Who was changed since the file was written is read from the store.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Index:
 
     @classmethod
     def of_file(cls, path: Path, width: int, template: str) -> tuple[Index, Revision] | None:
-        """Map the rows of a file, and say of which revision they are; None: there is none, or it is damaged."""
+        """Map the rows of a file, and say of which revision they are; None: there is none, or it is
+        damaged."""
         index = cls(width, template)
         try:
             before = _identity(path)
@@ -74,7 +75,8 @@ class Index:
             return None
 
     def save(self, path: Path, revision: Revision) -> None:
-        """Write the rows, which are of a revision, to a file. The caller is the only one to write. Raises OSError."""
+        """Write the rows, which are of a revision, to a file. The caller is the only one to write. Raises
+        OSError."""
         names = json.dumps([*self._rows]).encode()
         arrays = {"collections": np.frombuffer(names, np.uint8), "revision": np.array(revision, np.int64)}
         for number, rows in enumerate(self._rows.values()):
@@ -89,7 +91,8 @@ class Index:
             raise
 
     def is_due(self, path: Path) -> bool:
-        """Say whether the file should be written: the gallery is large, and there is none, or one that lacks a quarter of it."""
+        """Say whether the file should be written: the gallery is large, and there is none, or one that lacks
+        a quarter of it."""
         return len(self) >= FILE_ROWS and (4 * self._unsaved > self.people or not path.exists())
 
     def __len__(self) -> int:
@@ -154,8 +157,8 @@ class Index:
 
 
 def load(store: Any, width: int, template: str) -> Any:
-    """Return the rows of a store: where it searches itself, what does; else those of the index's file, if it is the store's, and what
-    has changed since; else those of everybody."""
+    """Return the rows of a store: where it searches itself, what does; else those of the index's file, if it
+    is the store's, and what has changed since; else those of everybody."""
     path = path_of(store)
     found = path and Index.of_file(path, width, template)
     if found:

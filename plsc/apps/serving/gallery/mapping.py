@@ -26,7 +26,8 @@ LEFT_OUT = 5  # each fifth person is left out of the first fit, which is judged 
 class FittedMap:
     """A map of embeddings.
 
-    matrix: float32 [D of the old network, D of the new one]. new: the identity of the new network. facts: what a gallery notes.
+    matrix: float32 [D of the old network, D of the new one]. new: the identity of the new network. facts:
+    what a gallery notes.
     """
 
     matrix: np.ndarray

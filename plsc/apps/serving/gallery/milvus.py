@@ -1,19 +1,22 @@
-"""Keep a gallery in Milvus, and search there: for galleries beyond one machine's memory, and for many machines that read.
+"""Keep a gallery in Milvus, and search there: for galleries beyond one machine's memory, and for many
+machines that read.
 
     Gallery.open("milvus://host:19530/people")    # a server; milvus+tls:// by TLS; PLSC_MILVUS_TOKEN has the token, or user:password
     Gallery.open("milvus:people.db")              # a file of Milvus Lite, for one process
 
-Four collections: NAME has the people, each with the mean of their pictures as the vector; NAME_pictures the pictures; NAME_strangers who
-measures the threshold; NAME_facts the facts, as JSON. Filters hold integers only: names are looked up by a hash.
+Four collections: NAME has the people, each with the mean of their pictures as the vector; NAME_pictures the
+pictures; NAME_strangers who measures the threshold; NAME_facts the facts, as JSON. Filters hold integers
+only: names are looked up by a hash.
 
-Milvus has no transactions. A change of several rows ends with the people's, so whoever is found is whole, and all reading is at
-consistency level Strong; but a process that is killed leaves what it has written so far, and two that write at the same time may undo each
-other's work on a person. One process writes at a time.
+Milvus has no transactions. A change of several rows ends with the people's, so whoever is found is whole, and
+all reading is at consistency level Strong; but a process that is killed leaves what it has written so far,
+and two that write at the same time may undo each other's work on a person. One process writes at a time.
 
-The answers are those of SQLite: Milvus multiplies in float32 over all rows (index FLAT), and the nearest are multiplied in float64 here. `upgrade`
-and `backup` are refused (build a gallery under another name; use milvus-backup), and so are names that are no text. A killed addition may
-leave pictures of somebody who is not found: `plsc gallery remove GALLERY` without names takes them. A removed person is found no more;
-when the bytes go is Milvus' matter, and the receipt says so under `erased`.
+The answers are those of SQLite: Milvus multiplies in float32 over all rows (index FLAT), and the nearest are
+multiplied in float64 here. `upgrade` and `backup` are refused (build a gallery under another name; use
+milvus-backup), and so are names that are no text. A killed addition may leave pictures of somebody who is not
+found: `plsc gallery remove GALLERY` without names takes them. A removed person is found no more; when the
+bytes go is Milvus' matter, and the receipt says so under `erased`.
 """
 
 from __future__ import annotations
@@ -88,8 +91,8 @@ _FIELDS = {
 _PEOPLE, _PICTURES, _STRANGERS, _FACTS = _FIELDS
 _PERSON = ["name", "collection", "meta"]
 _ALL = "id >= 0"
-# pymilvus asks an idle server every ten seconds whether it is alive. Milvus Lite's does not allow that, and ends the connection, with a
-# warning, again and again; it is in this process, so nobody need ask.
+# pymilvus asks an idle server every ten seconds whether it is alive. Milvus Lite's does not allow that, and
+# ends the connection, with a warning, again and again; it is in this process, so nobody need ask.
 _WITHOUT_PINGS = {"grpc.keepalive_time_ms": 2**31 - 1}
 _lite = threading.Lock()
 _clients: Counter[str] = Counter()  # of each file of Milvus Lite
@@ -101,7 +104,8 @@ def is_url(path: str | os.PathLike) -> bool:
 
 
 class MilvusStore:
-    """A gallery in Milvus, with the methods of plsc.apps.serving.gallery.store.SqliteStore; `open` or `create` makes one."""
+    """A gallery in Milvus, with the methods of plsc.apps.serving.gallery.store.SqliteStore; `open` or
+    `create` makes one."""
 
     file = None
     """The rows are searched where they are kept."""
@@ -174,11 +178,13 @@ class MilvusStore:
         """What the user calls it, for messages."""
         return shown(self.path)
 
-    # -- transactions, as far as there are any ----------------------------------------------------------------------------------------
+    # -- transactions, as far as there are any
+    # ----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Write. What is wrong with an addition is said before anything is written; what the server refuses later leaves the rest."""
+        """Write. What is wrong with an addition is said before anything is written; what the server refuses
+        later leaves the rest."""
         with self._writer, _said(self.name):
             self._written = False
             try:
@@ -199,7 +205,8 @@ class MilvusStore:
         return Revision(0, self._state().get("token", 0))
 
     def _state(self) -> dict[str, Any]:
-        """Return the format and a random number that changes with each transaction; {} in a gallery whose build was not finished."""
+        """Return the format and a random number that changes with each transaction; {} in a gallery whose
+        build was not finished."""
         row = self._query(_FACTS, f"id == {_hash(_REVISION)}", ["value"])
         return json.loads(row[0]["value"]) if row else {}
 
@@ -207,7 +214,8 @@ class MilvusStore:
         """Return the ids of the people who were changed since; None: everything may be different."""
         return set() if self.revision() == since else None
 
-    # -- facts ------------------------------------------------------------------------------------------------------------------------
+    # -- facts
+    # ------------------------------------------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, str]:
         """Return the facts, each as JSON."""
@@ -239,7 +247,8 @@ class MilvusStore:
             ),
         )
 
-    # -- people -----------------------------------------------------------------------------------------------------------------------
+    # -- people
+    # -----------------------------------------------------------------------------------------------------------------------
 
     def find(self, name: str) -> Person | None:
         """Return the person of this name."""
@@ -268,7 +277,8 @@ class MilvusStore:
         return Source(**parse_json(row["source"], self.path))
 
     def add(self, additions: Iterable[Addition]) -> None:
-        """Add pictures of people. UserError, before anything is written, if somebody is in another collection already."""
+        """Add pictures of people. UserError, before anything is written, if somebody is in another collection
+        already."""
         additions = [*additions]
         names = {new.name for new in additions}
         for text in {*names, *(new.collection for new in additions)}:
@@ -340,7 +350,8 @@ class MilvusStore:
             self._delete(_PICTURES, f"person in {some}")
 
     def remove_paths(self, person: int, paths: Sequence[str]) -> list[str]:
-        """Remove a picture of a person for each of these paths, the newest first, and the person where none is left; return their paths."""
+        """Remove a picture of a person for each of these paths, the newest first, and the person where none
+        is left; return their paths."""
         rows = self._pictures_of([person], ["source"])
         gone = dict(first_of([(row["id"], self._source(row).path) for row in reversed(rows)], paths))
         if len(gone) == len(rows):
@@ -366,10 +377,12 @@ class MilvusStore:
         """Refuse, as `check_replaceable`."""
         self.check_replaceable()
 
-    # -- embeddings -------------------------------------------------------------------------------------------------------------------
+    # -- embeddings
+    # -------------------------------------------------------------------------------------------------------------------
 
     def embeddings(self, people: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the pictures' embeddings of people, float32 [n, D] of length 1, and whose each is, int64 [n], increasing."""
+        """Return the pictures' embeddings of people, float32 [n, D] of length 1, and whose each is, int64
+        [n], increasing."""
         return self._arrays(self._pictures_of(people, ["vector"]))
 
     def _pictures_of(self, people: Sequence[int], fields: list[str]) -> list[dict[str, Any]]:
@@ -383,7 +396,8 @@ class MilvusStore:
         return self._arrays(self._get(_PICTURES, pictures.tolist(), ["person", "vector"]))[0]
 
     def pictures(self, measuring: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of all pictures, or those that measure the threshold, increasing, and whose each is: int64 [n], int64 [n]."""
+        """Return the ids of all pictures, or those that measure the threshold, increasing, and whose each is:
+        int64 [n], int64 [n]."""
         rows = self._query(_PICTURES, "measures == true" if measuring else _ALL, ["person"])
         pairs = np.array([(row["id"], row["person"]) for row in rows], np.int64).reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
@@ -397,7 +411,8 @@ class MilvusStore:
         """Return what searches the rows, those of the present revision. template: see `Gallery.build`."""
         return MilvusRows(self, _PEOPLE if template == "mean" else _PICTURES)
 
-    # -- what a file would have -------------------------------------------------------------------------------------------------------
+    # -- what a file would have
+    # -------------------------------------------------------------------------------------------------------
 
     def erase(self) -> None:
         """Take what an interrupted change has left, and ask Milvus to compact; see ERASURE."""
@@ -426,7 +441,8 @@ class MilvusStore:
                 _disconnect(self._opened, self._uri)
                 self._opened = None
 
-    # -- Milvus -----------------------------------------------------------------------------------------------------------------------
+    # -- Milvus
+    # -----------------------------------------------------------------------------------------------------------------------
 
     @property
     def _client(self) -> Any:
@@ -485,7 +501,8 @@ class MilvusStore:
         return int(rows[0]["count(*)"])
 
     def search(self, part: str, queries: np.ndarray, limit: int, which: str) -> list[list[tuple]]:
-        """Search by the inner product: for each query tuples of person, vector and Milvus' product, best first."""
+        """Search by the inner product: for each query tuples of person, vector and Milvus' product, best
+        first."""
         owner = "id" if part == _PEOPLE else "person"
         found = self._client.search(
             self._base + part,
@@ -503,7 +520,8 @@ class MilvusStore:
 
 
 class MilvusRows:
-    """Search a gallery's rows in Milvus, with the methods of plsc.apps.serving.gallery.index.Index that a gallery needs."""
+    """Search a gallery's rows in Milvus, with the methods of plsc.apps.serving.gallery.index.Index that a
+    gallery needs."""
 
     def __init__(self, store: MilvusStore, part: str):
         self._store = store
@@ -537,10 +555,11 @@ class MilvusRows:
     def nearest(
         self, queries: np.ndarray, people: int, collection: str | None = None
     ) -> list[dict[int, float]]:
-        """Find for each query the most similar people, as plsc.apps.serving.gallery.search.nearest: exact, in float64.
+        """Find for each query the most similar people, as plsc.apps.serving.gallery.search.nearest: exact, in
+        float64.
 
-        Milvus sorts by float32 products. More rows than are wanted are asked for, until the last one's product, with all that float32 may
-        add, is below the last one that is wanted.
+        Milvus sorts by float32 products. More rows than are wanted are asked for, until the last one's
+        product, with all that float32 may add, is below the last one that is wanted.
         """
         which = "" if collection is None else f"part == {_hash(collection)}"
         found: list[dict[int, float]] = [{} for _ in queries]
@@ -640,7 +659,8 @@ def _connect(uri: str) -> Any:
 
 
 def _disconnect(client: Any, uri: str) -> None:
-    """Close a client, and with the last one of a file its server, which pymilvus started and leaves running."""
+    """Close a client, and with the last one of a file its server, which pymilvus started and leaves
+    running."""
     client.close()
     if "://" in uri:
         return
@@ -670,7 +690,8 @@ def _hash(text: str) -> int:
 
 
 def _new_ids(count: int) -> int:
-    """Return the first of `count` ids that nobody has had: milliseconds, and 20 random bits for processes that ask at the same time."""
+    """Return the first of `count` ids that nobody has had: milliseconds, and 20 random bits for processes
+    that ask at the same time."""
     return (time.time_ns() // 1_000_000 << 20) + secrets.randbits(20)
 
 

@@ -1,4 +1,5 @@
-"""Check the names of people, and compose them: one name is one text, whatever characters it is written with."""
+"""Check the names of people, and compose them: one name is one text, whatever characters it is written
+with."""
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ _Pictures = TypeVar("_Pictures")
 
 
 def composed(name: str) -> str:
-    """Return a name as galleries have it: accents are part of their letters (NFC). File systems and keyboards give either form."""
+    """Return a name as galleries have it: accents are part of their letters (NFC). File systems and keyboards
+    give either form."""
     return unicodedata.normalize("NFC", name)
 
 
 def name_of(person: object) -> str:
-    """Return the name of a person to be added, composed. Raises UserError for one that is no text, or is empty or seems to be another."""
+    """Return the name of a person to be added, composed. Raises UserError for one that is no text, or is
+    empty or seems to be another."""
     if not isinstance(person, str) or not person:
         raise UserError(f"a person needs a name, text that is not empty; got {shown(repr(person))}")
     if any(unicodedata.category(end) in _INVISIBLE for end in (person[0], person[-1])):
@@ -30,7 +33,8 @@ def name_of(person: object) -> str:
 
 
 def by_name(people: Mapping[str, _Pictures]) -> dict[str, _Pictures]:
-    """Return people to be added by their names as of `name_of`. UserError, too, where two names become one."""
+    """Return people to be added by their names as of `name_of`. UserError, too, where two names become
+    one."""
     named: dict[str, _Pictures] = {}
     for person, pictures in people.items():
         name = name_of(person)

@@ -33,7 +33,8 @@ class LeftOut(NamedTuple):
 
 
 def people_of(folder: str) -> dict[str, list[str]]:
-    """List the pictures of a folder that has a folder for each person, or .npy files of samples: name -> paths. UserError for an empty one."""
+    """List the pictures of a folder that has a folder for each person, or .npy files of samples: name ->
+    paths. UserError for an empty one."""
     paths, labels, names = read_folder(folder, (*EXTENSIONS, ".npy"))
     if hint := nested_hint(folder, paths):
         get_logger().warning(f"{shown(folder)}: {hint}")
@@ -46,7 +47,8 @@ def people_of(folder: str) -> dict[str, list[str]]:
 def embed_pictures(
     embedder: Any, pictures: Sequence[Picture], owners: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, list[LeftOut]]:
-    """Embed pictures: embeddings float32 [n, D] of those that can be used, which ones these are int64 [n], and the others.
+    """Embed pictures: embeddings float32 [n, D] of those that can be used, which ones these are int64 [n],
+    and the others.
 
     owners: the name of the person of each picture, for the list of the others.
     """
@@ -86,7 +88,8 @@ def embed_pictures(
 
 
 def _read(picture: Picture, preprocessing: Preprocessing) -> tuple[np.ndarray | UserError, str]:
-    """Read a picture: uint8 [C, H, W], or why it cannot be read; and its name and size if it was stretched much, else ""."""
+    """Read a picture: uint8 [C, H, W], or why it cannot be read; and its name and size if it was stretched
+    much, else ""."""
     try:
         if isinstance(picture, np.ndarray):
             sample = check_sample(picture, preprocessing.shape, preprocessing.dtype, lambda: "an array")

@@ -1,25 +1,30 @@
-"""Judge the pictures of a gallery, before they are enrolled and afterwards, by their pixels and by their embeddings.
+"""Judge the pictures of a gallery, before they are enrolled and afterwards, by their pixels and by their
+embeddings.
 
     looks = look_at_files(paths, embedder.preprocessing)
     findings = judge(Pictures(paths, looks, embeddings, owners, names), embedder.preprocessing, embedder.threshold)
 
-One picture is compared with the gallery's others, not with limits that fit one kind of picture. Each finding names a rule, the value, and
-the remedy. `sure` ones are refused by `--review standard`, the others by `--review strict` alone.
+One picture is compared with the gallery's others, not with limits that fit one kind of picture. Each finding
+names a rule, the value, and the remedy. `sure` ones are refused by `--review standard`, the others by
+`--review strict` alone.
 
 - too small: less than half of the network's side; of a gallery of small pictures half of their median.
 - stretched: another ratio of sides than the gallery's median picture, by a fifth.
 - blurred: five deviations less sharp than the gallery's median picture.
-- no face, several faces: by the detector; where the network was trained on aligned faces, or most pictures have a
+- no face, several faces: by the detector; where the network was trained on aligned faces, or most pictures
+  have a
   face. Sure: no face, of a network of aligned faces.
 - not aligned: eyes, nose and mouth five deviations from ArcFace's places.
-- wrong person: of three pictures or more; below the threshold of pairs; 5 % of the other people are more like it; and
-  so far from the gallery's ordinary pictures that 2 % of such are right, if these lie normally. Sure: where at most
+- wrong person: of three pictures or more; below the threshold of pairs; 5 % of the other people are more like
+  it; and so far from the gallery's ordinary pictures that 2 % of such are right, if these lie normally. Sure: where at most
   2 % of the others are more like 5 % of the other people.
-- same picture: another's, also encoded anew or resized; or the person's own, which counts twice. Sure: another's.
+- same picture: another's, also encoded anew or resized; or the person's own, which counts twice. Sure:
+  another's.
 - same person: two names, each the other's nearest, nearer than people are by chance.
 
-Of two pictures of a person nothing shows which one is wrong, and fewer than ten people do not show what is usual. Blur takes 20 pictures,
-faces the extra `align`; what was not checked is said. Shapes and sharpness of one added picture are compared with 200 of the gallery's.
+Of two pictures of a person nothing shows which one is wrong, and fewer than ten people do not show what is
+usual. Blur takes 20 pictures, faces the extra `align`; what was not checked is said. Shapes and sharpness of
+one added picture are compared with 200 of the gallery's.
 """
 
 from __future__ import annotations
@@ -132,11 +137,13 @@ def is_aligned(look: Look) -> bool | None:
     return None if look.faces is None else look.offset is not None and look.offset <= OFFSET
 
 
-# -- pixels ---------------------------------------------------------------------------------------------------------------------------
+# -- pixels
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def look_at(pixels: np.ndarray, preprocessing: Preprocessing, faces: detector.Detector | None = None) -> Look:
-    """Look at a picture as `decode_pixels` gives it, uint8 [H, W, 3] in BGR or grey [H, W]. faces: finds them; None: they are not looked for."""
+    """Look at a picture as `decode_pixels` gives it, uint8 [H, W, 3] in BGR or grey [H, W]. faces: finds
+    them; None: they are not looked for."""
     grey = cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY) if pixels.ndim == 3 else pixels
     height, width = grey.shape
     found = _faces(pixels, faces) if faces else (None, None)
@@ -144,7 +151,8 @@ def look_at(pixels: np.ndarray, preprocessing: Preprocessing, faces: detector.De
 
 
 def _sharpness(grey: np.ndarray) -> float | None:
-    """Compute Look.sharpness. The ratio is a mean square spatial frequency: light and contrast do not change it."""
+    """Compute Look.sharpness. The ratio is a mean square spatial frequency: light and contrast do not change
+    it."""
     values = grey.astype(np.float32)
     if min(values.shape) < 3:
         return None
@@ -203,7 +211,8 @@ def _look_at_file(file: str, preprocessing: Preprocessing, faces: detector.Detec
 
 
 def face_detector(preprocessing: Preprocessing) -> detector.Detector | None:
-    """Make the detector where the extra `align` is installed, for a network whose pictures may be aligned faces."""
+    """Make the detector where the extra `align` is installed, for a network whose pictures may be aligned
+    faces."""
     wanted = preprocessing.aligned is not False and preprocessing.channels in CHANNELS
     return detector.Detector() if wanted and detector.installed() else None
 
@@ -314,11 +323,13 @@ def not_checked(looks: Sequence[Look | None], limits: Limits, preprocessing: Pre
     return lines
 
 
-# -- embeddings -----------------------------------------------------------------------------------------------------------------------
+# -- embeddings
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 def judge_people(pictures: Pictures, judged: np.ndarray, threshold: float | None) -> list[Finding]:
-    """Find pictures of somebody else than their name says, and people and pictures that are there twice, by embeddings.
+    """Find pictures of somebody else than their name says, and people and pictures that are there twice, by
+    embeddings.
 
     judged: int64 [n], the numbers of the pictures to look at. threshold: of pairs; None: not known.
     """
@@ -364,7 +375,8 @@ def judge(
 ) -> list[Finding]:
     """Find what is wrong with the pictures of a gallery, in the order of the pictures.
 
-    threshold: of pairs; None: not known. limits: None: those of these pictures. What pixels show is not judged once more by embeddings.
+    threshold: of pairs; None: not known. limits: None: those of these pictures. What pixels show is not
+    judged once more by embeddings.
     """
     limits = limits or limits_of(pictures.looks, preprocessing)
     findings = judge_pixels(pictures.looks, limits, preprocessing)
@@ -374,8 +386,8 @@ def judge(
 
 
 def limits_of_gallery(gallery: Any, faces: detector.Detector | None) -> Limits:
-    """Derive the limits from some of the pictures of a plsc.apps.serving.gallery.Gallery: by what it keeps of their pixels, else by
-    their files, as far as these are there still.
+    """Derive the limits from some of the pictures of a plsc.apps.serving.gallery.Gallery: by what it keeps of
+    their pixels, else by their files, as far as these are there still.
 
     faces: finds these; None: they are not judged.
     """
@@ -385,7 +397,8 @@ def limits_of_gallery(gallery: Any, faces: detector.Detector | None) -> Limits:
 
 
 def of_gallery(gallery: Any, faces: detector.Detector | None) -> tuple[Pictures, int]:
-    """Return the pictures of a plsc.apps.serving.gallery.Gallery that came from files, and how many came otherwise."""
+    """Return the pictures of a plsc.apps.serving.gallery.Gallery that came from files, and how many came
+    otherwise."""
     names, sources, owners, embeddings = gallery.enrolled()
     kept = [number for number, source in enumerate(sources) if source.path]
     files = [sources[number].path for number in kept]
@@ -410,8 +423,8 @@ def judge_addition(
 ) -> list[Finding]:
     """Find what is wrong with pictures before they are added to a person of a gallery.
 
-    gallery: a plsc.apps.serving.gallery.Gallery. embeddings: float32 [n, D] of length 1. limits: see `limits_of_gallery`. What a gallery of
-    few people does not show, see `wrong_people`, is not judged.
+    gallery: a plsc.apps.serving.gallery.Gallery. embeddings: float32 [n, D] of length 1. limits: see
+    `limits_of_gallery`. What a gallery of few people does not show, see `wrong_people`, is not judged.
     """
     findings = judge_pixels(looks, limits, gallery.preprocessing)
     if len(gallery) < FEWEST_PEOPLE:
@@ -455,10 +468,11 @@ def review_people(
     embeddings: np.ndarray,
     review: Review,
 ) -> tuple[list[Look | None], dict[int, str]]:
-    """Judge the pictures that a gallery is built of: their looks, and of each refused one number and reason. The others that are doubtful are logged.
+    """Judge the pictures that a gallery is built of: their looks, and of each refused one number and reason.
+    The others that are doubtful are logged.
 
-    pictures: N paths, or samples, whose pixels are not judged. owners: int64 [N], numbers of `names`. embeddings: float32 [N, D]. UserError
-    where most are not aligned, for a network of aligned faces.
+    pictures: N paths, or samples, whose pixels are not judged. owners: int64 [N], numbers of `names`.
+    embeddings: float32 [N, D]. UserError where most are not aligned, for a network of aligned faces.
     """
     preprocessing = embedder.preprocessing
     files = [picture if isinstance(picture, str) else "" for picture in pictures]
@@ -482,7 +496,8 @@ def refused(findings: Sequence[Finding], pictures: Pictures, review: Review) -> 
     }
 
 
-# -- what becomes of them -------------------------------------------------------------------------------------------------------------
+# -- what becomes of them
+# -------------------------------------------------------------------------------------------------------------
 
 
 def is_refused(finding: Finding, review: Review) -> bool:

@@ -50,8 +50,8 @@ class Rows:
     def nearest(self, queries: np.ndarray, people: int) -> list[dict[int, float]]:
         """Find for each query the most similar people: person -> similarity of the nearest row, best first.
 
-        queries: float32 [Q, D] of length 1. Exact: the similarities are float64, and of equal ones the person with the lower number
-        comes first.
+        queries: float32 [Q, D] of length 1. Exact: the similarities are float64, and of equal ones the person
+        with the lower number comes first.
         """
         parts = [search.Part(part.index, part.rows, part.owners[: part.count]) for part in self.parts]
         return search.nearest(parts, queries, people)

@@ -1,22 +1,27 @@
-"""Find the people whose rows are most similar to queries: the answers of float64 brute force, from products of 8 bits.
+"""Find the people whose rows are most similar to queries: the answers of float64 brute force, from products
+of 8 bits.
 
-A row r is kept as codes of 8 bits, r = s c + e: s is its scale, c its integers, e what rounding took away. A query q = t d + f
-likewise. The product of the integers, which is exact, says
+A row r is kept as codes of 8 bits, r = s c + e: s is its scale, c its integers, e what rounding took away. A
+query q = t d + f likewise. The product of the integers, which is exact, says
 
     | q.r - t s (c.d) | = | t d.e + f.r | <= |t d| |e| + |f| |r|           (Cauchy and Schwarz, twice)
 
-where |e| is known for each row and |f| and |t d| for each query; |r| is at most the longest row's length. All four are rounded up: of a
-row in float32, of sums of doubles, by 2^-22 (the sum's and the conversion's own errors are below 2^-23); of a query in float64. What float32
-adds when the kernel compares, in units of 2^-24 |t d| |r|: 1 for a product beyond 2^24 as a float32, 1 for s times it, both of at most 2.01;
-1 for |t d| |e|, 1 for the sum, of at most 3.1; together less than 8, and 16 are added. With |e| <= |r|: a component that rounds to a step is
-at least half a step. What float64 adds for D numbers, in all sums here and in q.r itself, is below (D + 8) 2^-50 |q| |r|, which is added too.
+where |e| is known for each row and |f| and |t d| for each query; |r| is at most the longest row's length. All
+four are rounded up: of a row in float32, of sums of doubles, by 2^-22 (the sum's and the conversion's own
+errors are below 2^-23); of a query in float64. What float32 adds when the kernel compares, in units of 2^-24
+|t d| |r|: 1 for a product beyond 2^24 as a float32, 1 for s times it, both of at most 2.01; 1 for |t d| |e|,
+1 for the sum, of at most 3.1; together less than 8, and 16 are added. With |e| <= |r|: a component that
+rounds to a step is at least half a step. What float64 adds for D numbers, in all sums here and in q.r itself,
+is below (D + 8) 2^-50 |q| |r|, which is added too.
 
-So each product has a lower and an upper bound. The k-th best of the lower bounds of different people is the floor: a row whose upper
-bound is below it belongs to none of the k nearest. The others, some twenty for each one that is wanted, are multiplied by the query in
-float64 from their float32 numbers. Their sum has a fixed order, so a cosine depends on the row and the query alone: copies of a row are equal.
+So each product has a lower and an upper bound. The k-th best of the lower bounds of different people is the
+floor: a row whose upper bound is below it belongs to none of the k nearest. The others, some twenty for each
+one that is wanted, are multiplied by the query in float64 from their float32 numbers. Their sum has a fixed
+order, so a cosine depends on the row and the query alone: copies of a row are equal.
 
-Without kernels (plsc.native) the first products are float32, with the bound n u / (1 - n u) |q| |r| for sums in any order, n = D + 8,
-u = 2^-24. So are those of rows that are so many and so near each other that 8 bits cannot tell them apart, with kernels too.
+Without kernels (plsc.native) the first products are float32, with the bound n u / (1 - n u) |q| |r| for sums
+in any order, n = D + 8, u = 2^-24. So are those of rows that are so many and so near each other that 8 bits
+cannot tell them apart, with kernels too.
 
     index = new_index(512)
     index.extend(rows)
@@ -58,7 +63,8 @@ _GAP = 2.0**-20  # 16 * 2^-24, see above
 class Found(NamedTuple):
     """Pairs of a query and a row, side by side, and between which bounds their product lies.
 
-    query, row: integers [n]. product, error: float64 [n]; the product of float64 differs from `product` by at most `error`.
+    query, row: integers [n]. product, error: float64 [n]; the product of float64 differs from `product` by at
+    most `error`.
     stopped: the row before which the search for them stopped.
     """
 
@@ -70,7 +76,8 @@ class Found(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Rows float32 [N, D] and their owners int64 [N], negative for a row that counts no more, with an index of them."""
+    """Rows float32 [N, D] and their owners int64 [N], negative for a row that counts no more, with an index
+    of them."""
 
     index: Index
     rows: np.ndarray | FileRows
@@ -80,7 +87,8 @@ class Part(NamedTuple):
 class Index:
     """What a search without codes knows of rows: how long the longest of them is at most.
 
-    Attributes: count: the rows that it has taken in. batch: queries that are searched together. round: rows that are searched before the
+    Attributes: count: the rows that it has taken in. batch: queries that are searched together. round: rows
+    that are searched before the
         floors are raised, at most. share: rows that a thread searches at once. threads: whether several threads search.
         lock: held by the thread that extends it.
     """
@@ -114,7 +122,8 @@ class Index:
         return _ranges(start, stop, self.share)
 
     def finder(self, rows: np.ndarray, queries: np.ndarray) -> Callable[[int, int, np.ndarray], Found]:
-        """Return a function of start, stop and floors float64 [Q], which finds the pairs that may reach the floors."""
+        """Return a function of start, stop and floors float64 [Q], which finds the pairs that may reach the
+        floors."""
         error = float32_error(queries, self.longest)
 
         def find(start: int, stop: int, floors: np.ndarray) -> Found:
@@ -152,7 +161,8 @@ class _Found(ctypes.Structure):
 class CodeIndex(Index):
     """The rows as codes of 8 bits, by the kernels of this kind; the parameters are named above.
 
-    Attributes: codes: uint8 [n, D up to a multiple of 64], 128 stands for 0. scales: float32 [n]. errors: float32 [n].
+    Attributes: codes: uint8 [n, D up to a multiple of 64], 128 stands for 0. scales: float32 [n]. errors:
+    float32 [n].
     """
 
     batch = 64
@@ -311,7 +321,8 @@ def _search(part: Part, answers: _Answers, pool: Executor) -> None:
 class _Answers:
     """The nearest people of a batch of queries among the rows so far.
 
-    Attributes: best: for each query, tuples of minus a similarity and its owner, sorted. floors: float64 [Q], the similarity that at least `people` people reach.
+    Attributes: best: for each query, tuples of minus a similarity and its owner, sorted. floors: float64 [Q],
+    the similarity that at least `people` people reach.
     """
 
     def __init__(self, queries: np.ndarray, people: int):
@@ -358,7 +369,8 @@ class _Answers:
 
 
 def float32_error(queries: np.ndarray, longest: float) -> np.ndarray:
-    """Bound how far float32 products of queries [..., D] with rows of at most this length are from float64 ones, in any order of the sums."""
+    """Bound how far float32 products of queries [..., D] with rows of at most this length are from float64
+    ones, in any order of the sums."""
     terms = (queries.shape[-1] + 8) * 2.0**-24
     lengths = np.linalg.norm(queries.astype(np.float64), axis=-1)
     return terms / (1 - terms) * lengths * longest + 1e-30  # products that are too small for float32
@@ -367,7 +379,8 @@ def float32_error(queries: np.ndarray, longest: float) -> np.ndarray:
 def products(rows: np.ndarray, row: np.ndarray, queries: np.ndarray, query: np.ndarray | int) -> np.ndarray:
     """Multiply pairs of a row and a query: float64 [n], each the same whatever other pairs there are.
 
-    rows: float32 [N, D]. row: integers [n]. queries: float32 [Q, D]. query: integers [n], or one for all rows.
+    rows: float32 [N, D]. row: integers [n]. queries: float32 [Q, D]. query: integers [n], or one for all
+    rows.
     """
     exact = queries.astype(np.float64)
     query = np.broadcast_to(query, row.shape)
@@ -428,7 +441,8 @@ def _rounded(numbers: np.ndarray, towards: float) -> np.ndarray:
 
 
 def _empty_aligned(shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    """Make an array that begins with a large page: lines of the cache are whole, and do not drive each other out of it."""
+    """Make an array that begins with a large page: lines of the cache are whole, and do not drive each other
+    out of it."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     # NumPy asks for large pages from 4 MB on.
     memory = np.empty(_LARGE_PAGE + max(_LARGE_PAGE, size), np.uint8)

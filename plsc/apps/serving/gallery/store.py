@@ -4,8 +4,8 @@
     with store.transaction():
         store.add([Addition("Ann", embeddings)])
 
-A change is on the disk when its transaction ends. Several processes may read and write: readers see whole transactions and
-wait for nobody, writers wait for each other. `revision` changes with each transaction.
+A change is on the disk when its transaction ends. Several processes may read and write: readers see whole
+transactions and wait for nobody, writers wait for each other. `revision` changes with each transaction.
 
 Every program for SQLite can read the file. Its tables:
 
@@ -21,11 +21,14 @@ Every program for SQLite can read the file. Its tables:
 
     SELECT name, collection, count(*) FROM people JOIN pictures ON pictures.person = people.id GROUP BY people.id;
 
-Another program that writes adds a row to `changes` with person 0. Triggers and views are refused. `-wal` and `-shm` beside the file
-belong to it: copy it by `plsc gallery backup`, and put a backup in the place of all three. From 50,000 rows on `.index` beside it has the
-rows that are searched; it may be deleted, and is made again. All processes must be on one machine: not over NFS.
+Another program that writes adds a row to `changes` with person 0. Triggers and views are refused. `-wal` and
+`-shm` beside the file
+belong to it: copy it by `plsc gallery backup`, and put a backup in the place of all three. From 50,000 rows
+on `.index` beside it has the rows that are searched; it may be deleted, and is made again. All processes must
+be on one machine: not over NFS.
 
-A process that has the store open must not open its files in another way: closing them would drop SQLite's locks (POSIX).
+A process that has the store open must not open its files in another way: closing them would drop SQLite's
+locks (POSIX).
 """
 
 from __future__ import annotations
@@ -118,7 +121,8 @@ class Person(NamedTuple):
 
 
 class Revision(NamedTuple):
-    """A state of a store. Two are the same if both numbers are: a restored backup counts from where it was."""
+    """A state of a store. Two are the same if both numbers are: a restored backup counts from where it
+    was."""
 
     number: int
     token: int
@@ -129,7 +133,8 @@ class _Connection(sqlite3.Connection):
 
 
 class SqliteStore:
-    """A gallery's file. Methods may be called from several threads, each of which has a connection of its own.
+    """A gallery's file. Methods may be called from several threads, each of which has a connection of its
+    own.
 
     What changes something is called within `transaction()`. Raises MissingFileError, UserError.
     """
@@ -168,7 +173,8 @@ class SqliteStore:
 
     @classmethod
     def create(cls, path: str | os.PathLike, fill: Callable[[SqliteStore], None]) -> SqliteStore:
-        """Make a gallery's file; it appears at `path` when `fill` has written into it and all is on the disk."""
+        """Make a gallery's file; it appears at `path` when `fill` has written into it and all is on the
+        disk."""
         with _new_file(path) as beside:
             with _said(shown(path)), contextlib.closing(sqlite3.connect(beside)) as connection:
                 connection.execute(f"PRAGMA page_size={_PAGE}")
@@ -188,11 +194,13 @@ class SqliteStore:
         """What the user calls it, for messages."""
         return shown(self.path)
 
-    # -- transactions ---------------------------------------------------------------------------------------------------------
+    # -- transactions
+    # ---------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Write: all or nothing, and on the disk at the end. Waits for other writers. UserError, and nothing is changed, if it cannot."""
+        """Write: all or nothing, and on the disk at the end. Waits for other writers. UserError, and nothing
+        is changed, if it cannot."""
         with self._writer, _said(self.name):
             self._run("BEGIN IMMEDIATE")
             try:
@@ -222,7 +230,8 @@ class SqliteStore:
         return Revision(*(row or (0, 0)))
 
     def changes(self, since: Revision) -> set[int] | None:
-        """Return the ids of the people who were changed or removed since; None: everything may be different."""
+        """Return the ids of the people who were changed or removed since; None: everything may be
+        different."""
         if self._row("SELECT revision, token FROM changes WHERE revision = ?", since.number) != since:
             return None
         rows = self._all(
@@ -234,7 +243,8 @@ class SqliteStore:
     def _changed(self, person: int | None) -> None:
         self._run("INSERT INTO changes (person) VALUES (?)", person)
 
-    # -- facts ----------------------------------------------------------------------------------------------------------------
+    # -- facts
+    # ----------------------------------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, str]:
         """Return the facts, each as JSON."""
@@ -257,7 +267,8 @@ class SqliteStore:
         self._connected().executemany("INSERT INTO strangers (person, vector) VALUES (?, ?)", rows)
         self._changed(_EVERYTHING)
 
-    # -- people ---------------------------------------------------------------------------------------------------------------
+    # -- people
+    # ---------------------------------------------------------------------------------------------------------------
 
     def find(self, name: str) -> Person | None:
         """Return the person of this name."""
@@ -330,13 +341,15 @@ class SqliteStore:
         return person
 
     def remove(self, people: Iterable[int]) -> None:
-        """Remove people with their pictures and embeddings; `erase` takes what is left of them in free parts of the file."""
+        """Remove people with their pictures and embeddings; `erase` takes what is left of them in free parts
+        of the file."""
         for person in people:
             self._run("DELETE FROM people WHERE id = ?", person)
             self._changed(person)
 
     def remove_paths(self, person: int, paths: Sequence[str]) -> list[str]:
-        """Remove a picture of a person for each of these paths, the newest first, and the person where none is left; return their paths."""
+        """Remove a picture of a person for each of these paths, the newest first, and the person where none
+        is left; return their paths."""
         rows = self._all("SELECT id, path FROM pictures WHERE person = ? ORDER BY id DESC", person)
         gone = first_of(rows, paths)
         for id, _ in gone:
@@ -346,17 +359,20 @@ class SqliteStore:
         return [path for _, path in gone]
 
     def check_replaceable(self) -> None:
-        """Refuse by UserError, before anything is embedded, to replace all embeddings where a store cannot do it at once."""
+        """Refuse by UserError, before anything is embedded, to replace all embeddings where a store cannot do
+        it at once."""
 
     def remove_pictures(self) -> None:
         """Remove all pictures, and keep the people."""
         self._run("DELETE FROM pictures")
         self._changed(_EVERYTHING)
 
-    # -- embeddings -----------------------------------------------------------------------------------------------------------
+    # -- embeddings
+    # -----------------------------------------------------------------------------------------------------------
 
     def embeddings(self, people: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the pictures' embeddings of people, float32 [n, D] of length 1, and whose each is, int64 [n], increasing."""
+        """Return the pictures' embeddings of people, float32 [n, D] of length 1, and whose each is, int64
+        [n], increasing."""
         return self._arrays(
             "SELECT person, vector FROM pictures JOIN embeddings ON picture = id "
             "WHERE person IN (SELECT value FROM json_each(?)) ORDER BY person, id",
@@ -369,14 +385,16 @@ class SqliteStore:
         return self._arrays(text, json.dumps(pictures.tolist()))[0]
 
     def set_vectors(self, pictures: np.ndarray, vectors: np.ndarray) -> None:
-        """Replace the embeddings of pictures. They measure no threshold any more, since they are not the network's own."""
+        """Replace the embeddings of pictures. They measure no threshold any more, since they are not the
+        network's own."""
         rows = zip(map(_bytes, vectors), pictures.tolist())
         self._connected().executemany("UPDATE embeddings SET vector = ? WHERE picture = ?", rows)
         self._run("UPDATE pictures SET measures = 0 WHERE measures")
         self._changed(_EVERYTHING)
 
     def pictures(self, measuring: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of all pictures, or those that measure the threshold, increasing, and whose each is: int64 [n], int64 [n]."""
+        """Return the ids of all pictures, or those that measure the threshold, increasing, and whose each is:
+        int64 [n], int64 [n]."""
         which = "WHERE measures" if measuring else ""
         rows = np.array(self._all(f"SELECT id, person FROM pictures {which}"), np.int64).reshape(-1, 2)  # noqa: S608
         rows = rows[np.argsort(rows[:, 0])]
@@ -396,10 +414,12 @@ class SqliteStore:
         data = bytearray().join(vector for _, vector in rows)
         return checked(np.frombuffer(data, "<f4").reshape(len(rows), width), self.name), numbers
 
-    # -- the file -------------------------------------------------------------------------------------------------------------
+    # -- the file
+    # -------------------------------------------------------------------------------------------------------------
 
     def erase(self) -> None:
-        """Write the file anew, without what is left of removed people in its free parts, and empty its log."""
+        """Write the file anew, without what is left of removed people in its free parts, and empty its
+        log."""
         end = time.monotonic() + _WAIT
         with self._writer, _said(self.name):
             while not self._erased():
@@ -437,7 +457,8 @@ class SqliteStore:
             connection.close()
         self._here = threading.local()
 
-    # -- SQLite ---------------------------------------------------------------------------------------------------------------
+    # -- SQLite
+    # ---------------------------------------------------------------------------------------------------------------
 
     def _connected(self) -> _Connection:
         """Return this thread's connection to the file that has the gallery's name now."""
@@ -484,7 +505,8 @@ class SqliteStore:
 
 
 def checked(vectors: np.ndarray, name: str) -> np.ndarray:
-    """Return embeddings float32 [n, D] that a store has. UserError for others than of length 1, or 0: NaN would hide others from a search."""
+    """Return embeddings float32 [n, D] that a store has. UserError for others than of length 1, or 0: NaN
+    would hide others from a search."""
     squares = np.einsum("ij,ij->i", vectors, vectors)
     if not np.all((np.abs(squares - 1) < 1e-3) | (squares == 0)):
         raise UserError(f"{name}: has embeddings that are not of length 1; {_REMEDY}")
@@ -492,7 +514,8 @@ def checked(vectors: np.ndarray, name: str) -> np.ndarray:
 
 
 def first_of(pictures: Iterable[tuple[int, str | None]], paths: Sequence[str]) -> list[tuple[int, str]]:
-    """Pick the first of the pictures, (id, path), for each of these paths; a path that is named twice picks two."""
+    """Pick the first of the pictures, (id, path), for each of these paths; a path that is named twice picks
+    two."""
     left = Counter(paths)
     picked = []
     for id, path in pictures:
@@ -526,7 +549,8 @@ def _said(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _new_file(path: str | os.PathLike) -> Iterator[Path]:
-    """Yield where to write a file that gets its name when all of it is on the disk, and leaves nothing otherwise."""
+    """Yield where to write a file that gets its name when all of it is on the disk, and leaves nothing
+    otherwise."""
     refuse_existing(path)
     final = Path(os.path.abspath(path))
     beside = unfinished(final)

@@ -1,10 +1,11 @@
 """Measure the threshold of a gallery's search: who is not in the gallery shall get no name.
 
-Two kinds of pictures are searched, of people whom the network was not trained on: those of the gallery's people, without themselves, and
-those of others (held out from the run's training, or a user's strangers). People that a network was trained on are unlike each other to
-it, so their threshold would be too low. The kind with more people in its tail counts, unless the other one contradicts it, where a
-stranger would get a name more often than asked: others may be photographed in another way than the gallery's people, and of these the
-network may have seen some under another name.
+Two kinds of pictures are searched, of people whom the network was not trained on: those of the gallery's
+people, without themselves, and those of others (held out from the run's training, or a user's strangers).
+People that a network was trained on are unlike each other to it, so their threshold would be too low. The
+kind with more people in its tail counts, unless the other one contradicts it, where a stranger would get a
+name more often than asked: others may be photographed in another way than the gallery's people, and of these
+the network may have seen some under another name.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Strangers(NamedTuple):
 def held_out(embedder: Any, names: Collection[str], enrolled: np.ndarray) -> Strangers:
     """Embed the held-out people of the embedder's run, without those who are in the gallery.
 
-    names: of the gallery's people. enrolled: float32 [N, D], their pictures; whoever has the same picture is in the gallery, too.
+    names: of the gallery's people. enrolled: float32 [N, D], their pictures; whoever has the same picture is
+    in the gallery, too.
     """
     embeddings, whose = embedder.held_out(MOST_PICTURES)
     known = {last_part(name) for name in names}
@@ -55,7 +57,8 @@ def held_out(embedder: Any, names: Collection[str], enrolled: np.ndarray) -> Str
 
 
 def without_the_same(strangers: Strangers, embeddings: np.ndarray) -> Strangers:
-    """Leave out strangers of whom one of these pictures is: they are in the gallery now. embeddings: float32 [n, D]."""
+    """Leave out strangers of whom one of these pictures is: they are in the gallery now. embeddings: float32
+    [n, D]."""
     vectors, people = strangers
     if not len(vectors):
         return strangers
@@ -74,7 +77,8 @@ class _Evidence(NamedTuple):
 
 
 def measured(store: Any, index: Index, facts: Facts, fpir: float) -> Facts:
-    """Return the facts with a threshold that gives a share `fpir` of strangers' searches a name; None where people are too few.
+    """Return the facts with a threshold that gives a share `fpir` of strangers' searches a name; None where
+    people are too few.
 
     A user's strangers count alone.
     """
@@ -111,7 +115,8 @@ def measured(store: Any, index: Index, facts: Facts, fpir: float) -> Facts:
 
 
 def _nearest(index: Index, embeddings: np.ndarray, themselves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cosine of each picture with the nearest person that is not its own, float64 [n], and who that is, int64 [n]."""
+    """Return the cosine of each picture with the nearest person that is not its own, float64 [n], and who
+    that is, int64 [n]."""
     found = index.nearest(embeddings, 2)
     others = [
         next(((cosine, person) for person, cosine in nearest.items() if person != own), (-1.0, -1))

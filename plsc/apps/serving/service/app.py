@@ -182,7 +182,8 @@ class _Service:
         app.add_api_route("/health", self.health, methods=["GET"])
         app.add_api_route("/metrics", self.show_metrics, methods=["GET"], response_class=Response)
 
-    # -- the paths; their docstrings are what /openapi.json says -----------------------------------------------------------------
+    # -- the paths; their docstrings are what /openapi.json says
+    # -----------------------------------------------------------------
 
     async def embed(self, request: Request, align: Align = None) -> answers.Embeddings:
         """Compute the embeddings of pictures."""
@@ -310,10 +311,12 @@ class _Service:
         text = await self._in_thread(self.metrics.text)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    # -- from a request to embeddings ------------------------------------------------------------------------------------------
+    # -- from a request to embeddings
+    # ------------------------------------------------------------------------------------------
 
     async def _embed(self, pictures: list[bytes], align: bool) -> tuple[np.ndarray, list[Prepared]]:
-        """Return the embeddings float32 [n, D] of pictures, and these prepared. Refusal names all that cannot be used."""
+        """Return the embeddings float32 [n, D] of pictures, and these prepared. Refusal names all that cannot
+        be used."""
         jobs = [self._in_thread(self._prepare, data, align) for data in pictures]
         prepared = await asyncio.gather(*jobs, return_exceptions=True)
         _refuse(prepared)
@@ -327,7 +330,8 @@ class _Service:
         return embeddings, prepared
 
     def _check_align(self, align: bool | None) -> bool:
-        """Say whether faces are aligned first: as asked, else as the network's pictures were. Refusal where they cannot be, or must not."""
+        """Say whether faces are aligned first: as asked, else as the network's pictures were. Refusal where
+        they cannot be, or must not."""
         aligned = self._embedder.preprocessing.aligned
         if align and aligned is False:
             raise Refusal(
@@ -344,14 +348,16 @@ class _Service:
         return bool(aligned) if align is None else align
 
     def _remarks(self, prepared: list[Prepared]) -> dict[str, Any]:
-        """Return what an answer says of the pictures beside what was asked: the numbers of faces, and what is doubtful."""
+        """Return what an answer says of the pictures beside what was asked: the numbers of faces, and what is
+        doubtful."""
         looks = [picture.look for picture in prepared]
         findings = judge_pixels(looks, self._limits, self._embedder.preprocessing)
         faces = [picture.faces for picture in prepared if picture.faces is not None]
         return {"faces": faces or None, "warnings": self._warnings(findings, prepared)}
 
     def _warnings(self, findings: Sequence[Finding], prepared: list[Prepared]) -> list[answers.Remark]:
-        """Return the findings, and of pictures without one those that were aligned otherwise than what they are compared with."""
+        """Return the findings, and of pictures without one those that were aligned otherwise than what they
+        are compared with."""
         aligned = self._embedder.preprocessing.aligned
         if aligned and self._detector is None:
             why = "the network was trained on aligned faces, and this service does not see whether the picture is one; install the extra align"
@@ -386,7 +392,8 @@ class _Service:
         except asyncio.TimeoutError:
             raise Refusal(503, f"no answer within {self._options.deadline:g} s; try again later") from None
 
-    # -- the gallery, and what a cosine means ----------------------------------------------------------------------------------
+    # -- the gallery, and what a cosine means
+    # ----------------------------------------------------------------------------------
 
     def _need_gallery(self) -> "Gallery":
         if self._gallery is None:
@@ -445,7 +452,8 @@ class _Service:
         return len(gallery)
 
     async def _write(self, change: Callable, *args: Any) -> int:
-        """Change the gallery in a thread of its own. However long it waits for other writers: its end must be known."""
+        """Change the gallery in a thread of its own. However long it waits for other writers: its end must be
+        known."""
         return await asyncio.get_running_loop().run_in_executor(self._writer, change, *args)
 
 
@@ -478,7 +486,8 @@ def _remark(finding: Finding) -> answers.Remark:
 
 
 def _refuse(pictures: Sequence[Any]) -> None:
-    """Raise what is no PictureRefusal, else a Refusal of all pictures that are one, with the first one's text."""
+    """Raise what is no PictureRefusal, else a Refusal of all pictures that are one, with the first one's
+    text."""
     for picture in pictures:
         if isinstance(picture, BaseException) and not isinstance(picture, PictureRefusal):
             raise picture

@@ -1,6 +1,8 @@
-"""Compute what many requests ask for in batches: all that arrives while a batch is computed makes the next one.
+"""Compute what many requests ask for in batches: all that arrives while a batch is computed makes the next
+one.
 
-Nobody waits for a batch to fill up. A lone request is computed at once; under load batches grow by themselves.
+Nobody waits for a batch to fill up. A lone request is computed at once; under load batches grow by
+themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Answer over HTTP, `plsc serve -c output/config.yaml --gallery people.gallery`, with a page for people at http://127.0.0.1:8000/.
+"""Answer over HTTP, `plsc serve -c output/config.yaml --gallery people.gallery`, with a page for people at
+http://127.0.0.1:8000/.
 
-What may be asked stands in docs/serving.md. The network runs behind ONNX Runtime or Paddle Inference: the run's export is
-taken if it is of the checkpoint, else the checkpoint is exported first, and kept for the next start.
+What may be asked stands in docs/serving.md. The network runs behind ONNX Runtime or Paddle Inference: the
+run's export is taken if it is of the checkpoint, else the checkpoint is exported first, and kept for the next
+start.
 """
 
 from __future__ import annotations
@@ -137,7 +139,8 @@ def _options(args: argparse.Namespace) -> Options:
 
 
 def _token(file: str | None) -> str | None:
-    """Read the token; None if there is none. It is never on the command line, which every user of the machine can see."""
+    """Read the token; None if there is none. It is never on the command line, which every user of the machine
+    can see."""
     if file is None:
         where, token = TOKEN, os.environ.get(TOKEN)
     else:
@@ -184,7 +187,8 @@ def _embedder(args: argparse.Namespace, gallery: Gallery | None, export: Export)
 
 
 def _of_run(path: str | None, overrides: Sequence[str], gallery: Gallery | None, export: Export) -> Embedder:
-    """Return the embedder of an export of the run's checkpoint: the run's own, one that an earlier start has kept, else a new one.
+    """Return the embedder of an export of the run's checkpoint: the run's own, one that an earlier start has
+    kept, else a new one.
 
     Raises UserError, before anything is exported, where the gallery is of another network.
     """
@@ -227,7 +231,8 @@ def _of_export(folder: Path, described: str) -> Embedder | None:
 
 
 def _of_new_export(given: config.Config, root: Path, described: str, export: Export) -> Embedder:
-    """Export the checkpoint, and keep that in the run's folder for the next start, unless nothing can be written there."""
+    """Export the checkpoint, and keep that in the run's folder for the next start, unless nothing can be
+    written there."""
     with tempfile.TemporaryDirectory(prefix="plsc-serve-") as folder:
         new = Path(folder) / "export"
         export(given, new)
@@ -282,7 +287,8 @@ def _serve(embedder: Embedder, gallery: Gallery | None, args: argparse.Namespace
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # With the protocol named, asyncio switches Nagle's algorithm off, which would hold answers back for 40 ms.
+        # With the protocol named, asyncio switches Nagle's algorithm off, which would hold answers back for
+        # 40 ms.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
@@ -294,7 +300,8 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _most_connections(queue: int) -> int:
-    """Return how many connections are open at once: many more than are answered, to whom 503 is said. Each is a file."""
+    """Return how many connections are open at once: many more than are answered, to whom 503 is said. Each is
+    a file."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(64 + 16 * queue, files // 2)
 

@@ -21,7 +21,8 @@ _ACKED = 120  # where Linux (4.1 and later) has tcpi_bytes_acked in its struct t
 def protocol(deadline: float, most: int) -> type[asyncio.Protocol]:
     """Make uvicorn's protocol of HTTP for `most` connections at once; a further one is closed.
 
-    deadline: seconds, or up to twice that, for the header of each request, and for taking 16 KB of what is answered.
+    deadline: seconds, or up to twice that, for the header of each request, and for taking 16 KB of what is
+    answered.
     """
 
     class Protocol(AutoHTTPProtocol):
@@ -55,7 +56,8 @@ def protocol(deadline: float, most: int) -> type[asyncio.Protocol]:
 
 
 def _flow(transport: Any) -> tuple[bool, int]:
-    """Return whether some of the answers, held by us or by the kernel, is still to be taken, and how many bytes the client has taken."""
+    """Return whether some of the answers, held by us or by the kernel, is still to be taken, and how many
+    bytes the client has taken."""
     sock = transport.get_extra_info("socket")
     in_kernel = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
     (taken,) = struct.unpack_from("Q", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128), _ACKED)

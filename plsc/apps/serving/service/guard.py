@@ -1,7 +1,8 @@
-"""Stand between the network and the service: bound what comes in, and say in headers what a browser may do with what goes out.
+"""Stand between the network and the service: bound what comes in, and say in headers what a browser may do
+with what goes out.
 
-- A web page of another site must not use the service through its visitor's browser: requests that a browser marks as another
-  site's are refused, no CORS header is ever sent, and on loopback only names of this machine are answered (an attacker's name that
+- A web page of another site must not use the service through its visitor's browser: requests that a browser
+  marks as another site's are refused, no CORS header is ever sent, and on loopback only names of this machine are answered (an attacker's name that
   resolves to 127.0.0.1, "DNS rebinding", is not one).
 - A body is counted as it arrives, and has to arrive before a deadline.
 - So many requests with a body at once, then 503.
@@ -121,7 +122,8 @@ class _Exchange:
         return message
 
     async def _discard(self) -> None:
-        """Read what is left of a body whose request is answered: a client that is still sending would miss the answer."""
+        """Read what is left of a body whose request is answered: a client that is still sending would miss
+        the answer."""
         try:
             while not self._arrived:
                 await self._next()
@@ -150,7 +152,8 @@ def _name_of(host: str) -> str:
 
 
 def _of_another_site(headers: Headers, host: str) -> bool:
-    """Say whether a browser marks the request as made by a page of another origin. Other clients send neither header."""
+    """Say whether a browser marks the request as made by a page of another origin. Other clients send neither
+    header."""
     # Browsers send it to loopback and over TLS, also behind a proxy that changes Host.
     site = headers.get("sec-fetch-site")
     if site is not None:

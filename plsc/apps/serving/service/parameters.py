@@ -1,4 +1,5 @@
-"""Define what requests bring in their addresses and bodies, for the code and for /openapi.json, and check the addresses."""
+"""Define what requests bring in their addresses and bodies, for the code and for /openapi.json, and check the
+addresses."""
 
 import re
 from collections.abc import Sequence
@@ -37,7 +38,8 @@ Limit = Annotated[int, Query(ge=1, le=_MOST_NAMES, description="Names to return"
 
 
 def body(texts: Sequence[str] = (), needed: bool = True) -> dict:
-    """Describe a body for the schema: a form of pictures and `texts`, which are needed or not; or one picture as it is."""
+    """Describe a body for the schema: a form of pictures and `texts`, which are needed or not; or one picture
+    as it is."""
     fields = {name: {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME} for name in texts}
     properties = {"picture": {"type": "array", "items": _PICTURE}, **fields}
     required = ["picture", *(texts if needed else ())]
@@ -50,8 +52,9 @@ def body(texts: Sequence[str] = (), needed: bool = True) -> dict:
 
 
 async def _check_query(request: Request) -> None:
-    """Refuse what would be read as something else: unknown names (a slip in `threshold`), one that comes twice, bytes that are no
-    text (of two names that end as one), and numbers that only Python reads, such as 0_1."""
+    """Refuse what would be read as something else: unknown names (a slip in `threshold`), one that comes
+    twice, bytes that are no text (of two names that end as one), and numbers that only Python reads, such as
+    0_1."""
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     try:
         text = request.scope["query_string"].decode("ascii")

@@ -1,4 +1,5 @@
-"""Turn what a client has sent into samples for the network: read the pictures of a request, decode them, align faces.
+"""Turn what a client has sent into samples for the network: read the pictures of a request, decode them,
+align faces.
 
 Nothing that a client names is used as a path, and its content types are not believed: the bytes decide.
 """
@@ -57,7 +58,8 @@ async def read_body(request: Request, most: int, named: bool = False) -> Sent:
     if parse_options_header(kind)[0] != b"multipart/form-data":
         body = await request.body()
         return Sent([body], None) if body else _refuse_none(most)
-    # Of its charsets starlette takes another one where a byte does not fit: with Latin-1 all bytes are kept, for UTF-8 below.
+    # Of its charsets starlette takes another one where a byte does not fit: with Latin-1 all bytes are kept,
+    # for UTF-8 below.
     headers = Headers({"content-type": f"{kind}; charset=latin-1"})
     try:
         form = await MultiPartParser(headers, request.stream(), max_files=most, max_fields=1).parse()
@@ -99,9 +101,10 @@ def prepare(
 ) -> Prepared:
     """Decode a picture and bring it to the network's size.
 
-    aligned: align the largest face first; else the whole picture is taken. detector: finds the faces, and with a picture that
-    is taken whole looks whether a face lies where the network wants it; None: does not look.
-    Raises PictureRefusal for a picture that is too large, damaged, of an unknown format, or without a face.
+    aligned: align the largest face first; else the whole picture is taken. detector: finds the faces, and
+    with a picture that is taken whole looks whether a face lies where the network wants it; None: does not
+    look. Raises PictureRefusal for a picture that is too large, damaged, of an unknown format, or without a
+    face.
     """
     if not aligned:
         picture = _decode(data, preprocessing.channels == "grey", most_pixels)
@@ -146,7 +149,8 @@ def _decode(data: bytes, grey: bool, most_pixels: int) -> np.ndarray:
 
 
 def _check_scans(data: bytes, pixels: int, most_pixels: int) -> None:
-    """Refuse a JPEG of very many scans, and one without its end, of which OpenCV 4 makes a picture with a grey rest."""
+    """Refuse a JPEG of very many scans, and one without its end, of which OpenCV 4 makes a picture with a
+    grey rest."""
     scans = data.count(_SCAN)
     if scans * pixels > _MOST_SCANS * most_pixels:
         raise PictureRefusal(
@@ -157,7 +161,8 @@ def _check_scans(data: bytes, pixels: int, most_pixels: int) -> None:
 
 
 def _largest_face(picture: np.ndarray, size: int, detector: Detector) -> tuple[np.ndarray, int, int]:
-    """Return the largest face aligned, uint8 [size, size, 3] in BGR, how many there are, and the side of its square in the picture."""
+    """Return the largest face aligned, uint8 [size, size, 3] in BGR, how many there are, and the side of its
+    square in the picture."""
     faces = detector.detect(np.ascontiguousarray(picture[..., ::-1]))
     if not faces:
         raise PictureRefusal(

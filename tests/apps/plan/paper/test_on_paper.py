@@ -1,4 +1,5 @@
-"""plsc plan with a GPU of the table: its memory is the plan's for a GPU, its scaling starts at one machine, and what it refuses."""
+"""plsc plan with a GPU of the table: its memory is the plan's for a GPU, its scaling starts at one machine,
+and what it refuses."""
 
 import json
 import re
