@@ -48,8 +48,8 @@ class Program(NamedTuple):
 
     head: HeadStyle
     kernels: int
-    """Launches for each tensor of the network. PyTorch 1.9 sums, unscales, clips and updates each by itself; its number was
-    found with a published figure, the others' is that of plsc's and a few more."""
+    """Launches for each tensor of the network. PyTorch 1.9 sums, unscales, clips and updates each by itself;
+    its number was found with a published figure, the others' is that of plsc's and a few more."""
     rows: float = 8.8
     """Arrays as large as the step's rows that are there at the peak. Found with published figures."""
     logits: float = 10.0

@@ -111,12 +111,12 @@ class Config(Section):
     Export: ExportCfg = Field(ExportCfg(), json_schema_extra=NOT_TRAINING)
 
     Parts: list[PartCfg] = []
-    """Further features of a training: losses on pairs, `[{name: triplet, margin: 0.2}]` (docs/training.md), or your own,
-    `["package.module:Class"]` (docs/extend.md)."""
+    """Further features of a training: losses on pairs, `[{name: triplet, margin: 0.2}]` (docs/training.md),
+    or your own, `["package.module:Class"]` (docs/extend.md)."""
 
     Stages: list[StageCfg] = []
-    """Stretches of a training, each with values of its own, `[{epochs: 10, Head: {margin: 0.2}}, {epochs: 10}]`, in place of
-    `Global.epochs` (docs/training.md)."""
+    """Stretches of a training, each with values of its own, `[{epochs: 10, Head: {margin: 0.2}}, {epochs:
+    10}]`, in place of `Global.epochs` (docs/training.md)."""
 
     _layers: Layers = PrivateAttr(default_factory=Layers)
     _stages: list[StageConfig] = PrivateAttr(default_factory=list)

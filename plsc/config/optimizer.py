@@ -71,15 +71,18 @@ class RuleCfg(Section):
     beta1: float = Field(0.9, ge=0, lt=1)
     """Share of the mean gradient that is kept from step to step."""
     beta2: float = Field(0.999, ge=0, lt=1)
-    """Share of the mean squared gradient that is kept. Try 0.95 to 0.98 when the loss of a transformer jumps."""
+    """Share of the mean squared gradient that is kept. Try 0.95 to 0.98 when the loss of a transformer
+    jumps."""
     epsilon: float | None = Field(None, ge=0)
     """Added to the divisor: of AdamW the root of the mean squared gradient, of LARS the norm of the gradient.
     null: 1e-8 for AdamW, 0 for LARS."""
     coefficient: float = Field(0.001, gt=0, le=1)
     """The trust coefficient: length of a layer's step by that of its weights, at learning rate 1."""
     weight_decay: float | None = Field(None, ge=0, le=10)
-    """L2 coefficient on weights and class centres; AdamW's is decoupled, a share of the learning rate. Biases, norms
-    and slopes get none. null: 5e-4 for Momentum and LARS, 0.1 for AdamW, for another class what it has by itself.
+    """L2 coefficient on weights and class centres; AdamW's is decoupled, a share of the learning rate.
+    Biases, norms
+    and slopes get none. null: 5e-4 for Momentum and LARS, 0.1 for AdamW, for another class what it has by
+    itself.
     LARS needs one: without decay, it is Momentum."""
 
     @field_validator("weight_decay")
@@ -131,14 +134,15 @@ class GroupCfg(Section):
     """Parameters of the backbone that are trained otherwise than the rest."""
 
     match: str = Field(min_length=1)
-    """A regular expression that is searched in the names of the backbone's parameters (docs/training.md says how to list them):
-    `^conv1` or `mlp.fc1`. The first group that fits a name counts."""
+    """A regular expression that is searched in the names of the backbone's parameters (docs/training.md says
+    how to list them): `^conv1` or `mlp.fc1`. The first group that fits a name counts."""
     lr_scale: float | None = Field(None, gt=0, le=1000)
     """Factor on the learning rate. 1 only keeps the parameters from the groups below."""
     weight_decay: float | None = Field(None, ge=0, le=10)
     """In place of the section's, on matrices and kernels."""
     freeze: bool = False
-    """Leaves the parameters as they are; the running statistics of a batch norm whose parameters are all frozen, too."""
+    """Leaves the parameters as they are; the running statistics of a batch norm whose parameters are all
+    frozen, too."""
 
     @field_validator("match")
     @classmethod
@@ -171,23 +175,24 @@ class OptimizerCfg(RuleCfg, NamesClass, extra="allow"):
     }
 
     name: str = "Momentum"
-    """`Momentum`, SGD with momentum, usual for convolutional networks; `AdamW`, usual for transformers, at a learning
-    rate of about 0.001 (docs/training.md#optimizers); `LARS`, for batches of many thousands. For the backbone alone any
-    class of paddle.optimizer (`Adam`, `Lamb`, `RMSProp`), or your own as `package.module:Class`; then `head` names
-    one of the three."""
+    """`Momentum`, SGD with momentum, usual for convolutional networks; `AdamW`, usual for transformers, at a
+    learning rate of about 0.001 (docs/training.md#optimizers); `LARS`, for batches of many thousands. For the
+    backbone alone any class of paddle.optimizer (`Adam`, `Lamb`, `RMSProp`), or your own as
+    `package.module:Class`; then `head` names one of the three."""
     clip_norm: float | None = Field(None, gt=0)
-    """Upper bound on the global norm of the backbone's gradient, all groups together; null does not clip. Try 5
-    when the loss jumps."""
+    """Upper bound on the global norm of the backbone's gradient, all groups together; null does not clip. Try
+    5 when the loss jumps."""
     head: HeadOptimizerCfg | None = None
     """What differs for the class centres: `{name: Momentum, lr_scale: 0.1}`. null: nothing."""
     groups: list[GroupCfg] = []
     """What differs for some parameters of the backbone: `[{match: ^conv1, freeze: true}, {match: ^layer,
     lr_scale: 0.1}]`. A group that fits no name is refused."""
     freeze_norms: bool = False
-    """Leaves all norm layers as they are: gain, bias, and batch norms' running statistics. For fine-tuning with
-    small batches."""
+    """Leaves all norm layers as they are: gain, bias, and batch norms' running statistics. For fine-tuning
+    with small batches."""
     layer_decay: float | None = Field(None, gt=0, le=1)
-    """Factor on the learning rate from a layer to the one before it (Bao et al., "BEiT", 2021), for fine-tuning a
+    """Factor on the learning rate from a layer to the one before it (Bao et al., "BEiT", 2021), for
+    fine-tuning a
     `FaceViT_*`: try 0.65 to 0.85. null: all layers have the same rate."""
 
     @field_validator("head")

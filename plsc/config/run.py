@@ -24,12 +24,13 @@ class AmpCfg(Section):
     """Mixed precision: which 16-bit numbers a training computes with."""
 
     dtype: Literal["bfloat16", "float16"] = Field(...)
-    """bfloat16 has float32's range, and needs an A100 or later among GPUs; float16 has more digits, its gradients are
-    scaled, and CPUs refuse it."""
+    """bfloat16 has float32's range, and needs an A100 or later among GPUs; float16 has more digits, its
+    gradients are scaled, and CPUs refuse it."""
     level: str = "O1"
     """O1, Paddle's name for: convolutions and matrix products in 16 bits, weights and sums in float32."""
     predict: bool = Field(False, json_schema_extra=NOT_TRAINING)
-    """Compute evaluations, predictions, galleries and the service so, too. An exported network is float32 all the same."""
+    """Compute evaluations, predictions, galleries and the service so, too. An exported network is float32 all
+    the same."""
 
     @field_validator("level")
     @classmethod
@@ -50,8 +51,8 @@ class EmaCfg(Section):
     its weights."""
 
     decay: float = Field(0.9999, ge=0, lt=1)
-    """Share of the average that an optimizer step keeps: 0.9999 averages about the last 10,000 steps; take 0.999 for
-    runs of fewer than 50,000. A ramp keeps it lower at the start."""
+    """Share of the average that an optimizer step keeps: 0.9999 averages about the last 10,000 steps; take
+    0.999 for runs of fewer than 50,000. A ramp keeps it lower at the start."""
     every: int = Field(1, ge=1)
     """Optimizer steps between two updates, with the decay of as many steps."""
 
@@ -69,8 +70,8 @@ class GlobalCfg(Section):
     max_steps: int | None = Field(None, ge=1)
     """Optimizer steps (global batches) instead of epochs, for a benchmark or a smoke test."""
     seed: int = Field(0, ge=0, le=2**31 - 1)
-    """Seed of everything random. With the same machine and number of ranks the same seed gives the same run; on GPUs
-    with `deterministic`."""
+    """Seed of everything random. With the same machine and number of ranks the same seed gives the same run;
+    on GPUs with `deterministic`."""
     output_dir: str = Field("output", min_length=1, json_schema_extra=NOT_TRAINING)
     """Folder for config, `metrics.jsonl`, checkpoints, exported models and `report.html`.
 
@@ -82,36 +83,42 @@ class GlobalCfg(Section):
     The number of ranks may differ from before.
     """
     device: str = Field("auto", json_schema_extra=NOT_TRAINING)
-    """`cpu`, a kind of device that Paddle lists, such as `gpu`, `npu`, `xpu` or `mlu`, or one card of it, `gpu:1`. `auto`
-    takes the kind that Paddle has when every rank has a card, the CPU when none has (docs/devices.md)."""
+    """`cpu`, a kind of device that Paddle lists, such as `gpu`, `npu`, `xpu` or `mlu`, or one card of it,
+    `gpu:1`. `auto` takes the kind that Paddle has when every rank has a card, the CPU when none has
+    (docs/devices.md)."""
     fallback: Literal["warn", "refuse"] = Field("warn", json_schema_extra=NOT_TRAINING)
-    """What to do where a plug-in's device has no kernel for an operator of a step, which Paddle then runs on the CPU,
+    """What to do where a plug-in's device has no kernel for an operator of a step, which Paddle then runs on
+    the CPU,
     with copies: name them before the first step, or refuse the run (docs/devices.md)."""
     tf32: bool = True
-    """Let a GPU compute products of float32 numbers in TensorFloat-32, with 10 bits of the 23 after the point and
+    """Let a GPU compute products of float32 numbers in TensorFloat-32, with 10 bits of the 23 after the point
+    and
     float32 sums: several times faster from Ampere (A100) on. false: in float32. Without effect on CPUs."""
     deterministic: bool = Field(False, json_schema_extra=NOT_TRAINING)
-    """Let a GPU use only algorithms of Paddle that repeat their bits, at some cost in speed: the same seed, machine,
-    software and number of ranks then give the same run (docs/devices.md). A CPU always does."""
+    """Let a GPU use only algorithms of Paddle that repeat their bits, at some cost in speed: the same seed,
+    machine, software and number of ranks then give the same run (docs/devices.md). A CPU always does."""
     checkpoint: str | None = Field(None, json_schema_extra=OTHER_RUN)
-    """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of those in
-    `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest whole one."""
+    """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of
+    those in `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest
+    whole one."""
     init_from: str | None = Field(None, json_schema_extra=OTHER_RUN)
-    """Folder of a checkpoint, or of what `plsc import` wrote, whose backbone training starts with, and the centres
-    of the classes that it knows (docs/training.md). The state of the optimizer starts at 0. Another backbone is refused. A run that is resumed has its own."""
+    """Folder of a checkpoint, or of what `plsc import` wrote, whose backbone training starts with, and the
+    centres of the classes that it knows (docs/training.md). The state of the optimizer starts at 0. Another
+    backbone is refused. A run that is resumed has its own."""
     keep_centres: Literal["name", "number", "none"] | None = Field(None, json_schema_extra=NOT_TRAINING)
-    """Which centres of `init_from` go along: of the classes of the same `name`; class n for class n (`number`), for data
-    without names to which classes were only appended; or none. null is `name`, which is to be written where numbered folders
-    were moved or copied (docs/training.md)."""
+    """Which centres of `init_from` go along: of the classes of the same `name`; class n for class n
+    (`number`), for data without names to which classes were only appended; or none. null is `name`, which is
+    to be written where numbered folders were moved or copied (docs/training.md)."""
     new_centres: Literal["mean", "random"] | None = Field(None, json_schema_extra=NOT_TRAINING)
-    """What a class starts with that `init_from` does not know: the mean embedding of at most 16 of its images, or random
-    numbers. null is `mean` where other centres are kept, else `random`."""
+    """What a class starts with that `init_from` does not know: the mean embedding of at most 16 of its
+    images, or random numbers. null is `mean` where other centres are kept, else `random`."""
     keep_step: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Begin at the step of `init_from`, where its schedule and the order of its data go on, and not at 0
     (docs/training.md). Epochs are those of the new data. The best checkpoint is the best one since."""
     compatible_with: str | None = Field(None, min_length=1, json_schema_extra=OTHER_RUN)
-    """Folder of an older run, whose newest checkpoint is taken, or of a checkpoint: the new network learns embeddings that can
-    be compared with the old one's, so that its galleries stay in use (docs/gallery.md). null: no other network's."""
+    """Folder of an older run, whose newest checkpoint is taken, or of a checkpoint: the new network learns
+    embeddings that can be compared with the old one's, so that its galleries stay in use (docs/gallery.md).
+    null: no other network's."""
     log_every: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
     """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
     eval_every: int = Field(1, ge=0, json_schema_extra=NOT_TRAINING)
@@ -122,27 +129,32 @@ class GlobalCfg(Section):
         ["visualdl"], json_schema_extra=NOT_TRAINING
     )
     """Programs for which the numbers of `metrics.jsonl`, which is always written, are copied to `output_dir`
-    (docs/training.md). tensorboard, wandb and mlflow need the extra `loggers`; the last two work offline. Their own
-    variables of the environment hold, `WANDB_MODE`, `WANDB_PROJECT` and `MLFLOW_TRACKING_URI` among them. To look at the numbers: `visualdl --logdir output/visualdl`,
-    `tensorboard --logdir output/tensorboard`, `wandb sync --append output/wandb/offline-run-*`, `MLFLOW_ALLOW_FILE_STORE=true mlflow ui
-    --backend-store-uri output/mlflow`. A logger that fails later costs a warning and its own copy, not the run."""
+    (docs/training.md). tensorboard, wandb and mlflow need the extra `loggers`; the last two work offline.
+    Their own variables of the environment hold, `WANDB_MODE`, `WANDB_PROJECT` and `MLFLOW_TRACKING_URI` among
+    them. To look at the numbers: `visualdl --logdir output/visualdl`, `tensorboard --logdir
+    output/tensorboard`, `wandb sync --append output/wandb/offline-run-*`, `MLFLOW_ALLOW_FILE_STORE=true
+    mlflow ui
+    --backend-store-uri output/mlflow`. A logger that fails later costs a warning and its own copy, not the
+    run."""
     profile: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Measure what the time of a step goes into, for `metrics.jsonl` and the report (docs/labbook.md)."""
     hang_seconds: int = Field(600, ge=0, le=31_536_000, json_schema_extra=NOT_TRAINING)
-    """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or is
-    restarted (`plsc train --ranks`); evaluations and checkpoints may take six times as long. 0 waits for ever."""
+    """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or
+    is restarted (`plsc train --ranks`); evaluations and checkpoints may take six times as long. 0 waits for
+    ever."""
     max_skipped: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
-    """Steps in a row whose loss or gradients are NaN or infinite, and that are skipped, before the run ends. 1 ends it at
-    the first (docs/resume.md)."""
+    """Steps in a row whose loss or gradients are NaN or infinite, and that are skipped, before the run ends.
+    1 ends it at the first (docs/resume.md)."""
     rollbacks: int = Field(0, ge=0, json_schema_extra=NOT_TRAINING)
-    """How often the run goes back, instead of ending after `max_skipped` such steps, to the newest whole checkpoint
-    from before them, and on with half the learning rate it had (docs/resume.md)."""
+    """How often the run goes back, instead of ending after `max_skipped` such steps, to the newest whole
+    checkpoint from before them, and on with half the learning rate it had (docs/resume.md)."""
     amp: AmpCfg | None = None
-    """Mixed precision in training, `{dtype: bfloat16, level: O1}` or, on GPUs, `float16` (docs/mixed_precision.md): about
-    half the memory of the activations, on CPUs with AVX512-BF16 or AMX about half the time, too. null: float32."""
+    """Mixed precision in training, `{dtype: bfloat16, level: O1}` or, on GPUs, `float16`
+    (docs/mixed_precision.md): about half the memory of the activations, on CPUs with AVX512-BF16 or AMX about
+    half the time, too. null: float32."""
     ema: EmaCfg | None = None
-    """Average the backbone's weights over the steps, `{decay: 0.9999, every: 1}`, beside training; the average is what
-    is evaluated, exported and predicted with (docs/training.md). null: no average."""
+    """Average the backbone's weights over the steps, `{decay: 0.9999, every: 1}`, beside training; the
+    average is what is evaluated, exported and predicted with (docs/training.md). null: no average."""
     data_licence: str | None = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
     """Licence or terms of use of the training data, for the model card (docs/evaluation.md)."""
     threads: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
@@ -206,14 +218,15 @@ class TeacherCfg(Section):
     has `loss/teacher`."""
 
     checkpoint: str | None = Field(None, min_length=1, json_schema_extra=OTHER_RUN)
-    """Folder of the teacher's run, whose newest checkpoint is taken, or of a checkpoint; null: no teacher. Samples and
-    embedding size must be those of this run. A resumed run must have the same teacher."""
+    """Folder of the teacher's run, whose newest checkpoint is taken, or of a checkpoint; null: no teacher.
+    Samples and embedding size must be those of this run. A resumed run must have the same teacher."""
     weight: float = Field(10.0, ge=0, le=10_000)
-    """Factor on 1 - cosine between the embedding and the teacher's of the same sample, which is added to the head's loss.
+    """Factor on 1 - cosine between the embedding and the teacher's of the same sample, which is added to the
+    head's loss.
     0: only the centres are the teacher's, which costs no forward pass of its network."""
     centres: bool = True
-    """Take the teacher's class centres, by name, and leave them as they are. A class that it does not know has the mean
-    of the teacher's embeddings of its images. false: centres of the run's own."""
+    """Take the teacher's class centres, by name, and leave them as they are. A class that it does not know
+    has the mean of the teacher's embeddings of its images. false: centres of the run's own."""
 
     @field_validator("weight", "centres")
     @classmethod
@@ -296,8 +309,8 @@ class PartCfg(Plug):
     registry = PARTS
 
     name: str = Field(...)
-    """A loss on pairs beside the head's, `triplet`, `supcon`, `circle` or `multi_similarity` (docs/training.md), or a part of your
-    own as `package.module:Class` (docs/extend.md)."""
+    """A loss on pairs beside the head's, `triplet`, `supcon`, `circle` or `multi_similarity`
+    (docs/training.md), or a part of your own as `package.module:Class` (docs/extend.md)."""
 
 
 # Sections of a stage -> which of their keys it may change; (): all. The others decide what the states of a
@@ -392,15 +405,16 @@ class ExportCfg(Section):
     formats: list[Literal["paddle", "onnx", "onnx_int8", "insightface", "paddlex"]] = Field(
         ["paddle", "onnx"], min_length=1
     )
-    """paddle: for Paddle Inference; onnx: for ONNX Runtime and others; onnx_int8: the same in 8 bits; insightface, paddlex: for
-    these packages (docs/export.md). All but paddle and paddlex need the extra `export`."""
+    """paddle: for Paddle Inference; onnx: for ONNX Runtime and others; onnx_int8: the same in 8 bits;
+    insightface, paddlex: for these packages (docs/export.md). All but paddle and paddlex need the extra
+    `export`."""
     opset: int = Field(17, ge=7, le=21)
     """Version of the ONNX operators. Lower it for an old runtime."""
     int8_pictures: int = Field(512, ge=1)
     """Pictures of the training set from which onnx_int8 takes the ranges of its numbers."""
     kit: int = Field(200, ge=0, le=1000)
-    """Pictures of the main evaluation set, or else of the training set, that go with the export, to check other runtimes by
-    (docs/export.md); 0: none, there is no kit."""
+    """Pictures of the main evaluation set, or else of the training set, that go with the export, to check
+    other runtimes by (docs/export.md); 0: none, there is no kit."""
 
     @field_validator("formats")
     @classmethod

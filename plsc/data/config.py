@@ -60,23 +60,24 @@ class TrainDatasetCfg(DatasetCfg):
         return hasattr(DATASETS.get(name), "sample")  # labelled images; pairs have image()
 
     name: str = "Glyphs"
-    """`Glyphs`, characters drawn at run time, or `CjkGlyphs`, those of the system's CJK fonts; your images in a list file (`ImageList`), in a folder for each
-    identity (`ImageFolder`), in a .rec file (`RecImages`) or in tar shards (`Shards`); `IdxImages`, the
-    files of MNIST and Fashion-MNIST; samples of any shape in .npy files (`Arrays`); `Synthetic`, noise for measuring speed; a name that you registered; or
-    your own class as `package.module:Class`. The number of classes is read from the data; docs/data.md has
-    examples."""
+    """`Glyphs`, characters drawn at run time, or `CjkGlyphs`, those of the system's CJK fonts; your images in
+    a list file (`ImageList`), in a folder for each identity (`ImageFolder`), in a .rec file (`RecImages`) or
+    in tar shards (`Shards`); `IdxImages`, the files of MNIST and Fashion-MNIST; samples of any shape in .npy
+    files (`Arrays`); `Synthetic`, noise for measuring speed; a name that you registered; or your own class as
+    `package.module:Class`. The number of classes is read from the data; docs/data.md has examples."""
 
 
 class JoinedDatasetCfg(TrainDatasetCfg):
     """Each of the mappings of a list of data sets to train on has the keys of a single one, and these."""
 
     weight: float | None = Field(None, gt=0, le=10**9)
-    """Its share of the samples of an epoch, over the sum of all weights: give each set one, or none. null: the
-    number of its samples, so that an epoch has every sample once."""
+    """Its share of the samples of an epoch, over the sum of all weights: give each set one, or none. null:
+    the number of its samples, so that an epoch has every sample once."""
     head: Literal["merge", "own"] = "merge"
     """merge: identities of the same name are one class in all sets that are merged. own: the set
-    has a softmax of its own, over its own classes only, since the same person may have another class in another set. A name that an earlier set has gets
-    this set's title in front, `street/Ann`. A resume with other sets, or in another order, is refused."""
+    has a softmax of its own, over its own classes only, since the same person may have another class in
+    another set. A name that an earlier set has gets this set's title in front, `street/Ann`. A resume with
+    other sets, or in another order, is refused."""
 
 
 def _one_or_several(value: Any) -> str | None:
@@ -90,11 +91,12 @@ class EvalDatasetCfg(DatasetCfg):
     `dataset: null` evaluates nothing."""
 
     name: str = "GlyphPairs"
-    """`GlyphPairs` or `CjkGlyphPairs`, pairs of characters that training never sees; pairs named in a file (`PairList`), in a .bin
-    pack (`BinPairs`) or drawn from labelled images (`ImagePairs`); IJB's templates (`IjbPairs`); a search in a
-    gallery (`GalleryProbe`); the ranking of a gallery for queries (`QueryGallery`); pairs of samples in .npy files (`ArrayPairs`); any data set that `Train.dataset` may name; a name that you registered; or your own
-    class as `package.module:Class`. Where it is not written and training has other images than `Glyphs`, nothing is
-    evaluated."""
+    """`GlyphPairs` or `CjkGlyphPairs`, pairs of characters that training never sees; pairs named in a file
+    (`PairList`), in a .bin pack (`BinPairs`) or drawn from labelled images (`ImagePairs`); IJB's templates
+    (`IjbPairs`); a search in a gallery (`GalleryProbe`); the ranking of a gallery for queries
+    (`QueryGallery`); pairs of samples in .npy files (`ArrayPairs`); any data set that `Train.dataset` may
+    name; a name that you registered; or your own class as `package.module:Class`. Where it is not written and
+    training has other images than `Glyphs`, nothing is evaluated."""
 
 
 class SamplerCfg(Section):
@@ -103,13 +105,14 @@ class SamplerCfg(Section):
     only_with = {"per_class": ("balanced",), "samples": ("pk",)}
 
     name: Literal["shuffle", "balanced", "pk"] = "shuffle"
-    """shuffle: every sample once. balanced: every class equally often, however many images it has. pk: in every
-    step a number of images of each of a number of classes."""
+    """shuffle: every sample once. balanced: every class equally often, however many images it has. pk: in
+    every step a number of images of each of a number of classes."""
     per_class: int | None = Field(None, ge=1)
-    """Samples of each class in an epoch. null: the mean number of a class, rounded, so that the epoch is about as long
-    as the set."""
+    """Samples of each class in an epoch. null: the mean number of a class, rounded, so that the epoch is
+    about as long as the set."""
     samples: int = Field(4, ge=1)
-    """K of P x K: samples of each class in a step. The global batch is a multiple of it; P is the quotient."""
+    """K of P x K: samples of each class in a step. The global batch is a multiple of it; P is the
+    quotient."""
 
 
 class TrainCfg(Section):
@@ -123,35 +126,38 @@ class TrainCfg(Section):
     without: list[str] = []
     """Names of classes whose images are left out (docs/training.md). A name that no class has is refused."""
     corrections: list[str] = []
-    """Lists of wrong labels in `dataset`, as `plsc doctor --trained` writes them, each of the data that the one before leaves:
-    `[corrections.tsv]` (docs/data.md)."""
+    """Lists of wrong labels in `dataset`, as `plsc doctor --trained` writes them, each of the data that the
+    one before leaves: `[corrections.tsv]` (docs/data.md)."""
     sampler: SamplerCfg = SamplerCfg()
     batch_size: int = Field(128, ge=1)
-    """Samples per rank that go through the backbone at once. Lower it when memory runs out, and raise `accumulate`, or
-    lower the learning rate with it."""
+    """Samples per rank that go through the backbone at once. Lower it when memory runs out, and raise
+    `accumulate`, or lower the learning rate with it."""
     accumulate: int = Field(1, ge=1)
-    """Such batches per rank in one optimizer step: the global batch of more ranks or larger memory, at about a third
-    more time (docs/recipes.md). The head sees all samples of the step at once; only BatchNorm's statistics are those of
-    `batch_size` samples, which must be 2 at least. Steps, epochs, learning rate and images/s count whole steps."""
+    """Such batches per rank in one optimizer step: the global batch of more ranks or larger memory, at about
+    a third more time (docs/recipes.md). The head sees all samples of the step at once; only BatchNorm's
+    statistics are those of `batch_size` samples, which must be 2 at least. Steps, epochs, learning rate and
+    images/s count whole steps."""
     num_classes: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
-    """A check only: refuse data with another number of classes. null takes what the data has. `--stand-in` makes
-    noise of so many classes."""
+    """A check only: refuse data with another number of classes. null takes what the data has. `--stand-in`
+    makes noise of so many classes."""
     num_samples: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
-    """A check only: refuse data with another number of samples. null takes what the data has. `--stand-in` makes so
-    many."""
+    """A check only: refuse data with another number of samples. null takes what the data has. `--stand-in`
+    makes so many."""
     global_batch: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """The samples of all ranks in one step, which the learning rate is meant for (docs/recipes.md). Without
-    `keep_global_batch` a check only: refuse a number of ranks with which a step takes another number of samples.
-    `--dry-run` and `plsc plan` plan for the ranks that it takes."""
+    `keep_global_batch` a check only: refuse a number of ranks with which a step takes another number of
+    samples. `--dry-run` and `plsc plan` plan for the ranks that it takes."""
     keep_global_batch: bool = Field(False, json_schema_extra=NOT_TRAINING)
-    """Take `global_batch` samples in a step on any number of ranks: they are shared out evenly, and each rank's share
-    goes through the backbone in as few micro-batches of `batch_size` samples as it needs (docs/resume.md)."""
+    """Take `global_batch` samples in a step on any number of ranks: they are shared out evenly, and each
+    rank's share goes through the backbone in as few micro-batches of `batch_size` samples as it needs
+    (docs/resume.md)."""
     num_workers: int = Field(0, ge=0, json_schema_extra=NOT_TRAINING)
     """Processes per rank that prepare batches; 0 uses a thread. Raise it when the images per second are bound
     by the data; the batches stay the same."""
     max_corrupt: float = Field(0.01, ge=0, lt=1, json_schema_extra=NOT_TRAINING)
-    """Share of a rank's images of an epoch that may be replaced by others because they cannot be decoded; each is
-    named in the log. More than that ends the run, if possible before its first step. 0 ends it at the first one."""
+    """Share of a rank's images of an epoch that may be replaced by others because they cannot be decoded;
+    each is named in the log. More than that ends the run, if possible before its first step. 0 ends it at the
+    first one."""
 
     @property
     def sets(self) -> list[TrainDatasetCfg]:
@@ -246,9 +252,9 @@ class EvalCfg(Section):
     batch_size: int = Field(256, ge=1)
     """Images per rank in one forward pass. No result depends on it."""
     flip: bool = False
-    """Embed each image and its mirror image, and take both together, as InsightFace's evaluation does: a little
-    more accurate, twice the time. The threshold is for embeddings made in the same way; `predict` makes them so
-    too."""
+    """Embed each image and its mirror image, and take both together, as InsightFace's evaluation does: a
+    little more accurate, twice the time. The threshold is for embeddings made in the same way; `predict`
+    makes them so too."""
 
     @model_validator(mode="after")
     def _main_first(self) -> "EvalCfg":

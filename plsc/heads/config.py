@@ -68,49 +68,54 @@ class HeadCfg(NamesClass):
     }
 
     name: str = "dist_arcface"
-    """The loss: `softmax`, which normalises nothing, or a margin, which works on cosines and makes the target's
+    """The loss: `softmax`, which normalises nothing, or a margin, which works on cosines and makes the
+    target's
     harder to reach: `arcface`, `cosface`, `sphereface`, `combined`, `adaface`, `magface`, `curricularface`,
-    `intertopk` (docs/training.md says how and when to use which), or one that you registered; each with `dist_` in front
-    or without. Or your own class as `package.module:Class`, which is always sharded (docs/extend.md)."""
+    `intertopk` (docs/training.md says how and when to use which), or one that you registered; each with
+    `dist_` in front or without. Or your own class as `package.module:Class`, which is always sharded
+    (docs/extend.md)."""
     margin: float | None = Field(None, ge=0, le=4)
     """The margin's size. null: 0.5 radians (not degrees) for arcface and curricularface, 0.2 for intertopk,
-    0.35 for cosface, 0.4 for adaface, a factor of 1.7 for sphereface. Lower it when the loss stays on a plateau at
-    the start."""
+    0.35 for cosface, 0.4 for adaface, a factor of 1.7 for sphereface. Lower it when the loss stays on a
+    plateau at the start."""
     options: dict[str, Any] = {}
-    """Further constants of a margin, `{low: 10, high: 110}`, the keyword arguments of its class: margin1, margin2,
-    margin3 of combined; h, momentum of adaface; low, high, low_margin, high_margin, weight of magface; momentum of
-    curricularface; top, penalty of intertopk."""
+    """Further constants of a margin, `{low: 10, high: 110}`, the keyword arguments of its class: margin1,
+    margin2, margin3 of combined; h, momentum of adaface; low, high, low_margin, high_margin, weight of
+    magface; momentum of curricularface; top, penalty of intertopk."""
     gradient: Literal["exact", "straight_through"] = "exact"
     """straight_through gives the target logit the gradient that it would have without a margin, as
     InsightFace's published ArcFace does. For comparing runs with theirs."""
     sub_centres: int = Field(1, ge=1, le=16)
-    """Centres per class, of which the nearest counts. 3 takes up noisy labels, at three times the memory of the
-    head."""
+    """Centres per class, of which the nearest counts. 3 takes up noisy labels, at three times the memory of
+    the head."""
     filter_above: float | None = Field(None, gt=-1, le=1)
     """Cosines with other classes above this count as 0: they are likely the same person under two names. null
     filters nothing; try 0.4 after some epochs."""
     scale: float = Field(64.0, gt=0, le=1000)
     """Factor on the cosines before the softmax. With few classes (hundreds) 16 to 32 is worth a try."""
     sample_rate: float = Field(1.0, gt=0, le=1)
-    """Fraction of the class centres that is drawn anew for each step (Partial FC); they take part in it together
-    with all classes of the batch, the others do not. 0.1 makes the head about ten times cheaper; worth it from
-    some 100,000 classes on."""
+    """Fraction of the class centres that is drawn anew for each step (Partial FC); they take part in it
+    together with all classes of the batch, the others do not. 0.1 makes the head about ten times cheaper;
+    worth it from some 100,000 classes on."""
     bank: Literal["device", "host", "disk"] = "device"
-    """Where class centres and the state of their optimizer live (docs/recipes.md). host and disk fetch a step's
+    """Where class centres and the state of their optimizer live (docs/recipes.md). host and disk fetch a
+    step's
     rows: set `sample_rate`."""
     bank_dtype: Literal["float32", "bfloat16"] = "float32"
-    """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/recipes.md). Steps compute in float32; rows are
-    rounded stochastically when they are written back. A run may be resumed with another bank and dtype."""
+    """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/recipes.md). Steps
+    compute in float32; rows are rounded stochastically when they are written back. A run may be resumed with
+    another bank and dtype."""
     bank_folder: str | None = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
-    """Where disk keeps its file, best on the rank's own fastest disk. null: `output_dir`. The file has no name: it takes all of its
-    space at the start, is gone when the process is, and `df` shows it, not `du`. Too little space for it and one checkpoint is refused."""
+    """Where disk keeps its file, best on the rank's own fastest disk. null: `output_dir`. The file has no
+    name: it takes all of its space at the start, is gone when the process is, and `df` shows it, not `du`.
+    Too little space for it and one checkpoint is refused."""
     logits_budget_mb: float | None = Field(None, gt=0, le=10**9, json_schema_extra=NOT_TRAINING)
-    """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the memory.
-    Results do not depend on it. null: 256 on CPUs, 4096 on GPUs."""
+    """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the
+    memory. Results do not depend on it. null: 256 on CPUs, 4096 on GPUs."""
     compute_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """What the head rounds its matrix products' inputs to; sums, losses and centres are float32. Faster on GPUs,
-    and bfloat16 on processors that have it (AVX512-BF16, AMX: about half the head's time). null: the dtype of
-    `Global.amp`, float32 without."""
+    """What the head rounds its matrix products' inputs to; sums, losses and centres are float32. Faster on
+    GPUs, and bfloat16 on processors that have it (AVX512-BF16, AMX: about half the head's time). null: the
+    dtype of `Global.amp`, float32 without."""
     bias: bool = False
     """Adds one learned number per class to the logits."""
     init_std: float | None = Field(None, gt=0, le=10, json_schema_extra=NOT_TRAINING)

@@ -67,9 +67,11 @@ class Calibration(BaseModel):
     cosine: Annotated[list[Cosine], Field(min_length=2, max_length=10_000)]
     """Increasing."""
     log_odds: Annotated[list[LogOdds], Field(min_length=2, max_length=10_000)]
-    """log(P(same) / (1 - P(same))) at each of `cosine`, never decreasing; between them a straight line, outside constant."""
+    """log(P(same) / (1 - P(same))) at each of `cosine`, never decreasing; between them a straight line,
+    outside constant."""
     error: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
-    """Expected calibration error on pairs that were not fitted; null: of an older version, which stored it where they were too few."""
+    """Expected calibration error on pairs that were not fitted; null: of an older version, which stored it
+    where they were too few."""
     thresholds: Thresholds = []
     """For the FARs that the pairs allow."""
     groups: Annotated[dict[str, Thresholds], Field(max_length=MOST_GROUPS)] = {}

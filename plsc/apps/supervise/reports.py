@@ -105,7 +105,8 @@ class Report(_Message):
     host: Name
     address: Name
     state: Literal["ready", "running", "ended", "refused", "over"]
-    """ready: could start. ended: the start of `generation` has. refused: there is a mistake, `outcome` has it.
+    """ready: could start. ended: the start of `generation` has. refused: there is a mistake, `outcome` has
+    it.
     over: plsc run ends."""
     generation: NonNegativeInt
     """Of the start that it has made last."""
@@ -142,7 +143,8 @@ class Order(_Message):
     agreement: str
     """Id of the first machine's process."""
     action: Literal["wait", "prepare", "start", "stop", "end"]
-    """wait: go on as you are. prepare: get ready for a start. stop: end the ranks at once. end: end plsc run."""
+    """wait: go on as you are. prepare: get ready for a start. stop: end the ranks at once. end: end plsc
+    run."""
     generation: NonNegativeInt = 0
     seen: NonNegativeInt = 0
     """Lines before these `lines`."""

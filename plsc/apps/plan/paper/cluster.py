@@ -114,9 +114,11 @@ class Work:
     """Of the head's products."""
     head: HeadStyle = IN_BLOCKS
     head_products: int = 3
-    """Products of N K D multiply-accumulates: logits, gradients of embeddings and of centres; 4 with logits computed again."""
+    """Products of N K D multiply-accumulates: logits, gradients of embeddings and of centres; 4 with logits
+    computed again."""
     sharded: bool = True
-    """False: every rank has all classes, compares its own samples with them, and their gradients are summed."""
+    """False: every rank has all classes, compares its own samples with them, and their gradients are
+    summed."""
     forwards: int = 1
     """Forward passes; accumulation and recomputation add one each."""
     fetched: float = 0.0

@@ -32,7 +32,8 @@ class Mapped(_Fields):
     penalty: FiniteFloat
     """Of the ridge regression."""
     cosine: FiniteFloat
-    """Between a mapped embedding and the new network's of the same picture: the mean over people that the map was not fitted on."""
+    """Between a mapped embedding and the new network's of the same picture: the mean over people that the map
+    was not fitted on."""
 
 
 class Measured(_Fields):

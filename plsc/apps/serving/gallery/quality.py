@@ -80,13 +80,16 @@ class Look(NamedTuple):
     width: int
     height: int
     sharpness: float | None
-    """Logarithm of the mean square of the Laplacian over that of the gradient, at the network's size; None: the picture is flat."""
+    """Logarithm of the mean square of the Laplacian over that of the gradient, at the network's size; None:
+    the picture is flat."""
     bits: str
-    """Hash of the picture by 64 differences of neighbours in brightness, hexadecimal: copies differ in a few bits."""
+    """Hash of the picture by 64 differences of neighbours in brightness, hexadecimal: copies differ in a few
+    bits."""
     faces: int | None = None
     """Large ones that were found; None: they were not looked for."""
     offset: float | None = None
-    """Root mean square distance of the largest face's landmarks from ArcFace's places, as a share of the sides."""
+    """Root mean square distance of the largest face's landmarks from ArcFace's places, as a share of the
+    sides."""
 
 
 class Pictures(NamedTuple):
