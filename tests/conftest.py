@@ -9,7 +9,6 @@ import pytest
 
 from plsc.distributed import environment, launcher
 from plsc.evaluation.report import html
-from plsc.training.train import RUN_FILES
 from plsc.utils.logging import setup
 from tests.helpers import ports
 from tests.helpers.launch import ROOT, Forking
@@ -17,7 +16,7 @@ from tests.helpers.warm import do_not_sync
 
 # Of the environment, which launches hand on; a config that names a device makes the settings of its kind.
 SETTINGS = ("PADDLE_", "OMP_", "MKL_", "ONEDNN_", "GLOG_", "FLAGS_", "BKCL_", "CUSTOM_DEVICE_BLACK")
-LEFTOVERS = {"output", "log", *RUN_FILES}  # of a run with relative paths
+CACHES = {"__pycache__", ".pytest_cache", ".ruff_cache", "build"}
 
 
 def settings():
@@ -61,12 +60,17 @@ def restore():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_in_the_repository():
-    """Runs that tests start must name their output folder. Before it: the environment as the user has it."""
+def environment_of_users():
+    """Begin with the environment as the user has it."""
     restore()
+
+
+@pytest.fixture(autouse=True)
+def nothing_in_the_repository():
+    """Runs that tests start must name their output folder."""
     before = set(os.listdir(ROOT))
     yield
-    found = LEFTOVERS & (set(os.listdir(ROOT)) - before)
+    found = set(os.listdir(ROOT)) - before - CACHES
     assert not found, f"a test wrote {sorted(found)} into {ROOT}"
 
 

@@ -1,0 +1,115 @@
+"""Hold the size of the project: lines, statements and config keys only fall, towards the budgets of docs/design.md.
+
+    python -m tests.test_size    # lowers the limits of tests/size.json to what is there; prints what is above budget
+
+Lines are those of all tracked files, in tests/ of Python alone; statements are `ast.stmt` of Python files, since denser lines are no gain.
+"""
+
+import ast
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from plsc.config import load
+from plsc.utils.section import Section
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMITS = Path(__file__).with_name("size.json")
+LARGEST_FILE = 500_000  # bytes
+
+
+def tracked(*folders: str) -> list[Path]:
+    """List the files that git tracks."""
+    git = subprocess.run(["git", "ls-files", "-z", *folders], cwd=ROOT, capture_output=True, text=True)
+    if git.returncode:
+        pytest.skip("this is no git checkout")
+    return [path for name in git.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def all_sections(base: type[Section] = Section) -> set[type[Section]]:
+    """Return the sections of plsc's own config."""
+    below = {section for section in base.__subclasses__() if section.__module__.startswith("plsc.")}
+    return below.union(*map(all_sections, below))
+
+
+def sizes() -> dict[str, int]:
+    """Count lines and statements by package, and the config keys."""
+    found: dict[str, int] = {}
+    for path in tracked("plsc", "tests", "benchmarks"):
+        top, *rest = path.relative_to(ROOT).parts
+        text = path.read_bytes()
+        packages = [top]
+        if top == "tests" and path.suffix != ".py":
+            continue
+        if top == "plsc":
+            packages.append(f"plsc/{rest[0]}" if len(rest) > 1 else "plsc/*")
+        for package in packages:
+            found[f"{package} lines"] = found.get(f"{package} lines", 0) + text.count(b"\n")
+            if path.suffix == ".py":
+                statements = sum(isinstance(node, ast.stmt) for node in ast.walk(ast.parse(text)))
+                found[f"{package} statements"] = found.get(f"{package} statements", 0) + statements
+    load()  # imports all sections
+    found["config keys"] = sum(
+        len(vars(section).get("__annotations__", {}).keys() & section.model_fields.keys())
+        for section in all_sections()
+    )
+    return dict(sorted(found.items()))
+
+
+def budgets() -> dict[str, int]:
+    """Read the table of docs/design.md: a row is `| package | lines | statements |`, a dash where there is none."""
+    table = (ROOT / "docs/design.md").read_text(encoding="utf-8").split("## Budgets")[1].split("\n## ")[0]
+    rows = [
+        [cell.strip(" `") for cell in line.strip("|").split("|")]
+        for line in table.splitlines()
+        if line.startswith("| `")
+    ]
+    found = {}
+    for package, *numbers in rows:
+        for unit, number in zip(("lines", "statements"), numbers, strict=True):
+            if number != "-":
+                name = package if package == "config keys" else f"{package} {unit}"
+                found[name] = int(number.replace(",", ""))
+    return found
+
+
+def above_budget(found: dict[str, int]) -> list[str]:
+    """Say which budgets are not met yet."""
+    return [
+        f"{name}: {found[name]:,}, budget {budget:,}"
+        for name, budget in budgets().items()
+        if found.get(name, 0) > budget
+    ]
+
+
+def test_no_number_rises():
+    found, limits = sizes(), json.loads(LIMITS.read_text())
+    risen = [
+        f"{name}: {count:,}, limit {limits.get(name, 0):,}"
+        for name, count in found.items()
+        if count > limits.get(name, 0)
+    ]
+    still = "; ".join(above_budget(found)) or "none"
+    assert not risen, f"{'; '.join(risen)}. Above the budgets of docs/design.md: {still}"
+
+
+def test_a_budget_stands_for_something_that_is_counted():
+    assert budgets().keys() <= sizes().keys()
+
+
+def test_no_large_file_is_tracked():
+    large = [str(path.relative_to(ROOT)) for path in tracked() if path.stat().st_size > LARGEST_FILE]
+    assert not large, f"above {LARGEST_FILE:,} bytes: {', '.join(large)}"
+
+
+def lower() -> None:
+    """Write what is there as the limits, and print what is above budget."""
+    found = sizes()
+    LIMITS.write_text(json.dumps(found, indent=1) + "\n")
+    print(*above_budget(found), sep="\n")
+
+
+if __name__ == "__main__":
+    lower()
