@@ -22,6 +22,8 @@ from tests.helpers.idx_files import DATA, NAMES, ROOT, write_family
 from tests.helpers.launch import launch
 from tests.helpers.pictures import drawn
 
+pytestmark = pytest.mark.slow
+
 CONFIG = ROOT / "configs" / "fashion_mnist_lenet.yaml"
 
 

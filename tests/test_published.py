@@ -5,9 +5,12 @@ import re
 
 import cv2
 import numpy as np
+import pytest
 
 from plsc.entry import Entry
 from tests.helpers.idx_files import NAMES, ROOT, write_family
+
+pytestmark = pytest.mark.slow
 
 PUBLISHED = ROOT / "configs" / "published"
 

@@ -10,6 +10,8 @@ from plsc.checkpoint.store import find
 from tests.helpers.checkpoints import flip
 from tests.helpers.tiny_runs import TINY, assert_equal_runs, checkpoint, checkpoints, train
 
+pytestmark = pytest.mark.slow
+
 FILES = ("backbone", "optimizer", "head-00000-of-00001")
 HERE = ["-c", str(TINY), "-o", "Global.output_dir=out", "Global.resume=true"]
 

@@ -13,6 +13,8 @@ from plsc.errors import UserError
 from plsc.utils.registry import BACKBONES
 from tests.helpers.launch import ROOT, launch
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = {"resnet18": {}, "vgg11": {}, "mobilenet_v2": {"scale": 0.25}, "densenet121": {}, "alexnet": {}}
 FAMILIES |= {"squeezenet1_1": {}, "googlenet": {}, "shufflenet_v2_x0_25": {}, "mobilenet_v3_small": {}}
 

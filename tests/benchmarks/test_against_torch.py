@@ -13,6 +13,8 @@ from benchmarks import against_torch
 from plsc.errors import UserError
 from tests.helpers.launch import run_python
 
+pytestmark = pytest.mark.slow
+
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed: its networks are not compared"
 )

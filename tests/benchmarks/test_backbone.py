@@ -10,6 +10,8 @@ from plsc.utils.registry import BACKBONES
 from tests.helpers.launch import ROOT
 from tests.helpers.undrawn import undrawn
 
+pytestmark = pytest.mark.slow
+
 PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
 IN_THE_PAGE = {
     name: line for line, name in re.findall(r"^(\| `(\w+)` \| [\d.]+ M \| .*)$", PAGE, re.MULTILINE)

@@ -14,6 +14,8 @@ from plsc.cli.mistakes import without_traceback
 from plsc.distributed import accelerator, launcher
 from plsc.utils import measure
 
+pytestmark = pytest.mark.slow
+
 
 def test_work_is_timed_in_turn_and_the_median_counts(monkeypatch):
     clock, order = [0.0], []

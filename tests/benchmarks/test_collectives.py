@@ -7,6 +7,8 @@ import pytest
 from benchmarks import __main__ as benchmark
 from plsc.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.usefixtures("launches_are_forked")
 def test_two_ranks_have_a_row_for_each_collective_and_size(tmp_path, capsys):

@@ -11,6 +11,8 @@ from plsc.utils.timing import PARTS
 from tests.helpers.launch import ROOT
 from tests.helpers.tiny_runs import TINY
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_training_and_another_version_of_it(tmp_path, capsys, monkeypatch):
     (tmp_path / "plsc").symlink_to(ROOT / "plsc")

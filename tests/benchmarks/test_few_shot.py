@@ -11,6 +11,8 @@ from benchmarks import few_shot
 from plsc.errors import UserError
 from tests.apps.serving.faces import PatternEmbedder, picture
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def alphabets(tmp_path):

@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
 from benchmarks import __main__ as benchmark
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_small_gallery_is_measured(tmp_path, capsys):

@@ -4,6 +4,7 @@ planned."""
 import json
 
 import numpy as np
+import pytest
 
 from benchmarks import __main__ as benchmark
 from benchmarks import head, machine
@@ -13,6 +14,8 @@ from plsc.heads.reference import DenseHead, arcface
 from plsc.training.head_bytes import head_bytes
 from tests.helpers.bounds import assert_within, perturbed
 from tests.helpers.launch import run_python
+
+pytestmark = pytest.mark.slow
 
 SMALL = ["--dim", "16", "--batch", "8", "--threads", "1"]
 

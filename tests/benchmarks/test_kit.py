@@ -4,11 +4,15 @@ import contextlib
 import io
 import json
 
+import pytest
+
 from benchmarks import __main__ as benchmark
 from plsc.entry import Entry
 from plsc.utils.logging import setup
 from tests.apps.export.test_export_formats import needs_onnx
 from tests.helpers.tiny_runs import TINY
+
+pytestmark = pytest.mark.slow
 
 
 @needs_onnx

@@ -14,6 +14,8 @@ from plsc.errors import UserError
 from tests.apps.serving.faces import PatternEmbedder, picture
 from tests.helpers.launch import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def official(tmp_path):

@@ -12,6 +12,8 @@ from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from tests.helpers.bounds import EPS, assert_within
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("twin", [loader.Normalised, loader.PerChannel])
 def test_the_twins_yield_the_normalised_pictures_of_the_original(tmp_path, twin):

@@ -7,6 +7,8 @@ import pytest
 from benchmarks import __main__ as benchmark
 from benchmarks import plan
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.usefixtures("launches_are_forked")
 def test_a_case_is_planned_and_measured(tmp_path, capsys, monkeypatch):

@@ -14,6 +14,8 @@ from plsc.backbones.count import count
 from plsc.config import load
 from tests.helpers.undrawn import undrawn
 
+pytestmark = pytest.mark.slow
+
 
 def judging(what):
     return [figure for figure in FIGURES if figure.what == what and not figure.calibrates]

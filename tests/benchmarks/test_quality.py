@@ -5,12 +5,15 @@ from collections import Counter
 
 import cv2
 import numpy as np
+import pytest
 
 from benchmarks import __main__ as benchmark
 from benchmarks import quality
 from plsc.apps.curate import detector
 from plsc.apps.serving.gallery.quality import Finding
 from tests.apps.serving.faces import PatternEmbedder, picture
+
+pytestmark = pytest.mark.slow
 
 
 def test_planted_faults_are_found(tmp_path, monkeypatch, capsys):

@@ -12,6 +12,8 @@ from plsc.checkpoint import store
 from plsc.errors import UserError
 from plsc.utils.bfloat16 import float32_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "bank, dtype", [("device", "float32"), ("host", "float32"), ("disk", "float32"), ("disk", "bfloat16")]

@@ -3,10 +3,13 @@
 import json
 
 import numpy as np
+import pytest
 
 from benchmarks import __main__ as benchmark
 from benchmarks.search import _differences
 from plsc.apps.serving.gallery import search
+
+pytestmark = pytest.mark.slow
 
 
 def measured(folder):

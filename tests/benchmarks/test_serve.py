@@ -13,6 +13,8 @@ from plsc.apps.serving.service.options import Options
 from plsc.errors import UserError
 from tests.apps.serving.running import Pixels, picture, running
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "a-token-of-the-tests"
 
 

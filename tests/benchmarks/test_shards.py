@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks import __main__ as benchmark
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_numbers_add_up(tmp_path, capsys):
     sizes = [

@@ -2,10 +2,14 @@
 
 import json
 
+import pytest
+
 from benchmarks import __main__ as benchmark
 from benchmarks import step
 from plsc.distributed import accelerator
 from tests.gpu_ops import count
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_cases_and_the_table(tmp_path, capsys, monkeypatch):

@@ -13,6 +13,8 @@ from tests.cluster_files.stand_ins import FOLDER, calls, examples, put_stand_ins
 from tests.helpers.launch import ROOT
 from tests.helpers.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = ["ssh.sh", "slurm.sbatch"]
 LIST = {name: (FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS}
 

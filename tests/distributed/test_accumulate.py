@@ -15,6 +15,8 @@ from tests.helpers.launch import launch
 from tests.helpers.tiny_runs import arrays, assert_same_arrays, checkpoint, columns, rounded_run, rows
 from tests.training.test_network import Dropping
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(run_accumulate.__file__)
 
 

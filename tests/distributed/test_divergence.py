@@ -6,6 +6,8 @@ import pytest
 
 from tests.helpers.launch import launch
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("kernels", ["1", "0"])
 def test_all_ranks_skip_what_one_cannot_use(tmp_path, kernels):

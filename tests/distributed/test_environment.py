@@ -9,6 +9,8 @@ import pytest
 from plsc.distributed import environment
 from tests.helpers.launch import ROOT, run_python
 
+pytestmark = pytest.mark.slow
+
 PREPARE = """
 import {first}plsc.distributed.environment
 threads, notes = plsc.distributed.environment.prepare()

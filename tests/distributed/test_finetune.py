@@ -2,12 +2,15 @@
 again with the same bits."""
 
 import numpy as np
+import pytest
 
 from plsc.checkpoint.store import Checkpoint
 from tests.helpers.launch import ROOT, launch
 from tests.helpers.tiny_runs import TINY, assert_same_arrays, checkpoint, rows, steps, train
 from tests.helpers.warm import all_ended, lines, shared
 from tests.training.test_finetune import CASES, MORE, NEW, NO_PAIRS, OLD, people, started
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_rank_has_its_rows_of_one_process(tmp_path):

@@ -8,7 +8,14 @@ import pytest
 from tests.helpers.launch import launch
 
 
-@pytest.mark.parametrize("ranks,every,cases", [(2, 7, 41), (3, 1, 124), (4, 7, 41)])
+@pytest.mark.parametrize(
+    "ranks,every,cases",
+    [
+        (2, 7, 41),
+        pytest.param(3, 1, 124, marks=pytest.mark.slow),
+        pytest.param(4, 7, 41, marks=pytest.mark.slow),
+    ],
+)
 def test_equals_the_dense_reference(ranks, every, cases, tmp_path):
     """All cases on three ranks, which divide none of the numbers of classes; on four the way of GPUs."""
     kernels = "0" if ranks == 4 else "1"
@@ -18,6 +25,7 @@ def test_equals_the_dense_reference(ranks, every, cases, tmp_path):
     assert said.count(f": {cases} cases, worst relative errors") == ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_margin_equals_dense_autograd(ranks, tmp_path):
     kernels = "0" if ranks == 3 else "1"

@@ -12,6 +12,8 @@ from tests.helpers.bounds import assert_within
 from tests.helpers.launch import launch
 from tests.helpers.tiny_runs import rounded_run, rows
 
+pytestmark = pytest.mark.slow
+
 STOPS = {"two": 3, "three": 6}  # within an epoch of five steps
 END = 9
 

@@ -18,6 +18,8 @@ from tests.helpers.launch import ROOT, launch
 from tests.helpers.tiny_runs import TINY, assert_equal_runs, linear, rounded_run, rows, steps, train
 from tests.helpers.warm import shared
 
+pytestmark = pytest.mark.slow
+
 SAMPLED = ["Head.sample_rate=0.3"]
 SETTINGS = [f"Global.max_steps={STEPS}", f"Checkpoint.every_steps={EVERY}", *SAMPLED]
 

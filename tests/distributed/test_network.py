@@ -7,6 +7,8 @@ from plsc.distributed import network
 from tests.helpers.launch import ROOT, launch
 from tests.helpers.tiny_runs import TINY, rows
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("seconds, rounds", [(1e-9, 20), (0.05, 4), (0.2, 1), (60, 1)])
 def test_slow_networks_have_fewer_rounds(seconds, rounds):

@@ -11,6 +11,8 @@ from tests.helpers.bounds import assert_within
 from tests.helpers.launch import launch
 from tests.helpers.tiny_runs import arrays, assert_same_arrays, checkpoint, rows
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -91,8 +91,7 @@ def test_kill_and_ctrl_c_by_real_starts(slow, warm, whole, tmp_path):
     assert_equal_runs(tmp_path / "out", whole)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks, rate, seed", [(2, 1.0, 1), (4, 0.3, 2)])
+@pytest.mark.parametrize("ranks, rate, seed", [(2, 1.0, 1), pytest.param(4, 0.3, 2, marks=pytest.mark.slow)])
 def test_kills_of_random_ranks_at_random_moments_change_nothing(
     warm, tmp_path, monkeypatch, ranks, rate, seed
 ):
@@ -162,6 +161,7 @@ def test_a_stop_saves_its_step_and_the_same_command_goes_on(whole, run, tmp_path
     assert_equal_runs(tmp_path / "out", whole)
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_and_a_killed_supervisor_leave_no_process(whole, run, tmp_path):
     plan = ["1:7:launcher SIGKILL", "0:3:supervisor SIGKILL"]
     code, said = run(*plan)
@@ -276,6 +276,7 @@ def cgroup():
     pytest.skip("no cgroup with a limit of memory can be made here")
 
 
+@pytest.mark.slow
 def test_a_rank_that_the_kernel_kills_for_want_of_memory(cgroup, warm, whole, tmp_path):
     program = warm.start(command(tmp_path, "1:5:oom"), tmp_path, **{CGROUP: cgroup})
     assert program.wait(120) == 0 and all_ended(tmp_path)

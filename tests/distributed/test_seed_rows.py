@@ -8,7 +8,7 @@ from tests.distributed import run_seed_rows
 from tests.helpers.launch import launch
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def said(request, tmp_path_factory):
     """What the ranks print, in a launch that all the rows share."""
     script = Path(run_seed_rows.__file__)

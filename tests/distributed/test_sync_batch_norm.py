@@ -15,6 +15,8 @@ from tests.helpers.bounds import assert_within, rounded
 from tests.helpers.launch import launch
 from tests.helpers.tiny_runs import arrays, checkpoint, columns, make_trainer, rows, train
 
+pytestmark = pytest.mark.slow
+
 
 class Wide(paddle.nn.Layer):
     """A small network in float64: in float32 the rounding of ten steps already grows to more than 1e-6, as

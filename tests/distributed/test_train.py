@@ -137,6 +137,7 @@ def one_process(whole, tmp_path_factory):
     return {name: rounded_run(folder / name, train, linear()) for name, train in trainings.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_train_every_head_as_one_process_does(whole, one_process, tmp_path, ranks):
     """run_training.py holds further checks, which every rank makes for itself."""
@@ -157,6 +158,7 @@ def test_ranks_train_every_head_as_one_process_does(whole, one_process, tmp_path
     assert_within(found, want[0], bound[0], paths=2)
 
 
+@pytest.mark.slow
 def test_plain_processes_and_a_launch_without_a_number_of_ranks(tmp_path):
     """All of one process, so both trainings must end with the same numbers."""
     short = ["-c", TINY, "-o", "Global.max_steps=2"]
@@ -172,6 +174,7 @@ def test_plain_processes_and_a_launch_without_a_number_of_ranks(tmp_path):
     assert_same_arrays(checkpoint(tmp_path / "plain", 2), checkpoint(tmp_path / "launched", 2))
 
 
+@pytest.mark.slow
 def test_the_trouble_of_one_rank_ends_all_of_them(tmp_path):
     """With a code that the launcher picks: the other rank has lost its peer, or is terminated."""
     shape = "num_classes: 23, image_shape: [1, 12, 10]"

@@ -17,6 +17,8 @@ from tests.gpu_ops import count, op_log
 from tests.gpu_ops.run_budget import CLASSES, HEADS, SAMPLES
 from tests.helpers.launch import run_python
 
+pytestmark = pytest.mark.slow
+
 N, D = 1024, 512
 # classes, most kernels, most bytes
 BUDGETS = {

@@ -20,6 +20,8 @@ from tests.gpu_ops.record import IMAGES
 from tests.helpers.launch import run_python
 from tests.training.test_amp_dtypes import dtypes_on_a_gpu, needs_programs, program_of
 
+pytestmark = pytest.mark.slow
+
 TABLE = Path(__file__).with_name("kernels-2.6.2.txt")
 NO_KERNEL = {"", "data", "shape64"}  # the embeddings; the images; a shape is known to the host
 

@@ -7,6 +7,8 @@ import pytest
 from tests.gpu_ops import op_log
 from tests.helpers.launch import run_python
 
+pytestmark = pytest.mark.slow
+
 X = 16 * 8 * 4  # bytes
 ROWS = 7 * 8 * 4
 INDEX = 7 * 8

@@ -15,6 +15,8 @@ import pytest
 
 from tests.helpers.launch import ROOT, launch, run_python
 
+pytestmark = pytest.mark.slow
+
 TINY = ROOT / "tests/helpers/tiny.yaml"
 CASES = ROOT / "tests/standin/run_cases.py"
 STEPS = os.environ.get("PLSC_TEST_STANDIN_STEPS", "3")  # 20 show the same

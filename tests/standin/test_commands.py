@@ -12,6 +12,8 @@ import pytest
 from tests.helpers.launch import run_python
 from tests.standin.test_bits import THE_WAY_OF_DEVICES, TINY, arrays
 
+pytestmark = pytest.mark.slow
+
 
 def training(*overrides):
     """The words of a training of four steps into output, but for what the overrides say."""

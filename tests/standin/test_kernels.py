@@ -8,6 +8,8 @@ from plsc.distributed.kinds import AS_KIND
 from tests.standin.test_bits import losses, run_cases
 from tests.standin.test_commands import train
 
+pytestmark = pytest.mark.slow
+
 NETWORKS = ["IResNet18", "MobileFaceNet", "FaceViT_tiny"]
 HEADS = [
     "dist_softmax",

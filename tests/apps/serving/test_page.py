@@ -18,6 +18,8 @@ from plsc.utils.calibration import Calibration
 from tests.apps.serving.browser import MISSING, Browser
 from tests.apps.serving.running import PATIENT, Pixels, picture, running, samples
 
+pytestmark = pytest.mark.slow
+
 in_chromium = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 NASTY = "<img src=x onerror=document.title='changed'>\u202e!"

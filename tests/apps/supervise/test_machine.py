@@ -11,6 +11,8 @@ from plsc.apps.supervise.facts import Facts
 from plsc.apps.supervise.machines import Machine
 from plsc.apps.supervise.options import read_options
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def handlers():

@@ -25,6 +25,8 @@ from plsc.errors import UserError
 from tests.apps.supervise.test_agreement import Job
 from tests.helpers.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 TICK = 0.5  # seconds between two reports
 EVERY = 5  # steps between two checkpoints
 

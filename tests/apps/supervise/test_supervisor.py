@@ -20,6 +20,8 @@ from plsc.errors import UserError
 from tests.helpers.fake_launch import supervise, write
 from tests.helpers.warm import all_ended
 
+pytestmark = pytest.mark.slow
+
 COMMAND = ["--nproc_per_node", "2", "program.py", "-o", "Global.output_dir=out"]
 
 
