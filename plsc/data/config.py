@@ -93,10 +93,10 @@ class EvalDatasetCfg(DatasetCfg):
     name: str = "GlyphPairs"
     """`GlyphPairs` or `CjkGlyphPairs`, pairs of characters that training never sees; pairs named in a file
     (`PairList`), in a .bin pack (`BinPairs`) or drawn from labelled images (`ImagePairs`); IJB's templates
-    (`IjbPairs`); a search in a gallery (`GalleryProbe`); the ranking of a gallery for queries
-    (`QueryGallery`); pairs of samples in .npy files (`ArrayPairs`); any data set that `Train.dataset` may
-    name; a name that you registered; or your own class as `package.module:Class`. Where it is not written and
-    training has other images than `Glyphs`, nothing is evaluated."""
+    (`IjbPairs`); a search in a gallery (`GalleryProbe`); pairs of samples in .npy files
+    (`ArrayPairs`); any data set that `Train.dataset` may name; a name that you registered; or your own class
+    as `package.module:Class`. Where it is not written and training has other images than `Glyphs`, nothing is
+    evaluated."""
 
 
 class SamplerCfg(Section):

@@ -1,7 +1,7 @@
 """Define the base classes of data sets, all that the trainer and the loader use of them. No ranks, no Paddle.
 
 Your own: derive from Dataset (training, classification), PairSet (verification), TemplatePairs (verification
-of sets of images), IdentificationSet or RetrievalSet (search in a gallery), set the attributes in __init__,
+of sets of images), IdentificationSet (search in a gallery), set the attributes in __init__,
 write the abstract methods, and name the class in the config as `name: "my_module:MyClass"`. The arguments of
 __init__, with their annotations and defaults, are what the config accepts; one that takes `seed` is given the
 run's. A classmethod `check(**kwargs)` may raise UserError about the arguments that the user wrote. It is
@@ -179,17 +179,6 @@ class IdentificationSet(_Images):
     def people(self) -> np.ndarray:
         """Return whom each image shows, [num_images], text or numbers."""
         return self.identities if self.names is None else self.names[self.identities]
-
-
-class RetrievalSet(IdentificationSet):
-    """Search whose whole ranking counts (mAP, recall@k): the probes are queries, and everything right is to
-    come first.
-
-    An image may be in the gallery and a query; it is not compared with itself. Gallery images of a query's
-    identity from its own camera do not count.
-    """
-
-    cameras: np.ndarray | None = None  # int64 [num_images]; None: not known
 
 
 def check_labels(data: Dataset) -> None:

@@ -2,7 +2,6 @@
 
     verify_pairs(embeddings, pairs, same)         are two images, or templates, of the same class?
     identify(embeddings, gallery, probe, ids)     who of the gallery is it, if anybody?
-    retrieve(embeddings, gallery, query, ids)     what is most similar to it, in order?
     classify(label, predicted, num_classes)       which of the trained classes is it?
 
 Each returns a result with `kind`, `metric` (the key of `row()` that decides the best checkpoint), `headline`,
@@ -12,7 +11,6 @@ Each returns a result with `kind`, `metric` (the key of `row()` that decides the
 
 from plsc.evaluation.classification import Classification, classify
 from plsc.evaluation.identification import Identification, identify
-from plsc.evaluation.retrieval import Retrieval, retrieve
 from plsc.evaluation.roc import FARS, Roc, roc_curve
 from plsc.evaluation.templates import template_features
 from plsc.evaluation.verification import Verification, verify, verify_distances, verify_pairs, worst_pairs
@@ -21,12 +19,10 @@ __all__ = [
     "FARS",
     "Classification",
     "Identification",
-    "Retrieval",
     "Roc",
     "Verification",
     "classify",
     "identify",
-    "retrieve",
     "roc_curve",
     "template_features",
     "verify",

@@ -19,7 +19,6 @@ from plsc.data.dataset import (
     Dataset,
     IdentificationSet,
     PairSet,
-    RetrievalSet,
     TemplatePairs,
     check_array,
     check_identities,
@@ -33,15 +32,14 @@ from plsc.evaluation.as_norm import Cohort, with_as_norm
 from plsc.evaluation.classification import Classification, classify
 from plsc.evaluation.groups import Grouping, group_pairs
 from plsc.evaluation.identification import Identification, identify
-from plsc.evaluation.retrieval import Retrieval, retrieve
 from plsc.evaluation.templates import template_features
 from plsc.evaluation.verification import Verification, verify_pairs
 from plsc.utils.calibration import Calibration
 
 # The arrays that the base classes declare.
 _ARRAYS = ("labels", "pairs", "same", "identities", "identity_of", "template", "media", "gallery", "probe")
-_ARRAYS += ("names", "cameras")
-Result = Classification | Identification | Retrieval | Verification
+_ARRAYS += ("names",)
+Result = Classification | Identification | Verification
 
 
 class EvalSet:
@@ -286,29 +284,9 @@ class SearchSet(EvalSet):
         return identify(embeddings, self.data.gallery, self.data.probe, self.data.identities)
 
 
-class RankingSet(SearchSet):
-    """Queries whose whole ranking of a gallery counts: what is most similar, in order?"""
-
-    task = "retrieval"
-    result = Retrieval
-
-    def check(self) -> None:
-        super().check()
-        if self.data.cameras is not None:
-            check_array(self.data, "cameras", "int64 [num_images]", None, self.count)
-
-    def size(self) -> str:
-        return f"{len(self.data.probe):,} queries of"
-
-    def score(self, embeddings: np.ndarray) -> Retrieval:
-        data = self.data
-        return retrieve(embeddings, data.gallery, data.probe, data.identities, data.cameras)
-
-
-# The first base class of a set counts: a RetrievalSet is an IdentificationSet too, a TemplatePairs a PairSet.
+# The first base class of a set counts: a TemplatePairs is a PairSet too.
 _KINDS: dict[type, type[EvalSet]] = {
     Dataset: LabelledSet,
-    RetrievalSet: RankingSet,
     IdentificationSet: SearchSet,
     TemplatePairs: TemplateSet,
     PairSet: VerificationSet,

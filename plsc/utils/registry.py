@@ -198,7 +198,6 @@ DATASETS = Registry(
         "ImageList": "plsc.data.image_list:ImageList",
         "ImagePairs": "plsc.data.pairs:ImagePairs",
         "PairList": "plsc.data.pairs:PairList",
-        "QueryGallery": "plsc.data.retrieval:QueryGallery",
         "RecImages": "plsc.data.rec:RecImages",
         "Shards": "plsc.data.shards:Shards",
         "Synthetic": "plsc.data.synthetic:Synthetic",

@@ -52,7 +52,6 @@ def examples(tmp_path_factory):
         "Glyphs": {"faces": 4},
         "GlyphPairs": {"num_pairs": 50},
         "ImageList": {"list": str(tmp_path / "list.txt"), "size": (16, 12), "flip": True},
-        "QueryGallery": {"gallery": str(tmp_path / "list.txt")},
         "RecImages": {"path": str(write_rec(tmp_path / "a.rec", [0, 0, 1, 1])), "flip": True},
         "Shards": {"shards": shards, "flip": True},
         "Synthetic": {"num_classes": 3},

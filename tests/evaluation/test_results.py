@@ -14,7 +14,7 @@ from plsc.evaluation.groups import Grouping
 from plsc.evaluation.report.html import tables_of
 from plsc.evaluation.results import headlines, overfitting, read_compared, worst_of, write_results
 from plsc.evaluation.sets import eval_set
-from tests.helpers.pictures import drawn, identification, retrieval, verification
+from tests.helpers.pictures import drawn, identification, verification
 from tests.helpers.tiny_runs import NoisePairs
 from tests.training.test_evaluator import NoiseTemplates
 
@@ -29,11 +29,10 @@ def written(tmp_path_factory):
     label = np.arange(60) % 3
     results = {
         "people": identification(),
-        "shoes": retrieval(),
         "pairs": found,
         "clothes": classify(label, label // 2, 3),
     }
-    sets = {"pairs": eval_set(pairs), "people": None, "shoes": None, "clothes": None}
+    sets = {"pairs": eval_set(pairs), "people": None, "clothes": None}
     facts = {"checkpoint": "step-7", "main": "pairs", "flip": True}
     folder = tmp_path_factory.mktemp("written") / "test"
     with contextlib.redirect_stdout(io.StringIO()) as said, drawn():
@@ -45,7 +44,7 @@ def test_results_json_has_all_numbers(written):
     page, results, _ = written
     content = json.loads((page.parent / "results.json").read_text())
     assert (content["checkpoint"], content["main"], content["flip"]) == ("step-7", "pairs", True)
-    assert list(content["sets"]) == ["pairs", "people", "shoes", "clothes"], "the main set first"
+    assert list(content["sets"]) == ["pairs", "people", "clothes"], "the main set first"
     for title, found in results.items():
         numbers = content["sets"][title]
         assert numbers["kind"] == found.kind and numbers["notes"] == list(found.notes)
@@ -58,13 +57,13 @@ def test_the_report_has_the_pictures_of_every_kind(written):
     pictures = {path.name for path in written[0].parent.glob("*.png")}
     of_pairs = {"roc.png", "det.png", "histogram.png", "calibration.png", "worst_pairs.png"}
     assert pictures == of_pairs | {"cmc.png", "confusion.png"}
-    for text in ("rank-10", "recall@10", "equal error rate", "worst class"):
+    for text in ("rank-10", "equal error rate", "worst class"):
         assert text in written[0].read_text()
 
 
 def test_the_tables_stand_by_kind_with_a_column_a_set(written):
     said = written[2]
-    kinds = ("verification ", "identification ", "retrieval ", "classification ")
+    kinds = ("verification ", "identification ", "classification ")
     assert sorted(kinds, key=said.index) == [*kinds]
     (two,) = tables_of({"a": verification(), "b": verification(seed=1, negatives=0)})
     assert two[0] == ["verification", "a", "b"]
@@ -155,8 +154,6 @@ def test_the_headline_is_the_best_step_and_the_last():
     assert tested == [("verification on pairs, step 8", here)]
     ((label, value),) = headlines("people", {"people": identification()}, {"step": 8, "best": None})
     assert label == "identification on people, step 8" and value.startswith("rank-1 ")
-    ((label, value),) = headlines("shoes", {"shoes": retrieval()}, {"step": 8, "best": None})
-    assert label == "retrieval on shoes, step 8" and value.startswith("mAP ")
 
 
 def test_overfitting_is_said_where_training_is_right_and_evaluation_is_not():
@@ -165,7 +162,6 @@ def test_overfitting_is_said_where_training_is_right_and_evaluation_is_not():
     (said,) = overfitting([*training(0.2), *training(0.999)], good)
     assert "99.90 % of the images it trains on" in said and "accuracy 50.00 %" in said
     assert overfitting(training(0.9), good) == [] == overfitting([], good)
-    assert retrieval().row()["map"] < 0.9 and overfitting(training(1.0), retrieval()) == []
     same = np.arange(40) % 2 == 0
     assert overfitting(training(1.0), verify_distances(np.where(same, 0.2, 2.0), same)) == []
 

@@ -7,13 +7,12 @@ from plsc.data.synthetic import Synthetic
 from plsc.errors import UserError
 from plsc.evaluation.sets import eval_set
 from tests.helpers.tiny_runs import NoisePairs
-from tests.training.test_evaluator import NoiseGallery, NoiseQueries, NoiseTemplates
+from tests.training.test_evaluator import NoiseGallery, NoiseTemplates
 
 KINDS = {
     "classification": (Synthetic(3, 2, (1, 4, 4)), 6, "6 samples of 3 classes"),
     "verification": (NoisePairs(), 80, "40 pairs of 80 images"),
     "identification": (NoiseGallery(), 60, "30 searches among 25 of 60 images"),
-    "retrieval": (NoiseQueries(), 60, "30 searches among 30 of 60 images"),
 }
 
 

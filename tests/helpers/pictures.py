@@ -7,7 +7,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from plsc.evaluation import identify, retrieve, verify_distances
+from plsc.evaluation import identify, verify_distances
 from plsc.evaluation.report import figures, html
 from plsc.evaluation.report.style import STYLE
 
@@ -41,11 +41,6 @@ def panels(figure):
 def identification(identities=60):
     images, identity, embeddings = _three_images_each(identities)
     return identify(embeddings, images[::3], images[1::3], identity)
-
-
-def retrieval():
-    images, identity, embeddings = _three_images_each(60)
-    return retrieve(embeddings, images, images, identity)
 
 
 def _three_images_each(identities):

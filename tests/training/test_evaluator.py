@@ -6,7 +6,7 @@ import paddle
 import pytest
 
 from plsc.config import load
-from plsc.data.dataset import IdentificationSet, RetrievalSet, TemplatePairs
+from plsc.data.dataset import IdentificationSet, TemplatePairs
 from plsc.errors import UserError
 from plsc.evaluation import template_features, verify_pairs
 from plsc.evaluation.sets import eval_set
@@ -43,23 +43,9 @@ class NoiseGallery(NoisePairs, IdentificationSet):
         self.gallery, self.probe = np.arange(0, self.num_images - 10, 2), np.arange(1, self.num_images, 2)
 
 
-class NoiseQueries(NoisePairs, RetrievalSet):
-    """Of each class one image in the gallery, one query; the cameras of the first five are the same for
-    both."""
-
-    name = "noise products"
-
-    def __init__(self, products: int = 30):
-        super().__init__(products)
-        self.identities = np.arange(self.num_images) // 2
-        self.gallery, self.probe = np.arange(0, self.num_images, 2), np.arange(1, self.num_images, 2)
-        self.cameras = np.where(self.identities < 5, 0, np.arange(self.num_images) % 2)
-
-
 SETS = {
     "templates": '{name: "tests.training.test_evaluator:NoiseTemplates"}',
     "people": '{name: "tests.training.test_evaluator:NoiseGallery"}',
-    "products": '{name: "tests.training.test_evaluator:NoiseQueries"}',
     "few": '{name: "tests.helpers.tiny_runs:NoisePairs", num_pairs: 1}',
 }
 MORE = [f"DataLoader.Eval.more.{title}={section}" for title, section in SETS.items()]
@@ -85,7 +71,6 @@ def test_every_set_gets_its_result_its_line_and_its_row(tmp_path, capsys):
         "noise pairs": "verification",
         "templates": "verification",
         "people": "identification",
-        "products": "retrieval",
         "few": "verification",
     }
     written = {row["eval"]: row for row in rows(tmp_path, evaluations=True)}
@@ -97,7 +82,6 @@ def test_every_set_gets_its_result_its_line_and_its_row(tmp_path, capsys):
     said = capsys.readouterr().out
     assert f"verification: {found.results['noise pairs'].headline} on 40 noise pairs" in said
     assert "identification: rank-1 " in said and " on 30 probes of people" in said
-    assert "retrieval: mAP " in said and " on 30 queries of products" in said
     assert " on 29 templates" in said
 
 
@@ -108,8 +92,6 @@ def test_a_set_is_scored_by_its_kind():
     assert eval_set(pairs).score(embeddings).row() == verify_pairs(features, pairs.pairs, pairs.same).row()
     people = eval_set(NoiseGallery()).score(rng.normal(size=(60, 4)))
     assert (people.probes, people.strangers, people.gallery) == (25, 5, 25)
-    products = eval_set(NoiseQueries()).score(rng.normal(size=(60, 4)))
-    assert (len(products.rank), products.left_out, products.gallery) == (25, 5, 30)
 
 
 def test_labelled_images_may_be_a_further_set(tmp_path):

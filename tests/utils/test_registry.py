@@ -146,5 +146,5 @@ def test_builtin_names():
             "IjbPairs",
             "ImageFolder",
         ),
-        *("ImageList", "ImagePairs", "PairList", "QueryGallery", "RecImages", "Shards", "Synthetic"),
+        *("ImageList", "ImagePairs", "PairList", "RecImages", "Shards", "Synthetic"),
     ]

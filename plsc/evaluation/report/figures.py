@@ -45,7 +45,7 @@ MAIN = COLOURS[0]
 class Result(Protocol):
     """Declares the part of an evaluation's result that the report needs; see plsc.evaluation for the rest."""
 
-    kind: str  # "verification", "identification", "retrieval" or "classification"
+    kind: str  # "verification", "identification" or "classification"
     notes: Sequence[str]
 
     def results(self) -> Mapping[str, str]: ...
@@ -79,7 +79,7 @@ def draw(
     """Draw all pictures of a report in reading order; arguments as of
     plsc.evaluation.report.html.write_report."""
     pairs = {name: result for name, result in results.items() if result.kind == "verification"}
-    searches = {n: result for n, result in results.items() if result.kind in ("identification", "retrieval")}
+    searches = {n: result for n, result in results.items() if result.kind == "identification"}
     classes = {name: result for name, result in results.items() if result.kind == "classification"}
     with styled():
         drawn = {
@@ -110,10 +110,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure | None, str]:
     evaluations = [row for row in rows if "eval" in row and row.get("accuracy") is not None]
     of_searches = [
         (title, unit, key, [row for row in rows if "eval" in row and row.get(key) is not None])
-        for title, unit, key in (
-            ("Retrieval", "mean average precision (%)", "map"),
-            ("Identification", "rank-1 (%)", "rank1"),
-        )
+        for title, unit, key in (("Identification", "rank-1 (%)", "rank1"),)
     ]
     panels = [
         (title, unit, partial(_plot_series, rows=training, key=key, factor=factor))
