@@ -43,7 +43,7 @@ from plsc.utils.version import __version__
 from plsc.utils.yaml_lines import parse
 
 FORMAT = 6  # the only one that is read; 1 to 5 were written before the first release
-_LISTS = ("Parts", "Stages")  # the keys of a config that are no sections
+_LISTS = ("Parts",)  # the keys of a config that are no sections
 NUMBERS = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),

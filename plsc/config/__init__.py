@@ -19,7 +19,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import Field, PrivateAttr, ValidationError, field_validator
 from pydantic_core import to_jsonable_python
@@ -34,7 +34,6 @@ from plsc.config.run import (
     GlobalCfg,
     LRSchedulerCfg,
     PartCfg,
-    StageCfg,
     TeacherCfg,
     WeightsCfg,
 )
@@ -80,22 +79,6 @@ __all__ = [
 _NOT_NAMED = Source(DEFAULT.level, 0, "default: nothing to evaluate on is named", "")
 
 
-class StageConfig(NamedTuple):
-    """A stretch of a run.
-
-    number: of the item of `Stages`, from 0. place: of it, for errors. changes: the values that differ, path
-    -> value.
-    begins_schedule: of the learning rates.
-    """
-
-    number: int
-    place: str
-    epochs: int
-    changes: dict[KeyPath, Any]
-    cfg: Config
-    begins_schedule: bool
-
-
 class Config(Section):
     """A whole config. `load` makes it; `edit` returns a changed one."""
 
@@ -114,12 +97,7 @@ class Config(Section):
     """Further features of a training: losses on pairs, `[{name: triplet, margin: 0.2}]` (docs/training.md),
     or your own, `["package.module:Class"]` (docs/extend.md)."""
 
-    Stages: list[StageCfg] = []
-    """Stretches of a training, each with values of its own, `[{epochs: 10, Head: {margin: 0.2}}, {epochs:
-    10}]`, in place of `Global.epochs` (docs/training.md)."""
-
     _layers: Layers = PrivateAttr(default_factory=Layers)
-    _stages: list[StageConfig] = PrivateAttr(default_factory=list)
 
     @field_validator("Parts", mode="before")
     @classmethod
@@ -135,17 +113,12 @@ class Config(Section):
     __hash__ = None
 
     @property
-    def stages(self) -> list[StageConfig]:
-        """The stages of a run, ramps as a stage for each epoch; [] without `Stages`."""
-        return [*self._stages]
-
-    @property
     def init_from(self) -> str | None:
         """The folder of the checkpoint that the backbone starts with; None: it starts anew."""
         return weights_folder(self.Weights.name) if self.Weights.name else self.Global.init_from
 
     def applies(self, key: str) -> bool:
-        return key not in ("Parts", "Stages") or bool(getattr(self, key))
+        return key != "Parts" or bool(getattr(self, key))
 
     def source(self, key: str) -> str:
         """Name the source of the value of "Section.key": "default", "file:line", "-o", or who edited it.
@@ -363,7 +336,6 @@ def _find_modules_in(folders: Iterable[str], tree: Any) -> None:
 
 def _checked(layers: Layers) -> Config:
     layers.check_values()
-    _sum_up_stages(layers)
     _resolve_precedence(layers, (), Config)
     _drop_options_of_another_margin(layers)
     _refuse_two_starts(layers)
@@ -381,41 +353,7 @@ def _checked(layers: Layers) -> Config:
     if layers.problems:
         raise ConfigError(layers.lines())
     config._layers = layers
-    config._stages = [*_stage_configs(config)]
     return config
-
-
-def _sum_up_stages(layers: Layers) -> None:
-    """Let Global.epochs be those of all stages together."""
-    stages = layers.get(("Stages",))
-    epochs = [stage.get("epochs") for stage in stages or [] if isinstance(stage, dict)]
-    path = ("Global", "epochs")
-    if not epochs or not all(type(number) is int for number in epochs) or layers.get(("Global", "max_steps")):
-        return
-    if layers.get(path) not in (None, sum(epochs)):
-        layers.add_error(
-            ConfigProblem(
-                path,
-                f"must be left out with Stages, whose epochs are {sum(epochs)} in all (got {layers.get(path)})",
-            )
-        )
-    elif isinstance(layers.get(path[:1]) or {}, dict):
-        layers.put(path, sum(epochs), layers.source(("Stages",)))
-
-
-def _stage_configs(config: Config) -> Iterator[StageConfig]:
-    """Build the config of each stage. ConfigError for one that is none."""
-    for number, stage in enumerate(config.Stages):
-        name = f"Stages.{number}"
-        place = ": ".join(filter(None, (config.place(("Stages", number)), name)))
-        for part, (epochs, changes) in enumerate(stage.by_epochs()):
-            layers = copy.deepcopy(config._layers)
-            layers.drop(("Stages",))
-            source = Source(layers.next_level, 0, name, place)
-            for path, value in changes.items():
-                layers.put(path, value, source)
-            begins = bool(stage.LRScheduler) and part == 0
-            yield StageConfig(number, place, epochs, changes, _checked(layers), begins)
 
 
 def _refuse_two_starts(layers: Layers) -> None:

@@ -1,12 +1,10 @@
-"""Define the sections of a run: Global, Teacher, LRScheduler, Checkpoint, Export, and the items of Parts and
-Stages.
+"""Define the sections of a run: Global, Teacher, LRScheduler, Checkpoint, Export, and the items of Parts.
 
 They are not in plsc/training, which takes a Config and so lies above this package; see docs/design.md.
 """
 
 import itertools
 import re
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
@@ -15,7 +13,6 @@ from plsc.distributed import kinds
 from plsc.heads.config import HeadCfg
 from plsc.utils.registry import PARTS
 from plsc.utils.section import NOT_TRAINING, OTHER_RUN, Plug, Section, few_for_this_machine
-from plsc.utils.yaml_lines import KeyPath
 
 DEFAULT_EPOCHS = 10  # when neither epochs nor max_steps is given
 
@@ -311,82 +308,6 @@ class PartCfg(Plug):
     name: str = Field(...)
     """A loss on pairs beside the head's, `triplet`, `supcon`, `circle` or `multi_similarity`
     (docs/training.md), or a part of your own as `package.module:Class` (docs/extend.md)."""
-
-
-# Sections of a stage -> which of their keys it may change; (): all. The others decide what the states of a
-# run are.
-_IN_STAGES = {
-    "Head": ("margin", "options", "scale", "gradient", "filter_above", "sample_rate"),
-    "Optimizer": ("weight_decay", "clip_norm", "groups", "freeze_norms", "layer_decay", "head"),
-    "LRScheduler": (),
-    "DataLoader": (),
-}
-_RAMP = {"from", "to"}
-
-
-class StageCfg(Section):
-    """A stretch of a training, and the values that differ in it from those of the other sections. A number
-    may be a ramp, `{from: 0, to: 0.5}`, which rises or falls from epoch to epoch."""
-
-    epochs: int = Field(..., ge=1)
-    """Passes over the training set."""
-    Head: dict[str, Any] = {}
-    """`margin`, `options`, `scale`, `gradient`, `filter_above`, `sample_rate`."""
-    Optimizer: dict[str, Any] = {}
-    """`weight_decay`, `clip_norm`, `groups`, `freeze_norms`, `layer_decay`, `head`."""
-    LRScheduler: dict[str, Any] = {}
-    """Begins a schedule of its own, over this stage and those after it up to the next one with this key."""
-    DataLoader: dict[str, Any] = {}
-    """Any keys. A mapping with a `name` replaces another one, without it changes single keys."""
-
-    @field_validator(*_IN_STAGES)
-    @classmethod
-    def _may_change(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        keys = _IN_STAGES[info.field_name]
-        other = next((key for key in value if keys and key not in keys), None)
-        if other:
-            raise ValueError(f"a stage cannot change {other}, only {', '.join(keys)}")
-        return value
-
-    def applies(self, key: str) -> bool:
-        return bool(getattr(self, key))
-
-    def changes(self) -> list[tuple[KeyPath, Any]]:
-        """List the paths and values that differ."""
-        return [*_changes(self.model_dump(include=set(_IN_STAGES)))]
-
-    def by_epochs(self) -> list[tuple[int, dict[KeyPath, Any]]]:
-        """Return epochs and changes, path -> value: once, or of each epoch where a number is a ramp."""
-        changes = dict(self.changes())
-        if not any(_is_ramp(value) for value in changes.values()):
-            return [(self.epochs, changes)]
-        shares = [epoch / max(1, self.epochs - 1) for epoch in range(self.epochs)]
-        return [(1, {path: _at(value, share) for path, value in changes.items()}) for share in shares]
-
-
-def _changes(tree: dict[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and "name" not in value and not _is_ramp(value):
-            yield from _changes(value, (*path, key))
-        else:
-            yield (*path, key), value
-
-
-def _is_ramp(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() == _RAMP
-        and all(type(end) in (int, float) for end in value.values())
-    )
-
-
-def _at(value: Any, share: float) -> Any:
-    """Return the number of a ramp after a share of its way; any other value as it is."""
-    if not _is_ramp(value):
-        return value
-    number = value["from"] + share * (value["to"] - value["from"])
-    integers = all(isinstance(end, int) for end in value.values())
-    return int(number) if integers and number.is_integer() else number
 
 
 class CheckpointCfg(Section):

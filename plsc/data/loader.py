@@ -58,8 +58,7 @@ class Loader:
     joins the one before it, so the steps do not depend on how many ranks there are. Raises UserError if an
     epoch or its last step is too small for `world_size`. `max_corrupt`: share of this rank's images of an
     epoch that may be replaced by others because they cannot be decoded; see corrupt.py. `sampler`: gives the
-    order of each epoch; None: every sample once, shuffled. `first_step`, `first_epoch`: those that the run
-    has done before the batches of this loader.
+    order of each epoch; None: every sample once, shuffled.
     """
 
     def __init__(
@@ -73,8 +72,6 @@ class Loader:
         max_corrupt: float = 0.0,
         sampler: Sampler | None = None,
         planned_ranks: int | None = None,
-        first_step: int = 0,
-        first_epoch: int = 0,
     ):
         self._sampler = sampler or Shuffle(len(dataset), seed)
         count = len(self._sampler)
@@ -84,7 +81,6 @@ class Loader:
                 "(two each); start fewer ranks"
             )
         self.dataset, self.rank, self.world_size, self.seed = dataset, rank, world_size, seed
-        self._first_step, self._first_epoch = first_step, first_epoch
         self._num_workers = num_workers
         self._corrupt = CorruptImages(dataset, max_corrupt, count // world_size)
         self._workers: Workers | None = None
@@ -108,7 +104,7 @@ class Loader:
 
     def shares(self, step: int) -> list[tuple[int, int]]:
         """Return the range of each rank's samples in the global batch of a step (from 0, over all epochs)."""
-        return self._shares_of((step - self._first_step) % self.steps_per_epoch)
+        return self._shares_of(step % self.steps_per_epoch)
 
     @property
     def replaced(self) -> int:
@@ -189,10 +185,10 @@ class Loader:
     def from_step(self, step: int) -> Iterator[Batch]:
         """Yield this rank's batches from a step (from 0, over all epochs) to the end of its epoch, as `epoch`
         does."""
-        epoch, done = divmod(step - self._first_step, self.steps_per_epoch)
+        epoch, done = divmod(step, self.steps_per_epoch)
         replaced = self._replaced_before
         self._replaced_before = 0
-        with contextlib.closing(self.epoch(self._first_epoch + epoch, done, replaced)) as batches:
+        with contextlib.closing(self.epoch(epoch, done, replaced)) as batches:
             for number, samples in enumerate(batches, start=step):
                 counts = [stop - start for start, stop in self.shares(number)]
                 yield Batch(*samples, number, counts)

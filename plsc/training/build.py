@@ -47,7 +47,6 @@ from plsc.training.parts.rollback import Rollback
 from plsc.training.parts.signals import Signals
 from plsc.training.parts.teacher import Teacher, build_teacher, open_teacher
 from plsc.training.resume import build_backbone
-from plsc.training.stages import Stage
 from plsc.training.trainer import Rates, Trainer
 from plsc.utils.logging import warn
 from plsc.utils.malloc import keep_freed_blocks, return_large_blocks
@@ -87,19 +86,18 @@ def prepare(
     backbone: paddle.nn.Layer | None = None,
     make_optimizer: MakeOptimizer | None = None,
     alone: bool = False,
-    stage: Stage | None = None,
 ) -> Prepared:
     """Prepare the run of a config on one of its ranks. UserError for what cannot be trained.
 
     Args:
-        backbone, make_optimizer, stage: as of `build_trainer`.
+        backbone, make_optimizer: as of `build_trainer`.
         alone: without the other ranks, as for a dry run.
     """
     if not alone:  # a dry run of a training on GPUs is on a CPU
         check_amp(cfg.Global.amp)
     build_margin(cfg.Head)  # for what it refuses, before the centres take memory
     dataset = build_training_set(cfg)
-    loader = build_loader(cfg, dataset, rank, ranks, stage)
+    loader = build_loader(cfg, dataset, rank, ranks)
     backbone = backbone or build_backbone(cfg.Model, cfg.Global.seed, dataset.preprocessing.shape)
     check_layers(cfg.Global.amp, backbone)
     if cfg.Model.sync_batchnorm:
@@ -153,7 +151,6 @@ def build_trainer(
     backbone: paddle.nn.Layer | None = None,
     make_optimizer: MakeOptimizer | None = None,
     signals: Guard | None = None,
-    stage: Stage | None = None,
 ) -> Trainer:
     """Build the Trainer of a config with all its parts. Every rank calls it, after `distributed.init`.
 
@@ -161,11 +158,9 @@ def build_trainer(
         backbone: a Layer to train instead of Model.name's.
         make_optimizer: backbone -> Paddle optimizer, instead of the Optimizer section's.
         signals: notes signals that ask the run to stop; None: there are none.
-        stage: of the run, with this config; None: the run is one stage.
     """
-    stage = stage or Stage(cfg)
     ranks = distributed.rank(), distributed.world_size()
-    ready = prepare(cfg, *ranks, backbone, make_optimizer, stage=stage)
+    ready = prepare(cfg, *ranks, backbone, make_optimizer)
     if not on_device():
         # Recomputation saves about what malloc would keep; without it fresh pages cost a tenth of a step.
         return_large_blocks() if cfg.Model.recompute else keep_freed_blocks()
@@ -224,8 +219,8 @@ def build_trainer(
         scaler=scale,
         statistics=ready.statistics,
     )
-    rates = build_rates(stage, loader.steps_per_epoch, rollback)
-    return Trainer(stage, dataset, loader, network, head, ready.optimizer, rates, parts)
+    rates = build_rates(cfg, loader.steps_per_epoch, rollback)
+    return Trainer(cfg, dataset, loader, network, head, ready.optimizer, rates, parts)
 
 
 def bill(cfg: Config, sizes: Sizes) -> dict[str, Bytes]:
@@ -242,10 +237,9 @@ def passing_network(cfg: Config, dataset: Dataset) -> tuple[ModelCfg, bool] | No
     return (other.cfg.Model, cfg.Teacher.weight > 0) if other else None
 
 
-def build_rates(stage: Stage, steps_per_epoch: int, rollback: Rollback) -> Callable[[int], Rates]:
+def build_rates(cfg: Config, steps_per_epoch: int, rollback: Rollback) -> Callable[[int], Rates]:
     """Build the function step -> learning rates of backbone and head, which a rollback lowers."""
-    schedule = stage.learning_rate(steps_per_epoch)
-    cfg = stage.cfg
+    schedule = optim.build_schedule(cfg.LRScheduler, steps_per_epoch, cfg.Global.total_steps(steps_per_epoch))
     head_scale = 0.0 if cfg.Teacher.freezes_centres else cfg.Optimizer.of_head.lr_scale
 
     def rates(step: int) -> Rates:
@@ -253,46 +247,6 @@ def build_rates(stage: Stage, steps_per_epoch: int, rollback: Rollback) -> Calla
         return Rates(rate, rate * head_scale)
 
     return rates
-
-
-def check_stages(cfg: Config, dataset: Dataset, backbone: paddle.nn.Layer, rank: int, ranks: int) -> None:
-    """Refuse by UserError, before the first step, stages of a config that cannot follow each other.
-
-    dataset, backbone: of one of them.
-    """
-    for stage in cfg.stages:
-        try:
-            build_margin(stage.cfg.Head)
-            settings_of(stage.cfg.Optimizer, backbone)
-            if stage.cfg.DataLoader != cfg.DataLoader:
-                other = build_training_set(stage.cfg)
-                build_loader(stage.cfg, other, rank, ranks)
-                _refuse_other_data(other, dataset, stage.cfg, backbone)
-                build_evaluation_sets(stage.cfg, other)
-        except UserError as error:
-            text = str(error).removeprefix(f"Stages.{stage.number}: ")  # from what a stage has changed
-            raise UserError(f"{stage.place}: {text}") from error
-
-
-def _refuse_other_data(dataset: Dataset, first: Dataset, cfg: Config, backbone: paddle.nn.Layer) -> None:
-    """Refuse data of other classes than the first stage's, and samples that the network cannot take."""
-    if dataset.num_classes != first.num_classes:
-        raise UserError(
-            f"DataLoader.Train.dataset: has {dataset.num_classes:,} classes, another stage {first.num_classes:,}; all stages must have the "
-            "same"
-        )
-    shape = dataset.preprocessing.shape
-    if shape == first.preprocessing.shape:
-        return
-    with paddle.LazyGuard(), paddle.utils.unique_name.guard():  # of weights there are shapes alone
-        other = cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=shape)
-    ours = {name: weight.shape for name, weight in backbone.named_parameters()}
-    wrong = next((name for name, weight in other.named_parameters() if ours.get(name) != weight.shape), None)
-    if wrong:
-        raise UserError(
-            f"DataLoader.Train.dataset: {cfg.Model.name} has other weights for samples {list(shape)} than for "
-            f"{list(first.preprocessing.shape)}, as '{wrong}'; keep the size in all stages"
-        )
 
 
 def build_training_set(cfg: Config) -> Dataset:
@@ -331,10 +285,8 @@ def build_evaluation_sets(cfg: Config, dataset: Dataset) -> dict[str, EvalSet]:
     return build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
 
 
-def build_loader(
-    cfg: Config, dataset: Dataset, rank: int, world_size: int, stage: Stage | None = None
-) -> Loader:
-    """Build the loader of one rank, for a stage of a run or all of it. UserError if the sampler, the global
+def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> Loader:
+    """Build the loader of one rank. UserError if the sampler, the global
     batch or the ranks do not fit the data."""
     train = cfg.DataLoader.Train
     global_batch = train.global_batch_on(world_size)
@@ -350,8 +302,6 @@ def build_loader(
         train.max_corrupt,
         sampler,
         planned_ranks=train.planned_ranks if train.keep_global_batch else None,
-        first_step=stage.first_step if stage else 0,
-        first_epoch=stage.first_epoch if stage else 0,
     )
 
 

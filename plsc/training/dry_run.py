@@ -29,25 +29,21 @@ def dry_run(
     check_packages(cfg.Global.loggers)
     environment.prepare(cfg.Global.threads, cfg.Global.device)
     from plsc.distributed import accelerator
-    from plsc.training.build import check_stages, prepare
-    from plsc.training.plan_lines import part_lines, plan_lines, stage_lines, weak_lines
-    from plsc.training.stages import first_stage
+    from plsc.training.build import prepare
+    from plsc.training.plan_lines import part_lines, plan_lines, weak_lines
 
     accelerator.decide(cfg.Global.device, [accelerator.why_none(cfg.Global.device)])  # for what it refuses
     accelerator.use(CPU)
-    stage = first_stage(cfg)
-    run = prepare(stage.cfg, environment.rank_from_env(), ranks, model, make_optimizer, alone=True)
-    check_stages(cfg, run.dataset, run.backbone, environment.rank_from_env(), ranks)
+    run = prepare(cfg, environment.rank_from_env(), ranks, model, make_optimizer, alone=True)
     steps_per_epoch = run.loader.steps_per_epoch
     weak = weak_lines(cfg, steps_per_epoch, run.sets)
     plan = [f"WARNING {line}" for line in [*advice(cfg, ranks, environment.local_size_from_env()), *weak]]
-    plan += plan_lines(stage, run.dataset, run.backbone, steps_per_epoch, ranks)
-    plan += stage_lines(cfg)
-    plan += part_lines(stage.cfg, run, ranks)
+    plan += plan_lines(cfg, run.dataset, run.backbone, steps_per_epoch, ranks)
+    plan += part_lines(cfg, run, ranks)
     resumes = cfg.Global.resume and any(Path(cfg.Global.output_dir, "checkpoints").glob("step-*"))
     if cfg.init_from and not resumes:
         from plsc.training.finetune import check_start
 
-        total_steps = stage.last_step(steps_per_epoch)
+        total_steps = cfg.Global.total_steps(steps_per_epoch)
         plan.append(f"plan: start    {check_start(cfg, run.backbone, run.dataset, total_steps)}")
     return "\n".join([cfg.to_yaml(sources=True), *plan])

@@ -191,7 +191,7 @@ def _what_fits(
     named = cfg.Weights.name
     where = f"Weights.name: {named}" if named else f"Global.init_from: {cfg.init_from}"
     arrays, names = fitting_arrays(backbone, saved, where), class_names(data)
-    if not all(run.Optimizer.freeze_norms for run in [stage.cfg for stage in cfg.stages] or [cfg]):
+    if not cfg.Optimizer.freeze_norms:
         _refuse_lost_statistics(arrays, where)
     match = match_classes(cfg.Global, saved, names, data.num_classes)
     if (match.row_C >= 0).any():

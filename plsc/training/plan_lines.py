@@ -16,12 +16,10 @@ from plsc.heads.config import format_rows
 from plsc.training.build import Prepared, bill
 from plsc.training.build_head import build_rule, logits_budget
 from plsc.training.groups import describe, settings_of
-from plsc.training.optim import sizes_of, warmup_steps
+from plsc.training.optim import build_schedule, sizes_of, warmup_steps
 from plsc.training.parts.part import Sizes
-from plsc.training.stages import Stage
 from plsc.utils.sharding import split
 from plsc.utils.text import counted
-from plsc.utils.yaml_lines import dump
 
 FEW_STEPS = (
     150  # of a network that starts anew: on 280 faces 40 were no better than comparing pixels, and 200 were
@@ -52,9 +50,8 @@ def weak_lines(cfg: Config, steps_per_epoch: int, sets: Mapping[str, EvalSet]) -
     return [*lines, *(f"{shown(title)}: {text}" for title, text in few.items() if text)]
 
 
-def plan_lines(stage: Stage, dataset, backbone, steps_per_epoch: int, world_size: int) -> list[str]:
-    """Format the plan of a stage of a run on `world_size` ranks, "plan: steps ..." and so on."""
-    cfg = stage.cfg
+def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size: int) -> list[str]:
+    """Format the plan of a run on `world_size` ranks, "plan: steps ..." and so on."""
     moments = build_rule(cfg.Optimizer).moments
     train = cfg.DataLoader.Train
     if cfg.Head.sharded:
@@ -62,10 +59,8 @@ def plan_lines(stage: Stage, dataset, backbone, steps_per_epoch: int, world_size
     else:
         shards = [(0, dataset.num_classes)] * world_size
     sizes = sorted({stop - start for start, stop in shards}, reverse=True)
-    steps = stage.total_steps(steps_per_epoch)
-    rate = stage.learning_rate(steps_per_epoch)
-    first, last = stage.first_step, stage.last_step(steps_per_epoch) - 1
-    end = f"step {last + 1:,}" if stage.later else "the last step"
+    steps = cfg.Global.total_steps(steps_per_epoch)
+    rate = build_schedule(cfg.LRScheduler, steps_per_epoch, steps)
     warmup = min(warmup_steps(cfg.LRScheduler, steps_per_epoch), steps - 1)
     warm = f", {rate(warmup):.3g} after {counted(warmup, 'step')}" if warmup else ""
     preprocessing = dataset.preprocessing
@@ -78,7 +73,7 @@ def plan_lines(stage: Stage, dataset, backbone, steps_per_epoch: int, world_size
         f"shape {list(preprocessing.shape)}",
         **_sets(dataset),
         "steps": f"{steps:,}, {steps_per_epoch:,} an epoch",
-        "rate": f"{rate(first):.3g} at first{warm}, {rate(last):.3g} in {end}",
+        "rate": f"{rate(0):.3g} at first{warm}, {rate(steps - 1):.3g} in the last step",
         "backbone": f"{type(backbone).__name__}, {parameters:,} parameters, {kept:.1f} MB with gradients and the optimizer's arrays",
         "head": f"{cfg.Head.name}, {' or '.join(f'{size:,}' for size in sizes)} classes per rank, "
         f"{format_rows(cfg.Head, moments, sizes[0], cfg.Model.embedding_size)}, "
@@ -88,19 +83,6 @@ def plan_lines(stage: Stage, dataset, backbone, steps_per_epoch: int, world_size
     if optimizer.groups or optimizer.freeze_norms or optimizer.layer_decay is not None:
         rows["groups"] = describe(settings_of(optimizer, backbone), backbone)
     return [f"plan: {name:9}{text}" for name, text in rows.items()]
-
-
-def stage_lines(cfg: Config) -> list[str]:
-    """Format the stages of a config, a line each."""
-    lines = []
-    first = 1
-    for stage in cfg.Stages:
-        last = first + stage.epochs - 1
-        changes = "; ".join(f"{'.'.join(map(str, path))} {dump(value)}" for path, value in stage.changes())
-        epochs = f"epochs {first} to {last}" if last > first else f"epoch {first}"
-        lines.append(f"plan: stage    {epochs}: {changes or 'as without'}")
-        first = last + 1
-    return lines
 
 
 def part_lines(cfg: Config, run: Prepared, ranks: int) -> list[str]:

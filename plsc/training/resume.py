@@ -142,7 +142,6 @@ def refuse_other_run(
     owners: Collection[str],
     data: Dataset,
     world_size: int,
-    begins: bool = False,
 ) -> None:
     """Refuse by UserError a checkpoint of another run; warn of differences that change only the order of the
     data.
@@ -150,7 +149,6 @@ def refuse_other_run(
     Args:
         ours: the state of this run, see Trainer.state_dict. owners: of the states that it takes over.
         data: the data set that it trains on.
-        begins: whether another stage of the same run begins: with other data, if its config says so.
     """
     where = f"checkpoint {saved.path.name}"
     anew = "or start a new run with Global.init_from in another Global.output_dir"
@@ -161,8 +159,7 @@ def refuse_other_run(
         "class centres' optimizer": (theirs.get("head_optimizer"), ours["head_optimizer"]),
         "head": (theirs.get("head"), ours["head"]),
     }
-    if not begins:
-        alike["preprocessing"] = (saved.preprocessing, data.preprocessing.to_json())
+    alike["preprocessing"] = (saved.preprocessing, data.preprocessing.to_json())
     for what, (there, here) in alike.items():
         if there != here:
             raise UserError(
@@ -174,8 +171,6 @@ def refuse_other_run(
                 f"{where} was made with {shown(str(required))}, this run is without: resume with the same, {anew}"
             )
         warn(f"{where} has a state of '{owner}', which this run is without: it is left out from now on")
-    if begins:
-        return
     # Random numbers and the order of the data depend on these.
     order = {
         "seed": (theirs["seed"], ours["seed"]),

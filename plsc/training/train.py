@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -58,7 +57,7 @@ def _train(cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callab
         distributed.run_on_rank_0(partial(check_packages, cfg.Global.loggers))
         refuse_a_wrong_head(cfg.Global.tf32)
         guarded.listen()
-        trainer, metrics, seconds = _begin(cfg, guarded, model, make_optimizer)
+        trainer, metrics = _begin(cfg, guarded, model, make_optimizer)
     if guarded.stopped:
         return _stopped(cfg, guarded, metrics)
     output_dir = Path(cfg.Global.output_dir)
@@ -66,10 +65,10 @@ def _train(cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callab
     if evaluator.sets and evaluator.row is None:
         evaluator.evaluate()  # resumed after the last step, whose row the metrics have already
     result = {**(evaluator.row or {"accuracy": None})}
-    result.update(seconds=seconds, output_dir=str(output_dir))
+    result.update(seconds=trainer.seconds, output_dir=str(output_dir))
     if metrics:
         metrics.close()
-        took = f"took {duration(seconds)}"
+        took = f"took {duration(trainer.seconds)}"
         best = trainer.part("checkpoints").best
         facts = {"step": trainer.step, "best": best.model_dump() if best else None}
         write_card = partial(card.write_of_training, cfg, trainer.step, trainer.dataset, evaluator.sets)
@@ -79,19 +78,16 @@ def _train(cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callab
 
 def _begin(
     cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callable | None
-) -> tuple[Any, Metrics | None, float]:
-    """Build a Trainer and train, stage after stage; return the last one, rank 0's metrics and the seconds.
-    Every rank calls it."""
+) -> tuple[Any, Metrics | None]:
+    """Build a Trainer and train; return it, and rank 0's metrics. Every rank calls it."""
     from plsc import distributed
     from plsc.distributed.network import measure_network
-    from plsc.training import finetune, stages
-    from plsc.training.build import build_trainer, check_stages
-    from plsc.training.plan_lines import plan_lines, stage_lines, weak_lines
+    from plsc.training import finetune
+    from plsc.training.build import build_trainer
+    from plsc.training.plan_lines import plan_lines, weak_lines
 
     path = find_checkpoint(cfg, writes=True) if cfg.Global.resume else None
-    stage = stages.stage_of(cfg, path) if path else stages.first_stage(cfg)
-    trainer = build_trainer(stage.cfg, model, make_optimizer, signals=guarded, stage=stage)
-    check_stages(cfg, trainer.dataset, trainer.backbone, distributed.rank(), distributed.world_size())
+    trainer = build_trainer(cfg, model, make_optimizer, signals=guarded)
     if (
         model is None and make_optimizer is None
     ):  # a caller's own cannot be handed to the process that records
@@ -114,8 +110,8 @@ def _begin(
         weak = weak_lines(cfg, per_epoch, trainer.part("evaluation").evaluator.sets)
         for line in [*advice(cfg, distributed.world_size(), environment.local_size_from_env()), *weak]:
             get_logger().warning(line)
-        plan = plan_lines(stage, trainer.dataset, trainer.backbone, per_epoch, distributed.world_size())
-        for line in [*plan, *stage_lines(cfg)]:
+        plan = plan_lines(cfg, trainer.dataset, trainer.backbone, per_epoch, distributed.world_size())
+        for line in plan:
             get_logger().info(line)
         replace_file(output_dir / "config.yaml", cfg.to_yaml(sources=True).encode())
         metrics = Metrics(output_dir, trainer.step, cfg.Global.loggers)
@@ -123,19 +119,8 @@ def _begin(
     if (machines := environment.machines_from_env()) > 1:
         network = measure_network()
         get_logger().info(f"network: {distributed.world_size()} ranks on {machines} machines: {network}")
-    if stage.title and not path:
-        get_logger().info(stage.title)
     trainer.train(metrics)
-    seconds = trainer.seconds
-    while not guarded.stopped and (stage := stages.stage_after(cfg, stage, trainer.step)):
-        path = trainer.part("checkpoints").path or path  # a stage that had ended already has written none
-        del trainer  # the next one needs its memory
-        gc.collect()
-        trainer = build_trainer(stage.cfg, model, make_optimizer, signals=guarded, stage=stage)
-        trainer.resume(path)
-        trainer.train(metrics)
-        seconds += trainer.seconds
-    return trainer, metrics, seconds
+    return trainer, metrics
 
 
 def _stopped(cfg: Config, guarded: guard.Guard, metrics: Metrics | None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from pydantic import NonNegativeInt
 
 from plsc import distributed
 from plsc.checkpoint import store
+from plsc.config import Config
 from plsc.data.dataset import Dataset
 from plsc.data.loader import Batch, Loader
 from plsc.distributed.accelerator import to_device
@@ -38,7 +39,6 @@ from plsc.training.resume import (
     refuse_other_run,
     warn_of_changed_keys,
 )
-from plsc.training.stages import Stage
 from plsc.training.step import LeftOut, StepResult, TakenStep, Verdict
 from plsc.training.verdict import agree
 from plsc.utils.logging import get_logger, warn
@@ -64,13 +64,12 @@ class Trainer:
     does from a config.
 
     Args:
-        stage: the stretch of the run, from whose config the following are built unless the caller replaces them.
+        cfg: of the run, from which the following are built unless the caller replaces them.
         dataset: to train on. loader: its batches.
         network: the backbone. head: class centres and loss. optimizer: of the backbone.
         rates: step -> the learning rates. parts: the features of the run, in the order in which they are called.
 
-    Attributes: `step`, how many are done; `last_step`, that the stage ends at, and `total_steps`, that the
-    run ends at; `since_good`, those since the last one that counted; `first_step`, of the run, not of a
+    Attributes: `step`, how many are done; `total_steps`, that the run ends at; `since_good`, those since the last one that counted; `first_step`, of the run, not of a
     process that resumes it; `resumed`, whether a checkpoint was taken over; `stopped`, the name of the signal
     that the run was asked to stop by; `metrics`, rank 0's, while training; `seconds`, of training and
     evaluation in this process.
@@ -78,7 +77,7 @@ class Trainer:
 
     def __init__(
         self,
-        stage: Stage,
+        cfg: Config,
         dataset: Dataset,
         loader: Loader,
         network: Network,
@@ -87,8 +86,7 @@ class Trainer:
         rates: Callable[[int], Rates],
         parts: Iterable[Part],
     ):
-        self.stage = stage
-        self.cfg = stage.cfg
+        self.cfg = cfg
         self.dataset = dataset
         self.loader = loader
         self.network = network
@@ -97,9 +95,8 @@ class Trainer:
         self.rates = rates
         self.parts = list(parts)
         self.steps_per_epoch = loader.steps_per_epoch
-        self.last_step = stage.last_step(self.steps_per_epoch)
-        self.total_steps = stage.total_steps(self.steps_per_epoch)
-        self.step = stage.first_step
+        self.total_steps = cfg.Global.total_steps(self.steps_per_epoch)
+        self.step = 0
         self.since_good = 0
         self.first_step = 0
         self.resumed = False
@@ -119,18 +116,18 @@ class Trainer:
     @property
     def epoch(self) -> int:
         """The epoch of the last step, from 1."""
-        return self.stage.first_epoch - (self.stage.first_step - self.step) // self.steps_per_epoch
+        return -(-self.step // self.steps_per_epoch)
 
     @property
     def ends_epoch(self) -> bool:
         """Whether the last step was the last of its epoch."""
-        return (self.step - self.stage.first_step) % self.steps_per_epoch == 0
+        return self.step % self.steps_per_epoch == 0
 
     # -- the loop
     # -----------------------------------------------------------------------------------------------------------
 
     def train(self, metrics: Metrics | None) -> None:
-        """Train to the end of the stage, or to a signal after which all ranks save. metrics: rank 0's, None
+        """Train to the end of the run, or to a signal after which all ranks save. metrics: rank 0's, None
         on the others."""
         self.metrics = metrics
         self.loader.probe()
@@ -141,7 +138,7 @@ class Trainer:
             for part in self.parts:
                 part.start(self)
             began = time.monotonic()
-            while self.step < self.last_step and not self.stopped:
+            while self.step < self.total_steps and not self.stopped:
                 self._train_epoch()
             for part in self.parts:
                 part.end(self)
@@ -159,7 +156,7 @@ class Trainer:
                 number = self.step + 1
                 # The result has no name here: the next step needs the memory of this one.
                 self._between(self.train_step(batch))
-                if self.step != number or self.step == self.last_step or self.stopped:
+                if self.step != number or self.step == self.total_steps or self.stopped:
                     return
 
     def _between(self, result: StepResult) -> None:
@@ -251,7 +248,7 @@ class Trainer:
         return {
             "seed": self.cfg.Global.seed,
             "global_batch": self.loader.global_batch,
-            **self.stage.place(self.steps_per_epoch).model_dump(),
+            "steps_per_epoch": self.steps_per_epoch,
             "optimizer": self.optimizer.name,
             "head": self.cfg.Head.kind,
             "head_optimizer": type(self.head.bank.rule).__name__,
@@ -270,32 +267,27 @@ class Trainer:
         owners = self.stateful
         sizes = self.head.shard.num_classes, self.head.bank.width
         saved.check_matches(*sizes, backbone=self.backbone.state_dict())
-        begins = 0 < saved.step == self.stage.first_step  # the checkpoint is of the stage before
-        refuse_other_run(
-            saved, self.state_dict(), owners.keys(), self.dataset, distributed.world_size(), begins
-        )
-        if not begins:
-            refuse_other_frozen(self.cfg, saved, self.backbone)
+        refuse_other_run(saved, self.state_dict(), owners.keys(), self.dataset, distributed.world_size())
+        refuse_other_frozen(self.cfg, saved, self.backbone)
         load_rows(self.head, saved)
         for name, owner in owners.items():
             with saved.loading(name):
                 owner.load_state_dict(saved.state_dict(name))
         refuse_other_classes(saved, self.dataset)
         self.resumed = True
-        get_logger().info(self.stage.title if begins else f"resuming at step {saved.step} from {saved.path}")
-        if not begins:
-            warn_of_changed_keys(self.cfg, saved)
+        get_logger().info(f"resuming at step {saved.step} from {saved.path}")
+        warn_of_changed_keys(self.cfg, saved)
         self.step = saved.step
         if self.metrics:
             self.metrics.rewind(self.step)
-        if self.step >= self.last_step:
-            rule = f"this run ends at step {self.last_step}"
+        if self.step >= self.total_steps:
+            rule = f"this run ends at step {self.total_steps}"
             warn(f"nothing is left to train: {rule}; raise Global.epochs or Global.max_steps")
 
     def begin_at(self, step: int, states: Mapping[str, dict[str, Any]] = MappingProxyType({})) -> None:
         """Begin at this step of the schedule and of the data's order, with these states of parts. UserError
         if no step is left."""
-        refuse_last_step(step, self.last_step)
+        refuse_last_step(step, self.total_steps)
         self.step = step
         self.first_step = step
         for name, state in states.items():

@@ -40,7 +40,6 @@ class Progress:
         every: int,
         start_step: int = 0,
         clock: Callable[[], float] = time.monotonic,
-        first_step: int = 0,
         data: Callable[[], tuple[float, int]] = lambda: (0.0, 0),
         extra: Callable[[], Mapping[str, float]] = dict,
         advice: str = "",
@@ -48,7 +47,6 @@ class Progress:
         """Take the numbers of the run.
 
         Args:
-            first_step: steps before the first epoch of so many steps.
             data: returns the seconds spent waiting for batches since its start, and the images of this epoch
                 that were replaced. It is called when a line is due, which is at the same steps on every rank.
             extra: returns further numbers of the steps since the last line; it is called likewise.
@@ -58,7 +56,6 @@ class Progress:
         self._epochs = epochs
         self._every = every
         self._start_step = start_step
-        self._first_step = first_step
         self._clock = clock
         self._data = data
         self._extra = extra
@@ -97,7 +94,7 @@ class Progress:
         self._draw(step, epoch)
         row = None
         due = step % self._every == 0 or step == self._total
-        ends = (step - self._first_step) % self._per_epoch == 0
+        ends = step % self._per_epoch == 0
         waited, replaced = self._data() if due or ends else (0.0, 0)
         if due:
             row = self._log_line(step, epoch, loss, lr, extra, waited)
@@ -173,7 +170,7 @@ class Progress:
     def _draw(self, step: int, epoch: int) -> None:
         if self._bar.disable:
             return
-        done = (step - self._first_step - 1) % self._per_epoch + 1
+        done = (step - 1) % self._per_epoch + 1
         if epoch != self._epoch:
             self._epoch = epoch
             self._bar.set_description_str(f"epoch {epoch}/{self._epochs}", refresh=False)

@@ -93,7 +93,9 @@ class Checkpoints(Part):
 
     def between(self, run: Any, result: StepResult) -> None:
         best = self._best(run.step)
-        is_due = run.step == run.last_step or run.ends_epoch or (self._every and run.step % self._every == 0)
+        is_due = (
+            run.step == run.total_steps or run.ends_epoch or (self._every and run.step % self._every == 0)
+        )
         if is_due or best is not self.best:
             with run.pause():
                 self.save(run, best)
@@ -129,7 +131,7 @@ class Checkpoints(Part):
         """Write a checkpoint, all ranks together, and delete the oldest, but not the best. One that cannot be
         written does not end the run. best: the new `best`, if it is written; None: unchanged."""
         best = best or self.best
-        last = run.step == run.last_step
+        last = run.step == run.total_steps
         states = {name: owner.state_dict() for name, owner in run.stateful.items()}
         states[self.name] = Saved(saved=run.step, best=best).model_dump()
         rows = run.head.bank.state()

@@ -45,10 +45,9 @@ class Log(Part):
         self._progress = Progress(
             run.total_steps,
             run.steps_per_epoch,
-            run.stage.first_epoch + -((run.stage.first_step - run.total_steps) // run.steps_per_epoch),
+            -(-run.total_steps // run.steps_per_epoch),
             self._every,
             run.step,
-            first_step=run.stage.first_step,
             data=lambda: (self._waited, sum(self._replaced_W)),
             extra=lambda: {key: value for part in run.parts for key, value in part.row().items()},
             advice=self._loader.advice,

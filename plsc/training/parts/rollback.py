@@ -60,7 +60,7 @@ class Rollback(Part):
         if count > self._most:
             raise error
         with run.pause():
-            path = go_back(self._root, result.number - run.since_good, run.stage.first_step)
+            path = go_back(self._root, result.number - run.since_good)
             if path is None:
                 raise error
             run.resume(path)
