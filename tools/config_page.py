@@ -1,5 +1,4 @@
-"""Print all keys of a config, from the texts, types and bounds of its sections; tools/site_pages.py adds them
-to docs/config.md.
+"""Write docs/config.md: an introduction, and all keys from the texts, types and bounds of their sections.
 
 python tools/config_page.py
 """
@@ -9,6 +8,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from plsc.config import load
@@ -20,10 +20,42 @@ from plsc.utils.registry import DATASETS
 from plsc.utils.section import Plug, Section, listed
 from plsc.utils.yaml_lines import KeyPath, dump
 
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "config.md"
+
+INTRODUCTION = """\
+# The config
+
+A config is a YAML file. It has only what differs from the defaults:
+
+```yaml
+# faces.yaml
+Global: {epochs: 20, output_dir: output/faces}
+Head: {margin: 0.3}
+DataLoader:
+  Train: {dataset: {name: ImageFolder, folder: faces}, batch_size: 64}
+```
+
+    plsc train -c faces.yaml
+    plsc train -c faces.yaml -o Global.epochs=2 Head.margin=0.4
+    plsc train -c faces.yaml --dry-run      # prints the config with the source of each value, and trains nothing
+
+- `-c` takes a file, a folder with a `default.yaml`, or the folder of a run. Without it all keys have their defaults.
+- A run is where its `config.yaml` lies, also after a move or a copy. Paths of data start in the current folder.
+- `-o Section.key=value` wins over the file. The value is YAML: `5e-4` is a number, `[4, 8]` a list, `null` nothing.
+- `-o "Section={...}"` replaces a whole section.
+- Unknown keys, wrong types and keys that exclude each other stop the start with exit code 2. All mistakes are shown
+  at once, each with file and line.
+- Nothing is converted: a number is written as a number, text as text. An integer may stand for a number.
+
+## All keys
+
+Made from the code by `python tools/config_page.py`.
+"""
+
 
 def to_markdown() -> str:
-    """Write a chapter for each section, and one for each data set."""
-    return "".join([*_chapter(load(), ()), *_dataset_chapters()])
+    """Return the page: the introduction, a chapter for each section, and one for each data set."""
+    return "".join([INTRODUCTION, *_chapter(load(), ()), *_dataset_chapters()])
 
 
 def _chapter(section: Section, path: KeyPath) -> Iterator[str]:
@@ -77,4 +109,4 @@ def _one_line(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(to_markdown(), end="")
+    PAGE.write_text(to_markdown(), encoding="utf-8")

@@ -94,4 +94,4 @@ def _overview() -> str:
     for heading in dict.fromkeys(verb.heading for verb in VERBS.values()):
         lines += ["", heading]
         lines += [f"  {name:10}{verb.help}" for name, verb in VERBS.items() if verb.heading == heading]
-    return "\n".join([*lines, "", "docs/quickstart.md has the first steps, docs/errors.md the messages"])
+    return "\n".join([*lines, "", "docs/quickstart.md has the first steps"])

@@ -1,7 +1,7 @@
 """Load a config from YAML and `-o Section.key=value`, check it, and return an immutable `Config`.
 
 The keys and their defaults are in the sections: run.py, optimizer.py, and config.py of data, backbones and
-heads; tools/config_page.py prints them; the site has them in the page docs/config.md.
+heads; tools/config_page.py writes them into docs/config.md.
 All errors are reported at once, one line each with file and line. Nothing here imports Paddle: a wrong config
 stops within a second, before any process group starts.
 

@@ -1,9 +1,9 @@
-"""Tests of tools/config_page.py, which prints all keys."""
+"""Tests of tools/config_page.py, which writes docs/config.md."""
 
 from plsc.utils.messages import keys_of
 from plsc.utils.registry import BACKBONES, DATASETS
 from plsc.utils.section import Section
-from tools.config_page import to_markdown
+from tools.config_page import PAGE, to_markdown
 
 
 def sections_below(cls):
@@ -12,6 +12,10 @@ def sections_below(cls):
         yield from sections_below(below)
         if below.__module__.startswith("plsc.") and below.__name__.endswith("Cfg"):
             yield below
+
+
+def test_the_page_is_what_the_script_writes():
+    assert PAGE.read_text(encoding="utf-8") == to_markdown(), "run python tools/config_page.py"
 
 
 def test_every_key_and_every_builtin_class_is_named():
