@@ -108,15 +108,6 @@ def test_a_checkpoint_that_training_would_not_read_is_refused(tmp_path):
     entry(tmp_path, "Global.checkpoint=best").train()  # one of this run, for later
 
 
-@pytest.mark.parametrize("key", ["Global.compatible_with", "Teacher.checkpoint"])
-def test_a_run_that_is_to_be_moved_teaches_nothing(tmp_path, key):
-    line = refused(entry(tmp_path, f"{key}={tmp_path}").train)
-    assert line.startswith(
-        f"-o: {key}: {tmp_path} is this run's own Global.output_dir, whose files are moved"
-    )
-    assert not [*tmp_path.iterdir()]
-
-
 def test_a_checkpoint_that_does_not_say_what_a_verb_needs_is_refused(trained, tmp_path):
     """As `plsc ckpt import-centres` makes them."""
     path = tmp_path / "out" / "checkpoints" / "step-00000002"

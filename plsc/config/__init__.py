@@ -34,7 +34,6 @@ from plsc.config.run import (
     GlobalCfg,
     LRSchedulerCfg,
     PartCfg,
-    TeacherCfg,
     WeightsCfg,
 )
 from plsc.data.config import (
@@ -85,7 +84,6 @@ class Config(Section):
     Global: GlobalCfg = GlobalCfg()
     Model: ModelCfg = ModelCfg()
     Head: HeadCfg = HeadCfg()
-    Teacher: TeacherCfg = TeacherCfg()
     Weights: WeightsCfg = WeightsCfg()
     Optimizer: OptimizerCfg = OptimizerCfg()
     LRScheduler: LRSchedulerCfg = LRSchedulerCfg()

@@ -1,4 +1,4 @@
-"""Define the sections of a run: Global, Teacher, LRScheduler, Checkpoint, Export, and the items of Parts.
+"""Define the sections of a run: Global, LRScheduler, Checkpoint, Export, and the items of Parts.
 
 They are not in plsc/training, which takes a Config and so lies above this package; see docs/design.md.
 """
@@ -112,10 +112,6 @@ class GlobalCfg(Section):
     keep_step: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Begin at the step of `init_from`, where its schedule and the order of its data go on, and not at 0
     (docs/training.md). Epochs are those of the new data. The best checkpoint is the best one since."""
-    compatible_with: str | None = Field(None, min_length=1, json_schema_extra=OTHER_RUN)
-    """Folder of an older run, whose newest checkpoint is taken, or of a checkpoint: the new network learns
-    embeddings that can be compared with the old one's, so that its galleries stay in use (docs/gallery.md).
-    null: no other network's."""
     log_every: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
     """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
     eval_every: int = Field(1, ge=0, json_schema_extra=NOT_TRAINING)
@@ -206,51 +202,6 @@ class WeightsCfg(Section):
 def head_dtype(head: HeadCfg, amp: AmpCfg | None) -> str:
     """Return what a training's head rounds its matrix products' inputs to."""
     return head.compute_dtype or (amp.dtype if amp else "float32")
-
-
-class TeacherCfg(Section):
-    """Distillation: a trained network, the teacher, shows this run's which embeddings to give
-    (docs/training.md). It computes in float32, in
-    evaluation mode: it costs its forward pass of every sample, and its weights on each rank. `metrics.jsonl`
-    has `loss/teacher`."""
-
-    checkpoint: str | None = Field(None, min_length=1, json_schema_extra=OTHER_RUN)
-    """Folder of the teacher's run, whose newest checkpoint is taken, or of a checkpoint; null: no teacher.
-    Samples and embedding size must be those of this run. A resumed run must have the same teacher."""
-    weight: float = Field(10.0, ge=0, le=10_000)
-    """Factor on 1 - cosine between the embedding and the teacher's of the same sample, which is added to the
-    head's loss.
-    0: only the centres are the teacher's, which costs no forward pass of its network."""
-    centres: bool = True
-    """Take the teacher's class centres, by name, and leave them as they are. A class that it does not know
-    has the mean of the teacher's embeddings of its images. false: centres of the run's own."""
-
-    @field_validator("weight", "centres")
-    @classmethod
-    def _has_a_teacher(cls, value: float | bool, info: ValidationInfo) -> float | bool:
-        if info.data.get("checkpoint", "") is None:
-            raise ValueError("has no meaning without Teacher.checkpoint")
-        return value
-
-    @field_validator("centres")
-    @classmethod
-    def _takes_something(cls, value: bool, info: ValidationInfo) -> bool:
-        if not value and info.data.get("weight") == 0:
-            raise ValueError("must be true where Teacher.weight is 0, or nothing is taken from the teacher")
-        return value
-
-    def without_names(self, name: str) -> dict[str, Any]:
-        if not self.freezes_centres:
-            return {}
-        return {f"{name}.centres": False} if self.weight else {name: {}}
-
-    @property
-    def freezes_centres(self) -> bool:
-        """Whether the class centres are the teacher's and stay so."""
-        return self.checkpoint is not None and self.centres
-
-    def applies(self, key: str) -> bool:
-        return key == "checkpoint" or self.checkpoint is not None
 
 
 class LRSchedulerCfg(Section):

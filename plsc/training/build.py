@@ -14,7 +14,6 @@ from typing import NamedTuple
 import paddle
 
 from plsc import distributed
-from plsc.backbones.config import ModelCfg
 from plsc.config import Config
 from plsc.data.build import build_dataset
 from plsc.data.dataset import Dataset, check_labels, class_names
@@ -34,7 +33,6 @@ from plsc.training.groups import freeze, settings_of, statistics_of
 from plsc.training.mixed_precision import check_amp, check_layers
 from plsc.training.network import Network, layers_to_recompute
 from plsc.training.parts.checkpoints import Checkpoints
-from plsc.training.parts.compatible import Compatible, build_compatible
 from plsc.training.parts.divergence import Divergence
 from plsc.training.parts.dump import DumpWriter
 from plsc.training.parts.ema import Ema
@@ -45,7 +43,6 @@ from plsc.training.parts.part import Bytes, Part, Sizes
 from plsc.training.parts.per_set import PerSet
 from plsc.training.parts.rollback import Rollback
 from plsc.training.parts.signals import Signals
-from plsc.training.parts.teacher import Teacher, build_teacher, open_teacher
 from plsc.training.resume import build_backbone
 from plsc.training.trainer import Rates, Trainer
 from plsc.utils.logging import warn
@@ -106,13 +103,11 @@ def prepare(
     optimizer, still = build_optimizer(cfg, backbone, make_optimizer)
     recomputed = layers_to_recompute(cfg.Model.recompute, backbone)
     sets = build_evaluation_sets(cfg, dataset)
-    features = build_features(cfg, dataset, backbone, alone)
+    features = build_features(cfg, dataset, backbone)
     return Prepared(dataset, loader, backbone, statistics, optimizer, still, recomputed, sets, features)
 
 
-def build_features(
-    cfg: Config, dataset: Dataset, backbone: paddle.nn.Layer, alone: bool = False
-) -> list[Part]:
+def build_features(cfg: Config, dataset: Dataset, backbone: paddle.nn.Layer) -> list[Part]:
     """Build the parts that the config asks for, in the order in which they are called; all other parts come
     after them."""
     amp = cfg.Global.amp
@@ -121,8 +116,6 @@ def build_features(
         PerSet(dataset) if isinstance(dataset, Joined) else None,
         Ema(backbone, average.decay, average.every) if average else None,
         LossScale() if amp and amp.dtype == "float16" else None,
-        build_teacher(cfg, dataset, alone),
-        build_compatible(cfg, dataset, alone),
     ]
     parts = [part for part in parts if part]
     return [*parts, *build_own_parts(cfg, {part.name for part in parts})]
@@ -225,22 +218,13 @@ def build_trainer(
 
 def bill(cfg: Config, sizes: Sizes) -> dict[str, Bytes]:
     """Add up the bytes that the parts of a config's run take, by what for."""
-    return {
-        name: entry for part in (Ema, Teacher, Compatible) for name, entry in part.bill(cfg, sizes).items()
-    }
-
-
-def passing_network(cfg: Config, dataset: Dataset) -> tuple[ModelCfg, bool] | None:
-    """Return the config of the network of another run that a part needs, and whether it embeds the samples of
-    a step; None without one. UserError if it does not fit the run."""
-    other = open_teacher(cfg, dataset, alone=True)
-    return (other.cfg.Model, cfg.Teacher.weight > 0) if other else None
+    return Ema.bill(cfg, sizes)
 
 
 def build_rates(cfg: Config, steps_per_epoch: int, rollback: Rollback) -> Callable[[int], Rates]:
     """Build the function step -> learning rates of backbone and head, which a rollback lowers."""
     schedule = optim.build_schedule(cfg.LRScheduler, steps_per_epoch, cfg.Global.total_steps(steps_per_epoch))
-    head_scale = 0.0 if cfg.Teacher.freezes_centres else cfg.Optimizer.of_head.lr_scale
+    head_scale = cfg.Optimizer.of_head.lr_scale
 
     def rates(step: int) -> Rates:
         rate = schedule(step) * rollback.factor

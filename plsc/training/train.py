@@ -39,7 +39,6 @@ def train(cfg: Config, model: Any = None, make_optimizer: Callable | None = None
     cfg.check_ranks(environment.world_size_from_env())
     cfg.check_data()  # before anything is written
     _refuse_unread_checkpoint(cfg)
-    _refuse_own_folder(cfg)
     with guard.Guard(Path(cfg.Global.output_dir), cfg.Global.hang_seconds) as guarded:
         return _train(cfg, guarded, model, make_optimizer)
 
@@ -141,20 +140,6 @@ def _refuse_unread_checkpoint(cfg: Config) -> None:
             f"{where}: Global.checkpoint: training starts anew without Global.resume=true and would not read "
             f"{section.checkpoint}; set that to go on from it, or Global.init_from to begin a new run with its weights"
         )
-
-
-def _refuse_own_folder(cfg: Config) -> None:
-    """Refuse to learn from a run in this run's own folder, which is moved before the training begins."""
-    own = Path(cfg.Global.output_dir).resolve()
-    for key, name in (
-        ("Global.compatible_with", cfg.Global.compatible_with),
-        ("Teacher.checkpoint", cfg.Teacher.checkpoint),
-    ):
-        if name and Path(name).resolve() in (own, own / "checkpoints", *own.glob("checkpoints/*")):
-            raise UserError(
-                f"{cfg.source(key)}: {key}: {name} is this run's own Global.output_dir, whose files are moved to previous-1; name "
-                "another output_dir"
-            )
 
 
 def _set_later_aside(folder: Path, step: int) -> None:

@@ -1,5 +1,4 @@
-"""Load a trained network, for all that use one: evaluation, prediction, export, galleries, the doctor,
-teachers.
+"""Load a trained network, for all that use one: evaluation, prediction, export, galleries, the doctor.
 
 start(cfg)
 network = load_network(open_checkpoint(cfg), cfg)
@@ -48,12 +47,6 @@ class TrainedNetwork:
     def thresholds(self) -> Thresholds:
         """What its cosines mean."""
         return thresholds_of(self.checkpoint)
-
-    @property
-    def compatible_with(self) -> str | None:
-        """The identity of the network with whose embeddings this one's can be compared, too
-        (Global.compatible_with)."""
-        return self.checkpoint.plain("compatible").get("network")
 
     def choose_flip(self, wanted: bool) -> bool:
         """Return whether embeddings are of mirror images too: as for the threshold, which is warned of if it

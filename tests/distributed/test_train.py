@@ -26,11 +26,10 @@ from tests.helpers.tiny_runs import (
     rounded_run,
     rows,
     steps,
-    train_compatible,
     train_linear,
     train_sets,
 )
-from tests.training.parts.test_losses import run_on_ranks, save_teacher
+from tests.training.parts.test_losses import run_on_ranks
 from tests.training.test_evaluator import evaluator_of
 
 TRAIN = ROOT / "tools/train.py"
@@ -126,14 +125,11 @@ def test_one_process_takes_over_two_ranks(whole, tmp_path):
 def one_process(whole, tmp_path_factory):
     """By its name what three steps of each kind leave on one process, and how far ranks may lie from it."""
     folder = tmp_path_factory.mktemp("one")
-    save_teacher(folder / "teacher")
     trainings = {
         name: lambda output, net, name=name: train_linear(output, name, 12, net) for name in head_names()
     }
     trainings["sets"] = lambda output, net: train_sets(output, 12, net)
-    trainings["extra loss"] = lambda output, net: run_on_ranks(output, folder / "teacher", net=net)
-    old = checkpoint(whole[0])
-    trainings["compatible"] = lambda output, net: train_compatible(output, old, 12, net=net)
+    trainings["extra loss"] = lambda output, net: run_on_ranks(output, net=net)
     return {name: rounded_run(folder / name, train, linear()) for name, train in trainings.items()}
 
 
@@ -144,15 +140,14 @@ def test_ranks_train_every_head_as_one_process_does(whole, one_process, tmp_path
     script = Path(__file__).with_name("run_training.py")
     said = launch(script, ranks, tmp_path, tmp_path / "runs", checkpoint(whole[0])).stdout
     assert said.count("training ok") == ranks
-    for name in [*head_names(), "extra loss", "compatible"]:
+    for name in [*head_names(), "extra loss"]:
         found = rows(tmp_path / "runs" / name)
         assert steps(found) == [1, 2, 3]
         saved = arrays(checkpoint(tmp_path / "runs" / name, 3))
         assert_within([columns(found), saved], *one_process[name], paths=2)
-    for name in ("extra loss", "compatible"):  # with a teacher, and with an older run's centres
-        folder, resumed = tmp_path / "runs" / name, tmp_path / f"runs/{name}, resumed"
-        assert_same_arrays(checkpoint(resumed, 3), checkpoint(folder, 3))
-        assert rows(resumed) == rows(folder)[2:]
+    folder, resumed = tmp_path / "runs/extra loss", tmp_path / "runs/extra loss, resumed"
+    assert_same_arrays(checkpoint(resumed, 3), checkpoint(folder, 3))
+    assert rows(resumed) == rows(folder)[2:]
     found, (want, bound) = columns(rows(tmp_path / "runs/sets")), one_process["sets"]
     assert len(found["loss/People 2"]) == 3
     assert_within(found, want[0], bound[0], paths=2)

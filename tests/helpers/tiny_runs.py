@@ -200,20 +200,6 @@ def train_sets(output: Path, batch_size: int, net: paddle.nn.Layer | None = None
     train(output, *overrides, corrected, backbone=net or linear())
 
 
-def train_compatible(
-    output: Path,
-    old: Path,
-    batch_size: int,
-    resume: Path | None = None,
-    net: paddle.nn.Layer | None = None,
-) -> None:
-    """As `train_linear`, compatible with the checkpoint `old`, of sampled classes; with checkpoints of steps
-    2 and 3."""
-    keys = [f"DataLoader.Train.batch_size={batch_size}", "Global.max_steps=3", "Head.sample_rate=0.5"]
-    keys += [f"Global.compatible_with={old}", "DataLoader.Eval.dataset=null", "Checkpoint.every_steps=2"]
-    train(output, *keys, resume=resume, backbone=net or linear())
-
-
 def assert_takes_over(trainer: Trainer, path: Path) -> None:
     """Right after `resume`, this rank holds exactly its classes' rows of the checkpoint, the backbone and the
     step."""

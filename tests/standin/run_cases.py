@@ -29,7 +29,6 @@ SETS = [
         "head": "own",
     },
 ]
-TEACHER = folder / "plain/checkpoints" / f"step-{int(steps):08d}"
 CASES = {
     "plain": [],
     "sampled": ["Head.sample_rate=0.5"],
@@ -53,8 +52,6 @@ CASES = {
     "accumulated, recomputed": ["DataLoader.Train.accumulate=2", "Model.recompute=[stages]"],
     "SyncBN": ["Model.sync_batchnorm=true"],
     "several sets": [f"DataLoader.Train.dataset={json.dumps(SETS)}"],
-    "teacher": [f"Teacher={{checkpoint: {TEACHER}, centres: false}}"],
-    "compatible": [f"Global.compatible_with={TEACHER}"],
     "profiled": ["Global.profile=true"],
     "evaluated": [
         "Global.eval_every_steps=2",

@@ -177,7 +177,6 @@ NOT_TRAINING = {
         "max_corrupt",
     },
     "Model": {"recompute"},
-    "Teacher": {"checkpoint"},
     "Weights": {"name"},
     "Head": {"bank_folder", "logits_budget_mb", "init_std"},
     "Global": {
@@ -192,7 +191,6 @@ NOT_TRAINING = {
             "keep_centres",
             "keep_step",
             "new_centres",
-            "compatible_with",
             "data_licence",
             "log_every",
             "loggers",

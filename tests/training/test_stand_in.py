@@ -57,8 +57,6 @@ def test_noise_of_the_stated_counts_and_shape_stands_in_for_absent_files():
     evaluation = stand_in(cfg).DataLoader.Eval
     assert (evaluation.dataset, evaluation.more) == (None, {})
     assert stand_in(cfg).source("DataLoader.Train.dataset.num_samples") == "--stand-in"
-    with_teacher = cfg.edit({"Teacher.checkpoint": "before"})
-    assert not stand_in(with_teacher).Teacher.freezes_centres
     for asked, taken in ((None, "none"), ("name", "none"), ("number", "number")):
         start = cfg.edit({"Global.init_from": "before", "Global.keep_centres": asked})
         assert stand_in(start).Global.keep_centres == taken

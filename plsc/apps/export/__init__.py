@@ -58,7 +58,6 @@ def export(
     threshold_step: int | None = None,
     calibration: Calibration | None = None,
     network: str | None = None,
-    compatible_with: str | None = None,
     int8: Callable[[], Int8Data] | None = None,
     documents: Mapping[str, bytes] | None = None,
     kit: KitPictures | None = None,
@@ -79,7 +78,6 @@ def export(
         threshold_set, threshold_step: the set it was computed on, and at which step.
         calibration: what a cosine means; None = not known.
         network: identity of the weights, see plsc.checkpoint.saved.Checkpoint.network.
-        compatible_with: identity of the network that it was trained to be compatible with; None: there is none.
         int8: makes what "onnx_int8" needs; called for that format only.
         documents: further files for each folder, such as the model card: name -> content.
         kit: samples for the acceptance kit; None: there is no kit.
@@ -105,7 +103,6 @@ def export(
             graphs["onnx"] = save_onnx(tmp, graphs["paddle"], opset)
         card = make_card(preprocessing, examples[0][1].shape[1], threshold, flip)
         card.update(threshold_set=threshold_set, threshold_step=threshold_step, network=network)
-        card["compatible_with"] = compatible_with
         card["calibration"] = calibration.to_json() if calibration else None
         card["kit"] = {"folder": KIT, "samples": len(kit.samples), "of": kit.title} if kit else None
         about = Description(card, preprocessing, documents or {})

@@ -49,7 +49,6 @@ def export_checkpoint(
             threshold_step=known.threshold_step,
             calibration=known.calibration,
             network=saved.network,
-            compatible_with=network.compatible_with,
             int8=partial(int8_data, cfg, saved),
             kit=kit_pictures(cfg, saved),
             documents=files_for_export(Path(cfg.Global.output_dir), saved),

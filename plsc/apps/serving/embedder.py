@@ -61,8 +61,6 @@ class NetworkFacts:
     """What a cosine means; None: not known."""
     origin: dict[str, Any] | None = None
     """How `from_origin` makes the embedder again, as plain values; None: not known."""
-    compatible_with: str | None = None
-    """The identity of the network that this one was trained to be compatible with; None: there is none."""
 
 
 class Embedder(NetworkFacts, ABC):
@@ -170,7 +168,6 @@ class _OfRun(Embedder):
             known.threshold,
             _of_flip(known.calibration, flip),
             origin,
-            network.compatible_with,
         )
         self._network = network
         self._saved = saved
@@ -248,7 +245,6 @@ def from_export(folder: str | os.PathLike, described: str | None = None) -> Embe
             threshold=export.threshold,
             calibration=_of_flip(export.calibration, export.flip),
             origin={"export": os.path.abspath(folder)},
-            compatible_with=export.compatible_with,
         )
         one = np.zeros((1, *preprocessing.shape), preprocessing.dtype)
         width = embedder._embed(one).shape[1]

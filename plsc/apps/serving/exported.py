@@ -54,7 +54,6 @@ class Export(_Part):
     """What preprocessing.json says; see plsc.apps.export.card."""
 
     network: str
-    compatible_with: str | None = None
     embedding_size: PositiveInt
     flip: bool
     threshold: Cosine | None

@@ -147,7 +147,7 @@ def test_resources_and_folders_of_a_machine_may_differ(images, tmp_path_factory)
     elsewhere = tmp_path_factory.mktemp("mounted")
     write_folder(elsewhere / "images", {"ada": 3, "bob": 2})
     (elsewhere / "train.txt").write_text((images / "train.txt").read_text())
-    others = ["Global.init_from", "Global.compatible_with", "Teacher.checkpoint"]
+    others = ["Global.init_from"]
     machines = {0: collect(config(images, *(f"{key}=/here/run" for key in others)), 0)}
     given = [f"{key}={elsewhere}/run" for key in others]
     own = ["Global.threads=1", "DataLoader.Train.num_workers=3", "Head.logits_budget_mb=9"]

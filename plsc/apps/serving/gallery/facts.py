@@ -61,8 +61,6 @@ class Facts(_Fields):
     """Identity of the network, see `Checkpoint.network`."""
     described: str
     """Where the network was from, for messages."""
-    compatible_with: str | None = None
-    """Identity of the network that it was trained to be compatible with."""
     origin: dict[str, Any] | None = None
     """How to open the network again, see plsc.apps.serving.embedder.from_origin; null: not known."""
     flip: bool
@@ -107,7 +105,6 @@ def facts_of(embedder: Any, template: str) -> Facts:
     return Facts(
         network=embedder.network,
         described=shown(embedder.described),
-        compatible_with=embedder.compatible_with,
         origin=embedder.origin,
         flip=embedder.flip,
         preprocessing=embedder.preprocessing.to_json(),
@@ -129,8 +126,7 @@ def refuse_other_network(ours: Facts, place: str, embedder: Any) -> None:
 
     place: the gallery's name, for messages.
     """
-    compatible = embedder.network == ours.compatible_with or embedder.compatible_with == ours.network
-    if embedder.network != ours.network and not compatible:
+    if embedder.network != ours.network:
         raise UserError(
             f"{place}: its embeddings are of the network {ours.name}, these are of {name_of_network(embedder)}, and cannot "
             "be compared; use that network, or plsc gallery upgrade"

@@ -206,7 +206,6 @@ def _of_run(path: str | None, overrides: Sequence[str], gallery: Gallery | None,
         known.flip,
         known.threshold,
         known.calibration,
-        compatible_with=saved.plain("compatible").get("network"),
     )
     if gallery is not None:
         gallery.check(ours)
