@@ -30,7 +30,7 @@ def image_shape_of(name: str, size: int) -> tuple[int, int, int]:
 
 def row(name: str, size: int, images_per_second: float | None) -> str:
     """Format a line of the table; images_per_second None: not measured."""
-    from plsc.backbones.count import count
+    from benchmarks.count import count
 
     shape = image_shape_of(name, size)
     cost = count(BACKBONES.build(name, embedding_size=512, image_shape=shape), shape)

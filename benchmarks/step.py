@@ -3,8 +3,7 @@
     python -m benchmarks step --name IResNet18 --batch 16 --accumulate 4 --also Optimizer.name=AdamW
 
 Each case is a process of its own, or one for each rank, which takes steps of a whole training (data,
-backbone, head, optimizer) on noise. Beside its peak stands what `plsc plan` says of it. With --count nothing
-is measured: count.py.
+backbone, head, optimizer) on noise. With --count nothing is measured: tests/gpu_ops/count.py.
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ from pathlib import Path
 
 from benchmarks import MAIN
 from benchmarks.machine import describe_machine, format_machine
-from plsc.apps.plan.calibration import Case, calibrate
-from plsc.apps.plan.plan import backbone_bytes, head_bytes, parts_bytes
 from plsc.config import Config, load
-from plsc.data.build import build_dataset
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
 from plsc.utils.text import table
@@ -47,9 +43,6 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
     )
     part.add_argument(
         "--also", nargs="+", default=[], metavar="KEY=VALUE", help="of the config: the first case with each"
-    )
-    part.add_argument(
-        "--seconds", type=float, default=0.0, help="of plsc plan's calibration; 0: activations are counted"
     )
     count.add_arguments(part)
     part.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)  # batch, accumulate, keys
@@ -81,28 +74,7 @@ def _row(args: argparse.Namespace, case: tuple[int, int, str]) -> dict:
         last_line = launcher.run_ranks(asked, args.ranks, Path(folder, "log"), args.device, MAIN)
         if not target.exists():
             raise UserError(f"batch, accumulate, keys {case} were not measured: {last_line}")
-        return {**json.loads(target.read_text()), "planned_bytes": _planned(args, *case)}
-
-
-def _planned(args: argparse.Namespace, batch: int, accumulate: int, key: str) -> int:
-    """Return the bytes of a rank that plsc plan says, without Paddle itself."""
-    cfg = _config(args, batch, accumulate, key)
-    case = Case(cfg, args.classes, args.ranks, batch)
-    shape = tuple(_shape(args))
-    environment.prepare(args.threads)
-    from plsc.training.parts.teacher import open_teacher
-
-    other = open_teacher(cfg, build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place), alone=True)
-    teacher = other.cfg.Model if other else None
-    if args.seconds:
-        measured = calibrate(case, args.seconds, shape, args.threads, args.device, teacher)
-    else:
-        from plsc.apps.plan.activations import counted
-
-        measured = counted(cfg, shape, teacher)
-    rate = cfg.Head.sample_rate
-    bytes_of = backbone_bytes(case, measured), head_bytes(case, rate), parts_bytes(case, measured, rate)
-    return sum(size for sizes in bytes_of for size in sizes.values())
+        return json.loads(target.read_text())
 
 
 def _shape(args: argparse.Namespace) -> list[int]:
@@ -154,7 +126,6 @@ def _measure(args: argparse.Namespace, batch: int, accumulate: int, key: str) ->
         "batch": batch,
         "accumulate": accumulate,
         "key": key,
-        "base_bytes": before,
         "peak_bytes": accelerator.peak_bytes() - before,
         "seconds": statistics.median(seconds[1:]),
     }
@@ -170,21 +141,10 @@ def show(result: dict) -> str:
             row["key"] or None,
             row["peak_bytes"] / 2**20,
             f"{row['peak_bytes'] / first:.2f}",
-            row["planned_bytes"] / 2**20,
-            f"{(row['planned_bytes'] + row['base_bytes']) / (row['peak_bytes'] + row['base_bytes']) - 1:+.0%}",
             row["seconds"],
             row["batch"] * row["accumulate"] / row["seconds"],
         ]
         for row in result["rows"]
     ]
-    headers = [
-        "samples of a step",
-        "with",
-        "peak, MB",
-        "of the first",
-        "planned, MB",
-        "off",
-        "off, with Paddle",
-    ]
-    headers += ["s a step", "images/s"]
+    headers = ["samples of a step", "with", "peak, MB", "of the first", "s a step", "images/s"]
     return f"{result['name']}, {format_machine(result)}\n{table(rows, headers)}"

@@ -451,7 +451,7 @@ def test_the_plan_says_how_long_the_warm_up_is(tmp_path, steps, said):
 def test_the_plan_says_how_a_global_batch_is_kept(tmp_path, monkeypatch, ranks, shares):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(ranks))
     train = ["batch_size=32", "global_batch=96", "keep_global_batch=true"]
-    plan = entry(tmp_path, *(f"DataLoader.Train.{key}" for key in train)).dry_run().splitlines()[-6:]
+    plan = entry(tmp_path, *(f"DataLoader.Train.{key}" for key in train)).dry_run().splitlines()[-8:]
     assert plan[0] == f"plan: ranks    {ranks}, global batch 96: {shares} (planned: 3 ranks x 32)"
     assert plan[2].startswith("plan: steps    12, 2 an epoch")
 
@@ -461,7 +461,7 @@ def test_the_plan_says_how_a_global_batch_is_kept(tmp_path, monkeypatch, ranks, 
 )
 def test_the_plan_says_how_the_classes_are_spread(tmp_path, monkeypatch, name, ranks, classes):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(ranks))
-    plan = entry(tmp_path, f"Head={{name: {name}}}", "Model.embedding_size=50000").dry_run().splitlines()[-6:]
+    plan = entry(tmp_path, f"Head={{name: {name}}}", "Model.embedding_size=50000").dry_run().splitlines()[-8:]
     assert plan[0] == f"plan: ranks    {ranks}, global batch {12 * ranks} (12 each)"
     megabytes = 3 * 4 * max(map(int, classes.split(" or "))) * 50_000 / 2**20
     assert plan[5].startswith(

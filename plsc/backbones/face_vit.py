@@ -45,7 +45,7 @@ class _Attention(nn.Layer):
         return self.dropout(self.proj(attention(self.qkv(x), HEADS)))
 
     def products(self, shape: list[int]) -> int:
-        """Count the multiply-accumulates beside those of the linear layers, for plsc/backbones/count.py."""
+        """Count the multiply-accumulates beside those of the linear layers, for benchmarks/count.py."""
         images, tokens, width = shape
         return 2 * images * tokens * tokens * width
 

@@ -44,7 +44,6 @@ VERBS = {
         "train",
     ),
     "eval": Verb("plsc.cli.evaluate", "evaluate a checkpoint on the sets of DataLoader.Eval", "train"),
-    "plan": Verb("plsc.apps.plan.plan", "predict memory, time, and how many classes fit", "train"),
     "import": Verb(
         "plsc.apps.migrate.import_weights", "read weights and training configs of other programs", "train"
     ),

@@ -146,7 +146,7 @@ class TrainCfg(Section):
     global_batch: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """The samples of all ranks in one step, which the learning rate is meant for (docs/recipes.md). Without
     `keep_global_batch` a check only: refuse a number of ranks with which a step takes another number of
-    samples. `--dry-run` and `plsc plan` plan for the ranks that it takes."""
+    samples. `--dry-run` plans for the ranks that it takes."""
     keep_global_batch: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Take `global_batch` samples in a step on any number of ranks: they are shared out evenly, and each
     rank's share goes through the backbone in as few micro-batches of `batch_size` samples as it needs

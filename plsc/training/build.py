@@ -39,7 +39,7 @@ from plsc.training.parts.ema import Ema
 from plsc.training.parts.evaluation import Evaluation
 from plsc.training.parts.log import Log
 from plsc.training.parts.loss_scale import LossScale
-from plsc.training.parts.part import Bytes, Part, Sizes
+from plsc.training.parts.part import Part
 from plsc.training.parts.per_set import PerSet
 from plsc.training.parts.rollback import Rollback
 from plsc.training.parts.signals import Signals
@@ -214,11 +214,6 @@ def build_trainer(
     )
     rates = build_rates(cfg, loader.steps_per_epoch, rollback)
     return Trainer(cfg, dataset, loader, network, head, ready.optimizer, rates, parts)
-
-
-def bill(cfg: Config, sizes: Sizes) -> dict[str, Bytes]:
-    """Add up the bytes that the parts of a config's run take, by what for."""
-    return Ema.bill(cfg, sizes)
 
 
 def build_rates(cfg: Config, steps_per_epoch: int, rollback: Rollback) -> Callable[[int], Rates]:

@@ -30,16 +30,19 @@ def dry_run(
     environment.prepare(cfg.Global.threads, cfg.Global.device)
     from plsc.distributed import accelerator
     from plsc.training.build import prepare
+    from plsc.training.needs import byte_lines
     from plsc.training.plan_lines import part_lines, plan_lines, weak_lines
 
-    accelerator.decide(cfg.Global.device, [accelerator.why_none(cfg.Global.device)])  # for what it refuses
+    device = accelerator.decide(cfg.Global.device, [accelerator.why_none(cfg.Global.device)])
+    in_memory = device == CPU or cfg.Head.bank != "device"
     accelerator.use(CPU)
     run = prepare(cfg, environment.rank_from_env(), ranks, model, make_optimizer, alone=True)
     steps_per_epoch = run.loader.steps_per_epoch
     weak = weak_lines(cfg, steps_per_epoch, run.sets)
     plan = [f"WARNING {line}" for line in [*advice(cfg, ranks, environment.local_size_from_env()), *weak]]
     plan += plan_lines(cfg, run.dataset, run.backbone, steps_per_epoch, ranks)
-    plan += part_lines(cfg, run, ranks)
+    plan += part_lines(run)
+    plan += byte_lines(cfg, run, ranks, in_memory)
     resumes = cfg.Global.resume and any(Path(cfg.Global.output_dir, "checkpoints").glob("step-*"))
     if cfg.init_from and not resumes:
         from plsc.training.finetune import check_start

@@ -13,11 +13,10 @@ from plsc.data.joined import Joined
 from plsc.errors import shown
 from plsc.evaluation.sets import EvalSet
 from plsc.heads.config import format_rows
-from plsc.training.build import Prepared, bill
+from plsc.training.build import Prepared
 from plsc.training.build_head import build_rule, logits_budget
 from plsc.training.groups import describe, settings_of
-from plsc.training.optim import build_schedule, sizes_of, warmup_steps
-from plsc.training.parts.part import Sizes
+from plsc.training.optim import build_schedule, warmup_steps
 from plsc.utils.sharding import split
 from plsc.utils.text import counted
 
@@ -85,22 +84,9 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size:
     return [f"plan: {name:9}{text}" for name, text in rows.items()]
 
 
-def part_lines(cfg: Config, run: Prepared, ranks: int) -> list[str]:
-    """Format what the parts of a run say of themselves, and the bytes that they take on a rank without
-    activations."""
-    lines = [f"plan: {part.name:8} {described}" for part in run.features if (described := part.describe())]
-    classes = run.dataset.num_classes
-    shard = split(classes, ranks)[0][1] if cfg.Head.sharded else classes
-    samples = max(stop - start for start, stop in run.loader.shares(0))
-    sizes = Sizes(
-        *sizes_of(run.optimizer, run.backbone),
-        classes=shard,
-        selected=min(shard, round(cfg.Head.sample_rate * shard) + samples),
-        samples=run.loader.global_batch if cfg.Head.sharded else samples,
-        batch=samples,
-    )
-    entries = [f"{name} {entry.memory / 2**20:.1f} MB" for name, entry in bill(cfg, sizes).items()]
-    return [*lines, *([f"plan: parts    {', '.join(entries)} on a rank"] if entries else [])]
+def part_lines(run: Prepared) -> list[str]:
+    """Format what the parts of a run say of themselves."""
+    return [f"plan: {part.name:8} {described}" for part in run.features if (described := part.describe())]
 
 
 def _global_batch(train: TrainCfg, ranks: int) -> str:

@@ -1,6 +1,6 @@
 """Put noise in the place of a config's images, to try a recipe without its data.
 
-`plsc train --dry-run --stand-in` and `plsc plan --stand-in` use it:
+`plsc train --dry-run --stand-in` uses it:
 
     Entry(stand_in(load("configs/recipes/ms1mv3_r50.yaml"))).dry_run()
 """

@@ -31,7 +31,7 @@ from plsc.heads.softmax import SoftmaxHead
 from plsc.training.finetune import refuse_last_step
 from plsc.training.network import Network
 from plsc.training.optim import BackboneOptimizer, sizes_of
-from plsc.training.parts.part import Part, Sizes, State
+from plsc.training.parts.part import Part, State
 from plsc.training.resume import (
     load_rows,
     refuse_other_classes,
@@ -297,7 +297,6 @@ class Trainer:
         """Compute the bytes of a checkpoint."""
         bank = self.head.bank
         trained, frozen = sizes_of(self.optimizer, self.backbone)
-        sizes = Sizes(trained, frozen)
-        parts = sum(entry.checkpoint for part in self.parts for entry in part.bill(self.cfg, sizes).values())
-        core = 4 * (trained + frozen + self.optimizer.state_size)
-        return core + parts + bank.itemsize * bank.numbers * self.head.shard.num_classes
+        copies = 2 if self.cfg.Global.ema else 1
+        network = 4 * (copies * (trained + frozen) + self.optimizer.state_size)
+        return network + bank.itemsize * bank.numbers * self.head.shard.num_classes

@@ -1,5 +1,4 @@
-"""The head's benchmark: its rows add up, the dense head has the loss of ours, the head's memory is what is
-planned."""
+"""The head's benchmark: its rows add up, and the dense head has the loss of ours."""
 
 import json
 
@@ -8,12 +7,9 @@ import pytest
 
 from benchmarks import __main__ as benchmark
 from benchmarks import head, machine
-from plsc.apps.plan.cost import Trial
 from plsc.config import load
 from plsc.heads.reference import DenseHead, arcface
-from plsc.training.head_bytes import head_bytes
 from tests.helpers.bounds import assert_within, perturbed
-from tests.helpers.launch import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -36,8 +32,6 @@ def test_the_numbers_add_up(tmp_path, capsys):
     }
     assert found.items() >= asked.items()
     assert 150 <= found["selected"] <= 158
-    cfg = load(None, ["Head.sample_rate=0.5"])
-    assert found["planned_bytes"] == head_bytes(cfg, 300, found["selected"], 16, 8)
     assert found["step_over_products"] == found["step_seconds"] / found["products_seconds"] > 0
     assert found["step_over_dense"] == found["step_seconds"] / found["dense_seconds"] > 0
     shown = head.show({**machine.describe_machine(), "rows": [found]})
@@ -49,7 +43,7 @@ def test_the_dense_head_has_the_loss_of_ours():
     cfg = load(
         None, ["Model.embedding_size=16", "Head.scale=16.0"]
     )  # at 64 Paddle's own loss cuts logits off
-    trial = Trial(cfg, 50, 8)
+    trial = head.Trial(cfg, 50, 8)
     dense = head.Dense(cfg, 50, trial)
     dense.centres.set_value(np.array(trial.head.bank.state()["centres"]))
     centres, label = trial.head.bank.state()["centres"], trial.label.numpy()
@@ -70,15 +64,3 @@ def test_products_with_too_many_logits_are_made_in_part(monkeypatch):
     assert head.bare_products(4, 8, 100)() == 1
     monkeypatch.setattr(head, "_ONE_ROW", 4 * 4 * 25)
     assert head.bare_products(4, 8, 100)() == 4
-
-
-def test_a_row_is_measured_in_a_process_of_its_own_and_stays_within_what_is_planned(tmp_path):
-    sizes = ["--classes", "200000", "--dim", "128", "--batch", "64", "--runs", "1", "--no-dense"]
-    run_python(
-        *["-m", "benchmarks", "head", *sizes, "-o", "Head.logits_budget_mb=16", "--json", "head.json"],
-        cwd=tmp_path,
-    )
-    (row,) = json.loads((tmp_path / "head.json").read_text())["rows"]
-    rests = row["planned_bytes"]["centres"] + row["planned_bytes"]["momentum"]
-    assert rests < row["peak_bytes"] < 1.1 * sum(row["planned_bytes"].values())
-    assert row["dense_seconds"] is None and row["threads"] >= 1

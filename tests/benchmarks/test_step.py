@@ -30,8 +30,6 @@ def test_the_cases_and_the_table(tmp_path, capsys, monkeypatch):
     again = "Model.recompute=true"
     assert cases == [(2, 1, ""), (2, 2, ""), (4, 1, ""), (2, 1, again), (2, 2, again), (2, 1, average)]
     assert all(row["peak_bytes"] == 50 << 20 and row["seconds"] > 0 for row in found)
-    planned = [row["planned_bytes"] for row in found]
-    assert planned[0] < planned[2] and planned[3] < planned[0] < planned[5]
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("FaceViT_tiny, ")
     assert lines[-5].split()[:3] == ["2", "x", "2"] and lines[-2].split()[:4] == ["2", "x", "2", again]

@@ -79,7 +79,7 @@ def test_a_dry_run_shows_config_sources_and_plan_and_does_nothing(tmp_path):
         ("momentum", "0.9", "default"),
     ]:
         assert re.search(rf"^  {key}: {value} +# {source}$", done.stdout, re.MULTILINE), key
-    *plan, head = done.stdout.splitlines()[-6:]
+    *plan, head = done.stdout.splitlines()[-8:-2]
     assert plan == [
         "plan: ranks    2, global batch 24 (12 each)",
         "plan: data     115 images of 23 classes, shape [1, 12, 10]",
@@ -88,6 +88,8 @@ def test_a_dry_run_shows_config_sources_and_plan_and_does_nothing(tmp_path):
         "plan: backbone SmallResNet, 1,392 parameters, 0.0 MB with gradients and the optimizer's arrays",
     ]
     assert head.startswith("plan: head     dist_arcface, 12 or 11 classes per rank, 0.0 MB for centres, ")
+    assert "\nplan: bytes    of a rank: network " in done.stdout
+    assert re.search(r"\nplan: room     [\d,]{9,} classes at most fit this machine$", done.stdout.rstrip())
     assert not list(tmp_path.iterdir())
 
 

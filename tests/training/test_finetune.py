@@ -447,7 +447,7 @@ def test_a_run_that_would_resume_does_not_start_from_another(before, tmp_path):
     """The start would not look at it, and neither does the dry run."""
     (tmp_path / "out/checkpoints/step-00000001").mkdir(parents=True)
     said = dry(tmp_path, tmp_path / "nothing", NEW, "Global.resume=true")
-    assert said.startswith("plan: head")
+    assert said.startswith("plan: room")
 
 
 def test_a_run_that_was_stopped_goes_on_with_more_people(tmp_path):

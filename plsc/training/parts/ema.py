@@ -26,10 +26,9 @@ from typing import Any
 import paddle
 from pydantic import NonNegativeInt
 
-from plsc.config import Config
 from plsc.distributed.accelerator import lacks
 from plsc.errors import UserError
-from plsc.training.parts.part import Bytes, Part, Sizes, State
+from plsc.training.parts.part import Part, State
 from plsc.training.step import TakenStep
 from plsc.utils.logging import warn
 from plsc.utils.timing import timer
@@ -69,11 +68,6 @@ class Ema(Part):
                     f"Global.ema: '{name}' of the backbone has the dtype {str(tensor.dtype).removeprefix('paddle.')}, and "
                     "an average of it would be lost in rounding; keep the weights in float32 (Global.amp does), or set it to null"
                 )
-
-    @staticmethod
-    def bill(cfg: Config, sizes: Sizes) -> dict[str, Bytes]:
-        size = 4 * (sizes.trained + sizes.frozen)
-        return {"averaged weights": Bytes(size, size)} if cfg.Global.ema else {}
 
     @paddle.no_grad()
     def update(self, run: Any, step: TakenStep) -> None:

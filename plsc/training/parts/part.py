@@ -8,53 +8,13 @@ called, stand in plsc/training/build.py. How to write one: docs/extend.md.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import paddle
 from pydantic import BaseModel, ConfigDict
 
-from plsc.config import Config
 from plsc.data.loader import Batch
 from plsc.training.step import LeftOut, StepResult, TakenStep, Verdict
-
-
-class Passing(NamedTuple):
-    """What a network of another run takes that embeds the samples of a step. held: bytes of an image while it
-    is embedded."""
-
-    numbers: int
-    held: int
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a run on one rank that a bill depends on.
-
-    trained, frozen: numbers of the backbone. classes: of this rank. selected: of them in a step. samples:
-    that the rank compares with its classes. batch: this rank's own. threads: of the rank. passing: network of
-    another run; None: there is none.
-    spare: bytes that a step has not taken yet when the parts compute their losses. whole_budget: count all
-    that is allowed for blocks of logits.
-    """
-
-    trained: int = 0
-    frozen: int = 0
-    classes: int = 0
-    selected: int = 0
-    samples: int = 0
-    batch: int = 0
-    threads: int = 1
-    passing: Passing | None = None
-    spare: int = 0
-    whole_budget: bool = False
-
-
-class Bytes(NamedTuple):
-    """The bytes that something takes on a rank, and in a checkpoint."""
-
-    memory: int = 0
-    checkpoint: int = 0
 
 
 class State(BaseModel):
@@ -78,15 +38,6 @@ class Part:
     def describe(self) -> str:
         """Describe the part for a line of the dry run; "" where the config says it all."""
         return ""
-
-    @staticmethod
-    def bill(cfg: Config, sizes: Sizes) -> dict[str, Bytes]:
-        """Return the bytes that the part takes in a run of this config, by what for: {} where it has no such
-        part.
-
-        The dry run, the space check and plsc plan add these up. Nothing needs to be built for it.
-        """
-        return {}
 
     def start(self, run: Any) -> None:
         """Prepare before the first step of this process; `run.resumed` says whether a checkpoint was taken

@@ -1,1 +1,0 @@
-"""Say before a run what it takes of memory, disk and time: `plsc plan`."""
