@@ -78,8 +78,6 @@ class Entry(Setters):
         set_threshold: bool = False,
         compare: str | os.PathLike | None = None,
         calibrate: bool = False,
-        groups: str | os.PathLike | None = None,
-        as_norm: int | None = None,
     ) -> dict[str, Any]:
         """Evaluate a checkpoint (Global.checkpoint, or the newest in output_dir) on the sets of
         DataLoader.Eval.
@@ -88,8 +86,6 @@ class Entry(Setters):
             set_threshold: store the main set's threshold with the checkpoint, for `predict` and `export`.
             compare: another run's folder or results.json, for a second column in the tables.
             calibrate: store P(same) and the thresholds for FARs, by the main set, with the checkpoint, for `export` and galleries.
-            groups: a file that names the group of identities or images, see plsc.evaluation.groups; they are compared.
-            as_norm: the scores of the main pairs are normalised, too, by the so many class centres most like each image (plsc.evaluation.as_norm).
 
         Prints the table and writes report and results.json to output_dir/test. Returns the main set's
         numbers.
@@ -97,7 +93,7 @@ class Entry(Setters):
         self._start_on_data()
         from plsc.training.evaluate import evaluate
 
-        return evaluate(self.config, set_threshold, compare, calibrate, groups, self._model, as_norm)
+        return evaluate(self.config, set_threshold, compare, calibrate, self._model)
 
     test = evaluate  # PLSC's name
 

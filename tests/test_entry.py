@@ -587,13 +587,11 @@ def test_a_training_stores_what_a_cosine_means_and_a_later_evaluation_replaces_i
     assert trained.log_odds == numbers["calibration"]["log_odds"]
     assert entry(tmp_path).export()["calibration"] == trained.to_json()
     other = "DataLoader.Eval.dataset.num_pairs=90"
-    groups = tmp_path / "groups.csv"
-    groups.write_text("image 0,a\nimage 1,a\nimage 2,b\n")
     arguments = ["-c", str(TINY), "-o", f"Global.output_dir={tmp_path}", other]
-    assert cli.main(["eval", "--calibrate", "--groups", str(groups), *arguments]) == 0
+    assert cli.main(["eval", "--calibrate", *arguments]) == 0
     saved = Checkpoint.open(checkpoint(tmp_path))  # every checksum is right
     stored = thresholds_of(saved).calibration
-    assert stored.pairs == 90 != trained.pairs and set(stored.groups) == {"a", "b"}
+    assert stored.pairs == 90 != trained.pairs
     assert thresholds_of(Checkpoint.open(reshard(saved, tmp_path / "cut", 2))).calibration == stored
     entry(tmp_path).export()
     card = json.loads((tmp_path / "export" / "preprocessing.json").read_text())

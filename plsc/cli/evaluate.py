@@ -22,17 +22,6 @@ def main(argv: Sequence[str]) -> None:
         help="store P(same) and the thresholds for FARs with the checkpoint, for export and galleries",
     )
     parser.add_argument(
-        "--groups",
-        metavar="FILE",
-        help="compare groups: lines of 'name<TAB>group', the name of an identity or an image",
-    )
-    parser.add_argument(
-        "--as-norm",
-        type=int,
-        metavar="TOP",
-        help="the numbers of normalised scores, too, by the TOP class centres most like each image (300 of thousands)",
-    )
-    parser.add_argument(
         "--compare",
         metavar="RUN",
         help="another run's folder or results.json: a second column in tables and report",
@@ -44,6 +33,4 @@ def main(argv: Sequence[str]) -> None:
         set_threshold=args.set_threshold,
         compare=args.compare,
         calibrate=args.calibrate,
-        groups=args.groups,
-        as_norm=args.as_norm,
     )

@@ -16,7 +16,7 @@ from typing import Any
 from plsc.errors import UserError, reading, shown
 from plsc.evaluation import Verification, worst_pairs
 from plsc.evaluation.intervals import percent
-from plsc.evaluation.report.html import WorstPair, group_rows, tables_of, write_report
+from plsc.evaluation.report.html import WorstPair, tables_of, write_report
 from plsc.evaluation.sets import EvalSet, VerificationSet
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.files import parse_json, read_regular
@@ -78,9 +78,6 @@ def write_results(
     for headings, *lines in tables_of(results, compared):
         say(text_table(lines, headings))
     for title, result in results.items():
-        if result.kind == "verification" and any(group.thresholds for group in result.groups):
-            headings, *lines = group_rows(title, result)
-            say(text_table(lines, headings))
         for note in result.notes:
             say(f"{title}: {note}")
     return page

@@ -10,7 +10,6 @@ and a line in `_KINDS`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,9 +27,7 @@ from plsc.data.dataset import (
 )
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
-from plsc.evaluation.as_norm import Cohort, with_as_norm
 from plsc.evaluation.classification import Classification, classify
-from plsc.evaluation.groups import Grouping, group_pairs
 from plsc.evaluation.identification import Identification, identify
 from plsc.evaluation.templates import template_features
 from plsc.evaluation.verification import Verification, verify_pairs
@@ -217,16 +214,8 @@ class VerificationSet(EvalSet):
     def score(self, embeddings: np.ndarray) -> Verification:
         return verify_pairs(embeddings, self.pairs, self.data.same, identity_of=self.data.identity_of)
 
-    def normalise(self, result: Verification, embeddings: np.ndarray, cohort: Cohort) -> Verification:
-        """Return the result of these embeddings with that of their normalised scores. Raises UserError."""
-        return with_as_norm(result, embeddings, self.pairs, cohort)
-
     def calibration(self, result: Verification, title: str, step: int, flip: bool) -> Calibration | None:
         return result.calibration(title, step, flip)
-
-    def group(self, groups: Mapping[str, str]) -> Grouping:
-        """Find the group of each pair, see plsc.evaluation.groups. Raises UserError."""
-        return group_pairs(groups, self.data)
 
     def side(self, index: int) -> tuple[int, str]:
         """Return the image that stands for one side of a pair in a report, and the side's name."""
@@ -243,15 +232,6 @@ class TemplateSet(VerificationSet):
 
     def score(self, embeddings: np.ndarray) -> Verification:
         return super().score(template_features(embeddings, self.data.template, self.data.media))
-
-    def normalise(self, result: Verification, embeddings: np.ndarray, cohort: Cohort) -> Verification:
-        templates = template_features(embeddings, self.data.template, self.data.media)
-        return super().normalise(result, templates, cohort)
-
-    def group(self, groups: Mapping[str, str]) -> Grouping:
-        raise UserError(
-            f"--groups: '{self.title}' has templates, groups are of identities or images; name other pairs"
-        )
 
     def side(self, index: int) -> tuple[int, str]:
         images = np.flatnonzero(self.data.template == index)

@@ -19,9 +19,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from plsc.errors import UserError, shown
+from plsc.errors import UserError
 from plsc.evaluation.calibration import METHOD, Fit, fit_pairs, thresholds
-from plsc.evaluation.groups import Group, Grouping, compare_groups
 from plsc.evaluation.intervals import (
     EXACT_PAIRS,
     IN_BRACKETS,
@@ -71,10 +70,6 @@ class Verification:
     notes: list[str] = field(default_factory=list)
     people: np.ndarray | None = None  # [K] the identities in the pairs; None: not known
     of_pair: np.ndarray | None = None  # [P, 2] int64, rows of `people`
-    groups: list[Group] = field(default_factory=list)
-    normalised: Verification | None = (
-        None  # the same pairs by other scores, whose unit is no cosine (as_norm.py)
-    )
 
     @property
     def headline(self) -> str:
@@ -145,15 +140,6 @@ class Verification:
         identities = None if self.of_pair is None else self.of_pair[~self.same]
         return thresholds(self.roc, self.similarity[~self.same], list(self.tar_at_far), identities)
 
-    def with_groups(self, grouping: Grouping) -> Verification:
-        """Return the result with `groups`, and notes on those with too few pairs for a threshold."""
-        groups = compare_groups(grouping, self.similarity, self.same, self.of_pair, self.thresholds)
-        few = [f"{shown(group.name)} ({group.different:,})" for group in groups if not group.thresholds]
-        notes = [*self.notes, *grouping.notes]
-        if few:
-            notes.append(f"Groups with too few different pairs for a threshold: {', '.join(few)}.")
-        return replace(self, groups=groups, notes=notes)
-
     def calibration(self, title: str, step: int, flip: bool) -> Calibration | None:
         """Return what is stored of `fit` and `thresholds`; None where nothing could be fitted.
 
@@ -173,7 +159,6 @@ class Verification:
             log_odds=self.fit.log_odds.tolist(),
             error=self.fit.held_out.error,
             thresholds=self.thresholds,
-            groups={group.name: group.thresholds for group in self.groups},
         )
 
     def operating_points(self) -> list[tuple[Threshold, float, tuple[float, float]]]:
@@ -208,24 +193,18 @@ class Verification:
 
     def numbers(self) -> dict:
         """Return the numbers of results.json: `row`, the intervals, the cosine above which each FAR is kept,
-        the fit of P(same), the groups, the accuracy of each fold."""
+        the fit of P(same), the accuracy of each fold."""
         return {
             **self.row(),
             "confidence_95": self.intervals,
             "threshold@far": {f"{point.far:g}": point.cosine for point in self.thresholds},
             "threshold@far_confidence_95": {f"{p.far:g}": [p.low, p.high] for p in self.thresholds},
             "calibration": self.fit.numbers() if self.fit else None,
-            "groups": {group.name: group.numbers() for group in self.groups},
             "resamples": resamples(len(self.same)),
             "resampled": "pairs" if self.people is None else "identities",
             "identities": None if self.people is None else len(self.people),
             "fold_accuracy": self.fold_accuracy.tolist(),
-            "as_norm": None if self.normalised is None else self.normalised._order_numbers(),
         }
-
-    def _order_numbers(self) -> dict:
-        """Return the numbers that depend on the order of the similarities, not on their unit."""
-        return {**self.row(), "threshold": None, "confidence_95": self.intervals}
 
     def results(self) -> dict[str, str]:
         """Format the numbers for people: label -> value with its unit, or why there is none."""
@@ -261,10 +240,6 @@ class Verification:
             if self.fit
             else "no P(same): needs more pairs of both kinds, or more identities"
         )
-        if self.normalised:
-            of_order = ("accuracy", "area", "equal", "TAR")  # the threshold's unit is no cosine
-            texts = self.normalised.results().items()
-            labels |= {f"{label}, AS-norm": text for label, text in texts if label.startswith(of_order)}
         if given:
             labels[IN_BRACKETS] = (
                 f"95 % confidence, {resamples(len(self.same)):,} resamples of {self.resampled}"

@@ -207,8 +207,6 @@ def _limits(
         yield "How good this network is, is not known: nothing was evaluated."
         return
     yield f"Evaluated on {', '.join(sets)} alone: other pictures, cameras and people may give other numbers, and need other thresholds."
-    if not any(getattr(result, "groups", None) for result in results.values()):
-        yield "Groups of people were not compared (plsc eval --groups)."
     for title, result in results.items():
         rates = getattr(result, "tar_at_far", {})
         unknown = [far for far, rate in rates.items() if rate is None]

@@ -7,15 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import paddle
 
 from plsc import distributed
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
 from plsc.errors import UserError
-from plsc.evaluation.as_norm import Cohort
-from plsc.evaluation.groups import read_groups
 from plsc.evaluation.results import read_compared
 from plsc.training.evaluator import (
     build_saved_evaluator,
@@ -26,9 +23,6 @@ from plsc.training.evaluator import (
 )
 from plsc.training.finish import finish
 from plsc.training.start import open_checkpoint
-from plsc.utils.bfloat16 import float32_of
-
-_COHORT = 10_000  # classes: more hardly change the largest cosines
 
 
 def evaluate(
@@ -36,9 +30,7 @@ def evaluate(
     set_threshold: bool = False,
     compare: str | os.PathLike | None = None,
     calibrate: bool = False,
-    groups: str | os.PathLike | None = None,
     model: paddle.nn.Layer | None = None,
-    as_norm: int | None = None,
 ) -> dict[str, Any]:
     """Evaluate a checkpoint, and return the main set's numbers, as `Entry.evaluate` says. Every rank calls
     it, after `start`.
@@ -56,12 +48,7 @@ def evaluate(
     if calibrate and not set_threshold:
         # A stored threshold may lie on rank 0's machine alone.
         distributed.run_on_rank_0(partial(refuse_other_flip, saved, cfg.DataLoader.Eval.flip))
-    grouping = main_pairs(sets, "--groups").group(read_groups(groups)) if groups else None
-    cohort = None
-    if as_norm is not None:
-        main_pairs(sets, "--as-norm")
-        cohort = Cohort(_some_centres(saved), as_norm)
-    evaluator = build_saved_evaluator(cfg, saved, sets, model, grouping, cohort)
+    evaluator = build_saved_evaluator(cfg, saved, sets, model)
     evaluator.evaluate(saved.step)
     if distributed.rank() == 0:
         facts = {"checkpoint": str(saved.path), "step": saved.step}
@@ -76,10 +63,3 @@ def evaluate(
     return evaluator.row
 
 
-def _some_centres(saved: Checkpoint) -> np.ndarray:
-    """Read the class centres of a checkpoint, of many classes some evenly spaced ones: float32 [K,
-    embedding_size]."""
-    last = saved.num_classes - 1
-    chosen = np.linspace(0, last, min(saved.num_classes, _COHORT)).astype(int).tolist()
-    rows = np.concatenate([float32_of(saved.rows("centres", number, number + 1)) for number in chosen])
-    return rows.reshape(-1, saved.embedding_size)  # sub-centres are embeddings, too

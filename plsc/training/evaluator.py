@@ -23,8 +23,6 @@ from plsc.data.build import build_dataset
 from plsc.data.config import EVAL_SET, EvalCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
-from plsc.evaluation.as_norm import Cohort
-from plsc.evaluation.groups import Grouping
 from plsc.evaluation.sets import EvalSet, Result, VerificationSet, eval_set
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import embed
@@ -121,8 +119,6 @@ class Evaluator:
         num_classes: of the training set.
         head: predicts the classes of labelled images; None where no set has any.
         weights: gives the backbone the weights to evaluate with, while a block runs; None: it has them.
-        grouping: of the main set's pairs; None: they are not compared by groups.
-        cohort: by which the scores of the main set's pairs are normalised, too; None: they are not.
         amp: mixed precision of the embeddings.
 
     Attributes: after `evaluate`, on every rank, `step`, at which it was made, `rows`, title -> row of
@@ -138,9 +134,7 @@ class Evaluator:
         num_classes: int,
         head: SoftmaxHead | None = None,
         weights: Callable[[], AbstractContextManager[None]] | None = None,
-        grouping: Grouping | None = None,
         amp: AmpCfg | None = None,
-        cohort: Cohort | None = None,
     ):
         assert head is not None or not needs_head(sets), "labelled images need a head"
         self.sets = sets
@@ -153,9 +147,7 @@ class Evaluator:
         self.num_classes = num_classes
         self._head = head
         self._weights = weights or nullcontext
-        self._grouping = grouping
         self._amp = amp
-        self._cohort = cohort
 
     @property
     def main(self) -> str | None:
@@ -217,10 +209,6 @@ class Evaluator:
         except UserError as error:
             raise UserError(f"{title}: {error}") from error
         is_main = title == self.main
-        if is_main and self._grouping:
-            result = result.with_groups(self._grouping)
-        if is_main and self._cohort:
-            result = data.normalise(result, embeddings, self._cohort)
         self.results[title] = result
         self._log(title, result)
         if not is_main:
@@ -293,8 +281,6 @@ def build_saved_evaluator(
     saved: Checkpoint,
     sets: dict[str, EvalSet],
     model: paddle.nn.Layer | None = None,
-    grouping: Grouping | None = None,
-    cohort: Cohort | None = None,
 ) -> Evaluator:
     """Build the evaluator of a checkpoint on `sets`, with a head if they need one.
 
@@ -309,9 +295,7 @@ def build_saved_evaluator(
         network.backbone,
         saved.num_classes,
         head,
-        grouping=grouping,
         amp=network.amp,
-        cohort=cohort,
     )
 
 

@@ -74,7 +74,6 @@ class Calibration(BaseModel):
     where they were too few."""
     thresholds: Thresholds = []
     """For the FARs that the pairs allow."""
-    groups: Annotated[dict[str, Thresholds], Field(max_length=MOST_GROUPS)] = {}
     """The same of the pairs within a group of identities."""
 
     @model_validator(mode="after")

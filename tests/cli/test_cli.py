@@ -132,8 +132,6 @@ UNSET = {
     "set_threshold": False,
     "compare": None,
     "calibrate": False,
-    "groups": None,
-    "as_norm": None,
 }  # of eval
 
 
@@ -156,9 +154,9 @@ UNSET = {
         ),
         (
             "eval",
-            ["--calibrate", "--groups", "groups.csv"],
+            ["--calibrate"],
             (None, []),
-            ("evaluate", *{**UNSET, "calibrate": True, "groups": "groups.csv"}.items()),
+            ("evaluate", *{**UNSET, "calibrate": True}.items()),
         ),
         ("export", ["--override", "A.b=1"], (None, ["A.b=1"]), ("export",)),
         ("predict", ["list.txt"], (None, []), ("predict", "list.txt", None)),

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from plsc.evaluation import classify, verify, verify_distances, verify_pairs
-from plsc.evaluation.groups import Grouping
 from plsc.evaluation.report.html import WorstPair, write_report
 from tests.helpers.pictures import drawn
 
@@ -278,15 +277,3 @@ def test_a_set_without_errors_says_so_and_has_no_roc(tmp_path):
     assert page.headings == ["Evaluation", "Which threshold", "Training", "Similarities", "Calibration"]
 
 
-def test_groups_have_a_table_with_those_that_are_too_small(tmp_path):
-    result = pairs_of_people()
-    last = result.of_pair.max(1)  # of the 40 people
-    of_pair = np.select([last < 3, last < 20], [1, 0], -1)
-    result = result.with_groups(Grouping(["large", "small <b>"], of_pair, ["Pairs within a group: some."]))
-    page = Page(write(tmp_path, results={"glyph pairs": result}, worst={}))
-    large = result.groups[0]
-    pairs, far, cosine, common = row_of(page, "large")
-    assert (pairs, far) == (f"{large.same} same, {large.different} different", "at most 0.1")
-    assert cosine.startswith(f"{large.thresholds[0].cosine:.4f} (")
-    assert common == f"{100 * large.far_at_common[0]:.2f} %"
-    assert "Groups with too few different pairs for a threshold: small <b>" in page.text

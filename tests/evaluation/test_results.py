@@ -10,7 +10,6 @@ import pytest
 
 from plsc.errors import UserError
 from plsc.evaluation import classify, identify, verify, verify_distances
-from plsc.evaluation.groups import Grouping
 from plsc.evaluation.report.html import tables_of
 from plsc.evaluation.results import headlines, overfitting, read_compared, worst_of, write_results
 from plsc.evaluation.sets import eval_set
@@ -69,15 +68,6 @@ def test_the_tables_stand_by_kind_with_a_column_a_set(written):
     assert two[0] == ["verification", "a", "b"]
     (eer,) = [line for line in two if line[0].startswith("equal error rate")]
     assert eer[2] == "needs positive and negative pairs" and " % (" in eer[1]
-
-
-def test_groups_are_printed(tmp_path, capsys):
-    pairs = NoisePairs()
-    everybody = Grouping(["all\x1b"], np.zeros(40, int), [])
-    result = verify_distances(np.linspace(0.1, 1.9, 40), pairs.same).with_groups(everybody)
-    write_results(tmp_path, {"pairs": eval_set(pairs)}, {"pairs": result}, [], "", {}, {})
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("all\\x1b")]
-    assert "20 same, 20 different  at most 0.1" in line and f"{result.thresholds[0].cosine:.4f} (" in line
 
 
 def test_worst_pairs_have_their_pictures_and_names(written):

@@ -72,7 +72,6 @@ def write_report(
         notes=[f"{name}: {note}" for name, result in results.items() for note in _notes(result)],
         thresholds=thresholds,
         unbounded=any("or more" in row[1] for rows in thresholds for row in rows),
-        groups=_of_each(results, group_rows),
         hardest=_of_each(results, _hardest),
         pictures=[picture for picture in pictures if picture.png],
         config_yaml=config_yaml,
@@ -133,22 +132,6 @@ def _thresholds(name: str, result: Any) -> Rows:
         far, tar = accepted[~result.same].mean(), accepted[result.same].mean()
         lines.insert(0, [f"{far:.4g}, with the fewest errors", f"{result.threshold:.4f}", percent(tar)])
     return [[f"FAR on {name}", "threshold (cosine, 95 % confidence)", "TAR (95 % confidence)"], *lines]
-
-
-def group_rows(name: str, result: Any) -> Rows:
-    """Make the table of a verification's groups, headings first.
-
-    A line for each group and FAR that it allows: the group's threshold, and its FAR at the threshold of all.
-    """
-    lines = []
-    for group in result.groups:
-        pairs = f"{group.same:,} same, {group.different:,} different"
-        common = dict(zip((point.far for point in result.thresholds), group.far_at_common))
-        for point in group.thresholds:
-            rates = (f"at most {point.far:g}", cosine_with_interval(point), percent(common[point.far]))
-            lines.append([shown(group.name), pairs, *rates])
-    columns = ("pairs", "FAR", "its threshold (cosine, 95 % confidence)", "its FAR at the threshold of all")
-    return [[f"group of {name}", *columns], *lines]
 
 
 def _hardest(name: str, result: Any) -> Rows:
