@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +20,7 @@ from plsc.apps.migrate.setters import Setters
 from plsc.config import Config, load
 from plsc.distributed import environment
 from plsc.errors import shown
-from plsc.training.start import open_checkpoint, start
-
-if TYPE_CHECKING:
-    from plsc.training.check_card import Outcome
+from plsc.training.start import start
 
 
 class Entry(Setters):
@@ -96,22 +93,6 @@ class Entry(Setters):
         return evaluate(self.config, set_threshold, compare, calibrate, self._model)
 
     test = evaluate  # PLSC's name
-
-    def write_card(self) -> Path:
-        """Evaluate a checkpoint and write the run's model card (plsc/evaluation/card.py); return its path."""
-        self._start_on_data()
-        from plsc.training import card
-
-        return card.write(self.config, open_checkpoint(self.config), self._model)
-
-    def check_card(self, training_data: bool = True) -> Outcome:
-        """Compare the run's model card with its files, its data and its evaluation; `training_data`: those
-        too."""
-        self._start_on_data()
-        from plsc.evaluation.card import read_card
-        from plsc.training import check_card
-
-        return check_card.check(self.config, read_card(self.output_dir), self._model, training_data)
 
     def predict(
         self, images: str | os.PathLike | Sequence[str] | np.ndarray, output: str | os.PathLike | None = None

@@ -58,7 +58,6 @@ VERBS = {
     ),
     "predict": Verb("plsc.cli.predict", "write the embeddings of images, as .npy", "use"),
     "export": Verb("plsc.cli.export", "write the network for Paddle Inference, ONNX and others", "use"),
-    "card": Verb("plsc.cli.card", "show, write and verify the model card of a run", "care"),
     "ckpt": Verb("plsc.cli.ckpt", "show, check, cut and average checkpoints, edit their class names", "care"),
     "selftest": Verb("plsc.cli.selftest", "check that this machine, or several, compute rightly", "care"),
 }

@@ -148,8 +148,6 @@ class GlobalCfg(Section):
     ema: EmaCfg | None = None
     """Average the backbone's weights over the steps, `{decay: 0.9999, every: 1}`, beside training; the
     average is what is evaluated, exported and predicted with (docs/training.md). null: no average."""
-    data_licence: str | None = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
-    """Licence or terms of use of the training data, for the model card (docs/evaluation.md)."""
     threads: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """CPU threads per rank. null shares the processors out among the ranks; set it when others need some."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ def write_results(
     summary: Mapping[str, Any],
     facts: Mapping[str, Any],
     compared: tuple[str, dict[str, dict[str, str]]] | None = None,
-    write_card: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Path:
     """Write the report and results.json into `folder`, print its tables and the notes -> the path of the
     page.
@@ -47,7 +46,6 @@ def write_results(
         summary: of the report, see plsc.evaluation.report.html.write_report.
         facts: further content of results.json, such as the checkpoint.
         compared: another run, as `read_compared` gives it, for a second column in the tables.
-        write_card: writes the model card from the results, the main one first, when the pictures are there; None: no card.
     """
     folder.mkdir(parents=True, exist_ok=True)
     results = {title: results[title] for title in sets if title in results}
@@ -71,8 +69,6 @@ def write_results(
         remarks=overfitting(rows, results[main]) if main else (),
         compared=compared,
     )
-    if write_card:
-        write_card(results)
     # Last: plsc run takes this file as the sign of a finished run.
     replace_file(folder / "results.json", text.encode("utf-8", "backslashreplace"))
     for headings, *lines in tables_of(results, compared):

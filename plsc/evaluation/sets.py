@@ -120,10 +120,6 @@ class EvalSet:
         """Say in the log how much is judged: "6,000"."""
         raise NotImplementedError
 
-    def describe(self) -> str:
-        """Say in a model card what is in the set."""
-        raise NotImplementedError
-
     def score(self, embeddings: np.ndarray) -> Result:
         """Compute the result from the embeddings [count, D]; not of labelled samples, see LabelledSet."""
         raise NotImplementedError
@@ -177,9 +173,6 @@ class LabelledSet(EvalSet):
     def size(self) -> str:
         return f"{self.count:,} images of"
 
-    def describe(self) -> str:
-        return f"{self.count:,} samples of {self.num_classes:,} classes"
-
     def score_predictions(self, predicted: np.ndarray, num_classes: int) -> Classification:
         """Compute the result from the predicted classes [count], int64 below `num_classes`."""
         return classify(self.labels, predicted, num_classes)
@@ -207,9 +200,6 @@ class VerificationSet(EvalSet):
 
     def size(self) -> str:
         return f"{len(self.data.same):,}"
-
-    def describe(self) -> str:
-        return f"{len(self.pairs):,} pairs of {self.count:,} images"
 
     def score(self, embeddings: np.ndarray) -> Verification:
         return verify_pairs(embeddings, self.pairs, self.data.same, identity_of=self.data.identity_of)
@@ -256,9 +246,6 @@ class SearchSet(EvalSet):
 
     def size(self) -> str:
         return f"{len(self.data.probe):,} probes of"
-
-    def describe(self) -> str:
-        return f"{len(self.data.probe):,} searches among {len(self.data.gallery):,} of {self.count:,} images"
 
     def score(self, embeddings: np.ndarray) -> Identification:
         return identify(embeddings, self.data.gallery, self.data.probe, self.data.identities)

@@ -10,7 +10,6 @@ from typing import Any
 import paddle
 
 from plsc import distributed
-from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
 from plsc.errors import UserError
 from plsc.evaluation.results import read_compared
@@ -61,5 +60,3 @@ def evaluate(
         how = f"checkpoint {saved.path}"
         finish(cfg, evaluator, Path(cfg.Global.output_dir) / "test", how, facts, compared)
     return evaluator.row
-
-

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import platform
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ def finish(
     how: str,
     facts: dict[str, Any],
     compared: tuple | None = None,
-    write_card: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> None:
     """Write table, results.json, report and the last line. Rank 0 calls it.
 
@@ -32,7 +30,7 @@ def finish(
         evaluator: has evaluated.
         how: how long the training took, or which checkpoint was tested; for the report.
         facts: of results.json; with "checkpoint" for a test, else with "step" and "best".
-        compared, write_card: see plsc.evaluation.results.write_results.
+        compared: see plsc.evaluation.results.write_results.
     """
     from plsc.evaluation.results import write_results
 
@@ -62,7 +60,6 @@ def finish(
             summary,
             facts,
             compared,
-            write_card,
         )
     line = f"{result.headline} on {evaluator.main}" if result else "nothing evaluated"
     if "checkpoint" not in facts:

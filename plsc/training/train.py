@@ -27,7 +27,7 @@ RUN_FILES = (
     *("visualdl", "tensorboard", "wandb", "mlflow", "logged.json"),
     *("report.html", "results.json", "curves.png", "roc.png", "det.png", "cmc.png", "histogram.png"),
     *("calibration.png", "worst_pairs.png", "confusion.png", "steps.png"),
-    *("card.md", "card.json", "diverged", "export", "test", "predict"),
+    *("diverged", "export", "test", "predict"),
 )
 
 
@@ -48,7 +48,6 @@ def _train(cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callab
     from plsc import distributed
     from plsc.distributed.accelerator import explained
     from plsc.heads.self_check import refuse_a_wrong_head
-    from plsc.training import card
 
     for note in notes:
         get_logger().info(note)
@@ -70,8 +69,7 @@ def _train(cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callab
         took = f"took {duration(trainer.seconds)}"
         best = trainer.part("checkpoints").best
         facts = {"step": trainer.step, "best": best.model_dump() if best else None}
-        write_card = partial(card.write_of_training, cfg, trainer.step, trainer.dataset, evaluator.sets)
-        finish(cfg, evaluator, output_dir, took, facts, write_card=write_card)
+        finish(cfg, evaluator, output_dir, took, facts)
     return result
 
 

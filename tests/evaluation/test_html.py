@@ -275,5 +275,3 @@ def test_a_set_without_errors_says_so_and_has_no_roc(tmp_path):
     page = Page(write(tmp_path, results={"easy": verify_distances(np.where(same, 0.2, 2.0), same)}, worst={}))
     assert "easy: No pair is on the wrong side of the threshold" in page.text
     assert page.headings == ["Evaluation", "Which threshold", "Training", "Similarities", "Calibration"]
-
-

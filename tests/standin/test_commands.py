@@ -122,7 +122,6 @@ def test_auto_is_the_kind_of_the_plug_in_with_its_settings(plugin, tmp_path):
     code, said = train(tmp_path, "Global.deterministic=true", **plugin)
     assert code == 0 and "settings of standin: FLAGS_use_stride_kernel=0" in said
     assert "Global.deterministic: Paddle has no such setting for standin" in said
-    assert '"device": "standin"' in (tmp_path / "output/card.json").read_text()
 
 
 REFUSED = {

@@ -191,7 +191,6 @@ NOT_TRAINING = {
             "keep_centres",
             "keep_step",
             "new_centres",
-            "data_licence",
             "log_every",
             "loggers",
         ),

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,6 @@ def export(
     calibration: Calibration | None = None,
     network: str | None = None,
     int8: Callable[[], Int8Data] | None = None,
-    documents: Mapping[str, bytes] | None = None,
     kit: KitPictures | None = None,
     check_batches: Sequence[int] = (1, 8),
 ) -> dict:
@@ -79,7 +78,6 @@ def export(
         calibration: what a cosine means; None = not known.
         network: identity of the weights, see plsc.checkpoint.saved.Checkpoint.network.
         int8: makes what "onnx_int8" needs; called for that format only.
-        documents: further files for each folder, such as the model card: name -> content.
         kit: samples for the acceptance kit; None: there is no kit.
 
     Returns: what preprocessing.json has (see make_card), and "folder".
@@ -105,7 +103,7 @@ def export(
         card.update(threshold_set=threshold_set, threshold_step=threshold_step, network=network)
         card["calibration"] = calibration.to_json() if calibration else None
         card["kit"] = {"folder": KIT, "samples": len(kit.samples), "of": kit.title} if kit else None
-        about = Description(card, preprocessing, documents or {})
+        about = Description(card, preprocessing)
         files, checks = {}, []
         for kind in formats:
             if kind in graphs:

@@ -14,7 +14,6 @@ from plsc.apps.export import export
 from plsc.apps.export.int8_data import int8_data
 from plsc.apps.export.kit.pictures import kit_pictures
 from plsc.config import Config
-from plsc.training.card import files_for_export
 from plsc.training.start import open_checkpoint
 from plsc.training.trained import load_network
 
@@ -51,7 +50,6 @@ def export_checkpoint(
             network=saved.network,
             int8=partial(int8_data, cfg, saved),
             kit=kit_pictures(cfg, saved),
-            documents=files_for_export(Path(cfg.Global.output_dir), saved),
         )
         print(f"done: exported {saved.path} to {folder}")
         return facts

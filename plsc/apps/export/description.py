@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,11 @@ from plsc.utils.files import sha256_of
 class Description:
     """Describes a network for those who run its graph.
 
-    card: see make_card. documents: further files, name -> content.
+    card: see make_card.
     """
 
     card: dict
     preprocessing: Any
-    documents: Mapping[str, bytes]
 
     def write(self, folder: Path, files: dict[str, dict], checks: list[dict]) -> dict:
         """Write the files to `folder`; return the content of preprocessing.json.
@@ -34,6 +32,4 @@ class Description:
         card = {**self.card, "files": files, "sha256": sha256, "checks": checks}
         (folder / "README.txt").write_text(readme_text(card), encoding="utf-8")
         (folder / "preprocessing.json").write_text(json.dumps(card, indent=1) + "\n")
-        for name, content in self.documents.items():
-            (folder / name).write_bytes(content)
         return card

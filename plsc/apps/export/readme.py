@@ -79,15 +79,12 @@ def _threshold(card: dict, noun: str) -> list[str]:
 
 
 def _int8(card: dict) -> list[str]:
-    """Say what 8 bits cost: the model card beside is that of the network in float32."""
+    """Say what 8 bits cost."""
     if "int8" not in card:
         return []
     measured = card["int8"]
     shares = f"{100 * measured['accuracy']:.2f} %, in float32 {100 * measured['accuracy_float32']:.2f} %"
-    return [
-        f"8 bits     accuracy {shares}, on {shown(measured['set'])}.",
-        "           card.md and card.json, where they are here, have the numbers of the network in float32.",
-    ]
+    return [f"8 bits     accuracy {shares}, on {shown(measured['set'])}."]
 
 
 def _kit(card: dict, noun: str) -> list[str]:

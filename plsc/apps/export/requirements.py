@@ -30,7 +30,6 @@ _KIT_FILES = {
 _PNG_FILES = {f"{number:04d}.png" for number in range(1000)}  # Export.kit is at most that
 _FILES = {f"inference.{end}" for end in ("json", "pdmodel", "pdiparams", "pdiparams.info", "yml")}
 _FILES |= {"model.onnx", "preprocessing.json", "README.txt"}
-_FILES |= {"card.md", "card.json"}  # the model card
 _FILES |= {"contract.json", "check.png", "check.npy", "check.json"}  # of earlier versions
 
 
