@@ -73,11 +73,6 @@ def test_a_batch_of_more_samples_than_there_are_is_refused(tmp_path):
             "-o: DataLoader.Train.global_batch: 120 is more than the 115 samples of an epoch; lower it$",
         ),
         (
-            ["DataLoader.Train.batch_size=4", "DataLoader.Train.sampler={name: balanced, per_class: 1}"],
-            6,
-            ".*DataLoader.Train.batch_size: 4 x 6 ranks is more than the 23 samples of an epoch; lower it, or start fewer ranks$",
-        ),
-        (
             ["DataLoader.Train.batch_size=2"],
             24,
             "24 ranks are more than the 23 classes that they share out; start 23 or fewer$",
@@ -396,10 +391,6 @@ def test_a_loss_that_overflows_is_named_where_no_gradient_is_to_blame(tmp_path, 
         (
             "DataLoader.Train.dataset={name: Synthetic, num_classes: 100000000000}",
             "DataLoader.Train.dataset.num_classes: the labels of 1,000,000,000,000 samples would take 8e+03 GB of memory, this ",
-        ),
-        (
-            "DataLoader.Train.sampler={name: balanced, per_class: 100000000000}",
-            "DataLoader.Train.sampler.per_class: the order of ",
         ),
         (
             "DataLoader.Train.dataset={name: 'tests.helpers.float_samples:Recordings', count: 0x10}",

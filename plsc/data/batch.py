@@ -23,15 +23,14 @@ class SampleError(RuntimeError):
 
 
 def make_batch(
-    dataset: Dataset, seed: int, epochs: int | np.ndarray, indices: np.ndarray, images: np.ndarray
+    dataset: Dataset, seed: int, epoch: int, indices: np.ndarray, images: np.ndarray
 ) -> list[Replacement]:
-    """Write samples `indices` into `images` [B, *shape], as augmented in `epochs`, one or one of each [B].
+    """Write samples `indices` into `images` [B, *shape], as augmented in an epoch.
 
     Returns the replacements of corrupt ones. Raises UserError, SampleError.
     """
     replaced = []
-    epochs = np.broadcast_to(epochs, len(indices))
-    for row, (index, epoch) in enumerate(zip(indices.tolist(), epochs.tolist())):
+    for row, index in enumerate(indices.tolist()):
         try:
             make_sample(dataset, epoch, index, images[row])
         except CorruptImageError as error:
@@ -43,7 +42,7 @@ def make_batch(
 
 
 def _make_substitute(dataset: Dataset, seed: int, epoch: int, index: int, image: np.ndarray) -> int | None:
-    draws = generator(seed, index=index, use=SUBSTITUTES).integers(*dataset.substitutes(index), size=REDRAWS)
+    draws = generator(seed, index=index, use=SUBSTITUTES).integers(len(dataset), size=REDRAWS)
     for substitute in draws.tolist():
         try:
             make_sample(dataset, epoch, substitute, image)

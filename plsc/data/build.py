@@ -1,5 +1,4 @@
-"""Build the data sets of a config: one, or several joined to train on, with corrected labels and without the
-classes left out.
+"""Build the data sets of a config: one, or several joined to train on.
 
     build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place)                             # to train on
     build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place, "DataLoader.Eval.dataset")  # to evaluate on
@@ -9,14 +8,12 @@ A UserError about what a key says is raised again with its place in front: file,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from plsc.data.config import TRAIN_SET, DataLoaderCfg, DatasetCfg
-from plsc.data.corrections import Corrected
 from plsc.data.dataset import Dataset
 from plsc.data.joined import Joined
-from plsc.data.without import Without
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.messages import takes
 from plsc.utils.registry import DATASETS
@@ -35,20 +32,14 @@ def keys_of_sets(loader: DataLoaderCfg) -> list[str]:
 def build_dataset(loader: DataLoaderCfg, seed: int, place: Place, key: str = TRAIN) -> Any:
     """Build the data set of a key of the section DataLoader. Raises UserError.
 
-    The one to train on joins those of a list, and has the corrections, and the classes, that Train says.
+    The one to train on joins those of a list.
     """
     sections = {_name(path): (path, section) for path, section in loader.sets().items()}
     if key != TRAIN:
         return _build_one(*sections[key], seed, place)
     trained = {name: found for name, found in sections.items() if name.startswith(TRAIN)}
     parts = {name: _build_one(path, section, seed, place) for name, (path, section) in trained.items()}
-    if len(parts) > 1:
-        own = [section.head == "own" for _, section in trained.values()]
-        data = _join(parts, own, place)
-    else:
-        (data,) = parts.values()
-    data = _correct(data, loader.Train.corrections, place)  # of all samples, with those who are left out
-    return _leave_out(data, loader.Train.without, place)
+    return _join(parts, place) if len(parts) > 1 else next(iter(parts.values()))
 
 
 def _name(path: KeyPath) -> str:
@@ -70,43 +61,13 @@ def _build_one(path: KeyPath, section: DatasetCfg, seed: int, place: Place) -> A
         raise kind(_line(place(keyword_path), _name(keyword_path), message + default)) from error
 
 
-def _join(parts: dict[str, Dataset], own: Sequence[bool], place: Place) -> Dataset:
+def _join(parts: dict[str, Dataset], place: Place) -> Dataset:
     """Join the sets of a list to one; `parts` has them by their keys."""
     try:
-        return Joined(parts, own)
+        return Joined(parts)
     except UserError as error:
         key = str(error).partition(": ")[0]
-        path: KeyPath = TRAIN_SET
-        if key in parts:
-            path = (*path, int(key.rpartition(".")[2]))
-        raise UserError(_line(place(path), error)) from error
-
-
-def _correct(data: Dataset, lists: Sequence[str], place: Place) -> Dataset:
-    """Correct the labels by the lists of Train.corrections, one after the other."""
-    for number, path in enumerate(lists):
-        try:
-            data = Corrected.of(data, path)
-        except UserError as error:
-            where = place(("DataLoader", "Train", "corrections", number))
-            raise type(error)(_line(where, "DataLoader.Train.corrections", error)) from error
-    return data
-
-
-def _leave_out(data: Dataset, names: Sequence[str], place: Place) -> Dataset:
-    """Leave out the classes of Train.without, all of which the data must have."""
-    if not names:
-        return data
-    key = "DataLoader.Train.without"
-    where = place(tuple(key.split(".")))
-    try:
-        data = Without.of(data, names)
-    except UserError as error:
-        raise UserError(_line(where, key, error)) from error
-    if lacking := set(names).difference(data.left_out):
-        rule = f"the data have no class '{min(lacking)}'; take the name out of this key"
-        raise UserError(_line(where, key, rule))
-    return data
+        raise UserError(_line(place((*TRAIN_SET, int(key.rpartition(".")[2]))), error)) from error
 
 
 def _line(*parts: object) -> str:

@@ -1,6 +1,6 @@
 """Define the section DataLoader: the data sets, their order, and how many samples are taken at a time."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
@@ -44,16 +44,11 @@ class DatasetCfg(Plug):
 
 class TrainDatasetCfg(DatasetCfg):
     """The images to train on. Further keys are keyword arguments of the class; its docstring explains
-    them. A list of such mappings trains on several sets together (docs/data.md)."""
+    them. A list of such mappings trains on several sets together, their classes one after the other
+    (docs/data.md)."""
 
     # The seed of an Eval set is a key of its own: runs with different seeds must have comparable results.
     supplied = {"seed": "Global.seed"}
-
-    @classmethod
-    def hint(cls, name: str, key: str, text: str) -> str:
-        if key in JoinedDatasetCfg.model_fields and cls is TrainDatasetCfg:
-            return "; weight and head are keys of the items of a list of data sets"
-        return super().hint(name, key, text)
 
     @classmethod
     def may_name(cls, name: str) -> bool:
@@ -65,19 +60,6 @@ class TrainDatasetCfg(DatasetCfg):
     in tar shards (`Shards`); `IdxImages`, the files of MNIST and Fashion-MNIST; samples of any shape in .npy
     files (`Arrays`); `Synthetic`, noise for measuring speed; a name that you registered; or your own class as
     `package.module:Class`. The number of classes is read from the data; docs/data.md has examples."""
-
-
-class JoinedDatasetCfg(TrainDatasetCfg):
-    """Each of the mappings of a list of data sets to train on has the keys of a single one, and these."""
-
-    weight: float | None = Field(None, gt=0, le=10**9)
-    """Its share of the samples of an epoch, over the sum of all weights: give each set one, or none. null:
-    the number of its samples, so that an epoch has every sample once."""
-    head: Literal["merge", "own"] = "merge"
-    """merge: identities of the same name are one class in all sets that are merged. own: the set
-    has a softmax of its own, over its own classes only, since the same person may have another class in
-    another set. A name that an earlier set has gets this set's title in front, `street/Ann`. A resume with
-    other sets, or in another order, is refused."""
 
 
 def _one_or_several(value: Any) -> str | None:
@@ -99,36 +81,13 @@ class EvalDatasetCfg(DatasetCfg):
     evaluated."""
 
 
-class SamplerCfg(Section):
-    """Which samples an epoch has, and in which order; the same on any number of ranks (docs/data.md)."""
-
-    only_with = {"per_class": ("balanced",), "samples": ("pk",)}
-
-    name: Literal["shuffle", "balanced", "pk"] = "shuffle"
-    """shuffle: every sample once. balanced: every class equally often, however many images it has. pk: in
-    every step a number of images of each of a number of classes."""
-    per_class: int | None = Field(None, ge=1)
-    """Samples of each class in an epoch. null: the mean number of a class, rounded, so that the epoch is
-    about as long as the set."""
-    samples: int = Field(4, ge=1)
-    """K of P x K: samples of each class in a step. The global batch is a multiple of it; P is the
-    quotient."""
-
-
 class TrainCfg(Section):
     """Training data. One step takes `batch_size` x `accumulate` x ranks samples, the global batch."""
 
     dataset: Annotated[
-        Annotated[TrainDatasetCfg, Tag(UNION_TAGS[0])]
-        | Annotated[list[JoinedDatasetCfg], Tag(UNION_TAGS[1])],
+        Annotated[TrainDatasetCfg, Tag(UNION_TAGS[0])] | Annotated[list[TrainDatasetCfg], Tag(UNION_TAGS[1])],
         Discriminator(_one_or_several),
     ] = TrainDatasetCfg()
-    without: list[str] = []
-    """Names of classes whose images are left out (docs/training.md). A name that no class has is refused."""
-    corrections: list[str] = []
-    """Lists of wrong labels in `dataset`, as `plsc doctor --trained` writes them, each of the data that the
-    one before leaves: `[corrections.tsv]` (docs/data.md)."""
-    sampler: SamplerCfg = SamplerCfg()
     batch_size: int = Field(128, ge=1)
     """Samples per rank that go through the backbone at once. Lower it when memory runs out, and raise
     `accumulate`, or lower the learning rate with it."""
@@ -164,35 +123,11 @@ class TrainCfg(Section):
         """The data sets to train on: one, or those of the list."""
         return self.dataset if isinstance(self.dataset, list) else [self.dataset]
 
-    @property
-    def weights(self) -> list[float] | None:
-        """The weights of the sets of a list; None where they have none."""
-        weights = [section.weight for section in self.sets if isinstance(section, JoinedDatasetCfg)]
-        return weights if len(weights) > 1 and None not in weights else None
-
     @field_validator("dataset")
     @classmethod
-    def _all_or_none_weighted(cls, value: Any) -> Any:
-        if not isinstance(value, list):
-            return value
+    def _one_at_least(cls, value: Any) -> Any:
         if not value:
             raise ValueError("must name at least one data set")
-        without = [number for number, section in enumerate(value) if section.weight is None]
-        if 0 < len(without) < len(value):
-            raise ValueError(
-                f"item {without[0]} has no weight, others have one; give all of them one, or none"
-            )
-        return value
-
-    @field_validator("sampler")
-    @classmethod
-    def _one_order(cls, value: SamplerCfg, info: ValidationInfo) -> SamplerCfg:
-        sets = info.data.get("dataset")
-        weighted = isinstance(sets, list) and len(sets) > 1 and sets[0].weight is not None
-        if weighted and value.name != "shuffle":
-            raise ValueError(
-                f"{value.name} draws by class, from all sets alike: leave out the weights of the data sets, or set shuffle"
-            )
         return value
 
     @field_validator("accumulate")

@@ -51,9 +51,6 @@ class Dataset(SampleSet, ABC):
     # What the classes are, in the order of the labels, where that is known: text or whole numbers, see
     # shared_identities().
     identities: np.ndarray | None = None
-    # [start, stop) of the classes with a softmax of their own; None: one softmax over all. See
-    # plsc/data/joined.py.
-    ranges: list[tuple[int, int]] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -64,17 +61,11 @@ class Dataset(SampleSet, ABC):
         repeats one."""
         return self.identities
 
-    def substitutes(self, index: int) -> tuple[int, int]:
-        """Return the range [start, stop) of the samples that may take the place of this one if it is
-        corrupt."""
-        return 0, len(self)
-
     @abstractmethod
     def sample(self, index: int, epoch: int) -> np.ndarray:
         """Make sample `index` as augmented in `epoch`, an array of the declared shape and dtype.
 
-        Where a sample comes several times in an epoch, `epoch` is another number, above 2**33, each further
-        time. The same arguments give the same bytes.
+        The same arguments give the same bytes.
         Raises CorruptImageError for one that cannot be decoded: training takes another sample instead.
         """
 

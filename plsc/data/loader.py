@@ -1,6 +1,6 @@
 """Load batches: choose the samples of each rank's batches, and have them made by a thread or by processes.
 
-The order of an epoch, which a sampler gives, depends on (seed, epoch) alone and a sample on (seed, epoch,
+The order of an epoch depends on (seed, epoch) alone and a sample on (seed, epoch,
 index), so the batches are the same bit for bit with any number of workers. Without workers a thread prepares
 the next batches; with workers, processes do (workers.py). To see what it yields:
 
@@ -24,15 +24,13 @@ import numpy as np
 from plsc.data.batch import Replacement, make_batch
 from plsc.data.corrupt import CorruptImages
 from plsc.data.dataset import Dataset
-from plsc.data.samplers import Sampler, Shuffle
+from plsc.data.transforms import ORDER, generator
 from plsc.data.workers import Workers
 from plsc.errors import UserError
 from plsc.utils.sharding import split
 from plsc.utils.timing import timer
 
 THREAD_BATCHES = 2  # prepared ahead by the thread
-# Between the epochs that a sample's augmentation is drawn from where it comes several times in one epoch.
-TURN = 2**33
 
 
 class Batch(NamedTuple):
@@ -50,15 +48,14 @@ class Batch(NamedTuple):
 
 
 class Loader:
-    """Yields the batches of one rank; over all ranks they have the sampler's whole order, a smaller last
-    batch included.
+    """Yields the batches of one rank; over all ranks they have every sample once, shuffled, a smaller
+    last batch included.
 
     `global_batch` counts the samples of all ranks in one step; their shares differ by at most one. A last
     global batch of fewer than 2 samples for each of `planned_ranks` (BatchNorm needs two; None: `world_size`)
     joins the one before it, so the steps do not depend on how many ranks there are. Raises UserError if an
     epoch or its last step is too small for `world_size`. `max_corrupt`: share of this rank's images of an
-    epoch that may be replaced by others because they cannot be decoded; see corrupt.py. `sampler`: gives the
-    order of each epoch; None: every sample once, shuffled.
+    epoch that may be replaced by others because they cannot be decoded; see corrupt.py.
     """
 
     def __init__(
@@ -70,11 +67,9 @@ class Loader:
         seed: int,
         num_workers: int = 0,
         max_corrupt: float = 0.0,
-        sampler: Sampler | None = None,
         planned_ranks: int | None = None,
     ):
-        self._sampler = sampler or Shuffle(len(dataset), seed)
-        count = len(self._sampler)
+        count = len(dataset)
         if count < 2 * world_size:
             raise UserError(
                 f"the data set has {count} samples, {world_size} ranks need at least {2 * world_size} "
@@ -146,18 +141,15 @@ class Loader:
         ranges = self._ranges()
         seen = sum(stop - start for start, stop in itertools.islice(ranges, start_step))
         self._corrupt.start_epoch(seen, replaced)
-        order = self._sampler.order(epoch)
-        epochs = (
-            epoch + TURN * count_turns(order) if self._sampler.repeats else np.broadcast_to(epoch, len(order))
-        )
+        order = generator(self.seed, epoch, use=ORDER).permutation(len(self.dataset))
         self._running = True
-        batches = ((epochs[start:stop], order[start:stop]) for start, stop in ranges)
+        batches = (order[start:stop] for start, stop in ranges)
         waiting: deque = deque()  # indices of the batches under way, in order
 
         def refill() -> None:
-            for of_samples, indices in itertools.islice(batches, maker.depth - len(waiting)):
+            for indices in itertools.islice(batches, maker.depth - len(waiting)):
                 waiting.append(indices)
-                maker.submit(of_samples, indices)
+                maker.submit(epoch, indices)
 
         try:
             refill()
@@ -200,7 +192,7 @@ class Loader:
 
     def _start_workers(self) -> Workers:
         if self._workers is None or self._workers.closed:
-            largest = int(np.diff(self._starts, append=len(self._sampler)).max())
+            largest = int(np.diff(self._starts, append=len(self.dataset)).max())
             self._workers = Workers(
                 self.dataset, self.seed, self._num_workers, -(-largest // self.world_size)
             )
@@ -209,7 +201,7 @@ class Loader:
     def _global_batch(self, place: int) -> tuple[int, int]:
         """Return the range of a global batch in the epoch's order."""
         last = place + 1 == len(self._starts)
-        return int(self._starts[place]), len(self._sampler) if last else int(self._starts[place + 1])
+        return int(self._starts[place]), len(self.dataset) if last else int(self._starts[place + 1])
 
     def _shares_of(self, place: int) -> list[tuple[int, int]]:
         """Return the range of each rank's samples in a global batch of an epoch."""
@@ -222,16 +214,6 @@ class Loader:
             start, _ = self._global_batch(place)
             first, last = self._shares_of(place)[self.rank]
             yield start + first, start + last
-
-
-def count_turns(order: np.ndarray) -> np.ndarray:
-    """Count how often each sample of an epoch's order came before in it, int64 [n]."""
-    by_sample = np.argsort(order, kind="stable")
-    place = np.arange(len(order))
-    is_first = np.diff(order[by_sample], prepend=-1) != 0
-    turns = np.empty(len(order), np.int64)
-    turns[by_sample] = place - np.maximum.accumulate(np.where(is_first, place, 0))
-    return turns
 
 
 class _Thread:
@@ -247,12 +229,12 @@ class _Thread:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="plsc-loader")
         self._futures: deque = deque()
 
-    def submit(self, epochs: np.ndarray, indices: np.ndarray) -> None:
-        self._futures.append(self._pool.submit(self._make, epochs, indices))
+    def submit(self, epoch: int, indices: np.ndarray) -> None:
+        self._futures.append(self._pool.submit(self._make, epoch, indices))
 
-    def _make(self, epochs: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, list[Replacement]]:
+    def _make(self, epoch: int, indices: np.ndarray) -> tuple[np.ndarray, list[Replacement]]:
         images = self._dataset.preprocessing.empty(len(indices))
-        return images, make_batch(self._dataset, self._seed, epochs, indices, images)
+        return images, make_batch(self._dataset, self._seed, epoch, indices, images)
 
     def result(self) -> tuple[np.ndarray, list[Replacement]]:
         return self._futures.popleft().result()

@@ -105,11 +105,11 @@ class Workers:
     def closed(self) -> bool:
         return not self._finalizer.alive
 
-    def submit(self, epochs: int | np.ndarray, indices: np.ndarray) -> None:
-        """Ask for the batch of samples `indices` as augmented in `epochs`, one or one of each; at most
-        `depth` may be under way."""
+    def submit(self, epoch: int, indices: np.ndarray) -> None:
+        """Ask for the batch of samples `indices` as augmented in an epoch; at most `depth` may be under
+        way."""
         turn, worker = divmod(self._submitted, len(self._pipes))
-        self._send(worker, (turn % SLOTS, epochs, indices))
+        self._send(worker, (turn % SLOTS, epoch, indices))
         self._sizes.append(len(indices))
         self._submitted += 1
 
@@ -230,11 +230,11 @@ def _serve(pipe: Connection, dataset_file: int, memory_file: int) -> None:
     slots = _slots(memory_file, shape, dtype)
     dataset = None
     while True:
-        slot, epochs, indices = pipe.recv()
+        slot, epoch, indices = pipe.recv()
         try:
             if dataset is None:
                 dataset = _unpacked(dataset_file)
-            answer = None, make_batch(dataset, seed, epochs, indices, slots[slot, : len(indices)])
+            answer = None, make_batch(dataset, seed, epoch, indices, slots[slot, : len(indices)])
         except Exception as error:  # noqa: BLE001 - it is raised again in the parent, which handles it
             answer = _portable(error), traceback.format_exc()
         pipe.send(answer)

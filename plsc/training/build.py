@@ -17,9 +17,7 @@ from plsc import distributed
 from plsc.config import Config
 from plsc.data.build import build_dataset
 from plsc.data.dataset import Dataset, check_labels, class_names
-from plsc.data.joined import Joined
 from plsc.data.loader import Loader
-from plsc.data.samplers import PK, Balanced, Mixture, Sampler, Shuffle
 from plsc.distributed.accelerator import on_device
 from plsc.distributed.guard import Guard
 from plsc.distributed.shared_folder import check_shared
@@ -40,7 +38,6 @@ from plsc.training.parts.evaluation import Evaluation
 from plsc.training.parts.log import Log
 from plsc.training.parts.loss_scale import LossScale
 from plsc.training.parts.part import Part
-from plsc.training.parts.per_set import PerSet
 from plsc.training.parts.rollback import Rollback
 from plsc.training.parts.signals import Signals
 from plsc.training.resume import build_backbone
@@ -113,7 +110,6 @@ def build_features(cfg: Config, dataset: Dataset, backbone: paddle.nn.Layer) -> 
     amp = cfg.Global.amp
     average = cfg.Global.ema
     parts = [
-        PerSet(dataset) if isinstance(dataset, Joined) else None,
         Ema(backbone, average.decay, average.every) if average else None,
         LossScale() if amp and amp.dtype == "float16" else None,
     ]
@@ -166,7 +162,7 @@ def build_trainer(
         cfg.Model.embedding_size,
         cfg.Global.seed,
         cfg.Global.output_dir,
-        getattr(dataset, "ranges", None),
+        None,
         cfg.Global.amp,
     )
     ema = next((part for part in ready.features if isinstance(part, Ema)), None)
@@ -265,12 +261,10 @@ def build_evaluation_sets(cfg: Config, dataset: Dataset) -> dict[str, EvalSet]:
 
 
 def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> Loader:
-    """Build the loader of one rank. UserError if the sampler, the global
-    batch or the ranks do not fit the data."""
+    """Build the loader of one rank. UserError if the global batch or the ranks do not fit the data."""
     train = cfg.DataLoader.Train
     global_batch = train.global_batch_on(world_size)
-    sampler = _build_sampler(cfg, dataset, global_batch)
-    _check_sizes(cfg, len(sampler), dataset.num_classes, world_size)
+    _check_sizes(cfg, len(dataset), dataset.num_classes, world_size)
     return Loader(
         dataset,
         global_batch,
@@ -279,7 +273,6 @@ def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> L
         cfg.Global.seed,
         train.num_workers,
         train.max_corrupt,
-        sampler,
         planned_ranks=train.planned_ranks if train.keep_global_batch else None,
     )
 
@@ -304,31 +297,6 @@ def _check_sizes(cfg: Config, samples: int, classes: int, ranks: int) -> None:
         raise UserError(
             f"{ranks} ranks are more than the {classes} class{'es' * (classes > 1)} that they share out; start {classes} or fewer"
         )
-
-
-def _build_sampler(cfg: Config, dataset: Dataset, global_batch: int) -> Sampler:
-    train, seed = cfg.DataLoader.Train, cfg.Global.seed
-    given = train.sampler
-    if train.weights:
-        return _build_mixture(cfg, dataset)
-    if given.name == "shuffle":
-        return Shuffle(len(dataset), seed)
-    key = "per_class" if given.name == "balanced" else "samples"
-    try:
-        if given.name == "balanced":
-            return Balanced(dataset.labels, seed, given.per_class)
-        return PK(dataset.labels, seed, given.samples, global_batch)
-    except UserError as error:
-        where = cfg.source(f"DataLoader.Train.sampler.{key}")
-        place = "" if where == "default" else f"{where}: "
-        raise UserError(f"{place}DataLoader.Train.sampler.{error}") from None
-
-
-def _build_mixture(cfg: Config, dataset: Joined) -> Mixture:
-    try:
-        return Mixture(dataset.starts, cfg.DataLoader.Train.weights, cfg.Global.seed)
-    except UserError as error:
-        raise UserError(f"DataLoader.Train.dataset: {error}") from None
 
 
 def build_optimizer(

@@ -9,7 +9,6 @@ from plsc.config import Config
 from plsc.config.optimizer import moments_of
 from plsc.data.config import TrainCfg
 from plsc.data.hold_out import few_identities
-from plsc.data.joined import Joined
 from plsc.errors import shown
 from plsc.evaluation.sets import EvalSet
 from plsc.heads.config import format_rows
@@ -70,7 +69,6 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size:
         "ranks": f"{world_size}, global batch {_global_batch(train, world_size)}",
         "data": f"{len(dataset):,} {samples} of {dataset.num_classes:,} classes, "
         f"shape {list(preprocessing.shape)}",
-        **_sets(dataset),
         "steps": f"{steps:,}, {steps_per_epoch:,} an epoch",
         "rate": f"{rate(0):.3g} at first{warm}, {rate(steps - 1):.3g} in the last step",
         "backbone": f"{type(backbone).__name__}, {parameters:,} parameters, {kept:.1f} MB with gradients and the optimizer's arrays",
@@ -104,15 +102,3 @@ def _global_batch(train: TrainCfg, ranks: int) -> str:
 
 def _either(sizes: Iterable[int]) -> str:
     return " or ".join(map(str, sorted(set(sizes))))
-
-
-def _sets(dataset) -> dict[str, str]:
-    """Describe each of several data sets; {} for a single one."""
-    if not isinstance(dataset, Joined):
-        return {}
-    parts = zip(dataset.titles, dataset.parts, dataset.own)
-    described = (
-        f"{shown(title)} {len(part):,} of {part.num_classes:,} classes, {'own' if own else 'merged'}"
-        for title, part, own in parts
-    )
-    return {"sets": "; ".join(described)}

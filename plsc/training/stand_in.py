@@ -51,8 +51,6 @@ def stand_in(config: Config) -> Config:
     }
     changes = {
         "DataLoader.Train.dataset": noise,
-        "DataLoader.Train.corrections": [],
-        "DataLoader.Train.without": [],
         "DataLoader.Eval.dataset": None,
         "DataLoader.Eval.more": {},
     }

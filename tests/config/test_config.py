@@ -364,9 +364,6 @@ def test_texts_that_could_not_be_shown_or_used_are_refused(write, text):
     quoted = json.dumps(text)
     rule = f"must be one line of UTF-8 text without control characters (got {text!r})"
     assert errors(write(f"Global: {{output_dir: {quoted}}}")) == [f"a.yaml:1: Global.output_dir: {rule}"]
-    assert errors(None, [f"DataLoader.Train.without=[Ann, {quoted}]"]) == [
-        f"-o DataLoader.Train.without=[Ann, {quoted}]: DataLoader.Train.without.1: {rule}"
-    ]
     with pytest.raises(ConfigError, match="Global.output_dir: must be one line of UTF-8 text"):
         load().edit({"Global.output_dir": text})
     wrong_key = errors(write(f"Head: {{{quoted}: 1, scale: x}}"))
@@ -448,36 +445,32 @@ SETS = """\
 DataLoader:
   Train:
     dataset:
-      - {name: DummyImages, root: a, weight: 2}
+      - {name: DummyImages, root: a}
       - name: DummyImages
         root: b
         size: 13
-        weight: 1
-        head: own
 """
 
 
 def test_a_list_of_data_sets(write):
     cfg = load(write(SETS))
     first, second = cfg.DataLoader.Train.sets
-    assert (first.name, first.head, first.keywords) == ("DummyImages", "merge", {"root": "a"})
-    assert (second.head, second.keywords) == ("own", {"root": "b", "size": 13})
-    assert cfg.DataLoader.Train.weights == [2.0, 1.0]
+    assert (first.name, first.keywords) == ("DummyImages", {"root": "a"})
+    assert second.keywords == {"root": "b", "size": 13}
     assert cfg.source("DataLoader.Train.dataset.1.size") == "a.yaml:7"
-    assert cfg.source("DataLoader.Train.dataset.0.head") == "default"
     assert cfg.evaluation_dropped  # the default pairs belong to Glyphs
     assert load(write(cfg.to_yaml(), "b.yaml")) == cfg
     assert load(write(cfg.to_yaml(sources=True), "b.yaml")) == cfg
-    assert "      - name: DummyImages" in cfg.to_yaml() and "# a.yaml:9" in cfg.to_yaml(sources=True)
+    assert "      - name: DummyImages" in cfg.to_yaml() and "# a.yaml:7" in cfg.to_yaml(sources=True)
 
 
 def test_keys_of_one_of_the_sets_are_overridden_and_edited(write):
     cfg = load(write(SETS), ["DataLoader.Train.dataset.1.root=c"])
     assert [one.keywords["root"] for one in cfg.DataLoader.Train.sets] == ["a", "c"]
     assert cfg.source("DataLoader.Train.dataset.1.root") == "-o"
-    edited = cfg.edit({"DataLoader.Train.dataset.0.weight": 5}, "me")
-    assert edited.DataLoader.Train.weights == [5.0, 1.0]
-    assert edited.source("DataLoader.Train.dataset.0.weight") == "me"
+    edited = cfg.edit({"DataLoader.Train.dataset.0.root": "e"}, "me")
+    assert edited.DataLoader.Train.sets[0].keywords == {"root": "e"}
+    assert edited.source("DataLoader.Train.dataset.0.root") == "me"
     assert load(cfg, ["DataLoader.Train.dataset={name: DummyImages, root: d}"]).DataLoader.Train.sets[
         0
     ].keywords == {"root": "d"}
@@ -495,7 +488,6 @@ def test_keys_of_one_of_the_sets_are_overridden_and_edited(write):
             "dataset=3",
             "DataLoader.Train.dataset: must be a mapping of keys or a list, each a mapping of keys (got 3)",
         ),
-        ("dataset={name: DummyImages, root: a, head: own}", "DataLoader.Train.dataset.head: unknown key"),
     ],
 )
 def test_mistakes_in_a_list_of_data_sets(write, override, line):
@@ -506,12 +498,6 @@ def test_mistakes_in_a_list_of_data_sets(write, override, line):
 def test_a_mistake_in_an_item_names_its_line(write):
     (error,) = errors(write(SETS.replace("root: b", "root: 7")))
     assert error == "a.yaml:6: DataLoader.Train.dataset.1.root: must be text (got 7)"
-    (error,) = errors(write(SETS.replace("        weight: 1\n", "")))
-    assert error.startswith("a.yaml:3: DataLoader.Train.dataset: item 1 has no weight, others have one; give")
-    (error,) = errors(write(SETS), ["DataLoader.Train.sampler.name=pk"])
-    assert error.startswith(
-        "-o DataLoader.Train.sampler.name=pk: DataLoader.Train.sampler: pk draws by class"
-    )
     os.mkdir("a")
     with pytest.raises(MissingFileError) as caught:
         load(write(SETS)).check_data()

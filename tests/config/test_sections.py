@@ -74,14 +74,6 @@ from plsc.utils.section import Section
             ),
         ),
         # combinations
-        (
-            "DataLoader: {Train: {sampler: {name: balanced, samples: 4}}}",
-            "DataLoader.Train.sampler.samples: has no meaning with balanced, only with pk (got 4)",
-        ),
-        (
-            "DataLoader: {Train: {sampler: {per_class: 4}}}",
-            "DataLoader.Train.sampler.per_class: has no meaning with shuffle, only with balanced (got 4)",
-        ),
         ("Export: {formats: [onnx, onnx]}", "Export.formats: must name each format once (got [onnx, onnx])"),
         (
             "Head: {name: arcface, sample_rate: 0.1}",

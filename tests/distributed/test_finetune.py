@@ -25,13 +25,11 @@ def test_every_rank_has_its_rows_of_one_process(tmp_path):
 
 
 def test_more_people_on_two_ranks_and_a_kill_change_no_bit(tmp_path):
-    """One of the new names is left out of the data all the time."""
     train(tmp_path / "before", people(OLD), *MORE, "Global.max_steps=5")
     start = [f"Global.init_from={checkpoint(tmp_path / 'before', 5)}", "Global.keep_step=true"]
     start += [
         people(NEW),
         *MORE,
-        'DataLoader.Train.without=["p0"]',
         "Model.name=tests.helpers.faults:FaultyNet",
     ]
     plans = {"killed": '["1:1:SIGKILL"]', "other": "[]"}

@@ -50,7 +50,6 @@ def test_there_are_recipes():
 def test_noise_of_the_stated_counts_and_shape_stands_in_for_absent_files():
     pairs = {"name": "BinPairs", "path": "nowhere/lfw.bin"}
     cfg = load().edit({**STATED, "DataLoader.Eval.dataset": pairs, "DataLoader.Eval.more": {"again": pairs}})
-    cfg = cfg.edit({"DataLoader.Train.without": ["Ann"]})  # noise has no names
     data = dataset_of(stand_in(cfg))
     assert (data.num_classes, len(data), data.image_shape) == (7, 100, (3, 24, 16))
     assert set(data.labels) == set(range(7)) and data.images(0, 1).shape == (1, 3, 24, 16)

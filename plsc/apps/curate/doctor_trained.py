@@ -1,7 +1,7 @@
 """Find the wrong labels of a training set by the network that it has trained: `plsc doctor --trained output`.
 
 Every image is embedded by the networks of several of the run's checkpoints, since an earlier one has not
-memorised what a later one has. It writes corrections.tsv, which DataLoader.Train.corrections takes, and
+memorised what a later one has. It writes corrections.tsv, and
 label_noise.html, which shows the pictures.
 """
 
@@ -23,7 +23,6 @@ from plsc.data.batch import make_sample
 from plsc.data.build import build_dataset
 from plsc.data.corrections import Correction, names_of_classes, write_corrections
 from plsc.data.dataset import EVALUATION, Dataset
-from plsc.data.without import are_named
 from plsc.errors import CorruptImageError, MissingFileError, shown, writing
 from plsc.evaluation.search import finite_unit_rows
 from plsc.training.start import open_checkpoint, start
@@ -68,17 +67,12 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
             f"--trained: {shown(run)}: no such folder; name a run's folder, or its config.yaml"
         )
     cfg = load(run, overrides)
-    # The list is of the data with those who are left out (DataLoader.Train.without), so that leaving out more
-    # does not make it stale.
-    whole = load(cfg, ["DataLoader.Train.without=[]"])
-    data = build_dataset(whole.DataLoader, whole.Global.seed, whole.place)
-    without = cfg.DataLoader.Train.without
-    left_out = are_named(data, without) if without else np.zeros(data.num_classes, bool)
-    trained = np.flatnonzero(~left_out[data.labels])
+    data = build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place)
+    trained = np.arange(len(data))
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)  # first, since embedding all images takes long
     embedded = _embed_by_all([load(cfg, chosen) for chosen in _checkpoints(cfg)], data, trained)
-    noise = find_noise(embedded.embeddings, data.labels, data.num_classes, data.ranges)
+    noise = find_noise(embedded.embeddings, data.labels, data.num_classes)
     corrections = [
         Correction("relabel", sample, to, score) if relabel else Correction("drop", sample, -1, score)
         for sample, to, score, relabel in zip(
@@ -194,7 +188,7 @@ def _text(
         lines.append(
             f"left out: {embedded.corrupt:,} images that cannot be decoded; plsc doctor -c names them"
         )
-    return "\n".join([*lines, f"done: {output / PAGE}, and {output / LIST} for DataLoader.Train.corrections"])
+    return "\n".join([*lines, f"done: {output / PAGE}, and {output / LIST} to correct the labels by"])
 
 
 def _write_page(

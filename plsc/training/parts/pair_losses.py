@@ -20,7 +20,6 @@ from plsc import distributed
 from plsc.data.loader import Batch
 from plsc.distributed.accelerator import to_device
 from plsc.training.parts.part import Part
-from plsc.utils.logging import warn
 from plsc.utils.ranges import Positive
 from plsc.utils.timing import timer
 
@@ -52,17 +51,6 @@ class PairLoss(Part, ABC):
             cos_BN: cosines of this rank's samples with those of all ranks, float32.
             same_BN: whether the other sample is of the same class, and not the sample itself. other_BN: whether it is of another.
         """
-
-    def start(self, run) -> None:
-        """Warn where a step can hardly have two samples of a class."""
-        if (
-            run.cfg.DataLoader.Train.sampler.name != "pk"
-            and run.loader.global_batch < run.dataset.num_classes
-        ):
-            warn(
-                f"Parts: {self.name} compares samples of the same class, and few of the {run.loader.global_batch:,} in a step have another one "
-                f"among {run.dataset.num_classes:,} classes; set DataLoader.Train.sampler={{name: pk}}"
-            )
 
     def loss(self, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor:
         with timer.part("head"):

@@ -16,7 +16,6 @@ from tests.helpers.launch import ROOT, launch
 from tests.helpers.tiny_runs import assert_same_arrays, checkpoint, rows, train
 
 LABELS = np.array([0, 0, 1, 1, 2, 2, 3, 3, 3, 4])  # the last one is alone: it is in others' pairs only
-PK = "DataLoader.Train.sampler={name: pk}"
 
 
 def embeddings():
@@ -151,23 +150,11 @@ def test_samples_without_pairs_add_nothing(name):
         assert float(loss) == 0 and not emb_BD.grad.numpy().any()
 
 
-def test_it_takes_part_in_a_training_and_resumes_exactly(tmp_path, caplog):
+def test_it_takes_part_in_a_training_and_resumes_exactly(tmp_path):
     part = "Parts=[{name: triplet, weight: 2.0, margin: 0.3}]"
-    train(tmp_path / "whole", part, PK, "Checkpoint.keep=9")
+    train(tmp_path / "whole", part, "Checkpoint.keep=9")
     found = rows(tmp_path / "whole")
     assert all(row["loss/triplet"] >= 0 for row in found) and any(row["loss/triplet"] > 0 for row in found)
-    train(tmp_path / "cut", part, PK, resume=checkpoint(tmp_path / "whole", 4))
+    train(tmp_path / "cut", part, resume=checkpoint(tmp_path / "whole", 4))
     assert rows(tmp_path / "cut") == found[4:]
     assert_same_arrays(checkpoint(tmp_path / "cut"), checkpoint(tmp_path / "whole"))
-    assert "few of the" not in caplog.text
-
-
-def test_a_step_that_can_hardly_have_pairs_is_warned_of(tmp_path, caplog):
-    train(
-        tmp_path,
-        "Parts=[circle]",
-        "DataLoader.Train.batch_size=2",
-        "Global.max_steps=1",
-        "DataLoader.Eval.dataset=null",
-    )
-    assert "Parts: circle compares samples of the same class, and few of the 2 in a step" in caplog.text
