@@ -69,7 +69,6 @@ setup(
     package_data={
         "": ["*.jinja", "page/*"],
         "plsc": ["py.typed"],
-        "plsc.distributed": ["kernel_tables.txt"],
         "plsc.apps.export.kit": ["check.c"],
         **{f"plsc.native{part}": ["*.cpp", "*.h"] for part in ("", ".heads", ".layers")},
     },

@@ -88,14 +88,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     batch = args.batch or 8
     threads, _ = environment.prepare(args.threads[0] if args.threads else None)
     from plsc import distributed  # here: it imports Paddle, which has to find the environment prepared
-    from plsc.distributed import accelerator
+    from plsc.distributed import device
 
     distributed.init(args.device, threads)
     names = args.names or BACKBONES.names()
     seconds = {}
     if args.runs:
         work = {name: one_pass(name, size, batch) for name in names}
-        seconds = alternate(args.runs, work, accelerator.finish)
+        seconds = alternate(args.runs, work, device.finish)
     print(f"| {' | '.join(HEADERS)} |\n|{'---|' * len(HEADERS)}")
     for name in names:
         print(row(name, size, batch / seconds[name] if seconds else None), flush=True)

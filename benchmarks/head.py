@@ -82,23 +82,23 @@ def measure_row(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
     rank."""
     threads, _ = environment.prepare(args.threads)
     from plsc import distributed
-    from plsc.distributed import accelerator
+    from plsc.distributed import device
 
     distributed.init(args.device, threads)
     ranks = distributed.world_size()
     Trial(cfg, 1000, 8).step()  # Paddle's own base: libraries, threads, first buffers
-    base = accelerator.used_bytes()
-    accelerator.reset_peak()
+    base = device.used_bytes()
+    device.reset_peak()
     trial = Trial(cfg, classes, args.batch // ranks)
     for _ in range(2):
         trial.step()
-    peak = accelerator.peak_bytes() - base
+    peak = device.peak_bytes() - base
     selected = trial.head.bank.selected
     work = {"step": trial.step, "products": bare_products(args.batch, args.dim, selected)}
     dense_bytes = 4 * (5 * classes * args.dim + 6 * args.batch * classes)
     if ranks == 1 and dense_bytes < MOST_DENSE and not args.no_dense:
         work["dense"] = Dense(cfg, classes, trial).step
-    seconds = measure.alternate(args.runs, work, accelerator.finish)
+    seconds = measure.alternate(args.runs, work, device.finish)
     return {
         "classes": classes,
         "rate": cfg.Head.sample_rate,

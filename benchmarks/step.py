@@ -107,26 +107,26 @@ def _measure(args: argparse.Namespace, batch: int, accumulate: int, key: str) ->
     import paddle
 
     from plsc import distributed
-    from plsc.distributed import accelerator
+    from plsc.distributed import device
     from plsc.training.build import build_trainer
 
     distributed.init(args.device, threads)
     paddle.matmul(paddle.ones([64, 64]), paddle.ones([64, 64]))
-    before = accelerator.used_bytes()
+    before = device.used_bytes()
     trainer = build_trainer(_config(args, batch, accumulate, key))
     seconds = []
-    accelerator.reset_peak()
+    device.reset_peak()
     for samples in itertools.islice(trainer.loader.from_step(0), args.runs + 1):
-        accelerator.finish()
+        device.finish()
         began = time.perf_counter()
         trainer.train_step(samples)
-        accelerator.finish()
+        device.finish()
         seconds.append(time.perf_counter() - began)
     return {
         "batch": batch,
         "accumulate": accumulate,
         "key": key,
-        "peak_bytes": accelerator.peak_bytes() - before,
+        "peak_bytes": device.peak_bytes() - before,
         "seconds": statistics.median(seconds[1:]),
     }
 

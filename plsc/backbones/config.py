@@ -24,9 +24,8 @@ class ModelCfg(Plug):
     classes."""
     sync_batchnorm: bool = False
     """In training, batch normalisation takes mean and variance over the samples of all ranks, not of each
-    rank alone. Try it when a rank has few samples, 32 or less. A network without batch norm layers is
-    refused; checkpoints and exports do not change. It costs a collective forward and one backward in each
-    layer. Not run on a GPU."""
+    rank alone, by paddle.nn.SyncBatchNorm. Try it when a rank has few samples, 32 or less. It costs a
+    collective forward and one backward in each layer. Refused on CPUs. Not run on a GPU."""
     recompute: bool | list[str] = Field(False, json_schema_extra=NOT_TRAINING)
     """Which layers are computed again in the backward pass instead of kept in memory: `true`, the blocks that
     the backbone declares (IResNet, ResNet, MobileFaceNet, FaceViT); or a list of layers by name, `[layer1,

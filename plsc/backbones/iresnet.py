@@ -17,7 +17,7 @@ from typing import NamedTuple
 import paddle
 from paddle import nn
 
-from plsc.backbones.layers import Conv2D, Dropout, PReLU, enter, leave, normalise, normalise_beside
+from plsc.backbones.layers import Conv2D, Dropout, enter, leave, normalise, normalise_beside
 from plsc.utils.ranges import Share
 
 WIDTHS = (64, 128, 256, 512)  # channels of the four stages
@@ -37,8 +37,8 @@ class Style(NamedTuple):
     def norm(self, width: int) -> nn.BatchNorm2D:
         return nn.BatchNorm2D(width, epsilon=self.epsilon)
 
-    def prelu(self, width: int) -> PReLU:
-        return PReLU(1 if self.one_slope else width)
+    def prelu(self, width: int) -> nn.PReLU:
+        return nn.PReLU(1 if self.one_slope else width)
 
 
 class _Block(nn.Layer):
@@ -67,7 +67,7 @@ class _Features(nn.BatchNorm1D):
     has none. Without a gain it would read numbers of 16 bits (mixed precision) as float32: it gets float32.
     """
 
-    only_normalises = True  # a synchronised batch norm may take its place
+    only_normalises = True  # the kernels may take its place
 
     def __init__(self, width: int):
         super().__init__(width)

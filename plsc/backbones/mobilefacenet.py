@@ -17,7 +17,7 @@ import paddle
 from paddle import nn
 from pydantic import Field
 
-from plsc.backbones.layers import Conv2D, Dropout, PReLU, enter, leave, normalise
+from plsc.backbones.layers import Conv2D, Dropout, enter, leave, normalise
 from plsc.errors import UserError
 from plsc.utils.ranges import Depths, Share
 
@@ -62,7 +62,7 @@ def _conv(
 ) -> _Conv:
     start = _normal_by_outputs(outputs, kernel[0] * kernel[1])
     conv = Conv2D(inputs, outputs, kernel, stride, padding, groups=groups, bias_attr=False, weight_attr=start)
-    return _Conv(conv, nn.BatchNorm2D(outputs), *([PReLU(outputs)] if active else []))
+    return _Conv(conv, nn.BatchNorm2D(outputs), *([nn.PReLU(outputs)] if active else []))
 
 
 def _bottleneck(inputs: int, outputs: int, inside: int, stride: int) -> list[nn.Layer]:

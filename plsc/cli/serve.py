@@ -8,7 +8,7 @@ from pathlib import Path
 
 from plsc.apps.serving.service import command
 from plsc.config import Config
-from plsc.distributed.kinds import CPU
+from plsc.distributed.environment import CPU
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -44,7 +44,6 @@ from plsc.data.config import (
     DataLoaderCfg,
     TrainDatasetCfg,
 )
-from plsc.distributed import kinds
 from plsc.errors import MissingFileError, UserError
 from plsc.heads.config import HeadCfg, takes_options
 from plsc.utils.files import weights_folder
@@ -340,9 +339,6 @@ def _checked(layers: Layers) -> Config:
     _drop_default_evaluation(layers)
     _pair_up_training_images(layers)
     every_key = [".".join(path) for path in _keys(Config)]
-    device = layers.get(("Global", "device"))
-    # Now: a section may name a class whose module imports Paddle.
-    kinds.set_environment(device if isinstance(device, str) else kinds.AUTO)
     try:
         config = Config.model_validate_json(json.dumps(layers.tree), strict=True, context=every_key)
     except ValidationError as error:

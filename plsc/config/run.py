@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
-from plsc.distributed import kinds
+from plsc.distributed import environment
 from plsc.heads.config import HeadCfg
 from plsc.utils.registry import PARTS
 from plsc.utils.section import NOT_TRAINING, OTHER_RUN, Plug, Section, few_for_this_machine
@@ -83,10 +83,6 @@ class GlobalCfg(Section):
     """`cpu`, a kind of device that Paddle lists, such as `gpu`, `npu`, `xpu` or `mlu`, or one card of it,
     `gpu:1`. `auto` takes the kind that Paddle has when every rank has a card, the CPU when none has
     (docs/devices.md)."""
-    fallback: Literal["warn", "refuse"] = Field("warn", json_schema_extra=NOT_TRAINING)
-    """What to do where a plug-in's device has no kernel for an operator of a step, which Paddle then runs on
-    the CPU,
-    with copies: name them before the first step, or refuse the run (docs/devices.md)."""
     tf32: bool = True
     """Let a GPU compute products of float32 numbers in TensorFloat-32, with 10 bits of the 23 after the point
     and
@@ -154,7 +150,7 @@ class GlobalCfg(Section):
     @field_validator("device")
     @classmethod
     def _device_or_card(cls, value: str) -> str:
-        if not re.fullmatch(kinds.PATTERN, value):
+        if not re.fullmatch(environment.DEVICES, value):
             raise ValueError(
                 "must be a kind that Paddle lists, such as cpu, gpu, npu, or one card of it, gpu:1; auto takes what is there"
             )

@@ -28,11 +28,12 @@ from paddle.autograd import PyLayer
 from paddle.distributed import collective, fleet
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
-from plsc.distributed import accelerator, calls
+from plsc.distributed import calls
+from plsc.distributed import device as devices
+from plsc.distributed.environment import CPU
 from plsc.distributed.environment import rank_from_env as rank
 from plsc.distributed.environment import world_size_from_env as world_size
 from plsc.distributed.key_value_store import get_store
-from plsc.distributed.kinds import CPU
 from plsc.errors import UserError
 from plsc.utils.sharding import split
 from plsc.utils.timing import timer
@@ -60,8 +61,8 @@ def init(
     Raises UserError, on every rank, where the ranks cannot have what was asked for.
     """
     kind = _agree_on_kind(device)
-    accelerator.set_precision(kind, tf32, deterministic)
-    accelerator.use(kind, device, world_size())
+    devices.set_precision(kind, tf32, deterministic)
+    devices.use(kind, device, world_size())
     if world_size() > 1 and not dist.is_initialized():
         get_store()  # before the ranks exchange their addresses by it
         with _backend_for(kind), _groups_of_all_ranks_share_one():
@@ -74,10 +75,10 @@ def _agree_on_kind(device: str) -> str:
     """Decide for all ranks alike on which kind of device they compute."""
     if device == CPU:
         return CPU
-    why = accelerator.why_none(device, world_size())
+    why = devices.why_none(device, world_size())
     lacks = [why] if world_size() == 1 else _texts_of_ranks("device", why)
     try:
-        return accelerator.decide(device, lacks)
+        return devices.decide(device, lacks)
     except UserError:
         barrier()  # rank 0 has the store, so it must not end before the others have read
         raise
@@ -97,7 +98,7 @@ def _backend_for(kind: str) -> Iterator[None]:
 
     Processes that this one starts later choose for themselves.
     """
-    chosen = accelerator.backend_variables(kind)
+    chosen = devices.backend_variables(kind)
     before = {name: os.environ.get(name) for name in chosen}
     os.environ.update(chosen)
     try:

@@ -16,8 +16,11 @@ import sys
 import warnings
 from pathlib import Path
 
-from plsc.distributed.kinds import AUTO, set_environment
-
+AUTO = "auto"
+CPU = "cpu"
+GPU = "gpu"
+DEVICES = r"auto|cpu|(?!auto|cpu)[a-z][a-z0-9_]*(:\d+)?"  # of Global.device
+DEVICE = "PLSC_DEVICE"  # in the environment of Paddle's launcher: the device that its ranks are asked for
 MACHINE = "PLSC_MACHINE"  # in the environment of ranks: the number of their machine, by plsc run on several
 MACHINES = "PLSC_MACHINES"  # how many machines take part
 COMMAND = "PLSC_COMMAND"  # the command that started the ranks
@@ -103,7 +106,7 @@ def prepare(threads: int | None = None, device: str = AUTO) -> tuple[int, list[s
 
     Args:
         threads: threads for this rank; None shares the processors out evenly among the ranks of this machine.
-        device: as Global.device; its kind may need settings before Paddle is imported.
+        device: as Global.device.
 
     Returns:
         The number of threads for `distributed.init`, and a line for the log about each decision.
@@ -122,7 +125,15 @@ def prepare(threads: int | None = None, device: str = AUTO) -> tuple[int, list[s
         if _late and chosen == "5":
             why += "; set after Paddle was imported, so without effect if it has computed before"
         notes.append(f"MKL_DEBUG_CPU_TYPE={chosen}{why}")
-    return threads, notes + set_environment(device)
+    if device == CPU:  # Paddle's import would look for the card that its launcher gave this rank
+        for name in [name for name in os.environ if name.startswith("FLAGS_selected_")]:
+            del os.environ[name]
+    return threads, notes
+
+
+def kind_of(device: str) -> str:
+    """Return the kind of a device: "gpu" of "gpu:1"."""
+    return device.partition(":")[0]
 
 
 def cpu_threads() -> int:

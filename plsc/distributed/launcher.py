@@ -18,7 +18,6 @@ from typing import IO
 
 from plsc.distributed import environment
 from plsc.distributed.guard import stopped_on
-from plsc.distributed.kinds import CHOICE
 from plsc.errors import UserError, shown_lines
 
 LOG = "launcher.log"  # in the folder of the ranks' logs
@@ -51,7 +50,7 @@ def launch(
     env = {
         **environment.for_ranks(),
         environment.COMMAND: environment.command_line(),
-        CHOICE: device,
+        environment.DEVICE: device,
         "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)]),
     }
     with open_log(logs) as log:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import paddle
 
-from plsc.distributed.accelerator import finish
 from plsc.distributed.collectives import (
     all_reduce,
     every,
@@ -21,6 +20,7 @@ from plsc.distributed.collectives import (
     reduce_scatter_rows,
     world_size,
 )
+from plsc.distributed.device import finish
 from plsc.utils import measure
 
 COLLECTIVES = ("count", "sum", "gather", "reduce-scatter")

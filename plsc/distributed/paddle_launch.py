@@ -56,18 +56,15 @@ def main() -> None:
     del sys.path[0]  # this folder: its modules must not shadow others
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     warnings.filterwarnings("ignore", message="No ccache found")
-    from plsc.distributed.kinds import AUTO, CHOICE, CPU, GPU, XPU, kind_of, label_variable, set_environment
+    from plsc.distributed import device
+    from plsc.distributed.environment import CPU, DEVICE, GPU
 
-    device = os.environ.get(CHOICE, AUTO)
-    set_environment(device)
-    from plsc.distributed import accelerator  # here: it imports Paddle, which reads the environment
-
-    kinds = accelerator.kinds()
-    on_cpu = kind_of(device) == CPU
-    if kinds:
-        why = prepare(sys.argv[1:], [label_variable(kinds[0])], accelerator.count(kinds[0]), on_cpu)
-    else:  # the launcher would take either's labels for cards
-        for name in (label_variable(GPU), label_variable(XPU), "XPULINK_VISIBLE_DEVICES"):
+    on_cpu = os.environ.get(DEVICE) == CPU
+    if kinds := device.kinds():
+        variable = "CUDA_VISIBLE_DEVICES" if kinds[0] == GPU else f"{kinds[0].upper()}_VISIBLE_DEVICES"
+        why = prepare(sys.argv[1:], [variable], device.count(kinds[0]), on_cpu)
+    else:  # the launcher would take any of them for cards
+        for name in ("CUDA_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES", "XPULINK_VISIBLE_DEVICES"):
             os.environ.pop(name, None)
         why = prepare(sys.argv[1:], [], 0)
     if why:

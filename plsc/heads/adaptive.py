@@ -13,7 +13,7 @@ from typing import Annotated
 import paddle
 from pydantic import Field
 
-from plsc.distributed.accelerator import asynchronous
+from plsc.distributed.device import asynchronous
 from plsc.errors import UserError
 from plsc.heads.margins import Margin, Target, Wrapped, add_angle, angle
 from plsc.utils.ranges import MarginSize, Positive, Share

@@ -21,7 +21,7 @@ from paddle import _C_ops
 
 from plsc import distributed
 from plsc import native as kernels
-from plsc.distributed.accelerator import on_device
+from plsc.distributed.device import on_device
 from plsc.heads.banks.bank import Bank
 from plsc.heads.blocks import Block, Rounded, Similarity, TargetRows, count_up, plan_blocks
 from plsc.heads.sampling import DrawAhead

@@ -17,7 +17,7 @@ import paddle
 from paddle import _C_ops
 
 from plsc import native as kernels
-from plsc.distributed.accelerator import asynchronous, lacks, on_device, to_device
+from plsc.distributed.device import asynchronous, on_device, to_device
 from plsc.heads.banks.bank import Bank
 from plsc.native.heads import rows as row_kernels
 from plsc.utils.tensors import tensor_of
@@ -178,7 +178,7 @@ class Rows:
         self._inverse = None
         if not cosine:
             self.values = rows
-        elif lacks("norm") or lacks("norm_grad") or (rows.place.is_cpu_place() and kernels.library()):
+        elif rows.place.is_cpu_place() and kernels.library():
             self.values, self._inverse = unit_rows(rows)
         else:
             # Paddle's op does in one pass what would take three, and its gradient in one what would take

@@ -21,7 +21,6 @@ from typing import Annotated
 import paddle
 from pydantic import Field
 
-from plsc.distributed.accelerator import lacks
 from plsc.utils.ranges import MarginSize
 
 # Below this sine the derivative of cos(theta + m) by cos(theta) is cut off: it grows as 1 / sin(theta) while
@@ -105,11 +104,7 @@ class Margin(ABC):
 def angle(cos: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Compute theta in [0, pi], and sin(theta) kept away from 0 for dividing by it."""
     cos = cos.clip(-1.0, 1.0)
-    if lacks("acos"):
-        theta = ((1.0 - cos) / (1.0 + cos).clip(min=1e-30)).sqrt().atan() * 2.0
-    else:
-        theta = cos.acos()
-    return theta, (1.0 - cos * cos).sqrt().clip(min=_SMALLEST_SINE)
+    return cos.acos(), (1.0 - cos * cos).sqrt().clip(min=_SMALLEST_SINE)
 
 
 class CosFace(Margin):

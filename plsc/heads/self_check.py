@@ -16,7 +16,7 @@ import paddle
 
 from plsc import distributed
 from plsc import native as kernels
-from plsc.distributed.accelerator import on_device
+from plsc.distributed.device import on_device
 from plsc.errors import UserError
 from plsc.heads import make_head, reference
 from plsc.heads.banks.bank import initial_rows

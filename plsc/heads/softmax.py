@@ -32,7 +32,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from plsc import distributed
-from plsc.distributed.accelerator import asynchronous
+from plsc.distributed.device import asynchronous
 from plsc.errors import UserError
 from plsc.heads.backends import HeadMemory, multiplies_slowly
 from plsc.heads.banks.bank import Bank

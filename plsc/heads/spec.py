@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plsc.distributed.accelerator import asynchronous
+from plsc.distributed.device import asynchronous
 from plsc.heads.margins import Margin
 
 _BUDGET = 256 << 20

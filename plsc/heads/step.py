@@ -17,7 +17,7 @@ import paddle
 import paddle.nn.functional as F
 
 from plsc import distributed
-from plsc.distributed.accelerator import asynchronous, lacks, to_device
+from plsc.distributed.device import asynchronous, to_device
 from plsc.heads.backends import BackendInput, HeadMemory, KernelBackend, PaddleBackend, takes_kernels
 from plsc.heads.blocks import Rows
 from plsc.heads.sampling import choose_classes, draw_classes, unite
@@ -111,15 +111,6 @@ class Saved:
     lse_N: paddle.Tensor
     miss_N: paddle.Tensor
     penalty_slope_N: paddle.Tensor | None
-
-
-def log1p(x: paddle.Tensor) -> paddle.Tensor:
-    """Compute log(1 + x) for x in [0, 1] to rounding, where the device lacks it as Kahan's log(u) x / (u -
-    1), u = 1 + x."""
-    if not lacks("log1p"):
-        return paddle.log1p(x)
-    more = x + 1.0
-    return paddle.where(more > 1.0, more.log() * (x / (more - 1.0)), x)
 
 
 class Step:
@@ -331,7 +322,7 @@ class Step:
         sum_N = packed_4N[0]
         plain_N, target_N = (packed_4N[1:3] * self.spec.scale).unbind()
         z_N = maxima.max_N + sum_N.log() - target_N
-        loss_N = log1p((-z_N.abs()).exp()) + z_N.clip(min=0.0)
+        loss_N = paddle.log1p((-z_N.abs()).exp()) + z_N.clip(min=0.0)
         return loss_N, plain_N >= maxima.plain_max_N, target_N + loss_N, F.sigmoid(z_N), packed_4N[3]
 
     def _totals(

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import paddle
+from paddle import nn
 
 from plsc import distributed
 from plsc.config import Config
 from plsc.data.build import build_dataset
 from plsc.data.dataset import Dataset, check_labels, class_names
 from plsc.data.loader import Loader
-from plsc.distributed.accelerator import on_device
+from plsc.distributed.device import on_device
 from plsc.distributed.guard import Guard
 from plsc.distributed.shared_folder import check_shared
-from plsc.distributed.sync_batch_norm import synchronise
 from plsc.errors import UserError, shown
 from plsc.evaluation.sets import EvalSet
 from plsc.training import optim
@@ -94,14 +94,26 @@ def prepare(
     loader = build_loader(cfg, dataset, rank, ranks)
     backbone = backbone or build_backbone(cfg.Model, cfg.Global.seed, dataset.preprocessing.shape)
     check_layers(cfg.Global.amp, backbone)
-    if cfg.Model.sync_batchnorm:
-        backbone = synchronise(backbone)
+    if cfg.Model.sync_batchnorm and not alone:
+        _synchronise_norms(backbone)
     statistics = statistics_of(backbone)
     optimizer, still = build_optimizer(cfg, backbone, make_optimizer)
     recomputed = layers_to_recompute(cfg.Model.recompute, backbone)
     sets = build_evaluation_sets(cfg, dataset)
     features = build_features(cfg, dataset, backbone)
     return Prepared(dataset, loader, backbone, statistics, optimizer, still, recomputed, sets, features)
+
+
+def _synchronise_norms(backbone: paddle.nn.Layer) -> None:
+    """Let Paddle's batch norm layers inside a backbone take their statistics over all ranks."""
+    if not on_device():
+        raise UserError(
+            "Model.sync_batchnorm: true, but Paddle has it for devices alone; set it to false on CPUs"
+        )
+    for parent in backbone.sublayers(include_self=True):
+        for name, layer in list(parent.named_children()):
+            if type(layer) in (nn.BatchNorm1D, nn.BatchNorm2D):
+                setattr(parent, name, nn.SyncBatchNorm.convert_sync_batchnorm(layer))
 
 
 def build_features(cfg: Config, dataset: Dataset, backbone: paddle.nn.Layer) -> list[Part]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from plsc import distributed
 from plsc.config.optimizer import OptimizerCfg
 from plsc.config.run import AmpCfg, head_dtype
-from plsc.distributed.accelerator import on_device
+from plsc.distributed.device import on_device
 from plsc.heads import make_head
 from plsc.heads.adaptive import InterClassFilter
 from plsc.heads.config import HeadCfg, is_softmax, rows_bytes

@@ -9,7 +9,6 @@ from typing import Any
 from plsc.config import Config
 from plsc.config.advice import advice
 from plsc.distributed import environment
-from plsc.distributed.kinds import CPU
 from plsc.training.stand_in import check_data
 from plsc.utils.loggers import check_packages
 
@@ -28,14 +27,14 @@ def dry_run(
     check_data(cfg)
     check_packages(cfg.Global.loggers)
     environment.prepare(cfg.Global.threads, cfg.Global.device)
-    from plsc.distributed import accelerator
+    from plsc.distributed import device
     from plsc.training.build import prepare
     from plsc.training.needs import byte_lines
     from plsc.training.plan_lines import part_lines, plan_lines, weak_lines
 
-    device = accelerator.decide(cfg.Global.device, [accelerator.why_none(cfg.Global.device)])
-    in_memory = device == CPU or cfg.Head.bank != "device"
-    accelerator.use(CPU)
+    kind = device.decide(cfg.Global.device, [device.why_none(cfg.Global.device)])
+    in_memory = kind == environment.CPU or cfg.Head.bank != "device"
+    device.use(environment.CPU)
     run = prepare(cfg, environment.rank_from_env(), ranks, model, make_optimizer, alone=True)
     steps_per_epoch = run.loader.steps_per_epoch
     weak = weak_lines(cfg, steps_per_epoch, run.sets)

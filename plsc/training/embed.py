@@ -17,7 +17,7 @@ import paddle
 from plsc import distributed
 from plsc.config.run import AmpCfg
 from plsc.data.preprocessing import Preprocessing
-from plsc.distributed.accelerator import asynchronous, to_device
+from plsc.distributed.device import asynchronous, to_device
 from plsc.errors import UserError
 from plsc.training.mixed_precision import autocast
 from plsc.utils.sharding import split

@@ -11,7 +11,7 @@ import paddle
 from paddle import _C_ops
 
 from plsc import native as kernels
-from plsc.distributed.accelerator import asynchronous
+from plsc.distributed.device import asynchronous
 from plsc.heads.banks.offloaded import StoredRows
 from plsc.native.heads.rows import sum_of_squares
 from plsc.utils.bfloat16 import float32_of

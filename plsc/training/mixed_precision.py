@@ -17,7 +17,7 @@ from plsc import native
 from plsc.backbones.layers import Conv2D, in_bfloat16
 from plsc.backbones.layers.transformer import Linear
 from plsc.config.run import AmpCfg
-from plsc.distributed.accelerator import asynchronous, on_device, why_no_autocast
+from plsc.distributed.device import asynchronous, autocasts, on_device
 from plsc.errors import UserError
 from plsc.native import onednn
 from plsc.utils.logging import warn
@@ -48,10 +48,10 @@ def check_amp(amp: AmpCfg | None) -> None:
     if amp is None:
         return
     if on_device():
-        if why := why_no_autocast(amp.dtype):
-            others = [dtype for dtype in ("float16", "bfloat16") if not why_no_autocast(dtype)]
+        if not autocasts(amp.dtype):
             raise UserError(
-                f"Global.amp.dtype: {amp.dtype} {why}; set {' or '.join(others) or 'Global.amp to null'}"
+                f"Global.amp.dtype: Paddle's autocast has no {amp.dtype} on this device; set the other one of "
+                "float16 and bfloat16, or Global.amp to null"
             )
     elif amp.dtype == "float16" and not asynchronous():
         raise UserError(

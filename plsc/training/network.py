@@ -27,7 +27,7 @@ from plsc import distributed
 from plsc.backbones.layers import Addresses
 from plsc.config.run import AmpCfg
 from plsc.data.preprocessing import Preprocessing
-from plsc.distributed.accelerator import Sender
+from plsc.distributed.device import asynchronous, to_device
 from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
 from plsc.training.embed import check_output, to_input, to_send
@@ -98,7 +98,6 @@ class Network:
         self._scaler = scaler
         self._addresses = Addresses(backbone, seed)
         self._statistics = statistics_of(backbone) if statistics is None else statistics
-        self._sender = Sender()
         self._parallel = backbone
         self._parts: list[MicroBatch] = []  # of the last forward pass
         self._out: paddle.Tensor | None = None  # with its graph, if there was one micro-batch
@@ -111,7 +110,8 @@ class Network:
     def forward(self, images: np.ndarray, step: int) -> paddle.Tensor:
         """Compute the embeddings of this rank's samples [B, *shape] in step `step` (from 0): float32 [B, D],
         a leaf whose gradient `backward` takes."""
-        self._parts = self._cut(self._sender.send(to_send(images)), step)
+        samples = to_send(images)
+        self._parts = self._cut(to_device(samples) if asynchronous() else samples, step)
         with timer.part("forward"):
             if len(self._parts) == 1:
                 self._out = self._embed(self._model, self._parts[0])

@@ -13,7 +13,6 @@ from plsc.config.advice import advice
 from plsc.distributed import environment, guard
 from plsc.errors import UserError, writing
 from plsc.training.finish import finish
-from plsc.training.operators import refuse_or_name_fallbacks
 from plsc.training.start import find_checkpoint, make_folder, start
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.loggers import check_packages
@@ -46,7 +45,7 @@ def train(cfg: Config, model: Any = None, make_optimizer: Callable | None = None
 def _train(cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callable | None) -> dict[str, Any]:
     notes = start(cfg)
     from plsc import distributed
-    from plsc.distributed.accelerator import explained
+    from plsc.distributed.device import explained
     from plsc.heads.self_check import refuse_a_wrong_head
 
     for note in notes:
@@ -85,10 +84,6 @@ def _begin(
 
     path = find_checkpoint(cfg, writes=True) if cfg.Global.resume else None
     trainer = build_trainer(cfg, model, make_optimizer, signals=guarded)
-    if (
-        model is None and make_optimizer is None
-    ):  # a caller's own cannot be handed to the process that records
-        distributed.run_on_rank_0(partial(refuse_or_name_fallbacks, cfg, trainer.dataset.preprocessing))
     beginning = finetune.Start([], {})
     output_dir = Path(cfg.Global.output_dir)
     if path:

@@ -26,7 +26,7 @@ from plsc.checkpoint import store
 from plsc.config import Config
 from plsc.data.dataset import Dataset
 from plsc.data.loader import Batch, Loader
-from plsc.distributed.accelerator import to_device
+from plsc.distributed.device import to_device
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.finetune import refuse_last_step
 from plsc.training.network import Network

@@ -10,7 +10,7 @@ import paddle
 from paddle import _C_ops
 
 from plsc import distributed
-from plsc.distributed.accelerator import to_device, to_host
+from plsc.distributed.device import to_device, to_host
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.finite import nonfinite
 from plsc.training.step import TakenStep, Verdict

@@ -2,7 +2,7 @@
 
 Timings on a shared machine drift, so variants are measured alternately in one run and compared by the ratio
 of their medians. Memory is the peak resident set of the process less its value after Paddle's first
-computation, from /proc (Linux); of a device that Paddle computes on, distributed/accelerator.py tells it. A
+computation, from /proc (Linux); of a device that Paddle computes on, distributed/device.py tells it. A
 device works
 on while Python goes ahead: who times it waits for it before each look at the clock.
 """

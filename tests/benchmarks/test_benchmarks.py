@@ -11,7 +11,7 @@ import pytest
 from benchmarks import __main__ as benchmark
 from benchmarks import chart, machine
 from plsc.cli.mistakes import without_traceback
-from plsc.distributed import accelerator, launcher
+from plsc.distributed import device, launcher
 from plsc.utils import measure
 
 pytestmark = pytest.mark.slow
@@ -49,13 +49,13 @@ def test_the_device_has_finished_whenever_the_clock_is_read(monkeypatch):
 
 def test_memory_on_a_gpu_is_that_of_its_tensors(monkeypatch):
     cuda = SimpleNamespace(memory_allocated=lambda: 3, max_memory_allocated=lambda: 5)
-    monkeypatch.setattr(accelerator, "on_device", lambda: True)
-    monkeypatch.setattr(accelerator, "_memory", cuda)
-    accelerator.reset_peak()  # Paddle 2.6 has nothing for it
-    assert (accelerator.used_bytes(), accelerator.peak_bytes()) == (3, 5)
+    monkeypatch.setattr(device, "on_device", lambda: True)
+    monkeypatch.setattr(device, "_memory", cuda)
+    device.reset_peak()  # Paddle 2.6 has nothing for it
+    assert (device.used_bytes(), device.peak_bytes()) == (3, 5)
     cuda.reset_max_memory_allocated = lambda: setattr(cuda, "max_memory_allocated", cuda.memory_allocated)
-    accelerator.reset_peak()
-    assert accelerator.peak_bytes() == 3
+    device.reset_peak()
+    assert device.peak_bytes() == 3
 
 
 def test_the_gauge_sees_memory_come_and_its_peak_go():

@@ -38,12 +38,10 @@ if __name__ == "__main__":
         for recompute in ("false", "[stages, embed]"):
             paddle.seed(0)
             net = SmallResNet(8, IMAGE_SHAPE, [4, 6], [0, 1], dropout=0.2)
-            sync = "Model.sync_batchnorm=" + ("true" if accumulate == 2 else "false")
             run(
                 folder / f"norm-{accumulate}-{recompute != 'false'}",
                 net,
                 accumulate,
                 f"Model.recompute={recompute}",
-                sync,
             )
     print(f"rank {d.rank()} of {d.world_size()}: accumulation ok")

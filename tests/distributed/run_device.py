@@ -2,10 +2,10 @@
 start."""
 
 from plsc import distributed
-from plsc.distributed import accelerator
+from plsc.distributed import device
 from plsc.errors import UserError
 
-accelerator.why_none = lambda device, ranks: "" if distributed.rank() == 0 else "none there"
+device.why_none = lambda device, ranks: "" if distributed.rank() == 0 else "none there"
 try:
     distributed.init("auto")
 except UserError as error:

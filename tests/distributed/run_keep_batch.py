@@ -20,8 +20,6 @@ BATCH = 24  # the last step of an epoch, of five, has 19
 KINDS = {
     "linear": ["DataLoader.Train.batch_size=8"],
     "norm": ["DataLoader.Train.batch_size=8"],
-    # A rank's share goes through the backbone at once, on two ranks and on three.
-    "sync": ["DataLoader.Train.batch_size=12", "Model.sync_batchnorm=true"],
 }
 KEYS = [
     f"DataLoader.Train.global_batch={BATCH}",

@@ -48,7 +48,6 @@ def losses(tmp_path_factory):
     [
         ("linear", "cut"),
         ("linear", "one"),
-        ("sync", "cut"),  # statistics of all samples on either number of ranks
         ("norm", "one"),  # three micro-batches of the samples of the three ranks
     ],
 )

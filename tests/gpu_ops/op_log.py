@@ -12,7 +12,7 @@ counts as one kernel, though some launch several on a GPU (a reduction, a sort).
 Bytes: all inputs and outputs of an op, except that of a table from which rows are taken, or into which they
 are put, only as many bytes count as these rows have.
 Waits: the methods of Tensor by which Python reads a value, copies from pageable memory, and ops whose
-output's shape depends on values. Copies by `plsc.distributed.accelerator` wait for nothing on a GPU.
+output's shape depends on values. Copies by `plsc.distributed.device` wait for nothing on a GPU.
 
 Try it, in a process that was started with `environment()`:
 
@@ -40,7 +40,7 @@ from typing import Any
 import plsc
 
 PACKAGE = Path(plsc.__file__).resolve().parent
-_DEVICE = str(PACKAGE / "distributed" / "accelerator.py")
+_DEVICE = str(PACKAGE / "distributed" / "device.py")
 _MARK = "@@@@ "
 # Files of Paddle whose log says which kernels run, on what: forward, backward, and copies of views.
 _FILES = ("*_functions", "*_function", "*_func", "*nodes", "*_node", "*api*", "utils", "data_transform")

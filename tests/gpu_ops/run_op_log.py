@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from plsc.distributed.accelerator import to_device
+from plsc.distributed.device import to_device
 from tests.gpu_ops import op_log
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.distributed.accelerator import asynchronous
+from plsc.distributed.device import asynchronous
 from plsc.heads import make_head, sampling
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.margins import ArcFace

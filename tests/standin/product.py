@@ -4,7 +4,7 @@ import math
 
 import paddle
 
-from plsc.distributed.accelerator import on_device
+from plsc.distributed.device import on_device
 
 
 class Product(paddle.nn.Layer):

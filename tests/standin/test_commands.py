@@ -171,25 +171,25 @@ def test_a_card_without_memory_is_one_line_with_the_remedy(plugin, tmp_path):
 
 MEMORY = """
 import paddle
-from plsc.distributed import accelerator
+from plsc.distributed import device
 from plsc.errors import UserError
 
 try:
-    accelerator.use("standin")
+    device.use("standin")
 except UserError as error:
     print(error)
     raise SystemExit(7)
-before = accelerator.used_bytes()
+before = device.used_bytes()
 tensor = paddle.ones([100_000])
-assert accelerator.used_bytes() - before == 400_000 + 384  # in whole 512 bytes
+assert device.used_bytes() - before == 400_000 + 384  # in whole 512 bytes
 del tensor
-assert accelerator.peak_bytes() > accelerator.used_bytes()
-accelerator.reset_peak()
-assert accelerator.peak_bytes() == accelerator.used_bytes() == before
-assert accelerator.total_bytes() is None and accelerator.name() == "standin"
+assert device.peak_bytes() > device.used_bytes()
+device.reset_peak()
+assert device.peak_bytes() == device.used_bytes() == before
+assert device.total_bytes() is None and device.name() == "standin"
 for error in (OSError("a disk"), OSError("CustomDevice error of another kind")):
     try:
-        with accelerator.explained("remedy"):
+        with device.explained("remedy"):
             raise error
     except OSError as raised:
         assert raised is error

@@ -15,9 +15,9 @@ from plsc.backbones.mobilefacenet import MobileFaceNet
 from plsc.backbones.small_resnet import SmallResNet
 from plsc.config.run import AmpCfg
 from plsc.data.preprocessing import Preprocessing
-from plsc.distributed import accelerator
 from plsc.errors import UserError
 from plsc.native import onednn
+from plsc.training import mixed_precision
 from plsc.training.mixed_precision import check_amp, check_layers
 from plsc.training.network import Network, layers_to_recompute
 from plsc.training.parts.loss_scale import LossScale
@@ -236,7 +236,7 @@ def test_a_training_step_is_under_autocast_on_a_gpu(dtype, monkeypatch):
     monkeypatch.setattr(paddle.amp, "auto_cast", auto_cast)
     network.forward(IMAGES, 0)
     assert not asked  # on a CPU Paddle would warn in each step
-    monkeypatch.setattr(accelerator, "_pinned_place", paddle.CPUPlace)  # copies as on a CPU
+    monkeypatch.setattr(paddle, "CUDAPinnedPlace", paddle.CPUPlace)  # copies as on a CPU
     monkeypatch.setattr(paddle, "get_device", lambda: "gpu:0")
     emb_BD = network.forward(IMAGES, 0)
     once = [{"level": "O1", "dtype": dtype}, "out"]
@@ -269,19 +269,14 @@ def test_what_a_cpu_cannot_is_refused_or_said(monkeypatch, caplog):
     assert "in float32, as there are no compiled kernels (PLSC_KERNELS=0, or not built)" in caplog.text
 
 
-def test_a_gpu_too_old_is_refused(monkeypatch):
-    monkeypatch.setattr(paddle, "get_device", lambda: "gpu:0")
-    for has, refused in (((8, 0), []), ((7, 5), ["bfloat16"]), ((6, 1), ["bfloat16", "float16"])):
-        monkeypatch.setattr(paddle.device.cuda, "get_device_capability", lambda has=has: has)
-        for dtype in ("bfloat16", "float16"):
-            if dtype not in refused:
-                check_amp(AmpCfg(dtype=dtype))
-                continue
-            remedy = "Global.amp to null" if len(refused) > 1 else "float16"
-            with pytest.raises(
-                UserError, match=rf"Global.amp.dtype: {dtype} needs .* has {has[0]}.{has[1]}; set {remedy}"
-            ):
-                check_amp(AmpCfg(dtype=dtype))
+def test_a_device_whose_autocast_leaves_float32_is_refused(monkeypatch):
+    monkeypatch.setattr(mixed_precision, "on_device", lambda: True)
+    monkeypatch.setattr(mixed_precision, "autocasts", lambda dtype: dtype == "float16")
+    check_amp(AmpCfg(dtype="float16"))
+    with pytest.raises(
+        UserError, match="Global.amp.dtype: Paddle's autocast has no bfloat16 on this device; set"
+    ):
+        check_amp(AmpCfg(dtype="bfloat16"))
 
 
 @pytest.mark.parametrize("batch_size", [12, 5])

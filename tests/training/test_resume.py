@@ -184,7 +184,6 @@ NOT_TRAINING = {
             "output_dir",
             "resume",
             "device",
-            "fallback",
             "deterministic",
             "checkpoint",
             "init_from",

@@ -1,6 +1,5 @@
 """Find errors in sets of images: `plsc doctor train.rec --validation lfw.bin`, or `plsc doctor -c my.yaml`.
-With `--trained output` find wrong labels by the network of a run (doctor_trained.py), with `--device npu -c
-my.yaml` operators without a kernel there.
+With `--trained output` find wrong labels by the network of a run (doctor_trained.py).
 
 Every image is read and decoded once. It finds labels with gaps, images that cannot be decoded or have another
 size, the same bytes twice (in one identity, in two, in training and validation), identities in both sets,
@@ -27,7 +26,7 @@ from plsc.apps.curate import detector
 from plsc.apps.curate.aligned_faces import MOST_OFFSET, MOST_SPREAD, Faces, look_for_faces
 from plsc.apps.curate.detector import Detector
 from plsc.apps.curate.scan import Scan, same_content, scan
-from plsc.config import Config, add_overrides, load
+from plsc.config import add_overrides, load
 from plsc.data.autodetect import open_any
 from plsc.data.build import build_dataset, keys_of_sets
 from plsc.data.dataset import Dataset, PairSet, class_names, misnumbered_class, shared_identities
@@ -35,12 +34,9 @@ from plsc.data.folder import collected_problems
 from plsc.data.hold_out import few_identities
 from plsc.data.pair_sampling import one_sided_folds
 from plsc.data.pairs import PairList, is_pair_list
-from plsc.distributed.kernel_tables import kinds_listed, listed
-from plsc.distributed.kinds import kind_of
 from plsc.errors import UserError, shown, shown_lines, writing
 from plsc.evaluation.report.style import COLOURS, new_figure, png_of, styled
 from plsc.evaluation.sets import EvalSet, eval_set
-from plsc.training.operators import lines, missing, record
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.text import table
 
@@ -409,14 +405,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, default=Path("doctor"), metavar="FOLDER", help="default: doctor"
     )
-    parser.add_argument(
-        "--device",
-        metavar="KIND",
-        help="with -c: name the operators of a step that npu, mlu, gcu, ... have no kernel for, without the device or the data",
-    )
     args = parser.parse_args(argv)
-    if args.device and not args.config:
-        raise UserError("--device: looks at a step of a config; give that with -c")
     if sum(given is not None for given in (args.train, args.config, args.trained)) != 1:
         raise UserError(
             "give either a set of images to train on, or -c with a config, or --trained with a run"
@@ -429,8 +418,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(
             "--validation: the sets are the config's with -c; name another in DataLoader.Eval.more"
         )
-    if args.device:
-        return _examine_operators(load(args.config, args.override), args.device)
     if args.config:
         cfg = load(args.config, args.override)
         build = partial(build_dataset, cfg.DataLoader, cfg.Global.seed, cfg.place)
@@ -446,25 +433,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(shown_lines(findings.text()))
     print(f"done: report in {args.output}")
     return findings.severity
-
-
-def _examine_operators(cfg: Config, device: str) -> int:
-    """Print the operators of a step of a config that a kind of device has no kernel for; exit code 1 if there
-    are any."""
-    kind = kind_of(device)
-    table = listed(kind)
-    if table is None:
-        raise UserError(
-            f"--device: the kernels of '{shown(kind)}' are not listed here, those of {', '.join(kinds_listed())} are; on the device "
-            "a training names what has none before its first step"
-        )
-    recorded = record(cfg, kind)
-    lacking = missing(recorded, table)
-    print(f"kernels of {kind}: {table.source} (not run by us on the device)")
-    print(f"one step: {recorded.total():,} calls of operators, {lacking.total():,} of them without a kernel")
-    for line in lines(lacking):
-        print(f"    {line}")
-    return int(bool(lacking))
 
 
 def _examine_trained(args: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from plsc.distributed.accelerator import on_device
+from plsc.distributed.device import on_device
 
 
 @contextlib.contextmanager

@@ -19,7 +19,6 @@ from plsc.apps.supervise.options import Options
 from plsc.apps.supervise.postmortem import Failure, Watch, send
 from plsc.checkpoint import store
 from plsc.distributed import environment, guard, launcher
-from plsc.distributed.kinds import CHOICE
 from plsc.errors import UserError, shown
 from plsc.utils import disk
 from plsc.utils.files import read_json
@@ -95,7 +94,7 @@ class Job:
             **environment.for_ranks(),
             guard.SUPERVISOR: str(os.getpid()),
             environment.COMMAND: environment.command_line(),
-            CHOICE: self.cfg.Global.device,
+            environment.DEVICE: self.cfg.Global.device,
             **self._env,
             **(env or {}),
         }

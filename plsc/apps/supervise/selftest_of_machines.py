@@ -16,7 +16,7 @@ from pathlib import Path
 from plsc.apps.supervise.machines import Machine
 from plsc.apps.supervise.options import Options, read_options
 from plsc.config import add_arguments, load
-from plsc.distributed.kinds import AUTO
+from plsc.distributed.environment import AUTO
 from plsc.distributed.launcher import MAIN
 from plsc.errors import UserError
 from plsc.utils.disk import nearest_folder

@@ -5,14 +5,13 @@ from plsc.backbones.layers.convolution import Conv2D
 from plsc.backbones.layers.layout import by_onednn, enter, in_bfloat16, leave
 from plsc.backbones.layers.normalisation import normalise, normalise_beside
 from plsc.backbones.layers.pooling import AvgPool2D
-from plsc.backbones.layers.relu import PReLU, ReLU
+from plsc.backbones.layers.relu import ReLU
 
 __all__ = [
     "Addresses",
     "AvgPool2D",
     "Conv2D",
     "Dropout",
-    "PReLU",
     "ReLU",
     "by_onednn",
     "enter",

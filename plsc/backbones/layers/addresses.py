@@ -30,7 +30,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from plsc.distributed.accelerator import to_device
+from plsc.distributed.device import to_device
 
 _LAYER = 1  # keys of Philox beside a layer's number, and for the places
 _PLACE = 2

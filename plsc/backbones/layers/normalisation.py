@@ -29,7 +29,7 @@ def normalise(
     """Run a batch norm layer on x, add `skip`, and run an activation layer.
 
     Args:
-        norm: a layer of any class that normalises channels, such as a synchronised one.
+        norm: a layer of any class that normalises channels.
         x: pictures in the layout of layers (see plsc.backbones.layers.layout), or [N, C].
         active: nn.ReLU, nn.PReLU or None.
         skip: of x's shape.

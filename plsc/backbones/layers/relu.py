@@ -1,15 +1,13 @@
-"""Cut negative numbers of pictures to 0, or multiply them by a slope, by oneDNN or by operators of Paddle."""
+"""Cut negative numbers of pictures to 0, by oneDNN or by operators of Paddle."""
 
 from __future__ import annotations
 
 from ctypes import c_float
 
-import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
 from plsc.backbones.layers.layout import by_onednn, dense, empty, number, run
-from plsc.distributed.accelerator import lacks
 from plsc.native import onednn
 
 
@@ -54,32 +52,3 @@ class _Relu(PyLayer):
         of_x = empty(grad.shape, grad.dtype)
         _operations(grad.size, number(grad))[1](out.data_ptr(), dense(grad).data_ptr(), of_x.data_ptr())
         return of_x
-
-
-class PReLU(nn.PReLU):
-    """Multiplies negative numbers by a learned slope, one for all channels or one each, of tensors [B, C,
-    ...]."""
-
-    def forward(self, x):
-        if not (lacks("prelu") or lacks("prelu_grad")):
-            return nn.PReLU.forward(self, x)  # no super(): Paddle 2.6 cannot trace it
-        return _Prelu.apply(x, self._weight.reshape([1, -1] + [1] * (x.ndim - 2)))
-
-
-class _Prelu(PyLayer):
-    """By operators that every kind of device has. It keeps nothing but its inputs."""
-
-    @staticmethod
-    def forward(ctx, x, slope):
-        ctx.wanted = [not each.stop_gradient for each in (x, slope)]
-        ctx.save_for_backward(x, slope)
-        return paddle.where(x > 0, x, x * slope)
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, slope = ctx.saved_tensor()
-        positive = x > 0
-        of_slope = paddle.where(positive, paddle.zeros_like(x), grad * x)
-        axes = [axis for axis, size in enumerate(slope.shape) if size == 1]
-        grads = paddle.where(positive, grad, grad * slope), of_slope.sum(axis=axes, keepdim=True)
-        return tuple(each if wanted else None for each, wanted in zip(grads, ctx.wanted))

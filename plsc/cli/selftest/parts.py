@@ -18,7 +18,7 @@ import paddle
 from plsc import distributed
 from plsc.checkpoint import store
 from plsc.distributed import environment
-from plsc.distributed.accelerator import asynchronous
+from plsc.distributed.device import asynchronous
 from plsc.heads import make_head, reference
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace

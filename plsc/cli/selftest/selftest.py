@@ -29,8 +29,9 @@ import paddle
 from plsc import distributed
 from plsc.apps.supervise.selftest_of_machines import make_parser
 from plsc.cli.selftest.parts import PARTS
-from plsc.distributed import accelerator, environment, launcher
-from plsc.distributed.kinds import CPU
+from plsc.distributed import device as devices
+from plsc.distributed import environment, launcher
+from plsc.distributed.environment import CPU
 from plsc.distributed.network import measure_network
 from plsc.utils.text import table
 
@@ -201,4 +202,4 @@ def _launch_all(parts: Sequence[str], numbers: Sequence[int], device: str) -> li
 
 def _device_for(ranks: int, device: str) -> str:
     """Choose the kind of device if there is a card for each rank, else the CPU."""
-    return CPU if accelerator.count(device) < ranks else device
+    return CPU if devices.count(device) < ranks else device

@@ -7,7 +7,7 @@ import paddle
 from paddle import _C_ops
 
 from plsc import native as kernels
-from plsc.distributed.accelerator import asynchronous, on_device
+from plsc.distributed.device import asynchronous, on_device
 from plsc.heads.banks.bank import INIT_ROWS, UPDATE_ROWS, Bank, initial_blocks
 from plsc.heads.optimizer import Rule, Update
 from plsc.utils.bfloat16 import float32_of

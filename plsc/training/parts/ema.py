@@ -26,7 +26,6 @@ from typing import Any
 import paddle
 from pydantic import NonNegativeInt
 
-from plsc.distributed.accelerator import lacks
 from plsc.errors import UserError
 from plsc.training.parts.part import Part, State
 from plsc.training.step import TakenStep
@@ -82,8 +81,6 @@ class Ema(Part):
                 average = self._average.get(name)
                 if average is None:
                     self._average[name] = tensor.clone()
-                elif lacks("lerp"):
-                    average.add_((tensor - average) * share.astype(tensor.dtype))
                 else:
                     average.lerp_(tensor, share.astype(tensor.dtype))
 

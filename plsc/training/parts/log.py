@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeInt
 
 from plsc import distributed
 from plsc.data.loader import Loader
-from plsc.distributed import accelerator
+from plsc.distributed import device
 from plsc.training.parts.part import Part, State
 from plsc.training.step import StepResult
 from plsc.utils.progress import Progress
@@ -53,7 +53,7 @@ class Log(Part):
             advice=self._loader.advice,
         )
         if self._profile:
-            timer.start(run.step, accelerator.finish)
+            timer.start(run.step, device.finish)
 
     def flags(self) -> dict[str, float]:
         return {"waited": self._loader.wait_seconds, "replaced": self._loader.replaced}

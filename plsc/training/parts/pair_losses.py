@@ -18,7 +18,7 @@ from pydantic import Field
 
 from plsc import distributed
 from plsc.data.loader import Batch
-from plsc.distributed.accelerator import to_device
+from plsc.distributed.device import to_device
 from plsc.training.parts.part import Part
 from plsc.utils.ranges import Positive
 from plsc.utils.timing import timer

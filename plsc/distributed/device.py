@@ -1,0 +1,265 @@
+"""Compute on any device that Paddle lists: choose it, copy to it, wait for it, read its memory.
+
+No other module names a device's place or library. It calls no collective. A device works through a queue,
+behind the host. Whatever reads a value of it, or copies to it from pageable memory, waits until the queue is
+empty. A CPU has no queue.
+
+    kinds()                              # ("gpu",), ("npu",), or () where Paddle has a CPU alone
+    decide("auto", [why_none("gpu")])    # "cpu" or "gpu"
+    to_device(np.arange(3))              # a tensor there
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import paddle
+
+from plsc.distributed.environment import AUTO, CPU, GPU, kind_of
+from plsc.errors import UserError
+from plsc.utils.kernels import turned_off
+from plsc.utils.logging import warn
+from plsc.utils.measure import reset_resident_peak, resident_bytes
+from plsc.utils.tensors import tensor_of
+
+XPU = "xpu"
+# Flags of Paddle's GPU builds; other builds have none of them.
+_DETERMINISTIC = {
+    "FLAGS_cudnn_deterministic": True,  # convolutions and pooling by algorithms without atomic additions
+    "FLAGS_embedding_deterministic": 1,  # likewise the gradients of paddle.nn.Embedding
+}
+# Paddle 2.6 tells the memory of GPUs alone.
+_memory = paddle.device if hasattr(paddle.device, "memory_allocated") else paddle.device.cuda
+
+
+def kinds() -> tuple[str, ...]:
+    """Return the kinds of devices besides the CPU that this Paddle can compute on, plug-ins first, as its
+    launcher has them."""
+    built = [GPU] if paddle.is_compiled_with_cuda() else []
+    built += [XPU] if paddle.is_compiled_with_xpu() else []
+    return (*paddle.device.get_all_custom_device_type(), *built)
+
+
+def count(kind: str) -> int:
+    """Return how many cards of a kind this process sees."""
+    if kind not in kinds():
+        return 0
+    if kind == GPU:
+        return paddle.device.cuda.device_count()
+    if kind == XPU:
+        return paddle.base.core.get_xpu_device_count()
+    return paddle.base.core.get_custom_device_count(kind)
+
+
+def _kind_for(device: str) -> str:
+    return next(iter(kinds()), CPU) if device == AUTO else kind_of(device)
+
+
+def _selected(kind: str) -> int:
+    """Return the number of the card that Paddle's launcher gave this rank; 0 without a launcher."""
+    return int(os.environ.get(f"FLAGS_selected_{kind}s", "0").split(",")[0])
+
+
+def why_none(device: str, ranks: int = 1) -> str:
+    """Say why this rank cannot compute on a device; "" if it can.
+
+    Args:
+        device: a kind, "gpu:1" or "auto". ranks: of the launch.
+    """
+    kind = _kind_for(device)
+    if kind == CPU:
+        return "" if device == CPU else "this Paddle computes on CPUs alone"
+    has = kinds()
+    if kind not in has:
+        found = f"has {' and '.join(has)}" if has else "computes on CPUs alone"
+        wheel = "paddlepaddle-gpu" if kind == GPU else f"Paddle's wheel or plug-in for {kind}"
+        return f"this Paddle {found} (install {wheel})"
+    if ranks > 1 and kind != has[0]:
+        return f"a launch of several ranks takes {has[0]}, the first kind that this Paddle has"
+    _, named, card = device.partition(":")
+    if named and ranks > 1:
+        return f"that is one card, and this is a run of {ranks} ranks (Global.device={kind} gives each rank its own)"
+    number = int(card) if named else _selected(kind)
+    cards = count(kind)
+    if number < cards:
+        return ""
+    shown = f"sees {cards} card{'s' * (cards != 1)}"
+    return f"Paddle has {kind} and {shown}, and this rank would take number {number}"
+
+
+def decide(device: str, lacks: Sequence[str]) -> str:
+    """Choose the kind of device for all ranks alike.
+
+    Args:
+        device: as Global.device; of "auto" the first kind that Paddle has, if there are cards.
+        lacks: why a rank cannot have it, "" if it can, by rank.
+
+    Raises UserError, the same on all ranks, if only some can, or if a kind was asked for that one cannot
+    have.
+    """
+    without = [rank for rank, why in enumerate(lacks) if why]
+    if device == CPU or (device == AUTO and len(without) == len(lacks)):
+        return CPU
+    if not without:
+        return _kind_for(device)
+    whose = "" if len(lacks) == 1 else f"rank {without[0]}: "
+    others = f" (likewise {len(without) - 1} more of {len(lacks)} ranks)" if len(without) > 1 else ""
+    raise UserError(
+        f"Global.device: {device}, but {whose}{lacks[without[0]]}{others}; give each rank a card, or set "
+        "Global.device=cpu"
+    )
+
+
+def use(kind: str, device: str = AUTO, ranks: int = 1) -> None:
+    """Compute on a kind of device from here on; in a launch of several ranks on cards, Paddle picks each
+    rank's own."""
+    if kind not in (CPU, GPU):
+        # Operators that would give strided views give copies instead: a plug-in has no kernel `contiguous`.
+        paddle.set_flags({"FLAGS_use_stride_kernel": False})
+    if kind == CPU:
+        paddle.set_device(CPU)
+    elif ranks == 1:
+        paddle.set_device(device if ":" in device else f"{kind}:{_selected(kind)}")
+
+
+def backend_variables(kind: str) -> dict[str, str]:
+    """Return the environment by which Paddle takes the collectives of a kind: else those of the first that it
+    has."""
+    if kind == CPU:
+        return {"PADDLE_DISTRI_BACKEND": "gloo"}
+    if kind in (GPU, XPU):
+        return {}
+    return {
+        "PADDLE_DISTRI_BACKEND": "xccl",
+        "PADDLE_XCCL_BACKEND": kind,
+        f"FLAGS_selected_{kind}s": str(_selected(kind)),
+    }
+
+
+def _kind_in_use() -> str:
+    return kind_of(paddle.get_device())
+
+
+def on_device() -> bool:
+    """Say whether Paddle computes on something else than the CPU."""
+    return _kind_in_use() != CPU
+
+
+def asynchronous() -> bool:
+    """Say whether the host would wait to read a value of the device: on every one but CPUs, and with
+    PLSC_KERNELS=0.
+
+    With the kernels turned off a CPU takes the devices' way in everything, so that it can be tested and
+    counted there.
+    """
+    return turned_off() or on_device()
+
+
+def name() -> str:
+    """Return the name of the device that Paddle computes on, as its driver gives it; else its kind."""
+    kind = _kind_in_use()
+    if kind == CPU:
+        return "CPU"
+    return paddle.device.cuda.get_device_name() if kind == GPU else kind
+
+
+def finish() -> None:
+    """Wait until the device has finished its work, to measure time; a CPU always has."""
+    if on_device():
+        paddle.device.synchronize()
+
+
+def autocasts(dtype: str) -> bool:
+    """Say whether Paddle's autocast computes in a dtype on the device in use; a GPU that is too old for it
+    does not."""
+    one = paddle.ones([1, 1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a dtype that it does not know there, for which it takes float32
+        with paddle.amp.auto_cast(dtype=dtype):
+            return paddle.matmul(one, one).dtype != paddle.float32
+
+
+def set_precision(kind: str, tf32: bool, deterministic: bool) -> None:
+    """Set whether float32 products are computed in TensorFloat-32, and whether algorithms are deterministic.
+
+    Call it before the first computation. Only GPUs have such settings: a CPU computes in float32, and repeats
+    its bits with the same threads; what other kinds do is their plug-ins' choice.
+    """
+    if kind != GPU:
+        if kind != CPU and deterministic:
+            warn(f"Global.deterministic: Paddle has no such setting for {kind}; see its plug-in's documents")
+        return
+    core = paddle.base.core
+    core.set_cublas_switch(tf32)
+    core.set_cudnn_switch(tf32)
+    if not deterministic:
+        return
+    # cuBLAS reads it when it starts. Without a workspace of its own for each stream it may change algorithms.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    known = core.globals().keys()
+    paddle.set_flags({flag: value for flag, value in _DETERMINISTIC.items() if flag in known})
+
+
+def used_bytes() -> int:
+    """Read the memory that is in use now: of the device's tensors, on a CPU of this process."""
+    return _memory.memory_allocated() if on_device() else resident_bytes()
+
+
+def peak_bytes() -> int:
+    """Read the most memory that was in use since `reset_peak`; see `used_bytes`."""
+    return _memory.max_memory_allocated() if on_device() else resident_bytes("VmHWM")
+
+
+def reset_peak() -> None:
+    """Reset the peak to the present value. On a device Paddle 2.6 cannot: there it stays that of the whole
+    process."""
+    if not on_device():
+        reset_resident_peak()
+    elif hasattr(_memory, "reset_max_memory_allocated"):
+        _memory.reset_max_memory_allocated()
+
+
+@contextlib.contextmanager
+def explained(remedy: str) -> Iterator[None]:
+    """Raise UserError with the remedy where the device's memory is used up inside the block."""
+    try:
+        yield
+    except MemoryError as error:
+        if not on_device():
+            raise
+        used = f"{used_bytes() / 2**20:,.1f} MB by tensors"
+        raise UserError(f"{_kind_in_use()}: its memory is used up ({used}); {remedy}") from error
+
+
+# Sources of copies, which must live until these are done.
+_in_flight: deque[tuple[paddle.device.Event, paddle.Tensor]] = deque()
+
+
+def to_device(array: np.ndarray) -> paddle.Tensor:
+    """Copy an array to the current device as a tensor of the same shape and dtype, without gradient.
+
+    The copy is queued. The array itself may be changed at once.
+    """
+    kind = _kind_in_use()
+    if kind == CPU:
+        return tensor_of(array)
+    pinned = kind == GPU  # from memory of which Paddle itself keeps the source
+    source = tensor_of(array, paddle.CUDAPinnedPlace() if pinned else paddle.CPUPlace())
+    tensor = source._copy_to(paddle.framework._current_expected_place(), False)
+    if not pinned:
+        while _in_flight and _in_flight[0][0].query():
+            _in_flight.popleft()
+        event = paddle.device.Event()
+        event.record()
+        _in_flight.append((event, source))
+    return tensor
+
+
+def to_host(tensor: paddle.Tensor) -> np.ndarray:
+    """Read a tensor's numbers: the host waits once, until the device has done all that was queued."""
+    return tensor._copy_to(paddle.CPUPlace(), True).numpy()

@@ -1,0 +1,141 @@
+"""Where a run computes, as far as it shows without a device: what is refused, and what Paddle is asked to do."""
+
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.distributed import collectives, device
+from plsc.distributed.device import asynchronous, decide, to_device, why_none
+from plsc.errors import UserError
+from tests.helpers.launch import ROOT, launch
+
+
+@pytest.fixture
+def build(monkeypatch):
+    """Makes Paddle a build for GPUs that sees so many of them."""
+
+    def with_gpus(count):
+        monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: True)
+        monkeypatch.setattr(paddle.device.cuda, "device_count", lambda: count)
+
+    monkeypatch.delenv("FLAGS_selected_gpus", raising=False)
+    return with_gpus
+
+
+def test_a_cpu_build_is_told_what_to_install_and_a_gpu_build_what_it_sees(build, monkeypatch):
+    monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: False)
+    assert "install paddlepaddle-gpu" in why_none("gpu") and "plug-in for npu" in why_none("npu:1")
+    assert "CPUs alone" in why_none("auto") and why_none("cpu") == ""
+    build(0)
+    assert "sees 0 cards" in why_none("auto") and "install" not in why_none("auto")
+
+
+def test_a_rank_takes_the_card_of_its_number(build, monkeypatch):
+    build(2)
+    for number, lacks in ((0, False), (1, False), (2, True)):
+        monkeypatch.setenv("FLAGS_selected_gpus", str(number))
+        assert bool(why_none("gpu")) == bool(why_none("auto", 4)) == lacks
+    assert "sees 2 cards" in why_none("gpu") and "number 2" in why_none("gpu")
+    assert why_none("gpu:1") == "" and "number 5" in why_none("gpu:5")
+    assert "one card, and this is a run of 2 ranks" in why_none("gpu:1", 2)
+
+
+def test_a_launch_takes_the_first_kind_that_paddle_has(build, monkeypatch):
+    build(2)
+    monkeypatch.setattr(paddle.device, "get_all_custom_device_type", lambda: ["npu"])
+    assert device.kinds() == ("npu", "gpu")
+    assert why_none("gpu") == "" and "takes npu, the first kind" in why_none("gpu", 2)
+
+
+@pytest.mark.parametrize(
+    "asked, lacks, decided",
+    [("auto", ["", ""], "gpu"), ("auto", ["none", "none"], "cpu"), ("cpu", ["", "none"], "cpu")],
+)
+def test_all_ranks_decide_alike(build, asked, lacks, decided):
+    build(2)
+    assert decide(asked, lacks) == decided
+
+
+@pytest.mark.parametrize(
+    "asked, lacks, named",
+    [
+        ("auto", ["", "none there", "nor there"], "rank 1: none there (likewise 1 more of 3 ranks)"),
+        ("gpu", ["none there"], "gpu, but none there;"),
+    ],
+)
+def test_ranks_without_a_gpu_beside_others_are_refused(asked, lacks, named):
+    with pytest.raises(UserError) as error:
+        decide(asked, lacks)
+    assert named in str(error.value) and "Global.device=cpu" in str(error.value)
+
+
+def test_a_rank_without_a_gpu_beside_one_that_has_is_refused_on_both(tmp_path):
+    said = launch(ROOT / "tests/distributed/run_device.py", 2, tmp_path).stdout
+    assert said.count("refused: Global.device: auto, but rank 1: none there; give each rank a card") == 2
+
+
+@pytest.fixture
+def core(monkeypatch):
+    """Records what is set in Paddle, which has one of the flags."""
+    asked = {}
+    fake = SimpleNamespace(
+        set_cublas_switch=lambda on: asked.update(cublas=on),
+        set_cudnn_switch=lambda on: asked.update(cudnn=on),
+        globals=lambda: {"FLAGS_cudnn_deterministic": False},
+    )
+    monkeypatch.setattr(paddle.base, "core", fake)
+    monkeypatch.setattr(paddle, "set_flags", asked.update)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    yield asked
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+
+
+def test_a_gpu_is_set_to_a_precision_and_to_repeat_its_bits(core):
+    device.set_precision("gpu", tf32=False, deterministic=False)
+    assert core == {"cublas": False, "cudnn": False} and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    device.set_precision("gpu", tf32=True, deterministic=True)
+    assert core == {"cublas": True, "cudnn": True, "FLAGS_cudnn_deterministic": True}
+    assert "CUBLAS_WORKSPACE_CONFIG" in os.environ
+
+
+def test_a_cpu_sets_nothing(core, monkeypatch):
+    monkeypatch.setattr(paddle, "set_device", lambda name: core.update(device=name))
+    collectives.init("cpu", tf32=False, deterministic=True)
+    assert core == {"device": "cpu"}
+
+
+@pytest.mark.parametrize("before", [None, "nccl"])
+def test_the_choice_of_gloo_does_not_outlive_the_start(before, monkeypatch):
+    name = "PADDLE_DISTRI_BACKEND"
+    monkeypatch.delenv(name, raising=False)
+    if before:
+        monkeypatch.setenv(name, before)
+    with collectives._backend_for("cpu"):
+        assert os.environ[name] == "gloo"
+    with collectives._backend_for("gpu"):
+        assert os.environ.get(name) == before
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("0", True), ("1", False)])
+def test_kernels_turned_off_stand_for_a_gpu(setting, expected, monkeypatch):
+    monkeypatch.setenv("PLSC_KERNELS", setting)
+    assert asynchronous() is expected
+
+
+@pytest.mark.parametrize("array", [np.arange(4), np.float32(3.0)[...], np.zeros((0, 2), np.uint8)])
+def test_an_array_on_the_device_is_a_copy(array):
+    expected = array.copy()
+    tensor = to_device(array)
+    if array.size:
+        array[...] = 7
+    assert tensor.stop_gradient and tensor.numpy().dtype == expected.dtype
+    np.testing.assert_array_equal(tensor.numpy(), expected)
+
+
+def test_of_pinned_memory_paddle_keeps_the_source_itself(monkeypatch):
+    monkeypatch.setattr(paddle, "get_device", lambda: "gpu:0")
+    monkeypatch.setattr(paddle, "CUDAPinnedPlace", paddle.CPUPlace)
+    assert to_device(np.arange(3)).tolist() == [0, 1, 2] and not device._in_flight
