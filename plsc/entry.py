@@ -4,26 +4,25 @@
     Entry("configs/default.yaml", ["Global.epochs=1"]).train()
 
 An Entry holds a Config, and each verb is a method that calls the modules below. The verbs import Paddle, not
-this module, so that a wrong config is refused at once. The historic `set_*` calls are edits of the config.
+this module, so that a wrong config is refused at once.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from plsc.apps.migrate.setters import Setters
 from plsc.config import Config, load
 from plsc.distributed import environment
 from plsc.errors import shown
 from plsc.training.start import start
 
 
-class Entry(Setters):
+class Entry:
     """Train, evaluate, predict and export by one config.
 
         run = Entry("faces.yaml", {"Global.epochs": 2})
@@ -33,6 +32,7 @@ class Entry(Setters):
     Args:
         config: a YAML file, a folder (of a run, or with a default.yaml), a mapping, a Config, or None for the defaults.
         overrides: "Section.key" -> value, or "Section.key=value" each, as `-o` takes them; they win over `config`.
+        model: a paddle.nn.Layer, samples [B, *shape] -> embeddings [B, Model.embedding_size], in place of Model.name's.
 
     Raises UserError with all mistakes in the config, one line each.
     """
@@ -41,11 +41,11 @@ class Entry(Setters):
         self,
         config: str | os.PathLike | Mapping[str, Any] | Config | None = None,
         overrides: Iterable[str] | Mapping[str, Any] = (),
+        model: Any = None,
     ):
         environment.before_paddle()  # the config may name classes, whose modules import Paddle
         self.config = load(config, overrides)
-        self._model: Any = None
-        self._make_optimizer: Callable | None = None
+        self._model = model
 
     def __repr__(self) -> str:
         sets = ", ".join(section.name for section in self.config.DataLoader.Train.sets)
@@ -68,7 +68,7 @@ class Entry(Setters):
         """
         from plsc.training.train import train
 
-        return train(self.config, self._model, self._make_optimizer)
+        return train(self.config, self._model)
 
     def evaluate(
         self,
@@ -133,7 +133,7 @@ class Entry(Setters):
         """
         from plsc.training.dry_run import dry_run
 
-        return dry_run(self.config, ranks, self._model, self._make_optimizer)
+        return dry_run(self.config, ranks, self._model)
 
     def _start_on_data(self) -> None:
         """Set the process up for a verb that reads the data sets of the evaluation, after a check of

@@ -21,8 +21,8 @@ from tests.helpers.tiny_runs import TINY, Linear, checkpoint
 SHORT = ("Global.max_steps=2", "DataLoader.Eval.dataset=null", "Checkpoint.every_steps=null")
 
 
-def entry(output, *overrides):
-    return Entry(TINY, [f"Global.output_dir={output}", *SHORT, *overrides])
+def entry(output, *overrides, model=None):
+    return Entry(TINY, [f"Global.output_dir={output}", *SHORT, *overrides], model)
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +97,10 @@ def test_a_checkpoint_that_training_would_not_read_is_refused(tmp_path):
         "go on from it, or Global.init_from to begin a new run with its weights"
     )
     assert not (tmp_path / "out").exists()
-    assert refused(entry(tmp_path).set_checkpoint_dir("old").train).startswith(
-        "set_checkpoint_dir: Global.checkpoint: "
-    )
     entry(tmp_path, "Global.checkpoint=best").train()  # one of this run, for later
 
 
 def test_a_checkpoint_that_does_not_say_what_a_verb_needs_is_refused(trained, tmp_path):
-    """As `plsc ckpt import-centres` makes them."""
     path = tmp_path / "out" / "checkpoints" / "step-00000002"
     shutil.copytree(checkpoint(trained, 2), path)
     reseal(path, lambda fields: fields.update(state={}, preprocessing={}, config=""))
@@ -207,7 +203,7 @@ class Bare(paddle.nn.Layer):
         (
             Linear(5),
             (
-                "the backbone must give embeddings [12, 8] of 12 images, it gave [12, 5]; Model.embedding_size (set_emb_size) says how "
+                "the backbone must give embeddings [12, 8] of 12 images, it gave [12, 5]; Model.embedding_size says how "
                 "long they are"
             ),
         ),
@@ -231,49 +227,7 @@ class Bare(paddle.nn.Layer):
     ],
 )
 def test_embeddings_of_another_shape(tmp_path, backbone, line):
-    assert refused(entry(tmp_path).set_model(backbone).train) == line
-
-
-def adam(rate):
-    return lambda net: paddle.optimizer.Adam(rate, parameters=net.parameters())
-
-
-@pytest.mark.parametrize(
-    "override",
-    ["clip_norm=5.0", "groups=[{match: stages, freeze: true}]", "freeze_norms=true", "layer_decay=0.5"],
-)
-def test_keys_that_an_optimizer_of_the_users_would_not_heed(tmp_path, override):
-    key = f"Optimizer.{override.partition('=')[0]}"
-    user = entry(tmp_path, f"Optimizer.{override}").set_optimizer(adam(0.05))
-    assert refused(user.train).startswith(f"{key}: has no meaning with an optimizer from set_optimizer")
-
-
-@pytest.mark.parametrize(
-    "make, line",
-    [
-        (
-            lambda net: None,
-            "set_optimizer: the function must return a paddle.optimizer.Optimizer, it returned NoneType",
-        ),
-        (
-            adam(paddle.optimizer.lr.NoamDecay(10, 10)),
-            (
-                "set_optimizer: its learning rate is a NoamDecay; make it with a number, and set the schedule in the section "
-                "LRScheduler, which the class centres follow too"
-            ),
-        ),
-    ],
-)
-def test_an_optimizer_that_cannot_be_driven(tmp_path, make, line):
-    assert refused(entry(tmp_path).set_optimizer(make).train) == line
-
-
-def test_a_learning_rate_that_is_not_used_is_said(tmp_path, capsys):
-    entry(tmp_path).set_optimizer(adam(0.001)).train()
-    line = "WARNING set_optimizer: its learning rate 0.001 is not used; LRScheduler.learning_rate, 0.05, is, for backbone and class"
-    assert line in capsys.readouterr().out
-    entry(tmp_path).set_optimizer(adam(0.05)).train()
-    assert "is not used" not in capsys.readouterr().out
+    assert refused(entry(tmp_path, model=backbone).train) == line
 
 
 def test_predict_into_what_is_no_folder_and_from_a_folder(trained, tmp_path, monkeypatch):

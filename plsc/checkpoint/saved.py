@@ -78,7 +78,7 @@ class Checkpoint:
         if lacking:
             raise UserError(
                 f"{self.path}/manifest.json: {where}.{lacking[0]}: is missing, so this cannot be used as a run's "
-                "checkpoint; name one of a training, start from this one with Global.init_from, or import centres with --backbone"
+                "checkpoint; name one of a training, or start from this one with Global.init_from"
             )
 
     def plain(self, owner: str) -> dict[str, Any]:

@@ -44,10 +44,7 @@ VERBS = {
         "train",
     ),
     "eval": Verb("plsc.cli.evaluate", "evaluate a checkpoint on the sets of DataLoader.Eval", "train"),
-    "import": Verb(
-        "plsc.apps.migrate.import_weights", "read weights and training configs of other programs", "train"
-    ),
-    "weights": Verb("plsc.apps.migrate.weights", "list and get networks that others have published", "train"),
+    "import": Verb("plsc.apps.migrate.import_weights", "read weights of other programs", "train"),
     "gallery": Verb(
         "plsc.apps.serving.gallery.command", "keep known people, and find out whom a picture shows", "use"
     ),

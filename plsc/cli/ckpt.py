@@ -16,7 +16,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from plsc.apps.migrate.import_centres import import_centres
 from plsc.checkpoint.average import average
 from plsc.checkpoint.centres import export_centres
 from plsc.checkpoint.duplicates import find_duplicates
@@ -149,14 +148,6 @@ def _parser() -> argparse.ArgumentParser:
     export = verb("export-centres", "the class centres alone", output="NAME.safetensors or NAME.npy")
     export.add_argument("--names", action="store_true", help="the classes' names too, in TARGET.names.json")
     export.add_argument("--normalise", action="store_true", help="to length 1")
-    bring = verb("import-centres", "shard files of other programs", folder=False, output=new)
-    bring.add_argument(
-        "sources", nargs="+", metavar="SOURCE", help="their folder, or the main files of all ranks"
-    )
-    bring.add_argument(
-        "--backbone", metavar="FOLDER", help="a checkpoint whose network goes with the centres"
-    )
-    bring.add_argument("--classes", type=int, metavar="N", help="how many there have to be in all")
     near = verb("duplicates", "pairs of classes that are probably one identity", folder=False)
     near.add_argument("run", metavar="RUN", help="a checkpoint, or a run's folder: its newest one")
     near.add_argument(
@@ -207,10 +198,8 @@ def main(argv: Sequence[str]) -> int:
         )
     elif args.verb == "average":
         report = average(args.folders, args.last, args.output)
-    elif args.verb == "edit-identities":
+    else:
         lists = args.rename, args.drop, args.keep_list, args.names, args.merge, args.merge_list
         report = edit_identities(args.folder, args.output, *lists)
-    else:
-        report = import_centres(args.sources, args.output, args.backbone, args.classes)
     print(shown_lines(report.removeprefix(f"{os.getcwd()}/")))
     return 0

@@ -34,7 +34,6 @@ from plsc.config.run import (
     GlobalCfg,
     LRSchedulerCfg,
     PartCfg,
-    WeightsCfg,
 )
 from plsc.data.config import (
     EVAL_SET,
@@ -46,7 +45,6 @@ from plsc.data.config import (
 )
 from plsc.errors import MissingFileError, UserError
 from plsc.heads.config import HeadCfg, takes_options
-from plsc.utils.files import weights_folder
 from plsc.utils.messages import (
     ConfigError,
     ConfigProblem,
@@ -83,7 +81,6 @@ class Config(Section):
     Global: GlobalCfg = GlobalCfg()
     Model: ModelCfg = ModelCfg()
     Head: HeadCfg = HeadCfg()
-    Weights: WeightsCfg = WeightsCfg()
     Optimizer: OptimizerCfg = OptimizerCfg()
     LRScheduler: LRSchedulerCfg = LRSchedulerCfg()
     DataLoader: DataLoaderCfg = DataLoaderCfg()
@@ -108,11 +105,6 @@ class Config(Section):
         return isinstance(other, Config) and self.model_dump() == other.model_dump()
 
     __hash__ = None
-
-    @property
-    def init_from(self) -> str | None:
-        """The folder of the checkpoint that the backbone starts with; None: it starts anew."""
-        return weights_folder(self.Weights.name) if self.Weights.name else self.Global.init_from
 
     def applies(self, key: str) -> bool:
         return key != "Parts" or bool(getattr(self, key))
@@ -335,7 +327,6 @@ def _checked(layers: Layers) -> Config:
     layers.check_values()
     _resolve_precedence(layers, (), Config)
     _drop_options_of_another_margin(layers)
-    _refuse_two_starts(layers)
     _drop_default_evaluation(layers)
     _pair_up_training_images(layers)
     every_key = [".".join(path) for path in _keys(Config)]
@@ -348,15 +339,6 @@ def _checked(layers: Layers) -> Config:
         raise ConfigError(layers.lines())
     config._layers = layers
     return config
-
-
-def _refuse_two_starts(layers: Layers) -> None:
-    name, path = ("Weights", "name"), ("Global", "init_from")
-    if layers.get(name) and layers.get(path):
-        place = layers.source(path).place
-        layers.add_error(
-            ConfigProblem(name, f"cannot be given together with Global.init_from ({place}), keep one")
-        )
 
 
 def _drop_options_of_another_margin(layers: Layers) -> None:

@@ -185,14 +185,6 @@ class GlobalCfg(Section):
         return self.max_steps or self.epochs * steps_per_epoch
 
 
-class WeightsCfg(Section):
-    """A published network to start with, as with `Global.init_from`. `plsc weights list` names them
-    (docs/faces.md)."""
-
-    name: str | None = Field(None, pattern=r"^\w[\w.-]*$", json_schema_extra=OTHER_RUN)
-    """The network, which `plsc weights get` has fetched. `Model` has to be its own. null: none."""
-
-
 def head_dtype(head: HeadCfg, amp: AmpCfg | None) -> str:
     """Return what a training's head rounds its matrix products' inputs to."""
     return head.compute_dtype or (amp.dtype if amp else "float32")

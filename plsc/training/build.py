@@ -51,7 +51,6 @@ OWNERS = (
     *("run", "backbone", "optimizer", "head", "margin"),
     *(part.name for part in (Divergence, Rollback, Log, Evaluation, Checkpoints)),
 )
-MakeOptimizer = Callable[[paddle.nn.Layer], paddle.optimizer.Optimizer]
 
 
 class Prepared(NamedTuple):
@@ -78,13 +77,12 @@ def prepare(
     rank: int,
     ranks: int,
     backbone: paddle.nn.Layer | None = None,
-    make_optimizer: MakeOptimizer | None = None,
     alone: bool = False,
 ) -> Prepared:
     """Prepare the run of a config on one of its ranks. UserError for what cannot be trained.
 
     Args:
-        backbone, make_optimizer: as of `build_trainer`.
+        backbone: as of `build_trainer`.
         alone: without the other ranks, as for a dry run.
     """
     if not alone:  # a dry run of a training on GPUs is on a CPU
@@ -97,7 +95,7 @@ def prepare(
     if cfg.Model.sync_batchnorm and not alone:
         _synchronise_norms(backbone)
     statistics = statistics_of(backbone)
-    optimizer, still = build_optimizer(cfg, backbone, make_optimizer)
+    optimizer, still = build_optimizer(cfg, backbone)
     recomputed = layers_to_recompute(cfg.Model.recompute, backbone)
     sets = build_evaluation_sets(cfg, dataset)
     features = build_features(cfg, dataset, backbone)
@@ -150,18 +148,16 @@ def build_own_parts(cfg: Config, names: set[str]) -> list[Part]:
 def build_trainer(
     cfg: Config,
     backbone: paddle.nn.Layer | None = None,
-    make_optimizer: MakeOptimizer | None = None,
     signals: Guard | None = None,
 ) -> Trainer:
     """Build the Trainer of a config with all its parts. Every rank calls it, after `distributed.init`.
 
     Args:
         backbone: a Layer to train instead of Model.name's.
-        make_optimizer: backbone -> Paddle optimizer, instead of the Optimizer section's.
         signals: notes signals that ask the run to stop; None: there are none.
     """
     ranks = distributed.rank(), distributed.world_size()
-    ready = prepare(cfg, *ranks, backbone, make_optimizer)
+    ready = prepare(cfg, *ranks, backbone)
     if not on_device():
         # Recomputation saves about what malloc would keep; without it fresh pages cost a tenth of a step.
         return_large_blocks() if cfg.Model.recompute else keep_freed_blocks()
@@ -312,14 +308,9 @@ def _check_sizes(cfg: Config, samples: int, classes: int, ranks: int) -> None:
 
 
 def build_optimizer(
-    cfg: Config, backbone: paddle.nn.Layer, make: MakeOptimizer | None
+    cfg: Config, backbone: paddle.nn.Layer
 ) -> tuple[optim.BackboneOptimizer, list[paddle.nn.Layer]]:
     """Build the optimizer, and list the layers that are in evaluation mode in training."""
-    if make is None:
-        settings = settings_of(cfg.Optimizer, backbone)
-        still = freeze(cfg.Optimizer, backbone, settings)
-        return optim.build_optimizer(cfg.Optimizer, backbone, settings), still
-    optimizer = make(backbone)
-    optim.check_optimizer(optimizer, cfg.Optimizer, cfg.LRScheduler.learning_rate)
-    parts = [optim.Part(optimizer, backbone.parameters())]
-    return optim.BackboneOptimizer(type(optimizer).__name__, backbone, parts), []
+    settings = settings_of(cfg.Optimizer, backbone)
+    still = freeze(cfg.Optimizer, backbone, settings)
+    return optim.build_optimizer(cfg.Optimizer, backbone, settings), still

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,12 @@ from plsc.training.stand_in import check_data
 from plsc.utils.loggers import check_packages
 
 
-def dry_run(
-    cfg: Config, ranks: int | None = None, model: Any = None, make_optimizer: Callable | None = None
-) -> str:
+def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> str:
     """Return the resolved config with the source of each value, and the plan of the run, as `Entry.dry_run`
     says.
 
     ranks: for so many; None: for this launch's.
-    model, make_optimizer: a Layer, and a function that makes an optimizer, in place of the config's.
+    model: a Layer in place of the config's.
     """
     ranks = ranks or environment.world_size_from_env(default=cfg.DataLoader.Train.planned_ranks)
     cfg.check_ranks(ranks)
@@ -35,7 +32,7 @@ def dry_run(
     kind = device.decide(cfg.Global.device, [device.why_none(cfg.Global.device)])
     in_memory = kind == environment.CPU or cfg.Head.bank != "device"
     device.use(environment.CPU)
-    run = prepare(cfg, environment.rank_from_env(), ranks, model, make_optimizer, alone=True)
+    run = prepare(cfg, environment.rank_from_env(), ranks, model, alone=True)
     steps_per_epoch = run.loader.steps_per_epoch
     weak = weak_lines(cfg, steps_per_epoch, run.sets)
     plan = [f"WARNING {line}" for line in [*advice(cfg, ranks, environment.local_size_from_env()), *weak]]
@@ -43,7 +40,7 @@ def dry_run(
     plan += part_lines(run)
     plan += byte_lines(cfg, run, ranks, in_memory)
     resumes = cfg.Global.resume and any(Path(cfg.Global.output_dir, "checkpoints").glob("step-*"))
-    if cfg.init_from and not resumes:
+    if cfg.Global.init_from and not resumes:
         from plsc.training.finetune import check_start
 
         total_steps = cfg.Global.total_steps(steps_per_epoch)

@@ -47,7 +47,7 @@ def check_output(out: object, count: int, size: int | None = None) -> None:
     wanted = f"[{count}, {size or 'D'}]"
     if not tensor or out.ndim < 2 or out.shape[0] != count or size not in (None, math.prod(out.shape[1:])):
         got = list(out.shape) if tensor else type(out).__name__
-        remedy = "; Model.embedding_size (set_emb_size) says how long they are" if tensor and size else ""
+        remedy = "; Model.embedding_size says how long they are" if tensor and size else ""
         raise UserError(
             f"the backbone must give embeddings {wanted} of {count} images, it gave {got}{remedy}"
         )

@@ -88,7 +88,7 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
     Raises UserError: a damaged checkpoint, another backbone, centres that do not fit this head, names that
     are not unique.
     """
-    path = start_folder(cfg)
+    path = cfg.Global.init_from
     saved = _open(path)
     arrays, names, match = _what_fits(cfg, saved, backbone, data)
     lines = [init_backbone(backbone, saved, arrays, data.preprocessing)]
@@ -122,37 +122,6 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
     return Start(lines, {"init_from": path, "kept": kept, **listed, "dropped": match.dropped}, *begin)
 
 
-def start_folder(cfg: Config) -> str:
-    """Return the folder of the checkpoint to start with; UserError for a published network that is not
-    there."""
-    name, path = cfg.Weights.name, cfg.init_from
-    if name and not os.path.isdir(path):
-        raise UserError(
-            f"Weights.name: {name} is not on this machine: plsc weights get {name} puts it in {path}"
-        )
-    return path
-
-
-def _refuse_lost_statistics(arrays: Mapping[str, np.ndarray], where: str) -> None:
-    """Refuse by UserError to train batch norms that an ONNX file had inside of convolutions.
-
-    Training normalises by each batch, and these have no gain that would undo it: the network would be another
-    one. plsc/apps/migrate/onnx_file.py makes them, with a variance that no other norm has.
-    """
-    places = [name.removesuffix("._variance") for name in arrays if name.endswith("._variance")]
-    lost = [place for place in places if _without_statistics(arrays, place)]
-    if lost:
-        raise UserError(
-            f"{where}: {len(lost)} of its {len(places)} batch norms have no statistics, since its ONNX file has none (the first is "
-            f"{lost[0]}): set Optimizer.freeze_norms=true, or start with a file of torch"
-        )
-
-
-def _without_statistics(arrays: Mapping[str, np.ndarray], norm: str) -> bool:
-    variance = arrays[f"{norm}._variance"]
-    return not arrays[f"{norm}._mean"].any() and np.ptp(variance) == 0 and 0.999 < variance[0] < 1
-
-
 def _open(path: str) -> Checkpoint:
     """Open a checkpoint on every rank; rank 0 alone reads every byte."""
     distributed.run_on_rank_0(lambda: Checkpoint.open(path).path)
@@ -171,7 +140,7 @@ def refuse_last_step(step: int, total_steps: int) -> None:
 def check_start(cfg: Config, backbone: paddle.nn.Layer, data: Dataset, total_steps: int) -> str:
     """Describe in a line what `start_from` would load, without loading it. Reads every byte of the
     checkpoint."""
-    saved = Checkpoint.open(start_folder(cfg))
+    saved = Checkpoint.open(cfg.Global.init_from)
     if cfg.Global.keep_step:
         refuse_last_step(saved.step, total_steps)
     arrays, _, match = _what_fits(cfg, saved, backbone, data)
@@ -188,11 +157,8 @@ def _what_fits(
 ) -> tuple[dict[str, np.ndarray], list[str] | None, Match]:
     """Find the checkpoint's tensors for `backbone`, the names of the data's classes, and the rows for them;
     UserError if something does not fit."""
-    named = cfg.Weights.name
-    where = f"Weights.name: {named}" if named else f"Global.init_from: {cfg.init_from}"
+    where = f"Global.init_from: {cfg.Global.init_from}"
     arrays, names = fitting_arrays(backbone, saved, where), class_names(data)
-    if not cfg.Optimizer.freeze_norms:
-        _refuse_lost_statistics(arrays, where)
     match = match_classes(cfg.Global, saved, names, data.num_classes)
     if (match.row_C >= 0).any():
         refuse_other_head(

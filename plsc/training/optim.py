@@ -199,31 +199,6 @@ def _make(
         raise UserError(f"Optimizer: {cfg.name} refuses its arguments: {error}") from error
 
 
-def check_optimizer(optimizer: object, section: OptimizerCfg, rate: float) -> None:
-    """Refuse by UserError a user's optimizer whose learning rate cannot be set, or that a config's groups are
-    not for; warn if its own rate is not the config's, which replaces it."""
-    for key in ("clip_norm", "groups", "freeze_norms", "layer_decay"):
-        if getattr(section, key):
-            raise UserError(
-                f"Optimizer.{key}: has no meaning with an optimizer from set_optimizer; leave it out, and give that optimizer "
-                "a grad_clip and the parameters to train"
-            )
-    if not isinstance(optimizer, paddle.optimizer.Optimizer):
-        raise UserError(
-            f"set_optimizer: the function must return a paddle.optimizer.Optimizer, it returned {type(optimizer).__name__}"
-        )
-    if isinstance(optimizer._learning_rate, paddle.optimizer.lr.LRScheduler):
-        raise UserError(
-            f"set_optimizer: its learning rate is a {type(optimizer._learning_rate).__name__}; make it with a number, and set the "
-            "schedule in the section LRScheduler, which the class centres follow too"
-        )
-    if optimizer.get_lr() != rate:
-        warn(
-            f"set_optimizer: its learning rate {optimizer.get_lr():g} is not used; LRScheduler.learning_rate, {rate:g}, is, for "
-            "backbone and class centres"
-        )
-
-
 def sizes_of(optimizer: BackboneOptimizer, backbone: paddle.nn.Layer) -> tuple[int, int]:
     """Count the numbers of a backbone that are trained, and the others."""
     trained = sum(parameter.size for parameter in optimizer.parameters)

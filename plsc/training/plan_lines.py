@@ -33,13 +33,18 @@ def weak_lines(cfg: Config, steps_per_epoch: int, sets: Mapping[str, EvalSet]) -
     of few identities. sets: those to evaluate on, by title."""
     lines = []
     steps = cfg.Global.total_steps(steps_per_epoch)
-    if steps < FEW_STEPS and not cfg.Global.max_steps and not cfg.init_from:
+    if steps < FEW_STEPS and not cfg.Global.max_steps and not cfg.Global.init_from:
         lines.append(
             f"{steps:,} steps are few for a network that starts anew: a few hundred at least, Global.max_steps={_ENOUGH_STEPS} in place of "
             "Global.epochs"
         )
     draws = round(cfg.Head.sample_rate * steps)
-    if cfg.Head.sample_rate < 1 and draws < FEW_DRAWS and not cfg.Global.max_steps and not cfg.init_from:
+    if (
+        cfg.Head.sample_rate < 1
+        and draws < FEW_DRAWS
+        and not cfg.Global.max_steps
+        and not cfg.Global.init_from
+    ):
         lines.append(
             f"Head.sample_rate: {cfg.Head.sample_rate:g} in {steps:,} steps draws a class some {draws} times; below {FEW_DRAWS} it costs "
             "accuracy (docs/labbook.md): more steps, or a higher rate"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,19 +29,19 @@ RUN_FILES = (
 )
 
 
-def train(cfg: Config, model: Any = None, make_optimizer: Callable | None = None) -> dict[str, Any]:
+def train(cfg: Config, model: Any = None) -> dict[str, Any]:
     """Train to the end, evaluate, write the report, and return what `Entry.train` says. Every rank calls it.
 
-    model, make_optimizer: a Layer, and a function that makes an optimizer, in place of the config's.
+    model: a Layer in place of the config's.
     """
     cfg.check_ranks(environment.world_size_from_env())
     cfg.check_data()  # before anything is written
     _refuse_unread_checkpoint(cfg)
     with guard.Guard(Path(cfg.Global.output_dir), cfg.Global.hang_seconds) as guarded:
-        return _train(cfg, guarded, model, make_optimizer)
+        return _train(cfg, guarded, model)
 
 
-def _train(cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callable | None) -> dict[str, Any]:
+def _train(cfg: Config, guarded: guard.Guard, model: Any) -> dict[str, Any]:
     notes = start(cfg)
     from plsc import distributed
     from plsc.distributed.device import explained
@@ -54,7 +53,7 @@ def _train(cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callab
         distributed.run_on_rank_0(partial(check_packages, cfg.Global.loggers))
         refuse_a_wrong_head(cfg.Global.tf32)
         guarded.listen()
-        trainer, metrics = _begin(cfg, guarded, model, make_optimizer)
+        trainer, metrics = _begin(cfg, guarded, model)
     if guarded.stopped:
         return _stopped(cfg, guarded, metrics)
     output_dir = Path(cfg.Global.output_dir)
@@ -72,9 +71,7 @@ def _train(cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callab
     return result
 
 
-def _begin(
-    cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callable | None
-) -> tuple[Any, Metrics | None]:
+def _begin(cfg: Config, guarded: guard.Guard, model: Any) -> tuple[Any, Metrics | None]:
     """Build a Trainer and train; return it, and rank 0's metrics. Every rank calls it."""
     from plsc import distributed
     from plsc.distributed.network import measure_network
@@ -83,13 +80,13 @@ def _begin(
     from plsc.training.plan_lines import plan_lines, weak_lines
 
     path = find_checkpoint(cfg, writes=True) if cfg.Global.resume else None
-    trainer = build_trainer(cfg, model, make_optimizer, signals=guarded)
+    trainer = build_trainer(cfg, model, signals=guarded)
     beginning = finetune.Start([], {})
     output_dir = Path(cfg.Global.output_dir)
     if path:
         trainer.resume(path)
         distributed.run_on_rank_0(partial(_set_later_aside, output_dir / "checkpoints", trainer.step))
-    elif cfg.init_from:
+    elif cfg.Global.init_from:
         beginning = finetune.start_from(cfg, trainer.backbone, trainer.head, trainer.dataset)
         trainer.begin_at(beginning.step, beginning.states)
     metrics = None

@@ -28,11 +28,6 @@ def cache_folder() -> str:
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "plsc")
 
 
-def weights_folder(name: str) -> str:
-    """Name the folder of a published network that `plsc weights get` has fetched."""
-    return os.path.join(cache_folder(), "weights", name)
-
-
 def check_parent(path: str | os.PathLike) -> None:
     """Refuse a new file whose folder is not there, before the work whose result goes there. UserError."""
     folder = os.path.dirname(path) or "."

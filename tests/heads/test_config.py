@@ -159,10 +159,3 @@ def test_options_of_a_file_fall_away_with_a_name_by_override_whose_class_has_non
     assert load(tmp_path / "a.yaml", ["Head.name=arcface"]).Head.options == {}
     with pytest.raises(ConfigError, match=r"a.yaml:1: Head.options.low: unknown key"):
         load(tmp_path / "a.yaml", ["Head.name=adaface"])
-
-
-def test_set_model_parallel_leaves_an_import_path_alone():
-    entry = Entry(None, ["Head.name=plsc_own_margin:Cut"]).set_model_parallel(True)
-    assert entry.config.Head.name == "plsc_own_margin:Cut"
-    with pytest.raises(Exception, match="set_model_parallel: plsc_own_margin:Cut is always spread"):
-        entry.set_model_parallel(False)

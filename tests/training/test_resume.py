@@ -177,7 +177,6 @@ NOT_TRAINING = {
         "max_corrupt",
     },
     "Model": {"recompute"},
-    "Weights": {"name"},
     "Head": {"bank_folder", "logits_budget_mb", "init_std"},
     "Global": {
         *(

@@ -38,7 +38,7 @@ def test_every_recipe_passes_a_dry_run_on_stand_in_data(path):
     )
     images, classes, ranks, batch = header.groups()
     cfg = stand_in(load(path))
-    said = Entry(cfg).set_model(backbone(**cfg.Model.model_dump())).dry_run()
+    said = Entry(cfg, model=backbone(**cfg.Model.model_dump())).dry_run()
     assert f"plan: ranks    {ranks}, global batch {batch.replace(',', '')} (" in said
     assert f"plan: data     {images} images of {classes} classes, shape [3, 112, 112]" in said
 

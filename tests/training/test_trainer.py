@@ -96,18 +96,6 @@ def test_steps_equal_momentum_sgd_in_float64(tmp_path):
     assert_within([losses, accuracies, *weights], want, bound)
 
 
-def test_an_optimizer_of_the_users_moves_the_backbone(tmp_path):
-    def frozen(backbone):
-        return paddle.optimizer.SGD(1.0, parameters=[backbone.linear.bias])
-
-    paddle.seed(0)
-    net = Linear()
-    before = [parameter.numpy() for parameter in net.parameters()]
-    train(tmp_path, "Global.max_steps=2", NO_PAIRS, backbone=net, make_optimizer=frozen)
-    weight, bias = (parameter.numpy() for parameter in net.parameters())
-    assert np.array_equal(weight, before[0]) and not np.array_equal(bias, before[1])
-
-
 # ---- the calendar
 
 

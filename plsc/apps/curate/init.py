@@ -213,8 +213,7 @@ def advice(seen: Seen, pictures: str, config: str, output: str) -> list[str]:
         )
     if seen.faces is not None and seen.classes < _FEW_PEOPLE:
         lines.append(
-            f"{seen.classes:,} people do not make a network of faces: start from one that was trained on thousands, or take it as it is: "
-            "plsc weights list, plsc weights get NAME (docs/faces.md)"
+            f"{seen.classes:,} people do not make a network of faces: take one that was trained on thousands (docs/faces.md)"
         )
     if seen.hold_out is None:
         lines.append(f"{seen.classes:,} classes are too few to hold some out: nothing is verified")

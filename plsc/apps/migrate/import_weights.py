@@ -1,9 +1,8 @@
 """Import weights of other programs into a checkpoint folder, for `plsc predict`, `plsc export` and
-Global.init_from. Without weights, `plsc import --config FILE` translates a training config (see
-import_config).
+Global.init_from.
 
-Reads arcface_torch's backbone.pt (any torch.save of a state dict), .safetensors, PLSC 2.4's .pdparams, and
-.onnx (see onnx_file.py), without running code of the file. Names are mapped to the network's, and a tensor
+Reads arcface_torch's backbone.pt (any torch.save of a state dict), .safetensors and PLSC 2.4's .pdparams,
+without running code of the file. Names are mapped to the network's, and a tensor
 that is missing, left over or of another shape is an error. Try it:
 
     plsc import backbone.pt --model IResNet50 --output imported
@@ -24,8 +23,6 @@ from typing import NamedTuple
 import numpy as np
 from paddle import nn
 
-from plsc.apps.migrate.import_config import import_config
-from plsc.apps.migrate.onnx_file import read_onnx
 from plsc.apps.migrate.torch_file import load_torch
 from plsc.checkpoint import store
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, format_lines, tensor_differences
@@ -152,14 +149,13 @@ def _refuse_differences(arrays: Mapping, wanted: Mapping, left: list[str], path:
 
 
 def import_weights(
-    path: str, config: Config, output: str | os.PathLike, preprocessing: Preprocessing, **about: str
+    path: str, config: Config, output: str | os.PathLike, preprocessing: Preprocessing
 ) -> list[Row]:
     """Write the weights at `path`, of the network in the config's Model section, as the checkpoint folder
     `output`.
 
     Args:
         preprocessing: how images are prepared for these weights; only who trained them knows.
-        about: what else import.json says of the file.
 
     Beside the checkpoint's own files it gets config.yaml, which names the network, and import.json, the rows.
     Raises UserError; `output` has to be new or empty.
@@ -171,9 +167,8 @@ def import_weights(
         raise UserError(f"{output}: is there already; name a new folder for what is imported")
     width = config.Model.embedding_size
     backbone = build_backbone(config.Model, config.Global.seed, preprocessing.shape)
-    tensors = read_onnx(path, backbone) if path.endswith(".onnx") else read_weights(path)
-    arrays, rows = match(tensors, backbone, path)
-    report = {"file": path, "model": config.Model.name, **about, "tensors": [row._asdict() for row in rows]}
+    arrays, rows = match(read_weights(path), backbone, path)
+    report = {"file": path, "model": config.Model.name, "tensors": [row._asdict() for row in rows]}
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".import-") as folder:
@@ -199,19 +194,6 @@ def _save(folder: Path, arrays: dict, width: int, config_yaml: str, preprocessin
     )
 
 
-def _translate(args: argparse.Namespace) -> None:
-    if not args.config:
-        raise UserError(
-            "plsc import: give a file of weights, or --config FILE, a training config to translate"
-        )
-    outputs = [*args.override, *filter(None, [args.output])]
-    if len(outputs) > 1 or args.model:
-        raise UserError("plsc import: with --config and no weights give one -o FILE, and no --model")
-    if args.ranks is not None and args.ranks < 1:
-        raise UserError(f"--ranks: must be 1 or more (got {args.ranks})")
-    import_config.main(args.config, outputs[0] if outputs else None, args.ranks)
-
-
 def _check_numbers(args: argparse.Namespace) -> None:
     if args.embedding_size is not None and args.embedding_size < 1:
         raise UserError(f"--embedding-size: must be 1 or more (got {args.embedding_size})")
@@ -227,24 +209,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run `plsc import`. Raises UserError."""
     parser = argparse.ArgumentParser(
         "plsc import",
-        description="Turn weights of other programs into a checkpoint folder; without weights: their training config into YAML.",
+        description="Turn weights of other programs into a checkpoint folder.",
     )
     parser.add_argument(
-        "weights",
-        nargs="?",
-        help="backbone.pt of arcface_torch, .safetensors, .onnx, or .pdparams of PLSC 2.4",
+        "weights", help="backbone.pt of arcface_torch, .safetensors, or .pdparams of PLSC 2.4"
     )
     parser.add_argument(
         "-c",
         "--config",
         metavar="FILE",
-        help="YAML file whose Model section is the network; without weights: arcface_torch's .py or PLSC 2.4's .yaml",
+        help="YAML file whose Model section is the network",
     )
-    add_overrides(parser, "without weights: the same as --output")
+    add_overrides(parser, "a key of the network, such as Model.embedding_size=256")
     parser.add_argument("--model", metavar="NAME", help="the same as -o Model.name=NAME")
     parser.add_argument("--embedding-size", type=int, help="default: 512, with -c what the file has")
-    parser.add_argument("--output", metavar="FOLDER", help="a new folder; without weights: a new YAML file")
-    parser.add_argument("--ranks", type=int, help="without weights: GPUs that the config is meant for")
+    parser.add_argument("--output", metavar="FOLDER", required=True, help="a new folder")
     parser.add_argument(
         "--size",
         type=int,
@@ -268,13 +247,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="the weights were trained on aligned faces, as InsightFace's were: services and galleries then ask for such",
     )
     args = parser.parse_args(argv)
-    if args.weights is None:
-        _translate(args)
-        return
-    if args.output is None:
-        raise UserError("plsc import: give --output, a new folder")
-    if args.ranks is not None:
-        raise UserError("plsc import: --ranks has no meaning with weights; it is for a training config")
     if not args.config and not args.model:
         raise UserError("plsc import: give the network, by --model NAME or by -c FILE")
     _check_numbers(args)

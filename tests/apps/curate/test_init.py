@@ -119,7 +119,7 @@ def test_pictures_keep_their_shape():
 def test_faces_get_advice():
     lines = advice(SEEN._replace(faces=False), "people", "people.yaml", "output/people")
     assert "plsc align people NEW" in lines[0] and "35 people do not make a network of faces" in lines[1]
-    assert lines[1].endswith("plsc weights list, plsc weights get NAME (docs/faces.md)")
+    assert lines[1].endswith("take one that was trained on thousands (docs/faces.md)")
     assert len(advice(SEEN._replace(classes=5_000), "people", "people.yaml", "output/people")) == 3
 
 

@@ -1,1 +1,0 @@
-"""Translate the training configs of other programs: `plsc import --config FILE`."""
