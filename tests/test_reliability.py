@@ -1,4 +1,4 @@
-"""Faults of the table "Twenty faults" in the lab book that no other file shows."""
+"""Faults of the lab book's list that no other file shows: damaged checkpoints and what a run does then."""
 
 import logging
 import shutil
