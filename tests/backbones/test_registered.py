@@ -19,13 +19,23 @@ WITH_DROPOUT = {"FaceViT_tiny", "IResNet18", "MobileFaceNet", "ResNet50", "Small
 EXPORTED_OF = {"FaceViT": "FaceViT_tiny", "IResNet": "IResNet18", "ResNet": "ResNet50"}
 
 
-@pytest.mark.parametrize("name", BACKBONES.names())
+def family_of(name):
+    return name.partition("_")[0].rstrip("0123456789")
+
+
+def is_exported(name):
+    return EXPORTED_OF.get(family_of(name), name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if is_exported(name) else pytest.param(name, marks=pytest.mark.slow) for name in BACKBONES.names()],
+)
 def test_a_registered_backbone_is_built_run_and_exported(name, tmp_path):
-    family = name.partition("_")[0].rstrip("0123456789")
+    family, exported = family_of(name), is_exported(name)
     shape = inspect.signature(BACKBONES.get(name)).parameters["image_shape"].default
     if family in SMALL_IMAGES:
         shape = (shape[0], 32, 32)
-    exported = EXPORTED_OF.get(family, name) == name
     dropout = {"dropout": 0.5} if name in WITH_DROPOUT else {}
     with contextlib.nullcontext() if exported else undrawn():
         backbone = BACKBONES.build(name, embedding_size=24, image_shape=shape, **dropout)
