@@ -349,7 +349,7 @@ def test_a_loss_that_overflows_is_named_where_no_gradient_is_to_blame(tmp_path, 
         (
             "DataLoader.Train.dataset={name: 'tests.helpers.float_samples:Recordings', count: 0x10}",
             (
-                "Model.name: SmallResNet takes images [C, H, W], the samples have shape [512]; take MLP, or name a network of your own as "
+                "Model.name: SmallResNet takes images [C, H, W], the samples have shape [512]; name a network of your own as "
                 "package.module:Class (docs/extend.md)"
             ),
         ),

@@ -46,10 +46,10 @@ def _refuse_impossible(section: ModelCfg, image_shape: tuple[int, ...]) -> None:
     """Raise UserError if a built-in network does not take such samples, or its weights do not fit the
     memory."""
     name = section.name
-    if len(image_shape) != 3 and not getattr(BACKBONES.get(name), "any_shape", False):
+    if len(image_shape) != 3:
         raise UserError(
-            f"Model.name: {name} takes images [C, H, W], the samples have shape {list(image_shape)}; take MLP, or name a network of "
-            "your own as package.module:Class (docs/extend.md)"
+            f"Model.name: {name} takes images [C, H, W], the samples have shape {list(image_shape)}; name a "
+            "network of your own as package.module:Class (docs/extend.md)"
         )
     what = f"Model: the weights of {name} for images {list(image_shape)}"
     remedy = "lower its widths, Model.embedding_size or the size of the images"
