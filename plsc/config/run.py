@@ -187,7 +187,7 @@ class GlobalCfg(Section):
 
 def head_dtype(head: HeadCfg, amp: AmpCfg | None) -> str:
     """Return what a training's head rounds its matrix products' inputs to."""
-    return head.compute_dtype or (amp.dtype if amp else "float32")
+    return head.compute_dtype or ("bfloat16" if amp and amp.dtype == "bfloat16" else "float32")
 
 
 class LRSchedulerCfg(Section):

@@ -11,9 +11,7 @@ backward pass needs, and writes the gradients of the rows to the bank.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import paddle
@@ -23,11 +21,11 @@ from plsc import distributed
 from plsc import native as kernels
 from plsc.distributed.device import on_device
 from plsc.heads.banks.bank import Bank
-from plsc.heads.blocks import Block, Rounded, Similarity, TargetRows, count_up, plan_blocks
+from plsc.heads.blocks import Block, Similarity, TargetRows, count_up, plan_blocks, rounded
 from plsc.heads.sampling import DrawAhead
 from plsc.heads.spec import HeadSpec
 from plsc.native.heads import softmax
-from plsc.utils.tensors import rows_in_place, tensor_of
+from plsc.utils.tensors import tensor_of
 
 LOWEST = -1e30  # stands for "no other logit": finite, so that differences with it are not NaN
 
@@ -40,12 +38,10 @@ class BackendInput:
     margin [N, 1], for a margin that changes the other logits. most: the samples that blocks are planned for.
 
     For KernelBackend. row_P: the samples whose class is in the shard. column_P: their classes, rising, as the
-    bank's selected rows are counted. bounds: int64 [2, N], first and last + 1 of the selected classes that a
-    sample competes with; None: all.
+    bank's selected rows are counted.
 
     For PaddleBackend. owned_N: 1 of the samples whose class is in the shard, else 0. column_N: their classes,
-    as the bank's selected rows are counted, 0 of the others. targets: the classes' rows. ranges: the number
-    of each sample's range of classes [N], and of each selected row's [K]; None: there is one.
+    as the bank's selected rows are counted, 0 of the others. targets: the classes' rows.
     """
 
     scaled_ND: paddle.Tensor
@@ -53,11 +49,9 @@ class BackendInput:
     most: int
     row_P: np.ndarray | None = None
     column_P: np.ndarray | None = None
-    bounds: np.ndarray | None = None
     owned_N: paddle.Tensor | None = None
     column_N: paddle.Tensor | None = None
     targets: TargetRows | None = None
-    ranges: tuple[paddle.Tensor, paddle.Tensor] | None = None
 
 
 class Workspace:
@@ -122,86 +116,45 @@ def multiplies_slowly(spec: HeadSpec) -> bool:
     return not (known and by_kernels(spec.compute_dtype))
 
 
-class _Part(NamedTuple):
-    """The samples of one range of classes, with the selected classes [start, stop) of this shard in it.
-
-    sample_n: which of the N samples, int64; None: all. targets: which of the P targets are theirs.
-    """
-
-    sample_n: np.ndarray | None
-    start: int
-    stop: int
-    targets: slice
-    softmax: softmax.Softmax
-
-
 class KernelBackend:
-    """Runs compiled kernels on the bank's own memory. Where classes lie in ranges, each range is computed for
-    its own samples only."""
+    """Runs compiled kernels on the bank's own memory."""
 
     def __init__(self, spec: HeadSpec, memory: HeadMemory, given: BackendInput, keep: bool | None):
         self.spec = spec
         self.bank = memory.bank
         self.workspace = memory.workspace
         self.given = given
-        spans = list(_spans(given.bounds, len(given.scaled_ND), self.bank.selected))
-        numbers = sum(samples * (stop - start) for _, samples, start, stop in spans)
+        samples = len(given.scaled_ND)
+        numbers = samples * self.bank.selected
         dtype = softmax.kept_dtype(spec.compute_dtype == "bfloat16")
         fits = dtype.itemsize * numbers <= spec.logits_budget
         self.exps = memory.workspace.take(numbers, dtype) if (fits if keep is None else keep) else None
-        self.parts = []
-        used = 0
-        for sample_n, samples, start, stop in spans:
-            exps_KN = None
-            if self.exps is not None:
-                exps_KN = self.exps[used : used + samples * (stop - start)].reshape(stop - start, samples)
-            used += samples * (stop - start)
-            self.parts.append(self._part(sample_n, start, stop, exps_KN))
-
-    def _part(self, sample_n: np.ndarray | None, start: int, stop: int, exps_KN: np.ndarray | None) -> _Part:
-        given = self.given
+        exps_KN = None if self.exps is None else self.exps[:numbers].reshape(self.bank.selected, samples)
         rows_SD, index_K = self.bank.host_rows("centres")
         bias_S = self.bank.host_rows("bias")[0] if self.bank.bias else None
-        targets = slice(*np.searchsorted(given.column_P, [start, stop]).tolist())
-        sample_P = given.row_P[targets]
-        if sample_n is not None:
-            sample_P = np.searchsorted(sample_n, sample_P)
-            if index_K is None:
-                rows_SD, bias_S = rows_SD[start:stop], None if bias_S is None else bias_S[start:stop]
-            else:
-                index_K = index_K[start:stop]
         problem = softmax.Problem(
-            _of_samples(given.scaled_ND, sample_n),
+            given.scaled_ND,
             rows_SD,
             bias_S,
             index_K,
-            given.column_P[targets] - start,
-            sample_P,
-            cosine=self.spec.margin is not None,
-            bfloat16=self.spec.compute_dtype == "bfloat16",
+            given.column_P,
+            given.row_P,
+            cosine=spec.margin is not None,
+            bfloat16=spec.compute_dtype == "bfloat16",
         )
-        return _Part(sample_n, start, stop, targets, softmax.Softmax(problem, exps_KN))
+        self._softmax = softmax.Softmax(problem, exps_KN)
 
     def forward(self) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-        samples = len(self.given.scaled_ND)
-        max_N, sum_N = np.full(samples, LOWEST, np.float32), np.zeros(samples, np.float32)
-        for part in self.parts:
-            of_part = slice(None) if part.sample_n is None else part.sample_n
-            max_bn, sum_bn = part.softmax.forward()
-            max_n = max_bn.max(axis=0)
-            max_N[of_part] = max_n
-            sum_N[of_part] = (sum_bn * np.exp(max_bn - max_n)).sum(axis=0)
-        max_N, sum_N = tensor_of(max_N), tensor_of(sum_N)
+        max_bN, sum_bN = self._softmax.forward()
+        max_N = max_bN.max(axis=0)
+        sum_N = tensor_of((sum_bN * np.exp(max_bN - max_N)).sum(axis=0))
+        max_N = tensor_of(max_N)
         return max_N, max_N, sum_N
 
     def backward(self, lse_N, dtarget_N, x_ND, factor) -> paddle.Tensor:
         dtarget_P = dtarget_N.numpy()[self.given.row_P] if len(self.given.row_P) else None
         grads = {name: self.bank.gradient(name) for name in self.bank.names}
-        if self.given.bounds is None:
-            (part,) = self.parts
-            grad_ND = part.softmax.backward(lse_N, dtarget_P, x_ND, grads["centres"], grads.get("bias"))
-        else:
-            grad_ND = self._backward_parts(lse_N, dtarget_P, x_ND, grads)
+        grad_ND = self._softmax.backward(lse_N, dtarget_P, x_ND, grads["centres"], grads.get("bias"))
         if self.bank.bias:
             grads["bias"].multiply_(factor)
         if not self.spec.sharded:
@@ -209,42 +162,6 @@ class KernelBackend:
                 distributed.all_reduce(grad)
         self.workspace.give_back(self.exps)
         return tensor_of(grad_ND)
-
-    def _backward_parts(self, lse_N, dtarget_P, x_ND, grads: dict[str, paddle.Tensor]) -> np.ndarray:
-        """Compute the gradients range by range: by the samples [N, D], and `grads` of the rows, 0 in a range
-        without samples."""
-        for grad in grads.values():
-            grad.zero_()
-        grad_ND = np.zeros(x_ND.shape, np.float32)
-        for part in self.parts:
-            rows = {name: rows_in_place(grad, part.start, part.stop) for name, grad in grads.items()}
-            grad_ND[part.sample_n] = part.softmax.backward(
-                _of_samples(lse_N, part.sample_n),
-                None if dtarget_P is None else dtarget_P[part.targets],
-                _of_samples(x_ND, part.sample_n),
-                rows["centres"],
-                rows.get("bias"),
-            )
-        return grad_ND
-
-
-def _spans(
-    bounds: np.ndarray | None, samples: int, classes: int
-) -> Iterator[tuple[np.ndarray | None, int, int, int]]:
-    """Yield the samples of each range (None: all), how many they are, and the range's selected classes
-    [start, stop)."""
-    if bounds is None:
-        yield None, samples, 0, classes
-        return
-    distinct_2R, range_N = np.unique(bounds, axis=1, return_inverse=True)
-    for number, (start, stop) in enumerate(distinct_2R.T.tolist()):
-        sample_n = np.flatnonzero(range_N.ravel() == number)
-        if stop > start:
-            yield sample_n, len(sample_n), start, stop
-
-
-def _of_samples(x_N: paddle.Tensor, sample_n: np.ndarray | None) -> paddle.Tensor | np.ndarray:
-    return x_N if sample_n is None else x_N.numpy()[sample_n]
 
 
 class PaddleBackend:
@@ -276,12 +193,9 @@ class PaddleBackend:
             (start, min(start + block, self.bank.selected)) for start in range(0, self.bank.selected, block)
         ]
         keep = (fits if keep is None else keep) and spec.sub_centres == 1
-        self._kept: list[tuple[Block, Rounded]] | None = [] if keep else None
+        self._kept: list[tuple[Block, paddle.Tensor]] | None = [] if keep else None
         self._shares: list[tuple[paddle.Tensor, paddle.Tensor]] = []  # maximum and sum of each block, [N]
-        self._x_ND = self.similarity.round_samples(given.scaled_ND, spec.compute_dtype)
-        self._cosines = given.cosines
-        if self.hooked and self.margin.hardest:
-            self._cosines = (*given.cosines, self._kth_hardest(self.margin.hardest))
+        self._x_ND = rounded(given.scaled_ND, spec.compute_dtype)
 
     def forward(self) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         """Compute three numbers of each sample over the shard's sampled logits but its target, [N] each:
@@ -319,39 +233,16 @@ class PaddleBackend:
     def _logits(self, block: Block) -> tuple[paddle.Tensor, ...]:
         """Compute a block's scaled logits [N, b], targets at LOWEST; the same before the margin's hook and
         the hook's slopes [N, b], None where there is no hook; the nearest sub-centres [N, b, J] or None."""
-        logit_Nb, nearest_NbJ = self._plain_logits(block)
-        if not self.hooked:
-            return logit_Nb, None, None, nearest_NbJ
-        cos_Nb, slope_Nb = self.margin.others(logit_Nb / self.spec.scale, *self._cosines)
-        return cos_Nb * self.spec.scale, logit_Nb, slope_Nb, nearest_NbJ
-
-    def _plain_logits(self, block: Block) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-        """Compute a block's scaled logits [N, b] before the margin's hook, targets at LOWEST; the nearest
-        sub-centres or None."""
         logit_Nb, nearest_NbJ = block.logits(self._x_ND)
         self._leave_out(logit_Nb, block.start, block.stop)
-        return logit_Nb, nearest_NbJ
-
-    def _kth_hardest(self, k: int) -> paddle.Tensor:
-        """Find the k-th largest cosine of each sample with the other classes of all ranks, [N, 1]; -2 where
-        there are fewer.
-
-        The k largest of all are among the k largest of each block, and those of a rank go to all. One
-        all_gather of [N, k].
-        """
-        samples = len(self.given.scaled_ND)
-        largest_Nk = paddle.full([samples, k], LOWEST)
-        for span in self.spans:
-            logit_Nb, _ = self._plain_logits(self._block(*span))
-            largest_Nk = paddle.concat([largest_Nk, logit_Nb], axis=1).topk(k, axis=1)[0]
-        if self.spec.sharded and distributed.world_size() > 1:
-            ranks_Rk = distributed.gather_rows(largest_Nk, [samples] * distributed.world_size())
-            largest_Nk = paddle.concat(ranks_Rk.split(distributed.world_size()), axis=1).topk(k, axis=1)[0]
-        return (largest_Nk[:, k - 1 :] / self.spec.scale).clip(min=-2.0)
+        if not self.hooked:
+            return logit_Nb, None, None, nearest_NbJ
+        cos_Nb, slope_Nb = self.margin.others(logit_Nb / self.spec.scale, *self.given.cosines)
+        return cos_Nb * self.spec.scale, logit_Nb, slope_Nb, nearest_NbJ
 
     def _leave_out(self, logit_Nb: paddle.Tensor, start: int, stop: int) -> None:
         """Add LOWEST to the logits that take no part in the sum, in place: of the samples' own classes, which
-        may exceed the normaliser that holds the target with margin, of other ranges, and of unused rows."""
+        may exceed the normaliser that holds the target with margin, and of unused rows."""
         given = self.given
         sample_N = count_up(len(logit_Nb))
         own_N = given.owned_N
@@ -366,12 +257,8 @@ class PaddleBackend:
             unused_u = self.bank.unused[first - self.bank.certain : stop - self.bank.certain]
             indices = [sample_N.unsqueeze(1), column_u.unsqueeze(0)]
             _C_ops.index_put_(logit_Nb, indices, unused_u * LOWEST, True)
-        if given.ranges is not None:
-            range_N, range_K = given.ranges
-            other_Nb = range_N.unsqueeze(1) != range_K[start:stop].unsqueeze(0)
-            logit_Nb.add_(other_Nb.astype("float32").scale_(LOWEST))
 
-    def _weights(self, block: Block, softmax_Nb, slope_Nb, nearest_NbJ) -> Rounded:
+    def _weights(self, block: Block, softmax_Nb, slope_Nb, nearest_NbJ) -> paddle.Tensor:
         if slope_Nb is not None:
             softmax_Nb.multiply_(slope_Nb)
         return block.round_weights(softmax_Nb, nearest_NbJ)
@@ -402,7 +289,7 @@ class PaddleBackend:
             grad_ND.add_(part_ND)
             self.bank.set_gradient("centres", block.start, block.stop, by_rows)
             if self.bank.bias:
-                by_bias = paddle.matmul(share_N1 * factor, weight_Nb.whole(), transpose_x=True)
+                by_bias = paddle.matmul(share_N1 * factor, weight_Nb.astype("float32"), transpose_x=True)
                 self.bank.set_gradient("bias", block.start, block.stop, by_bias.flatten())
         self._kept = None
         self._add_targets("centres", by_row_ND)
@@ -413,7 +300,7 @@ class PaddleBackend:
                 distributed.all_reduce(grad)
         return grad_ND
 
-    def _probabilities(self, number: int) -> tuple[Block, Rounded]:
+    def _probabilities(self, number: int) -> tuple[Block, paddle.Tensor]:
         """Return the softmax of block `number` times the hook's slopes, [N, b], 0 at the targets."""
         if self._kept is not None:
             kept = self._kept[number]

@@ -10,14 +10,13 @@ et al., Sub-center ArcFace, ECCV 2020).
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import numpy as np
 import paddle
 from paddle import _C_ops
 
 from plsc import native as kernels
-from plsc.distributed.device import asynchronous, on_device, to_device
+from plsc.distributed.device import asynchronous, on_device
 from plsc.heads.banks.bank import Bank
 from plsc.native.heads import rows as row_kernels
 from plsc.utils.tensors import tensor_of
@@ -90,54 +89,22 @@ def unit_rows_gradient(grad: paddle.Tensor, unit: paddle.Tensor, scale: paddle.T
     return (grad - (grad * unit).sum(axis=1, keepdim=True) * unit).multiply_(scale)
 
 
-class Rounded(NamedTuple):
-    """A matrix whose numbers are rounded to some dtype: `values` of it, times `power`, a power of two (a
-    scalar; None: 1)."""
-
-    values: paddle.Tensor
-    power: paddle.Tensor | None = None
-
-    def whole(self) -> paddle.Tensor:
-        """Return the rounded numbers as float32."""
-        values = self.values.astype("float32")
-        return values if self.power is None else values.multiply_(self.power)
+def rounded(x: paddle.Tensor, dtype: str) -> paddle.Tensor:
+    """Round a float32 matrix to "float32" or "bfloat16"."""
+    return x if dtype == "float32" else x.astype(dtype)
 
 
-def rounded(x: paddle.Tensor, dtype: str, largest: paddle.Tensor | None = None, top: float = 1.0) -> Rounded:
-    """Round a float32 matrix to "float32", "bfloat16" or "float16".
-
-    float16 has neither numbers above 65504 nor full precision below 6.1e-5, and the gradients of many classes
-    are smaller. So its matrices are multiplied by a power of two, which is exact: `largest` (None: the
-    largest magnitude in x) then is in [top, 2 top).
-    """
-    if dtype == "float32":
-        return Rounded(x)
-    if dtype == "bfloat16":
-        return Rounded(x.astype(dtype))
-    power = _power_of_two(x.abs().max() if largest is None else largest) / top
-    return Rounded((x / power).astype(dtype), power)
-
-
-def rounded_left(x: paddle.Tensor, dtype: str, *axes: int) -> Rounded:
-    """Round a float32 matrix that `product` is to sum over these axes: in float16 the largest sum of
-    magnitudes is brought into [2^13, 2^14), so that with a right matrix below 2 no result is above 2^15."""
-    if dtype != "float16":
-        return rounded(x, dtype)
-    size = x.abs()
-    sums = paddle.stack([size.sum(axis=axis).max() for axis in axes])
-    return rounded(x, dtype, sums.max(), 2.0**13)
-
-
-def product(a: Rounded, b: Rounded, transpose_a: bool = False, transpose_b: bool = False) -> paddle.Tensor:
-    """Multiply a matrix of `rounded_left` with one of `rounded` -> float32.
+def product(
+    a: paddle.Tensor, b: paddle.Tensor, transpose_a: bool = False, transpose_b: bool = False
+) -> paddle.Tensor:
+    """Multiply two matrices of float32, or two of bfloat16 -> float32.
 
     On a GPU a product of 16 bits sums in float32 and rounds its result once more. A CPU multiplies the
     rounded numbers in float32.
     """
-    if a.values.dtype == paddle.float32:
-        return paddle.matmul(a.values, b.values, transpose_a, transpose_b)
-    out = product_of_16_bits(a.values, b.values, transpose_a, transpose_b)
-    return out if a.power is None else out.multiply_(a.power * b.power)
+    if a.dtype == paddle.float32:
+        return paddle.matmul(a, b, transpose_a, transpose_b)
+    return product_of_16_bits(a, b, transpose_a, transpose_b)
 
 
 def product_of_16_bits(
@@ -147,18 +114,6 @@ def product_of_16_bits(
     if on_device():
         return paddle.matmul(a, b, transpose_a, transpose_b).astype("float32")
     return paddle.matmul(a.astype("float32"), b.astype("float32"), transpose_a, transpose_b)
-
-
-def _power_of_two(x: paddle.Tensor) -> paddle.Tensor:
-    """Round a positive float32 scalar down to a power of two, at least 2^-100."""
-    powers = _powers_of_two(paddle.get_device())
-    return paddle.where(powers <= x, powers, powers.min()).max()
-
-
-@functools.cache
-def _powers_of_two(device: str) -> paddle.Tensor:
-    """Make the powers of two from 2^-100 to the largest that float32 has, on the device."""
-    return to_device(np.ldexp(np.float32(1), np.arange(-100, 128)))
 
 
 class Rows:
@@ -225,9 +180,9 @@ class Block:
         self.rows = Rows(centres, similarity.cosine, self.bank.has_zeros)
         self.rounded = rounded(self.rows.values, dtype)
 
-    def logits(self, x_ND: Rounded) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-        """Compare x with the block's classes -> similarities [N, b], and which sub-centre was the nearest,
-        [N, b, J] 0 or 1 (None for J = 1)."""
+    def logits(self, x_ND: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor | None]:
+        """Compare x, rounded to the block's dtype, with its classes -> similarities [N, b], and which
+        sub-centre was the nearest, [N, b, J] 0 or 1 (None for J = 1)."""
         logit = product(x_ND, self.rounded, transpose_b=True)
         if self.sub_centres > 1:
             logit_NbJ = logit.reshape([len(logit), self.stop - self.start, self.sub_centres])
@@ -237,14 +192,14 @@ class Block:
             logit.add_(self.bank.rows("bias", self.start, self.stop))
         return logit, None
 
-    def round_weights(self, weight_Nb: paddle.Tensor, nearest_NbJ: paddle.Tensor | None) -> Rounded:
+    def round_weights(self, weight_Nb: paddle.Tensor, nearest_NbJ: paddle.Tensor | None) -> paddle.Tensor:
         """Round gradients by the logits, and spread them over sub-centres -> [N, b J]."""
         if nearest_NbJ is not None:
             weight_Nb = (weight_Nb.unsqueeze(2) * nearest_NbJ).flatten(1)
-        return rounded_left(weight_Nb, self.dtype, 0, 1)
+        return rounded(weight_Nb, self.dtype)
 
     def gradient(
-        self, weight_Nb: Rounded, share_N1: paddle.Tensor, x_ND: paddle.Tensor
+        self, weight_Nb: paddle.Tensor, share_N1: paddle.Tensor, x_ND: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Compute the block's part of the gradient by the embeddings [N, D], and the gradient by its bank
         rows [b, J D], where that by the logits is `share_N1` times `weight_Nb`.
@@ -265,13 +220,9 @@ class Similarity:
         self.cosine = cosine
         self.sub_centres = sub_centres
 
-    def round_samples(self, x_ND: paddle.Tensor, dtype: str) -> Rounded:
-        """Round samples for `Block.logits`."""
-        return rounded_left(x_ND, dtype, 1)
-
-    def logits(self, x_ND: paddle.Tensor, start: int, stop: int, dtype: str = "float32") -> paddle.Tensor:
-        """Compare x with selected rows [start, stop) -> similarities [N, b]. dtype: of the product."""
-        return Block(self, start, stop, dtype).logits(self.round_samples(x_ND, dtype))[0]
+    def logits(self, x_ND: paddle.Tensor, start: int, stop: int) -> paddle.Tensor:
+        """Compare x with selected rows [start, stop) -> similarities [N, b]."""
+        return Block(self, start, stop).logits(x_ND)[0]
 
     def host_targets(self, x_ND: paddle.Tensor, row_P: np.ndarray, column_P: np.ndarray) -> paddle.Tensor:
         """Compare these rows of x with their own classes by a kernel, in host memory -> [N], 0 of other

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from plsc import distributed
 from plsc.heads.banks import build_bank
 from plsc.heads.margins import Margin
@@ -27,7 +25,6 @@ def make_head(
     init_std: float | None = None,
     seed: int = 0,
     rule: Rule | None = None,
-    ranges: Sequence[tuple[int, int]] | None = None,
     **options,
 ) -> SoftmaxHead:
     """Make a head with a new bank of class centres. Every rank calls it.
@@ -39,7 +36,6 @@ def make_head(
             0.01 with a margin.
         seed: of the initial centres and of the sampling.
         rule: the centres' optimizer; None: momentum SGD without weight decay.
-        ranges: as of `HeadSpec`; a single one is none.
         options: the further fields of `HeadSpec`, as are margin, sharded and sub_centres.
     """
     if sharded:
@@ -59,7 +55,5 @@ def make_head(
         std=init_std,
         seed=seed,
     )
-    if ranges is not None and len(ranges) < 2:
-        ranges = None
-    spec = HeadSpec(margin, sharded=sharded, sub_centres=sub_centres, seed=seed, ranges=ranges, **options)
+    spec = HeadSpec(margin, sharded=sharded, sub_centres=sub_centres, seed=seed, **options)
     return SoftmaxHead(made, spec)

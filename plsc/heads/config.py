@@ -41,7 +41,7 @@ def head_names() -> list[str]:
 # plsc.config asks the class of any other margin. tests/heads/test_margins.py compares them.
 WITHOUT_MARGIN = ("combined", "magface")  # their __init__ takes no `margin`
 # Margin.has_others; filter_above changes the other logits, too.
-CHANGES_OTHERS = ("curricularface", "intertopk")
+CHANGES_OTHERS = ("curricularface",)
 
 _MARGIN = Names("a margin", lambda name: not is_softmax(name))
 
@@ -71,17 +71,16 @@ class HeadCfg(NamesClass):
     """The loss: `softmax`, which normalises nothing, or a margin, which works on cosines and makes the
     target's
     harder to reach: `arcface`, `cosface`, `sphereface`, `combined`, `adaface`, `magface`, `curricularface`,
-    `intertopk` (docs/training.md says how and when to use which), or one that you registered; each with
-    `dist_` in front or without. Or your own class as `package.module:Class`, which is always sharded
+    (docs/training.md says how and when to use which), or one that you registered; each with `dist_` in front
+    or without. Or your own class as `package.module:Class`, which is always sharded
     (docs/extend.md)."""
     margin: float | None = Field(None, ge=0, le=4)
-    """The margin's size. null: 0.5 radians (not degrees) for arcface and curricularface, 0.2 for intertopk,
-    0.35 for cosface, 0.4 for adaface, a factor of 1.7 for sphereface. Lower it when the loss stays on a
-    plateau at the start."""
+    """The margin's size. null: 0.5 radians (not degrees) for arcface and curricularface, 0.35 for cosface, 0.4 for adaface, a
+    factor of 1.7 for sphereface. Lower it when the loss stays on a plateau at the start."""
     options: dict[str, Any] = {}
     """Further constants of a margin, `{low: 10, high: 110}`, the keyword arguments of its class: margin1,
     margin2, margin3 of combined; h, momentum of adaface; low, high, low_margin, high_margin, weight of
-    magface; momentum of curricularface; top, penalty of intertopk."""
+    magface; momentum of curricularface."""
     gradient: Literal["exact", "straight_through"] = "exact"
     """straight_through gives the target logit the gradient that it would have without a margin, as
     InsightFace's published ArcFace does. For comparing runs with theirs."""
@@ -112,10 +111,10 @@ class HeadCfg(NamesClass):
     logits_budget_mb: float | None = Field(None, gt=0, le=10**9, json_schema_extra=NOT_TRAINING)
     """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the
     memory. Results do not depend on it. null: 256 on CPUs, 4096 on GPUs."""
-    compute_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    compute_dtype: Literal["float32", "bfloat16"] | None = None
     """What the head rounds its matrix products' inputs to; sums, losses and centres are float32. Faster on
-    GPUs, and bfloat16 on processors that have it (AVX512-BF16, AMX: about half the head's time). null: the
-    dtype of `Global.amp`, float32 without."""
+    GPUs, and bfloat16 on processors that have it (AVX512-BF16, AMX: about half the head's time). null:
+    bfloat16 where `Global.amp` has it, else float32."""
     bias: bool = False
     """Adds one learned number per class to the logits."""
     init_std: float | None = Field(None, gt=0, le=10, json_schema_extra=NOT_TRAINING)

@@ -48,9 +48,6 @@ class Margin(ABC):
 
     # Whether there is `others`: it costs a collective and an elementwise pass over all logits.
     has_others = False
-    # How many of a sample's largest cosines with other classes `others` is told of: it costs one more
-    # product, and a collective.
-    hardest = 0
     # Whether there is `penalty`, and a norm_slope in Target.
     trains_norm = False
 
@@ -65,20 +62,13 @@ class Margin(ABC):
     def observe_targets(self, plain_N: paddle.Tensor) -> None:  # noqa: B027
         """Note the plain target cosines of all ranks' samples, before `others` is called."""
 
-    def others(
-        self,
-        cos_Nb: paddle.Tensor,
-        plain_N1: paddle.Tensor,
-        target_N1: paddle.Tensor,
-        *hardest_N1: paddle.Tensor,
-    ):
+    def others(self, cos_Nb: paddle.Tensor, plain_N1: paddle.Tensor, target_N1: paddle.Tensor):
         """Change the cosines of a block with classes that are not the target -> new cosines [N, b], their
         slopes by the old ones.
 
         Args:
             cos_Nb: the old ones. plain_N1, target_N1: each sample's own target cosine without and with
-                margin. hardest_N1: only where `hardest` is k > 0, one tensor: the k-th largest of a sample's cosines with
-                the other classes of all ranks that take part in the step; below -1 where there are fewer.
+                margin.
         """
         raise NotImplementedError
 
@@ -192,7 +182,6 @@ class Wrapped(Margin):
     def __init__(self, inner: Margin):
         self.inner = inner
         self.has_others = inner.has_others
-        self.hardest = inner.hardest
         self.trains_norm = inner.trains_norm
         self.observe = inner.observe
         self.observe_targets = inner.observe_targets

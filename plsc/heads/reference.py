@@ -82,13 +82,10 @@ class DenseHead:
     above; moments: the names of its arrays in the bank's `state()`.
 
     `taken` are the classes that take part (Partial FC), rising; all of them at first. Gradients have a row
-    for each of them. `ranges`: [start, stop) of the classes that have a softmax of their own; None: one for
-    all.
+    for each of them.
     """
 
-    def __init__(
-        self, centres, bias=None, margin=None, scale=1.0, optimizer=None, moments=("momentum",), ranges=None
-    ):
+    def __init__(self, centres, bias=None, margin=None, scale=1.0, optimizer=None, moments=("momentum",)):
         self.w = centres.astype(np.float64)
         self.b = None if bias is None else bias.astype(np.float64)
         self.margin = margin
@@ -98,7 +95,6 @@ class DenseHead:
         self.of_b = {} if bias is None else {name: np.zeros_like(self.b) for name in moments}
         self.updates = 0
         self.taken = np.arange(len(self.w))
-        self.ranges = ranges or [(0, len(self.w))]
 
     def logits(self, x, label):
         """Compute the logits with margin and scale, the target logit's slope by the plain cosine (or
@@ -113,10 +109,6 @@ class DenseHead:
         if self.margin:
             function, m = self.margin
             logits[rows, target], slope = function(plain[rows, target], m)
-        for start, stop in self.ranges:
-            of_range = (start <= label) & (label < stop)
-            apart = (self.taken < start) | (stop <= self.taken)
-            logits[np.ix_(of_range, apart)] = plain[np.ix_(of_range, apart)] = -np.inf
         return logits * self.scale, slope, plain
 
     def log_sum(self, logits):

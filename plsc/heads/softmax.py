@@ -22,7 +22,6 @@ never travel.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -87,10 +86,6 @@ class SoftmaxHead:
 
     def __init__(self, bank: Bank, spec: HeadSpec):
         assert spec.margin is None or not bank.bias, "a bias is no part of a cosine"
-        if spec.ranges is not None:
-            edges = [0, *(stop for _, stop in spec.ranges)]
-            assert list(spec.ranges) == list(itertools.pairwise(edges)), spec.ranges
-            assert edges[-1] == bank.shard.num_classes, spec.ranges
         if multiplies_slowly(spec):
             warn(
                 f"Head.compute_dtype: {spec.compute_dtype} only rounds the inputs of this head's products here, and is slower than "
@@ -208,7 +203,7 @@ class SoftmaxHead:
     @paddle.no_grad()
     def classify(self, emb_ND: paddle.Tensor) -> paddle.Tensor:
         """Find the class with the largest logit, without margin and sampling, of each embedding; of equal
-        ones the first. int64 [N]. Classes of all ranges are compared.
+        ones the first. int64 [N].
 
         Every rank calls it with the same embeddings, float [N, D]. Logits stay on their rank and within the
         budget. Collectives: two all_reduce MAX of N numbers if the classes are spread, none if not. A logit

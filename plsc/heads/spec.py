@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plsc.distributed.device import asynchronous
@@ -32,11 +31,8 @@ class HeadSpec:
         sample_rate: share of the classes that are drawn anew for each step (Partial FC), to take part
             together with all positives of the step; 1.0 takes all. Only with `sharded`. seed: of the draw.
         budget: bytes for logits, exponentials and the other temporaries of a class block; None: `default_budget`.
-        compute_dtype: "float32", "bfloat16" or "float16", to which a step rounds what its three matrix
-            products multiply (`product` in blocks.py); all else is float32, `classify` entirely.
-        ranges: [start, stop) of the classes with a softmax of their own, together all classes, at least two;
-            None: one softmax over all. A sample's logits of the classes of other ranges take no part in its loss, nor
-            in its accuracy: with several data sets the same person may have a class in each.
+        compute_dtype: "float32" or "bfloat16", to which a step rounds what its three matrix products multiply
+            (`product` in blocks.py); all else is float32, `classify` entirely.
     """
 
     margin: Margin | None = None
@@ -47,7 +43,6 @@ class HeadSpec:
     seed: int = 0
     budget: int | None = None
     compute_dtype: str = "float32"
-    ranges: Sequence[tuple[int, int]] | None = None
 
     def __post_init__(self):
         assert self.margin is not None or (self.scale == 1.0 and self.sub_centres == 1), (

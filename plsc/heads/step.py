@@ -172,7 +172,7 @@ class Step:
         place = self._select(samples)
         if takes_kernels(self.spec, self.bank, self.number is None):
             plain_N = self.memory.similarity.host_targets(samples.rows.values, place.row_P, place.column_P)
-            given |= {"row_P": place.row_P, "column_P": place.column_P, "bounds": self._bounds(samples)}
+            given |= {"row_P": place.row_P, "column_P": place.column_P}
             make = KernelBackend
         else:
             place = place if isinstance(place, DevicePlaces) else self._to_device(place, len(samples.label_N))
@@ -180,8 +180,7 @@ class Step:
             if self.bank.selected:
                 rows = self.memory.similarity.targets(samples.rows.values, place.column_N)
                 plain_N = rows.plain_N
-            given |= {"owned_N": place.owned_N, "column_N": place.column_N}
-            given |= {"targets": rows, "ranges": self._ranges(samples)}
+            given |= {"owned_N": place.owned_N, "column_N": place.column_N, "targets": rows}
             make = PaddleBackend
         targets = self._move_targets(samples, place.owned_N, plain_N)
         backend = make(
@@ -252,29 +251,6 @@ class Step:
         column_N = np.zeros(samples, np.int64)
         column_N[place.row_P] = place.column_P
         return DevicePlaces(place.owned_N, tensor_of(column_N))
-
-    def _bounds(self, samples: Samples) -> np.ndarray | None:
-        """Find the selected classes in the range of each sample's class, as BackendInput.bounds has them."""
-        if self.spec.ranges is None:
-            return None
-        starts, stops = np.array(self.spec.ranges).T
-        range_N = np.searchsorted(stops, samples.label_N.numpy(), side="right").clip(max=len(stops) - 1)
-        edges_2N = np.stack([starts, stops])[:, range_N] - self.bank.shard.start
-        bank = self.bank
-        if bank.selected == bank.shard.size:
-            return edges_2N.clip(0, bank.shard.size)
-        return np.searchsorted(bank.index, edges_2N)
-
-    def _ranges(self, samples: Samples) -> tuple[paddle.Tensor, paddle.Tensor] | None:
-        """Number the ranges of the samples' classes and of the selected ones, as BackendInput.ranges has
-        them."""
-        if self.spec.ranges is None:
-            return None
-        row_K = self.bank.index_tensor + self.bank.shard.start
-        return tuple(
-            sum((class_n >= stop).astype("float32") for _, stop in self.spec.ranges)
-            for class_n in (samples.label_N, row_K)
-        )
 
     def _move_targets(
         self, samples: Samples, owned_N: paddle.Tensor, plain_N: paddle.Tensor | None

@@ -4,7 +4,6 @@ them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from plsc import distributed
 from plsc.config.optimizer import OptimizerCfg
@@ -63,12 +62,10 @@ def build_head(
     embedding_size: int,
     seed: int,
     folder: str = ".",
-    ranges: Sequence[tuple[int, int]] | None = None,
     amp: AmpCfg | None = None,
 ) -> SoftmaxHead:
     """Build the head that the config asks for, with its centres initialised from `seed`. `rule`: the centres'
-    optimizer. `folder`: for the file of a bank on disk without Head.bank_folder. `ranges`: of classes, as of
-    SoftmaxHead. `amp`: of the training, for the dtype of the head's products."""
+    optimizer. `folder`: for the file of a bank on disk without Head.bank_folder. `amp`: of the training, for the dtype of the head's products."""
     margin = build_margin(cfg)
     if cfg.bank != "disk" and not on_device():
         classes = math.ceil(num_classes / distributed.world_size()) if cfg.sharded else num_classes
@@ -94,5 +91,4 @@ def build_head(
         init_std=cfg.init_std,
         seed=seed,
         rule=rule,
-        ranges=ranges,
     )

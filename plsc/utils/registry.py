@@ -40,7 +40,6 @@ class Registry:
             This is checked before the class is called: a config may name any class that can be imported, and
             calling it may have effects.
         gone: name -> what to do instead, of those that PLSC had.
-        families: word -> "module:function", which makes the class of the name behind "word:", or raises UserError.
     """
 
     def __init__(
@@ -49,11 +48,9 @@ class Registry:
         builtin: Mapping[str, str],
         bases: tuple[str, ...],
         gone: Mapping[str, str] | None = None,
-        families: Mapping[str, str] | None = None,
     ):
         self.kind = kind
         self.bases = bases
-        self.families = families or {}
         self.gone = gone or {}
         self.builtin = dict(builtin)
         self._classes: dict[str, type] = {}
@@ -88,8 +85,8 @@ class Registry:
         return sorted([*self.builtin, *self._classes])
 
     def get(self, name: str) -> type:
-        """Return the class `name`: registered, built in, of a family, or an import path
-        "package.module:Class" (or with a dot).
+        """Return the class `name`: registered, built in, or an import path "package.module:Class" (or
+        with a dot).
 
         Raises UserError for an unknown name, a module that cannot be imported, something that is not a class,
         or a class of another kind.
@@ -98,10 +95,6 @@ class Registry:
             return self._classes[name]
         if name in self.gone:
             raise UserError(f"{self.kind} '{name}' is gone: {self.gone[name]}")
-        family, _, member = name.partition(":")
-        if family in self.families:
-            module_name, _, function = self.families[family].partition(":")
-            return getattr(importlib.import_module(module_name), function)(member)
         path = self.builtin.get(name, name)
         module_name, _, class_name = path.rpartition(":" if ":" in path else ".")
         if not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
@@ -156,12 +149,10 @@ BACKBONES = Registry(
         **{f"ResNet{n}": f"plsc.backbones.resnet:ResNet{n}" for n in (50, 100, 101, 152)},
         **{f"FaceViT_{n}": f"plsc.backbones.face_vit:FaceViT_{n}" for n in ("tiny", "small", "base")},
         "LeNet": "plsc.backbones.lenet:LeNet",
-        "MLP": "plsc.backbones.mlp:MLP",
         "MobileFaceNet": "plsc.backbones.mobilefacenet:MobileFaceNet",
         "SmallResNet": "plsc.backbones.small_resnet:SmallResNet",
     },
     bases=("paddle.nn:Layer",),
-    families={"vision": "plsc.backbones.vision:vision_class"},
 )
 
 # In a config, `x` keeps all class centres on every rank and `dist_x` shards them (plsc/heads/config.py,
@@ -176,7 +167,6 @@ MARGINS = Registry(
         "adaface": "plsc.heads.adaptive:AdaFace",
         "magface": "plsc.heads.adaptive:MagFace",
         "curricularface": "plsc.heads.adaptive:CurricularFace",
-        "intertopk": "plsc.heads.inter_topk:InterTopK",
     },
     bases=("plsc.heads.margins:Margin",),
 )

@@ -248,8 +248,9 @@ def test_the_head_computes_in_the_dtype_of_amp_unless_it_has_its_own():
         return head_dtype(cfg.Head, cfg.Global.amp)
 
     assert dtype() == "float32"
-    assert dtype("Global.amp={dtype: float16}") == dtype("Head.compute_dtype=float16") == "float16"
-    assert dtype("Global.amp={dtype: float16}", "Head.compute_dtype=float32") == "float32"
+    assert dtype("Global.amp={dtype: float16}") == "float32"
+    assert dtype("Global.amp={dtype: bfloat16}") == dtype("Head.compute_dtype=bfloat16") == "bfloat16"
+    assert dtype("Global.amp={dtype: bfloat16}", "Head.compute_dtype=float32") == "float32"
 
 
 @pytest.mark.parametrize(

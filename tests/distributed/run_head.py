@@ -8,7 +8,6 @@ the others in three.
 
 import itertools
 import sys
-import tempfile
 
 from plsc import distributed
 from plsc.cli.selftest.parts import head_errors
@@ -36,25 +35,6 @@ cases += [
     for C in (1, 1003)
     for rate in (1.0, 0.1)
 ]
-# Several data sets, whose classes have a softmax each: ranges cut by shards and not, one of them without
-# samples.
-cases += [
-    {"name": name, "num_classes": C, "counts": uneven, "ranges": ranges, "labels": labels, **more}
-    for C, ranges in ((53, [(0, 2), (2, 30), (30, 53)]), (1003, [(0, 600), (600, 1003)]))
-    for name, labels, more in [
-        ("arcface", "any", {}),
-        ("arcface", "gap", {"sample_rate": 0.3, "optimizer": "AdamW"}),
-        ("cosface", "any", {"sharded": False}),
-        ("softmax", "any", {"bias": True, "budget": 20_000}),
-        ("softmax", "one rank", {"bias": True, "sample_rate": 0.3}),
-        ("arcface", "any", {"bank": "host", "sample_rate": 0.3}),
-        ("arcface", "any", {"bank": "disk", "bank_folder": tempfile.gettempdir(), "sample_rate": 0.3}),
-        ("cosface", "gap", {"sharded": False, "budget": 20_000}),
-    ]
-]
-cases.append(
-    {"name": "arcface", "num_classes": 4, "counts": uneven, "ranges": [(0, 2), (2, 4)], "sample_rate": 0.3}
-)
 every = int(sys.argv[1]) if sys.argv[1:] else 1
 cases = [case if number % 7 == 0 else {"steps": 3, **case} for number, case in enumerate(cases)][::every]
 cases += [{"steps": 10 if every == 1 else 3, **case} for case in optimizer_cases(uneven)]

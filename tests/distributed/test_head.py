@@ -11,9 +11,9 @@ from tests.helpers.launch import launch
 @pytest.mark.parametrize(
     "ranks,every,cases",
     [
-        (2, 7, 41),
-        pytest.param(3, 1, 124, marks=pytest.mark.slow),
-        pytest.param(4, 7, 41, marks=pytest.mark.slow),
+        (2, 7, 39),
+        pytest.param(3, 1, 107, marks=pytest.mark.slow),
+        pytest.param(4, 7, 39, marks=pytest.mark.slow),
     ],
 )
 def test_equals_the_dense_reference(ranks, every, cases, tmp_path):
@@ -30,4 +30,4 @@ def test_equals_the_dense_reference(ranks, every, cases, tmp_path):
 def test_every_margin_equals_dense_autograd(ranks, tmp_path):
     kernels = "0" if ranks == 3 else "1"
     said = launch(Path(__file__).with_name("run_margins.py"), ranks, tmp_path, PLSC_KERNELS=kernels).stdout
-    assert said.count(": 42 margins, 48 cases classified\n") == ranks
+    assert said.count(": 24 margins, 48 cases classified\n") == ranks

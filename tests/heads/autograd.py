@@ -40,20 +40,6 @@ def magface(cos, norm, low=10.0, high=110.0, low_margin=0.45, high_margin=0.8):
     return angular(cos, m)
 
 
-def inter_topk(cos, label, ranges, top=5, penalty=0.06):
-    """The cosines [N, C], of each sample the `top` largest with other classes of its range moved by the
-    penalty."""
-    moved = paddle.where(
-        cos.detach().acos() >= penalty, (cos.acos() - penalty).cos(), cos + (1 - math.cos(penalty))
-    )
-    hard = np.zeros(cos.shape, bool)
-    for n, own in enumerate(label):
-        start, stop = next(r for r in ranges or [(0, cos.shape[1])] if r[0] <= own < r[1])
-        rivals = [c for c in range(start, stop) if c != own]
-        hard[n, sorted(rivals, key=lambda c: -cos[n, c].item())[:top]] = True
-    return paddle.where(paddle.to_tensor(hard), moved, cos)
-
-
 TARGETS = {
     "arcface": lambda cos, norm: angular(cos, 0.5),
     "cosface": lambda cos, norm: cos - 0.35,
@@ -62,7 +48,6 @@ TARGETS = {
     "adaface": adaface,
     "magface": magface,
     "curricularface": lambda cos, norm: angular(cos, 0.5),
-    "intertopk": lambda cos, norm: angular(cos, 0.2),
 }
 
 
@@ -79,9 +64,7 @@ def dense_loss(
     scale=64.0,
     sub_centres=1,
     filter_above=None,
-    ranges=None,
     compute_dtype="float32",
-    options=None,
     off=None,
 ):
     """x [N, D], w [C, J D] float64 tensors with gradients, label [N] numpy -> (losses [N], plain cosines [N,
@@ -105,16 +88,9 @@ def dense_loss(
     if kind == "curricularface":
         t = 0.01 * own.mean().detach()
         others = paddle.where(cos.detach() > target.detach().unsqueeze(1), cos * (t + cos), cos)
-    if kind == "intertopk":
-        others = inter_topk(cos, label, ranges, **(options or {}))
     if filter_above is not None:
         others = paddle.where(cos.detach() > filter_above, paddle.zeros_like(cos), cos)
     logits = scale * (others * (1 - hot) + target.unsqueeze(1) * hot)
-    for start, stop in ranges or ():
-        other = np.ones(cos.shape, bool)
-        other[:, start:stop] = False
-        other &= ((start <= label) & (label < stop))[:, None]
-        logits = paddle.where(paddle.to_tensor(other), paddle.full_like(logits, -1e30), logits)
     losses = paddle.logsumexp(logits, axis=1) - (logits * hot).sum(axis=1)
     if kind == "magface":
         a = norm.clip(10.0, 110.0)
@@ -147,11 +123,11 @@ D = 16
 COMBINED = {"options": {"margin1": 0.9, "margin2": 0.4, "margin3": 0.15}}
 
 
-def head_of(kind, num_classes=37, scale=16.0, ranges=None, **more):
+def head_of(kind, num_classes=37, scale=16.0, **more):
     more = {**(COMBINED if kind == "combined" else {}), **more}
     cfg = load(None, [f"Head.name=dist_{kind}", f"Head.scale={scale}", "Head.init_std=0.5"])
     cfg = cfg.edit({f"Head.{key}": value for key, value in more.items()})
-    return build_head(cfg.Head, build_rule(cfg.Optimizer), num_classes, D, seed=3, ranges=ranges)
+    return build_head(cfg.Head, build_rule(cfg.Optimizer), num_classes, D, seed=3)
 
 
 def gradients(head, x, label):

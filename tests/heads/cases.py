@@ -70,7 +70,7 @@ class Rounded(reference.DenseHead):
 
 def rounding(
     name, num_classes, counts, *, labels="any", steps=10, lr=0.01, optimizer="Momentum", sample_rate=1.0,
-    bias=False, ranges=None, sharded=True, **_
+    bias=False, sharded=True, **_
 ):  # fmt: skip
     """-> a bound of each of the errors that `head_errors` finds in this case; 0 of what is not in it: those
     are counts."""
@@ -93,7 +93,7 @@ def rounding(
     def train(centres, x, factor):
         found = {}
         zeros = np.zeros(num_classes) if bias else None
-        options = margin, scale, dense_optimizer, rule.moments, ranges
+        options = margin, scale, dense_optimizer, rule.moments
         dense = Rounded(factor[:, 1], centres, zeros, *options)
         for number in range(steps):
             dense.taken = choose_classes(np.unique(label[number]), whole, sample_rate, 3, number)
@@ -114,14 +114,12 @@ def rounding(
     return {"accuracy": 2 * EPS} | {key: max(map(share, want[key], bound[key])) for key in want}
 
 
-def exact(
-    centres, x, label, margin=None, scale=1.0, bias=None, ranges=None, lr=None, momentum=None, **bounds
-):
+def exact(centres, x, label, margin=None, scale=1.0, bias=None, lr=None, momentum=None, **bounds):
     """-> losses, gradients by x and by the centres, and the centres after a step, in float64; and their
     bounds."""
 
     def step(centres, x, bias, momentum, factor):
-        dense = Rounded(factor, centres, bias, margin, scale, reference.DenseMomentum(0.9), ranges=ranges)
+        dense = Rounded(factor, centres, bias, margin, scale, reference.DenseMomentum(0.9))
         if momentum is not None:
             dense.of_w["momentum"] = momentum
         losses, dx, dw, db = dense.loss_and_gradients(x, label)

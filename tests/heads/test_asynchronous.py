@@ -10,7 +10,6 @@ from plsc.heads import make_head
 from plsc.heads.adaptive import AdaFace, CurricularFace, InterClassFilter, MagFace
 from plsc.heads.banks import device as device_bank
 from plsc.heads.banks.device import DeviceRows
-from plsc.heads.inter_topk import InterTopK
 from plsc.heads.margins import ArcFace
 from plsc.heads.sampling import DrawAhead, choose_classes, draw_classes, unite
 from plsc.utils.sharding import ClassShard
@@ -23,12 +22,9 @@ HEADS = {
     "adaface": {"margin": AdaFace},
     "magface": {"margin": MagFace, "sample_rate": 0.3},
     "curricularface": {"margin": CurricularFace},
-    "intertopk": {"margin": InterTopK, "sample_rate": 0.3},
     "filter": {"margin": lambda: InterClassFilter(ArcFace(), 0.2), "sample_rate": 0.3},
     "sub-centres": {"margin": ArcFace, "sub_centres": 2},
-    "ranges": {"margin": ArcFace, "ranges": [(0, 30), (30, C)], "sample_rate": 0.3},
     "bfloat16": {"margin": ArcFace, "compute_dtype": "bfloat16"},
-    "float16": {"margin": ArcFace, "compute_dtype": "float16", "sample_rate": 0.3},
     "little memory": {"margin": ArcFace, "budget": 20_000, "sample_rate": 0.5},
 }
 

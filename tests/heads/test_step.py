@@ -8,12 +8,10 @@ from plsc.cli.selftest.parts import MARGINS
 from plsc.errors import UserError
 from plsc.heads import backends as walk_module
 from plsc.heads import make_head
-from plsc.heads.backends import PaddleBackend
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.margins import CosFace
-from tests.heads import autograd
 from tests.heads.cases import exact, run
-from tests.helpers.bounds import EPS, assert_within, growth, perturbed
+from tests.helpers.bounds import assert_within, perturbed
 
 
 @pytest.mark.parametrize("name", list(MARGINS))
@@ -66,65 +64,3 @@ def test_a_sure_prediction_has_a_small_loss_and_an_exact_gradient():
     out, dx, _ = run(head, np.array([[1, 0]], np.float32), np.array([0]))
     sure = lambda logit: [np.log1p(np.exp(-logit)), -20 * np.exp(-logit) / (1 + np.exp(-logit))]
     assert_within([out.loss.item(), dx[0, 0]], *perturbed(sure, np.float64(20), terms=2))
-
-
-# -- ranges: several data sets, whose classes have a softmax each
-
-RANGES = [(0, 5), (5, 30), (30, 37)]
-
-
-@pytest.mark.parametrize(
-    "kind,more",
-    [
-        ("arcface", {}),
-        ("arcface", {"sub_centres": 2}),
-        ("curricularface", {}),
-        ("intertopk", {}),
-        ("arcface", {"filter_above": 0.2}),
-    ],
-)
-@pytest.mark.parametrize("block", [37, 7, 1])
-def test_each_range_has_a_softmax_of_its_own(kind, more, block, monkeypatch):
-    monkeypatch.setattr(walk_module, "plan_blocks", lambda *_: (block, block == 7))
-    head = autograd.head_of(kind, ranges=RANGES, **more)
-    x, label = autograd.samples()
-    autograd.assert_equal_to_dense(kind, head, x, label, ranges=RANGES, **more)
-
-
-def test_the_loss_of_ranges_is_that_of_heads_of_their_own():
-    whole = make_head(37, 16, CosFace(0.35), scale=16.0, init_std=0.5, ranges=RANGES)
-    x, label = autograd.samples()
-    losses, correct = whole(paddle.to_tensor(x), paddle.to_tensor(label)), []
-    margin, centres = MARGINS["cosface"][1], whole.bank.state()["centres"].copy()
-    (want, *_), (bound, *_) = exact(centres, x, label, margin, 16.0, ranges=RANGES, terms=37)
-    assert_within(losses.losses_B.numpy(), want, bound)
-    for start, stop in RANGES:
-        of_range = np.flatnonzero((start <= label) & (label < stop))
-        part = make_head(stop - start, 16, CosFace(0.35), scale=16.0)
-        rows = {name: array[start:stop] for name, array in whole.bank.state().items()}
-        part.bank.load_rows(0, rows)
-        out = part(paddle.to_tensor(x[of_range]), paddle.to_tensor(label[of_range] - start))
-        assert_within(out.losses_B.numpy(), want[of_range], bound[of_range])
-        assert np.array_equal(losses.correct_B.numpy()[of_range], out.correct_B.numpy())
-        correct.append(out.correct_B.numpy().sum())
-    assert losses.accuracy.item() == pytest.approx(sum(correct) / len(x), rel=2 * EPS)
-    prob_NS = whole.inspect(paddle.to_tensor(x), paddle.to_tensor(label)).shard_prob.numpy()
-    # Each is the exponential of a difference, and that is of numbers up to 16 * 1.35.
-    assert_within(
-        prob_NS.sum(axis=1, dtype=np.float64), np.ones(len(x)), growth(37) * EPS + 4 * 16 * 1.35 * EPS
-    )
-    assert prob_NS[label < 5][:, 5:].max() < 1e-30
-
-
-def test_a_head_of_one_range_masks_nothing(monkeypatch):
-    monkeypatch.setenv("PLSC_KERNELS", "0")
-    masked = []
-    original = PaddleBackend._leave_out
-    monkeypatch.setattr(
-        PaddleBackend, "_leave_out", lambda self, *a: masked.append(self.given.ranges) or original(self, *a)
-    )
-    x = np.random.default_rng(0).standard_normal((6, 16)).astype(np.float32)
-    for ranges in (None, [(0, 20)], [(0, 10), (10, 20)]):
-        run(make_head(20, 16, ranges=ranges), x, np.array([1, 2, 3, 14, 5, 6]))
-    assert masked[:2] == [None, None]
-    assert masked[2][0].tolist() == [0, 0, 0, 1, 0, 0] and masked[2][1].tolist() == [0] * 10 + [1] * 10

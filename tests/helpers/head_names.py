@@ -9,6 +9,5 @@ KINDS = (
     "adaface",
     "magface",
     "curricularface",
-    "intertopk",
 )
 HEADS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS)

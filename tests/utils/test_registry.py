@@ -130,7 +130,7 @@ def test_builtin_names():
         *(f"IResNet{depth}" for depth in (18, 34, 50, 100, 200)),
         *(f"ResNet{depth}" for depth in (50, 100, 101, 152)),
         *("FaceViT_tiny", "FaceViT_small", "FaceViT_base"),
-        *("LeNet", "MLP", "MobileFaceNet", "SmallResNet"),
+        *("LeNet", "MobileFaceNet", "SmallResNet"),
     }
     assert DATASETS.names() == [
         *(

@@ -174,9 +174,7 @@ def head_errors(
     head = make_head(num_classes, D, margin, rule=rule, **options)
     bias = np.zeros(num_classes) if head.bank.bias else None
     centres = initial_rows(3, 0, num_classes, D, options["init_std"])
-    dense = reference.DenseHead(
-        centres, bias, dense_margin, scale, dense_optimizer, rule.moments, options.get("ranges")
-    )
+    dense = reference.DenseHead(centres, bias, dense_margin, scale, dense_optimizer, rule.moments)
     rng = np.random.default_rng(num_classes + len(counts))
     worst = Worst()
     for number in range(steps):
