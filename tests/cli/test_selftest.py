@@ -35,6 +35,7 @@ def test_passes_on_two_ranks(tmp_path):
     assert any(row.worst for row in rows), "two ranks round differently from float64"
 
 
+@pytest.mark.slow
 def test_a_line_broken_on_two_ranks_fails_its_parts(tmp_path):
     script = Path(__file__).parents[1] / "distributed" / "run_broken.py"
     assert launch(script, 2, tmp_path).stdout.count("each broken line was found") == 2
