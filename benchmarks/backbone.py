@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError("--json and several numbers of --threads: only with --against torch")
     size = args.size or 112
     batch = args.batch or 8
-    threads, _ = environment.prepare(args.threads[0] if args.threads else None)
+    threads = environment.prepare(args.threads[0] if args.threads else None)
     from plsc import distributed  # here: it imports Paddle, which has to find the environment prepared
     from plsc.distributed import device
 
@@ -106,7 +106,7 @@ def compare(args: argparse.Namespace) -> int:
     """Print the comparison with PyTorch."""
     if args.runs < 1:
         raise UserError(f"--runs: must be at least 1 with --against (got {args.runs})")
-    threads = args.threads or [environment.prepare()[0]]
+    threads = args.threads or [environment.prepare()]
     result = against_torch.compare(args.names, args.size, args.batch, threads, args.runs, args.dtype)
     print(against_torch.show(result))
     if args.json:

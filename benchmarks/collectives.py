@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import MAIN, chart
 from benchmarks.machine import describe_machine, format_machine
 from plsc.distributed import launcher
 from plsc.errors import UserError
+from plsc.utils import measure
 from plsc.utils.text import table
 
 
@@ -56,16 +58,36 @@ def measure_rows(sizes_kb: list[int], runs: int, device: str) -> list[dict]:
     """Measure the rows of this number of ranks; every rank calls it."""
     from plsc.distributed import environment
 
-    threads, _ = environment.prepare()
+    threads = environment.prepare()
     from plsc import distributed
-    from plsc.distributed.network import COLLECTIVES, time_collectives
+    from plsc.distributed.device import finish
 
     distributed.init(device, threads)
-    asked = [("count", 0), *((what, kb << 10) for what in COLLECTIVES[1:] for kb in sizes_kb)]
+    asked = [("count", 0), *((what, kb) for what in ("sum", "gather", "reduce-scatter") for kb in sizes_kb)]
+    work = {(what, kb): _collective(what, kb << 10) for what, kb in asked}
+    measure.alternate(1, work, finish)
     return [
-        {"what": what, "ranks": distributed.world_size(), "kb": size >> 10, "seconds": seconds}
-        for (what, size), seconds in time_collectives(asked, runs).items()
+        {"what": what, "ranks": distributed.world_size(), "kb": kb, "seconds": seconds}
+        for (what, kb), seconds in measure.alternate(runs, work, finish).items()
     ]
+
+
+def _collective(name: str, size: int) -> Callable[[], object]:
+    """Return a call of a collective of `size` bytes: those of a rank's part."""
+    import paddle
+
+    from plsc import distributed
+
+    if name == "count":
+        return lambda: distributed.every(True)
+    numbers, ranks = size // 4, distributed.world_size()
+    x = paddle.zeros([numbers * ranks if name == "reduce-scatter" else numbers])
+    counts = [numbers] * ranks
+    return {
+        "sum": lambda: distributed.all_reduce(x),
+        "gather": lambda: distributed.gather_rows(x, counts),
+        "reduce-scatter": lambda: distributed.reduce_scatter_rows(x, counts),
+    }[name]
 
 
 def show(result: dict) -> str:

@@ -80,7 +80,7 @@ def _in_new_processes(classes: int, rate: float, ranks: int, args: argparse.Name
 def measure_row(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
     """Measure a row on this process or all ranks: times in seconds (medians), memory in bytes of this
     rank."""
-    threads, _ = environment.prepare(args.threads)
+    threads = environment.prepare(args.threads)
     from plsc import distributed
     from plsc.distributed import device
 

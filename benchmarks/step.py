@@ -103,7 +103,7 @@ def _config(args: argparse.Namespace, batch: int, accumulate: int, key: str) -> 
 
 
 def _measure(args: argparse.Namespace, batch: int, accumulate: int, key: str) -> dict:
-    threads, _ = environment.prepare(args.threads)
+    threads = environment.prepare(args.threads)
     import paddle
 
     from plsc import distributed

@@ -38,11 +38,6 @@ VERBS = {
     "doctor": Verb("plsc.apps.curate.doctor", "find errors in sets of images", "data"),
     "align": Verb("plsc.apps.curate.align", "find the faces in photos, and cut them out aligned", "data"),
     "convert": Verb("plsc.apps.curate.convert", "convert a set of images to another format", "data"),
-    "run": Verb(
-        "plsc.apps.supervise.supervisor",
-        "train on several machines, or by a script of yours; restart what died",
-        "train",
-    ),
     "eval": Verb("plsc.cli.evaluate", "evaluate a checkpoint on the sets of DataLoader.Eval", "train"),
     "import": Verb("plsc.apps.migrate.import_weights", "read weights of other programs", "train"),
     "gallery": Verb(

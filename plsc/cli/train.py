@@ -1,7 +1,7 @@
 """Train by a config: `plsc train`.
 
     plsc train -c configs/              in this process
-    plsc train -c configs/ --ranks 2    on two processes, by the supervisor of `plsc run`
+    plsc train -c configs/ --ranks 2    on two processes, which are started again when one dies
 
 Paddle's launcher starts tools/train.py on its ranks; that is the first of these, once on each.
 """
@@ -18,7 +18,6 @@ from plsc import config
 from plsc.cli.arguments import make_parser, parse
 from plsc.cli.mistakes import ignore_the_launcher
 from plsc.distributed import environment, guard
-from plsc.distributed.launcher import MAIN
 from plsc.errors import UserError
 from plsc.utils.logging import get_logger, warn
 
@@ -64,19 +63,19 @@ def _supervise(args: argparse.Namespace) -> int:
             f"--ranks {args.ranks}: this process is rank {rank} of a launch already (PADDLE_TRAINER_ID); leave --ranks out, or start without "
             "Paddle's launcher"
         )
-    from plsc.apps.supervise.options import Options
-    from plsc.apps.supervise.supervisor import Supervisor
+    from plsc.apps.restart.run import supervise
 
-    program = [str(MAIN), "train"]
-    if args.config is not None:
-        program += ["-c", args.config]
-    if args.override:
-        program += ["-o", *args.override]
+    cfg = config.load(args.config, args.override)
+    arguments = ["train"]
     if args.stand_in:
-        program.append("--stand-in")
-    if args.debug:
-        program.append("--debug")
-    return Supervisor(Options(program, args.ranks)).run()
+        arguments.append("--stand-in")
+    else:
+        cfg.check_data()
+    if args.config is not None:
+        arguments += ["-c", args.config]
+    if args.override:
+        arguments += ["-o", *args.override]
+    return supervise(cfg, arguments, args.ranks)
 
 
 def _stood_in(args: argparse.Namespace) -> Config:

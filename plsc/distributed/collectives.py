@@ -28,7 +28,6 @@ from paddle.autograd import PyLayer
 from paddle.distributed import collective, fleet
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
-from plsc.distributed import calls
 from plsc.distributed import device as devices
 from plsc.distributed.environment import CPU
 from plsc.distributed.environment import rank_from_env as rank
@@ -151,7 +150,6 @@ def average_gradients(layer: paddle.nn.Layer) -> None:
     For what `data_parallel` cannot do meanwhile: its hooks fail in layers that are recomputed.
     """
     if world_size() > 1:
-        calls.count()
         fused_allreduce_gradients(list(layer.parameters()), None)
 
 
@@ -163,7 +161,6 @@ def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
     assert x.is_contiguous(), "Paddle 2.6 would reduce the memory in its own order and say nothing"
     if world_size() > 1:
         with timer.part("gather"):
-            calls.count()
             dist.all_reduce(x, op=dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX)
     return x
 
@@ -176,7 +173,6 @@ def every(ok: bool) -> bool:
 def broadcast(x: paddle.Tensor) -> paddle.Tensor:
     """Overwrite `x` with rank 0's, in place, and return it."""
     if world_size() > 1:
-        calls.count()
         dist.broadcast(x, src=0)
     return x
 
@@ -190,7 +186,6 @@ def gather_objects(value: object) -> list:
         return [value]
     barrier()
     values: list = []
-    calls.count()
     dist.all_gather_object(values, value)
     return values
 
@@ -220,7 +215,6 @@ def gather_counts(count: int) -> list[int]:
         return [count]
     counts: list = []
     with timer.part("gather"):
-        calls.count()
         dist.all_gather(counts, paddle.full([1], count, "int64"))
     return [c.item() for c in counts]
 
@@ -241,7 +235,6 @@ def gather_rows(x: paddle.Tensor, counts: list[int]) -> paddle.Tensor:
         x = paddle.concat([x, paddle.zeros([most - x.shape[0], *x.shape[1:]], dtype=x.dtype)])
     parts: list = []
     with timer.part("gather"):
-        calls.count()
         dist.all_gather(parts, x.contiguous())
     return paddle.concat([part[:count] for part, count in zip(parts, counts)])
 
@@ -266,7 +259,6 @@ def gather_array(x: np.ndarray) -> np.ndarray:
         mine = x[first : first + rows]
         piece[: len(mine)] = mine
         parts: list = []
-        calls.count()
         dist.all_gather(parts, paddle.to_tensor(piece))
         for start, count, part in zip(starts, counts, parts):
             here = max(0, min(len(piece), count - first))
@@ -354,7 +346,6 @@ def barrier(timeout: float = 3600.0) -> None:
     if world_size() == 1:
         return
     store = get_store()
-    calls.count()
     key = f"plsc/barrier/{next(_barriers)}"
     give_up = time.monotonic() + timeout
     pauses = _pauses()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import socket
 import sys
 import warnings
 from pathlib import Path
@@ -21,12 +20,7 @@ CPU = "cpu"
 GPU = "gpu"
 DEVICES = r"auto|cpu|(?!auto|cpu)[a-z][a-z0-9_]*(:\d+)?"  # of Global.device
 DEVICE = "PLSC_DEVICE"  # in the environment of Paddle's launcher: the device that its ranks are asked for
-MACHINE = "PLSC_MACHINE"  # in the environment of ranks: the number of their machine, by plsc run on several
-MACHINES = "PLSC_MACHINES"  # how many machines take part
 COMMAND = "PLSC_COMMAND"  # the command that started the ranks
-
-# Whether MKL_DEBUG_CPU_TYPE was set after Paddle was imported: it is read once, at the first product.
-_late = False
 
 # The threads that `prepare` was given.
 _given: int | None = None
@@ -40,14 +34,9 @@ _NUISANCES = (
 
 def before_paddle() -> None:
     """Choose the BLAS code path and silence routine messages; call it before Paddle is imported."""
-    global _late
-    if (
-        "MKL_CBWR" not in os.environ
-        and "MKL_DEBUG_CPU_TYPE" not in os.environ
-        and _cpu_vendor() == "AuthenticAMD"
-    ):
-        _late = "paddle" in sys.modules
-        os.environ["MKL_DEBUG_CPU_TYPE"] = "5"
+    # MKL_CBWR chooses a code path as well, which MKL_DEBUG_CPU_TYPE would override.
+    if "MKL_CBWR" not in os.environ and _cpu_vendor() == "AuthenticAMD":
+        os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")
     for nuisance in _NUISANCES:
         warnings.filterwarnings("ignore", message=nuisance)
     # Read when Paddle is imported. Its information and warnings are for its developers.
@@ -72,21 +61,6 @@ def local_size_from_env() -> int:
     return int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
 
 
-def machine_name(number: str | None = None) -> str:
-    """Return what tells this machine from the others of a run: the host name, after the number that plsc run
-    gave it.
-
-    number: None takes that in the environment of a rank.
-    """
-    number = os.environ.get(MACHINE) if number is None else number
-    return socket.gethostname() if number is None else f"{number} {socket.gethostname()}"
-
-
-def machines_from_env() -> int:
-    """Return on how many machines plsc run trains; 1 without it."""
-    return int(os.environ.get(MACHINES, "1"))
-
-
 def command_line() -> str:
     """Return the command that started this run, as a shell takes it; in a rank that of the process that
     started the ranks."""
@@ -101,34 +75,22 @@ def command_line() -> str:
     return shlex.join([*(["python", program] if name.endswith(".py") else [name]), *arguments])
 
 
-def prepare(threads: int | None = None, device: str = AUTO) -> tuple[int, list[str]]:
+def prepare(threads: int | None = None, device: str = AUTO) -> int:
     """Set the environment; call it before the first Paddle computation.
 
     Args:
         threads: threads for this rank; None shares the processors out evenly among the ranks of this machine.
         device: as Global.device.
 
-    Returns:
-        The number of threads for `distributed.init`, and a line for the log about each decision.
+    Returns: the number of threads for `distributed.init`.
     """
     global _given
     _given = threads
     before_paddle()
-    notes = []
-    threads, why = _threads(threads)
-    notes.append(f"{threads} CPU thread{'s' if threads > 1 else ''} per rank ({why})")
-    if "MKL_CBWR" in os.environ:  # a code path as well, which MKL_DEBUG_CPU_TYPE would override
-        notes.append(f"MKL_CBWR={os.environ['MKL_CBWR']} as set by you")
-    elif _cpu_vendor() == "AuthenticAMD":
-        chosen = os.environ["MKL_DEBUG_CPU_TYPE"]  # set by the user, or by us
-        why = ": the fast matrix products of Paddle's BLAS on AMD" if chosen == "5" else " as set by you"
-        if _late and chosen == "5":
-            why += "; set after Paddle was imported, so without effect if it has computed before"
-        notes.append(f"MKL_DEBUG_CPU_TYPE={chosen}{why}")
     if device == CPU:  # Paddle's import would look for the card that its launcher gave this rank
         for name in [name for name in os.environ if name.startswith("FLAGS_selected_")]:
             del os.environ[name]
-    return threads, notes
+    return cpu_threads()
 
 
 def kind_of(device: str) -> str:
@@ -137,21 +99,15 @@ def kind_of(device: str) -> str:
 
 
 def cpu_threads() -> int:
-    """Return how many threads this process may compute with: the number that `prepare` was given, else its
-    choice."""
-    return _threads(_given)[0]
-
-
-def _threads(wanted: int | None) -> tuple[int, str]:
-    if wanted is not None:
-        return wanted, "Global.threads"
-    chosen = _environment_at_start().get("OMP_NUM_THREADS")
-    if chosen is not None and chosen.isdigit() and int(chosen) > 0:
-        return int(chosen), "OMP_NUM_THREADS as set by you"
+    """Return how many threads this process may compute with: the number that `prepare` was given, else the
+    user's OMP_NUM_THREADS, else this rank's share of the processors."""
+    if _given is not None:
+        return _given
+    chosen = _environment_at_start().get("OMP_NUM_THREADS", "")
+    if chosen.isdigit() and int(chosen) > 0:
+        return int(chosen)
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ranks_here = local_size_from_env()
-    why = f"{processors} processors for {ranks_here} rank{'s' * (ranks_here != 1)}"
-    return max(1, processors // ranks_here), why
+    return max(1, processors // local_size_from_env())
 
 
 def for_ranks() -> dict[str, str]:

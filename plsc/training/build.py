@@ -21,7 +21,6 @@ from plsc.data.dataset import Dataset, check_labels, class_names
 from plsc.data.loader import Loader
 from plsc.distributed.device import on_device
 from plsc.distributed.guard import Guard
-from plsc.distributed.shared_folder import check_shared
 from plsc.errors import UserError, shown
 from plsc.evaluation.sets import EvalSet
 from plsc.training import optim
@@ -41,6 +40,7 @@ from plsc.training.parts.part import Part
 from plsc.training.parts.rollback import Rollback
 from plsc.training.parts.signals import Signals
 from plsc.training.resume import build_backbone
+from plsc.training.start import make_folder
 from plsc.training.trainer import Rates, Trainer
 from plsc.utils.logging import warn
 from plsc.utils.malloc import keep_freed_blocks, return_large_blocks
@@ -162,7 +162,7 @@ def build_trainer(
         # Recomputation saves about what malloc would keep; without it fresh pages cost a tenth of a step.
         return_large_blocks() if cfg.Model.recompute else keep_freed_blocks()
     dataset, loader, backbone = ready.dataset, ready.loader, ready.backbone
-    check_shared(cfg.Global.output_dir)  # it makes the folder, in which a head's bank may have its file
+    make_folder(Path(cfg.Global.output_dir), "Global.output_dir")  # a head's bank may have its file there
     head = build_head(
         cfg.Head,
         build_rule(cfg.Optimizer),

@@ -10,20 +10,31 @@ from pathlib import Path
 from plsc.checkpoint import store
 from plsc.config import Config
 from plsc.distributed import environment
-from plsc.errors import MissingFileError, writing
+from plsc.errors import MissingFileError, UserError, writing
+from plsc.utils.files import read_json
 from plsc.utils.logging import get_logger, setup
 
 
-def start(cfg: Config) -> list[str]:
-    """Set up environment, ranks and log; return lines about threads and matrix products, which a training
-    logs."""
-    threads, notes = environment.prepare(cfg.Global.threads, cfg.Global.device)
+def start(cfg: Config) -> None:
+    """Set up environment, ranks and log."""
+    threads = environment.prepare(cfg.Global.threads, cfg.Global.device)
     from plsc import distributed
 
     section = cfg.Global
     distributed.init(section.device, threads, tf32=section.tf32, deterministic=section.deterministic)
     setup(distributed.rank())
-    return notes
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Say whether an output folder has a run that has saved, and has not written its results since."""
+    newest = store.newest_step(folder / "checkpoints")
+    if newest is None:
+        return False
+    try:
+        results = read_json(folder / "results.json")
+    except UserError:
+        return True
+    return not (isinstance(results, dict) and results.get("step") == newest)
 
 
 def find_checkpoint(cfg: Config, writes: bool = False) -> Path | None:

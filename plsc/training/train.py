@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,11 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
 
 
 def _train(cfg: Config, guarded: guard.Guard, model: Any) -> dict[str, Any]:
-    notes = start(cfg)
+    start(cfg)
     from plsc import distributed
     from plsc.distributed.device import explained
     from plsc.heads.self_check import refuse_a_wrong_head
 
-    for note in notes:
-        get_logger().info(note)
     with explained("lower DataLoader.Train.batch_size, or Head.logits_budget_mb"):
         distributed.run_on_rank_0(partial(check_packages, cfg.Global.loggers))
         refuse_a_wrong_head(cfg.Global.tf32)
@@ -74,7 +73,6 @@ def _train(cfg: Config, guarded: guard.Guard, model: Any) -> dict[str, Any]:
 def _begin(cfg: Config, guarded: guard.Guard, model: Any) -> tuple[Any, Metrics | None]:
     """Build a Trainer and train; return it, and rank 0's metrics. Every rank calls it."""
     from plsc import distributed
-    from plsc.distributed.network import measure_network
     from plsc.training import finetune
     from plsc.training.build import build_trainer
     from plsc.training.plan_lines import plan_lines, weak_lines
@@ -105,9 +103,6 @@ def _begin(cfg: Config, guarded: guard.Guard, model: Any) -> tuple[Any, Metrics 
         replace_file(output_dir / "config.yaml", cfg.to_yaml(sources=True).encode())
         metrics = Metrics(output_dir, trainer.step, cfg.Global.loggers)
     distributed.barrier()
-    if (machines := environment.machines_from_env()) > 1:
-        network = measure_network()
-        get_logger().info(f"network: {distributed.world_size()} ranks on {machines} machines: {network}")
     trainer.train(metrics)
     return trainer, metrics
 
@@ -115,7 +110,7 @@ def _begin(cfg: Config, guarded: guard.Guard, model: Any) -> tuple[Any, Metrics 
 def _stopped(cfg: Config, guarded: guard.Guard, metrics: Metrics | None) -> dict[str, Any]:
     if metrics:
         metrics.close()
-        again = "" if cfg.Global.resume or guarded.supervised else " and -o Global.resume=true"
+        again = "" if cfg.Global.resume or guard.SUPERVISOR in os.environ else " and -o Global.resume=true"
         stopped = f"stopped on {guarded.stopped} at step {guarded.step}"
         get_logger().info(f"{stopped}; resume with the same command{again}")
     return {"stopped": guarded.stopped, "step": guarded.step, "output_dir": str(Path(cfg.Global.output_dir))}

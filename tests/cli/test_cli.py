@@ -12,10 +12,10 @@ import subprocess
 import sys
 
 import pytest
+from plsc.apps.supervise.options import Options
 
 import plsc
 from plsc import cli
-from plsc.apps.supervise.options import Options
 from plsc.cli.mistakes import without_traceback
 from plsc.distributed import guard
 from plsc.distributed.launcher import MAIN

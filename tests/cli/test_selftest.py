@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from plsc.cli.selftest.parts import PARTS, Worst, relative
+from plsc.cli.selftest.selftest import Row, join_ranks, launch_parts, run_parts
 
 from plsc import cli
 from plsc.checkpoint import tensorfile
-from plsc.cli.selftest.parts import PARTS, Worst, relative
-from plsc.cli.selftest.selftest import Row, join_ranks, launch_parts, run_parts
 from plsc.heads import backends, step
 from tests.helpers.launch import launch
 

@@ -10,7 +10,6 @@ import numpy as np
 import paddle
 
 from plsc.distributed import collectives as d
-from plsc.distributed import network
 from plsc.errors import MissingFileError
 from plsc.utils.sharding import split
 from tests.helpers.bounds import EPS, assert_within
@@ -91,16 +90,6 @@ average = np.full(grad.shape, (W + 1) / 2)
 assert_within(grad, average, EPS * average)  # 1 / W may be rounded before and after it multiplies
 weights = d.gather_objects(layer.parameters()[0].numpy().tobytes())
 assert len(set(weights)) == 1, "rank 0's parameters must be everyone's"
-
-if W == 2:  # The network is measured on all ranks, and random numbers stay as they were.
-    paddle.seed(5)
-    wanted = paddle.rand([3]).tolist()
-    paddle.seed(5)
-    network.time_collectives([(name, 8) for name in network.COLLECTIVES], rounds=1)
-    figures = network.measure_network()
-    assert all(0 < figure < float("inf") for figure in figures), figures
-    assert str(figures).startswith("all_reduce ")
-    assert paddle.rand([3]).tolist() == wanted
 
 if r == W - 1:
     time.sleep(1.0)

@@ -10,8 +10,8 @@ import itertools
 import sys
 
 from plsc import distributed
-from plsc.cli.selftest.parts import head_errors
 from tests.heads.cases import optimizer_cases, rounding
+from tests.heads.errors import head_errors
 
 distributed.init("cpu", threads=1)
 W = distributed.world_size()

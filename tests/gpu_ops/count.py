@@ -125,7 +125,7 @@ def run(what: str, words: Sequence[str], ranks: int, folder: Path) -> Counts:
 def _count_here(args: argparse.Namespace) -> None:
     """Count in this process; rank 0 writes the counts to args.row."""
     op_log.quiet()
-    threads, _ = environment.prepare(args.threads)
+    threads = environment.prepare(args.threads)
     from plsc import distributed
 
     distributed.init("cpu", threads)

@@ -4,7 +4,6 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.cli.selftest.parts import OPTIMIZERS
 from plsc.errors import UserError
 from plsc.heads import make_head
 from plsc.heads.adaptive import AdaFace, CurricularFace, InterClassFilter, MagFace
@@ -13,6 +12,7 @@ from plsc.heads.banks.device import DeviceRows
 from plsc.heads.margins import ArcFace
 from plsc.heads.sampling import DrawAhead, choose_classes, draw_classes, unite
 from plsc.utils.sharding import ClassShard
+from tests.heads.errors import OPTIMIZERS
 
 C, D, N = 90, 16, 12
 HEADS = {

@@ -9,7 +9,6 @@ import paddle
 import pytest
 
 from plsc import native as kernels
-from plsc.cli.selftest.parts import MARGINS, relative
 from plsc.heads import make_head
 from plsc.heads.adaptive import CurricularFace, MagFace
 from plsc.heads.backends import KernelBackend, PaddleBackend, Workspace
@@ -19,6 +18,7 @@ from plsc.heads.optimizer import Momentum
 from plsc.heads.step import Step
 from plsc.native.heads import softmax
 from tests.heads.cases import exact
+from tests.heads.errors import MARGINS, relative
 from tests.heads.ways import with_kernels
 from tests.helpers.bounds import assert_within, perturbed
 

@@ -4,7 +4,6 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.cli.selftest.parts import relative
 from plsc.heads import blocks
 from plsc.heads.blocks import (
     bytes_per_class,
@@ -13,6 +12,7 @@ from plsc.heads.blocks import (
     unit_rows_gradient,
 )
 from tests.heads.autograd import D, assert_equal_to_dense, head_of, samples
+from tests.heads.errors import relative
 from tests.heads.ways import without_kernels
 from tests.helpers.bounds import assert_within, perturbed, sums
 

@@ -5,7 +5,6 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.cli.selftest.parts import relative
 from plsc.config import load
 from plsc.heads.config import CHANGES_OTHERS, WITHOUT_MARGIN
 from plsc.heads.margins import CombinedMargin
@@ -21,6 +20,7 @@ from tests.heads.autograd import (
     head_of,
     samples,
 )
+from tests.heads.errors import relative
 from tests.heads.ways import without_kernels
 from tests.helpers.bounds import EPS, assert_within, perturbed, roundings
 

@@ -5,11 +5,11 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.cli.selftest.parts import OPTIMIZERS, head_errors
 from plsc.heads.banks.device import DeviceBank
 from plsc.heads.optimizer import LARS, Update
 from plsc.utils.sharding import ClassShard
 from tests.heads.cases import optimizer_cases, rounding
+from tests.heads.errors import OPTIMIZERS, head_errors
 from tests.helpers.bounds import EPS, assert_within, perturbed
 
 

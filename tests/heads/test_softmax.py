@@ -5,11 +5,11 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.cli.selftest.parts import MARGINS, head_errors
 from plsc.heads import make_head
 from plsc.heads.margins import ArcFace, CosFace
 from tests.heads.cases import Rounded, rounding, run
 from tests.heads.classify_cases import classify_equals_argmax
+from tests.heads.errors import MARGINS, head_errors
 from tests.helpers.bounds import EPS, assert_within, growth, perturbed
 
 

@@ -4,13 +4,13 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.cli.selftest.parts import MARGINS
 from plsc.errors import UserError
 from plsc.heads import backends as walk_module
 from plsc.heads import make_head
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.margins import CosFace
 from tests.heads.cases import exact, run
+from tests.heads.errors import MARGINS
 from tests.helpers.bounds import assert_within, perturbed
 
 

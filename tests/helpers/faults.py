@@ -121,7 +121,7 @@ def act(what: str) -> None:
     "terminal"."""
     *whom, name = what.split()
     if name in signal.Signals.__members__:
-        supervisor = int(os.environ.get("PLSC_RUN_PID", "0"))
+        supervisor = int(os.environ.get("PLSC_SUPERVISOR", "0"))
         others = {"launcher": os.getppid(), "supervisor": supervisor, "terminal": -supervisor}
         os.kill(others[whom[0]] if whom else os.getpid(), signal.Signals[name])
         if whom:

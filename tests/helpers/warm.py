@@ -270,11 +270,11 @@ def main(number: int) -> None:
     import plsc  # isort: skip (before Paddle, as in a user's process: it loads zlib, which Paddle 2.6 needs first)
     import paddle
     import paddle.distributed.launch.main
+    import plsc.apps.supervise.history
+    import plsc.apps.supervise.supervisor
     import visualdl  # noqa: F401
     from paddle.distributed.launch.job.pod import Pod
 
-    import plsc.apps.supervise.history
-    import plsc.apps.supervise.supervisor
     import plsc.evaluation.report.html
     import plsc.evaluation.results
     import plsc.training.trainer

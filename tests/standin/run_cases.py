@@ -17,7 +17,7 @@ from plsc.distributed import environment
 
 device, folder, steps, *names = sys.argv[1:]
 folder = Path(folder)
-threads, _ = environment.prepare(1, device)
+threads = environment.prepare(1, device)
 
 # What a run needs of others' config, beside tiny.yaml.
 SETS = [

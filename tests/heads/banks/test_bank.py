@@ -6,12 +6,12 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.cli.selftest.parts import OPTIMIZERS
 from plsc.heads.banks import BANKS
 from plsc.heads.banks import bank as bank_module
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.optimizer import Frozen, Momentum
 from plsc.utils.sharding import ClassShard, split
+from tests.heads.errors import OPTIMIZERS
 from tests.helpers.bounds import EPS, assert_within, growth, perturbed
 
 

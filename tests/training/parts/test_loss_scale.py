@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import paddle
 import pytest
 
-from plsc.cli.selftest.parts import relative
 from plsc.training.parts.divergence import DivergedError
 from plsc.training.parts.loss_scale import GROWTH_STEPS, INITIAL, LossScale
 from plsc.training.step import Verdict
 from plsc.utils.metrics import Metrics, read_metrics
+from tests.heads.errors import relative
 from tests.helpers.poison import everything, poisoned
 from tests.helpers.tiny_runs import arrays, assert_same_arrays, checkpoint, train
 

@@ -1,0 +1,1 @@
+"""Train on several processes of this machine, and restart what died."""

@@ -1,0 +1,185 @@
+"""Check collectives, head and checkpoints of this machine against simple numpy: `plsc selftest`.
+
+    plsc selftest                               on this process and, launched, on 2 ranks
+    plsc selftest --ranks 8 --device gpu        on 8 ranks too; --ranks 1: on this process only
+    python -m paddle.distributed.launch --nproc_per_node 4 plsc/__main__.py selftest      in a launch of yours
+
+Each part returns its worst error on this rank; every rank calls it. A part that raises ends the check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import paddle
+
+from plsc import distributed
+from plsc.checkpoint import store
+from plsc.distributed import device as devices
+from plsc.distributed import environment, launcher
+from plsc.distributed.environment import CPU
+from plsc.heads.banks.bank import initial_rows
+from plsc.heads.self_check import head_differences
+from plsc.utils.sharding import ClassShard, split
+from plsc.utils.text import table
+
+_PART_SECONDS = 60  # a part that takes longer on several ranks is ended: a rank is probably waiting for ever
+
+
+def relative(got, want) -> float:
+    """Return the largest difference, relative to the largest number of `want`."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    assert got.shape == want.shape, (got.shape, want.shape)
+    return float(np.abs(got - want).max() / max(np.abs(want).max(), 1e-12))
+
+
+def _uneven(least: int) -> tuple[list[int], slice]:
+    """Return the number of samples of each rank, and the slice of this rank's."""
+    counts = [least + 3 * rank for rank in range(distributed.world_size())]
+    start = sum(counts[: distributed.rank()])
+    return counts, slice(start, start + counts[distributed.rank()])
+
+
+def check_all_reduce() -> float:
+    """Reduce by sum and maximum, and broadcast rank 0's numbers."""
+    rank = distributed.rank()
+    x = np.random.default_rng(0).standard_normal((distributed.world_size(), 5)).astype(np.float32)
+    return max(
+        relative(distributed.all_reduce(paddle.to_tensor(x[rank])), x.astype(np.float64).sum(axis=0)),
+        relative(distributed.all_reduce(paddle.to_tensor(x[rank]), "max"), x.max(axis=0)),
+        relative(distributed.broadcast(paddle.to_tensor(x[rank])), x[0]),
+    )
+
+
+def check_gather() -> float:
+    """Gather, forward and backward; each rank multiplies its copy by rank + 1."""
+    counts, own = _uneven(2)
+    x = np.random.default_rng(1).standard_normal((sum(counts), 3)).astype(np.float32)
+    mine = paddle.to_tensor(x[own], stop_gradient=False)
+    gathered = distributed._c_allgather(mine)
+    (gathered * (distributed.rank() + 1.0)).sum().backward()
+    gradient = np.full(mine.shape, sum(range(1, len(counts) + 1)))
+    return max(relative(gathered, x), relative(mine.grad, gradient))
+
+
+def check_reduce_scatter() -> float:
+    """Sum and scatter, forward and backward."""
+    counts, own = _uneven(1)
+    x = np.random.default_rng(2).standard_normal((len(counts), sum(counts), 3)).astype(np.float32)
+    mine = paddle.to_tensor(x[distributed.rank()], stop_gradient=False)
+    scattered = distributed._c_reducescatter(mine, counts)
+    (scattered * (distributed.rank() + 1.0)).sum().backward()
+    weights = np.repeat(np.arange(1.0, len(counts) + 1), counts)[:, None]
+    return max(
+        relative(scattered, x.astype(np.float64).sum(axis=0)[own]),
+        relative(mine.grad, np.broadcast_to(weights, mine.shape)),
+    )
+
+
+def check_data_parallel() -> float:
+    """Give all ranks rank 0's parameters and the average of the gradients."""
+    paddle.seed(distributed.rank())
+    layer = distributed.data_parallel(paddle.nn.Linear(2, 1))
+    weight = layer.parameters()[0]
+    layer(paddle.ones([1, 2]) * (distributed.rank() + 1.0)).sum().backward()
+    average = np.full(weight.shape, (distributed.world_size() + 1) / 2)
+    return max(
+        relative(weight.grad, average), relative(weight, distributed.gather_objects(weight.numpy())[0])
+    )
+
+
+def check_head() -> float:
+    """Compare a head with float64, all classes and sampled ones, in units of what rounding explains."""
+    return max(difference.excess for difference in head_differences(tf32=False))
+
+
+def check_checkpoint() -> float:
+    """Save by these ranks; each reads the checkpoint whole, and split for 1 to 8 ranks."""
+    whole = {"centres": initial_rows(1, 0, 23, 16, 1.0), "momentum": initial_rows(2, 0, 23, 16, 1.0)}
+    folder = distributed.run_on_rank_0(lambda: tempfile.mkdtemp(prefix="plsc-selftest-"))
+    start, stop = split(23, distributed.world_size())[distributed.rank()]
+    try:
+        content = store.Content(
+            step=1,
+            epoch=1,
+            states={"backbone": {"arrays": {"weight": initial_rows(3, 0, 5, 4, 1.0)}}},
+            rows={name: rows[start:stop] for name, rows in whole.items()},
+            shard=ClassShard(23, start, stop),
+            config_yaml="",
+            preprocessing={},
+        )
+        ranks = store.Ranks(distributed.rank(), distributed.world_size(), distributed.gather_objects)
+        saved = store.Checkpoint.open(store.save(folder, content, ranks))
+        worst = relative(saved.weights()["weight"], initial_rows(3, 0, 5, 4, 1.0))
+        for parts in range(1, 9):
+            for low, high in split(23, parts):
+                for name, rows in saved.head(low, high).items():
+                    worst = max(worst, relative(rows, whole[name][low:high]))
+        distributed.barrier()
+    finally:
+        if distributed.rank() == 0:
+            shutil.rmtree(folder)
+    return worst
+
+
+PARTS = {
+    "all_reduce, broadcast": (check_all_reduce, 1e-6),
+    "_c_allgather": (check_gather, 1e-6),
+    "_c_reducescatter": (check_reduce_scatter, 1e-6),
+    "data parallel": (check_data_parallel, 1e-6),
+    "head against float64": (check_head, 1.0),
+    "checkpoint": (check_checkpoint, 0.0),
+}
+
+
+def run_parts() -> bool:
+    """Run all parts on this rank, and print on rank 0 the worst errors of all ranks; return whether all
+    passed. Every rank calls it."""
+    rows, passed = [], True
+    for part, (check, limit) in PARTS.items():
+        if distributed.world_size() > 1:
+            faulthandler.dump_traceback_later(_PART_SECONDS, exit=True)
+        worst = max(
+            distributed.gather_objects(check()), key=lambda error: np.inf if np.isnan(error) else error
+        )
+        faulthandler.cancel_dump_traceback_later()
+        rows.append([part, "pass" if worst <= limit else "FAIL", f"{worst:.1e}", f"{limit:g}"])
+        passed = passed and worst <= limit
+    if distributed.rank() == 0:
+        ranks = f"{distributed.world_size()} rank{'s' if distributed.world_size() > 1 else ''}"
+        print(f"\n{ranks} on {paddle.get_device()}, Paddle {paddle.__version__}\n")
+        print(table(rows, ["part", "result", "worst error", "limit"]), flush=True)
+    return passed
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `plsc selftest`; return 0 if every part passed, else 1."""
+    what = "Check collectives, head and checkpoints of this machine against simple numpy."
+    parser = argparse.ArgumentParser("plsc selftest", description=what)
+    parser.add_argument("--ranks", type=int, default=2, help="the largest number of processes (default: 2)")
+    parser.add_argument("--device", default="auto", help="as Global.device: where to compute")
+    args = parser.parse_args(argv)
+    threads = environment.prepare(device=args.device)
+    distributed.init(args.device, threads, tf32=False)  # the limits are those of float32
+    passed = run_parts()
+    if "PADDLE_TRAINER_ID" in os.environ:
+        distributed.barrier()  # the launcher ends the other ranks once one exits with 1
+        return int(not passed)
+    kind = paddle.get_device().partition(":")[0]
+    for ranks in sorted({2, args.ranks} if args.ranks > 1 else ()):
+        device = kind if devices.count(kind) >= ranks else CPU
+        logs = Path(tempfile.mkdtemp(prefix="plsc-selftest-"))
+        asked = ["selftest", "--device", device]
+        if launcher.launch(asked, ranks, logs, lambda line: print(line, end=""), device=device):
+            print(f"\nFAILED on {ranks} ranks, their logs are in {logs}")
+            return 1
+        shutil.rmtree(logs)
+    print("\nall parts passed" if passed else "\nFAILED")
+    return int(not passed)
