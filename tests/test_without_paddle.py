@@ -17,8 +17,7 @@ config = load({"Global.epochs": 2, "Model.embedding_size": 64, "Head.margin": 0.
 config.to_yaml()
 check()
 
-from plsc.apps.supervise import preflight
-preflight.collect(config, ranks=1, machines=1)
+import plsc.apps.restart.run
 check()
 
 import numpy as np

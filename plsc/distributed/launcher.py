@@ -44,8 +44,9 @@ def start(
     }
     logs.mkdir(parents=True, exist_ok=True)
     with open(logs / LOG, "ab") as log:
+        begin = log.tell()
         command = [sys.executable, str(STARTER), *options, str(main), *arguments]
-        return subprocess.Popen(command, env=env, stderr=log, **of_popen), log.tell()
+        return subprocess.Popen(command, env=env, stderr=log, **of_popen), begin
 
 
 def last_lines(logs: Path, begin: int) -> list[str]:

@@ -12,13 +12,11 @@ import subprocess
 import sys
 
 import pytest
-from plsc.apps.supervise.options import Options
 
 import plsc
 from plsc import cli
 from plsc.cli.mistakes import without_traceback
 from plsc.distributed import guard
-from plsc.distributed.launcher import MAIN
 from plsc.errors import UserError
 from tests.helpers.launch import ROOT, run_python
 from tests.helpers.tiny_runs import TINY
@@ -173,20 +171,19 @@ def test_a_verb_is_a_call_of_entry(monkeypatch, verb, arguments, made, called):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ([], []),
-        (["-c", "a", "-o", "A.b=1", "C.d=2", "-o", "E.f=3"], ["-c", "a", "-o", "A.b=1", "C.d=2", "E.f=3"]),
-        (["--stand-in", "--debug"], ["--stand-in", "--debug"]),
+        (
+            ["-c", str(TINY), "-o", "Global.epochs=3", "-o", "Head.margin=0.3"],
+            ["-c", str(TINY), "-o", "Global.epochs=3", "Head.margin=0.3"],
+        ),
+        (["--stand-in", "-o", "Global.epochs=3"], ["--stand-in", "-o", "Global.epochs=3"]),
     ],
 )
 def test_several_ranks_are_supervised(monkeypatch, arguments, words):
-    class Supervisor:
-        def __init__(self, options):
-            assert options == Options([str(MAIN), "train", *words], ranks=3)
+    def supervise(cfg, given, ranks):
+        assert (cfg.Global.epochs, given, ranks) == (3, ["train", *words], 3)
+        return 143
 
-        def run(self):
-            return 143
-
-    monkeypatch.setattr("plsc.apps.supervise.supervisor.Supervisor", Supervisor)
+    monkeypatch.setattr("plsc.apps.restart.run.supervise", supervise)
     assert cli.main(["train", *arguments, "--ranks", "3"]) == 143
 
 
@@ -286,7 +283,7 @@ def test_a_config_without_its_option_is_told_so(tmp_path, monkeypatch, capsys, a
     assert said.endswith(f"unrecognized arguments: {arguments[-1]}, did you mean '-c {option}'?\n")
 
 
-@pytest.mark.parametrize("verb", ["train", "eval", "predict", "export", "run"])
+@pytest.mark.parametrize("verb", ["train", "eval", "predict", "export"])
 def test_tools_are_verbs(monkeypatch, verb):
     monkeypatch.setattr(cli, "main", lambda argv: argv)
     monkeypatch.setattr(sys, "argv", ["tool", "--help"])
@@ -312,7 +309,7 @@ def test_a_mistake_begins_a_line_where_a_full_disk_has_cut_the_last_one(monkeypa
 
 @pytest.mark.parametrize("name, code", [(None, 0), ("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_stopped_run_has_the_exit_code_of_its_signal(monkeypatch, name, code):
-    """But not a rank of plsc run, for which it is no failure."""
+    """But not a rank of plsc train --ranks, for which it is no failure."""
 
     class Stops(Recorder):
         def train(self):

@@ -37,10 +37,10 @@ def test_more_people_on_two_ranks_and_a_kill_change_no_bit(tmp_path):
         name: [f"Global.output_dir={name}", *start, f"Model.plan={plan}", f"Model.marks={tmp_path}"]
         for name, plan in plans.items()
     }
-    run = [ROOT / "tools/run.py", "--nproc_per_node", "2", ROOT / "tools/train.py", "-c", TINY, "-o"]
+    run = [ROOT / "tools/train.py", "--ranks", "2", "-c", TINY, "-o"]
     program = shared().start([*run, *keys["killed"]], tmp_path)
     assert program.wait(120) == 0 and all_ended(tmp_path)
-    assert "rank 1 was killed (signal 9)" in lines(tmp_path)[0]
+    assert "rank 1 was killed" in lines(tmp_path)[0]
     launch(ROOT / "tools/train.py", 2, tmp_path, "-c", TINY, "-o", *keys["other"])
     assert_same_arrays(checkpoint(tmp_path / "killed"), checkpoint(tmp_path / "other"))
     assert rows(tmp_path / "killed") == rows(tmp_path / "other")

@@ -18,7 +18,6 @@ import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import paddle
 
 import plsc.checkpoint.store
@@ -36,7 +35,6 @@ PLACES = {
     "score": VerificationSet,  # rank 0's part of an evaluation
     "embed": plsc.training.evaluator,
 }
-CGROUP = "PLSC_TEST_CGROUP"  # in the environment: a memory cgroup with a limit
 LATE = 35  # seconds; Gloo waits for 30
 
 
@@ -102,14 +100,6 @@ class FaultyNet(SmallResNet):
         setattr(owner, name, patched)
 
 
-class HalfNet(FaultyNet):
-    """Gives its embeddings through float16, so that gradients above 65504 / 16 overflow there on a CPU,
-    too."""
-
-    def forward(self, images):
-        return (super().forward(images) / 16.0).astype("float16").astype("float32") * 16.0
-
-
 def _race(item: str, following: str) -> bool:
     """Whether the second may happen in the start that is the first one's."""
     (rank, step, what), (other, its_step, _) = (text.split(":") for text in (item, following))
@@ -131,7 +121,6 @@ def act(what: str) -> None:
             "late": _late,
             "full": _full,
             "memory": _memory,
-            "oom": _oom,
             "worker": _worker,
             "raise": _raise,
         }
@@ -161,15 +150,6 @@ def _memory() -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, resource.RLIM_INFINITY))
     paddle.zeros([2**28])
-
-
-def _oom() -> None:
-    """The kernel kills this process for want of memory."""
-    (Path(os.environ[CGROUP]) / "cgroup.procs").write_text(str(os.getpid()))
-    time.sleep(2)  # the supervisor looks several times a second in which group this process is
-    kept = []
-    while True:
-        kept.append(np.ones(2**22))
 
 
 def _worker() -> None:

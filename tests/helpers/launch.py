@@ -100,16 +100,8 @@ class _ForkedPopen:
         return self.returncode
 
 
-def _run_forked_to_end(command, *, env, **_):
-    done = run_forked(*command[1:], cwd=Path.cwd(), check=False, **env)
-    done.stdout += done.stderr
-    return done
-
-
 class Forking:
     """What plsc/distributed/launcher.py uses of the module subprocess, by processes that are forked."""
 
     PIPE = subprocess.PIPE
-    STDOUT = subprocess.STDOUT
     Popen = _ForkedPopen
-    run = staticmethod(_run_forked_to_end)

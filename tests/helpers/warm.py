@@ -1,12 +1,12 @@
-"""plsc run, Paddle's launcher and the ranks as they are, but forked from a process that has imported Paddle:
+"""plsc train, Paddle's launcher and the ranks as they are, but forked from a process that has imported Paddle:
 a start costs a second and not eight.
 
-Popen is replaced, reports have no pictures, fsync does nothing, plsc run does not pause and the launcher
+Popen is replaced, reports have no pictures, fsync does nothing, plsc train does not pause and the launcher
 looks at its ranks five times a second, not once; who starts, kills and waits for whom stays. The fork is
 sound: that process has computed nothing and has no thread at work. tests/distributed/test_restart.py shows
 that its runs have the bits of real starts.
 
-    with Warm() as warm: code = warm.start(["tools/run.py", "--nproc_per_node", "2", ...], folder).wait(60)
+    with Warm() as warm: code = warm.start(["tools/train.py", "--ranks", "2", ...], folder).wait(60)
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Program:
 
 
 def lines(folder: Path) -> list[str]:
-    """What plsc run itself has said in `folder`, without the time."""
+    """What plsc train itself has said in `folder`, without the time."""
     said = [re.sub(r"^[-\d]+ [:\d]+ ", "", line) for line in (folder / "stderr").read_text().splitlines()]
     return [line for line in said if re.match("INFO|WARNING|ERROR", line)]
 
@@ -270,11 +270,10 @@ def main(number: int) -> None:
     import plsc  # isort: skip (before Paddle, as in a user's process: it loads zlib, which Paddle 2.6 needs first)
     import paddle
     import paddle.distributed.launch.main
-    import plsc.apps.supervise.history
-    import plsc.apps.supervise.supervisor
     import visualdl  # noqa: F401
     from paddle.distributed.launch.job.pod import Pod
 
+    import plsc.apps.restart.run
     import plsc.evaluation.report.html
     import plsc.evaluation.results
     import plsc.training.trainer
@@ -283,7 +282,7 @@ def main(number: int) -> None:
     plsc.evaluation.report.html.draw = lambda *_: []
     report = Path(plsc.evaluation.report.html.__file__).with_name("report.html.jinja")
     plsc.evaluation.report.html.template(report)  # compiled once for all that is forked
-    plsc.apps.supervise.history._PAUSE = 0
+    plsc.apps.restart.run._PAUSE = 0
     Pod.watch.__defaults__ = tuple(0.2 if default == 1 else default for default in Pod.watch.__defaults__)
     # A fork has but the thread that forks. Paddle 2.6 starts an idle one when it is imported, 3.x none.
     assert len(os.listdir("/proc/self/task")) <= (2 if paddle.__version__.startswith("2.") else 1)

@@ -55,7 +55,7 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
             if failure.user:
                 _say(folder, failure.text and f"ERROR {failure.text}")
                 return 2
-            failures = failures + 1 if step == newest else 1
+            failures = failures + 1 if step == newest else 0
             newest = step
             if signals or failures == MOST_FAILURES:
                 why = (
