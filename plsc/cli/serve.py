@@ -17,8 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def export(cfg: Config, folder: Path) -> None:
-    """Export the checkpoint that the config names to a folder, on the CPU, without the kit, which nobody
-    would use."""
+    """Export the checkpoint that the config names to a folder, on the CPU."""
     from plsc.entry import Entry  # imports Paddle
 
-    Entry(cfg.edit({"Export.kit": 0, "Global.device": CPU}, "plsc serve")).export(folder)
+    Entry(cfg.edit({"Global.device": CPU}, "plsc serve")).export(folder)

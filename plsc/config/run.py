@@ -260,19 +260,13 @@ class CheckpointCfg(Section):
 class ExportCfg(Section):
     """The backbone as a file for other programs; every export is compared with the trained network."""
 
-    formats: list[Literal["paddle", "onnx", "onnx_int8", "insightface", "paddlex"]] = Field(
+    formats: list[Literal["paddle", "onnx", "insightface", "paddlex"]] = Field(
         ["paddle", "onnx"], min_length=1
     )
-    """paddle: for Paddle Inference; onnx: for ONNX Runtime and others; onnx_int8: the same in 8 bits;
-    insightface, paddlex: for these packages (docs/export.md). All but paddle and paddlex need the extra
-    `export`."""
-    opset: int = Field(17, ge=7, le=21)
+    """paddle: for Paddle Inference; onnx: for ONNX Runtime and others; insightface, paddlex: for these
+    packages (docs/export.md). All but paddle and paddlex need the extra `export`."""
+    opset: int = Field(17, ge=13, le=21)
     """Version of the ONNX operators. Lower it for an old runtime."""
-    int8_pictures: int = Field(512, ge=1)
-    """Pictures of the training set from which onnx_int8 takes the ranges of its numbers."""
-    kit: int = Field(200, ge=0, le=1000)
-    """Pictures of the main evaluation set, or else of the training set, that go with the export, to check
-    other runtimes by (docs/export.md); 0: none, there is no kit."""
 
     @field_validator("formats")
     @classmethod

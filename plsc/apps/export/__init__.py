@@ -1,48 +1,77 @@
-"""Export the backbone to files that run without plsc, checked against the training graph.
+"""Export the backbone to files that run without plsc, checked against the training graph: `plsc export`.
 
     image      float32 [batch, C, H, W]: raw pixels 0..255, of the preprocessing's size and channel order
     sample     float32 [batch, ...]: instead, of a data set whose samples are no images
     embedding  float32 [batch, D]: of length 1, so that a dot product is the cosine (zeros stay zeros)
 
 Normalising the input and the embedding is part of the graph. What is left to do outside, and the cosine above
-which two samples are of the same class, stands in preprocessing.json, and README.txt says how. The folder
-kit, see plsc.apps.export.kit, has samples with their embeddings, and programs that say whether another
-runtime or one's own code gives these.
+which two samples are of the same class, stands in preprocessing.json; README.txt says it to people.
 
-The graphs for Paddle Inference and ONNX Runtime lie in the folder itself; other formats have folders of their
-names in it, with all of these files but the kit, so that each can be taken away alone.
-
-Pixels that were normalised already would give embeddings that are all alike, and every comparison would be
-accepted. So an image without a pixel above 3 gets an embedding of zeros, which resembles nothing: a mistake
-is seen at once and accepts nobody. It takes one maximum. A truly black picture has nothing to recognise
-either.
+The graphs for Paddle Inference and ONNX Runtime lie in the folder itself. Other formats have folders of their
+names in it, with these two files, so that each can be taken away alone.
 
 Try it: `pytest tests/apps/export/test_export.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
+import copy
+import importlib.util
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import paddle
 from paddle import nn
 
-from plsc.apps.export.card import make_card
-from plsc.apps.export.description import Description
-from plsc.apps.export.graphs import check, open_graph, save_onnx, save_paddle
-from plsc.apps.export.insightface import save_insightface
-from plsc.apps.export.int8 import Int8Data, save_int8
-from plsc.apps.export.kit import FOLDER as KIT
-from plsc.apps.export.kit import KitPictures, make_kit
-from plsc.apps.export.paddlex import save_paddlex
-from plsc.apps.export.reference import example, on_cpu, untouched
-from plsc.apps.export.requirements import NEED_ONNX, check_packages, check_pictures, check_replaceable
+from plsc import distributed
+from plsc.apps.export.description import describe, write_description
+from plsc.apps.export.graphs import check, make_example, save_onnx, save_paddle
+from plsc.apps.export.other_programs import refuse_other_pictures, save_insightface, save_paddlex
+from plsc.config import Config
+from plsc.errors import UserError
+from plsc.training.start import open_checkpoint
+from plsc.training.thresholds import Thresholds
+from plsc.training.trained import load_network
 from plsc.utils.atomic_write import atomic_write, remove
-from plsc.utils.calibration import Calibration
+
+_CHECKED_BATCHES = (1, 8)
+_NEED_ONNX = frozenset({"onnx", "insightface"})
+_FOLDERS = ("insightface", "paddlex")
+_FILES = {f"inference.{end}" for end in ("json", "pdmodel", "pdiparams", "pdiparams.info", "yml")}
+_FILES |= {"model.onnx", "preprocessing.json", "README.txt"}
+
+
+def export_checkpoint(
+    cfg: Config, output: str | os.PathLike | None = None, model: nn.Layer | None = None
+) -> dict[str, Any]:
+    """Export the checkpoint that a config names. Every rank calls it, after `start`.
+
+    Args:
+        output: the folder; None: output_dir/export.
+        model: a Layer that takes the weights instead of Model.name's.
+
+    Returns what `export` returns.
+    """
+    saved = open_checkpoint(cfg)
+    network = load_network(saved, cfg, model)
+    folder = Path(output) if output else Path(cfg.Global.output_dir) / "export"
+
+    def write() -> dict[str, Any]:
+        facts = export(
+            network.backbone,
+            folder,
+            preprocessing=network.preprocessing,
+            formats=cfg.Export.formats,
+            opset=cfg.Export.opset,
+            thresholds=network.thresholds,
+            network=saved.network,
+        )
+        print(f"done: exported {saved.path} to {folder}")
+        return facts
+
+    return distributed.run_on_rank_0(write)
 
 
 def export(
@@ -52,121 +81,105 @@ def export(
     preprocessing: Any,
     formats: Sequence[str] = ("paddle", "onnx"),
     opset: int = 17,
-    threshold: float | None = None,
-    flip: bool = False,
-    threshold_set: str | None = None,
-    threshold_step: int | None = None,
-    calibration: Calibration | None = None,
+    thresholds: Thresholds | None = None,
     network: str | None = None,
-    int8: Callable[[], Int8Data] | None = None,
-    kit: KitPictures | None = None,
-    check_batches: Sequence[int] = (1, 8),
 ) -> dict:
     """Write `model` (prepared samples [B, *shape] -> embeddings [B, D]) to the folder `out_dir`, for any B.
 
     The folder appears, or replaces that of an earlier export, when all is written and every format agrees
-    with the training graph in eval mode within TOLERANCE, both on the CPU. `model`, without data parallel's
-    wrapper, stays as and where it is.
+    with the training graph in eval mode, both on the CPU. `model` stays as and where it is.
 
     Args:
         preprocessing: of the data set, a plsc.data.preprocessing.Preprocessing.
-        formats: "paddle" (inference.json or .pdmodel, and .pdiparams), "onnx" (model.onnx), and in folders of these names
-            "onnx_int8", "insightface", "paddlex".
-        threshold: cosine above which two images are of the same class; None = not known.
-        flip: whether it belongs to the sum of an image's embedding and its mirror image's; the graph makes one of them.
-        threshold_set, threshold_step: the set it was computed on, and at which step.
-        calibration: what a cosine means; None = not known.
+        formats: as in Export.formats.
+        thresholds: what a cosine means; None: not known.
         network: identity of the weights, see plsc.checkpoint.saved.Checkpoint.network.
-        int8: makes what "onnx_int8" needs; called for that format only.
-        kit: samples for the acceptance kit; None: there is no kit.
 
-    Returns: what preprocessing.json has (see make_card), and "folder".
+    Returns: what preprocessing.json has, and "folder".
     Raises: UserError (missing packages, or samples that a format does not take, before anything is written; a
-    model that does
-        not export truly, or is less accurate in 8 bits).
+        model that does not export truly).
     """
     out = Path(os.path.realpath(out_dir))  # a link stays one
-    check_packages(formats)
-    check_pictures(formats, preprocessing)
-    check_replaceable(out)
-    int8_data = int8() if "onnx_int8" in formats else None
-    with _replacing(out) as tmp:
+    _check_packages(formats)
+    refuse_other_pictures(formats, preprocessing)
+    _refuse_other_files(out)
+    with atomic_write(out) as tmp:
         tmp.mkdir(parents=True)
-        with on_cpu(model), untouched(model):
-            model.eval()
-            examples = [example(model, preprocessing, batch) for batch in check_batches]
-            checker = make_kit(model, preprocessing, kit, flip) if kit else None
-            graphs = {"paddle": save_paddle(model, preprocessing, tmp)}
-        if not NEED_ONNX.isdisjoint(formats):
+        examples, graphs = _on_cpu(model, preprocessing, tmp)
+        if not _NEED_ONNX.isdisjoint(formats):
             graphs["onnx"] = save_onnx(tmp, graphs["paddle"], opset)
-        card = make_card(preprocessing, examples[0][1].shape[1], threshold, flip)
-        card.update(threshold_set=threshold_set, threshold_step=threshold_step, network=network)
-        card["calibration"] = calibration.to_json() if calibration else None
-        card["kit"] = {"folder": KIT, "samples": len(kit.samples), "of": kit.title} if kit else None
-        about = Description(card, preprocessing)
+        facts = describe(preprocessing, examples[0][1].shape[1], thresholds or Thresholds(), network)
         files, checks = {}, []
         for kind in formats:
-            if kind in graphs:
-                files[kind] = graphs[kind]
-                checks += [check(tmp, kind, graphs[kind], *given) for given in examples]
-            else:
-                files[kind], compared = _save_in_folder(tmp / kind, graphs, about, examples, int8_data)
-                checks += compared
+            folder = tmp
+            names = graphs.get(kind)
+            if kind in _FOLDERS:
+                folder = tmp / kind
+                folder.mkdir()
+                if kind == "insightface":
+                    names = save_insightface(folder, tmp, graphs["onnx"])
+                else:
+                    names = save_paddlex(folder, tmp, graphs["paddle"], preprocessing)
+            found = [check(folder, kind, names, *given) for given in examples]
+            checks += found
+            if kind in _FOLDERS:
+                write_description(folder, facts, {kind: names}, found)
+                names = _seen_from_beside(folder, names)
+            files[kind] = names
         for kind in graphs.keys() - set(formats):
             for name in graphs[kind]["files"]:
                 (tmp / name).unlink()
-        if checker:
-            in_8_bits = open_graph(tmp, files["onnx_int8"]) if "onnx_int8" in files else None
-            checker.write(tmp / KIT, threshold, threshold_set or "the main evaluation set", in_8_bits)
-        card = about.write(tmp, files, checks)
-    return {**card, "folder": str(out)}
+        facts = write_description(tmp, facts, files, checks)
+        remove(out)
+    return {**facts, "folder": str(out)}
 
 
-@contextlib.contextmanager
-def _replacing(out: Path) -> Iterator[Path]:
-    """Yield a name for a new folder, and give it the place of the export at `out` when the block ends well.
-
-    The earlier export stays whole, under another name at most, until the new one is there. What a killed
-    export left under that name is put back or replaced.
-    """
-    old = out.with_name(f"{out.name}.tmp.old")
+def _on_cpu(model: nn.Layer, preprocessing: Any, folder: Path) -> tuple[list, dict]:
+    """Make examples and the graph of Paddle Inference of a copy of `model` on the CPU, as exported graphs are
+    run: a GPU's products may have fewer digits."""
+    device = paddle.get_device()
+    paddle.set_device("cpu")
     try:
-        with atomic_write(out) as tmp:
-            yield tmp
-            if out.exists():
-                remove(old)
-                os.replace(out, old)
+        model = copy.deepcopy(model)
+        model.to(device="cpu")
+        model.eval()
+        examples = [make_example(model, preprocessing, batch) for batch in _CHECKED_BATCHES]
+        return examples, {"paddle": save_paddle(model, preprocessing, folder)}
     finally:
-        if old.exists() and not out.exists():
-            os.replace(old, out)
-    with contextlib.suppress(OSError):  # the new export is there; the next one removes the rest
-        remove(old)
+        paddle.set_device(device)
 
 
-def _save_in_folder(
-    folder: Path, graphs: dict[str, dict], about: Description, examples: list, int8: Int8Data | None
-) -> tuple[dict, list[dict]]:
-    """Write the format that the new `folder` is called after, with all that describes it, from `graphs`,
-    which lie beside.
+def _seen_from_beside(folder: Path, names: dict) -> dict:
+    """Return the names of a graph in `folder` as seen from the folder that it lies in, and all files there."""
+    inside = {key: f"{folder.name}/{names[key]}" for key in ("model", "params") if key in names}
+    return {**names, **inside, "files": sorted(f"{folder.name}/{path.name}" for path in folder.iterdir())}
 
-    Returns the names of its files as seen from beside, and the comparisons with the training graph.
-    """
-    kind, source, checks, others = folder.name, folder.parent, [], {}
-    if about.card["kit"]:
-        about = replace(about, card={**about.card, "kit": {**about.card["kit"], "folder": f"../{KIT}"}})
-    folder.mkdir()
-    if kind == "onnx_int8":
-        assert int8 is not None
-        names, others = save_int8(folder, source, graphs["onnx"], about.preprocessing, int8)
-        about = replace(about, card={**about.card, **others})
-        about.write(folder, {"onnx": names}, [])  # to who takes it away it is an ONNX graph like another
-    else:
-        if kind == "insightface":
-            names = save_insightface(folder, source, graphs["onnx"])
-        else:
-            names = save_paddlex(folder, source, graphs["paddle"], about.preprocessing)
-        checks = [check(folder, kind, names, *given) for given in examples]
-        about.write(folder, {kind: names}, checks)
-    inside = {key: f"{kind}/{names[key]}" for key in ("model", "params") if key in names}
-    inside["files"] = sorted(f"{kind}/{path.name}" for path in folder.iterdir())
-    return {**names, **inside, **others}, checks
+
+def _check_packages(formats: Sequence[str]) -> None:
+    if _NEED_ONNX.isdisjoint(formats):
+        return
+    if paddle.__version__.startswith(("1.", "2.")):
+        raise UserError(
+            "Export.formats: ONNX export needs Paddle 3, paddle2onnx 2 refuses this one "
+            f"({paddle.__version__}): set Export.formats=[paddle]"
+        )
+    needed = ("paddle2onnx", "onnx", "onnxruntime")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"Export.formats: ONNX export needs the extra, {', '.join(missing)} not found: "
+            "pip install -e '.[export]' in the clone of plsc, or set Export.formats=[paddle]"
+        )
+
+
+def _refuse_other_files(out: Path) -> None:
+    """Refuse a folder that holds anything but an export, since it is replaced as a whole."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; name a folder for the export")
+    folders = [folder for folder in (out, *(out / name for name in _FOLDERS)) if folder.is_dir()]
+    paths = [path for folder in folders for path in folder.iterdir()]
+    others = sorted(
+        str(path.relative_to(out)) for path in paths if path not in folders and path.name not in _FILES
+    )
+    if others:
+        raise UserError(f"{out}: holds other files ({others[0]}); name a new or empty folder for the export")

@@ -1,35 +1,97 @@
-"""Write what stands beside the graphs in a folder: preprocessing.json and README.txt."""
+"""Describe an export: preprocessing.json for programs, README.txt for people."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plsc.apps.export.readme import readme_text
+import paddle
+
+from plsc.apps.export.graphs import name_of
+from plsc.data.preprocessing import DARKEST
+from plsc.training.thresholds import Thresholds
 from plsc.utils.files import sha256_of
+from plsc.utils.version import __version__
+
+_VALUES = "raw pixels 0..255; normalisation is inside the graph"
+_RESIZE = "to the size, whatever the aspect ratio: cv2.INTER_AREA to shrink, cv2.INTER_LINEAR to enlarge"
+_README = """\
+A network that gives embeddings, written by plsc export. preprocessing.json has all numbers.
+
+Input: float32 [batch, ...], raw pixels 0 to 255 in the size and channel order that preprocessing.json names.
+Do not subtract a mean and do not divide by 255 or 127.5: the graph does what has to be done.
+A picture without a pixel above 3 was normalised before, or is black: its embedding is all zeros.
+Where "aligned" is true, the network wants faces whose landmarks lie at ArcFace's places, as plsc align writes.
+
+Output: float32 [batch, size] of length 1: the dot product of two embeddings is their cosine.
+Two pictures with a cosine above "threshold" are of the same class; null: plsc eval --set-threshold finds it.
+Where "flip" is true, the threshold is of the sum of the embeddings of a picture and its mirror image.
+
+ONNX Runtime, for two pictures in RGB:
+
+    import cv2, numpy as np, onnxruntime
+    session = onnxruntime.InferenceSession("model.onnx")
+    images = [cv2.imread(name)[..., ::-1].transpose(2, 0, 1) for name in ("a.png", "b.png")]
+    a, b = session.run(None, {"image": np.stack(images).astype(np.float32)})[0]
+    print("cosine", a @ b)
+
+Paddle Inference: inference.Config of the program and the parameters, as in "files", and create_predictor.
+insightface: insightface.model_zoo.get_model("insightface/model.onnx").get_feat(picture), as cv2 reads it.
+PaddleX: paddlex.create_model("ResNet50_face", model_dir="paddlex").predict(picture).
+docs/export.md of plsc says more of each, and how to make a graph of 8 bits.
+"""
 
 
-@dataclass(frozen=True)
-class Description:
-    """Describes a network for those who run its graph.
+def describe(preprocessing: Any, embedding_size: int, thresholds: Thresholds, network: str | None) -> dict:
+    """Make the content of preprocessing.json but for what is known of the files."""
+    shape = list(preprocessing.shape)
+    # What is left to do. Mean and scale are not among it: a reader who saw them here would normalise once
+    # more.
+    if preprocessing.is_image:
+        values = _VALUES
+        left = {"size": shape[1:], "channels": preprocessing.channels, "resize": _RESIZE}
+        if preprocessing.aligned is not None:
+            left["aligned"] = preprocessing.aligned
+    else:
+        values = f"samples as in training ({preprocessing.dtype}), as float32"
+        left = {"shape": shape, "dtype": preprocessing.dtype}
+    noun = name_of(preprocessing)
+    inside = {
+        "normalisation": f"({noun} - mean) * scale",
+        "mean": preprocessing.mean,
+        "scale": preprocessing.scale,
+    }
+    if preprocessing.is_image:
+        inside["not_raw_pixels"] = f"an image without a pixel above {DARKEST:g} gets an embedding of zeros"
+    both = "image and mirror image, embeddings summed, length 1"
+    return {
+        "plsc": __version__,
+        "paddle": paddle.__version__,
+        "network": network,
+        "embedding_size": embedding_size,
+        "input": {"dtype": "float32", "shape": ["batch", *shape], "values": values},
+        "output": {"dtype": "float32", "shape": ["batch", embedding_size], "length": 1},
+        "preprocessing": left,
+        "inside_the_graph": inside,
+        "threshold": thresholds.threshold,
+        "threshold_of": both if thresholds.flip else noun,
+        "threshold_set": thresholds.threshold_set,
+        "threshold_step": thresholds.threshold_step,
+        "flip": thresholds.flip,
+    }
 
-    card: see make_card.
+
+def write_description(folder: Path, facts: dict, files: dict[str, dict], checks: list[dict]) -> dict:
+    """Write preprocessing.json and README.txt to `folder`; return the content of the first.
+
+    Args:
+        facts: of `describe`.
+        files: format -> names of its files, input and output.
+        checks: comparisons with the training graph.
     """
-
-    card: dict
-    preprocessing: Any
-
-    def write(self, folder: Path, files: dict[str, dict], checks: list[dict]) -> dict:
-        """Write the files to `folder`; return the content of preprocessing.json.
-
-        Args:
-            files: format -> names of its files, input and output.
-            checks: comparisons with the training graph.
-        """
-        sha256 = {name: sha256_of(folder / name) for names in files.values() for name in names["files"]}
-        card = {**self.card, "files": files, "sha256": sha256, "checks": checks}
-        (folder / "README.txt").write_text(readme_text(card), encoding="utf-8")
-        (folder / "preprocessing.json").write_text(json.dumps(card, indent=1) + "\n")
-        return card
+    sha256 = {name: sha256_of(folder / name) for names in files.values() for name in names["files"]}
+    content = {**facts, "files": files, "sha256": sha256, "checks": checks}
+    (folder / "preprocessing.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / "README.txt").write_text(_README, encoding="utf-8")
+    return content

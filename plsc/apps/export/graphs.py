@@ -4,7 +4,9 @@ and compare."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,6 @@ import numpy as np
 import paddle
 from paddle import inference, nn
 
-from plsc.apps.export.card import noun_of
 from plsc.data.preprocessing import DARKEST
 from plsc.errors import UserError
 
@@ -21,7 +22,8 @@ TOLERANCE = 1e-4  # of each component of an embedding of length 1
 
 
 class _WithPreprocessing(nn.Layer):
-    """Computes embeddings of length 1: samples -> preprocessing -> `model` -> division by the length."""
+    """Computes embeddings of length 1 of samples; zeros for an image that was normalised before: all of these
+    would be alike, and every pair be accepted."""
 
     def __init__(self, model: nn.Layer, preprocessing: Any):
         super().__init__()
@@ -29,24 +31,17 @@ class _WithPreprocessing(nn.Layer):
         self.preprocessing = preprocessing
 
     def forward(self, samples):
-        return self.embed(samples)
-
-    def embed(self, samples):
         embedding = self.model(self.preprocessing(samples))
         square = paddle.sum(embedding * embedding, axis=1, keepdim=True)
-        return embedding * paddle.rsqrt(paddle.clip(square, min=1e-24))
-
-
-class _OfPixels(_WithPreprocessing):
-    """Computes the same, but zeros for an image that was normalised before."""
-
-    def forward(self, samples):  # without super(), which Paddle 2.6 does not find in a static graph
-        brightest = paddle.max(paddle.flatten(samples, 1), axis=1, keepdim=True)
-        return self.embed(samples) * paddle.cast(brightest > DARKEST, "float32")
+        embedding = embedding * paddle.rsqrt(paddle.clip(square, min=1e-24))
+        if self.preprocessing.is_image:
+            brightest = paddle.max(paddle.flatten(samples, 1), axis=1, keepdim=True)
+            embedding = embedding * paddle.cast(brightest > DARKEST, "float32")
+        return embedding
 
 
 @contextlib.contextmanager
-def errors_as_user_error(what: str) -> Iterator[None]:
+def _errors_as_user_error(what: str) -> Iterator[None]:
     """Raise UserError with `what` and the last line in place of the engines' errors of many kinds and
     lines."""
     try:
@@ -56,27 +51,46 @@ def errors_as_user_error(what: str) -> Iterator[None]:
         raise UserError(f"{what}: {lines[-1] if lines else repr(error)}") from error
 
 
+@contextlib.contextmanager
+def _home_that_can_be_written() -> Iterator[None]:
+    """Give Paddle a folder for the sources that to_static makes: it writes them below HOME, which a user of a
+    container may not have."""
+    home = os.environ.get("HOME")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["HOME"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["HOME"]
+            if home is not None:
+                os.environ["HOME"] = home
+
+
+def name_of(preprocessing: Any) -> str:
+    """Name the graph's input."""
+    return "image" if preprocessing.is_image else "sample"
+
+
 def save_paddle(model: nn.Layer, preprocessing: Any, folder: Path) -> dict:
-    layer = (_OfPixels if preprocessing.is_image else _WithPreprocessing)(model, preprocessing)
-    name = noun_of(preprocessing)
+    """Write the graph of Paddle Inference to `folder`; return the names of files, input and output."""
+    name = name_of(preprocessing)
     spec = paddle.static.InputSpec([None, *preprocessing.shape], "float32", name)
-    with errors_as_user_error("Export: this backbone cannot be saved as one static graph"):
+    what = "Export: this backbone cannot be saved as one static graph"
+    with _errors_as_user_error(what), _home_that_can_be_written():
         # By default Paddle 3 compiles with CINN, and both cut what cannot be one graph into pieces.
-        static = paddle.jit.to_static(layer, input_spec=[spec], full_graph=True, backend=None)
+        static = paddle.jit.to_static(
+            _WithPreprocessing(model, preprocessing), input_spec=[spec], full_graph=True, backend=None
+        )
         paddle.jit.save(static, str(folder / "inference"))
-        names = sorted(path.name for path in folder.iterdir())
-        program = next(name for name in names if name.endswith((".json", ".pdmodel")))
+        files = sorted(path.name for path in folder.iterdir())
+        program = next(file for file in files if file.endswith((".json", ".pdmodel")))
         output = _predictor(folder / program).get_output_names()[0]
-    return {
-        "files": names,
-        "model": program,
-        "params": "inference.pdiparams",
-        "input": name,
-        "output": output,
-    }
+    names = {"model": program, "params": "inference.pdiparams", "input": name, "output": output}
+    return {"files": files, **names}
 
 
 def save_onnx(folder: Path, source: dict, opset: int) -> dict:
+    """Write the ONNX graph of the one of Paddle Inference in `folder`; return its names."""
     import onnx
     import paddle2onnx
 
@@ -95,9 +109,7 @@ def save_onnx(folder: Path, source: dict, opset: int) -> dict:
     _drop_unused_constants(model.graph)
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, str(folder / MODEL))
-    made = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-    names = {"files": [MODEL], "model": MODEL, "input": source["input"], "output": "embedding"}
-    return {**names, "opset": made}
+    return {"files": [MODEL], "model": MODEL, "input": source["input"], "output": "embedding"}
 
 
 def _rename(graph, old: str, new: str) -> None:
@@ -125,32 +137,39 @@ def _predictor(program: Path) -> inference.Predictor:
     return inference.create_predictor(config)
 
 
-def open_graph(folder: Path, names: dict) -> Callable[[np.ndarray], np.ndarray]:
-    """Load an exported graph. Returns what runs it: samples float32 [B, *shape] -> embeddings [B, D]."""
+def run_graph(folder: Path, names: dict, samples: np.ndarray) -> np.ndarray:
+    """Run an exported graph: samples float32 [B, *shape] -> embeddings [B, D]."""
     if names["model"].endswith(".onnx"):
         import onnxruntime
 
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # errors; it warns of each constant that it removes
         session = onnxruntime.InferenceSession(
-            str(folder / names["model"]), options, providers=["CPUExecutionProvider"]
+            str(folder / names["model"]), providers=["CPUExecutionProvider"]
         )
-        return lambda samples: session.run([names["output"]], {names["input"]: samples})[0]
+        return session.run([names["output"]], {names["input"]: samples})[0]
     predictor = _predictor(folder / names["model"])
-
-    def run(samples: np.ndarray) -> np.ndarray:
-        predictor.get_input_handle(names["input"]).copy_from_cpu(samples)
-        predictor.run()
-        return predictor.get_output_handle(names["output"]).copy_to_cpu()
-
-    return run
+    predictor.get_input_handle(names["input"]).copy_from_cpu(samples)
+    predictor.run()
+    return predictor.get_output_handle(names["output"]).copy_to_cpu()
 
 
-def check(folder: Path, kind: str, names: dict, pixels: np.ndarray, expected: np.ndarray) -> dict:
+def make_example(model: nn.Layer, preprocessing: Any, batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Make random samples, float32, and the embeddings of length 1 that the training graph makes of them."""
+    draws = np.random.default_rng(0)
+    shape = (batch, *preprocessing.shape)
+    dtype = np.dtype(preprocessing.dtype)
+    most = 256 if preprocessing.is_image else 100
+    samples = draws.normal(size=shape) if dtype.kind == "f" else draws.integers(0, most, shape)
+    samples = samples.astype(dtype).astype(np.float32)
+    with paddle.no_grad():
+        embedding = model(preprocessing(paddle.to_tensor(samples))).numpy().astype(np.float64)
+    return samples, embedding / np.maximum(np.linalg.norm(embedding, axis=1, keepdims=True), 1e-12)
+
+
+def check(folder: Path, kind: str, names: dict, samples: np.ndarray, expected: np.ndarray) -> dict:
     """Compare the exported with the training graph; UserError if it cannot run this batch or differs."""
-    where = f"Export.formats: the {kind} graph of this backbone, at batch {len(pixels)},"
-    with errors_as_user_error(f"{where} does not run"):
-        got = open_graph(folder, names)(pixels)
+    where = f"Export.formats: the {kind} graph of this backbone, at batch {len(samples)},"
+    with _errors_as_user_error(f"{where} does not run"):
+        got = run_graph(folder, names, samples)
     if got.shape != expected.shape:
         raise UserError(
             f"{where} gives {list(got.shape)} instead of {list(expected.shape)}: is the batch size fixed?"
@@ -160,4 +179,4 @@ def check(folder: Path, kind: str, names: dict, pixels: np.ndarray, expected: np
         raise UserError(
             f"{where} differs from the training graph by {difference:.3g}, allowed is {TOLERANCE:g}"
         )
-    return {"format": kind, "batch": len(pixels), "max_difference": difference}
+    return {"format": kind, "batch": len(samples), "max_difference": difference}

@@ -1,4 +1,4 @@
-"""Exports for other packages and in 8 bits: what those packages look for is there, and gives our embeddings.
+"""Exports for other packages: what those packages look for is there, and gives our embeddings.
 
 `insightface` and `paddlex` are tried where they are installed. What is known of their code is written again
 here, so that their part is also tried without them.
@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
-import sys
-import types
 from dataclasses import replace
 
 import cv2
@@ -21,22 +18,18 @@ import yaml
 from paddle import nn
 
 from plsc.apps.export import export, graphs
-from plsc.apps.export.graphs import open_graph
-from plsc.apps.export.int8 import Int8Data, Judged
-from plsc.apps.export.kit import KitPictures, check
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
-from plsc.utils.calibration import Calibration
+from plsc.training.thresholds import Thresholds
 from tests.helpers.bounds import assert_within, of_network
 
 SHAPE = (3, 112, 112)
 PREPROCESSING = Preprocessing.of_images(SHAPE)
-NEEDED = ("paddle2onnx", "onnx", "onnxruntime", "ml_dtypes")
+NEEDED = ("paddle2onnx", "onnx", "onnxruntime")
 CAN_ONNX = all(importlib.util.find_spec(name) for name in NEEDED) and not paddle.__version__.startswith("2.")
 needs_onnx = pytest.mark.skipif(not CAN_ONNX, reason=f"needs Paddle 3 and {', '.join(NEEDED)}")
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, *SHAPE), np.uint8)
 BESIDE = {"README.txt", "preprocessing.json"}
-KIT = KitPictures(PIXELS, np.empty((0, 3), int), "noise")
 FORMATS = ["paddle", "onnx", "insightface", "paddlex"] if CAN_ONNX else ["paddle", "paddlex"]
 
 
@@ -73,8 +66,8 @@ def embeddings_of(net, pixels, then=unit):
 def made(tmp_path_factory):
     """The network, and the folder with its exports."""
     net, out = trained(), tmp_path_factory.mktemp("formats") / "out"
-    facts = {"threshold": 0.3, "threshold_set": "people", "threshold_step": 5, "network": "abc", "flip": True}
-    export(net, out, preprocessing=PREPROCESSING, formats=FORMATS, kit=KIT, **facts)
+    known = Thresholds(threshold=0.3, threshold_set="people", threshold_step=5, flip=True)
+    export(net, out, preprocessing=PREPROCESSING, formats=FORMATS, thresholds=known, network="abc")
     return net, out
 
 
@@ -170,70 +163,14 @@ def test_paddlex_itself(made):
 
 
 @pytest.mark.parametrize("kind", ["insightface", "paddlex"])
-def test_each_folder_can_be_taken_away_with_the_kit(made, tmp_path, monkeypatch, capsys, kind):
-    """The code of its README.txt runs in a copy, compares by the threshold, and the kit notices exchanged
-    channels."""
+def test_each_folder_can_be_taken_away(made, kind):
     if kind not in FORMATS:
         pytest.skip("no ONNX export here")
     out = made[1]
     card = json.loads((out / kind / "preprocessing.json").read_text())
     assert {path.name for path in (out / kind).iterdir()} == BESIDE | set(card["files"][kind]["files"])
-    assert (card["threshold"], card["network"]) == (0.3, "abc") and max(
-        check["max_difference"] for check in card["checks"]
-    ) <= graphs.TOLERANCE
-    text = (out / kind / "README.txt").read_text()
-    assert "0.3000" in text and "people" in text and "mirror image" in text
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in (out / kind).iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
-    code = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    "))
-    monkeypatch.chdir(copy)
-    zoo = types.SimpleNamespace(get_model=LikeInsightface)
-    monkeypatch.setitem(sys.modules, "insightface", types.SimpleNamespace(model_zoo=zoo))
-    make = types.SimpleNamespace(create_model=lambda name, model_dir: LikePaddleX(name, copy))
-    monkeypatch.setitem(sys.modules, "paddlex", make)
-    shutil.copytree(out / "kit", tmp_path / "kit")
-    exec(code, {})
-    assert capsys.readouterr().out.split()[1] in ("same", "different")
-    assert check.main(["../kit/mine.npy"], tmp_path / "kit") == 0
-    exec(code.replace("cv2.imread(name)", "cv2.imread(name)[..., ::-1]"), {})
-    assert check.main(["../kit/mine.npy"], tmp_path / "kit") == 1
-    assert "fault: colour order: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("kind", ["paddle", "onnx"])
-def test_the_code_of_the_readme_says_how_probable_it_is_that_two_are_the_same(
-    tmp_path, monkeypatch, capsys, kind
-):
-    if kind not in FORMATS:
-        pytest.skip("no ONNX export here")
-    points = {"cosine": [-0.5, 0.9], "log_odds": [-6.0, 6.0]}
-    meaning = Calibration(method="by hand", set="people", step=5, pairs=9, prior=0.5, **points)
-    net, out = trained(), tmp_path / "out"
-    facts = {
-        "threshold": 0.3,
-        "threshold_set": "people",
-        "threshold_step": 5,
-        "calibration": meaning,
-        "kit": KIT,
-    }
-    export(net, out, preprocessing=PREPROCESSING, formats=[kind], flip=True, **facts)
-    monkeypatch.chdir(out)
-    text = (out / "README.txt").read_text()
-    exec("\n".join(line[4:] for line in text.splitlines() if line.startswith("    ")), {})
-    cosine, *verdict, word, probability = capsys.readouterr().out.split()
-    images = PIXELS[:2]
-
-    def cosine_of(found):
-        one, other = unit(unit(found[:2]) + unit(found[2:]))  # each with its mirror image
-        return one @ other
-
-    expected, bound = embeddings_of(net, np.concatenate([images, images[..., ::-1]]), cosine_of)
-    assert_within(float(cosine), expected, bound)
-    assert verdict[0] == ("same" if expected > 0.3 else "different") and word == "P(same)"
-    low, high = meaning.probability(expected - bound), meaning.probability(expected + bound)
-    assert low <= float(probability) <= high
+    assert (card["threshold"], card["network"]) == (0.3, "abc")
+    assert max(check["max_difference"] for check in card["checks"]) <= graphs.TOLERANCE
 
 
 def test_the_card_of_the_whole_lists_every_file(made):
@@ -241,11 +178,10 @@ def test_the_card_of_the_whole_lists_every_file(made):
     card = json.loads((out / "preprocessing.json").read_text())
     listed = {name for names in card["files"].values() for name in names["files"]}
     there = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
-    there = {name for name in there if not name.startswith("kit/")}
     assert there == listed | BESIDE and list(card["files"]) == FORMATS
     assert len(card["checks"]) == 2 * len(FORMATS)
     for kind, names in card["files"].items():
-        assert np.isfinite(open_graph(out, names)(PIXELS[:1].astype(np.float32))).all(), kind
+        assert np.isfinite(graphs.run_graph(out, names, PIXELS[:1].astype(np.float32))).all(), kind
 
 
 def test_a_folder_of_a_format_is_replaced_but_not_with_files_of_others(tmp_path):
@@ -276,84 +212,7 @@ def test_a_folder_of_a_format_is_replaced_but_not_with_files_of_others(tmp_path)
 def test_pictures_that_a_package_does_not_take_are_refused_at_once(
     tmp_path, monkeypatch, kind, preprocessing, got
 ):
-    monkeypatch.setattr("plsc.apps.export.check_packages", lambda formats: None)
+    monkeypatch.setattr("plsc.apps.export._check_packages", lambda formats: None)
     with pytest.raises(UserError, match=f"^Export.formats: {kind} takes RGB .*{got}: leave {kind} out$"):
         export(Net(), tmp_path / "out", preprocessing=preprocessing, formats=["paddle", kind])
-    assert not list(tmp_path.iterdir())
-
-
-# ---- 8 bits
-
-
-def int8(judge):
-    return lambda: Int8Data(PIXELS, judge, "people", flip=False, step=7)
-
-
-@needs_onnx
-def test_8_bits_are_close_a_quarter_as_large_and_another_network(tmp_path, capsys):
-    seen = []
-
-    def judge(embed):
-        seen.append(embed(PIXELS))
-        return Judged(0.9 - 0.004 * (len(seen) - 1), 0.2)
-
-    net, out = trained(), tmp_path / "out"
-    formats = ["onnx", "onnx_int8"]
-    facts = {"network": "abc", "int8": int8(judge), "kit": KIT}
-    report = export(net, out, preprocessing=PREPROCESSING, formats=formats, **facts)
-    floating, rounded = seen
-    assert_within(floating, *embeddings_of(net, PIXELS))
-    assert np.sum(floating * rounded, axis=1).min() > 0.99 and np.abs(floating - rounded).max() > 1e-4
-    sizes = [(out / folder / "model.onnx").stat().st_size for folder in ("", "onnx_int8")]
-    assert sizes[1] < 0.5 * sizes[0]
-    card = json.loads((out / "onnx_int8" / "preprocessing.json").read_text())
-    assert card["network"] != "abc" and card["network"] == report["files"]["onnx_int8"]["network"]
-    assert (card["threshold"], card["threshold_set"], card["threshold_step"]) == (0.2, "people", 7)
-    assert card["int8"]["pictures"] == 6 and card["int8"]["accuracy"] == pytest.approx(0.896)
-    assert (
-        "accuracy 89.60 %, in float32 90.00 %, on people." in (out / "onnx_int8" / "README.txt").read_text()
-    )
-    assert "in float32" not in (out / "README.txt").read_text()
-    assert {path.name for path in (out / "onnx_int8").iterdir()} == BESIDE | {"model.onnx"}
-    # To who has this folder alone it is an ONNX graph like another.
-    again = open_graph(out / "onnx_int8", card["files"]["onnx"])(PIXELS.astype(np.float32))
-    np.testing.assert_array_equal(again, rounded)
-
-    np.save(out / "kit" / "mine.npy", again)
-    assert check.main([str(out / "kit" / "mine.npy")], out / "kit") == 0
-    assert "pass: as in 8 bits" in capsys.readouterr().out
-
-
-@needs_onnx
-def test_8_bits_that_lose_more_than_half_a_point_are_refused_and_the_older_export_stays(tmp_path):
-    out = tmp_path / "out"
-    export(trained(), out, preprocessing=PREPROCESSING, formats=["paddle"])
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    judged = iter([Judged(0.9, 0.2), Judged(0.894, 0.2)])
-    with pytest.raises(UserError) as error:
-        export(
-            *(trained(), out),
-            preprocessing=PREPROCESSING,
-            formats=["onnx", "onnx_int8"],
-            int8=int8(lambda embed: next(judged)),
-        )
-    assert str(error.value) == (
-        "Export.formats: onnx_int8: accuracy 89.40 % on people, in float32 90.00 %; more than 0.5 points are lost: "
-        "leave onnx_int8 out, or try more Export.int8_pictures (here 6) or a larger main set"
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-
-
-@needs_onnx
-def test_a_backbone_that_cannot_be_quantized_is_refused_in_one_line(tmp_path, monkeypatch):
-    def fail(*args, **kwargs):
-        raise ValueError("Traceback\n  no such operator")
-
-    monkeypatch.setattr("onnxruntime.quantization.quantize_static", fail)
-    message = "^Export.formats: onnx_int8: ONNX Runtime cannot quantize this backbone: no such operator$"
-    with pytest.raises(UserError, match=message):
-        export(
-            trained(), tmp_path / "out", preprocessing=PREPROCESSING, formats=["onnx_int8"], int8=int8(None)
-        )
     assert not list(tmp_path.iterdir())

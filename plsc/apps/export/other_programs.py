@@ -1,0 +1,92 @@
+"""Write the folders that the packages `insightface` and PaddleX take for a network of faces.
+
+`insightface.model_zoo.get_model` makes an ArcFaceONNX of a square input whose side is a multiple of 16 from
+112 on. That normalises pixels by mean and deviation 127.5, except where two of the first eight nodes have
+names that begin with Sub and Mul: these graphs are taken to normalise by themselves, as ours do.
+
+PaddleX reads a picture as RGB, resizes it, multiplies pixels by `scale` / `std` and subtracts `mean` / `std`,
+and divides the output by its length. Here it leaves pixels as they are.
+
+Seen in insightface 2.1 (model_zoo/arcface_onnx.py, ModelRouter) and PaddleX 3.7 (image_feature/predictor.py).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from plsc.apps.export.graphs import MODEL
+from plsc.errors import UserError
+
+# insightface's alignment makes multiples of these; 192, which is neither, is a landmark model's.
+_SIDES = (112, 128)
+# PaddleX makes a model of features under a few names only. This one's may add the mirror image (flip=True).
+_NAME = "ResNet50_face"
+_YML = "inference.yml"
+
+
+def refuse_other_pictures(formats: Sequence[str], preprocessing: Any) -> None:
+    """Refuse by UserError a network that one of the packages cannot feed."""
+    is_rgb = preprocessing.channels == "RGB"
+    is_square = is_rgb and preprocessing.shape[1] == preprocessing.shape[2]
+    fits = {
+        "insightface": is_square and any(preprocessing.shape[1] % side == 0 for side in _SIDES),
+        "paddlex": is_rgb,
+    }
+    sizes = {"insightface": " of 112 x 112 or 128 x 128 or a multiple of these", "paddlex": ""}
+    for kind in fits.keys() & set(formats):
+        if not fits[kind]:
+            raise UserError(
+                f"Export.formats: {kind} takes RGB pictures{sizes[kind]}; this network takes "
+                f"{preprocessing.channels or preprocessing.dtype} {list(preprocessing.shape)}: leave {kind} out"
+            )
+
+
+def save_insightface(folder: Path, source: Path, names: dict) -> dict:
+    """Write the ONNX graph in `source`, described by `names`, to `folder` with the two nodes that insightface
+    looks for; return the names of this graph.
+
+    They compute image - 0 and then * 1, which ONNX Runtime removes.
+    """
+    import numpy as np
+    import onnx
+    from onnx import helper, numpy_helper
+
+    model = onnx.load(source / names["model"])
+    graph = model.graph
+    image = names["input"]
+    for node in graph.node:
+        node.input[:] = ["image * 1" if name == image else name for name in node.input]
+    for name, value in (("zero", 0), ("one", 1)):
+        graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), f"insightface.{name}"))
+    graph.node.insert(0, helper.make_node("Sub", [image, "insightface.zero"], ["image - 0"], "Sub_nothing"))
+    graph.node.insert(
+        1, helper.make_node("Mul", ["image - 0", "insightface.one"], ["image * 1"], "Mul_by_one")
+    )
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, str(folder / MODEL))
+    return {**names, "files": [MODEL], "model": MODEL}
+
+
+def save_paddlex(folder: Path, source: Path, names: dict, preprocessing: Any) -> dict:
+    """Copy the graph of Paddle Inference, described by `names`, from `source` to `folder`, and write
+    inference.yml; return the names of this graph."""
+    for name in names["files"]:
+        shutil.copyfile(source / name, folder / name)
+    height, width = preprocessing.size
+    operations = [
+        {"ResizeImage": {"size": [width, height]}},
+        {"NormalizeImage": {"scale": 1.0, "mean": [0.0] * 3, "std": [1.0] * 3, "order": ""}},
+        {"ToCHWImage": None},
+    ]
+    content = {
+        "Global": {"model_name": _NAME},
+        "PreProcess": {"transform_ops": operations},
+        "PostProcess": {"NormalizeFeatures": None},
+    }
+    (folder / _YML).write_text(yaml.safe_dump(content, sort_keys=False))
+    return {**names, "files": sorted([*names["files"], _YML])}
