@@ -25,11 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         backbone,
         collectives,
         end2end,
-        few_shot,
         fpir,
         gallery,
         head,
-        lfw_view2,
         loader,
         quality,
         save,
@@ -44,11 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return backbone.main(argv[1:])
     measures = {
         "head": (head, head.head),
-        "lfw_view2": (lfw_view2, lfw_view2.lfw_view2),
         "loader": (loader, loader.loader),
         "collectives": (collectives, collectives.collectives),
         "end2end": (end2end, end2end.end2end),
-        "few_shot": (few_shot, few_shot.few_shot),
         "fpir": (fpir, fpir.fpir),
         "gallery": (gallery, gallery.gallery),
         "quality": (quality, quality.quality),

@@ -1,5 +1,4 @@
-"""configs/published: each config trains on files of its kind, made here; benchmarks/lfw_view2.py trains its
-own."""
+"""configs/published: each config trains on files of its kind, made here."""
 
 import re
 
