@@ -170,7 +170,6 @@ def build_trainer(
         cfg.Model.embedding_size,
         cfg.Global.seed,
         cfg.Global.output_dir,
-        None,
         cfg.Global.amp,
     )
     ema = next((part for part in ready.features if isinstance(part, Ema)), None)
