@@ -134,7 +134,7 @@ def test_what_a_resumed_run_has_otherwise_is_said(trained, capsys):
         "Head.scale=8",
         "LRScheduler.learning_rate=0.01",
         "Global.max_steps=3",
-        "DataLoader.Train.num_workers=0",
+        "DataLoader.Train.num_workers=1",
     )
     entry(trained, "Global.resume=true", "Global.log_every=7", *changed).train()
     said = capsys.readouterr().out

@@ -41,7 +41,7 @@ class BinPairs(EncodedPairs):
             self.same = self.same[order]
         self.path = path
         self.name = title or Path(path).stem
-        # In one array, which data workers share; an image that the pickle names several times is there once.
+        # In one array; an image that the pickle names several times is there once.
         places: dict[int, int] = {}
         self._place = np.array([places.setdefault(id(image), len(places)) for image in images])
         once = list({id(image): image for image in images}.values())

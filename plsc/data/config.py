@@ -110,9 +110,9 @@ class TrainCfg(Section):
     """Take `global_batch` samples in a step on any number of ranks: they are shared out evenly, and each
     rank's share goes through the backbone in as few micro-batches of `batch_size` samples as it needs
     (docs/resume.md)."""
-    num_workers: int = Field(0, ge=0, json_schema_extra=NOT_TRAINING)
-    """Processes per rank that prepare batches; 0 uses a thread. Raise it when the images per second are bound
-    by the data; the batches stay the same."""
+    num_workers: int = Field(1, ge=1, json_schema_extra=NOT_TRAINING)
+    """Threads per rank that prepare batches. Raise it when the images per second are bound by the data; the
+    batches stay the same."""
     max_corrupt: float = Field(0.01, ge=0, lt=1, json_schema_extra=NOT_TRAINING)
     """Share of a rank's images of an epoch that may be replaced by others because they cannot be decoded;
     each is named in the log. More than that ends the run, if possible before its first step. 0 ends it at the

@@ -1,15 +1,13 @@
-"""Count images that cannot be decoded: a few of them are replaced (batch.py) and logged, many of them end the
-training.
+"""Count images that cannot be decoded: a few are replaced (batch.py) and logged, many end the training.
 
 A few damaged files in millions must not end a run; a set of which every fifth image is damaged must not begin
-one. To see what is logged when sample 7 of a batch of 32 was replaced by sample 3:
+one. To see what is logged when sample 7 of a batch was replaced by sample 3:
 
-    CorruptImages(dataset, share=0.01, per_epoch=1000).note(32, [(0, 7, 3)])
+    CorruptImages(dataset, share=0.01, per_epoch=1000).note([(0, 7, 3)])
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,15 +19,8 @@ from plsc.errors import CorruptImageError, shown
 from plsc.utils.logging import get_logger, warn
 
 PROBE = 256  # images that are tried before the first step
+CHANCE = 3  # times the share that is allowed: more among the images tried is no chance
 NAMES_SHOWN = 3
-
-
-def allowed(share: float, seen: int) -> int:
-    """Compute how many corrupt images among `seen` are allowed where `share` of the whole set is: the mean of
-    a Poisson distribution, 5 of its standard deviations and 3. Less than one allowed set in a million is
-    refused."""
-    mean = share * seen
-    return int(mean + 5 * math.sqrt(mean) + 3) if share else 0
 
 
 class CorruptImages:
@@ -41,21 +32,17 @@ class CorruptImages:
     def __init__(self, dataset: Dataset, share: float, per_epoch: int):
         self.dataset = dataset
         self.share = share
-        self.per_epoch = per_epoch
-        self.limit = int(share * per_epoch + 1e-9)  # 0.29 * 100 is a little less than 29
+        self.limit = _part(share, per_epoch)
         self._logged: set[int] = set()
         self.start_epoch()
 
-    def start_epoch(self, seen: int = 0, replaced: int = 0) -> None:
-        """Start an epoch, or go on in one that was stopped after `seen` images."""
+    def start_epoch(self, replaced: int = 0) -> None:
+        """Start an epoch, or go on in one in which so many were replaced."""
         self.replaced = replaced
-        self._seen = seen
         self._corrupt: list[int] = []
 
-    def note(self, size: int, replacements: Sequence[Replacement]) -> None:
-        """Count a batch of `size` images and log its replacements. CorruptImageError if there are too
-        many."""
-        self._seen += size
+    def note(self, replacements: Sequence[Replacement]) -> None:
+        """Count and log the replacements of a batch. CorruptImageError if there are too many."""
         for _, index, substitute in replacements:
             self.replaced += 1
             self._corrupt.append(index)
@@ -65,8 +52,11 @@ class CorruptImages:
                     f"cannot decode {shown(self.dataset.name(index))}: replaced by sample {substitute}; "
                     f"{self.replaced} replaced so far (at most {self.limit} an epoch)"
                 )
-        if self.replaced > min(self.limit, allowed(self.share, self._seen)):
-            raise self._too_many(self._corrupt, self.replaced, self._seen)
+        if self.replaced > self.limit:
+            raise CorruptImageError(
+                f"{self.replaced} images of an epoch cannot be decoded: {self._names(self._corrupt)}; "
+                f"{self._remedy()}"
+            )
 
     def probe(self, seed: int) -> None:
         """Decode PROBE images of the whole set, the same on every rank: if too many are corrupt, all ranks
@@ -80,21 +70,23 @@ class CorruptImages:
                 make_sample(self.dataset, 0, index, image)
             except CorruptImageError:
                 corrupt.append(index)
-        if len(corrupt) > min(int(self.share * count + 1e-9), allowed(self.share, len(tried))):
-            raise self._too_many(corrupt, len(corrupt), len(tried))
-        if corrupt:
-            warn(
-                f"{len(corrupt)} of {len(tried)} images tried cannot be decoded: {self._names(corrupt, len(corrupt))}; others will replace them"
-            )
+        if not corrupt:
+            return
+        found = f"{len(corrupt)} of {len(tried)} images tried cannot be decoded: {self._names(corrupt)}"
+        if len(corrupt) > min(_part(self.share, count), _part(CHANCE * self.share, len(tried))):
+            raise CorruptImageError(f"{found}; {self._remedy()}")
+        warn(f"{found}; others will replace them")
 
-    def _names(self, corrupt: list[int], count: int) -> str:
+    def _names(self, corrupt: list[int]) -> str:
         names = [shown(self.dataset.name(index)) for index in corrupt[:NAMES_SHOWN]]
-        return ", ".join(names + ["..."] * (count > len(names)))
+        return ", ".join(names + ["..."] * (len(corrupt) > len(names)))
 
-    def _too_many(self, corrupt: list[int], count: int, seen: int) -> CorruptImageError:
-        """Make the error for `count` corrupt images, of which those before a resume are not in `corrupt`."""
-        return CorruptImageError(
-            f"{count} of {seen:,} images ({100 * count / seen:.2g} %) cannot be decoded: {self._names(corrupt, count)}; "
-            f"DataLoader.Train.max_corrupt allows {100 * self.share:g} %, {self.limit:,} of a rank's {self.per_epoch:,} an epoch; "
-            "plsc doctor lists them all: mend or remove them, or raise max_corrupt"
+    def _remedy(self) -> str:
+        return (
+            f"DataLoader.Train.max_corrupt allows {100 * self.share:g} %, {self.limit:,} of a rank's images an "
+            "epoch; plsc doctor lists them all: mend or remove them, or raise max_corrupt"
         )
+
+
+def _part(share: float, count: int) -> int:
+    return int(share * count + 1e-9)  # 0.29 * 100 is a little less than 29

@@ -2,7 +2,7 @@
 
 `ImageList` trains on them; `read_list` also serves prediction and validation sets; `ImageFiles` is what all
 sets share whose images are files of their own. Indexes are numpy arrays: as Python strings, 5 million paths
-would take 600 MB, and so in each worker. A list of 5 million lines is read in 2 s.
+would take 600 MB. A list of 5 million lines is read in 2 s.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class EncodedImages(_Encoded, Dataset):
     of 10 to 45 % of each side is painted over: masks,
     glasses, hands. `randaugment`: so many operations drawn from a set of twelve (Cubuk et al., NeurIPS 2020);
     2 is usual, for small sets, many epochs, and vision transformers. The same seed, epoch and sample give the
-    same picture, with any number of workers. docs/training.md shows them.
+    same picture, with any number of threads. docs/training.md shows them.
     """
 
     def __init__(

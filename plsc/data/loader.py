@@ -1,8 +1,8 @@
-"""Load batches: choose the samples of each rank's batches, and have them made by a thread or by processes.
+"""Load batches: choose the samples of each rank's batches, and have threads make them.
 
-The order of an epoch depends on (seed, epoch) alone and a sample on (seed, epoch,
-index), so the batches are the same bit for bit with any number of workers. Without workers a thread prepares
-the next batches; with workers, processes do (workers.py). To see what it yields:
+The order of an epoch depends on (seed, epoch) alone and a sample on (seed, epoch, index), so the batches are
+the same bit for bit with any number of threads. OpenCV and NumPy let go of the GIL while they work. To see
+what it yields:
 
     loader = Loader(Synthetic(), global_batch=4, rank=0, world_size=1, seed=0)
     images, labels, indices = next(loader.epoch(0))
@@ -25,12 +25,11 @@ from plsc.data.batch import Replacement, make_batch
 from plsc.data.corrupt import CorruptImages
 from plsc.data.dataset import Dataset
 from plsc.data.transforms import ORDER, generator
-from plsc.data.workers import Workers
 from plsc.errors import UserError
 from plsc.utils.sharding import split
 from plsc.utils.timing import timer
 
-THREAD_BATCHES = 2  # prepared ahead by the thread
+AHEAD = 2  # batches under way for each thread
 
 
 class Batch(NamedTuple):
@@ -48,14 +47,15 @@ class Batch(NamedTuple):
 
 
 class Loader:
-    """Yields the batches of one rank; over all ranks they have every sample once, shuffled, a smaller
-    last batch included.
+    """Yields the batches of one rank; over all ranks they have every sample once, shuffled, a smaller last
+    batch included.
 
     `global_batch` counts the samples of all ranks in one step; their shares differ by at most one. A last
     global batch of fewer than 2 samples for each of `planned_ranks` (BatchNorm needs two; None: `world_size`)
     joins the one before it, so the steps do not depend on how many ranks there are. Raises UserError if an
-    epoch or its last step is too small for `world_size`. `max_corrupt`: share of this rank's images of an
-    epoch that may be replaced by others because they cannot be decoded; see corrupt.py.
+    epoch or its last step is too small for `world_size`. `num_workers`: threads that make batches.
+    `max_corrupt`: share of this rank's images of an epoch that may be replaced by others because they cannot
+    be decoded; see corrupt.py.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Loader:
         rank: int,
         world_size: int,
         seed: int,
-        num_workers: int = 0,
+        num_workers: int = 1,
         max_corrupt: float = 0.0,
         planned_ranks: int | None = None,
     ):
@@ -78,8 +78,6 @@ class Loader:
         self.dataset, self.rank, self.world_size, self.seed = dataset, rank, world_size, seed
         self._num_workers = num_workers
         self._corrupt = CorruptImages(dataset, max_corrupt, count // world_size)
-        self._workers: Workers | None = None
-        self._running = False
         self._replaced_before = 0  # in the epoch that is resumed
         self.wait_seconds = 0.0  # how long the consumer has waited for batches, since the loader was made
         self.global_batch = global_batch
@@ -88,8 +86,8 @@ class Loader:
             self._starts = self._starts[:-1]
         if (last := count - int(self._starts[-1])) < 2 * world_size:
             raise UserError(
-                f"the last step of an epoch has {last} samples, {world_size} ranks need at least {2 * world_size} (two each); "
-                f"start {last // 2} or fewer"
+                f"the last step of an epoch has {last} samples, {world_size} ranks need at least "
+                f"{2 * world_size} (two each); start {last // 2} or fewer"
             )
 
     @property
@@ -99,7 +97,8 @@ class Loader:
 
     def shares(self, step: int) -> list[tuple[int, int]]:
         """Return the range of each rank's samples in the global batch of a step (from 0, over all epochs)."""
-        return self._shares_of(step % self.steps_per_epoch)
+        start, stop = self._global_batch(step % self.steps_per_epoch)
+        return split(stop - start, self.world_size)
 
     @property
     def replaced(self) -> int:
@@ -110,14 +109,12 @@ class Loader:
     def advice(self) -> str:
         """Advise what to do when training waits for data."""
         processors = os.cpu_count()
-        workers = f"raise DataLoader.Train.num_workers (now {self._num_workers}; this machine has {processors} processors)"
-        images = self.dataset.preprocessing.is_image
-        smaller = "store smaller images (plsc convert)" if images else "make the samples cheaper to read"
-        busy = self._num_workers * self.world_size >= processors
+        smaller = "store smaller images (plsc convert)"
+        if self._num_workers * self.world_size >= processors:
+            return f"{smaller}; as many data threads run as there are processors"
         return (
-            f"{smaller}; as many data workers run as there are processors"
-            if busy
-            else f"{workers}, or {smaller}"
+            f"raise DataLoader.Train.num_workers (now {self._num_workers}; this machine has {processors} "
+            f"processors), or {smaller}"
         )
 
     def probe(self) -> None:
@@ -130,45 +127,38 @@ class Loader:
         """Yield this rank's batches from `start_step` on: samples [B, *shape], labels and indices int64 [B].
 
         Where an image is corrupt, label and index are the substitute's. `replaced`: as many were before
-        start_step.
-
-        One epoch at a time. An error in a sample is raised here, when its batch is due: the data set's own
-        UserError (CorruptImageError where too many were replaced), or SampleError with the cause; a worker
-        that died raises WorkerDied.
+        start_step. An error in a sample is raised here, when its batch is due: the data set's own UserError
+        (CorruptImageError where too many were replaced), or SampleError with the cause.
         """
-        assert not self._running, "the previous epoch's iterator is still in use"
-        maker = self._start_workers() if self._num_workers else _Thread(self.dataset, self.seed)
-        ranges = self._ranges()
-        seen = sum(stop - start for start, stop in itertools.islice(ranges, start_step))
-        self._corrupt.start_epoch(seen, replaced)
+        self._corrupt.start_epoch(replaced)
         order = generator(self.seed, epoch, use=ORDER).permutation(len(self.dataset))
-        self._running = True
-        batches = (order[start:stop] for start, stop in ranges)
-        waiting: deque = deque()  # indices of the batches under way, in order
+        batches = (order[start:stop] for start, stop in itertools.islice(self._ranges(), start_step, None))
+        under_way: deque = deque()  # indices of batches, and what will be their images, in order
+        pool = ThreadPoolExecutor(self._num_workers, thread_name_prefix="plsc-loader")
 
         def refill() -> None:
-            for indices in itertools.islice(batches, maker.depth - len(waiting)):
-                waiting.append(indices)
-                maker.submit(epoch, indices)
+            for indices in itertools.islice(batches, AHEAD * self._num_workers - len(under_way)):
+                under_way.append((indices, pool.submit(self._make, epoch, indices)))
 
         try:
             refill()
-            while waiting:
+            while under_way:
+                indices, made = under_way.popleft()
                 began = time.perf_counter()
                 with timer.part("data"):
-                    images, replaced = maker.result()
+                    images, replaced_here = made.result()
                 self.wait_seconds += time.perf_counter() - began
-                indices = waiting.popleft()
-                self._corrupt.note(len(indices), replaced)
-                for row, _, substitute in replaced:
+                self._corrupt.note(replaced_here)
+                for row, _, substitute in replaced_here:
                     indices[row] = substitute
                 refill()
                 yield images, self.dataset.labels[indices], indices
         finally:
-            self._running = False
-            # Workers idle between epochs, but an abandoned or failed one leaves batches under way.
-            if waiting or not self._num_workers:
-                maker.close()
+            pool.shutdown(cancel_futures=True)
+
+    def _make(self, epoch: int, indices: np.ndarray) -> tuple[np.ndarray, list[Replacement]]:
+        images = self.dataset.preprocessing.empty(len(indices))
+        return images, make_batch(self.dataset, self.seed, epoch, indices, images)
 
     def resume(self, replaced: int) -> None:
         """Let the next `from_step` go on in an epoch in which so many corrupt images have been replaced."""
@@ -185,59 +175,14 @@ class Loader:
                 counts = [stop - start for start, stop in self.shares(number)]
                 yield Batch(*samples, number, counts)
 
-    def close(self) -> None:
-        """End the workers; the next epoch starts new ones. Also done when the loader or the program goes."""
-        if self._workers is not None:
-            self._workers.close()
-
-    def _start_workers(self) -> Workers:
-        if self._workers is None or self._workers.closed:
-            largest = int(np.diff(self._starts, append=len(self.dataset)).max())
-            self._workers = Workers(
-                self.dataset, self.seed, self._num_workers, -(-largest // self.world_size)
-            )
-        return self._workers
-
     def _global_batch(self, place: int) -> tuple[int, int]:
         """Return the range of a global batch in the epoch's order."""
         last = place + 1 == len(self._starts)
         return int(self._starts[place]), len(self.dataset) if last else int(self._starts[place + 1])
 
-    def _shares_of(self, place: int) -> list[tuple[int, int]]:
-        """Return the range of each rank's samples in a global batch of an epoch."""
-        start, stop = self._global_batch(place)
-        return split(stop - start, self.world_size)
-
     def _ranges(self) -> Iterator[tuple[int, int]]:
         """Yield the range of each of this rank's batches in the epoch's order."""
         for place in range(len(self._starts)):
             start, _ = self._global_batch(place)
-            first, last = self._shares_of(place)[self.rank]
+            first, last = self.shares(place)[self.rank]
             yield start + first, start + last
-
-
-class _Thread:
-    """Makes batches in a thread of this process, by the interface of Workers.
-
-    OpenCV and NumPy release the GIL for long work, and the training step does while Paddle computes.
-    """
-
-    depth = THREAD_BATCHES
-
-    def __init__(self, dataset: Dataset, seed: int):
-        self._dataset, self._seed = dataset, seed
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="plsc-loader")
-        self._futures: deque = deque()
-
-    def submit(self, epoch: int, indices: np.ndarray) -> None:
-        self._futures.append(self._pool.submit(self._make, epoch, indices))
-
-    def _make(self, epoch: int, indices: np.ndarray) -> tuple[np.ndarray, list[Replacement]]:
-        images = self._dataset.preprocessing.empty(len(indices))
-        return images, make_batch(self._dataset, self._seed, epoch, indices, images)
-
-    def result(self) -> tuple[np.ndarray, list[Replacement]]:
-        return self._futures.popleft().result()
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)

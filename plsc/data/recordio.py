@@ -67,7 +67,6 @@ class RecordFile:
     def __init__(self, path: str, index: str = ""):
         self.path = path
         self.index = index or os.fspath(Path(path).with_suffix(".idx"))
-        self._file = None
         with reading(path), open_regular(path) as file:
             self.size = os.fstat(file.fileno()).st_size
             start = file.read(4)
@@ -82,21 +81,17 @@ class RecordFile:
         else:
             self.keys, self.offsets = read_index(self.index)
         self.spans = self._checked_spans()
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - stays open; closed with this object
 
     def __len__(self) -> int:
         return len(self.offsets)
-
-    def __getstate__(self) -> dict:
-        return {**vars(self), "_file": None}  # each process opens the file itself
 
     def name(self, position: int) -> str:
         """Name a record for messages: by its key and its offset."""
         return f"record {self.keys[position]} ({os.path.basename(self.path)} @ {self.offsets[position]})"
 
     def payload(self, position: int) -> np.ndarray:
-        """Read the payload of a record, uint8 [n]. Read with pread: processes may share the file."""
-        if self._file is None:
-            self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - stays open; closed with this object
+        """Read the payload of a record, uint8 [n]. Read with pread: threads share the file."""
         span, offset = int(self.spans[position]), int(self.offsets[position])
         data = os.pread(self._file.fileno(), span, offset)
         if len(data) < span or data[:4] != _MAGIC:

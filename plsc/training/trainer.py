@@ -146,7 +146,6 @@ class Trainer:
         finally:
             for part in self.parts:
                 part.close()
-            self.loader.close()
 
     def _train_epoch(self) -> None:
         """Train the remaining steps of the epoch, up to the run's end; fewer where a part goes back to an

@@ -4,7 +4,7 @@ step."""
 import numpy as np
 import pytest
 
-from plsc.data.corrupt import PROBE, CorruptImages, allowed
+from plsc.data.corrupt import PROBE, CorruptImages
 from plsc.data.loader import Loader
 from plsc.errors import CorruptImageError, MissingFileError
 from plsc.utils.logging import setup
@@ -22,7 +22,7 @@ def said(capsys):
     return [line.partition("WARNING ")[2] for line in capsys.readouterr().out.splitlines()]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_one_of_a_thousand_is_replaced_and_said_once(capsys, num_workers):
     loader = Loader(Damaged(1000, (200,)), 50, 0, 1, seed=3, num_workers=num_workers, max_corrupt=0.01)
     loader.probe()
@@ -34,7 +34,6 @@ def test_one_of_a_thousand_is_replaced_and_said_once(capsys, num_workers):
             replaced += indices.tolist()
         assert len(replaced) == 1000 and len(set(replaced)) == 999 and loader.replaced == 1
         substitute = next(index for index in replaced if replaced.count(index) == 2)
-    loader.close()
     (line,) = said(capsys)
     assert line == (
         f"cannot decode record 200 (train.rec @ 819200): replaced by sample {substitute}; 1 replaced so far "
@@ -59,11 +58,11 @@ def test_a_name_with_a_line_break_does_not_forge_a_line_of_the_log(capsys):
             return "a\n2026-01-01 00:00:00 INFO training is done"
 
     corrupt = CorruptImages(Forged(1000, ()), share=0.01, per_epoch=1000)
-    corrupt.note(32, [(0, 7, 3)])
+    corrupt.note([(0, 7, 3)])
     (line,) = capsys.readouterr().out.splitlines()
     assert "cannot decode a\\n2026-01-01" in line
     with pytest.raises(CorruptImageError) as raised:
-        corrupt.note(32, [(0, index, 3) for index in range(20)])
+        corrupt.note([(0, index, 3) for index in range(20)])
     assert "\n" not in str(raised.value)
 
 
@@ -78,50 +77,41 @@ def test_a_fifth_is_refused_before_the_first_batch():
                 loader.probe()
             lines.add(str(raised.value).partition(";")[0])
     (line,) = lines
-    count, seen = (int(word) for word in line.split(" (")[0].removesuffix(" images").split(" of "))
+    count, seen = (int(word) for word in line.split(" images tried ")[0].split(" of "))
     assert 0.12 < count / seen < 0.28 and seen == PROBE
     assert line.count("record") == 3 and line.endswith(", ...")
 
 
 def test_the_line_that_refuses(capsys):
     corrupt = CorruptImages(Damaged(1000, ()), share=0.01, per_epoch=400)
-    corrupt.note(390, [(0, 5, 1), (1, 6, 2), (2, 7, 3), (3, 8, 4)])
+    corrupt.note([(0, 5, 1), (1, 6, 2), (2, 7, 3), (3, 8, 4)])
     with pytest.raises(CorruptImageError) as raised:
-        corrupt.note(10, [(0, 9, 5)])
+        corrupt.note([(0, 9, 5)])
     assert str(raised.value) == (
-        "5 of 400 images (1.2 %) cannot be decoded: record 5 (train.rec @ 20480), record 6 (train.rec @ 24576), record 7 "
-        "(train.rec @ 28672), ...; DataLoader.Train.max_corrupt allows 1 %, 4 of a rank's 400 an epoch; plsc doctor lists "
-        "them all: mend or remove them, or raise max_corrupt"
+        "5 images of an epoch cannot be decoded: record 5 (train.rec @ 20480), record 6 (train.rec @ 24576), "
+        "record 7 (train.rec @ 28672), ...; DataLoader.Train.max_corrupt allows 1 %, 4 of a rank's images an "
+        "epoch; plsc doctor lists them all: mend or remove them, or raise max_corrupt"
     )
     assert said(capsys)[-1].endswith("5 replaced so far (at most 4 an epoch)")
+    corrupt.start_epoch(replaced=4)  # those of the epoch that is resumed count
+    with pytest.raises(CorruptImageError, match="^5 images of an epoch cannot be decoded: record 9 "):
+        corrupt.note([(0, 9, 5)])
 
 
-def test_the_line_that_refuses_counts_what_was_replaced_before_a_resume():
-    corrupt = CorruptImages(Damaged(1000, ()), share=0.01, per_epoch=400)
-    corrupt.start_epoch(seen=390, replaced=4)
-    with pytest.raises(CorruptImageError) as raised:
-        corrupt.note(10, [(0, 9, 5)])
-    assert str(raised.value).startswith(
-        "5 of 400 images (1.2 %) cannot be decoded: record 9 (train.rec @ 36864), ...; DataLoader.Train.max_corrupt allows "
-        "1 %, 4 of a rank's 400 an epoch; "
-    )
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_none_allowed_stops_at_the_first(num_workers):
     loader = Loader(Damaged(1000, (200,)), 50, 0, 1, seed=3, num_workers=num_workers)
     with pytest.raises(
-        CorruptImageError, match=r"^1 of \d+ images .* cannot be decoded: record 200 .*allows 0 %, 0 of"
+        CorruptImageError, match=r"^1 images of an epoch cannot be decoded: record 200 .*allows 0 %, 0 of"
     ):
         list(loader.epoch(0))
     assert loader.replaced == 1
-    loader.close()
 
 
 def test_the_same_samples_take_their_place_on_any_number_of_ranks():
     data = Damaged(240, (3, 77, 130))
 
-    def flat(world_size, num_workers=0):
+    def flat(world_size, num_workers=1):
         loaders = [
             Loader(data, 24, rank, world_size, 9, num_workers, max_corrupt=0.1) for rank in range(world_size)
         ]
@@ -132,8 +122,6 @@ def test_the_same_samples_take_their_place_on_any_number_of_ranks():
             for index in indices.tolist()
         ]
         assert sum(loader.replaced for loader in loaders) == 3
-        for loader in loaders:
-            loader.close()
         return found
 
     one = flat(1)
@@ -157,26 +145,6 @@ def test_sets_to_evaluate_on_are_never_patched():
 
 
 def test_a_small_set_is_probed_whole():
-    with pytest.raises(CorruptImageError, match=r"^1 of 40 images \(2.5 %\)"):
+    with pytest.raises(CorruptImageError, match="^1 of 40 images tried"):
         Loader(Damaged(40, (39,)), 8, 0, 1, seed=0, max_corrupt=0.02).probe()
     Loader(Damaged(40, (39,)), 8, 0, 1, seed=0, max_corrupt=0.03).probe()
-
-
-def test_a_rate_that_chance_does_not_explain_is_refused_within_the_epoch():
-    """5 % of a large set, where 1 % is allowed, stop after some hundred images and not after 200,000."""
-    size = 1_000_000
-    loader = Loader(Damaged(size, tuple(range(0, size, 20))), 32, 0, 1, seed=0, max_corrupt=0.01)
-    seen = 0
-    with pytest.raises(CorruptImageError):
-        for _, _, indices in loader.epoch(0):
-            seen += len(indices)
-    assert seen < 2000
-
-
-def test_a_bearable_set_is_not_refused():
-    """With corrupt images at just the share that is allowed, hundreds of sequences of batches pass."""
-    rng = np.random.default_rng(0)
-    counts = np.cumsum(rng.random((300, 4000)) < 0.01, axis=1)
-    bounds = [allowed(0.01, seen) for seen in range(1, 4001)]
-    assert np.all(counts <= bounds)
-    assert [allowed(0.0, seen) for seen in (1, 10**6)] == [0, 0] and bounds == sorted(bounds)

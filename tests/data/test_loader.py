@@ -82,18 +82,6 @@ def test_more_ranks_than_planned_must_have_two_samples_in_the_last_step():
     )
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_workers_have_memory_for_uneven_shares(world_size):
-    """10 samples on three ranks, of which the last step has 13."""
-    for rank in range(world_size):
-        plain, by_worker = (
-            Loader(Counting(23), 10, rank, world_size, 0, workers, planned_ranks=5) for workers in (0, 1)
-        )
-        for one, other in zip(plain.epoch(0), by_worker.epoch(0), strict=True):
-            assert all(np.array_equal(*arrays) for arrays in zip(one, other))
-        by_worker.close()
-
-
 def test_a_short_rest_joins_the_batch_before_it():
     assert [len(batch) for batch in epoch_of(Counting(17), 8, 1)[0]] == [8, 9]
     assert [len(batch) for batch in epoch_of(Counting(18), 8, 1)[0]] == [8, 8, 2]
@@ -118,7 +106,7 @@ def test_a_batch_is_images_labels_and_indices():
         assert np.array_equal(images[:, 0, 0, 0], indices) and np.all(images[:, 0, 0, 1] == 3)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_an_epoch_can_start_at_any_step(num_workers):
     loader = Loader(Counting(40), 4, 0, 1, seed=1, num_workers=num_workers)
     whole = [images for images, _, _ in loader.epoch(2)]
@@ -128,23 +116,23 @@ def test_an_epoch_can_start_at_any_step(num_workers):
     assert list(loader.epoch(2, start_step=10)) == []
 
 
-def test_workers_change_no_bit():
+def test_threads_change_no_bit():
     data = Synthetic(num_classes=9, images_per_class=7, image_shape=(3, 20, 24), seed=2)
 
     def batches(num_workers):
         loader = Loader(data, 16, rank=1, world_size=2, seed=4, num_workers=num_workers)
         return [batch for epoch in (0, 1) for batch in loader.epoch(epoch)]
 
-    reference = batches(0)
+    reference = batches(1)
     assert len(reference) == 8
-    for num_workers in (1, 2):
+    for num_workers in (2, 5):
         other = batches(num_workers)
         assert len(other) == len(reference)
         for ours, theirs in zip(reference, other):
             assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(ours, theirs))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [1, 3])
 def test_an_abandoned_epoch_leaves_nothing_behind(num_workers):
     loader = Loader(Counting(40), 4, 0, 1, seed=1, num_workers=num_workers)
     expected = [indices.tolist() for _, _, indices in loader.epoch(0)]
@@ -192,7 +180,7 @@ def test_the_advice_for_waiting_fits_the_machine(monkeypatch):
         f"raise DataLoader.Train.num_workers (now 1; this machine has 4 processors), or {smaller}"
     )
     assert Loader(Counting(8), 4, 0, 2, seed=1, num_workers=2).advice == (
-        f"{smaller}; as many data workers run as there are processors"
+        f"{smaller}; as many data threads run as there are processors"
     )
 
 

@@ -1,5 +1,4 @@
 import os
-import pickle
 
 import cv2
 import numpy as np
@@ -28,7 +27,6 @@ def test_both_layouts_give_the_images_and_their_labels(header, index, tmp_path):
     assert data.title == "a.rec" and data.name(0) == (
         "record 1 (a.rec @ 40)" if header else "record 0 (a.rec @ 0)"
     )
-    assert pickle.loads(pickle.dumps(data)).sample(4, 0).tobytes() == data.sample(4, 0).tobytes()
 
 
 def test_a_scan_is_said(tmp_path, capsys):

@@ -1,5 +1,4 @@
 import os
-import pickle
 import struct
 
 import numpy as np
@@ -77,13 +76,6 @@ def test_keys_may_be_in_any_order(rec):
     records = RecordFile(str(rec), str(other))
     assert records.keys.tolist() == shuffled.tolist()
     assert payloads(records) == [PAYLOADS[number] for number in shuffled]
-
-
-def test_a_copy_in_another_process_opens_the_file_itself(rec):
-    records = RecordFile(str(rec))
-    records.payload(3)
-    copy = pickle.loads(pickle.dumps(records))
-    assert copy._file is None and payloads(copy) == PAYLOADS
 
 
 def test_headers_are_those_of_the_payloads(tmp_path):

@@ -121,7 +121,6 @@ def act(what: str) -> None:
             "late": _late,
             "full": _full,
             "memory": _memory,
-            "worker": _worker,
             "raise": _raise,
         }
         happens[name]()
@@ -150,12 +149,6 @@ def _memory() -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, resource.RLIM_INFINITY))
     paddle.zeros([2**28])
-
-
-def _worker() -> None:
-    """kill -9 of a data worker of this rank."""
-    found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    os.kill(int(found[0]), signal.SIGKILL)
 
 
 def _raise() -> None:
