@@ -29,9 +29,8 @@ from plsc.distributed.environment import rank_from_env
 from plsc.errors import UserError
 from plsc.utils.atomic_write import replace_file
 
-SUPERVISOR = (
-    "PLSC_SUPERVISOR"  # in the environment of ranks: the process of the `plsc train --ranks N` above them
-)
+# In the environment of ranks: the process of the `plsc train --ranks N` above them.
+SUPERVISOR = "PLSC_SUPERVISOR"
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 PATIENCE = 6  # times hang_seconds outside of steps: start, evaluation, saving, report
 _WIDTH = 100  # of the text in rank{r}.alive, which is overwritten in place
@@ -113,11 +112,7 @@ class Guard:
         before, when = self._armed
         if seconds and (seconds != before or time.monotonic() > when + seconds / 20):
             self._armed = seconds, time.monotonic()
-            try:
-                faulthandler.dump_traceback_later(seconds, exit=True)
-            except RuntimeError as error:
-                # Without memory for its thread; this error must not hide that of whoever wants the memory.
-                print(f"WARNING a hang would not be noticed now: {error}", file=sys.stderr, flush=True)
+            faulthandler.dump_traceback_later(seconds, exit=True)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._seconds:

@@ -17,6 +17,11 @@ from plsc.errors import UserError, shown_lines
 LOG = "launcher.log"  # the launcher's own words, in the folder of the ranks' logs
 _LAST_LINES = 20
 MAIN = Path(__file__).resolve().parents[1] / "__main__.py"
+# In these the launcher prefers the environment to its arguments. An operator on Kubernetes sets some.
+_OVERRIDES = (
+    *("PADDLE_MASTER", "PADDLE_NNODES", "PADDLE_RANK", "PADDLE_TRAINER_ID", "POD_IP"),
+    *("PADDLE_NPROC_PER_NODE", "PADDLE_LOG_DIR", "PADDLE_JOB_ID"),
+)
 STARTER = Path(__file__).with_name("paddle_launch.py")
 
 
@@ -36,7 +41,7 @@ def start(
     # The name of this machine may have no address, or another's: its ranks meet on the loopback interface.
     options = ["--nproc_per_node", str(ranks), "--log_dir", str(logs), "--host", "127.0.0.1"]
     env = {
-        **environment.for_ranks(),
+        **{name: value for name, value in environment.for_ranks().items() if name not in _OVERRIDES},
         environment.COMMAND: environment.command_line(),
         environment.DEVICE: device,
         "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)]),
@@ -45,7 +50,7 @@ def start(
     logs.mkdir(parents=True, exist_ok=True)
     with open(logs / LOG, "ab") as log:
         begin = log.tell()
-        command = [sys.executable, str(STARTER), *options, str(main), *arguments]
+        command = [sys.executable, str(STARTER), str(ranks), *options, str(main), *arguments]
         return subprocess.Popen(command, env=env, stderr=log, **of_popen), begin
 
 

@@ -10,12 +10,10 @@ input()"`.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
 import socket
-import stat
 from pathlib import Path
 from typing import IO
 
@@ -33,16 +31,7 @@ def hold(folder: str | os.PathLike) -> IO[str]:
     folder = Path(folder)
     with writing(f"Global.output_dir: {folder}", remedy="name another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    try:
-        file = _open(folder / ".lock")
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK, errno.EISDIR):
-            raise UserError(
-                f"{folder / '.lock'}: is not a plain file; remove it, or name another folder"
-            ) from error
-        raise UserError(
-            f"{folder / '.lock'}: cannot be written: {error.strerror}; name another folder"
-        ) from error
+        file = open(folder / ".lock", "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -53,25 +42,10 @@ def hold(folder: str | os.PathLike) -> IO[str]:
             f"{folder}/ is in use by {holder}: wait until it ends, stop it, or set another Global.output_dir"
         ) from None
     except OSError as error:
-        _log.warning(
-            "%s: the file system has no locks (%s); a second run in this folder cannot be prevented",
-            folder,
-            error,
-        )
+        _log.warning("%s: has no locks (%s); a second run in this folder cannot be prevented", folder, error)
         return file
     with contextlib.suppress(OSError):  # a full disk: the lock holds, but does not name its holder
         file.truncate(0)
         file.write(f"pid {os.getpid()} on host {socket.gethostname()}\n")
         file.flush()
     return file
-
-
-def _open(path: Path) -> IO[str]:
-    """Open the file for reading and appending; OSError with ELOOP for a link, a pipe or a device."""
-    number = os.open(
-        path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666
-    )
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise OSError(errno.ELOOP, "not a plain file")
-    return open(number, "a+", encoding="utf-8", errors="replace")

@@ -55,23 +55,17 @@ NAME = "CUDA_VISIBLE_DEVICES"
 
 
 @pytest.mark.parametrize(
-    "visible, cards, on_cpu, labels",
+    "kind, visible, cards, on_cpu, labels",
     [
-        ("", 0, False, "-1,-1"),
-        ("0", 0, False, "-1,-1"),  # made up
-        (None, 0, False, None),
-        ("0,1,2", 3, False, "0,1,2"),
-        (None, 2, False, None),
-        (None, 2, True, "-1,-1"),
-        ("0", 1, True, "-1,-1"),
+        ("gpu", "0", 0, False, "-1,-1"),  # made up
+        ("gpu", "0,1,2", 3, False, "0,1,2"),
+        ("gpu", "0", 1, True, "-1,-1"),
+        (None, "0", 0, False, None),
     ],
 )
-def test_each_rank_has_a_label_for_paddles_launcher(monkeypatch, visible, cards, on_cpu, labels):
-    monkeypatch.setenv(NAME, visible or "")
-    if visible is None:
-        monkeypatch.delenv(NAME)
-    arguments = ["--log_dir", "log", "--nproc_per_node", "2", "train.py", "--device", "x"]
-    assert prepare(arguments, [NAME], cards, on_cpu) == ""
+def test_each_rank_has_a_label_for_paddles_launcher(monkeypatch, kind, visible, cards, on_cpu, labels):
+    monkeypatch.setenv(NAME, visible)
+    assert prepare(2, kind, cards, on_cpu) == ""
     assert os.environ.get(NAME) == labels
 
 
@@ -92,10 +86,8 @@ def test_arguments_win_over_the_environment_of_an_operator(tmp_path, monkeypatch
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch):
     monkeypatch.setenv(NAME, "0")
-    said = prepare(["--nproc_per_node=2", "train.py"], [NAME], 1)
+    said = prepare(2, "gpu", 1, False)
     assert "2 ranks on this machine, but 1 visible card:" in said and "Global.device=cpu" in said
-    assert prepare(["train.py"], [NAME], 1) == ""
-    assert prepare(["--nproc_per_node", "2", "--devices", "0,0"], [NAME], 1) == ""
 
 
 @pytest.mark.usefixtures("launches_are_forked")

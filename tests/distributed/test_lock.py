@@ -41,23 +41,6 @@ def test_a_second_run_is_refused_by_name_and_a_killed_one_is_no_obstacle(tmp_pat
         pass
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_a_lock_that_is_no_plain_file_is_refused_and_what_it_points_to_left(tmp_path, kind):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "letters").write_text("precious")
-    place = tmp_path / "out/.lock"
-    {
-        "link": lambda: place.symlink_to(tmp_path / "letters"),
-        "pipe": lambda: os.mkfifo(place),
-        "folder": place.mkdir,
-    }[kind]()
-    with pytest.raises(
-        UserError, match=r"/out/.lock: is not a plain file; remove it, or name another folder"
-    ):
-        hold(tmp_path / "out")
-    assert (tmp_path / "letters").read_text() == "precious"
-
-
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
