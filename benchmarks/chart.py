@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plsc.evaluation.report.style import COLOURS, new_figure, png_of, styled
+from plsc.evaluation.figures import COLOURS, new_figure, png_of, styled
 
 
 def draw_log_log(lines: dict[str, list[tuple[float, float]]], across: str, up: str) -> bytes:

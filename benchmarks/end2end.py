@@ -99,9 +99,12 @@ def show(result: dict) -> str:
 
 
 def plot(result: dict) -> bytes:
-    """Draw the report's chart of the parts of a step."""
-    from plsc.evaluation.report.figures import draw_steps
-    from plsc.evaluation.report.style import png_of, styled
+    """Draw a chart of the parts of a step."""
+    from plsc.evaluation.figures import new_figure, png_of, styled
 
     with styled():
-        return png_of(draw_steps([{"profile": result["seconds"]}])[0])
+        figure = new_figure(0.9 + 0.32 * len(result["seconds"]))
+        axes = figure.subplots()
+        axes.set(title="Time of a step", xlabel="milliseconds")
+        axes.barh([*result["seconds"]], [1e3 * seconds for seconds in result["seconds"].values()])
+        return png_of(figure)

@@ -70,19 +70,9 @@ class Entry:
 
         return train(self.config, self._model)
 
-    def evaluate(
-        self,
-        set_threshold: bool = False,
-        compare: str | os.PathLike | None = None,
-        calibrate: bool = False,
-    ) -> dict[str, Any]:
+    def evaluate(self) -> dict[str, Any]:
         """Evaluate a checkpoint (Global.checkpoint, or the newest in output_dir) on the sets of
         DataLoader.Eval.
-
-        Args:
-            set_threshold: store the main set's threshold with the checkpoint, for `predict` and `export`.
-            compare: another run's folder or results.json, for a second column in the tables.
-            calibrate: store P(same) and the thresholds for FARs, by the main set, with the checkpoint, for `export` and galleries.
 
         Prints the table and writes report and results.json to output_dir/test. Returns the main set's
         numbers.
@@ -90,7 +80,7 @@ class Entry:
         self._start_on_data()
         from plsc.training.evaluate import evaluate
 
-        return evaluate(self.config, set_threshold, compare, calibrate, self._model)
+        return evaluate(self.config, self._model)
 
     test = evaluate  # PLSC's name
 

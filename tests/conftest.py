@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plsc.distributed import environment, launcher
-from plsc.evaluation.report import html
+from plsc.evaluation import report
 from plsc.utils.logging import setup
 from tests.helpers import ports
 from tests.helpers.launch import ROOT, Forking
@@ -79,7 +79,7 @@ def reports_without_pictures():
     """Drawing takes ten times as long as a tiny run; what looks at pictures asks for them by
     `tests.helpers.pictures.drawn`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(html, "draw", lambda *_: [])
+        patch.setattr(report, "draw", lambda *_: [])
         yield
 
 

@@ -16,8 +16,6 @@ import paddle
 import pytest
 from paddle import inference
 
-from plsc import cli
-from plsc.checkpoint.reshard import reshard
 from plsc.checkpoint.store import Checkpoint, newest_step
 from plsc.config import load
 from plsc.data.preprocessing import Preprocessing
@@ -26,10 +24,8 @@ from plsc.errors import MissingFileError, UserError
 from plsc.heads.banks import device
 from plsc.training.embed import embed
 from plsc.training.start import find_checkpoint
-from plsc.training.thresholds import thresholds_of
 from plsc.training.train import RUN_FILES
 from plsc.training.trained import load_network
-from plsc.utils.calibration import Calibration
 from plsc.utils.logging import setup
 from tests.helpers.bounds import assert_within, perturbed, rounded
 from tests.helpers.pictures import drawn
@@ -51,8 +47,7 @@ CAN_ONNX = paddle.__version__.startswith("3") and all(
 )
 FORMATS = ["paddle", "onnx"] if CAN_ONNX else ["paddle"]
 WRITTEN = {"config.yaml", "metrics.jsonl", "train.log", "visualdl", "checkpoints", "report.html"}
-PICTURES = {"curves.png", "roc.png", "det.png", "histogram.png", "calibration.png", "worst_pairs.png"}
-WRITTEN |= {"results.json", *PICTURES}
+WRITTEN |= {"results.json"}
 
 
 def entry(output, *overrides, model=None):
@@ -133,11 +128,9 @@ def test_training_returns_and_prints_the_last_verification(run):
 
 def test_the_report_stands_alone_and_shows_the_run(trained):
     page = (trained / "report.html").read_text()
-    assert (
-        page.count("data:image/png;base64,") == len(PICTURES) and "<script" not in page and "http" not in page
-    )
+    assert page.count("data:image/png;base64,") > 3 and "<script" not in page and "http" not in page
     assert "dist_arcface" in page and "max_steps: 12" in page
-    assert "best and last step, 12: verification on noise pairs" in page
+    assert "best and last step 12: verification on noise pairs" in page
     for fact in ("date", "command", "version", "trained on", "Synthetic", "23 classes", trained.name):
         assert fact in page
 
@@ -148,10 +141,9 @@ def test_an_earlier_run_is_set_aside(tmp_path, capsys):
     for number in (1, 2, 3):
         short.train()
         (tmp_path / "config.yaml").write_text(f"run {number}")
-    kept = WRITTEN - PICTURES
     for number in (1, 2):
         aside = tmp_path / f"previous-{number}"
-        assert {path.name for path in aside.iterdir()} == kept
+        assert {path.name for path in aside.iterdir()} == WRITTEN
         assert (aside / "config.yaml").read_text() == f"run {number}"
     assert (tmp_path / "notes.txt").read_text() == "mine" and checkpoints(tmp_path) == [1]
     assert f"{tmp_path} held an earlier run; its files are now in {aside}" in capsys.readouterr().out
@@ -498,19 +490,15 @@ def test_several_sets_are_tested_together(trained, tmp_path, capsys):
         "DataLoader.Eval.more.seen={name: Synthetic, num_classes: 23, image_shape: [1, 12, 10]}",
     ]
     there = [f"Global.checkpoint={checkpoint(trained)}", f"Global.output_dir={tmp_path}", *more]
-    found = entry(trained, *there).test(compare=trained)
+    found = entry(trained, *there).test()
     content = json.loads((tmp_path / "test" / "results.json").read_text())
     assert list(content["sets"]) == ["noise pairs", "templates", "people", "seen"]
     assert (
         content["main"] == "noise pairs" and content["sets"]["noise pairs"]["accuracy"] == found["accuracy"]
     )
     said = capsys.readouterr().out
-    name = trained.name  # of the other run, whose numbers stand beside these
-    assert re.search(rf"^verification +noise pairs +noise pairs, {name} +templates$", said, re.MULTILINE)
+    assert re.search("^verification +noise pairs +templates$", said, re.MULTILINE)
     page = (tmp_path / "test" / "report.html").read_text()
-    assert f"<th>noise pairs, {trained.name}</th>" in page
-    with pytest.raises(UserError, match="--compare: .*gone: no such file"):
-        entry(trained, *there).test(compare=tmp_path / "gone")
     assert all(title in page for title in content["sets"])
 
 
@@ -532,103 +520,6 @@ def test_mirror_images_count_for_test_predict_and_the_export(trained, tmp_path):
         "image and mirror image, embeddings summed, length 1",
     ]
     assert [card["flip"] for card in cards] == [False, True]
-
-
-def test_the_threshold_of_a_later_evaluation_is_exported_when_it_is_asked_for(tmp_path, capsys):
-    entry(tmp_path).train()
-    before = entry(tmp_path).export()
-    other = "DataLoader.Eval.dataset.num_pairs=90"
-    found = entry(tmp_path, other).test()
-    assert found["threshold"] != before["threshold"] == entry(tmp_path).export()["threshold"]
-    assert before["threshold_set"] is None
-    arguments = ["-c", str(TINY), "-o", f"Global.output_dir={tmp_path}", other, "DataLoader.Eval.flip=true"]
-    assert cli.main(["eval", "--set-threshold", *arguments]) == 0
-    stored = json.loads((tmp_path / "test" / "results.json").read_text())["sets"]["noise pairs"]["threshold"]
-    card = entry(tmp_path).export()
-    assert (card["threshold"], card["threshold_set"], card["threshold_step"]) == (stored, "noise pairs", 12)
-    assert card["threshold_of"].startswith("image and mirror image")
-    capsys.readouterr()
-    entry(tmp_path).predict(PIXELS)
-    assert "DataLoader.Eval.flip is False, the threshold of step-00000012 is of embeddings with True" in (
-        capsys.readouterr().out
-    )
-    saved = Checkpoint.open(checkpoint(tmp_path))  # every checksum is right
-    assert thresholds_of(saved).threshold == stored
-    assert thresholds_of(Checkpoint.open(reshard(saved, tmp_path / "cut", 2))).threshold == stored
-
-
-def test_a_threshold_needs_pairs_and_a_file_that_is_whole(trained, tmp_path):
-    shutil.copytree(checkpoint(trained), tmp_path / "step-00000012")
-    there = [f"Global.checkpoint={tmp_path}/step-00000012", f"Global.output_dir={tmp_path}"]
-    labelled = "DataLoader.Eval.dataset={name: Synthetic, num_classes: 23, image_shape: [1, 12, 10]}"
-    with pytest.raises(UserError, match="main set, 'Synthetic', is not of pairs and gives no threshold"):
-        entry(trained, *there, labelled).test(set_threshold=True)
-    for wrong in ("{", "[]", '{"threshold": 7.0, "threshold_set": "a", "threshold_step": 1, "flip": false}'):
-        (tmp_path / "step-00000012" / "threshold.json").write_text(wrong)
-        with pytest.raises(UserError, match=r"threshold.json: is not what plsc eval --set-threshold writes"):
-            entry(trained, *there).export()
-
-
-def test_a_training_stores_what_a_cosine_means_and_a_later_evaluation_replaces_it(tmp_path):
-    entry(tmp_path).train()
-    trained = thresholds_of(Checkpoint.open(checkpoint(tmp_path))).calibration
-    assert (trained.set, trained.step, trained.flip) == ("noise pairs", 12, False)
-    numbers = json.loads((tmp_path / "results.json").read_text())["sets"]["noise pairs"]
-    assert trained.log_odds == numbers["calibration"]["log_odds"]
-    assert entry(tmp_path).export()["calibration"] == trained.to_json()
-    other = "DataLoader.Eval.dataset.num_pairs=90"
-    arguments = ["-c", str(TINY), "-o", f"Global.output_dir={tmp_path}", other]
-    assert cli.main(["eval", "--calibrate", *arguments]) == 0
-    saved = Checkpoint.open(checkpoint(tmp_path))  # every checksum is right
-    stored = thresholds_of(saved).calibration
-    assert stored.pairs == 90 != trained.pairs
-    assert thresholds_of(Checkpoint.open(reshard(saved, tmp_path / "cut", 2))).calibration == stored
-    entry(tmp_path).export()
-    card = json.loads((tmp_path / "export" / "preprocessing.json").read_text())
-    assert Calibration.from_json(card["calibration"], "card") == stored
-
-
-@pytest.fixture
-def mirrored(trained, tmp_path):
-    """An entry that evaluates mirror images, too, on a copy of the checkpoint."""
-    folder = shutil.copytree(checkpoint(trained), tmp_path / "step-00000012")
-    there = [f"Global.checkpoint={folder}", f"Global.output_dir={tmp_path}"]
-    return entry(trained, *there, "DataLoader.Eval.flip=true")
-
-
-def test_a_calibration_is_of_the_embeddings_that_the_threshold_is_of(mirrored, tmp_path, capsys):
-    with pytest.raises(
-        UserError, match="flip is True, the threshold of step-00000012 is of embeddings with False"
-    ):
-        mirrored.test(calibrate=True)
-    mirrored.test(calibrate=True, set_threshold=True)
-    assert "is not used" not in capsys.readouterr().out
-    assert thresholds_of(Checkpoint.open(tmp_path / "step-00000012")).calibration.flip
-
-
-def test_a_threshold_of_other_embeddings_drops_the_calibration(mirrored, tmp_path, capsys):
-    mirrored.test(set_threshold=True)
-    assert (
-        "P(same) of step-00000012 is of embeddings with flip False, and is not used"
-        in capsys.readouterr().out
-    )
-    assert thresholds_of(Checkpoint.open(tmp_path / "step-00000012")).calibration is None
-    assert mirrored.export()["calibration"] is None
-
-
-def test_a_calibration_needs_pairs_of_both_kinds_and_a_file_that_is_whole(trained, tmp_path):
-    shutil.copytree(checkpoint(trained), tmp_path / "step-00000012")
-    there = [f"Global.checkpoint={tmp_path}/step-00000012", f"Global.output_dir={tmp_path}"]
-    labelled = "DataLoader.Eval.dataset={name: Synthetic, num_classes: 23, image_shape: [1, 12, 10]}"
-    with pytest.raises(UserError, match="^--calibrate: the main set, 'Synthetic', is not of pairs"):
-        entry(trained, *there, labelled).test(calibrate=True)
-    good = json.loads(
-        json.dumps(thresholds_of(Checkpoint.open(tmp_path / "step-00000012")).calibration.to_json())
-    )
-    for wrong in ("{", "[]", "[" * 100_000, json.dumps({**good, "cosine": good["cosine"][::-1]})):
-        (tmp_path / "step-00000012" / "calibration.json").write_text(wrong)
-        with pytest.raises(UserError, match=r"calibration.json: is not what plsc eval --calibrate writes"):
-            entry(trained, *there).export()
 
 
 def test_an_evaluation_does_without_the_images_trained_on(trained, tmp_path):

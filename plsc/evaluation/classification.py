@@ -19,7 +19,7 @@ class Classification:
     """The predictions for images of trained classes."""
 
     kind: ClassVar[str] = "classification"
-    metric: ClassVar[str] = "accuracy"
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
     label: np.ndarray  # [n] int64 in [0, C)
     predicted: np.ndarray  # [n] int64 in [0, C)
     num_classes: int  # C
@@ -39,12 +39,6 @@ class Classification:
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Key of `row` -> its 95 % confidence interval (Wilson's: the images are independent)."""
         return {"accuracy": wilson(self.accuracy, len(self.label))}
-
-    def confusion(self) -> np.ndarray:
-        """Count the predictions of each class for each true class: int64 [C, C], rows are the true
-        classes."""
-        cell = self.label * self.num_classes + self.predicted
-        return np.bincount(cell, minlength=self.num_classes**2).reshape(self.num_classes, -1)
 
     def row(self) -> dict[str, float]:
         """Return the row of metrics.jsonl: {"accuracy", "images"}."""

@@ -30,7 +30,7 @@ class Identification:
     """The result of `identify`. Rates are fractions in [0, 1]; None where the probes do not allow one."""
 
     kind: ClassVar[str] = "identification"
-    metric: ClassVar[str] = "rank1"
+    metrics: ClassVar[tuple[str, ...]] = ("rank1",)
     probes: int  # of identities in the gallery
     strangers: int  # probes of identities that are not
     gallery: int  # images

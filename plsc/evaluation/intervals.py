@@ -25,6 +25,7 @@ RESAMPLES = 1000
 FEWER_RESAMPLES = 200  # of more than EXACT_PAIRS pairs
 EXACT_PAIRS = 20_000
 LEVEL = 0.95
+LEAST_PEOPLE = 10  # with fewer, the intervals of a bootstrap mean nothing
 IN_BRACKETS = "in brackets"  # label of the line that explains the brackets
 _QUANTILES = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 Z = 1.959964  # the normal distribution's quantile of LEVEL

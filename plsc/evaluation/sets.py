@@ -31,7 +31,6 @@ from plsc.evaluation.classification import Classification, classify
 from plsc.evaluation.identification import Identification, identify
 from plsc.evaluation.templates import template_features
 from plsc.evaluation.verification import Verification, verify_pairs
-from plsc.utils.calibration import Calibration
 
 # The arrays that the base classes declare.
 _ARRAYS = ("labels", "pairs", "same", "identities", "identity_of", "template", "media", "gallery", "probe")
@@ -124,10 +123,6 @@ class EvalSet:
         """Compute the result from the embeddings [count, D]; not of labelled samples, see LabelledSet."""
         raise NotImplementedError
 
-    def calibration(self, result: Result, title: str, step: int, flip: bool) -> Calibration | None:
-        """Return what the cosines of a result mean; None where nothing says so."""
-        return None
-
 
 class LabelledSet(EvalSet):
     """Labelled samples of the classes trained on: which class is it?"""
@@ -203,9 +198,6 @@ class VerificationSet(EvalSet):
 
     def score(self, embeddings: np.ndarray) -> Verification:
         return verify_pairs(embeddings, self.pairs, self.data.same, identity_of=self.data.identity_of)
-
-    def calibration(self, result: Verification, title: str, step: int, flip: bool) -> Calibration | None:
-        return result.calibration(title, step, flip)
 
     def side(self, index: int) -> tuple[int, str]:
         """Return the image that stands for one side of a pair in a report, and the side's name."""

@@ -20,10 +20,10 @@ from typing import ClassVar
 import numpy as np
 
 from plsc.errors import UserError
-from plsc.evaluation.calibration import METHOD, Fit, fit_pairs, thresholds
 from plsc.evaluation.intervals import (
     EXACT_PAIRS,
     IN_BRACKETS,
+    LEAST_PEOPLE,
     bootstrap,
     bootstrap_identities,
     percent,
@@ -39,8 +39,8 @@ from plsc.evaluation.roc import (
     needed,
     roc_curve,
     tar_at_far,
+    threshold_at_far,
 )
-from plsc.utils.calibration import Calibration, Threshold
 
 THRESHOLDS = np.arange(0, 4, 0.01)  # [T] squared distances, InsightFace's grid
 MAX_FOLDS = 10
@@ -50,33 +50,47 @@ REUSED_ELEMENTS = 1 << 27  # of embeddings that are normalised once, not for eac
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of `verify`. Rates are fractions in [0, 1]; None where the pairs do not allow one."""
+    """The result of `verify`. Rates are fractions in [0, 1]; None where the pairs do not allow one.
+
+    Attributes:
+        similarity: cosines [P] float64. same: [P] bool.
+        accuracy, std: mean and population standard deviation over the folds.
+        threshold: a cosine: the mean over the folds of 1 - d2 / 2, moved to the middle of the gap that it lies in.
+        fold_accuracy: [F] float64.
+        cell: [P] int64, see _cells.
+        tar_at_far, threshold_at_far: of each FAR.
+        people: [K] the identities in the pairs; None: not known. of_pair: [P, 2] int64, rows of `people`.
+    """
 
     kind: ClassVar[str] = "verification"
-    metric: ClassVar[str] = "accuracy"
-    similarity: np.ndarray  # [P] float64, cosine
-    same: np.ndarray  # [P] bool
-    accuracy: float | None  # mean over the folds
-    std: float | None  # population standard deviation over the folds
-    threshold: (
-        float | None
-    )  # cosine: the mean over the folds of 1 - d2 / 2, moved to the middle of the gap that it lies in
-    fold_accuracy: np.ndarray  # [F] float64
-    cell: np.ndarray  # [P] int64, see _cells
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "auc")
+    similarity: np.ndarray
+    same: np.ndarray
+    accuracy: float | None
+    std: float | None
+    threshold: float | None
+    fold_accuracy: np.ndarray
+    cell: np.ndarray
     auc: float | None
     eer: float | None
     tar_at_far: dict[float, float | None]
+    threshold_at_far: dict[float, float | None]
     roc: Roc | None
     notes: list[str] = field(default_factory=list)
-    people: np.ndarray | None = None  # [K] the identities in the pairs; None: not known
-    of_pair: np.ndarray | None = None  # [P, 2] int64, rows of `people`
+    people: np.ndarray | None = None
+    of_pair: np.ndarray | None = None
 
     @property
     def headline(self) -> str:
         """The result in a few words."""
-        if self.accuracy is None:
-            return "accuracy cannot be computed"
-        return f"accuracy {percent(self.accuracy)} ± {100 * self.std:.2f}"
+        if self.accuracy is not None:
+            return f"accuracy {percent(self.accuracy)} ± {100 * self.std:.2f}"
+        area = "" if self.auc is None else f", area under ROC {self.auc:.5f}"
+        return f"no accuracy: {self._no_accuracy}{area}"
+
+    @property
+    def _no_accuracy(self) -> str:
+        return "needs at least 2 pairs" if len(self.same) < 2 else "folds of one kind"
 
     def row(self) -> dict[str, float | None]:
         """Return the row of metrics.jsonl: {"accuracy", "std", "threshold", "auc", "eer", "tar@far=0.1", ...,
@@ -89,8 +103,10 @@ class Verification:
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Key of `row` -> its 95 % confidence interval by the bootstrap over identities, over pairs where
         those are not known (see plsc.evaluation.intervals); Wilson's where all resamples agree, as they do
-        when every pair is right. Computed at the first use.
+        when every pair is right. Empty for fewer than LEAST_PEOPLE identities. Computed at the first use.
         """
+        if self.people is not None and len(self.people) < LEAST_PEOPLE:
+            return {}
         bounds: dict[str, tuple[float, float]] = {}
         if self.accuracy is not None:
             shape = len(self.fold_accuracy), len(THRESHOLDS) + 1, 2
@@ -122,86 +138,15 @@ class Verification:
             return tuple(int(kind.sum()) for kind in kinds)
         return tuple(min(len(np.unique(self.of_pair[kind])), int(kind.sum())) for kind in kinds)
 
-    @property
-    def resampled(self) -> str:
-        """The units that are resampled, for people."""
-        return "pairs" if self.people is None else f"{len(self.people):,} identities"
-
-    @cached_property
-    def fit(self) -> Fit | None:
-        """P(same) of a cosine, fitted to the pairs; None if they allow none, see fit_pairs."""
-        return fit_pairs(self.similarity, self.same, self.of_pair)
-
-    @cached_property
-    def thresholds(self) -> list[Threshold]:
-        """The threshold of each FAR that the pairs allow, with its 95 % confidence interval."""
-        if self.roc is None:
-            return []
-        identities = None if self.of_pair is None else self.of_pair[~self.same]
-        return thresholds(self.roc, self.similarity[~self.same], list(self.tar_at_far), identities)
-
-    def calibration(self, title: str, step: int, flip: bool) -> Calibration | None:
-        """Return what is stored of `fit` and `thresholds`; None where nothing could be fitted.
-
-        Args:
-            title: of the set. step: of the checkpoint. flip: whether the embeddings are of mirror images too.
-        """
-        if self.fit is None:
-            return None
-        return Calibration(
-            method=METHOD,
-            set=title,
-            step=step,
-            flip=flip,
-            pairs=len(self.same),
-            prior=self.fit.prior,
-            cosine=self.fit.cosine.tolist(),
-            log_odds=self.fit.log_odds.tolist(),
-            error=self.fit.held_out.error,
-            thresholds=self.thresholds,
-        )
-
-    def operating_points(self) -> list[tuple[Threshold, float, tuple[float, float]]]:
-        """List (threshold, TAR there, its 95 % interval) of each FAR that the pairs allow."""
-        return [
-            (point, self.tar_at_far[point.far], self.intervals[f"tar@far={point.far:g}"])
-            for point in self.thresholds
-        ]
-
-    def hardest(self, count: int = 10) -> list[tuple[str, int, int, int, int]]:
-        """List the identities with the most errors at the threshold, worst first: (name, false rejects, of so
-        many same pairs, false accepts, of so many different pairs). Empty where identities are not known or
-        nothing is wrong."""
-        if self.people is None or self.threshold is None:
-            return []
-        first, second = self.of_pair.T
-        accepted = self.similarity > self.threshold
-
-        def of_each(chosen: np.ndarray) -> np.ndarray:
-            """Count the chosen pairs of each identity; the two of a pair may be one."""
-            both = np.concatenate([first[chosen], second[chosen & (first != second)]])
-            return np.bincount(both, minlength=len(self.people))
-
-        rejects, same = of_each(self.same & ~accepted), of_each(self.same)
-        accepts, different = of_each(~self.same & accepted), of_each(~self.same)
-        errors = rejects + accepts
-        worst = [k for k in np.argsort(-errors, kind="stable")[:count].tolist() if errors[k]]
-        return [
-            (str(self.people[k]), int(rejects[k]), int(same[k]), int(accepts[k]), int(different[k]))
-            for k in worst
-        ]
-
     def numbers(self) -> dict:
         """Return the numbers of results.json: `row`, the intervals, the cosine above which each FAR is kept,
-        the fit of P(same), the accuracy of each fold."""
+        the accuracy of each fold."""
         return {
             **self.row(),
             "confidence_95": self.intervals,
-            "threshold@far": {f"{point.far:g}": point.cosine for point in self.thresholds},
-            "threshold@far_confidence_95": {f"{p.far:g}": [p.low, p.high] for p in self.thresholds},
-            "calibration": self.fit.numbers() if self.fit else None,
-            "resamples": resamples(len(self.same)),
-            "resampled": "pairs" if self.people is None else "identities",
+            "threshold@far": {
+                f"{far:g}": cosine for far, cosine in self.threshold_at_far.items() if cosine is not None
+            },
             "identities": None if self.people is None else len(self.people),
             "fold_accuracy": self.fold_accuracy.tolist(),
         }
@@ -209,41 +154,34 @@ class Verification:
     def results(self) -> dict[str, str]:
         """Format the numbers for people: label -> value with its unit, or why there is none."""
         negatives = int(np.sum(~self.same))
-        both, two = "needs positive and negative pairs", "needs at least 2 pairs"
+        both, none = "needs positive and negative pairs", self._no_accuracy
         given = self.intervals
         labels = {
             "pairs": f"{len(self.same):,} ({len(self.same) - negatives:,} same, {negatives:,} different)",
-            "accuracy (mean of folds)": two,
-            "deviation of the folds": two,
-            "threshold (cosine)": two if self.threshold is None else f"{self.threshold:.4f}",
+            "accuracy (mean of folds)": none,
+            "deviation of the folds": none,
+            "threshold (cosine)": none if self.threshold is None else f"{self.threshold:.4f}",
             "area under ROC": both if self.auc is None else f"{self.auc:.5f}",
-            "equal error rate": both if self.eer is None else with_interval(self.eer, given["eer"]),
+            "equal error rate": both if self.eer is None else with_interval(self.eer, given.get("eer")),
         }
         if self.accuracy is not None:
-            labels["accuracy (mean of folds)"] = with_interval(self.accuracy, given["accuracy"])
+            labels["accuracy (mean of folds)"] = with_interval(self.accuracy, given.get("accuracy"))
             labels["deviation of the folds"] = f"± {100 * self.std:.2f} %"
-        labels.update(
-            {
-                f"TAR at FAR {far:g}": with_interval(tar, given[f"tar@far={far:g}"])
-                for far, tar in self.tar_at_far.items()
-                if tar is not None
-            }
-        )
+        for far, tar in self.tar_at_far.items():
+            if tar is not None:
+                rate = with_interval(tar, given.get(f"tar@far={far:g}"))
+                labels[f"TAR at FAR {far:g}"] = f"{rate}, above a cosine of {self.threshold_at_far[far]:.4f}"
         lacking = [far for far, tar in self.tar_at_far.items() if tar is None]
         if self.roc is None:
             labels["TAR at FAR"] = both
         elif lacking:
             lower = "TAR at lower FAR" if len(lacking) < len(self.tar_at_far) else "TAR at FAR"
             labels[lower] = f"{lacking[0]:g} needs at least {needed(lacking[0]):,} negatives"
-        labels["calibration error of P(same)"] = (
-            self.fit.error_text()
-            if self.fit
-            else "no P(same): needs more pairs of both kinds, or more identities"
-        )
         if given:
-            labels[IN_BRACKETS] = (
-                f"95 % confidence, {resamples(len(self.same)):,} resamples of {self.resampled}"
-            )
+            units = "pairs" if self.people is None else f"{len(self.people):,} identities"
+            labels[IN_BRACKETS] = f"95 % confidence, {resamples(len(self.same)):,} resamples of {units}"
+        elif self.people is not None and len(self.people) < LEAST_PEOPLE:
+            labels["intervals"] = f"need at least {LEAST_PEOPLE} identities, these are {len(self.people)}"
         return labels
 
 
@@ -308,36 +246,29 @@ def _verify(take: _Take, size: int, same: np.ndarray) -> Verification:
 def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
     """Verify as `verify` does, from the squared distances [P] float64 of normalised embeddings."""
     similarity = 1 - distance / 2
-    positives, negatives = int(np.sum(same)), int(np.sum(~same))
-    notes = []
     folds = min(MAX_FOLDS, len(same))
     cell = _cells(distance, same, folds)
     table = np.bincount(cell, minlength=folds * (len(THRESHOLDS) + 1) * 2).reshape(folds, -1, 2)
+    notes = []
     fold_accuracy, fold_threshold = np.empty(0), np.empty(0)
-    if len(same) >= 2:
+    if folds_of_one_kind(same):
+        notes.append(f"{ONE_KIND}.")
+    elif len(same) >= 2:
         fold_accuracy, fold_threshold = _fold_accuracies(table)
-    else:
+    if 2 <= len(same) < 2 * MAX_FOLDS:
         notes.append(
-            "One pair: no threshold can be chosen on some pairs and tested on others, so no accuracy."
-        )
-    few = len(same) < 2 * MAX_FOLDS  # folds with a single pair, which is of one kind
-    if few and len(fold_accuracy):
-        notes.append(
-            f"{len(same)} pairs make {len(fold_accuracy)} folds of one or two pairs each, so the accuracy means little."
+            f"{len(same)} pairs make {folds} folds of one or two pairs each, so the accuracy means little."
         )
     roc = None
-    if positives and negatives:
-        roc = roc_curve(similarity, same)
-        sided = int(np.count_nonzero(np.any(table.sum(axis=1) == 0, axis=1)))
-        if sided and not few:
-            notes.append(
-                f"{sided} of the {MAX_FOLDS} folds have pairs of one kind only, so the accuracy means little: the pairs are sorted"
-                " by kind; `alternate: true` of PairList and BinPairs spreads them."
-            )
-    else:
-        kind = "the same class" if positives else "different classes"
+    if same.all() or not same.any():
+        kind = "the same class" if same.all() else "different classes"
         notes.append(f"All pairs are of {kind}: no ROC, AUC, EER or TAR, and an accuracy means little.")
+    else:
+        roc = roc_curve(similarity, same)
     has_accuracy = len(fold_accuracy) > 0
+    negatives = int(np.sum(~same))
+    # With too few negatives not even one false accept is allowed.
+    measured = {far: roc is not None and negatives >= needed(far) for far in FARS}
     return Verification(
         similarity=similarity,
         same=same,
@@ -348,14 +279,30 @@ def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
         cell=cell,
         auc=roc.area() if roc else None,
         eer=float(equal_error_rate(roc.far, roc.tar)) if roc else None,
-        # With too few negatives not even one false accept is allowed.
         tar_at_far={
-            far: float(tar_at_far(roc.far, roc.tar, far)) if roc and negatives >= needed(far) else None
-            for far in FARS
+            far: float(tar_at_far(roc.far, roc.tar, far)) if known else None
+            for far, known in measured.items()
+        },
+        threshold_at_far={
+            far: threshold_at_far(roc, far) if known else None for far, known in measured.items()
         },
         roc=roc,
         notes=notes,
     )
+
+
+ONE_KIND = (
+    "No accuracy: each of the ten folds, which are cut in the pairs' order, has pairs of one kind only;"
+    " `alternate: true` of PairList and BinPairs spreads them"
+)
+
+
+def folds_of_one_kind(same: np.ndarray) -> bool:
+    """Return whether the pairs are sorted by kind: folds of two pairs or more, of which at most one has both
+    kinds."""
+    if len(same) < 2 * MAX_FOLDS or same.all() or not same.any():
+        return False
+    return sum(fold.any() and not fold.all() for fold in np.array_split(same, MAX_FOLDS)) <= 1
 
 
 def _squared_distances(take: _Take, pairs: int, size: int) -> tuple[np.ndarray, int]:

@@ -23,14 +23,12 @@ from plsc.data.build import build_dataset
 from plsc.data.config import EVAL_SET, EvalCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
-from plsc.evaluation.sets import EvalSet, Result, VerificationSet, eval_set
+from plsc.evaluation.sets import EvalSet, Result, eval_set
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import embed
 from plsc.training.resume import build_saved_head
-from plsc.training.thresholds import set_calibration, set_threshold, thresholds_of
 from plsc.training.trained import load_network
-from plsc.utils.calibration import Calibration
-from plsc.utils.logging import get_logger, warn
+from plsc.utils.logging import get_logger
 from plsc.utils.metrics import Metrics
 
 
@@ -78,37 +76,6 @@ def needs_head(sets: Mapping[str, EvalSet]) -> bool:
     return any(data.labels is not None for data in sets.values())
 
 
-def main_pairs(sets: Mapping[str, EvalSet], option: str) -> VerificationSet:
-    """Return the main set; UserError, which names `option`, if it is not of pairs, whose verification finds a
-    threshold."""
-    title, data = next(iter(sets.items()))
-    if data.pairs is None:
-        raise UserError(
-            f"{option}: the main set, '{title}', is not of pairs and gives no threshold; name pairs in DataLoader.Eval.dataset"
-        )
-    return data
-
-
-def refuse_other_flip(saved: Checkpoint, flip: bool) -> None:
-    """Refuse by UserError to calibrate other embeddings than those that the checkpoint's threshold is of."""
-    known = thresholds_of(saved)
-    if known.threshold is not None and known.flip != flip:
-        raise UserError(
-            f"--calibrate: DataLoader.Eval.flip is {flip}, the threshold of {saved.path.name} is of embeddings with "
-            f"{known.flip}; add --set-threshold, or -o DataLoader.Eval.flip={str(known.flip).lower()}"
-        )
-
-
-def warn_of_other_flip(saved: Checkpoint, flip: bool) -> None:
-    """Warn that a new threshold is of other embeddings than the checkpoint's calibration."""
-    known = thresholds_of(saved).calibration
-    if known and known.flip != flip:
-        warn(
-            f"P(same) of {saved.path.name} is of embeddings with flip {known.flip}, and is not used beside this threshold; add "
-            "--calibrate for one that is"
-        )
-
-
 class Evaluator:
     """Evaluates a network on sets of images. Every rank makes one.
 
@@ -121,9 +88,8 @@ class Evaluator:
         weights: gives the backbone the weights to evaluate with, while a block runs; None: it has them.
         amp: mixed precision of the embeddings.
 
-    Attributes: after `evaluate`, on every rank, `step`, at which it was made, `rows`, title -> row of
-    metrics.jsonl, and `calibration`, by the main set, None where it gives none; on rank 0 only, `results`,
-    title -> result.
+    Attributes: after `evaluate`, on every rank, `step`, at which it was made, and `rows`, title -> row of
+    metrics.jsonl; on rank 0 only, `results`, title -> result.
     """
 
     def __init__(
@@ -140,7 +106,6 @@ class Evaluator:
         self.sets = sets
         self.rows: dict[str, dict[str, Any]] = {}
         self.results: dict[str, Result] = {}
-        self.calibration: Calibration | None = None
         self.step: int | None = None
         self._section = section
         self._backbone = backbone
@@ -156,8 +121,9 @@ class Evaluator:
 
     @property
     def metric(self) -> str:
-        """Return the key of `row` that decides which checkpoint is the best."""
-        return self.sets[self.main].result.metric
+        """Return the key of `row` that decides which checkpoint is the best: the first that was measured."""
+        keys = self.sets[self.main].result.metrics
+        return next((key for key in keys if self.row and self.row[key] is not None), keys[0])
 
     @property
     def flip(self) -> bool:
@@ -188,18 +154,13 @@ class Evaluator:
         for title in reversed(self.sets):
             embeddings = self._embed(self.sets[title])
             predicted = self._predict(self.sets[title], embeddings)
-            compute = partial(self._compute, title, embeddings, predicted, step)
-            self.rows[title], calibration = distributed.run_on_rank_0(compute)
-            if title == self.main:
-                self.calibration = calibration
+            compute = partial(self._compute, title, embeddings, predicted)
+            self.rows[title] = distributed.run_on_rank_0(compute)
             if metrics:
                 metrics.write({"eval": title, "step": step, "epoch": epoch, **self.rows[title]})
 
-    def _compute(
-        self, title: str, embeddings: np.ndarray, predicted: np.ndarray | None, step: int
-    ) -> tuple[dict[str, Any], Calibration | None]:
-        """Compute, log and keep the result of one set; return its row, and of the main pairs the calibration.
-        Rank 0 calls it."""
+    def _compute(self, title: str, embeddings: np.ndarray, predicted: np.ndarray | None) -> dict[str, Any]:
+        """Compute, log and keep the result of one set; return its row. Rank 0 calls it."""
         data = self.sets[title]
         try:
             if predicted is None:
@@ -208,41 +169,9 @@ class Evaluator:
                 result = data.score_predictions(predicted, self.num_classes)
         except UserError as error:
             raise UserError(f"{title}: {error}") from error
-        is_main = title == self.main
         self.results[title] = result
         self._log(title, result)
-        if not is_main:
-            return result.row(), None
-        return result.row(), data.calibration(result, title, step, self._section.flip)
-
-    def store_threshold(self, saved: Checkpoint) -> None:
-        """Store the main set's threshold with the checkpoint that was evaluated. Rank 0 calls it after
-        `evaluate`."""
-        cosine = self.row["threshold"]
-        if cosine is None:
-            raise UserError(f"--set-threshold: '{self.main}' has too few pairs to choose a threshold")
-        file = set_threshold(saved, cosine, self.main, self._section.flip)
-        get_logger().info(
-            f"threshold {cosine:.4f} of {self.main} stored in {file}; predict and export use it"
-        )
-
-    def store_calibration(self, saved: Checkpoint) -> None:
-        """Store the main set's calibration with the checkpoint that was evaluated. Rank 0 calls it after
-        `evaluate`."""
-        calibration = self.calibration
-        if calibration is None:
-            raise UserError(
-                f"--calibrate: '{self.main}' has pairs of one kind only, or all equally similar, or of too few identities to measure the error of "
-                "P(same); give it more pairs of both kinds"
-            )
-        file = set_calibration(saved, calibration)
-        fars = (
-            ", ".join(f"{point.far:g}" for point in calibration.thresholds)
-            or "none, for too few different pairs"
-        )
-        get_logger().info(
-            f"P(same) and thresholds for FAR {fars}, by {self.main}, stored in {file}; export and galleries use them"
-        )
+        return result.row()
 
     def _embed(self, data: EvalSet) -> np.ndarray:
         section = self._section

@@ -22,7 +22,6 @@ def finish(
     folder: Path,
     how: str,
     facts: dict[str, Any],
-    compared: tuple | None = None,
 ) -> None:
     """Write table, results.json, report and the last line. Rank 0 calls it.
 
@@ -30,7 +29,6 @@ def finish(
         evaluator: has evaluated.
         how: how long the training took, or which checkpoint was tested; for the report.
         facts: of results.json; with "checkpoint" for a test, else with "step" and "best".
-        compared: see plsc.evaluation.results.write_results.
     """
     from plsc.evaluation.results import write_results
 
@@ -39,11 +37,11 @@ def finish(
     rows = read_metrics(metrics) if metrics.is_file() else []
     summary = {
         "run": str(Path(cfg.Global.output_dir)),
-        "date": date(),
+        "date": datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
         "command": environment.command_line(),
         "version": f"plsc {__version__}, Python {platform.python_version()}",
         "trained on": f"{' and '.join(map(_describe_set, cfg.DataLoader.Train.sets))}, {evaluator.num_classes:,} classes",
-        "training" if "checkpoint" not in facts else "evaluated": how,
+        "training and evaluation" if "checkpoint" not in facts else "evaluated": how,
         "ranks": environment.world_size_from_env(),
         "head": cfg.Head.name,
         "backbone": cfg.Model.name,
@@ -59,7 +57,6 @@ def finish(
             cfg.to_yaml(),
             summary,
             facts,
-            compared,
         )
     line = f"{result.headline} on {evaluator.main}" if result else "nothing evaluated"
     if "checkpoint" not in facts:
@@ -67,11 +64,6 @@ def finish(
         if facts["best"]:
             line += ", best step {step} ({metric} {value:.4f})".format(**facts["best"])
     say(f"done: {line}, results in {folder}, report {page}")
-
-
-def date() -> str:
-    """Return date, minute and time zone."""
-    return datetime.datetime.now().astimezone().isoformat(" ", "minutes")
 
 
 def _describe_set(section: TrainDatasetCfg) -> str:

@@ -17,7 +17,7 @@ from plsc.errors import UserError, names_text, writing
 from plsc.training.embed import embed
 from plsc.training.evaluator import refuse_flip
 from plsc.training.start import make_folder, open_checkpoint
-from plsc.training.thresholds import thresholds_of
+from plsc.training.thresholds import threshold_of
 from plsc.training.trained import load_network
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.logging import warn
@@ -42,10 +42,11 @@ def predict(
     if not names:
         raise UserError("predict: no images given, give at least one")
     evaluation = cfg.DataLoader.Eval
-    known = thresholds_of(saved)
-    if evaluation.flip != known.flip and known.threshold is not None:
+    known = threshold_of(saved)
+    if evaluation.flip != known.flip and known.cosine is not None:
         warn(
-            f"DataLoader.Eval.flip is {evaluation.flip}, the threshold of {saved.path.name} is of embeddings with {known.flip}"
+            f"DataLoader.Eval.flip is {evaluation.flip}, the threshold of {saved.path.name} is of embeddings "
+            f"with {known.flip}"
         )
     network = load_network(saved, cfg, model)
     batch = evaluation.batch_size

@@ -24,9 +24,7 @@ from plsc.utils.text import duration
 RUN_FILES = (
     *("config.yaml", "metrics.jsonl", "train.log", "checkpoints", "identities.json"),
     *("visualdl", "tensorboard", "wandb", "mlflow", "logged.json"),
-    *("report.html", "results.json", "curves.png", "roc.png", "det.png", "cmc.png", "histogram.png"),
-    *("calibration.png", "worst_pairs.png", "confusion.png", "steps.png"),
-    *("diverged", "export", "test", "predict"),
+    *("report.html", "results.json", "diverged", "export", "test", "predict"),
 )
 
 

@@ -20,7 +20,7 @@ from plsc.data.preprocessing import DARKEST, Preprocessing
 from plsc.training.embed import embed
 from plsc.training.mixed_precision import check_amp
 from plsc.training.resume import build_backbone, load_backbone
-from plsc.training.thresholds import Thresholds, thresholds_of
+from plsc.training.thresholds import Threshold, threshold_of
 from plsc.utils.logging import get_logger
 
 
@@ -29,7 +29,7 @@ class TrainedNetwork:
     """A trained network.
 
     backbone: with the weights, averaged if there are such. preprocessing: of its samples. checkpoint: that it
-    is of, which has the names of its classes, its threshold, its calibration and its identity. amp: mixed
+    is of, which has the names of its classes, its threshold and its identity. amp: mixed
     precision in which it embeds.
     """
 
@@ -44,15 +44,15 @@ class TrainedNetwork:
         return f"{self.checkpoint.path.parent.parent}, step {self.checkpoint.step}"
 
     @property
-    def thresholds(self) -> Thresholds:
-        """What its cosines mean."""
-        return thresholds_of(self.checkpoint)
+    def threshold(self) -> Threshold:
+        """The cosine above which two samples are of one class."""
+        return threshold_of(self.checkpoint)
 
     def choose_flip(self, wanted: bool) -> bool:
         """Return whether embeddings are of mirror images too: as for the threshold, which is warned of if it
         is not as wanted."""
-        known = self.thresholds
-        flip = wanted if known.threshold is None else known.flip
+        known = self.threshold
+        flip = wanted if known.cosine is None else known.flip
         if flip != wanted:
             get_logger().warning(
                 f"DataLoader.Eval.flip is {wanted}; embeddings are made with {flip}, as for the threshold of "

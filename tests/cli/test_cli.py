@@ -126,13 +126,6 @@ class Recorder:
         return lambda *arguments, **given: Recorder.calls.append((verb, *arguments, *given.items()))
 
 
-UNSET = {
-    "set_threshold": False,
-    "compare": None,
-    "calibrate": False,
-}  # of eval
-
-
 @pytest.mark.parametrize(
     "verb, arguments, made, called",
     [
@@ -143,19 +136,7 @@ UNSET = {
             ("a", ["A.b=1", "C.d=2", "E.f=3"]),
             ("train",),
         ),
-        ("eval", ["--config", "a"], ("a", []), ("evaluate", *UNSET.items())),
-        (
-            "eval",
-            ["--set-threshold", "--compare", "other"],
-            (None, []),
-            ("evaluate", *{**UNSET, "set_threshold": True, "compare": "other"}.items()),
-        ),
-        (
-            "eval",
-            ["--calibrate"],
-            (None, []),
-            ("evaluate", *{**UNSET, "calibrate": True}.items()),
-        ),
+        ("eval", ["--config", "a"], ("a", []), ("evaluate",)),
         ("export", ["--override", "A.b=1"], (None, ["A.b=1"]), ("export",)),
         ("predict", ["list.txt"], (None, []), ("predict", "list.txt", None)),
         ("predict", ["a.png"], (None, []), ("predict", ["a.png"], None)),

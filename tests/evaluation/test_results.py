@@ -1,21 +1,25 @@
-"""What is left of an evaluation: the table, results.json, the report with all sets; worst pairs of images and
-templates."""
+"""Results: results.json whole and last, tables, the page, and safe against what names hold."""
 
+import base64
 import contextlib
+import html
 import io
 import json
+import re
 
+import cv2
 import numpy as np
 import pytest
 
-from plsc.errors import UserError
 from plsc.evaluation import classify, identify, verify, verify_distances
-from plsc.evaluation.report.html import tables_of
-from plsc.evaluation.results import headlines, overfitting, read_compared, worst_of, write_results
+from plsc.evaluation.report import tables_of, worst_of
+from plsc.evaluation.results import headlines, write_results
 from plsc.evaluation.sets import eval_set
 from tests.helpers.pictures import drawn, identification, verification
 from tests.helpers.tiny_runs import NoisePairs
 from tests.training.test_evaluator import NoiseTemplates
+
+ROWS = [{"step": step, "epoch": 1, "loss": 5.0, "lr": 0.1} for step in (10, 20)]
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +30,12 @@ def written(tmp_path_factory):
     emb = rng.normal(size=(40, 8))
     found = verify(emb, np.where(pairs.same[:, None], emb, 0.8 * emb) + rng.normal(size=(40, 8)), pairs.same)
     label = np.arange(60) % 3
-    results = {
-        "people": identification(),
-        "pairs": found,
-        "clothes": classify(label, label // 2, 3),
-    }
+    results = {"people": identification(), "pairs": found, "clothes": classify(label, label // 2, 3)}
     sets = {"pairs": eval_set(pairs), "people": None, "clothes": None}
-    facts = {"checkpoint": "step-7", "main": "pairs", "flip": True}
+    facts = {"checkpoint": "step-7", "step": 7, "main": "pairs", "flip": True}
     folder = tmp_path_factory.mktemp("written") / "test"
     with contextlib.redirect_stdout(io.StringIO()) as said, drawn():
-        page = write_results(folder, sets, results, [], "a: 1\n", {"verification": "good"}, facts)
+        page = write_results(folder, sets, results, ROWS, "a: 1  # b\n", {"run": "<run>"}, facts)
     return page, results, said.getvalue()
 
 
@@ -49,15 +49,31 @@ def test_results_json_has_all_numbers(written):
         assert numbers["kind"] == found.kind and numbers["notes"] == list(found.notes)
         assert found.row().items() <= numbers.items()
         assert numbers["confidence_95"].keys() == found.intervals.keys()
-    assert not list(page.parent.glob("*.tmp"))
+    assert sorted(path.name for path in page.parent.iterdir()) == ["report.html", "results.json"]
 
 
-def test_the_report_has_the_pictures_of_every_kind(written):
-    pictures = {path.name for path in written[0].parent.glob("*.png")}
-    of_pairs = {"roc.png", "det.png", "histogram.png", "calibration.png", "worst_pairs.png"}
-    assert pictures == of_pairs | {"cmc.png", "confusion.png"}
-    for text in ("rank-10", "equal error rate", "worst class"):
-        assert text in written[0].read_text()
+def test_the_page_shows_everything_and_needs_nothing_else(written):
+    page, results, _ = written
+    text = page.read_text()
+    headings = re.findall("<h2>(.*)</h2>", text)
+    assert headings == ["Evaluation", "Training", "ROC", "Cosines of pairs", "Worst pairs of pairs"]
+    worst = worst_of(results["pairs"], eval_set(NoisePairs()))
+    embedded = re.findall('src="data:image/png;base64,([^"]*)"', text)
+    assert len(embedded) == 3 + 2 * len(worst)
+    assert all(base64.b64decode(picture).startswith(b"\x89PNG") for picture in embedded)
+    assert not re.search(r"https?:|url\(|@import|<script|<link", text)
+    assert results["pairs"].headline in text and "a: 1  # b" in text
+    for label in ("rank-10", "equal error rate", "worst class"):
+        assert f"<th>{label}</th>" in text
+
+
+def test_names_are_escaped(tmp_path):
+    pairs = NoisePairs()
+    pairs.image_name = lambda index: f"<b>{index}/a"
+    result = verify_distances(np.linspace(0.1, 1.9, 40), pairs.same)
+    page = write_results(tmp_path, {"<s>": eval_set(pairs)}, {"<s>": result}, [], "<c>", {"run": "<r>"}, {})
+    text = page.read_text()
+    assert not re.search("<(b|s|c|r)>", text) and html.escape("<b>") in text and "/<wbr>a" in text
 
 
 def test_the_tables_stand_by_kind_with_a_column_a_set(written):
@@ -78,9 +94,9 @@ def test_worst_pairs_have_their_pictures_and_names(written):
         (index,) = np.flatnonzero(found.similarity == pair.similarity)
         first, second = pairs.pairs[index]
         assert pair.names == (f"image {first}", f"image {second}")
-        assert np.array_equal(pair.images[0], pairs.image(first)) and np.array_equal(
-            pair.images[1], pairs.image(second)
-        )
+        for png, number in zip(pair.pngs, (first, second)):
+            pixels = cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_GRAYSCALE)
+            assert np.array_equal(pixels, pairs.image(number)[0])
 
 
 def test_of_a_template_its_first_image_is_shown():
@@ -94,7 +110,6 @@ def test_of_a_template_its_first_image_is_shown():
     for pair in worst:
         number = int(pair.names[0].split()[1])
         assert pair.names[0] == f"template {number} (3 images): image {3 * number}"
-        assert np.array_equal(pair.images[0], pairs.image(3 * number))
 
 
 def test_results_json_is_the_last(tmp_path, monkeypatch):
@@ -111,77 +126,33 @@ def test_results_json_is_the_last(tmp_path, monkeypatch):
 
 def test_nothing_evaluated_is_still_written(tmp_path, capsys):
     page = write_results(tmp_path, {}, {}, [], "", {}, {"main": None})
-    assert json.loads((tmp_path / "results.json").read_text())["sets"] == {} and page.is_file()
-    assert capsys.readouterr().out == ""
+    assert json.loads((tmp_path / "results.json").read_text())["sets"] == {}
+    assert "No evaluation" in page.read_text() and capsys.readouterr().out == ""
 
 
 def test_numbers_that_cannot_be_computed_are_null_and_said(tmp_path, capsys):
     strangers = identify(np.eye(4), np.array([0, 1]), np.array([2, 3]), np.arange(4))
     write_results(tmp_path, {"s": None}, {"s": strangers}, [], "", {}, {})
     numbers = json.loads((tmp_path / "results.json").read_text())["sets"]["s"]
-    assert numbers["rank1"] is None and numbers["cmc"] is None
+    assert numbers["rank1"] is None
     assert capsys.readouterr().out.splitlines()[-1] == (
         "s: No probe's identity is in the gallery: no rank can be computed."
     )
 
 
-def training(accuracy, steps=40):
-    return [{"step": step, "loss": 0.1, "accuracy": accuracy} for step in range(steps)]
-
-
 def test_the_headline_is_the_best_step_and_the_last():
-    found = verification()
+    found = {"pairs": verification()}
+    here = found["pairs"].headline
     best = {"step": 8, "set": "pairs", "metric": "accuracy", "value": 0.9875}
-    here = f"accuracy {100 * found.accuracy:.2f} %"
-    both = headlines("pairs", {"pairs": found}, {"step": 12, "best": best})
-    assert both == [
-        ("best step, 8: verification on pairs (chosen on it)", "accuracy 98.75 %"),
-        ("last step, 12: verification on pairs", here),
+    rows = [{"eval": "pairs", "step": 8, "accuracy": 0.9875, "std": 0.011}]
+    assert headlines(found, rows, {"step": 12, "best": best}) == [
+        ("best step 8: verification on pairs (chosen on it)", "accuracy 98.75 % ± 1.10"),
+        ("last step 12: verification on pairs", here),
     ]
-    one = headlines("pairs", {"pairs": found}, {"step": 8, "best": best})
-    assert one == [("best and last step, 8: verification on pairs", here)]
-    tested = headlines("pairs", {"pairs": found}, {"step": 8, "checkpoint": "step-8"})
-    assert tested == [("verification on pairs, step 8", here)]
-    ((label, value),) = headlines("people", {"people": identification()}, {"step": 8, "best": None})
-    assert label == "identification on people, step 8" and value.startswith("rank-1 ")
-
-
-def test_overfitting_is_said_where_training_is_right_and_evaluation_is_not():
-    poor, good = verification(), verify(np.eye(20), np.eye(20), np.arange(20) % 2 == 0)
-    assert poor.accuracy < 0.97 and good.accuracy <= 0.95
-    (said,) = overfitting([*training(0.2), *training(0.999)], good)
-    assert "99.90 % of the images it trains on" in said and "accuracy 50.00 %" in said
-    assert overfitting(training(0.9), good) == [] == overfitting([], good)
-    same = np.arange(40) % 2 == 0
-    assert overfitting(training(1.0), verify_distances(np.where(same, 0.2, 2.0), same)) == []
-
-
-def test_the_tables_of_another_run_are_read_back(written):
-    page, results, _ = written
-    for path in (page.parent, page.parent / "results.json"):
-        name, tables = read_compared(path, ["pairs"])
-        assert name == f"{page.parent.parent.name}/test" and tables["pairs"] == results["pairs"].results()
-
-
-@pytest.mark.parametrize(
-    "content, said",
-    [
-        (None, "no such file; name the folder of a finished run"),
-        ("{", "is not JSON"),
-        ("[]", "has no 'sets'"),
-        (
-            '{"sets": {"pairs": {"accuracy": 1}}}',
-            "has no tables, an older plsc wrote it; evaluate that run again",
-        ),
-        ('{"sets": {"pairs": {"table": {"a": 1}}}}', "has no tables"),
-        (
-            '{"sets": {"lf\\nw": {"table": {"a": "1"}}}}',
-            r"has none of these sets, but lf\\nw; evaluate both on the same",
-        ),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(tmp_path, content, said):
-    if content:
-        (tmp_path / "results.json").write_text(content)
-    with pytest.raises(UserError, match=f"^--compare: .*results.json: {said}"):
-        read_compared(tmp_path, ["pairs"])
+    one = headlines(found, rows, {"step": 8, "best": best})
+    assert one == [("best and last step 8: verification on pairs", here)]
+    tested = headlines(found, [], {"step": 8, "checkpoint": "step-8"})
+    assert tested == [("step 8: verification on pairs", here)] and " ± " in here
+    ((label, value),) = headlines({"people": identification()}, [], {"step": 8, "best": None})
+    assert label == "step 8: identification on people" and value.startswith("rank-1 ")
+    assert headlines({}, [], {}) == []

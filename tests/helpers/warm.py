@@ -274,14 +274,14 @@ def main(number: int) -> None:
     from paddle.distributed.launch.job.pod import Pod
 
     import plsc.apps.restart.run
-    import plsc.evaluation.report.html
+    import plsc.evaluation.report
     import plsc.evaluation.results
     import plsc.training.trainer
 
     do_not_sync()
-    plsc.evaluation.report.html.draw = lambda *_: []
-    report = Path(plsc.evaluation.report.html.__file__).with_name("report.html.jinja")
-    plsc.evaluation.report.html.template(report)  # compiled once for all that is forked
+    plsc.evaluation.report.draw = lambda *_: []
+    report = Path(plsc.evaluation.report.__file__).with_name("report.html.jinja")
+    plsc.evaluation.report.template(report)  # compiled once for all that is forked
     plsc.apps.restart.run._PAUSE = 0
     Pod.watch.__defaults__ = tuple(0.2 if default == 1 else default for default in Pod.watch.__defaults__)
     # A fork has but the thread that forks. Paddle 2.6 starts an idle one when it is imported, 3.x none.

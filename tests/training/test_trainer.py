@@ -17,7 +17,7 @@ from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
 from plsc.heads import reference
 from plsc.training.evaluator import Evaluator
-from plsc.training.thresholds import thresholds_of
+from plsc.training.thresholds import threshold_of
 from plsc.utils.metrics import Metrics, read_metrics
 from plsc.utils.progress import Progress
 from plsc.utils.timing import PARTS, timer
@@ -224,8 +224,8 @@ def test_the_best_checkpoint_stays_beside_the_newest(scripted, tmp_path):
     assert trainer.part("checkpoints").best == expected
     saved = [Checkpoint.open(checkpoint(tmp_path, step)) for step in (3, 12)]
     assert [one.best for one in saved] == [expected, expected]
-    found = [thresholds_of(one) for one in saved]
-    assert [one.threshold for one in found] == [0.03, 0.12] and not found[0].flip
+    found = [threshold_of(one) for one in saved]
+    assert [one.cosine for one in found] == [0.03, 0.12] and not found[0].flip
 
 
 def test_a_resumed_run_knows_the_best_of_before(scripted, tmp_path):
@@ -267,7 +267,7 @@ def test_a_search_counts_by_rank_1(tmp_path):
     trainer = train(tmp_path, 'DataLoader.Eval.dataset={name: "tests.training.test_evaluator:NoiseGallery"}')
     best = trainer.part("checkpoints").best
     assert best.metric == "rank1" and best.value == trainer.part("evaluation").evaluator.row["rank1"]
-    assert thresholds_of(Checkpoint.open(checkpoint(tmp_path))).threshold is None
+    assert threshold_of(Checkpoint.open(checkpoint(tmp_path))).cosine is None
 
 
 # ---- the same again
@@ -291,13 +291,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one(whole, tmp_path, start):
 
 
 def test_a_resumed_run_keeps_what_the_evaluation_before_gave(whole, tmp_path):
-    before = thresholds_of(Checkpoint.open(checkpoint(whole)))
-    assert before.calibration.step == 12 and before.threshold is not None
+    before = threshold_of(Checkpoint.open(checkpoint(whole)))
+    assert before.cosine is not None
     trainer = make_trainer(tmp_path)
     trainer.resume(checkpoint(whole))
     trainer.part("checkpoints").save(trainer)
-    after = thresholds_of(Checkpoint.open(checkpoint(tmp_path)))
-    assert (after.threshold, after.calibration) == (before.threshold, before.calibration)
+    assert threshold_of(Checkpoint.open(checkpoint(tmp_path))) == before
 
 
 def test_a_checkpoint_holds_the_momentum_of_each_parameter(whole):

@@ -35,7 +35,7 @@ from plsc.data.hold_out import few_identities
 from plsc.data.pair_sampling import one_sided_folds
 from plsc.data.pairs import PairList, is_pair_list
 from plsc.errors import UserError, shown, shown_lines, writing
-from plsc.evaluation.report.style import COLOURS, new_figure, png_of, styled
+from plsc.evaluation.figures import COLOURS, new_figure, png_of, styled
 from plsc.evaluation.sets import EvalSet, eval_set
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.text import table

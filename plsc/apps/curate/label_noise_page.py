@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 
 from plsc.data.preprocessing import Preprocessing
-from plsc.evaluation.report.html import template
+from plsc.evaluation.report import template
 from plsc.utils.atomic_write import replace_file
 
 

@@ -32,7 +32,7 @@ from plsc.apps.export.other_programs import refuse_other_pictures, save_insightf
 from plsc.config import Config
 from plsc.errors import UserError
 from plsc.training.start import open_checkpoint
-from plsc.training.thresholds import Thresholds
+from plsc.training.thresholds import Threshold
 from plsc.training.trained import load_network
 from plsc.utils.atomic_write import atomic_write, remove
 
@@ -65,7 +65,7 @@ def export_checkpoint(
             preprocessing=network.preprocessing,
             formats=cfg.Export.formats,
             opset=cfg.Export.opset,
-            thresholds=network.thresholds,
+            threshold=network.threshold,
             network=saved.network,
         )
         print(f"done: exported {saved.path} to {folder}")
@@ -81,7 +81,7 @@ def export(
     preprocessing: Any,
     formats: Sequence[str] = ("paddle", "onnx"),
     opset: int = 17,
-    thresholds: Thresholds | None = None,
+    threshold: Threshold | None = None,
     network: str | None = None,
 ) -> dict:
     """Write `model` (prepared samples [B, *shape] -> embeddings [B, D]) to the folder `out_dir`, for any B.
@@ -92,7 +92,7 @@ def export(
     Args:
         preprocessing: of the data set, a plsc.data.preprocessing.Preprocessing.
         formats: as in Export.formats.
-        thresholds: what a cosine means; None: not known.
+        threshold: above which cosine two are of one class; None: not known.
         network: identity of the weights, see plsc.checkpoint.saved.Checkpoint.network.
 
     Returns: what preprocessing.json has, and "folder".
@@ -108,7 +108,7 @@ def export(
         examples, graphs = _on_cpu(model, preprocessing, tmp)
         if not _NEED_ONNX.isdisjoint(formats):
             graphs["onnx"] = save_onnx(tmp, graphs["paddle"], opset)
-        facts = describe(preprocessing, examples[0][1].shape[1], thresholds or Thresholds(), network)
+        facts = describe(preprocessing, examples[0][1].shape[1], threshold or Threshold(), network)
         files, checks = {}, []
         for kind in formats:
             folder = tmp

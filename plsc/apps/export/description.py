@@ -10,7 +10,7 @@ import paddle
 
 from plsc.apps.export.graphs import name_of
 from plsc.data.preprocessing import DARKEST
-from plsc.training.thresholds import Thresholds
+from plsc.training.thresholds import Threshold
 from plsc.utils.files import sha256_of
 from plsc.utils.version import __version__
 
@@ -25,7 +25,7 @@ A picture without a pixel above 3 was normalised before, or is black: its embedd
 Where "aligned" is true, the network wants faces whose landmarks lie at ArcFace's places, as plsc align writes.
 
 Output: float32 [batch, size] of length 1: the dot product of two embeddings is their cosine.
-Two pictures with a cosine above "threshold" are of the same class; null: plsc eval --set-threshold finds it.
+Two pictures with a cosine above "threshold" are of the same class; null: not known.
 Where "flip" is true, the threshold is of the sum of the embeddings of a picture and its mirror image.
 
 ONNX Runtime, for two pictures in RGB:
@@ -43,7 +43,7 @@ docs/export.md of plsc says more of each, and how to make a graph of 8 bits.
 """
 
 
-def describe(preprocessing: Any, embedding_size: int, thresholds: Thresholds, network: str | None) -> dict:
+def describe(preprocessing: Any, embedding_size: int, threshold: Threshold, network: str | None) -> dict:
     """Make the content of preprocessing.json but for what is known of the files."""
     shape = list(preprocessing.shape)
     # What is left to do. Mean and scale are not among it: a reader who saw them here would normalise once
@@ -74,11 +74,9 @@ def describe(preprocessing: Any, embedding_size: int, thresholds: Thresholds, ne
         "output": {"dtype": "float32", "shape": ["batch", embedding_size], "length": 1},
         "preprocessing": left,
         "inside_the_graph": inside,
-        "threshold": thresholds.threshold,
-        "threshold_of": both if thresholds.flip else noun,
-        "threshold_set": thresholds.threshold_set,
-        "threshold_step": thresholds.threshold_step,
-        "flip": thresholds.flip,
+        "threshold": threshold.cosine,
+        "threshold_of": both if threshold.flip else noun,
+        "flip": threshold.flip,
     }
 
 

@@ -157,7 +157,7 @@ def _is_of(checkpoint: Path, network: str) -> bool:
 class _OfRun(Embedder):
     def __init__(self, network: TrainedNetwork, config: Config, origin: dict[str, Any] | None):
         saved = network.checkpoint
-        known = network.thresholds
+        known = network.threshold
         flip = network.choose_flip(config.DataLoader.Eval.flip)
         super().__init__(
             saved.network,
@@ -165,8 +165,8 @@ class _OfRun(Embedder):
             network.preprocessing,
             saved.embedding_size,
             flip,
-            known.threshold,
-            _of_flip(known.calibration, flip),
+            known.cosine,
+            None,
             origin,
         )
         self._network = network

@@ -17,7 +17,7 @@ import plsc
 from plsc.apps.export import export, graphs
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
-from plsc.training.thresholds import Thresholds
+from plsc.training.thresholds import Threshold
 from tests.helpers.bounds import assert_within, of_network
 
 SHAPE = (3, 16, 12)
@@ -146,7 +146,7 @@ def test_preprocessing_json(tmp_path):
         tmp_path / "out",
         preprocessing=PREPROCESSING,
         formats=["paddle"],
-        thresholds=Thresholds(threshold=0.31, flip=True, threshold_set="people"),
+        threshold=Threshold(cosine=0.31, flip=True),
     )
     card = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
     assert {**card, "folder": str(tmp_path / "out")} == report
@@ -157,7 +157,7 @@ def test_preprocessing_json(tmp_path):
     assert "INTER_AREA" in card["preprocessing"]["resize"] and "mean" not in card["preprocessing"]
     inside = card["inside_the_graph"]
     assert (inside["mean"], inside["scale"]) == (PREPROCESSING.mean, PREPROCESSING.scale)
-    assert (card["threshold"], card["threshold_set"], card["flip"]) == (0.31, "people", True)
+    assert (card["threshold"], card["flip"]) == (0.31, True)
     assert card["embedding_size"] == 16
     assert card["plsc"] == plsc.__version__ and card["paddle"] == paddle.__version__
     values = "raw pixels 0..255; normalisation is inside the graph"

@@ -20,7 +20,7 @@ from paddle import nn
 from plsc.apps.export import export, graphs
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
-from plsc.training.thresholds import Thresholds
+from plsc.training.thresholds import Threshold
 from tests.helpers.bounds import assert_within, of_network
 
 SHAPE = (3, 112, 112)
@@ -66,8 +66,8 @@ def embeddings_of(net, pixels, then=unit):
 def made(tmp_path_factory):
     """The network, and the folder with its exports."""
     net, out = trained(), tmp_path_factory.mktemp("formats") / "out"
-    known = Thresholds(threshold=0.3, threshold_set="people", threshold_step=5, flip=True)
-    export(net, out, preprocessing=PREPROCESSING, formats=FORMATS, thresholds=known, network="abc")
+    known = Threshold(cosine=0.3, flip=True)
+    export(net, out, preprocessing=PREPROCESSING, formats=FORMATS, threshold=known, network="abc")
     return net, out
 
 

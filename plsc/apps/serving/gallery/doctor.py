@@ -14,7 +14,7 @@ from plsc.apps.serving.gallery.quality import Finding, Pictures, Review, describ
 from plsc.data.images import decode_pixels, read_file, to_sample
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError, reading, shown
-from plsc.evaluation.report.html import template
+from plsc.evaluation.report import template
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.files import read_regular
 from plsc.utils.text import counted

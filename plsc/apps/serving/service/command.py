@@ -32,7 +32,7 @@ from plsc.data.image_size import MOST_PIXELS
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import MissingFileError, UserError, reading, shown
 from plsc.training.start import open_checkpoint
-from plsc.training.thresholds import thresholds_of
+from plsc.training.thresholds import threshold_of
 from plsc.utils.atomic_write import atomic_write, remove
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted
@@ -197,15 +197,15 @@ def _of_run(path: str | None, overrides: Sequence[str], gallery: Gallery | None,
     found = store.find(root / "checkpoints", given.Global.checkpoint or "newest")
     # Of a checkpoint that is not there, open_checkpoint says what is missing.
     saved = store.Checkpoint.open(found, verify=False) if found else open_checkpoint(given)
-    known = thresholds_of(saved)
+    known = threshold_of(saved)
     ours = NetworkFacts(
         saved.network,
         f"{shown(root)}, step {saved.step}",
         Preprocessing.from_json(saved.preprocessing),
         saved.embedding_size,
         known.flip,
-        known.threshold,
-        known.calibration,
+        known.cosine,
+        None,
     )
     if gallery is not None:
         gallery.check(ours)
