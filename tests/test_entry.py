@@ -242,7 +242,7 @@ def test_a_checkpoint_tests_as_it_did_in_training(run, capsys):
     assert (folder / "test" / "report.html").is_file()
     assert capsys.readouterr().out.splitlines()[-1].startswith("done: accuracy ")
     page = (folder / "test" / "report.html").read_text().replace("<wbr>", "")
-    assert f"checkpoint {checkpoint(folder)}" in page and "verification on noise pairs, step 12" in page
+    assert f"checkpoint {checkpoint(folder)}" in page and "step 12: verification on noise pairs" in page
 
 
 def test_another_checkpoint_can_be_named(trained, tmp_path):

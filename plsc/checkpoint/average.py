@@ -11,23 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.checkpoint.manifest import BACKBONE, file_of
-from plsc.checkpoint.reshard import Head, fields_of, others_of, write_checkpoint
 from plsc.checkpoint.saved import Checkpoint
-from plsc.checkpoint.store import completed
-from plsc.checkpoint.tensorfile import layout
+from plsc.checkpoint.store import Content, completed, save
 from plsc.errors import UserError
 from plsc.utils.bfloat16 import float32_of, nearest
-
-_AVERAGED = ("centres", "bias")  # of the head's rows; the others are its optimizer's
+from plsc.utils.sharding import ClassShard
 
 
 def average(folders: Sequence[str], last: int | None, target: str) -> str:
-    """Write the mean of checkpoints to the new folder `target`; return a report.
+    """Write the mean of checkpoints to the new folder `target`/step-XXXXXXXX; return a report.
 
     Each gives its weights to use, an average of them where the run had one. Numbers are added in float64;
-    integers, and the state of the centres' optimizer, are the newest checkpoint's. The result is for
-    everything but to resume a run.
+    integers are the newest checkpoint's. The result is for everything but to resume a run.
 
     Args:
         folders: checkpoints, or the folder of a run.
@@ -35,26 +30,29 @@ def average(folders: Sequence[str], last: int | None, target: str) -> str:
 
     Raises UserError for fewer than two checkpoints, and for those of different networks or classes.
     """
+    if Path(target).exists():
+        raise UserError(f"{target}: is there already, and nothing is overwritten; name another folder")
     saved = sorted(map(Checkpoint.open, _paths(folders, last)), key=lambda checkpoint: checkpoint.step)
-    newest = saved[-1]
-    weights = newest.weights()
+    newest, weights = saved[-1], [checkpoint.weights() for checkpoint in saved]
     for other in saved[:-1]:
-        _refuse_other(newest, other, weights)
-    others = [other.weights() for other in saved[:-1]]
-    mean = {name: _mean_of([*(other[name] for other in others), weights[name]]) for name in weights}
-    names = {name: blocks for name, blocks in others_of(newest).items() if name == "classes.json"}
-    files = {file_of(BACKBONE): layout(mean), **names}
-    fields = {**fields_of(newest), "state": {}, "weights": BACKBONE}
-    ranges = [(part.start, part.stop) for part in newest.manifest.heads]
-
-    def read(name: str, start: int, stop: int) -> np.ndarray:
-        if name not in _AVERAGED:
-            return newest.rows(name, start, stop)
-        return _mean_of([other.rows(name, start, stop) for other in saved])
-
-    made = write_checkpoint(target, ranges, Head(newest.head_arrays, read), files, fields)
+        remedy = f"average checkpoints of one run (the newest is {newest.path.name})"
+        sizes = newest.num_classes, newest.embedding_size
+        other.check_matches(*sizes, backbone=weights[-1], head=newest.head_arrays, remedy=remedy)
+        if (other.preprocessing, other.classes()) != (newest.preprocessing, newest.classes()):
+            raise UserError(f"checkpoint {other.path.name} has other preprocessing or classes: {remedy}")
+    mean = {name: _mean_of([each[name] for each in weights]) for name in weights[-1]}
+    content = Content(
+        step=newest.step,
+        epoch=newest.epoch,
+        states={"backbone": {"arrays": mean}},
+        rows={name: _MeanRows(saved, name) for name in newest.head_arrays if name in ("centres", "bias")},
+        shard=ClassShard(newest.num_classes, 0, newest.num_classes),
+        config_yaml=newest.config_yaml,
+        preprocessing=newest.preprocessing,
+        classes=newest.classes(),
+    )
     steps = ", ".join(f"{checkpoint.step:,}" for checkpoint in saved)
-    return f"{made}: the mean of {len(saved)} checkpoints, steps {steps}"
+    return f"{save(target, content)}: the mean of {len(saved)} checkpoints, steps {steps}"
 
 
 def _paths(folders: Sequence[str], last: int | None) -> list[Path]:
@@ -67,28 +65,28 @@ def _paths(folders: Sequence[str], last: int | None) -> list[Path]:
     paths = [*completed(Path(folders[0], "checkpoints"))] if runs else [*map(Path, folders)]
     if len(paths) < (last or 2):
         raise UserError(
-            f"{folders[0]}: has {len(paths)} checkpoint{'s' * (len(paths) != 1)}, {last or 2} are wanted; train with a larger Checkpoint.keep, or "
-            "name the checkpoints"
+            f"{folders[0]}: has {len(paths)} checkpoint{'s' * (len(paths) != 1)}, {last or 2} are wanted; "
+            "train with a larger Checkpoint.keep, or name the checkpoints"
         )
     return paths[-last:] if last else paths
 
 
-def _refuse_other(newest: Checkpoint, other: Checkpoint, weights: dict[str, np.ndarray]) -> None:
-    """Refuse by UserError a checkpoint that has no mean with the newest one."""
-    other.check_matches(
-        newest.num_classes,
-        newest.embedding_size,
-        backbone=weights,
-        head=newest.head_arrays,
-        remedy=f"average checkpoints of one run (the newest is {newest.path.name})",
-    )
-    for what in ("preprocessing", "classes"):
-        values = [getattr(checkpoint, what) for checkpoint in (newest, other)]
-        ours, theirs = (value() if callable(value) else value for value in values)
-        if ours != theirs:
-            raise UserError(
-                f"checkpoint {other.path.name} has other {what} than {newest.path.name}; average checkpoints of one run"
-            )
+class _MeanRows:
+    """The mean of one of the head's arrays over checkpoints, computed for the rows that are asked for."""
+
+    def __init__(self, saved: Sequence[Checkpoint], name: str):
+        entry = saved[-1].head_arrays[name]
+        self.dtype = entry.dtype
+        self.code = entry.code
+        self.shape = (saved[-1].num_classes, *entry.shape[1:])
+        self._saved = saved
+        self._name = name
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return _mean_of([each.rows(self._name, rows.start, rows.stop) for each in self._saved])
 
 
 def _mean_of(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -50,7 +50,7 @@ VERBS = {
     ),
     "predict": Verb("plsc.cli.predict", "write the embeddings of images, as .npy", "use"),
     "export": Verb("plsc.cli.export", "write the network for Paddle Inference, ONNX and others", "use"),
-    "ckpt": Verb("plsc.cli.ckpt", "show, check, cut and average checkpoints, edit their class names", "care"),
+    "ckpt": Verb("plsc.cli.ckpt", "show, verify and average checkpoints", "care"),
     "selftest": Verb("plsc.cli.selftest", "check that this machine, or several, compute rightly", "care"),
 }
 

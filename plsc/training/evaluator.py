@@ -123,7 +123,7 @@ class Evaluator:
     def metric(self) -> str:
         """Return the key of `row` that decides which checkpoint is the best: the first that was measured."""
         keys = self.sets[self.main].result.metrics
-        return next((key for key in keys if self.row and self.row[key] is not None), keys[0])
+        return next((key for key in keys if self.row and self.row.get(key) is not None), keys[0])
 
     @property
     def flip(self) -> bool:

@@ -220,7 +220,7 @@ def match_classes(cfg: GlobalCfg, saved: Checkpoint, here: list[str] | None, num
         return Match(
             none,
             [],
-            f"the classes of {saved.path} have no names (plsc ckpt edit-identities gives some){remedy}",
+            f"the classes of {saved.path} have no names{remedy}",
         )
     if here is None:
         return Match(none, [], f"the classes of the data have no names{remedy}")

@@ -10,7 +10,6 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.checkpoint.identities import edit_identities
 from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
 from plsc.config.run import GlobalCfg
@@ -264,7 +263,7 @@ def test_why_a_head_is_new(before, tmp_path):
             other,
             [],
             {},
-            f"the classes of {other} have no names (plsc ckpt edit-identities gives some){remedy}",
+            f"the classes of {other} have no names{remedy}",
         ),
         (
             before,
@@ -345,14 +344,6 @@ def test_names_that_are_not_unique_are_refused(before, tmp_path):
 def test_a_damaged_checkpoint_is_refused(before, tmp_path):
     with pytest.raises(UserError, match="no-such-folder"):
         started(tmp_path, "no-such-folder")
-
-
-def test_it_works_together_with_edited_identities(before, tmp_path):
-    edit_identities(str(before), str(tmp_path / "edited"), rename=["p3=x"], drop=["p0"])
-    trainer, _, said = started(tmp_path / "run", tmp_path / "edited")
-    saved, state = arrays(before)["head: centres"], trainer.head.bank.state()["centres"]
-    assert state[NEW.index("x")].tobytes() == saved[3].tobytes()
-    assert said.identities["new"] == ["p0", "y", "z"] and said.identities["dropped"] == ["p10"]
 
 
 def test_what_to_keep_needs_a_checkpoint():
