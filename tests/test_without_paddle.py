@@ -20,13 +20,7 @@ check()
 import plsc.apps.restart.run
 check()
 
-import numpy as np
-import plsc.apps.serving.gallery, plsc.apps.serving.embedder, plsc.apps.serving.gallery.command
-from plsc.apps.serving.gallery import search
-from plsc.apps.serving.gallery.rows import Rows
-rows = Rows(np.eye(8, dtype="f4"), np.arange(8))
-assert rows.nearest(np.eye(8, dtype="f4")[2:3], 1) == [{2: 1.0}]
-assert isinstance(rows.parts[0].index, search.CodeIndex) == bool(search.kinds())
+import plsc.apps.gallery.command, plsc.apps.faces.command, plsc.apps.gallery.threshold
 check()
 """
 

@@ -36,16 +36,16 @@ VERBS = {
         "plsc.apps.curate.init", "look at your pictures or vectors, and write a config for them", "start here"
     ),
     "doctor": Verb("plsc.apps.curate.doctor", "find errors in sets of images", "data"),
-    "align": Verb("plsc.apps.curate.align", "find the faces in photos, and cut them out aligned", "data"),
+    "align": Verb("plsc.apps.faces.command", "find the faces in photos, and cut them out aligned", "data"),
     "convert": Verb("plsc.apps.curate.convert", "convert a set of images to another format", "data"),
     "eval": Verb("plsc.cli.evaluate", "evaluate a checkpoint on the sets of DataLoader.Eval", "train"),
     "import": Verb("plsc.apps.migrate.import_weights", "read weights of other programs", "train"),
     "gallery": Verb(
-        "plsc.apps.serving.gallery.command", "keep known people, and find out whom a picture shows", "use"
+        "plsc.apps.gallery.command", "keep known people, and find out whom a picture shows", "use"
     ),
     "serve": Verb(
-        "plsc.cli.serve",
-        "compare and look up pictures over HTTP, with a web page",
+        "plsc.apps.serve.command",
+        "answer over HTTP whom a picture shows, with a web page",
         "use",
     ),
     "predict": Verb("plsc.cli.predict", "write the embeddings of images, as .npy", "use"),

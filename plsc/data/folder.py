@@ -22,7 +22,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff"
 # Of images too, but OpenCV does not decode them everywhere, or not at all.
 UNREAD = (".gif", ".heic", ".heif", ".avif", ".jxl", ".svg", ".psd", ".dng", ".cr2", ".nef", ".arw")
 ARRAYS = ".npy"
-ALIGNMENT = ("alignment.csv", "alignment.json")  # what plsc align writes beside the identities' folders
+ALIGNMENT = "alignment.csv"  # what plsc align writes beside the identities' folders
 
 
 def read_folder(folder: str, extensions: tuple[str, ...] = EXTENSIONS) -> tuple[Paths, np.ndarray, list[str]]:
@@ -37,7 +37,7 @@ def read_folder(folder: str, extensions: tuple[str, ...] = EXTENSIONS) -> tuple[
     check_folder(folder)
     entries = _entries(folder)
     names = [name for name, is_folder in entries if is_folder]
-    others = [name for name, is_folder in entries if not is_folder and name not in ALIGNMENT]
+    others = [name for name, is_folder in entries if not is_folder and name != ALIGNMENT]
     images: list[str] = []
     counts = []
     for name in names:
@@ -174,8 +174,8 @@ def _warn_of_same_names(folder: str, names: list[str]) -> None:
 
 
 def is_aligned(folder: str) -> bool:
-    """Say whether `plsc align` wrote the folder: what it keeps of its options lies there."""
-    return os.path.isfile(os.path.join(folder, ALIGNMENT[1]))
+    """Say whether `plsc align` wrote the folder: its table lies there."""
+    return os.path.isfile(os.path.join(folder, ALIGNMENT))
 
 
 class ImageFolder(ImageFiles):

@@ -145,8 +145,8 @@ class EncodedImages(_Encoded, Dataset):
 
     `size`: [height, width] that images are resized to, or an integer for both. `channels`: "RGB", "BGR" or
     "grey". The network sees (pixel - `mean`) * `scale`. `aligned`: whether the images are faces that `plsc
-    align` has aligned, or another program to ArcFace's places; exports, galleries and the service then ask
-    for such pictures. null: not known, but a folder that `plsc align` wrote is. What training changes in a
+    align` has aligned, or another program to ArcFace's places; a gallery of the run then finds and aligns
+    faces, too. null: not known, but a folder that `plsc align` wrote is. What training changes in a
     picture, drawn anew each epoch, all off by default:
 
     `flip`: mirror half of the images: faces, most products; never writing. `crop`: the share of the sides

@@ -30,7 +30,7 @@ LEVELS = (
     "AVX2",
     "AVX-512",
 )  # instruction sets that the loops are compiled for, as native.cpp numbers them
-_VERSION = 13  # of the functions below, as in native.cpp: a library from before a change must not be called
+_VERSION = 14  # of the functions below, as in native.cpp: a library from before a change must not be called
 _ARGUMENTS = {
     "plsc_version": [],
     "plsc_setup": [c_void_p] * 5,
@@ -62,21 +62,12 @@ _ARGUMENTS = {
     + [c_void_p] * 7
     + [c_int64, c_int, c_int64, c_int64, c_int]
     + [c_void_p] * 6,
-    "plsc_scan_kinds": [],
-    "plsc_quantise": [c_int, c_void_p] + [c_int64] * 3 + [c_void_p] * 3,
-    "plsc_scan": [c_int, c_void_p, c_int64, c_int64, c_void_p],
 }
 
 
 def library() -> ctypes.CDLL | None:
     """Load the compiled kernels; None where they are turned off or cannot be loaded, which is logged once."""
     return None if turned_off() else _load()
-
-
-def without_paddle() -> ctypes.CDLL | None:
-    """Load the compiled kernels and import no Paddle: only those of scan.cpp may be called; None as of
-    `library`."""
-    return None if turned_off() else _open_once()[0]
 
 
 def describe() -> str:
@@ -123,9 +114,6 @@ def _open() -> tuple[ctypes.CDLL | None, str]:
     return (native, "") if _fits(native) else (None, "built from other sources; build them again")
 
 
-_open_once = functools.cache(_open)
-
-
 @functools.cache
 def _load() -> ctypes.CDLL | None:
     native, why = _open()
@@ -154,8 +142,6 @@ def _fits(native: ctypes.CDLL) -> bool:
     for name, arguments in _ARGUMENTS.items():
         getattr(native, name).argtypes = arguments
     native.plsc_sum_of_squares.restype = c_double
-    native.plsc_quantise.restype = c_double
-    native.plsc_scan.restype = c_int64
     return True
 
 

@@ -1,6 +1,6 @@
 // What products by AMX share: its tiles of 16 rows of 64 bytes, and 16 x 16 numbers that change places. To be included by
 // C++ files whose functions between PLSC_AMX_BEGIN and PLSC_AMX_END run where the processor has AVX512-BF16, and use tiles where it
-// has AMX and the system lets this program use it: oneDNN asks for that, and so does scan.cpp, which goes without it.
+// has AMX and the system lets this program use it: oneDNN asks for that.
 #pragma once
 
 #include "plsc/native/native.h"

@@ -26,7 +26,7 @@ def test_the_sorted_names_of_the_folders_are_the_labels(folder):
 
 
 def test_what_is_no_image_of_an_identity_is_said(folder, capsys):
-    for name in ("note.txt", "Ann/list.csv", ".hidden", "alignment.csv", "alignment.json"):
+    for name in ("note.txt", "Ann/list.csv", ".hidden", "alignment.csv"):
         (folder / name).write_text("")
     (folder / "Ann" / "more").mkdir()
     (folder / "Ann" / "more" / "A.JFIF").write_bytes(png(0))
@@ -41,7 +41,7 @@ def test_what_is_no_image_of_an_identity_is_said(folder, capsys):
 
 def test_a_folder_that_was_aligned_says_so(folder):
     assert "aligned" not in ImageFolder(str(folder)).preprocessing.to_json()
-    (folder / "alignment.json").write_text("{}")
+    (folder / "alignment.csv").write_text("")
     assert ImageFolder(str(folder)).preprocessing.aligned is True
     assert ImageFolder(str(folder), aligned=False).preprocessing.aligned is False
 

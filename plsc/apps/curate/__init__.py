@@ -1,2 +1,1 @@
-"""Care for sets of images: find their errors (`plsc doctor`), cut out faces (`plsc align`), change the format
-(`plsc convert`)."""
+"""Care for sets of images: find their errors (`plsc doctor`), change the format (`plsc convert`)."""

@@ -3,7 +3,7 @@ With `--trained output` find wrong labels by the network of a run (doctor_traine
 
 Every image is read and decoded once. It finds labels with gaps, images that cannot be decoded or have another
 size, the same bytes twice (in one identity, in two, in training and validation), identities in both sets,
-classes with few images, and faces that are not aligned. It writes report.txt, doctor.json and
+and classes with few images. It writes report.txt, doctor.json and
 images_per_class.png. The exit code: 0 nothing, 1 warnings, 2 errors.
 """
 
@@ -22,9 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from plsc.apps.curate import detector
-from plsc.apps.curate.aligned_faces import MOST_OFFSET, MOST_SPREAD, Faces, look_for_faces
-from plsc.apps.curate.detector import Detector
 from plsc.apps.curate.scan import Scan, same_content, scan
 from plsc.config import add_overrides, load
 from plsc.data.autodetect import open_any
@@ -53,7 +50,6 @@ class Findings:
         self.lines: list[dict[str, Any]] = []
         self.sets: dict[str, dict[str, Any]] = {}
         self.spreads: dict[str, dict[str, int]] = {}  # of sets with classes, see spread()
-        self.faces: dict[str, Faces] = {}  # of sets with faces, where the detector is installed
 
     def add(self, level: str, about: str, text: str, examples: Iterable[str] = ()) -> None:
         self.lines.append({"level": level, "set": about, "text": text, "examples": [*examples]})
@@ -123,7 +119,6 @@ def examine(images: EvalSet, name: str, findings: Findings) -> Scan:
         )
     if preprocessing.is_image:
         _examine_sizes(decoded, usual, [*preprocessing.size], name, findings)
-        _examine_faces(images, name, numbers, findings)
     if images.labels is not None:
         _examine_classes(images, name, numbers, findings)
     elif images.pairs is not None:
@@ -150,28 +145,6 @@ def _examine_sizes(
         text = (
             f"{count:,} images are stretched: for their height they become {middle:.2f} times as wide (median; the most: "
             f"{worst:.2f} times); crop or pad them to the ratio of size, {wanted[0]} x {wanted[1]}, or set size to theirs"
-        )
-        findings.add("note", name, text)
-
-
-def _examine_faces(images: EvalSet, name: str, numbers: dict[str, Any], findings: Findings) -> None:
-    """Warn of faces that are not aligned, where the detector is installed and a sample of the pictures has
-    faces."""
-    faces = look_for_faces(images, Detector()) if detector.installed() else None
-    if faces is None:
-        return
-    findings.faces[name] = faces
-    numbers["faces"] = f"in {faces.faces} of {faces.pictures} sampled"
-    if faces.spread > MOST_SPREAD:
-        text = (
-            f"its faces are not aligned: eyes, nose and mouth lie {faces.spread:.1%} of the picture's side around their mean places "
-            f"(aligned: about 3 %; more than {MOST_SPREAD:.1%} is reported); align them by plsc align"
-        )
-        findings.add("warning", name, text)
-    elif faces.offset > MOST_OFFSET:
-        text = (
-            f"its faces are aligned, but to other places than ArcFace's, {faces.offset:.1%} of the picture's side away; networks trained "
-            "elsewhere and sets such as lfw.bin have ArcFace's"
         )
         findings.add("note", name, text)
 

@@ -8,7 +8,6 @@ The pictures are looked at as `plsc doctor` does. `recommend` chooses by what is
     fewer than 2,000 classes               margin 0.1, scale 16
     fewer than 100 classes; more           `hold_out`: a half, unless that leaves fewer than two; the least share with ten classes
     colour; none                           flipped, cropped, other colours; grey, cropped, rotated
-    faces                                  whether they are aligned; `plsc align` where they are not; a network of others where there are few people
 """
 
 from __future__ import annotations
@@ -59,9 +58,7 @@ _RANKS = 2  # of the commands that are suggested
 class Seen(NamedTuple):
     """What a config follows from.
 
-    height, width: of the median picture. grey: whether all are. faces: None: they are none, or nobody looked;
-    else whether they are
-    aligned. unaligned: how many of those looked at are not, though the others are. hold_out: share of the
+    height, width: of the median picture. grey: whether all are. hold_out: share of the
     classes to verify on; None: there are too few for any.
     """
 
@@ -70,9 +67,7 @@ class Seen(NamedTuple):
     height: int
     width: int
     grey: bool
-    faces: bool | None
     hold_out: float | None
-    unaligned: int = 0
 
 
 def look(images: EvalSet, findings: Findings, name: str) -> Seen:
@@ -87,7 +82,6 @@ def look(images: EvalSet, findings: Findings, name: str) -> Seen:
             f"{shown(name)}: has {counted(images.num_classes, 'class', 'classes')}, training needs {LEAST}; {hint}"
         )
     height, width = np.median(sizes, axis=0).astype(int).tolist()
-    found = findings.faces.get(name)
     names = class_keys(images.identities, images.num_classes)
     return Seen(
         pictures=images.count,
@@ -95,9 +89,7 @@ def look(images: EvalSet, findings: Findings, name: str) -> Seen:
         height=height,
         width=width,
         grey=_all_grey(images),
-        faces=None if found is None else found.aligned,
         hold_out=_share_to_hold_out(names),
-        unaligned=found.unaligned if found and found.aligned else 0,
     )
 
 
@@ -141,7 +133,6 @@ def recommend(seen: Seen, dataset: dict, output: str) -> dict:
         **({"hold_out": seen.hold_out} if seen.hold_out else {}),
         "size": size,
         **({"channels": "grey"} if seen.grey else {}),
-        **({"aligned": seen.faces} if seen.faces is not None else {}),
         **augmentation,
     }
     return {
@@ -201,19 +192,10 @@ def advice(seen: Seen, pictures: str, config: str, output: str) -> list[str]:
     """Say what to expect of the data, and what to do next. pictures, config, output: paths as words of a
     command."""
     lines = []
-    if seen.faces is False:
+    if seen.classes < _FEW_PEOPLE:
         lines.append(
-            f"its faces are not aligned: plsc align {pictures} NEW, and plsc init NEW; build and search with aligned pictures, too (docs/faces.md)"
-        )
-    if seen.unaligned:
-        verb = "is" if seen.unaligned == 1 else "are"
-        lines.append(
-            f"{counted(seen.unaligned, 'face')} of the sample {verb} not at ArcFace's places, where the others are: plsc gallery build names "
-            f"such pictures; plsc align {pictures} NEW mends them"
-        )
-    if seen.faces is not None and seen.classes < _FEW_PEOPLE:
-        lines.append(
-            f"{seen.classes:,} people do not make a network of faces: take one that was trained on thousands (docs/faces.md)"
+            f"if these are faces: {seen.classes:,} people do not make a network of faces; plsc gallery build "
+            f"people.gallery {pictures} takes a published one, without training (docs/faces.md)"
         )
     if seen.hold_out is None:
         lines.append(f"{seen.classes:,} classes are too few to hold some out: nothing is verified")

@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 
 from plsc import cli
-from plsc.apps.curate import detector
-from plsc.apps.curate.alignment import TEMPLATE
-from plsc.apps.curate.detector import Face
 from plsc.apps.curate.doctor import spread
 from plsc.config import load
 from plsc.data.bin_packs import write_pack
-from plsc.data.rec import RecImages
-from tests.helpers.image_files import INSIGHTFACE, needs_insightface_files, png, write_folder
+from tests.helpers.image_files import png, write_folder
 
 
 @pytest.fixture
@@ -330,79 +326,3 @@ def test_several_sets_to_train_on(run, tmp_path):
     assert "its class 1 is 'Cy', the one trained on is 'Bob'" in levels(report, "error")
     _, _, report = run("-c", tmp_path / "my.yaml", "-o", "DataLoader.Train.dataset.1.channels=grey")
     assert any("Train.dataset.1: its samples have shape" in text for text in levels(report, "error"))
-
-
-class Scripted:
-    """A detector that finds given landmarks, in pictures of 10 x 12, in turn."""
-
-    def __init__(self, faces):
-        self._faces = iter(faces)
-
-    def detect(self, picture):
-        height, width, _ = picture.shape
-        face = next(self._faces)
-        return [] if face is None else [Face((0, 0, 1, 1), 1.0, face / 112 * [width, height])]
-
-
-@pytest.fixture
-def sees(monkeypatch):
-    """Make the doctor's detector find these faces, [5, 2] in the template's pixels, or None."""
-
-    def sees(faces):
-        monkeypatch.setattr(detector, "installed", lambda: True)
-        monkeypatch.setattr("plsc.apps.curate.doctor.Detector", lambda: Scripted(faces))
-
-    return sees
-
-
-def test_faces_that_are_not_aligned_are_a_warning(faces, run, sees):
-    rng = np.random.default_rng(0)
-    sees([TEMPLATE * rng.uniform(0.5, 0.9) + rng.uniform(0, 20, 2) for _ in range(10)])
-    code, _, report = run(faces)
-    (text,) = levels(report, "warning")
-    assert code == 1 and "its faces are not aligned" in text and "plsc align" in text
-    assert next(iter(report["sets"].values()))["faces"] == "in 10 of 10 sampled"
-
-
-def test_aligned_faces_are_not(faces, run, sees):
-    rng = np.random.default_rng(0)
-    sees([TEMPLATE + rng.normal(0, 3, (5, 2)) for _ in range(10)])
-    assert run(faces)[0] == 0
-    sees([TEMPLATE * 0.8 + 2 + rng.normal(0, 2, (5, 2)) for _ in range(10)])
-    code, _, report = run(faces)
-    assert code == 0 and "to other places than ArcFace's" in levels(report, "note")[-1]
-
-
-def test_of_other_things_with_some_faces_nothing_is_said(faces, run, sees):
-    rng = np.random.default_rng(0)
-    sees([None, None, None, *(TEMPLATE * rng.uniform(0.3, 1) for _ in range(7))])
-    code, _, report = run(faces)
-    assert code == 0 and "faces" not in next(iter(report["sets"].values()))
-
-
-@pytest.mark.skipif(not detector.installed(), reason="the extra align is not installed")
-def test_pictures_without_faces_are_not_called_unaligned(faces, run):
-    assert run(faces)[0] == 0
-
-
-@needs_insightface_files
-@pytest.mark.skipif(not detector.installed(), reason="the extra align is not installed")
-def test_real_faces_aligned_and_as_the_detector_cuts_them_out(run, tmp_path):
-    aligned = INSIGHTFACE / "lfw_mxnet" / "train.rec"
-    _code, _, report = run(aligned)
-    assert not [text for text in levels(report, "warning") if "aligned" in text]
-    images = aligned_faces_as_boxes(aligned, tmp_path / "boxes")
-    assert any("its faces are not aligned" in text for text in levels(run(images)[2], "warning"))
-
-
-def aligned_faces_as_boxes(source, target):
-    """Write pictures of real faces cut out along the detector's boxes."""
-    finder, images = detector.Detector(), RecImages(str(source))
-    for index in range(0, len(images), len(images) // 24):
-        picture = cv2.imdecode(images.encoded(index), cv2.IMREAD_COLOR)
-        for face in finder.detect(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB))[:1]:
-            left, top, right, bottom = (max(0, int(value)) for value in face.box)
-            (target / str(index % 3)).mkdir(parents=True, exist_ok=True)
-            cut = cv2.resize(picture[top:bottom, left:right], (112, 112))
-            cv2.imwrite(str(target / str(index % 3) / f"{index}.png"), cut)
-    return target

@@ -5,17 +5,13 @@ import numpy as np
 import pytest
 
 from plsc import cli
-from plsc.apps.curate import detector
-from plsc.apps.curate.alignment import SIZE, TEMPLATE, offset
 from plsc.apps.curate.init import Seen, advice, recommend, to_yaml
-from plsc.apps.serving.gallery import quality
 from plsc.config import ConfigError, load
-from plsc.data.preprocessing import Preprocessing
 from plsc.entry import Entry
 from plsc.errors import UserError
 from tests.helpers.tiny_runs import rows
 
-SEEN = Seen(pictures=280, classes=35, height=112, width=112, grey=False, faces=True, hold_out=0.5)
+SEEN = Seen(pictures=280, classes=35, height=112, width=112, grey=False, hold_out=0.5)
 FOLDER = {"name": "ImageFolder", "folder": "people"}
 
 
@@ -116,54 +112,12 @@ def test_pictures_keep_their_shape():
     assert recommend(SEEN._replace(height=110), FOLDER, "out")["DataLoader.Train.dataset"]["size"] == [64, 64]
 
 
-def test_faces_get_advice():
-    lines = advice(SEEN._replace(faces=False), "people", "people.yaml", "output/people")
-    assert "plsc align people NEW" in lines[0] and "35 people do not make a network of faces" in lines[1]
-    assert lines[1].endswith("take one that was trained on thousands (docs/faces.md)")
+def test_few_people_get_advice():
+    lines = advice(SEEN, "people", "people.yaml", "output/people")
+    assert lines[0].startswith(
+        "if these are faces: 35 people do not make a network of faces; plsc gallery build"
+    )
     assert len(advice(SEEN._replace(classes=5_000), "people", "people.yaml", "output/people")) == 3
-
-
-@pytest.fixture
-def finds(monkeypatch):
-    """Make the detector find these faces, [5, 2] in shares of the sides, one in each picture."""
-
-    def finds(faces):
-        waiting = iter(faces)
-
-        class Scripted:
-            def detect(self, rgb):
-                height, width, _ = rgb.shape
-                return [detector.Face((0, 0, 1, 1), 1.0, next(waiting) * [width, height])]
-
-        monkeypatch.setattr(detector, "installed", lambda: True)
-        monkeypatch.setattr("plsc.apps.curate.doctor.Detector", Scripted)
-
-    return finds
-
-
-@pytest.mark.parametrize(
-    ("shift", "aligned", "names"),
-    [
-        (0.0, True, "2 faces of the sample are not at ArcFace's places"),
-        (0.12, False, "plsc align people NEW"),
-    ],
-)
-def test_faces_are_aligned_that_a_gallery_calls_aligned(
-    tmp_path, monkeypatch, capsys, finds, shift, aligned, names
-):
-    monkeypatch.chdir(tmp_path)
-    fill(tmp_path / "people", 15, 2)
-    draw = np.random.default_rng(0)
-    faces = [TEMPLATE / SIZE + shift + draw.normal(0, 0.01, (5, 2)) for _ in range(28)]
-    faces += 2 * [TEMPLATE / SIZE + shift + 0.06]
-    finds(faces)
-    assert init("people") == 0
-    assert names in capsys.readouterr().out
-    assert load("people.yaml").DataLoader.Train.dataset.keywords["aligned"] is aligned
-    looks = [quality.Look(20, 20, 0.0, "", 1, offset(face, 1, 1)) for face in faces]
-    preprocessing = Preprocessing.of_images((3, 20, 20), aligned=True)
-    found = quality.judge_pixels(looks, quality.limits_of(looks, preprocessing), preprocessing)
-    assert [finding.rule for finding in found] == (2 if aligned else 30) * ["not aligned"]
 
 
 def test_the_text_loads_to_the_values(tmp_path):

@@ -1,0 +1,124 @@
+"""Cut the faces out of photos, aligned for training: `plsc align photos/ aligned/`.
+
+The largest face of each photo is turned, scaled and shifted so that eyes, nose and mouth lie where networks
+of faces expect them, and written as .png. Folders stay as they are (a folder a person stays one).
+alignment.csv in the target has a row for each file: what was written, or why nothing was. Exit code: 0 at
+least one face was written, 2 a mistake in the arguments, or none was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+
+from plsc.apps.faces.alignment import SIZE
+from plsc.apps.faces.detector import Detector
+from plsc.apps.faces.photos import in_threads, largest_face, read_photo
+from plsc.data.folder import ALIGNMENT, check_folder
+from plsc.errors import UserError, shown, writing
+from plsc.utils.atomic_write import atomic_write, replace_file
+from plsc.utils.logging import get_logger
+from plsc.utils.text import counted
+
+SMALLEST = 40  # pixels; a smaller face would be enlarged to three times its size
+
+
+class Row(NamedTuple):
+    """What became of a photo."""
+
+    photo: str
+    aligned: str = ""
+    """The file that was written, "": none."""
+    side: int | str = ""
+    """Of the face in the photo, in pixels."""
+    faces: int | str = ""
+    left_out: str = ""
+    """Why nothing was written."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("plsc align", description="Cut the faces out of photos, aligned.")
+    parser.add_argument("photos", help="a folder of photos, with folders in it or without")
+    parser.add_argument("aligned", help="a new or empty folder for the faces and alignment.csv")
+    parser.add_argument(
+        "--size", type=int, default=SIZE, help=f"side of what is written, in pixels; default: {SIZE}"
+    )
+    parser.add_argument(
+        "--smallest",
+        type=int,
+        default=SMALLEST,
+        metavar="PIXELS",
+        help=f"leave out faces whose side in the photo is smaller; default: {SMALLEST}",
+    )
+    args = parser.parse_args(argv)
+    if not 16 <= args.size <= 2048:
+        raise UserError(f"--size: must be 16 to 2048, got {args.size}")
+    return align_folder(args.photos, args.aligned, args.size, args.smallest)
+
+
+def align_folder(source: str, target: str, size: int = SIZE, smallest: int = SMALLEST) -> int:
+    """Align all photos of a folder, print what became of them, and return the exit code."""
+    check_folder(source)
+    here, there = os.path.realpath(source), os.path.realpath(target)
+    if os.path.commonpath([here, there]) in (here, there):
+        raise UserError(f"{shown(target)}: lies in {shown(source)}, or that in it; name another target")
+    if os.path.lexists(target) and not (os.path.isdir(target) and not os.listdir(target)):
+        raise UserError(f"{shown(target)}: is there and not empty; name another target")
+    names = _outputs(source)
+    if not names:
+        raise UserError(f"{shown(source)}: has no files; give the folder of the photos")
+    detector = Detector()
+
+    def align(item: tuple[str, str]) -> Row:
+        name, output = item
+        try:
+            face = largest_face(detector, read_photo(os.path.join(source, name)), size)
+        except UserError as error:
+            return Row(name, left_out=str(error))
+        row = Row(name, side=face.side, faces=face.faces)
+        if face.side < smallest:
+            return row._replace(left_out=f"its face has {face.side} pixels, --smallest {smallest}")
+        path = Path(target, output)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, cv2.imencode(".png", face.pixels)[1].tobytes())
+        return row._replace(aligned=output)
+
+    with writing(target):
+        rows = list(in_threads(align, list(names.items()), "aligning"))
+        os.makedirs(target, exist_ok=True)
+        with atomic_write(Path(target, ALIGNMENT)) as beside, open(beside, "x", newline="") as file:
+            csv.writer(file).writerows(
+                [Row._fields, *([shown(field) for field in row] for row in rows)],
+            )
+    return _report(rows, target)
+
+
+def _outputs(source: str) -> dict[str, str]:
+    """List the files below a folder, and the name of what is made of each; hidden ones are left out."""
+    outputs: dict[str, str] = {}
+    for root, folders, files in os.walk(source):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(file for file in files if not file.startswith(".")):
+            photo = os.path.relpath(os.path.join(root, name), source)
+            output = f"{os.path.splitext(photo)[0]}.png"
+            outputs[photo] = f"{photo}.png" if output in outputs.values() else output
+    return outputs
+
+
+def _report(rows: Sequence[Row], target: str) -> int:
+    for row in rows:
+        if row.left_out:
+            get_logger().warning(f"left out {shown(row.photo)}: {row.left_out}")
+    written = sum(bool(row.aligned) for row in rows)
+    several = sum(bool(row.aligned) and row.faces > 1 for row in rows)
+    print(
+        f"{counted(len(rows), 'photo')}: {counted(written, 'face')} written, {several:,} of them the largest "
+        f"of several, {len(rows) - written:,} left out; {shown(os.path.join(target, ALIGNMENT))} has all"
+    )
+    return 0 if written else 2

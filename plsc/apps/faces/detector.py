@@ -1,0 +1,78 @@
+"""Find faces and five landmarks of each by YuNet, which OpenCV runs: `Detector().find(photo)`."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+
+from plsc.apps.faces.published import YUNET, path_of
+
+LEAST_SCORE = 0.8
+# Faces of some 20 to 400 pixels are found; so a photo is looked at in a small size, and in a larger one for
+# small faces where that shows none.
+_SIDES = (640, 1280)
+_OVERLAP, _MOST = 0.3, 5000  # OpenCV's own values
+
+
+class Face(NamedTuple):
+    """A face in a photo, in its pixels."""
+
+    side: float
+    """The square root of its box's area."""
+    score: float
+    """How sure the detector is, LEAST_SCORE to 1."""
+    landmarks: np.ndarray
+    """float64 [5, 2], (x, y) in the order of plsc.apps.faces.alignment.TEMPLATE."""
+
+
+class Detector:
+    """Finds faces. Threads may share one: each has a network of its own."""
+
+    def __init__(self):
+        self._path = str(path_of(YUNET))
+        self._here = threading.local()
+
+    def find(self, photo: np.ndarray) -> list[Face]:
+        """Find the faces of a photo, uint8 [H, W, 3] in OpenCV's order BGR, the largest first."""
+        longest = max(photo.shape[:2])
+        for side in _SIDES:
+            faces = self._find(photo, min(1.0, side / longest))
+            if faces or longest <= side:
+                break
+        return sorted(faces, key=lambda face: -face.side)
+
+    def _find(self, photo: np.ndarray, scale: float) -> list[Face]:
+        if scale < 1:
+            height, width = photo.shape[:2]
+            size = max(1, round(width * scale)), max(1, round(height * scale))
+            photo = cv2.resize(photo, size, interpolation=cv2.INTER_AREA)
+        network = self._network()
+        network.setInputSize(photo.shape[1::-1])
+        found = network.detect(photo)[1]
+        rows = np.empty((0, 15)) if found is None else found.astype(np.float64)
+        # A row: left, top, width, height, five landmarks, score.
+        return [
+            Face(float(np.sqrt(row[2] * row[3]) / scale), float(row[14]), row[4:14].reshape(5, 2) / scale)
+            for row in rows
+        ]
+
+    def _network(self) -> Any:
+        if not hasattr(self._here, "network"):
+            with quiet_opencv():
+                self._here.network = cv2.FaceDetectorYN.create(
+                    self._path, "", (320, 320), LEAST_SCORE, _OVERLAP, _MOST
+                )
+        return self._here.network
+
+
+class quiet_opencv:
+    """Keep OpenCV from warning, within a block: 5.0 tells of a choice that its networks do not have."""
+
+    def __enter__(self):
+        self._before = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)
+
+    def __exit__(self, *_: object):
+        cv2.utils.logging.setLogLevel(self._before)

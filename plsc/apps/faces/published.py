@@ -1,0 +1,111 @@
+"""Fetch published networks of faces, once, from pinned addresses: `path_of(SFACE)`.
+
+They lie in ~/.cache/plsc, or in the folder that the environment variable PLSC_CACHE names, under the names
+that their authors gave them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import urllib.request
+from pathlib import Path
+from typing import NamedTuple
+
+from plsc.errors import UserError, shown, writing
+from plsc.utils.atomic_write import atomic_write
+from plsc.utils.bar import Bar
+from plsc.utils.files import sha256_of
+from plsc.utils.logging import get_logger
+
+_TIMEOUT = 30  # seconds without a byte
+_BLOCK = 2**16  # bytes
+
+
+class Published(NamedTuple):
+    """A file that others have published."""
+
+    title: str
+    address: str
+    sha256: str
+    size: int
+    licence: str
+
+    @property
+    def file(self) -> str:
+        """Its name."""
+        return self.address.rsplit("/", 1)[-1]
+
+
+YUNET = Published(
+    "YuNet, which finds faces",
+    "https://media.githubusercontent.com/media/opencv/opencv_zoo/82b38c8f98e7b52aa171400f3e4c722352d0669f"
+    "/models/face_detection_yunet/face_detection_yunet_2023mar.onnx",
+    "8f2383e4dd3cfbb4553ea8718107fc0423210dc964f9f4280604804ed2552fa4",
+    232_589,
+    "MIT",
+)
+SFACE = Published(
+    "SFace, which tells faces apart",
+    "https://huggingface.co/opencv/face_recognition_sface/resolve/3d7082438a6e4551e840c9b2bb60b71e8da4b524"
+    "/face_recognition_sface_2021dec.onnx",
+    "0ba9fbfa01b5270c96627c4ef784da859931e02f04419c829e83484087c34e79",
+    38_696_353,
+    "Apache-2.0",
+)
+
+
+def cache_folder() -> Path:
+    """Name the folder of the files."""
+    return Path(os.environ.get("PLSC_CACHE") or os.path.expanduser("~/.cache/plsc"))
+
+
+def path_of(published: Published) -> Path:
+    """Return where a file is, and fetch it before if it is not there. UserError: it cannot be fetched, or is
+    another file."""
+    path = cache_folder() / published.file
+    if not path.is_file():
+        _fetch(published, path)
+    if sha256_of(path) != published.sha256:
+        raise UserError(
+            f"{shown(path)}: is not {published.title} (another SHA-256); remove it, and it is fetched again"
+        )
+    return path
+
+
+def _fetch(published: Published, path: Path) -> None:
+    with writing(path, remedy="name another folder in PLSC_CACHE"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as beside, open(beside, "xb") as file:
+            digest = hashlib.sha256()
+            for block in _blocks(published, path):
+                digest.update(block)
+                file.write(block)
+            if digest.hexdigest() != published.sha256:
+                raise UserError(_by_hand(published, path, "what came is cut off or another file"))
+    get_logger().info(f"{published.title}: {published.licence}, {published.address}, now in {shown(path)}")
+
+
+def _blocks(published: Published, path: Path):
+    """Yield what comes from the address, at most as much as the file has."""
+    left = published.size
+    try:
+        # The addresses are those above.
+        with (
+            urllib.request.urlopen(published.address, timeout=_TIMEOUT) as answer,  # noqa: S310
+            Bar(f"fetching {published.file}", published.size, "bytes") as bar,
+        ):
+            while left and (block := answer.read(min(_BLOCK, left))):
+                left -= len(block)
+                bar.update(len(block))
+                yield block
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise UserError(_by_hand(published, path, f"cannot be fetched ({shown(reason)})")) from None
+
+
+def _by_hand(published: Published, path: Path, why: str) -> str:
+    return (
+        f"{published.file}: {why}; get {published.address} on another machine or again later, and put it into "
+        f"{shown(path.parent)}"
+    )

@@ -1,0 +1,204 @@
+"""Keep known people, and find out whom a picture shows.
+
+    plsc gallery build people.gallery photos/
+    plsc gallery search people.gallery who.jpg
+
+Pictures are photos as they come from a camera. The answer goes to stdout, the log to stderr. Exit codes: of
+build, add, remove, list and evaluate 0; of search 0 where each picture has a name, else 1; 2 for a mistake.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from plsc.apps.gallery import Gallery
+from plsc.apps.gallery.embed import Network, open_network
+from plsc.apps.gallery.gallery import LeftOut, Match
+from plsc.apps.gallery.threshold import RATE, Threshold
+from plsc.config import add_device, add_overrides
+from plsc.errors import UserError, shown
+from plsc.utils.text import counted
+
+Answer = tuple[str, Any, int]
+"""Text, the same for JSON, and the exit code."""
+
+
+def add_network(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add the options that name a network to a command."""
+    given = parser.add_mutually_exclusive_group()
+    given.add_argument(
+        "--network", metavar="NAME", help=f"sface, or the file of an ONNX network; default: {default}"
+    )
+    given.add_argument("-c", "--config", metavar="RUN", help="the folder of a run of your own, in its place")
+    add_overrides(parser, "with -c: a key that wins over the run's")
+    add_device(parser)
+
+
+def network_of(args: argparse.Namespace) -> Network | None:
+    """Open the network that the arguments name; None: they name none."""
+    if args.override and not args.config:
+        raise UserError("-o, --device: change the run that -c names; give -c too")
+    named = args.network or args.config
+    return open_network(args.network, args.config, args.override) if named else None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "plsc gallery", description="Keep known people, and find out whom a picture shows."
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, help: str, network: str = "") -> argparse.ArgumentParser:
+        made = verbs.add_parser(name, help=help, description=f"plsc gallery {name}: {help}.")
+        made.add_argument("gallery", help="the gallery's file, or milvus://host:port/name")
+        made.add_argument("--json", action="store_true", help="print JSON")
+        if network:
+            add_network(made, network)
+        return made
+
+    build = verb("build", "make a gallery of a folder with a folder for each person", "sface")
+    build.add_argument("people", help="photos/Ann/1.jpg, photos/Ann/2.jpg, photos/Bob/1.jpg, ...")
+    build.add_argument(
+        "--rate",
+        type=float,
+        default=RATE,
+        metavar="SHARE",
+        help=f"of strangers that get a name; default: {RATE}",
+    )
+    add = verb("add", "add pictures of a person", "the gallery's")
+    add.add_argument("name", help="of the person, new or known")
+    add.add_argument("pictures", nargs="+", help="files")
+    remove = verb("remove", "remove people with all of their pictures")
+    remove.add_argument("names", nargs="+", metavar="name", help="of a person")
+    verb("list", "show who is in a gallery")
+    search = verb("search", "say whom pictures show", "the gallery's")
+    search.add_argument("pictures", nargs="+", help="files; of several faces in one the largest is looked up")
+    search.add_argument(
+        "--top", type=int, default=5, metavar="N", help="with --json: people to list; default: 5"
+    )
+    evaluate = verb("evaluate", "count how many known people are found, and strangers named", "the gallery's")
+    evaluate.add_argument(
+        "people", help="further pictures, as for build; who is not in the gallery is a stranger"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `plsc gallery`. Raises UserError."""
+    args = _parser().parse_args(argv)
+    with contextlib.redirect_stdout(sys.stderr):  # the log; stdout has the answer only
+        network = network_of(args) if "network" in args else None
+        if args.verb == "build":
+            gallery = Gallery.build(args.gallery, args.people, network, args.rate)
+        else:
+            gallery = Gallery.open(args.gallery, network)
+        with contextlib.closing(gallery):
+            text, answer, code = _VERBS[args.verb](args, gallery)
+    print(json.dumps(answer) if args.json else text)
+    return code
+
+
+def _built(args: argparse.Namespace, gallery: Gallery) -> Answer:
+    text = f"{_described(args, gallery)}{_said(gallery.left_out)}"
+    return text, {**_facts(gallery), **_as_json(gallery.left_out)}, 0
+
+
+def _list(args: argparse.Namespace, gallery: Gallery) -> Answer:
+    names = [*gallery]
+    return "\n".join([_described(args, gallery), *names]), {**_facts(gallery), "names": names}, 0
+
+
+def _described(args: argparse.Namespace, gallery: Gallery) -> str:
+    size = f"{_people(gallery)}, {counted(gallery.pictures, 'picture')}"
+    return f"{shown(args.gallery)}: {size}\n{gallery.threshold.describe()}"
+
+
+def _people(gallery: Gallery) -> str:
+    return counted(len(gallery), "person", "people")
+
+
+def _facts(gallery: Gallery) -> dict[str, Any]:
+    return {"people": len(gallery), "pictures": gallery.pictures, "threshold": vars(gallery.threshold)}
+
+
+def _said(left_out: Sequence[LeftOut]) -> str:
+    return f"\nleft out: {counted(len(left_out), 'picture')}, named above" if left_out else ""
+
+
+def _as_json(left_out: Sequence[LeftOut]) -> dict[str, Any]:
+    return {"left_out": [each._asdict() for each in left_out]}
+
+
+def _add(args: argparse.Namespace, gallery: Gallery) -> Answer:
+    left_out = gallery.add(args.name, args.pictures)
+    added = len(args.pictures) - len(left_out)
+    text = f"{shown(args.name)}: {counted(added, 'picture')} added; {_people(gallery)}{_said(left_out)}"
+    return text, {**_facts(gallery), "added": added, **_as_json(left_out)}, 0
+
+
+def _remove(args: argparse.Namespace, gallery: Gallery) -> Answer:
+    for name in args.names:
+        gallery.remove(name)
+    return f"{counted(len(args.names), 'person', 'people')} removed; {_people(gallery)}", _facts(gallery), 0
+
+
+def _search(args: argparse.Namespace, gallery: Gallery) -> Answer:
+    looks, embeddings = gallery.embed(args.pictures)
+    threshold = gallery.threshold
+    found = iter(gallery.nearest(embeddings, args.top))
+    matches = [[] if look.left_out else next(found) for look in looks]
+    lines = []
+    for picture, look, best in zip(args.pictures, looks, matches):
+        several = f"; the largest of {look.faces} faces" if look.faces > 1 else ""
+        lines.append(f"{shown(picture)}: {look.left_out or verdict(best, threshold)}{several}")
+    answer = [
+        {
+            "picture": picture,
+            "left_out": look.left_out or None,
+            "matches": [match._asdict() for match in best],
+        }
+        for picture, look, best in zip(args.pictures, looks, matches)
+    ]
+    return "\n".join(lines), answer, int(not all(best and best[0].accepted for best in matches))
+
+
+def verdict(matches: Sequence[Match], threshold: Threshold) -> str:
+    """Say whom a picture shows: the name first, numbers after."""
+    if not matches:
+        return "nobody (the gallery is empty)"
+    name, cosine, accepted = matches[0]
+    if accepted:
+        return f"{name} ({cosine:.2f}; a stranger would need {threshold.cosine:.2f})"
+    needed = "; no threshold is known" if threshold.cosine is None else f" of {threshold.cosine:.2f}"
+    return f"nobody (nearest {name}, {cosine:.2f}{needed})"
+
+
+def _evaluate(args: argparse.Namespace, gallery: Gallery) -> Answer:
+    counts = gallery.evaluate(args.people)
+    known, strangers = (counted(counts[kind], "picture") for kind in ("known", "strangers"))
+    text = (
+        f"{known} of people in the gallery: {_share(counts, 'right', 'known')} found, {counts['nobody']:,} nobody, "
+        f"{counts['wrong']:,} by another's name\n{strangers} of strangers: {_share(counts, 'named', 'strangers')} "
+        f"by a name\nleft out: {counted(counts['left_out'], 'picture')}"
+    )
+    return text, counts, 0
+
+
+def _share(counts: dict[str, int], part: str, of: str) -> str:
+    share = f" ({counts[part] / counts[of]:.1%})" if counts[of] else ""
+    return f"{counts[part]:,}{share}"
+
+
+_VERBS = {
+    "build": _built,
+    "add": _add,
+    "remove": _remove,
+    "list": _list,
+    "search": _search,
+    "evaluate": _evaluate,
+}

@@ -1,0 +1,211 @@
+"""Embed pictures: by SFace, by any ONNX network for aligned faces, or by a run of one's own.
+
+    network = sface()
+    looks = [network.look(picture) for picture in ("ann.jpg", "bob.jpg")]
+    network.embed([look.sample for look in looks])    # float32 [2, 128] of length 1
+
+Networks of faces are shown the largest face of a picture, found and aligned; a picture that has the
+network's size already (112 x 112, as `plsc align` writes it) is taken as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+
+from plsc.apps.faces.alignment import SIZE
+from plsc.apps.faces.detector import Detector, quiet_opencv
+from plsc.apps.faces.photos import largest_face, read_photo
+from plsc.apps.faces.published import SFACE, path_of
+from plsc.data.images import CHANNELS, to_sample
+from plsc.data.preprocessing import Preprocessing
+from plsc.errors import UserError, shown
+from plsc.utils.files import read_json, sha256_of
+from plsc.utils.vectors import unit_embeddings
+
+Picture = str | os.PathLike | bytes
+"""The path of a picture, or its bytes."""
+_SFACE_THRESHOLD = 0.363  # of two pictures, published with the network
+_BATCH = 64
+
+
+class Look(NamedTuple):
+    """A picture, prepared for the network; or why it cannot be."""
+
+    sample: np.ndarray | None = None
+    face: bytes = b""
+    """What the network is shown, as JPEG of at most 112 x 112."""
+    faces: int = 0
+    """Found in the picture; 0: nobody looked for any."""
+    left_out: str = ""
+
+
+class Network(ABC):
+    """Turns samples into embeddings of length 1.
+
+    title: for people. identity: of its weights. origin: how `from_origin` opens it again, as JSON.
+    preprocessing: of its samples. threshold: cosine above which two pictures show the same person; None: not known.
+    """
+
+    finds_faces = True
+    flip = False
+    threshold: float | None = None
+
+    def __init__(self, title: str, identity: str, origin: dict[str, Any], preprocessing: Preprocessing):
+        self.title, self.identity, self.origin, self.preprocessing = title, identity, origin, preprocessing
+        self._lock = threading.Lock()
+
+    def look(self, picture: Picture) -> Look:
+        """Read a picture, take its largest face, and make the sample. Threads may call it."""
+        try:
+            pixels, faces = read_photo(picture), 0
+            if self.finds_faces and pixels.shape[:2] != self.preprocessing.size:
+                portrait = largest_face(self._detector, pixels, max(self.preprocessing.size))
+                pixels, faces = portrait.pixels, portrait.faces
+        except UserError as error:
+            name = "the picture" if isinstance(picture, bytes) else shown(picture)
+            return Look(left_out=str(error).removeprefix(f"{name}: "))
+        shrink = min(1.0, SIZE / max(pixels.shape[:2]))
+        small = cv2.resize(pixels, None, fx=shrink, fy=shrink, interpolation=cv2.INTER_AREA)
+        return Look(to_sample(pixels, self.preprocessing), cv2.imencode(".jpg", small)[1].tobytes(), faces)
+
+    def embed(self, samples: Sequence[np.ndarray]) -> np.ndarray:
+        """Embed samples: float32 [n, D] of length 1, zeros for a black one."""
+        with self._lock:
+            parts = [np.stack(samples[start : start + _BATCH]) for start in range(0, len(samples), _BATCH)]
+            return np.concatenate([unit_embeddings(self._embed, part, self.flip) for part in parts])
+
+    @abstractmethod
+    def _embed(self, samples: np.ndarray) -> np.ndarray:
+        """Compute embeddings float32 [B, D] of any length, of the samples [B, C, H, W] alone."""
+
+    @cached_property
+    def _detector(self) -> Detector:
+        return Detector()
+
+    def trained_on(self) -> frozenset[str]:
+        """Return the names of the people that the network was trained on; empty where they are not known."""
+        return frozenset()
+
+    def held_out(self, most: int) -> tuple[np.ndarray, list[str]]:
+        """Embed at most `most` pictures of people held out from training: float32 [n, D], and their names."""
+        return np.empty((0, 0), np.float32), []
+
+
+class _SFace(Network):
+    threshold = _SFACE_THRESHOLD
+
+    def __init__(self, path: str):
+        preprocessing = Preprocessing.of_images((3, SIZE, SIZE), channels="BGR")
+        super().__init__("sface", SFACE.sha256, {"network": "sface"}, preprocessing)
+        with quiet_opencv():
+            self._run = cv2.FaceRecognizerSF.create(path, "")
+
+    def _embed(self, samples: np.ndarray) -> np.ndarray:
+        pictures = np.ascontiguousarray(samples.transpose(0, 2, 3, 1))
+        return np.stack([self._run.feature(picture)[0].copy() for picture in pictures])
+
+
+def sface() -> Network:
+    """Open SFace, which is fetched where it is not there. UserError: it cannot be."""
+    return _SFace(str(path_of(SFACE)))
+
+
+class _Onnx(Network):
+    def __init__(self, path: str):
+        try:
+            import onnxruntime
+        except ImportError:
+            raise UserError(f"{shown(path)}: needs ONNX Runtime: pip install onnxruntime") from None
+        identity = sha256_of(path)
+        try:
+            session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+            (given,) = session.get_inputs()
+            _, channels, height, width = given.shape
+            preprocessing = Preprocessing.of_images((int(channels), int(height), int(width)))
+        except Exception as error:  # noqa: BLE001 (the engine's own, of many kinds and lines)
+            reason = shown(str(error).split("\n")[0])
+            raise UserError(
+                f"{shown(path)}: is no ONNX network with one input [n, C, H, W] ({reason})"
+            ) from None
+        card = Path(path).with_name("preprocessing.json")
+        if card.is_file():  # of plsc export: the graph prepares raw pixels
+            fields = read_json(card)
+            channels = fields["preprocessing"]["channels"]
+            preprocessing = Preprocessing.of_images(preprocessing.shape, 0.0, 1.0, channels)
+            self.finds_faces = fields["preprocessing"].get("aligned", False)
+            self.flip, self.threshold = fields["flip"], fields["threshold"]
+            identity = fields.get("network", identity)
+        super().__init__(shown(path), identity, {"network": os.path.abspath(path)}, preprocessing)
+        self._run = session
+
+    def _embed(self, samples: np.ndarray) -> np.ndarray:
+        return self._run.run(None, {self._run.get_inputs()[0].name: self.preprocessing(samples)})[0]
+
+
+class _OfRun(Network):
+    def __init__(self, config: str, overrides: Sequence[str]):
+        from plsc.config import load
+        from plsc.distributed.environment import before_paddle
+        from plsc.training.start import open_checkpoint, start
+
+        before_paddle()  # the config may name classes, whose modules import Paddle
+        self._config = load(config, overrides)
+        start(self._config)
+        from plsc.training.trained import load_network
+
+        self._trained = network = load_network(open_checkpoint(self._config), self._config)
+        if network.preprocessing.channels not in CHANNELS:
+            raise UserError(f"{shown(config)}: its network takes no pictures")
+        overrides = [*overrides, f"Global.checkpoint={os.path.abspath(network.checkpoint.path)}"]
+        origin = {"config": os.path.abspath(config), "overrides": overrides}
+        super().__init__(network.described, network.checkpoint.network, origin, network.preprocessing)
+        self.finds_faces = bool(network.preprocessing.aligned)
+        self.flip = network.choose_flip(self._config.DataLoader.Eval.flip)
+        self.threshold = network.thresholds.threshold
+
+    def _embed(self, samples: np.ndarray) -> np.ndarray:
+        return self._trained.embed(samples, _BATCH)
+
+    def trained_on(self) -> frozenset[str]:
+        return frozenset(self._trained.checkpoint.classes() or ())
+
+    def held_out(self, most: int) -> tuple[np.ndarray, list[str]]:
+        from plsc.evaluation.strangers import one_of_everybody_first
+        from plsc.training.evaluator import build_saved_sets
+
+        if self._config.DataLoader.Eval.dataset is None:
+            return super().held_out(most)
+        data = next(iter(build_saved_sets(self._config, self._trained.checkpoint).values()))
+        people = data.people()
+        chosen = one_of_everybody_first(people, most).tolist()
+        if not chosen:
+            return super().held_out(most)
+        samples = [data.images(number, number + 1)[0] for number in chosen]
+        return self.embed(samples), [str(people[number]) for number in chosen]
+
+
+def open_network(
+    network: str | None = None, config: str | None = None, overrides: Iterable[str] = ()
+) -> Network:
+    """Open a network: "sface" (the default), the path of an ONNX file, or a run by its folder or config."""
+    if config is not None:
+        return _OfRun(config, [*overrides])
+    if network in (None, "sface"):
+        return sface()
+    if not os.path.isfile(network):
+        raise UserError(f"--network {shown(network)}: is no file; give sface, or the path of an ONNX file")
+    return _Onnx(network)
+
+
+def from_origin(origin: dict[str, Any]) -> Network:
+    """Open a network again by its `origin`."""
+    return open_network(**origin)

@@ -1,0 +1,317 @@
+"""Define the gallery: names, embeddings, and the network that made them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from plsc.apps.faces.photos import NO_FACE, in_threads
+from plsc.apps.gallery.embed import Look, Network, Picture, from_origin, sface
+from plsc.apps.gallery.milvus import MilvusStore, is_url
+from plsc.apps.gallery.store import SqliteStore, Stored
+from plsc.apps.gallery.threshold import MOST_PICTURES, RATE, Threshold, measure
+from plsc.data.folder import read_folder
+from plsc.errors import UserError, shown
+from plsc.utils.logging import get_logger
+from plsc.utils.text import counted, last_part
+
+_LONGEST_NAME = 200  # characters
+_AT_ONCE = 256  # pictures that are in memory
+
+
+class Match(NamedTuple):
+    """A person of the gallery, beside a picture."""
+
+    name: str
+    similarity: float
+    """Cosine with the mean of the person's pictures."""
+    accepted: bool
+    """Whether this is the answer: the nearest person, with a similarity above the threshold."""
+
+
+class LeftOut(NamedTuple):
+    """A picture that could not be used."""
+
+    picture: str
+    reason: str
+
+
+class Gallery:
+    """Known people and their embeddings, in a file. `Gallery.build` or `Gallery.open` makes one.
+
+        Gallery.build("people.gallery", "photos/")
+        Gallery.open("people.gallery").search(["who.jpg"])[0]
+
+    Each change is on the disk when the call returns, whatever ends the process later, and is in the next
+    answer of all other objects and processes. Threads may share one. Pictures are paths, or the bytes of
+    files. The network is opened when it is needed first. Raises MissingFileError, UserError.
+
+    Attributes: left_out: the pictures that `build` could not use.
+    """
+
+    def __init__(self, store: Any, network: Network | None = None, left_out: Sequence[LeftOut] = ()):
+        self.left_out = [*left_out]
+        self._store = store
+        self._network = network
+        self._opening = threading.Lock()
+        if network is not None and network.identity != store.facts()["network"]:
+            raise UserError(
+                f"{store.name}: its embeddings are of the network {shown(store.facts()['title'])}, which is another "
+                f"one than {network.title}; leave -c and --network out, or build it again"
+            )
+
+    @classmethod
+    def open(cls, path: str | os.PathLike, network: Network | None = None) -> Gallery:
+        """Open a gallery; network: the one that it was built with, where it is elsewhere now."""
+        return cls(_engine(path)(path), network)
+
+    @classmethod
+    def build(
+        cls,
+        path: str | os.PathLike,
+        people: str | os.PathLike | Mapping[str, Sequence[Picture]],
+        network: Network | None = None,
+        rate: float = RATE,
+    ) -> Gallery:
+        """Make a gallery in the new file `path`.
+
+        Args:
+            people: a folder with a folder of pictures for each person, or name -> pictures.
+            network: see plsc.apps.gallery.embed; None: SFace.
+            rate: the share of strangers that gets a name, see plsc.apps.gallery.threshold.
+
+        Pictures that cannot be used are logged and listed in `left_out`. UserError if none can.
+        """
+        if not 0 < rate < 0.5:
+            raise UserError(f"--rate: must be between 0 and 0.5, got {rate:g}")
+        named: dict[str, list[Picture]] = {}
+        for name, pictures in (people if isinstance(people, Mapping) else people_of(people)).items():
+            named.setdefault(name_of(name), []).extend(pictures)
+        network = network or sface()
+        stored, left_out = _embed(network, named)
+        if not stored:
+            first = f", the first: {left_out[0].picture}: {left_out[0].reason}" if left_out else ""
+            raise UserError(f"{shown(path)}: not made, since no picture can be used{first}")
+        seen = _seen(network)
+        held_out = network.held_out(MOST_PICTURES)
+
+        def fill(store: Any) -> None:
+            store.set_facts(network=network.identity, title=network.title, origin=network.origin)
+            store.set_facts(threshold={"rate": rate}, own=network.threshold)
+            store.set_strangers(*held_out)
+            for name, pictures in stored.items():
+                store.add(name, pictures, measures=last_part(name) not in seen)
+            _measure(store)
+
+        return cls(_engine(path).create(path, fill), network, left_out)
+
+    def __len__(self) -> int:
+        """Return the number of people."""
+        return len(self._store)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and _composed(name) in self._store
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self._store.names())
+
+    def __repr__(self) -> str:
+        return f"<Gallery: {counted(len(self), 'person', 'people')} in {self._store.name}>"
+
+    def close(self) -> None:
+        self._store.close()
+
+    @property
+    def pictures(self) -> int:
+        """The number of pictures."""
+        return self._store.pictures()
+
+    @property
+    def threshold(self) -> Threshold:
+        """The cosine above which the nearest person is accepted, and how it was found."""
+        return Threshold(**self._store.facts()["threshold"])
+
+    @property
+    def network(self) -> Network:
+        """The gallery's network, which is opened when it is asked for first."""
+        with self._opening:
+            if self._network is None:
+                facts = self._store.facts()
+                found = from_origin(facts["origin"])
+                if found.identity != facts["network"]:
+                    raise UserError(
+                        f"{self._store.name}: {found.title} is another network than the one that made its embeddings; "
+                        "name that one by -c or --network, or build it again"
+                    )
+                self._network = found
+            return self._network
+
+    def add(self, name: str, pictures: Sequence[Picture]) -> list[LeftOut]:
+        """Add pictures of a person, new or known, and return those that cannot be used. UserError if none
+        can."""
+        name = name_of(name)
+        network = self.network
+        stored, left_out = _embed(network, {name: pictures})
+        if not stored:
+            reasons = "; ".join(f"{each.picture}: {each.reason}" for each in left_out)
+            raise UserError(f"{shown(name)}: nothing was added: {reasons or 'no pictures were given'}")
+        with self._store.transaction():
+            self._store.add(name, stored[name], measures=last_part(name) not in _seen(network))
+            _measure(self._store)
+        return left_out
+
+    def remove(self, name: str) -> None:
+        """Remove a person with all pictures. UserError: nobody has this name."""
+        name = _composed(name)
+        with self._store.transaction():
+            if name not in self._store:
+                raise UserError(f"{self._store.name}: has nobody called {shown(name)}")
+            self._store.remove(name)
+            _measure(self._store)
+
+    def search(self, pictures: Sequence[Picture], top: int = 5) -> list[list[Match]]:
+        """Find the most similar people for each picture, best first; none where it has no face. UserError
+        where one cannot be read."""
+        looks, embeddings = self.embed(pictures)
+        for picture, look in zip(pictures, looks):
+            if look.left_out not in ("", NO_FACE):
+                raise UserError(f"{_shown(picture)}: {look.left_out}")
+        found = iter(self.nearest(embeddings, top))
+        return [[] if look.left_out else next(found) for look in looks]
+
+    def embed(self, pictures: Sequence[Picture]) -> tuple[list[Look], np.ndarray]:
+        """Look at pictures, and embed those that are not left out: float32 [n, D] of length 1."""
+        return embed(self.network, pictures)
+
+    def nearest(self, embeddings: np.ndarray, top: int = 5) -> list[list[Match]]:
+        """Find the most similar people for each embedding, float32 [n, D] of length 1, best first."""
+        least = self.threshold.cosine
+        return [
+            [
+                Match(name, cosine, number == 0 and least is not None and cosine > least)
+                for number, (name, cosine) in enumerate(matches)
+            ]
+            for matches in self._store.search(embeddings, top)
+        ]
+
+    def face(self, name: str, embedding: np.ndarray) -> bytes:
+        """Return the picture of a person that is most like an embedding, JPEG; empty for nobody."""
+        return self._store.face(_composed(name), embedding)
+
+    def evaluate(self, people: str | os.PathLike | Mapping[str, Sequence[Picture]]) -> dict[str, int]:
+        """Search further pictures of people, as `build` takes them; who is not in the gallery is a stranger.
+
+        Returns counts: known, of these right, nobody and wrong; strangers, of these named; left_out.
+        """
+        counts = dict.fromkeys(("known", "right", "nobody", "wrong", "strangers", "named", "left_out"), 0)
+        people = people if isinstance(people, Mapping) else people_of(people)
+        names = [name_of(name) for name, pictures in people.items() for _ in pictures]
+        looks, embeddings = self.embed([each for pictures in people.values() for each in pictures])
+        found = iter(self.nearest(embeddings, 1))
+        known = {*self}
+        for name, look in zip(names, looks):
+            if look.left_out:
+                counts["left_out"] += 1
+                continue
+            (match,) = next(found)
+            is_known = name in known
+            counts["known" if is_known else "strangers"] += 1
+            if not is_known:
+                counts["named"] += match.accepted
+            else:
+                counts["nobody" if not match.accepted else "right" if match.name == name else "wrong"] += 1
+        return counts
+
+
+def people_of(folder: str | os.PathLike) -> dict[str, list[str]]:
+    """List the pictures of a folder that has a folder for each person: name -> paths."""
+    paths, labels, names = read_folder(os.fspath(folder))
+    people: dict[str, list[str]] = {name: [] for name in names}
+    for number, label in enumerate(labels.tolist()):
+        people[names[label]].append(os.path.join(folder, paths.written(number)))
+    return people
+
+
+def name_of(name: str) -> str:
+    """Return a person's name as galleries have it. UserError for one that cannot be shown, or is empty."""
+    name = _composed(name)
+    if not name or not name.isprintable() or name != name.strip() or len(name) > _LONGEST_NAME:
+        raise UserError(
+            f"'{shown(name)}': a name has 1 to {_LONGEST_NAME} characters that can be seen, and no space at its ends"
+        )
+    return name
+
+
+def _composed(name: str) -> str:
+    """Return a name with accents as parts of their letters (NFC): file systems and keyboards give either."""
+    return unicodedata.normalize("NFC", name)
+
+
+def embed(network: Network, pictures: Sequence[Picture]) -> tuple[list[Look], np.ndarray]:
+    """Look at pictures, and embed those that are not left out, float32 [n, D]; samples are not kept."""
+    looks: list[Look] = []
+    embeddings = [np.empty((0, 0), np.float32)]
+
+    def work(part: list[Look]) -> None:
+        good = [number for number, look in enumerate(part) if not look.left_out]
+        made = network.embed([part[number].sample for number in good]) if good else embeddings[0]
+        whole = np.isfinite(made).all(1) & made.any(1)
+        for number in np.flatnonzero(~whole):
+            part[good[number]] = Look(left_out="the network gives no embedding; is it black?")
+        embeddings.append(made[whole])
+        looks.extend(look._replace(sample=None) for look in part)
+
+    part: list[Look] = []
+    for look in in_threads(network.look, pictures, "embedding"):
+        part.append(look)
+        if len(part) == _AT_ONCE:
+            work(part)
+            part = []
+    work(part)
+    return looks, np.concatenate([each for each in embeddings if len(each)] or embeddings[:1])
+
+
+def _embed(
+    network: Network, people: Mapping[str, Sequence[Picture]]
+) -> tuple[dict[str, list[Stored]], list[LeftOut]]:
+    """Embed the pictures of people; return what can be stored of each, and what cannot, which is logged."""
+    names = [name for name, pictures in people.items() for _ in pictures]
+    pictures = [picture for pictures in people.values() for picture in pictures]
+    looks, embeddings = embed(network, pictures)
+    vectors = iter(embeddings)
+    stored: dict[str, list[Stored]] = {}
+    left_out = []
+    for name, picture, look in zip(names, pictures, looks):
+        if look.left_out:
+            left_out.append(LeftOut(_shown(picture), look.left_out))
+            get_logger().warning(f"left out {left_out[-1].picture}: {look.left_out}")
+        else:
+            stored.setdefault(name, []).append(Stored(next(vectors), look.face))
+    return stored, left_out
+
+
+def _seen(network: Network) -> set[str]:
+    """Return the names of the people that the network was trained on, without folders."""
+    return {last_part(name) for name in network.trained_on()}
+
+
+def _shown(picture: Picture) -> str:
+    return "the picture" if isinstance(picture, bytes) else shown(picture)
+
+
+def _measure(store: Any) -> None:
+    """Measure the threshold anew, within a transaction."""
+    facts = store.facts()
+    store.set_facts(threshold=asdict(measure(store, facts["threshold"]["rate"], facts["own"])))
+
+
+def _engine(path: str | os.PathLike) -> Any:
+    """Choose what keeps the gallery of this name."""
+    return MilvusStore if is_url(path) else SqliteStore

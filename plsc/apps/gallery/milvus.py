@@ -1,0 +1,233 @@
+"""Keep a gallery in Milvus, and search there: for more people than one machine has memory for.
+
+    Gallery.open("milvus://host:19530/people")    # PLSC_MILVUS_TOKEN has the token, or user:password
+    Gallery.open("milvus:people.db")              # a file of Milvus Lite, for one process
+
+Three collections: NAME has the people, each with the mean of the pictures as the vector; NAME_pictures the
+pictures, and the strangers'; NAME_facts the facts. The methods are those of SqliteStore. Milvus has no
+transactions: one process writes at a time, and what is killed leaves what it has written so far; a person's
+own row is written last, so whoever is found is whole.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from plsc.apps.gallery.store import Stored
+from plsc.errors import MissingFileError, UserError, shown
+from plsc.utils.vectors import unit_rows
+
+TOKEN = "PLSC_MILVUS_TOKEN"  # noqa: S105 (the name of a variable)
+_LONGEST = 65_535  # bytes of a text, Milvus' limit
+_MOST = 16_384  # rows of an answer, Milvus' limit
+_FIELDS = {
+    "": {"name": "VARCHAR"},
+    "_pictures": {"person": "INT64", "name": "VARCHAR", "kind": "INT64", "face": "VARCHAR"},
+    "_facts": {"key": "VARCHAR", "value": "VARCHAR"},
+}
+_KNOWN, _MEASURES, _STRANGER = range(3)  # kinds of pictures
+
+
+class MilvusStore:
+    """A gallery in Milvus; `MilvusStore(url)` opens it."""
+
+    def __init__(self, url: str):
+        self.name = shown(url)
+        self._lock = threading.RLock()
+        uri, self._base = _place(url)
+        with self._said():
+            self._client = _connect(uri)
+            if not self._client.has_collection(f"{self._base}_facts"):
+                raise MissingFileError(f"{self.name}: there is no gallery; make one with plsc gallery build")
+            for part in _FIELDS:
+                if self._client.has_collection(self._base + part):
+                    self._client.load_collection(self._base + part)
+
+    @classmethod
+    def create(cls, url: str, fill: Callable[[MilvusStore], None]) -> MilvusStore:
+        """Make a gallery, and nothing where `fill` fails."""
+        store = cls.__new__(cls)
+        store.name, store._lock = shown(url), threading.RLock()
+        uri, store._base = _place(url)
+        with store._said():
+            store._client = _connect(uri)
+            if store._client.has_collection(f"{store._base}_facts"):
+                raise UserError(f"{store.name}: is there already; remove it first, or name another gallery")
+            try:
+                store._make("_facts", 2)
+                fill(store)
+            except BaseException:
+                for part in _FIELDS:
+                    store._client.drop_collection(store._base + part)
+                raise
+        return store
+
+    def close(self) -> None:
+        self._client.close()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Write; what is refused halfway leaves the rest."""
+        with self._lock, self._said():
+            yield
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            row["key"]: json.loads(row["value"]) for row in self._query("_facts", "id >= 0", ["key", "value"])
+        }
+
+    def set_facts(self, **facts: Any) -> None:
+        vector = [1.0, 0.0]  # Milvus wants one
+        rows = [
+            {"id": _hash(key), "key": key, "value": json.dumps(value), "vector": vector}
+            for key, value in facts.items()
+        ]
+        self._client.upsert(f"{self._base}_facts", rows)
+
+    def __len__(self) -> int:
+        return self._count("")
+
+    def __contains__(self, name: str) -> bool:
+        return bool(self._query("", f"id == {_hash(name)}", ["name"]))
+
+    def names(self) -> list[str]:
+        return sorted(row["name"] for row in self._query("", "id >= 0", ["name"]))
+
+    def pictures(self) -> int:
+        return self._count("_pictures", f"kind != {_STRANGER}")
+
+    def add(self, name: str, pictures: Sequence[Stored], measures: bool = True) -> None:
+        person, kind = _hash(name), _MEASURES if measures else _KNOWN
+        self._make("", len(pictures[0].vector))
+        rows = [(person, name, kind, base64.b64encode(each.face).decode(), each.vector) for each in pictures]
+        self._insert(rows)
+        found = self._query("_pictures", f"person == {person}", ["vector"])
+        mean = unit_rows(np.sum([row["vector"] for row in found], axis=0, dtype=np.float32)[np.newaxis])[0]
+        self._client.upsert(self._base, [{"id": person, "name": name, "vector": mean}])
+
+    def remove(self, name: str) -> None:
+        self._client.delete(self._base, filter=f"id == {_hash(name)}")
+        self._client.delete(f"{self._base}_pictures", filter=f"person == {_hash(name)}")
+
+    def search(self, embeddings: np.ndarray, top: int) -> list[list[tuple[str, float]]]:
+        if not len(embeddings):
+            return []
+        with self._said():
+            found = self._client.search(self._base, [*embeddings], limit=top, output_fields=["name"])
+        return [[(hit["entity"]["name"], float(hit["distance"])) for hit in hits] for hits in found]
+
+    def measuring(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._of_kind(_MEASURES)
+
+    def face(self, name: str, embedding: np.ndarray) -> bytes:
+        with self._said():
+            which = f"person == {_hash(name)}"
+            (hits,) = self._client.search(
+                f"{self._base}_pictures", [embedding], filter=which, limit=1, output_fields=["face"]
+            )
+        return base64.b64decode(hits[0]["entity"]["face"]) if hits else b""
+
+    def strangers(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._of_kind(_STRANGER)
+
+    def set_strangers(self, vectors: np.ndarray, names: Sequence[str]) -> None:
+        """Store the pictures of people held out from training, once."""
+        self._insert([(0, name, _STRANGER, "", vector) for name, vector in zip(names, vectors)])
+
+    def _insert(self, rows: Sequence[tuple]) -> None:
+        if rows:
+            self._make("_pictures", len(rows[0][-1]))
+            fields = (*_FIELDS["_pictures"], "vector")
+            self._client.insert(f"{self._base}_pictures", [dict(zip(fields, row)) for row in rows])
+
+    def _of_kind(self, kind: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = self._query("_pictures", f"kind == {kind}", ["name", "vector"])
+        names = np.array([row["name"] for row in rows], object)
+        return np.array([row["vector"] for row in rows], np.float32), names
+
+    def _make(self, part: str, width: int) -> None:
+        """Make a collection for vectors of `width` numbers, if it is not there."""
+        from pymilvus import DataType
+
+        if self._client.has_collection(self._base + part):
+            return
+        schema = self._client.create_schema(auto_id=part == "_pictures", enable_dynamic_field=False)
+        schema.add_field("id", DataType.INT64, is_primary=True)
+        for field, kind in _FIELDS[part].items():
+            schema.add_field(field, DataType[kind], **({"max_length": _LONGEST} if kind == "VARCHAR" else {}))
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=width)
+        index = self._client.prepare_index_params()
+        index.add_index("vector", index_type="FLAT", metric_type="IP")
+        self._client.create_collection(
+            self._base + part, schema=schema, index_params=index, consistency_level="Strong"
+        )
+
+    def _query(self, part: str, which: str, fields: list[str]) -> list[dict[str, Any]]:
+        """Read the rows for which a filter is true, of pictures at most _MOST."""
+        with self._said():
+            if not self._client.has_collection(self._base + part):
+                return []
+            if part == "_pictures":
+                return self._client.query(self._base + part, filter=which, output_fields=fields, limit=_MOST)
+            pages = self._client.query_iterator(self._base + part, filter=which, output_fields=fields)
+            return [row for page in iter(pages.next, []) for row in page]
+
+    def _count(self, part: str, which: str = "") -> int:
+        with self._said():
+            (row,) = self._client.query(self._base + part, filter=which, output_fields=["count(*)"])
+        return int(row["count(*)"])
+
+    @contextlib.contextmanager
+    def _said(self) -> Iterator[None]:
+        """Turn Milvus' refusals into a line for the user."""
+        try:
+            yield
+        except Exception as error:
+            if not type(error).__module__.startswith(("pymilvus", "milvus_lite", "grpc")):
+                raise
+            raise UserError(
+                f"{self.name}: Milvus refuses: {shown(getattr(error, 'message', error))}"
+            ) from error
+
+
+def is_url(path: str | os.PathLike) -> bool:
+    """Say whether this names a gallery in Milvus."""
+    return os.fspath(path).startswith(("milvus://", "milvus:"))
+
+
+def _place(url: str) -> tuple[str, str]:
+    """Return what pymilvus opens, and the name of the collections, for a gallery's URL."""
+    parts = urlsplit(url)
+    name = parts.path.strip("/")
+    if parts.netloc and name.isidentifier() and name.isascii():
+        return f"http://{parts.netloc}", name
+    if not parts.netloc and name.endswith(".db"):
+        return os.path.abspath(parts.path), "gallery"
+    raise UserError(f"{shown(url)}: must be milvus://host:port/name, or milvus:FILE.db for Milvus Lite")
+
+
+def _connect(uri: str) -> Any:
+    try:
+        from pymilvus import MilvusClient
+    except ImportError:
+        raise UserError(
+            "a gallery in Milvus needs: pip install pymilvus milvus-lite (the extra milvus)"
+        ) from None
+    logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # its tracebacks are said in a line
+    return MilvusClient(uri, token=os.environ.get(TOKEN, ""))
+
+
+def _hash(text: str) -> int:
+    """Return 63 bits that stand for a name in filters, which so never hold text of others."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

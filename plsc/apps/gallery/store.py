@@ -1,0 +1,253 @@
+"""Keep a gallery in one SQLite file: people, pictures, embeddings, facts.
+
+    store = SqliteStore("people.gallery")
+    with store.transaction():
+        store.add("Ann", [Stored(embedding)])
+
+A change is on the disk when its transaction ends. Processes on one machine may read and write at the same
+time: readers see whole transactions, writers wait for each other. All embeddings are kept in one array in
+memory, which is read again when another process has written. `-wal` and `-shm` beside the file belong to it;
+`sqlite3 people.gallery ".backup copy.gallery"` copies it while it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from plsc.checkpoint.tensorfile import sync_folder
+from plsc.errors import MissingFileError, UserError, shown
+from plsc.evaluation.search import search
+from plsc.utils.atomic_write import atomic_write
+from plsc.utils.vectors import unit_rows
+
+_WAIT = 60.0  # seconds for another process that writes
+_APPLICATION = 0x706C7363  # "plsc", for `file` and other programs
+_SCHEMA = f"""
+PRAGMA application_id={_APPLICATION};
+CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, measures INTEGER NOT NULL);
+CREATE TABLE pictures (
+    id INTEGER PRIMARY KEY, person INTEGER NOT NULL REFERENCES people ON DELETE CASCADE,
+    face BLOB NOT NULL, vector BLOB NOT NULL);
+CREATE INDEX pictures_of_a_person ON pictures (person);
+CREATE TABLE strangers (name TEXT NOT NULL, vector BLOB NOT NULL);
+"""
+
+
+class Stored(NamedTuple):
+    """A picture of a person."""
+
+    vector: np.ndarray
+    """float32 [D] of length 1."""
+    face: bytes = b""
+    """JPEG of what the network was shown."""
+
+
+class _Rows(NamedTuple):
+    """What is searched."""
+
+    version: int
+    names: list[str]
+    """Of the people."""
+    measures: np.ndarray
+    """bool [people]."""
+    vectors: np.ndarray
+    """float32 [pictures, D]."""
+    owners: np.ndarray
+    """int64 [pictures], indices of people, increasing."""
+    means: np.ndarray
+    """float32 [people, D]: of each person's pictures, of length 1."""
+
+
+class SqliteStore:
+    """A gallery's file. Threads may share one. Raises MissingFileError, UserError."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise MissingFileError(f"{self.name}: there is no gallery; make one with plsc gallery build")
+        self._lock = threading.RLock()
+        self._rows: _Rows | None = None
+        with self._said():
+            self._sql = sqlite3.connect(path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
+            if self._all("PRAGMA application_id") != [(_APPLICATION,)]:
+                raise UserError(f"{self.name}: is no gallery; name a file that plsc gallery build wrote")
+            # A removed embedding is overwritten, and what was written is on the disk after each transaction.
+            for setting in ("secure_delete=ON", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                self._sql.execute(f"PRAGMA {setting}")
+
+    @classmethod
+    def create(cls, path: str | os.PathLike, fill: Callable[[SqliteStore], None]) -> SqliteStore:
+        """Make a gallery; it is at `path` when `fill` has written into it and all is on the disk."""
+        if os.path.lexists(path):
+            raise UserError(f"{shown(path)}: is there already; remove it first, or name another file")
+        with cls._saying(path), atomic_write(path) as beside:
+            for file in (path, beside):  # of a gallery that was deleted by hand, and of a killed build
+                for end in ("-wal", "-shm", "-journal"):
+                    Path(f"{file}{end}").unlink(missing_ok=True)
+            with contextlib.closing(sqlite3.connect(beside)) as sql:
+                sql.executescript(_SCHEMA)
+            with contextlib.closing(cls(beside)) as store, store.transaction():
+                fill(store)
+        sync_folder(os.path.dirname(path) or ".")
+        return cls(path)
+
+    @property
+    def name(self) -> str:
+        """What the user calls it, for messages."""
+        return shown(self.path)
+
+    def close(self) -> None:
+        self._sql.close()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Write: all or nothing, and on the disk at the end. Waits for other writers."""
+        with self._lock, self._said():
+            self._sql.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._sql.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):  # a full disk has rolled it back already
+                    self._sql.execute("ROLLBACK")
+                raise
+            finally:
+                self._rows = None
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts."""
+        return {key: json.loads(value) for key, value in self._all("SELECT key, value FROM facts")}
+
+    def set_facts(self, **facts: Any) -> None:
+        """Set facts, JSON values."""
+        self._many(
+            "REPLACE INTO facts VALUES (?, ?)", [(key, json.dumps(value)) for key, value in facts.items()]
+        )
+
+    def __len__(self) -> int:
+        """Return how many people there are."""
+        return len(self._current().names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._current().names
+
+    def names(self) -> list[str]:
+        """Return the names of all people."""
+        return self._current().names
+
+    def pictures(self) -> int:
+        """Return how many pictures there are."""
+        return len(self._current().vectors)
+
+    def add(self, name: str, pictures: Sequence[Stored], measures: bool = True) -> None:
+        """Add pictures of a person, new or known; measures: whether they measure the threshold."""
+        self._all("INSERT OR IGNORE INTO people (name, measures) VALUES (?, ?)", name, measures)
+        ((person,),) = self._all("SELECT id FROM people WHERE name = ?", name)
+        self._many(
+            "INSERT INTO pictures (person, face, vector) VALUES (?, ?, ?)",
+            [(person, each.face, _bytes(each.vector)) for each in pictures],
+        )
+        self._rows = None
+
+    def remove(self, name: str) -> None:
+        """Remove a person with all pictures."""
+        self._all("DELETE FROM people WHERE name = ?", name)
+        self._rows = None
+
+    def search(self, embeddings: np.ndarray, top: int) -> list[list[tuple[str, float]]]:
+        """Find the most similar people for each embedding [n, D]: names and cosines, best first."""
+        rows = self._current()
+        if not rows.names:
+            return [[] for _ in embeddings]
+        cosines, people = search(embeddings, rows.means, top)
+        return [
+            [(rows.names[person], cosine) for person, cosine in zip(*both)]
+            for both in zip(people.tolist(), cosines.tolist())
+        ]
+
+    def measuring(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the pictures that measure the threshold, float32 [n, D], and whose they are, text [n]."""
+        rows = self._current()
+        chosen = rows.measures[rows.owners]
+        return rows.vectors[chosen], np.array(rows.names, object)[rows.owners[chosen]]
+
+    def face(self, name: str, embedding: np.ndarray) -> bytes:
+        """Return the picture of a person that is most like an embedding, JPEG."""
+        of = "FROM pictures JOIN people ON people.id = person WHERE name = ?"
+        found = self._all(f"SELECT pictures.id, vector {of}", name)
+        if not found:
+            return b""
+        nearest = max(found, key=lambda row: float(_vector(row[1]) @ embedding))
+        return self._all("SELECT face FROM pictures WHERE id = ?", nearest[0])[0][0]
+
+    def strangers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return pictures of people held out from training, float32 [n, D], and whose they are, text [n]."""
+        found = self._all("SELECT name, vector FROM strangers")
+        vectors = np.array([_vector(vector) for _, vector in found])
+        return vectors, np.array([name for name, _ in found], object)
+
+    def set_strangers(self, vectors: np.ndarray, names: Sequence[str]) -> None:
+        """Replace the pictures of people held out from training."""
+        self._all("DELETE FROM strangers")
+        self._many("INSERT INTO strangers VALUES (?, ?)", [*zip(names, map(_bytes, vectors))])
+
+    def _current(self) -> _Rows:
+        with self._lock:
+            ((version,),) = self._all("PRAGMA data_version")
+            if self._rows is None or self._rows.version != version:
+                self._rows = self._read(version)
+            return self._rows
+
+    def _read(self, version: int) -> _Rows:
+        found = self._all(
+            "SELECT name, measures, vector FROM pictures JOIN people ON people.id = person"
+            " ORDER BY person, pictures.id"
+        )
+        people = {name: measures for name, measures, _ in found}
+        numbers = {name: number for number, name in enumerate(people)}
+        owners = np.array([numbers[name] for name, _, _ in found], np.int64)
+        vectors = np.frombuffer(b"".join(vector for *_, vector in found), "<f4").reshape(len(found), -1)
+        starts = np.searchsorted(owners, np.arange(len(people)))
+        means = unit_rows(np.add.reduceat(vectors, starts)) if len(people) else vectors
+        return _Rows(version, [*people], np.array([*people.values()], bool), vectors, owners, means)
+
+    def _all(self, statement: str, *values: Any) -> list[tuple]:
+        with self._lock, self._said():
+            return self._sql.execute(statement, values).fetchall()
+
+    def _many(self, statement: str, rows: Sequence[tuple]) -> None:
+        with self._lock, self._said():
+            self._sql.executemany(statement, rows)
+
+    def _said(self) -> contextlib.AbstractContextManager[None]:
+        return self._saying(self.path)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _saying(path: str | os.PathLike) -> Iterator[None]:
+        """Turn SQLite's errors, and those of the disk, into a line for the user."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            reason = getattr(error, "strerror", None) or shown(error)
+            passes = isinstance(error, (OSError, sqlite3.OperationalError))
+            remedy = "nothing was changed" if passes else "it is damaged: take a copy, or build it again"
+            raise UserError(f"{shown(path)}: {reason}; {remedy}") from error
+
+
+def _bytes(vector: np.ndarray) -> bytes:
+    return vector.astype("<f4").tobytes()
+
+
+def _vector(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, "<f4")

@@ -1,0 +1,1 @@
+"""Answer over HTTP whom a picture shows."""

@@ -1,0 +1,175 @@
+"""Answer over HTTP whom a picture shows: `plsc serve people.gallery`, with a page at http://127.0.0.1:8000/.
+
+POST /search        a form with `picture`: the nearest people, best first; `name` is the answer, or null
+GET /people         the names                              with the token
+POST /people        a form with `name` and `pictures`      with the token
+DELETE /people      ?name=Ann                              with the token
+GET /health
+
+The token is in the environment variable PLSC_SERVE_TOKEN, and comes in the header X-Token; without it nobody
+changes the gallery. An error is {"detail": one line}. /docs shows all of it.
+"""
+
+import argparse
+import base64
+import hmac
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from plsc.apps.gallery.command import add_network, network_of, verdict
+from plsc.apps.gallery.gallery import Gallery
+from plsc.errors import UserError, shown
+from plsc.utils.logging import get_logger
+
+try:
+    import python_multipart  # noqa: F401 (FastAPI reads forms by it)
+    import uvicorn
+    from fastapi import Depends, FastAPI, File, Form, Header, HTTPException, Request, UploadFile
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import FileResponse, JSONResponse
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+except ImportError as error:
+    raise UserError("plsc serve: pip install fastapi python-multipart uvicorn (the extra serve)") from error
+
+TOKEN = "PLSC_SERVE_TOKEN"  # noqa: S105 (the name of a variable)
+MOST_BYTES = 32 * 2**20  # of a request
+_MOST_AT_ONCE = 64  # requests; more are answered 503
+_SHORTEST_TOKEN = 16
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_HOW = "send the file of a picture as a form: curl -F picture=@who.jpg http://.../search"
+_HEADERS = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Cache-Control": "no-store"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `plsc serve`. Raises UserError."""
+    parser = argparse.ArgumentParser(
+        "plsc serve", description="Answer over HTTP whom a picture shows, with a page for people."
+    )
+    parser.add_argument("gallery", help="what plsc gallery build wrote")
+    parser.add_argument("--host", default="127.0.0.1", help="address; 0.0.0.0: all of this machine's")
+    parser.add_argument("--port", type=int, default=8000, help="default: %(default)s")
+    add_network(parser, "the gallery's")
+    args = parser.parse_args(argv)
+    token = os.environ.get(TOKEN, "")
+    if token and len(token) < _SHORTEST_TOKEN:
+        raise UserError(f"{TOKEN}: has {len(token)} characters, a token has at least {_SHORTEST_TOKEN}")
+    gallery = Gallery.open(args.gallery, network_of(args))
+    get_logger().info(
+        f"{shown(args.gallery)}: {len(gallery):,} people, by {gallery.network.title}; "
+        f"http://{args.host}:{args.port}/{'' if token else f', read only without {TOKEN}'}"
+    )
+    app = create_app(gallery, token, args.host in _LOOPBACK)
+    limits = {"limit_concurrency": _MOST_AT_ONCE, "log_level": "warning", "server_header": False}
+    uvicorn.run(app, host=args.host, port=args.port, **limits)
+    return 0
+
+
+def create_app(gallery: Gallery, token: str = "", here: bool = True) -> FastAPI:
+    """Make the application. token: that changes the gallery, "": nobody does. here: only this machine asks."""
+    app = FastAPI(title="plsc")
+    # Of pictures that are decoded at the same time; each may take 200 MB.
+    working = threading.BoundedSemaphore(os.cpu_count() or 1)
+
+    def check_token(x_token: Annotated[str, Header()] = "") -> None:
+        if not token:
+            raise HTTPException(403, f"this service changes nothing; start it with a token in {TOKEN}")
+        if not hmac.compare_digest(x_token.encode(), token.encode()):
+            raise HTTPException(401, "the header X-Token is missing or wrong")
+
+    with_token = [Depends(check_token)]
+
+    @app.get("/", include_in_schema=False)
+    def page() -> FileResponse:
+        return FileResponse(Path(__file__).with_name("page.html"))
+
+    @app.get("/health")
+    def health() -> dict[str, Any]:
+        return {"people": len(gallery), "threshold": gallery.threshold.cosine}
+
+    @app.post("/search")
+    def search(picture: Annotated[UploadFile, File()], top: int = 5) -> dict[str, Any]:
+        with working:
+            (look,), embeddings = gallery.embed([picture.file.read()])
+        if look.left_out:
+            raise HTTPException(422, f"picture: {look.left_out}")
+        threshold = gallery.threshold
+        (matches,) = gallery.nearest(embeddings, max(1, min(top, 100)))
+        answer = matches[0] if matches and matches[0].accepted else None
+        return {
+            "name": answer.name if answer else None,
+            "text": verdict(matches, threshold),
+            "threshold": threshold.cosine,
+            "faces": look.faces,
+            "matches": [match._asdict() for match in matches],
+            "asked": _as_url(look.face),
+            "found": _as_url(gallery.face(answer.name, embeddings[0])) if answer else None,
+        }
+
+    @app.get("/people", dependencies=with_token)
+    def people() -> list[str]:
+        return [*gallery]
+
+    @app.post("/people", dependencies=with_token)
+    def add(name: Annotated[str, Form()], pictures: Annotated[list[UploadFile], File()]) -> dict[str, Any]:
+        with working:
+            left_out = gallery.add(name, [each.file.read() for each in pictures])
+        reasons = [each.reason for each in left_out]
+        return {"added": len(pictures) - len(reasons), "left_out": reasons, "people": len(gallery)}
+
+    @app.delete("/people", dependencies=with_token)
+    def remove(name: str) -> dict[str, Any]:
+        gallery.remove(name)
+        return {"people": len(gallery)}
+
+    @app.exception_handler(UserError)
+    def refuse(_: Request, error: UserError) -> JSONResponse:
+        if error.__cause__ is None:
+            return JSONResponse({"detail": str(error)}, 422)
+        get_logger().error(str(error))  # of the gallery's file, or of the disk
+        return JSONResponse({"detail": "the gallery cannot be used now; the service's log says why"}, 503)
+
+    @app.exception_handler(RequestValidationError)
+    def explain(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where, *_, name = first["loc"]
+        what = f"is missing, or no file of a form; {_HOW}" if where == "body" else first["msg"]
+        return JSONResponse({"detail": f"{name}: {what}"}, 422)
+
+    app.add_middleware(_Limit)
+    if here:  # a page of another site must not reach it by a name that leads to this machine
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, "[::1]"])
+    return app
+
+
+def _as_url(jpeg: bytes) -> str:
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
+
+
+class _Limit:
+    """Refuse requests of more than MOST_BYTES, whatever their Content-Length says; and answer with
+    _HEADERS."""
+
+    def __init__(self, app: Any):
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        left = MOST_BYTES
+
+        async def counted() -> Any:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise HTTPException(413, f"a request has at most {MOST_BYTES:,} bytes")
+            return message
+
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                ours = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+                message["headers"] = [*message["headers"], *ours]
+            await send(message)
+
+        await self._app(scope, counted, with_headers)

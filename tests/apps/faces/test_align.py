@@ -1,0 +1,153 @@
+"""Faces of photos, found by YuNet and cut out: `plsc align`."""
+
+import csv
+import struct
+import zlib
+
+import cv2
+import numpy as np
+import pytest
+
+from plsc.apps.faces.alignment import TEMPLATE, align, similarity_transform
+from plsc.apps.faces.command import main
+from plsc.apps.faces.detector import Detector
+from plsc.apps.faces.photos import read_photo
+from plsc.errors import UserError
+from tests.apps.faces.lfw import ZOO, needs_faces, portraits, scene, write
+
+
+@pytest.fixture(autouse=True)
+def networks(monkeypatch):
+    monkeypatch.setenv("PLSC_CACHE", str(ZOO))
+
+
+def exif_turned(picture, turn):
+    """A JPEG whose EXIF says that it is to be turned."""
+    data = cv2.imencode(".jpg", picture)[1].tobytes()
+    tags = b"Exif\0\0II*\0" + struct.pack("<IHHHIHHI", 8, 1, 0x0112, 3, 1, turn, 0, 0)
+    return data[:2] + b"\xff\xe1" + struct.pack(">H", len(tags) + 2) + tags + data[2:]
+
+
+def png_bomb():
+    """61 bytes that promise 2^30 x 2^30 pixels."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", 2**30, 2**30, 8, 2, 0, 0, 0)
+    chunk = b"IDAT" + b"\0" * 4
+    parts = [
+        struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part))
+        for part in (head, chunk)
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)[:53]
+
+
+def test_a_face_goes_to_its_place():
+    turn = np.array([[0.6, -0.8], [0.8, 0.6]])
+    landmarks = 3 * TEMPLATE @ turn.T + [50, 400]
+    matrix = similarity_transform(landmarks, TEMPLATE)
+    np.testing.assert_allclose(landmarks @ matrix[:, :2].T + matrix[:, 2], TEMPLATE, atol=1e-9)
+    # Dots at the landmarks of a photo, small and large, are at the template's places afterwards.
+    for times in (1, 5):
+        places = times * TEMPLATE + 40
+        photo = np.zeros((112 * times + 80, 112 * times + 80, 3), np.uint8)
+        for x, y in places:
+            cv2.circle(photo, (round(x), round(y)), 3 * times, (255, 255, 255), -1)
+        for size in (112, 224):
+            cut = align(photo, places, size)
+            assert cut.shape == (size, size, 3)
+            for x, y in TEMPLATE * size / 112:
+                assert cut[round(y), round(x), 0] > 200
+            assert cut[5, 5, 0] == 0
+
+
+@needs_faces
+def test_the_transform_is_opencvs():
+    photo = scene(next(iter(portraits(1, 1).values())))
+    (face,) = Detector().find(photo)
+    network = cv2.FaceDetectorYN.create(
+        str(ZOO / "face_detection_yunet_2023mar.onnx"), "", photo.shape[1::-1], 0.8
+    )
+    row = network.detect(photo)[1][0]
+    recogniser = cv2.FaceRecognizerSF.create(str(ZOO / "face_recognition_sface_2021dec.onnx"), "")
+    theirs, ours = recogniser.alignCrop(photo, row), align(photo, face.landmarks)
+    assert np.abs(theirs.astype(int) - ours).mean() < 1
+
+
+@needs_faces
+def test_faces_are_found_in_photos_of_all_sizes():
+    (first,), *others = portraits(1, 5).values()
+    faces = [first, *(other for (other,) in others)]
+    detector = Detector()
+    found = detector.find(scene(faces))
+    assert len(found) == 5 and found[0].side > found[1].side  # the largest first
+    for side in (112, 400, 2000):  # a face that fills the picture
+        assert len(detector.find(cv2.resize(first, (side, side)))) == 1
+    assert (
+        len(detector.find(scene([cv2.resize(first, (60, 60))], 4000, 3000))) == 1
+    )  # a small one in a large photo
+    assert detector.find(np.full((300, 300, 3), 128, np.uint8)) == []
+
+
+@needs_faces
+def test_a_folder_of_photos(tmp_path, capsys):
+    names = [*portraits(1, 5)]
+    faces = [face for (face,) in portraits(1, 5).values()]
+    photos, aligned = tmp_path / "photos", tmp_path / "aligned"
+    write(photos / "Ann" / "1.jpg", scene(faces[:1]))
+    write(photos / "Ann" / "1.png", scene(faces[1:2]))
+    write(photos / "Ann" / "five.jpg", scene(faces))
+    upright, depth = scene(faces[:1], seed=1), scene(faces[:1], seed=2).astype(np.uint16) * 257
+    lying = cv2.rotate(upright, cv2.ROTATE_90_COUNTERCLOCKWISE)
+    (photos / "Ann" / "turned.jpg").write_bytes(exif_turned(lying, 6))
+    write(photos / "Ann" / "deep.png", depth)
+    write(photos / "Bob" / "none.jpg", np.full((200, 200, 3), 90, np.uint8))
+    write(photos / "Bob" / "small.jpg", scene([cv2.resize(faces[0], (40, 40))], 1000, 1000)[:, :, ::-1])
+    (photos / "Bob" / "text.jpg").write_text("no picture")
+    (photos / "Bob" / "bomb.png").write_bytes(png_bomb())
+    (photos / "Bob" / "a.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
+    (photos / ".hidden").write_text("")
+    assert main([str(photos), str(aligned), "--smallest", "60"]) == 0
+    said = capsys.readouterr()
+    with open(aligned / "alignment.csv", newline="") as file:
+        rows = {row["photo"]: row for row in csv.DictReader(file)}
+    written = {name: row["aligned"] for name, row in rows.items() if row["aligned"]}
+    assert written == {
+        "Ann/1.jpg": "Ann/1.png",
+        "Ann/1.png": "Ann/1.png.png",
+        "Ann/deep.png": "Ann/deep.png",
+        "Ann/five.jpg": "Ann/five.png",
+        "Ann/turned.jpg": "Ann/turned.png",
+        "Bob/small.jpg": "Bob/small.png",
+    }
+    assert rows["Ann/five.jpg"]["faces"] == "5"
+    why = {name: row["left_out"] for name, row in rows.items() if row["left_out"]}
+    assert why["Bob/none.jpg"] == "no face found" and "HEIC" in why["Bob/a.heic"] and len(why) == 4
+    assert "not an image" in why["Bob/text.jpg"] and "pixels" in why["Bob/bomb.png"]
+    assert "10 photos: 6 faces written, 1 of them the largest of several, 4 left out" in said.out
+    assert said.out.count("left out Bob/") == 4 and len(names) == 5
+    # A photo that lies on its side is cut out upright.
+    turned, plain = (cv2.imread(str(aligned / "Ann" / name)) for name in ("turned.png", "five.png"))
+    assert turned.shape == (112, 112, 3) and np.corrcoef(turned.ravel(), plain.ravel())[0, 1] > 0.7
+
+
+def test_cmyk_is_read(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="Pillow, which writes CMYK, is not installed")
+    image.new("CMYK", (40, 30), (0, 200, 0, 0)).save(tmp_path / "cmyk.jpg")
+    assert read_photo(tmp_path / "cmyk.jpg").shape == (30, 40, 3)
+
+
+def test_mistakes_are_one_line(tmp_path):
+    photos = tmp_path / "photos"
+    with pytest.raises(UserError, match="is no folder"):
+        main([str(photos), str(tmp_path / "aligned")])
+    photos.mkdir()
+    for arguments, text in (
+        ([photos, photos / "in"], "lies in"),
+        ([photos, tmp_path], "lies in"),
+        ([photos, tmp_path / "new"], "has no files"),
+        ([photos, tmp_path / "new", "--size", "8"], "--size: must be 16 to 2048, got 8"),
+    ):
+        with pytest.raises(UserError, match=text):
+            main([*map(str, arguments)])
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a").write_text("")
+    with pytest.raises(UserError, match="is there and not empty"):
+        main([str(photos), str(tmp_path / "full")])

@@ -1,0 +1,92 @@
+"""Files of published networks: fetched once from a server, here one of 127.0.0.1."""
+
+import hashlib
+import http.server
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from plsc.apps.faces.published import SFACE, YUNET, Published, cache_folder, path_of
+from plsc.errors import UserError
+
+CONTENT = bytes(range(256)) * 1000
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        self.send_response(200 if self.path.endswith(".onnx") else 404)
+        cut = len(CONTENT) // 2 if "cut" in self.path else len(CONTENT)
+        if "endless" not in self.path:
+            self.send_header("Content-Length", str(len(CONTENT)))
+        self.end_headers()
+        self.wfile.write(CONTENT[:cut] + (CONTENT if "endless" in self.path else b""))
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as served:
+        served.asked = []
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        yield served
+        served.shutdown()
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLSC_CACHE", str(tmp_path / "cache"))
+    with server() as served:
+
+        def published(name, sha256=None):
+            address = f"http://127.0.0.1:{served.server_port}/{name}"
+            digest = sha256 or hashlib.sha256(CONTENT).hexdigest()
+            return Published("a network", address, digest, len(CONTENT), "MIT")
+
+        published.asked = served.asked
+        yield published
+
+
+def test_a_file_is_fetched_once_and_its_licence_said_once(published, tmp_path, capsys):
+    net = published("net.onnx")
+    for _ in range(2):
+        assert path_of(net).read_bytes() == CONTENT
+    assert published.asked == ["/net.onnx"] and path_of(net) == tmp_path / "cache" / "net.onnx"
+    assert capsys.readouterr().out.count("a network: MIT, http://127.0.0.1") == 1
+
+
+@pytest.mark.parametrize("name", ["cut.onnx", "gone", "endless-other.onnx"])
+def test_a_bad_download_leaves_nothing_and_says_what_to_do(published, tmp_path, name):
+    with pytest.raises(UserError) as error:
+        path_of(published(name, sha256="0" * 64))
+    text = str(error.value)
+    assert text.startswith(f"{name}: ") and "\n" not in text
+    assert text.endswith(f"put it into {tmp_path / 'cache'}") and "http://127.0.0.1" in text
+    assert not [*(tmp_path / "cache").iterdir()]
+
+
+def test_without_a_network_a_line_says_where_to_put_the_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLSC_CACHE", str(tmp_path))
+    with server() as served:
+        port = served.server_port  # closed when the block ends
+    with pytest.raises(UserError, match=r"a\.onnx: cannot be fetched \(.*refused.*put it into"):
+        path_of(Published("a network", f"http://127.0.0.1:{port}/a.onnx", "0" * 64, 1, "MIT"))
+
+
+def test_another_file_under_the_name_is_refused(published, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "net.onnx").write_bytes(b"other")
+    with pytest.raises(UserError, match="another SHA-256.*remove it"):
+        path_of(published("net.onnx"))
+
+
+def test_the_addresses_are_pinned(monkeypatch):
+    for each in (YUNET, SFACE):
+        assert each.address.startswith("https://") and len(each.sha256) == 64
+        assert "/main/" not in each.address and each.file.endswith(".onnx")
+    monkeypatch.delenv("PLSC_CACHE", raising=False)
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert str(cache_folder()) == "/home/ann/.cache/plsc"
