@@ -1,8 +1,8 @@
-"""What the benchmarks share: work is timed in turn, the gauge shows memory, new processes are said to fail,
-pictures are drawn."""
+"""The benchmarks: each part runs, work is timed in turn, the gauge shows memory, pictures are drawn."""
 
 import json
 import mmap
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +11,9 @@ import pytest
 from benchmarks import __main__ as benchmark
 from benchmarks import chart, machine
 from plsc.cli.mistakes import without_traceback
-from plsc.distributed import device, launcher
+from plsc.distributed import device
 from plsc.utils import measure
+from tests.helpers.tiny_runs import TINY
 
 pytestmark = pytest.mark.slow
 
@@ -77,10 +78,32 @@ def test_circumstances_can_be_written_and_told():
     assert f"Paddle {found['paddle']}, commit {found['commit']}" in machine.format_machine(found)
 
 
+PARTS = {
+    "head": ["--classes", "300", "--dim", "16", "--batch", "8", "--threads", "1"],
+    "loader": ["--images", "30", "--size", "16", "--batch", "8", "--workers", "1", "2"],
+    "save": [
+        "--classes",
+        "7000",
+        "--dim",
+        "8",
+        "--bank",
+        "disk",
+        "--bank-dtype",
+        "bfloat16",
+        "--folder",
+        ".",
+    ],
+    "collectives": ["--kb", "1", "3"],
+    "end2end": ["-c", str(TINY), "--ranks", "1", "--steps", "6"],
+}
+
+
 @pytest.mark.usefixtures("launches_are_forked")
-def test_the_last_line_of_new_processes_is_told(tmp_path):
-    said = launcher.run_ranks(["ckpt", "inspect", str(tmp_path / "none")], 1, tmp_path)
-    assert said.startswith("ERROR ") and "none" in said
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_measures_and_writes_its_numbers(part, capsys):
+    """In a folder of the test's own."""
+    assert benchmark.main([part, *PARTS[part], "--runs", "2", "--json", "found.json"]) == 0
+    assert json.loads(Path("found.json").read_text()) and capsys.readouterr().out
 
 
 def test_points_are_drawn_whatever_their_order():
