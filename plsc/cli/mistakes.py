@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import signal
 import sys
 from collections.abc import Callable
@@ -53,15 +52,12 @@ def without_traceback(act: Callable[[], int | None], debug: bool = False) -> int
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        if not _has_lost_its_reader(1):
-            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python still writes when it ends
         return 128 + signal.SIGPIPE
     except (UserError, OSError) as error:
         if debug or not (isinstance(error, UserError) or error.errno in _OF_THE_MACHINE):
             raise
         ignore_the_launcher()
-        _finish_line()
         for line in _lines(error):
             print(f"ERROR {shown(shortened(line))}", file=sys.stderr, flush=True)
         _wait_for_the_first_rank()
@@ -80,18 +76,3 @@ def _lines(error: UserError | OSError) -> list[str]:
     where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
     remedy = "free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "change its rights"
     return [f"{where}{error.strerror}; {remedy}, or name another folder"]
-
-
-def _finish_line() -> None:
-    """End the line on stdout that a full disk has cut, as of a log: stderr may go to the same file."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        print(file=sys.stderr)
-
-
-def _has_lost_its_reader(descriptor: int) -> bool:
-    """Say whether a file descriptor is a pipe whose other end is closed."""
-    poll = select.poll()
-    poll.register(descriptor, 0)  # errors are always reported
-    return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -36,6 +36,7 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
     Raises: UserError if another run has the folder, or there are more ranks than cards.
     """
     cfg.check_ranks(ranks)
+    cfg.check_data()
     folder = Path(cfg.Global.output_dir)
     with lock.hold(folder):
         signals: list[int] = []
