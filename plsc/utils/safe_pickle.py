@@ -13,12 +13,12 @@ import codecs
 import collections
 import contextlib
 import math
-import os
+import mmap
 import pickle
-import pickletools
 import re
+import struct
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 
 import numpy as np
 
@@ -27,11 +27,13 @@ from plsc.utils.atomic_write import atomic_write
 from plsc.utils.files import open_regular
 
 MOST_LEVELS = 64  # of lists in lists; the state of an optimizer has five
-_MOST_OPERATIONS = 10_000_000  # a pack of 12,000 images has 24,000
 _MOST_COPIES = 8  # times the file's size: bytes given to calls in all, since they may copy them
 _LONGEST_NAME = 80  # characters of a name from the file that a message quotes
 _NUMERIC = re.compile(r"[biufc]\d{1,2}|bool|\?")
-_DAMAGE = (pickle.UnpicklingError, ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError)
+_DAMAGE = (
+    *(pickle.UnpicklingError, ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError),
+    struct.error,
+)
 _EXHAUSTION = (MemoryError, OverflowError, RecursionError)
 
 
@@ -111,6 +113,11 @@ def _named(expression: str, names: dict | None = None) -> object:
     return names["data"]
 
 
+def ordered_dict() -> collections.OrderedDict:
+    """Replaces OrderedDict, which would take any keys."""
+    return collections.OrderedDict()
+
+
 def _quoted(name: object) -> str:
     return shown(str(name)[:_LONGEST_NAME])
 
@@ -131,14 +138,29 @@ _ALLOWED = {
     "__builtin__.eval": _named,
     "builtins.tuple": tuple,
     "__builtin__.tuple": tuple,
-    "collections.OrderedDict": collections.OrderedDict,
+    "collections.OrderedDict": ordered_dict,
 }
+_NEVER_WRITTEN = (
+    *(pickle.DUP, pickle.POP_MARK, pickle.OBJ, pickle.INST, pickle.NEWOBJ, pickle.NEWOBJ_EX),
+    *(pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.EXT1, pickle.EXT2, pickle.EXT4),
+    *(pickle.NEXT_BUFFER, pickle.READONLY_BUFFER),
+)
 
 
-class Unpickler(pickle.Unpickler):
-    """Builds only what `allowed` lists by full name."""
+class Unpickler(pickle._Unpickler):
+    """Builds only what `allowed` lists by full name, and calls what builds it.
+
+    Python's own Unpickler in Python: the one in C keeps a list of as many memo entries as a file says.
+    """
 
     allowed = _ALLOWED
+    dispatch: ClassVar[dict] = {
+        code: load for code, load in pickle._Unpickler.dispatch.items() if bytes([code]) not in _NEVER_WRITTEN
+    }
+
+    def __init__(self, file: BinaryIO, size: int):
+        super().__init__(file, encoding="latin1")
+        self._unpaid = _MOST_COPIES * size + 2**20
 
     def find_class(self, module: str, name: str) -> object:
         try:
@@ -149,11 +171,73 @@ class Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: object) -> object:
         raise Refused("a persistent object")
 
-    def load_checked(self, file: BinaryIO) -> object:
-        """Return the value in `file`, which must be the file that this object was made with."""
-        _check_operations(file)
-        file.seek(0)
-        return self.load()
+    def load(self) -> object:
+        """Return the value of the file. Raises Refused, and what its damage raises."""
+        value = super().load()
+        _refuse_deep(value)
+        return value
+
+    def _pay(self, parts: object) -> None:
+        if not isinstance(parts, (tuple, list)):
+            raise Refused("a call without arguments")
+        sized = (str, bytes, bytearray, tuple, list, dict)
+        self._unpaid -= sum(len(part) for part in parts if isinstance(part, sized))
+        if self._unpaid < 0:
+            raise Refused(f"copies of more than {_MOST_COPIES} times its own size")
+
+    def load_reduce(self) -> None:
+        self._pay(self.stack[-1])
+        super().load_reduce()
+
+    def load_build(self) -> None:
+        state = self.stack.pop()
+        value = self.stack[-1]
+        if isinstance(value, (_Dtype, _Array)):
+            self._pay(state)
+            value.__setstate__(state)
+        elif not isinstance(value, collections.OrderedDict):  # torch's have attributes, which nobody needs
+            raise Refused("a change of what is finished")
+
+    def load_setitem(self) -> None:
+        _refuse_keys(self.stack[-2:-1])
+        super().load_setitem()
+
+    def load_setitems(self) -> None:
+        _refuse_keys(self.stack[::2])
+        super().load_setitems()
+
+    def load_dict(self) -> None:
+        _refuse_keys(self.stack[::2])
+        super().load_dict()
+
+    dispatch |= {
+        pickle.REDUCE[0]: load_reduce,
+        pickle.BUILD[0]: load_build,
+        pickle.SETITEM[0]: load_setitem,
+        pickle.SETITEMS[0]: load_setitems,
+        pickle.DICT[0]: load_dict,
+    }
+
+
+def _refuse_keys(keys: list) -> None:
+    """Refuse tuples as keys: hashing one visits all that is in it, as often as it is there."""
+    if not all(isinstance(key, (str, bytes, int, float, type(None))) for key in keys):
+        raise Refused("a dict by keys that are no text and no numbers")
+
+
+def _refuse_deep(value: object) -> None:
+    """Refuse lists in lists, or dicts, of more than MOST_LEVELS levels, also those that hold themselves."""
+    level = [value]
+    for _ in range(MOST_LEVELS + 1):
+        inside = {}
+        for each in level:
+            if isinstance(each, (list, tuple, dict)):
+                parts = each.values() if isinstance(each, dict) else each
+                inside.update((id(part), part) for part in parts)
+        level = [*inside.values()]
+        if not level:
+            return
+    raise Refused(f"values nested more than {MOST_LEVELS} levels deep")
 
 
 def load_pickle(path: str) -> object:
@@ -161,8 +245,12 @@ def load_pickle(path: str) -> object:
 
     Raises MissingFileError, and UserError for a file that is damaged or no pickle, or asks for anything else.
     """
-    with user_errors(path, "pickle"), open_regular(path) as file:
-        return Unpickler(file, encoding="latin1").load_checked(file)
+    with (
+        user_errors(path, "pickle"),
+        open_regular(path) as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        return Unpickler(data, len(data)).load()
 
 
 @contextlib.contextmanager
@@ -180,146 +268,6 @@ def user_errors(path: str, what: str) -> Iterator[None]:
             raise UserError(
                 f"{shown(path)}: is no {what}, or is damaged or cut off ({_quoted(detail)}); fetch it again"
             ) from error
-
-
-class _Bounded:
-    """A file that is never asked for more bytes than it has, since Python allocates them before reading."""
-
-    def __init__(self, file: BinaryIO):
-        self.size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        self.readline = file.readline
-        self._file = file
-
-    def read(self, count: int) -> bytes:
-        return self._file.read(min(count, self.size - self._file.tell()))
-
-
-class _Node:
-    """A value during the check: its nesting depth, its bytes with all it contains, and whether it is
-    final."""
-
-    __slots__ = ("depth", "fixed", "size")
-
-    def __init__(self, depth: int, size: int, fixed: bool):
-        self.depth = depth
-        self.size = size
-        self.fixed = fixed
-
-
-_LEAF = _Node(0, 8, True)
-_FILLED = {"APPEND": 1, "SETITEM": 2, "BUILD": 1, "APPENDS": None, "SETITEMS": None}  # None: up to the mark
-_MADE = {  # values that are made of others
-    "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "REDUCE": 2, "BINPERSID": 1, "STACK_GLOBAL": 2,
-    "TUPLE": None, "LIST": None, "DICT": None,
-}  # fmt: skip
-_NEVER_WRITTEN = {
-    "DUP", "POP_MARK", "OBJ", "INST", "NEWOBJ", "NEWOBJ_EX", "EMPTY_SET", "ADDITEMS", "FROZENSET",
-    "NEXT_BUFFER", "READONLY_BUFFER", "EXT1", "EXT2", "EXT4",
-}  # fmt: skip
-
-
-class _Check:
-    """Follows the operations of a pickle without building anything, and refuses dangerous ones.
-
-    Refused are nesting that overflows C's stack when Python hashes or prints the value, data given repeatedly
-    to calls, which copy it, and memo numbers out of order, of which a single one makes Python allocate up to
-    2^32 entries.
-    """
-
-    def __init__(self, size: int):
-        self.allowed = _MOST_COPIES * size + 2**20
-        self.stack: list[_Node] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, _Node] = {}
-
-    def take(self, count: int | None) -> list[_Node]:
-        """Pop `count` values, or (None) those above the mark."""
-        start = self.marks.pop() if count is None else len(self.stack) - count
-        if start < 0:
-            raise ValueError("too few values")
-        taken = self.stack[start:]
-        del self.stack[start:]
-        return taken
-
-    def follow(self, name: str, argument: object, count: int) -> None:
-        """Follow the operation `name` of pickletools, the `count`-th from 0."""
-        if name in _NEVER_WRITTEN:
-            raise Refused(f"the operation {name}")
-        if name == "MARK":
-            self.marks.append(len(self.stack))
-        elif name == "POP":
-            if self.marks and self.marks[-1] == len(self.stack):
-                self.marks.pop()
-            else:
-                self.take(1)
-        elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            place = len(self.memo) if name == "MEMOIZE" else argument
-            if place > count:
-                raise Refused(f"memo entry {place} at its operation {count}")
-            self.memo[place] = self.stack[-1]
-        elif name in ("GET", "BINGET", "LONG_BINGET"):
-            node = self.memo[argument]
-            node.fixed = True  # from here on it is in two places, and its depth is counted in both
-            self.stack.append(node)
-        elif name in _FILLED:
-            parts = self.take(_FILLED[name])
-            node = self.stack[-1]
-            if node.fixed:
-                raise Refused("a change of what is finished")
-            self._fill(node, parts)
-            if name == "BUILD":
-                self._pay(parts)
-            elif name.startswith("SETITEM"):
-                self._pay_for_keys(parts)
-        elif name in _MADE:
-            node = _Node(0, 8, False)
-            parts = self.take(_MADE[name])
-            self._fill(node, parts)
-            node.fixed = name not in ("LIST", "DICT", "REDUCE")
-            if name == "REDUCE":
-                self._pay(parts)
-            elif name == "DICT":
-                self._pay_for_keys(parts)
-            self.stack.append(node)
-        elif name in ("EMPTY_LIST", "EMPTY_DICT"):
-            self.stack.append(_Node(0, 8, False))
-        elif name not in ("PROTO", "FRAME", "STOP"):
-            leaf = isinstance(argument, (str, bytes, bytearray)) and len(argument) > 8
-            self.stack.append(_Node(0, len(argument), True) if leaf else _LEAF)
-
-    def _fill(self, node: _Node, parts: list[_Node]) -> None:
-        for part in parts:
-            node.size += part.size
-            if part.depth >= node.depth:
-                node.depth = part.depth + 1
-        if node.depth > MOST_LEVELS:
-            raise Refused(f"values nested more than {MOST_LEVELS} levels deep")
-
-    def _pay_for_keys(self, items: list[_Node]) -> None:
-        """Hashing a tuple visits all that is in it, as often as it is there: 2^64 numbers where 64 tuples
-        hold the next one twice."""
-        self._pay([key for key in items[::2] if key.depth])
-
-    def _pay(self, parts: list[_Node]) -> None:
-        self.allowed -= sum(part.size for part in parts)
-        if self.allowed < 0:
-            raise Refused(f"copies of more than {_MOST_COPIES} times its own size")
-
-
-def _check_operations(file: BinaryIO) -> None:
-    """Check a pickle without building anything; raise Refused or ValueError for a dangerous one.
-
-    See _Check.
-    """
-    bounded = _Bounded(file)
-    check = _Check(bounded.size)
-    for count, (opcode, argument, _) in enumerate(pickletools.genops(bounded)):
-        if opcode.name == "FRAME" and argument > bounded.size:
-            raise ValueError("it is cut off")
-        if count >= _MOST_OPERATIONS:
-            raise Refused(f"more than {_MOST_OPERATIONS:,} operations")
-        check.follow(opcode.name, argument, count)
 
 
 def save_pickle(path: str, value: object) -> None:

@@ -10,7 +10,6 @@ plsc/utils/safe_pickle.py. Try it:
 
 from __future__ import annotations
 
-import collections
 import io
 import math
 import os
@@ -20,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plsc.utils.files import open_regular
-from plsc.utils.safe_pickle import Refused, Unpickler, user_errors
+from plsc.utils.safe_pickle import Refused, Unpickler, ordered_dict, user_errors
 
 # Times the file's size: bytes of all tensors together, since copying them takes as much memory.
 _MOST_VIEWS = 16
@@ -64,7 +63,7 @@ def _rebuild_tensor(
 
 _ALLOWED = {
     **{f"torch.{name}": _Kind(np.dtype(code)) for name, code in STORAGES.items()},
-    "collections.OrderedDict": collections.OrderedDict,
+    "collections.OrderedDict": ordered_dict,
 }
 
 
@@ -72,7 +71,7 @@ class _TorchUnpickler(Unpickler):
     allowed = _ALLOWED
 
     def __init__(self, file: io.BytesIO, archive: zipfile.ZipFile, folder: str, size: int):
-        super().__init__(file, encoding="latin1")
+        super().__init__(file, len(file.getbuffer()))
         self.archive = archive
         self.folder = folder
         self.storages: dict[tuple, np.ndarray] = {}
@@ -130,4 +129,4 @@ def _load(archive: zipfile.ZipFile, size: int) -> object:
     if order in archive.namelist() and _stored(archive, order, size) != b"little":
         raise ValueError("its numbers are big-endian")
     file = io.BytesIO(_stored(archive, pickled, size))
-    return _TorchUnpickler(file, archive, folder, size).load_checked(file)
+    return _TorchUnpickler(file, archive, folder, size).load()
