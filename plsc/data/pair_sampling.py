@@ -57,14 +57,6 @@ def alternating(same: np.ndarray) -> np.ndarray:
     return np.lexsort([~same, place])
 
 
-def one_sided_folds(same: np.ndarray) -> int:
-    """Count the folds that have pairs of one kind only, though the set has both."""
-    folds = 10  # of the accuracy
-    if len(same) < folds or same.all() or not same.any():
-        return 0
-    return sum(len(np.unique(fold)) == 1 for fold in np.array_split(same, folds))
-
-
 def _draw_positives(labels: np.ndarray, count: int, where: str, rng: np.random.Generator) -> np.ndarray:
     order, starts, available = _positives(labels)
     if available.sum() < count:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from plsc.data.preprocessing import Preprocessing
 from plsc.distributed.device import asynchronous, to_device
 from plsc.errors import UserError
 from plsc.training.mixed_precision import autocast
+from plsc.utils.bar import Bar
 from plsc.utils.sharding import split
 
 
@@ -80,7 +82,8 @@ def embed(
         amp: mixed precision; the embeddings are float32 all the same.
         flip: the mean of the image's embedding and that of its mirror image (InsightFace takes the sum: the same direction).
     """
-    start, stop = split(count, distributed.world_size())[distributed.rank()]
+    rank = distributed.rank()
+    start, stop = split(count, distributed.world_size())[rank]
     training = backbone.training
     backbone.eval()
 
@@ -101,7 +104,12 @@ def embed(
         if start == stop:  # more ranks than images: one goes through all the same, to know D
             parts = [through(images(0, 1))[:0]]
         else:
-            parts = [through(pixels) for pixels in ahead(images, start, stop, batch_size)]
+            parts = []
+            with Bar("embedding", stop - start, "images") if rank == 0 else nullcontext() as bar:
+                for pixels in ahead(images, start, stop, batch_size):
+                    parts.append(through(pixels))
+                    if bar:
+                        bar.update(len(pixels))
     finally:
         if training:
             backbone.train()

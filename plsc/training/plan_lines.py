@@ -11,6 +11,7 @@ from plsc.data.config import TrainCfg
 from plsc.data.hold_out import few_identities
 from plsc.errors import shown
 from plsc.evaluation.sets import EvalSet
+from plsc.evaluation.verification import ONE_KIND, folds_of_one_kind
 from plsc.heads.config import format_rows
 from plsc.training.build import Prepared
 from plsc.training.build_head import build_rule, logits_budget
@@ -30,7 +31,7 @@ FEW_DRAWS = 200
 
 def weak_lines(cfg: Config, steps_per_epoch: int, sets: Mapping[str, EvalSet]) -> list[str]:
     """Warn of few steps that follow from the epochs, of classes that are seldom drawn in them, and of pairs
-    of few identities. sets: those to evaluate on, by title."""
+    of few identities or sorted by kind. sets: those to evaluate on, by title."""
     lines = []
     steps = cfg.Global.total_steps(steps_per_epoch)
     if steps < FEW_STEPS and not cfg.Global.max_steps and not cfg.Global.init_from:
@@ -49,8 +50,12 @@ def weak_lines(cfg: Config, steps_per_epoch: int, sets: Mapping[str, EvalSet]) -
             f"Head.sample_rate: {cfg.Head.sample_rate:g} in {steps:,} steps draws a class some {draws} times; below {FEW_DRAWS} it costs "
             "accuracy (docs/labbook.md): more steps, or a higher rate"
         )
-    few = {title: few_identities(data.data) for title, data in sets.items() if data.pairs is not None}
-    return [*lines, *(f"{shown(title)}: {text}" for title, text in few.items() if text)]
+    for title, data in sets.items():
+        if data.pairs is not None and (few := few_identities(data.data)):
+            lines.append(f"{shown(title)}: {few}")
+        if data.pairs is not None and folds_of_one_kind(data.data.same):
+            lines.append(f"{shown(title)}: {ONE_KIND}")
+    return lines
 
 
 def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size: int) -> list[str]:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from plsc.data.pair_sampling import alternating, draw_negatives, draw_pairs, one_sided_folds
+from plsc.data.pair_sampling import alternating, draw_negatives, draw_pairs
 from plsc.data.transforms import generator
 from plsc.errors import UserError
 
@@ -71,10 +71,3 @@ def test_kinds_are_spread_evenly_and_keep_their_own_order():
         assert (np.diff(order[same[order]]) > 0).all() and (np.diff(order[~same[order]]) > 0).all()
         counts = [int(fold.sum()) for fold in np.array_split(same[order], 5)]
         assert max(counts) - min(counts) <= 2  # the folds themselves differ by one
-
-
-def test_folds_of_one_kind_are_counted():
-    same = np.arange(1000) < 500
-    assert one_sided_folds(same) == 10 and one_sided_folds(same[alternating(same)]) == 0
-    assert one_sided_folds(np.arange(1000) < 550) == 9
-    assert one_sided_folds(np.ones(100, bool)) == one_sided_folds(same[498:503]) == 0

@@ -1,12 +1,15 @@
 """The tester on one process: several sets of every kind, what is logged and recorded, mirror images, and what
 is refused."""
 
+import json
+
 import numpy as np
 import paddle
 import pytest
 
 from plsc.config import load
 from plsc.data.dataset import IdentificationSet, TemplatePairs
+from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.evaluation import template_features, verify_pairs
 from plsc.evaluation.sets import eval_set
@@ -41,6 +44,17 @@ class NoiseGallery(NoisePairs, IdentificationSet):
         super().__init__(people)
         self.identities = np.arange(self.num_images) // 2
         self.gallery, self.probe = np.arange(0, self.num_images - 10, 2), np.arange(1, self.num_images, 2)
+
+
+class SortedPairs(NoisePairs):
+    """All same pairs first."""
+
+    name = "sorted pairs"
+
+    def __init__(self):
+        super().__init__()
+        order = np.argsort(~self.same, kind="stable")
+        self.pairs, self.same = self.pairs[order], self.same[order]
 
 
 SETS = {
@@ -101,6 +115,24 @@ def test_labelled_images_may_be_a_further_set(tmp_path):
     found.evaluate()
     assert found.results["seen"].kind == "classification" and found.rows["seen"]["images"] == 40
     assert found.results["seen"].num_classes == CLASSES
+
+
+def test_pairs_sorted_by_kind_choose_by_the_area_under_the_roc(tmp_path, capsys):
+    sorted_pairs = '{name: "tests.training.test_evaluator:SortedPairs"}'
+    Entry(TINY, [f"DataLoader.Eval.dataset={sorted_pairs}", f"Global.output_dir={tmp_path}"]).train()
+    best = json.loads((tmp_path / "results.json").read_text())["best"]
+    assert best["metric"] == "auc" and best["value"] in [
+        row["auc"] for row in rows(tmp_path, evaluations=True)
+    ]
+    said = capsys.readouterr().out
+    assert said.index("sorted pairs: No accuracy: each of the ten folds") < said.index("step 1")
+    assert "verification: no accuracy: folds of one kind, area under ROC " in said
+
+
+def test_a_long_evaluation_says_how_far_it_is(capsys, monkeypatch):
+    monkeypatch.setattr("plsc.utils.bar.LOG_EVERY", 0.0)
+    make("DataLoader.Eval.batch_size=30").evaluate()
+    assert "embedding: 60 of 80 images, eta 0:00:0" in capsys.readouterr().out
 
 
 def test_mirror_images_are_embedded_too():

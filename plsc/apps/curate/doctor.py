@@ -29,11 +29,11 @@ from plsc.data.build import build_dataset, keys_of_sets
 from plsc.data.dataset import Dataset, PairSet, class_names, misnumbered_class, shared_identities
 from plsc.data.folder import collected_problems
 from plsc.data.hold_out import few_identities
-from plsc.data.pair_sampling import one_sided_folds
 from plsc.data.pairs import PairList, is_pair_list
 from plsc.errors import UserError, shown, shown_lines, writing
 from plsc.evaluation.figures import COLOURS, new_figure, png_of, styled
 from plsc.evaluation.sets import EvalSet, eval_set
+from plsc.evaluation.verification import ONE_KIND, folds_of_one_kind
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.text import table
 
@@ -186,10 +186,8 @@ def _examine_pairs(images: EvalSet, name: str, numbers: dict[str, Any], findings
         findings.add(
             "warning", name, f"all of its {len(same):,} pairs are {'positive' if positive else 'negative'}"
         )
-    folds = one_sided_folds(same)
-    if folds:
-        text = f"{folds} of ten folds have pairs of one kind only, so their accuracy means little; set alternate: true"
-        findings.add("warning", name, text)
+    if folds_of_one_kind(same):
+        findings.add("warning", name, ONE_KIND)
 
 
 def _examine_duplicates(images: EvalSet, seen: Scan, name: str, findings: Findings) -> None:
