@@ -84,7 +84,6 @@ setup(
         "visualdl",
     ],
     extras_require={
-        "parquet": ["pyarrow"],  # read by plsc convert
         "remote": ["fsspec", "aiohttp", "s3fs", "ossfs", "huggingface_hub"],  # shards on servers
         "cpu": ["paddlepaddle>=2.6.2"],
         "export": ["onnx", "onnxruntime", "paddle2onnx==2.1.*"],

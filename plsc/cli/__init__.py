@@ -32,9 +32,7 @@ VERBS = {
     "train": Verb(
         "plsc.cli.train", "train, verify, and write the report; --ranks N on several processes", "start here"
     ),
-    "init": Verb(
-        "plsc.apps.curate.init", "look at your pictures or vectors, and write a config for them", "start here"
-    ),
+    "init": Verb("plsc.apps.curate.init", "look at your pictures, and write a config for them", "start here"),
     "doctor": Verb("plsc.apps.curate.doctor", "find errors in sets of images", "data"),
     "align": Verb("plsc.apps.faces.command", "find the faces in photos, and cut them out aligned", "data"),
     "convert": Verb("plsc.apps.curate.convert", "convert a set of images to another format", "data"),

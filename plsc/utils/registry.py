@@ -39,7 +39,6 @@ class Registry:
         bases: "module:Class" each; a class that is named by its import path must derive from one of them.
             This is checked before the class is called: a config may name any class that can be imported, and
             calling it may have effects.
-        gone: name -> what to do instead, of those that PLSC had.
     """
 
     def __init__(
@@ -47,11 +46,9 @@ class Registry:
         kind: str,
         builtin: Mapping[str, str],
         bases: tuple[str, ...],
-        gone: Mapping[str, str] | None = None,
     ):
         self.kind = kind
         self.bases = bases
-        self.gone = gone or {}
         self.builtin = dict(builtin)
         self._classes: dict[str, type] = {}
 
@@ -93,8 +90,6 @@ class Registry:
         """
         if name in self._classes:
             return self._classes[name]
-        if name in self.gone:
-            raise UserError(f"{self.kind} '{name}' is gone: {self.gone[name]}")
         path = self.builtin.get(name, name)
         module_name, _, class_name = path.rpartition(":" if ":" in path else ".")
         if not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
@@ -193,7 +188,6 @@ DATASETS = Registry(
         "Synthetic": "plsc.data.synthetic:Synthetic",
     },
     bases=tuple(f"plsc.data.dataset:{name}" for name in ("Dataset", "PairSet", "IdentificationSet")),
-    gone={"Base64Parts": "convert its files, plsc convert PATH NAME.rec, and read that by RecImages"},
 )
 
 PARTS = Registry(

@@ -4,7 +4,7 @@ import os
 import numpy as np
 import pytest
 
-from plsc.data.autodetect import kind_of, label_is_first, open_any, open_images
+from plsc.data.autodetect import open_any, open_images
 from plsc.data.bin_packs import write_pack
 from plsc.errors import MissingFileError, UserError
 from tests.helpers.image_files import png, write_folder, write_rec
@@ -37,24 +37,6 @@ def test_formats_are_recognised_by_looking(tmp_path):
     write_pack(str(tmp_path / "a.bin"), [png(0), png(1)], [True])
     assert type(open_any(str(tmp_path / "a.bin"))).__name__ == "BinPairs"
     assert type(open_any(str(faces))).__name__ == "ImageFolder"
-
-
-def test_base64_parts_are_recognised_and_to_be_converted_first(tmp_path):
-    parts = tmp_path / "parts"
-    parts.mkdir()
-    for number in (0, 1):
-        (parts / f"part-{number}").write_text(line(number, number == 0))
-    for path in (parts, parts / "part-0"):
-        assert kind_of(str(path)) is None
-        with pytest.raises(UserError, match=f"^{path}: has base64 parts, .*: plsc convert {path} NAME.rec$"):
-            open_images(str(path))
-
-
-def test_the_first_line_shows_the_order_of_base64_parts():
-    assert label_is_first(b"1234\tAAAAAAAA\n") is True and label_is_first(b"AAAAAAAA\t1234\r\n") is False
-    assert label_is_first(b"12345678\t12") is False  # the longer one is the image
-    for bad in (b"", b"12", b"AAAA\tBBBBBBBB", b"1\t", b"\t1", b"AAAA 1", b"1\tAAAA\t2", b"1\t=AAA"):
-        assert label_is_first(bad) is None
 
 
 def test_what_is_not_recognised_is_refused(tmp_path):

@@ -1,40 +1,29 @@
 """Convert sets of images between formats, `plsc convert faces/ train.rec`; images are copied byte for byte.
 
 The target's name determines the format: .rec (InsightFace's layout, with its .idx), .bin (a verification
-pack), else a folder with a folder for each identity, or with `--to shards` a folder of tar shards. The
-source's format is detected, see plsc.data.autodetect. Nothing is overwritten, and a target appears under its
-name only when it is whole.
+pack), else a folder with a folder for each identity. The source's format is detected, see
+plsc.data.autodetect. Nothing is overwritten, and a target appears under its name only when it is whole.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import os
-import tarfile
 import unicodedata
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
-import cv2
 import numpy as np
 
-from plsc.apps.curate.base64_parts import Base64Parts
-from plsc.apps.curate.parquet import ParquetImages, parquet_files
-from plsc.data.autodetect import kind_of, open_images
+from plsc.data.autodetect import open_images
 from plsc.data.bin_packs import BinPairs, write_pack
-from plsc.data.glyphs import GlyphPairs
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.data.pairs import ImagePairs, PairList
 from plsc.data.recordio import RecordWriter, pack_image
-from plsc.data.shard_index import ShardIndex
 from plsc.errors import UserError
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.bar import Bar
 from plsc.utils.files import check_parent
 from plsc.utils.logging import get_logger
-from plsc.utils.sharding import split
 
 # First bytes of encoded images -> extension of their files.
 _SIGNATURES = {
@@ -52,27 +41,6 @@ _SIGNATURES = {
 # Numbers in the headers of a .rec are float32, which is exact up to here.
 _LARGEST_LABEL = 2**24
 _LONGEST_NAME = 255  # bytes, on most file systems
-
-HELD_OUT_GLYPHS = "held-out-glyphs"
-
-
-class _HeldOutGlyphs:
-    """The characters that configs/ keeps out of the training, each in eight faces: sans 1 to 4, serif 5 to
-    8."""
-
-    def __init__(self):
-        self._drawn = GlyphPairs()
-        self.identities, self.labels = np.unique(self._drawn.identity_of, return_inverse=True)
-        self.num_classes = len(self.identities)
-
-    def __len__(self) -> int:
-        return self._drawn.num_images
-
-    def encoded(self, index: int) -> np.ndarray:
-        return cv2.imencode(".png", self._drawn.image(index)[0])[1].ravel()
-
-    def name(self, index: int) -> str:
-        return self._drawn.image_name(index)
 
 
 def write_rec(images: EncodedImages, target: str) -> None:
@@ -96,99 +64,54 @@ def write_rec(images: EncodedImages, target: str) -> None:
 
 def write_folder(images: EncodedImages, target: str) -> None:
     """Write identity/0001.jpg, ...: the images of each identity in order, under its name if known."""
-    with atomic_write(target) as beside:
-        _write_files(images, beside)
-
-
-def _write_files(images: EncodedImages, folder: Path) -> None:
     names = identity_folders(images)
-    for name in names:
-        (folder / name).mkdir(parents=True)
     seen = np.zeros(images.num_classes, np.int64)
-    for index in _shown(range(len(images)), str(folder)):
-        label = int(images.labels[index])
-        data, extension = _read(images, index)
-        seen[label] += 1
-        with open(folder / names[label] / f"{seen[label]:04}{extension}", "xb") as file:
-            file.write(data)
+    with atomic_write(target) as beside:
+        for name in names:
+            (beside / name).mkdir(parents=True)
+        for index in _shown(range(len(images)), target):
+            label = int(images.labels[index])
+            data, extension = _read(images, index)
+            seen[label] += 1
+            with open(beside / names[label] / f"{seen[label]:04}{extension}", "xb") as file:
+                file.write(data)
+
+
+def write_bin(pairs: EncodedPairs, target: str) -> None:
+    """Write a verification pack; an image in several pairs is written several times."""
+    indices = _shown(pairs.pairs.ravel().tolist(), target)
+    write_pack(target, (pairs.encoded(index).tobytes() for index in indices), pairs.same)
 
 
 def _read(images: EncodedImages, index: int) -> tuple[bytes, str]:
     """Read an image, and tell the extension of its file by its first bytes. UserError if it is empty or of no
     known kind."""
     data = images.encoded(index).tobytes()
-    if not data:
-        raise UserError(f"{images.name(index)}: is empty; remove it from the set first")
     extension = next((ext for start, ext in _SIGNATURES.items() if data.startswith(start)), None)
     if extension is None:
+        begins = f"begins with 0x{data[:4].hex()}" if data else "it is empty"
         raise UserError(
-            f"{images.name(index)}: is not an image of a known kind (begins with 0x{data[:4].hex()}); remove it from the set first"
+            f"{images.name(index)}: is not an image of a known kind ({begins}); remove it from the set first"
         )
     return data, extension
 
 
 def identity_folders(images: EncodedImages) -> list[str]:
     """Name a folder for each class by its identity if all make different folder names, else by its label."""
+    if images.identities is not None:
+        names = [os.path.basename(str(name)) for name in images.identities]
+        # For some file systems A and a, or the two encodings of an accent, are the same name.
+        different = {unicodedata.normalize("NFC", name).casefold() for name in names}
+        if len(different) == len(names) and all(map(_is_folder_name, names)):
+            return names
+        get_logger().info("the identities' names make no folder for each of them; numbers stand for them")
     digits = len(str(images.num_classes - 1))
-    return _names(images) or [f"{label:0{digits}}" for label in range(images.num_classes)]
-
-
-def _names(images: EncodedImages) -> list[str] | None:
-    """Name the classes by their identities; None if these do not make a folder name for each."""
-    if images.identities is None:
-        return None
-    names = [os.path.basename(str(name)) for name in images.identities]
-    # For some file systems A and a, or the two encodings of an accent, are the same name.
-    different = {unicodedata.normalize("NFC", name).casefold() for name in names}
-    if len(different) == len(names) and all(map(_is_folder_name, names)):
-        return names
-    get_logger().info("the identities' names make no folder for each of them; numbers stand in their place")
-    return None
+    return [f"{label:0{digits}}" for label in range(images.num_classes)]
 
 
 def _is_folder_name(name: str) -> bool:
     """Say whether a folder can have this name, and is read again: what begins with a dot is hidden."""
     return name[:1] not in ("", ".") and "\0" not in name and len(os.fsencode(name)) <= _LONGEST_NAME
-
-
-def write_shards(images: EncodedImages, target: str, count: int) -> None:
-    """Write `count` tar shards in WebDataset's layout, the images in their order, and the index of them.
-
-    A picture's name is identity/0001, or where identities make no names of folders, its number.
-    """
-    if not 1 <= count <= len(images):
-        raise UserError(f"--shards: must be in [1, {len(images):,}], the images of the set, got {count}")
-    names = _names(images)
-    seen = np.zeros(images.num_classes, np.int64)
-    digits = max(5, len(str(count - 1)))
-    with atomic_write(target) as beside:
-        beside.mkdir()
-        for number, (start, stop) in enumerate(split(len(images), count)):
-            path = beside / f"{number:0{digits}}.tar"
-            with tarfile.open(path, "x", format=tarfile.GNU_FORMAT) as tar:
-                for index in _shown(range(start, stop), f"{target}, shard {number + 1} of {count}"):
-                    label = int(images.labels[index])
-                    data, extension = _read(images, index)
-                    seen[label] += 1
-                    key = f"{names[label]}/{seen[label]:04}" if names else f"{index:08}"
-                    _add(tar, key + extension, data)
-                    _add(tar, f"{key}.cls", str(label).encode())
-        ShardIndex.open(str(beside))
-
-
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    tar.addfile(info, io.BytesIO(data))
-
-
-def write_bin(pairs: EncodedPairs, target: str) -> None:
-    """Write a verification pack; an image in several pairs is written several times."""
-    write_pack(
-        target,
-        (pairs.encoded(index).tobytes() for index in _shown(pairs.pairs.ravel().tolist(), target)),
-        pairs.same,
-    )
 
 
 def _shown(indices: Sequence[int], target: str) -> Iterator[int]:
@@ -200,12 +123,7 @@ def _shown(indices: Sequence[int], target: str) -> Iterator[int]:
 
 
 def convert(
-    source: str,
-    target: str,
-    root: str = "",
-    num_pairs: int | None = None,
-    classes: Sequence[int] = (),
-    shards: int | None = None,
+    source: str, target: str, root: str = "", num_pairs: int | None = None, classes: Sequence[int] = ()
 ) -> str:
     """Convert `source`, and return a sentence about the result. See main() for the arguments."""
     target = target.rstrip(os.sep) or target  # a folder may be written as faces/
@@ -216,29 +134,15 @@ def convert(
         if os.path.lexists(path):
             raise UserError(f"{path}: exists already; remove it, or name another target")
     check_parent(target)
-    if shards is not None and target.endswith((".rec", ".bin")):
-        raise UserError(f"--to shards: writes a new folder (got the target '{target}')")
     if target.endswith(".bin"):
         pairs = _open_pairs(source, root, num_pairs, classes)
         write_bin(pairs, target)
         return f"{target}: {len(pairs.same):,} pairs, {int(pairs.same.sum()):,} of them positive"
     if num_pairs is not None or classes:
         raise UserError(f"--num-pairs, --classes: draw pairs, which go to a .bin (got the target '{target}')")
-    images = _open_labelled(source, root)
-    if shards is not None:
-        write_shards(images, target, shards)
-    else:
-        (write_rec if target.endswith(".rec") else write_folder)(images, target)
+    images = open_images(source, root=root)
+    (write_rec if target.endswith(".rec") else write_folder)(images, target)
     return f"{target}: {len(images):,} images of {images.num_classes:,} identities"
-
-
-def _open_labelled(source: str, root: str) -> Any:
-    """Open labelled images, as EncodedImages or with what of it is used here."""
-    if source == HELD_OUT_GLYPHS:
-        return _HeldOutGlyphs()
-    if parquet_files(source):
-        return ParquetImages(source, root)
-    return open_images(source, root=root) if kind_of(source) else Base64Parts(source)
 
 
 def _open_pairs(source: str, root: str, num_pairs: int | None, classes: Sequence[int]) -> EncodedPairs:
@@ -254,39 +158,19 @@ def _open_pairs(source: str, root: str, num_pairs: int | None, classes: Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run `plsc convert`. Raises UserError."""
     parser = argparse.ArgumentParser(
         "plsc convert", description="Convert a set of images; the images are copied byte for byte."
     )
-    parser.add_argument(
-        "source",
-        help=".rec, folder, list, shards, Parquet or base64 parts; for a .bin: a list of pairs, or with --num-pairs any of these; "
-        f"{HELD_OUT_GLYPHS}: the characters that configs/ does not train on",
-    )
+    what = ".rec, folder or list; for a .bin: a list of pairs, or with --num-pairs any of these"
+    parser.add_argument("source", help=what)
     parser.add_argument("target", help="NAME.rec, NAME.bin, or the name of a new folder")
-    parser.add_argument(
-        "--root",
-        default="",
-        metavar="FOLDER",
-        help="where the relative paths of a list start; default: its own folder",
-    )
-    parser.add_argument(
-        "--num-pairs", type=int, metavar="N", help="draw so many pairs from labelled images, for a .bin"
-    )
-    parser.add_argument(
-        "--classes",
-        type=int,
-        nargs=2,
-        default=[],
-        metavar=("START", "STOP"),
-        help="draw from these classes only",
-    )
-    parser.add_argument(
-        "--to", choices=["shards"], help="write tar shards into a new folder, in WebDataset's layout"
-    )
-    parser.add_argument("--shards", type=int, metavar="N", help="so many of them; default: 1")
+    what = "where the relative paths of a list start; default: its own folder"
+    parser.add_argument("--root", default="", metavar="FOLDER", help=what)
+    what = "draw so many pairs from labelled images, for a .bin"
+    parser.add_argument("--num-pairs", type=int, metavar="N", help=what)
+    what = "draw from these classes only"
+    parser.add_argument("--classes", type=int, nargs=2, default=[], metavar=("START", "STOP"), help=what)
     args = parser.parse_args(argv)
-    if args.shards is not None and not args.to:
-        raise UserError("--shards: says how many shards to write; give --to shards too")
-    shards = (1 if args.shards is None else args.shards) if args.to else None
-    get_logger().info(convert(args.source, args.target, args.root, args.num_pairs, args.classes, shards))
+    get_logger().info(convert(args.source, args.target, args.root, args.num_pairs, args.classes))
     return 0

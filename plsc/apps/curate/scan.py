@@ -1,4 +1,4 @@
-"""Examine every image of a set once: whether it can be decoded, its size, its pixels, and copies of it.
+"""Examine every image of a set once: whether it can be decoded, its size, its brightness, and copies of it.
 
 Threads are enough: reading, hashing and OpenCV's decoding all release Python's lock. Try it:
 `scan(eval_set(open_images("faces/")))`.
@@ -15,83 +15,87 @@ import cv2
 import numpy as np
 
 from plsc.data.images import decode_pixels
-from plsc.errors import UserError, shown
+from plsc.errors import UserError
 from plsc.evaluation.sets import EvalSet
 from plsc.utils.bar import Bar
 
 _PART = 128  # images that a thread takes at once
+DARK = 10  # mean of 255: below, there is next to nothing in a picture
 
 
 class Scan(NamedTuple):
-    """The properties of all images of a set; arrays by image."""
+    """The properties of all images of a set; arrays by image.
 
-    digests: np.ndarray  # uint64 [N, 2], of the encoded bytes, or of the pixels of a set that has none
-    sizes: np.ndarray  # int32 [N, 2], height and width before any resizing, 1 of a sample that is no image; 0 where one cannot be read
-    faults: dict[int, str]  # image -> why it cannot be used
-    mean: float  # over all channels and pixels, of 0 to 255; the images count alike, whatever their size
-    std: float
+    Attributes:
+        digests: uint64 [N, 2], of the encoded bytes, or of the pixels of a set that has none; 0: not read.
+        sizes: int32 [N, 2], height and width before any resizing; 0 where one cannot be read.
+        means: float32 [N], of 0 to 255.
+        faults: image -> why it cannot be used.
+        dark: image with a mean below DARK, or of one colour -> what is the matter with it.
+    """
+
+    digests: np.ndarray
+    sizes: np.ndarray
+    means: np.ndarray
+    faults: dict[int, str]
+    dark: dict[int, str]
 
 
-def scan(images: EvalSet, threads: int | None = None) -> Scan:
+def scan(images: EvalSet) -> Scan:
     """Examine all images, with as many threads as processors."""
     count = images.count
-    digests, sizes = np.zeros((count, 2), np.uint64), np.zeros((count, 2), np.int32)
-    moments = np.zeros((count, 2))
-    faults: dict[int, str] = {}
+    found = Scan(
+        np.zeros((count, 2), np.uint64), np.zeros((count, 2), np.int32), np.zeros(count, np.float32), {}, {}
+    )
 
     def look_at(start: int) -> int:
         stop = min(start + _PART, count)
         for index in range(start, stop):
             try:
-                digests[index], sizes[index], moments[index] = _examine(images, index)
+                _examine(images, index, found)
             except UserError as error:
-                faults[index] = str(error)
+                found.faults[index] = str(error)
         return stop - start
 
     before = cv2.getNumThreads()
     cv2.setNumThreads(1)  # the threads are the parallelism
     try:
         bar = Bar(f"reading {images.title}", count, "images")
-        with ThreadPoolExecutor(threads or os.cpu_count()) as pool, bar:
+        with ThreadPoolExecutor(os.cpu_count()) as pool, bar:
             for done in pool.map(look_at, range(0, count, _PART)):
                 bar.update(done)
     finally:
         cv2.setNumThreads(before)
-    # Each image counts alike, as in training, where all have one size: a single huge one must not sway the
-    # numbers.
-    mean, square = moments.sum(axis=0) / max(int((sizes[:, 0] > 0).sum()), 1)
-    return Scan(
-        digests, sizes, dict(sorted(faults.items())), float(mean), float(np.sqrt(max(square - mean**2, 0)))
-    )
+    return found._replace(faults=dict(sorted(found.faults.items())), dark=dict(sorted(found.dark.items())))
 
 
-def _examine(images: EvalSet, index: int) -> tuple[np.ndarray, tuple[int, int], tuple[float, float]]:
-    """Compute the digest, the size, and the means of the pixels and of their squares. Raises UserError for a
-    bad image."""
-    if not hasattr(images.data, "encoded"):
+def _examine(images: EvalSet, index: int, found: Scan) -> None:
+    """Note what is seen of an image. Raises UserError for one that cannot be read."""
+    if hasattr(images.data, "encoded"):
+        data = images.data.encoded(index)
+        pixels = decode_pixels(data, images.data.channels == "grey", lambda: images.name_of(index))
+        found.sizes[index] = pixels.shape[:2]
+    else:
+        data = None
         pixels = images.images(index, index + 1)[0]
-        if not images.preprocessing.is_image:
-            return _digest(pixels.tobytes()), (1, 1), _sample_moments(pixels, images.name_of(index))
-        return _digest(pixels.tobytes()), pixels.shape[1:], _moments(pixels.reshape(len(pixels), -1).T)
-    data = images.data.encoded(index)
-    pixels = decode_pixels(data, images.data.channels == "grey", lambda: images.name_of(index))
-    return _digest(data), pixels.shape[:2], _moments(pixels)
+        found.sizes[index] = pixels.shape[1:]
+    content = pixels.tobytes() if data is None else data
+    digest = hashlib.blake2b(content, digest_size=16).digest()
+    found.digests[index] = np.frombuffer(digest, np.uint64)
+    found.means[index] = pixels.mean()
+    if found.means[index] < DARK or pixels.min() == pixels.max():
+        found.dark[index] = _why_dark(data, pixels)
 
 
-def _digest(data: bytes | np.ndarray) -> np.ndarray:
-    return np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), np.uint64)
-
-
-def _moments(pixels: np.ndarray) -> tuple[float, float]:
-    mean, std = cv2.meanStdDev(pixels)
-    return float(mean.mean()), float((mean**2 + std**2).mean())
-
-
-def _sample_moments(sample: np.ndarray, name: str) -> tuple[float, float]:
-    values = sample.astype(np.float64)
-    if not np.isfinite(values).all():
-        raise UserError(f"{shown(name)}: has numbers that are not finite")
-    return float(values.mean()), float((values**2).mean())
+def _why_dark(data: np.ndarray | None, pixels: np.ndarray) -> str:
+    """Say why there is next to nothing in a picture: pictures of 10 to 14 bits in 16-bit files are read as
+    nearly black, since 16 bits are divided by 256."""
+    whole = None if data is None else cv2.imdecode(data, cv2.IMREAD_UNCHANGED)
+    if whole is not None and whole.dtype == np.uint16 and whole.max() < 2**15:
+        return f"16-bit, largest value {whole.max():,}: read as nearly black; scale to 65,535 or to 8 bits"
+    if pixels.min() == pixels.max():
+        return f"all pixels are {pixels.max()}"
+    return f"its mean is {pixels.mean():.1f} of 255"
 
 
 def same_content(digests: np.ndarray) -> list[np.ndarray]:
@@ -99,13 +103,6 @@ def same_content(digests: np.ndarray) -> list[np.ndarray]:
     ascending. Images that could not be read (digest 0) are in none."""
     known = np.flatnonzero(digests.any(axis=1))
     order = known[np.lexsort(digests[known].T)]  # stable: ascending where the digests are the same
-    starts = np.flatnonzero(
-        np.append(True, (digests[order][1:] != digests[order][:-1]).any(axis=1))[: len(order)]
-    )
-    lengths = np.diff(starts, append=len(order))
-    several = lengths > 1
-    groups = [
-        order[start : start + length]
-        for start, length in zip(starts[several].tolist(), lengths[several].tolist())
-    ]
-    return sorted(groups, key=lambda group: int(group[0]))
+    change = np.flatnonzero((digests[order][1:] != digests[order][:-1]).any(axis=1)) + 1
+    groups = np.split(order, change) if len(order) else []
+    return sorted((group for group in groups if len(group) > 1), key=lambda group: int(group[0]))

@@ -1,0 +1,123 @@
+"""Find the wrong labels of a training set by the network that it has trained: `plsc doctor --trained output`.
+
+A sample is compared with the mean of the other samples of its class, so that it does not vote for its own
+label, and with the means of all other classes. Wrong is what lies much nearer to another class than ordinary
+samples do. Try it: label_noise(embeddings, labels, num_classes).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from plsc.config import Config
+from plsc.data.batch import make_sample
+from plsc.data.dataset import EVALUATION, Dataset
+from plsc.errors import CorruptImageError
+from plsc.evaluation.search import finite_unit_rows, search
+from plsc.training.start import open_checkpoint, start
+from plsc.utils.bar import Bar
+
+LIMIT = 3.0  # deviations beyond the median from which on a label is taken for wrong
+_LEAD = 0.25  # deviations by which the nearest class must lead the next one to be taken for the label
+_SAME = 0.5  # share of a class's samples that are nearest to one other class: the two may be one
+_BATCH = 256
+
+
+class Noise(NamedTuple):
+    """Wrong labels, the most certain first.
+
+    Attributes:
+        samples: indices, int64 [W].
+        classes: the nearest other class of each, int64 [W]; -1: no class is near enough to be the label.
+        scores: by how many deviations of ordinary samples each is nearer to that class, float64 [W].
+        twins: pairs of classes that may be one, int64 [T, 2]; their samples are not among the wrong ones.
+    """
+
+    samples: np.ndarray
+    classes: np.ndarray
+    scores: np.ndarray
+    twins: np.ndarray
+
+
+def label_noise(embeddings: np.ndarray, labels: np.ndarray, num_classes: int) -> Noise:
+    """Find wrong labels. embeddings: [N, D], zeros for samples to leave out. Classes of
+    one or two samples have no wrong ones: nothing shows which it would be."""
+    every = np.arange(len(labels))
+    embeddings = finite_unit_rows(embeddings, every, "label noise")
+    sums = np.zeros((num_classes, embeddings.shape[1]), np.float32)
+    np.add.at(sums, labels, embeddings)
+    counts = np.bincount(labels[embeddings.any(axis=1)], minlength=num_classes)
+    others = sums[labels] - embeddings
+    own = np.einsum("nd,nd->n", finite_unit_rows(others, every, "label noise"), embeddings)
+    means = finite_unit_rows(sums, np.arange(num_classes), "label noise")
+    cosine, place = search(embeddings, means, 3)
+    cosine[place == labels[:, np.newaxis]] = -np.inf
+    order = np.argsort(-cosine, axis=1, kind="stable")[:, :2]
+    first, second = np.take_along_axis(cosine, order, 1).T
+    nearest = np.take_along_axis(place, order, 1)[:, 0]
+    nearer = (first - own).astype(np.float64)
+    known = embeddings.any(axis=1) & (counts[labels] > 2)
+    # Wrong labels lie above the median, so a deviation is that of the samples below it.
+    low, median = np.quantile(nearer[known], [0.1587, 0.5]) if known.any() else (0.0, 0.0)
+    deviation = max(median - low, 1e-6)
+    score = (nearer - median) / deviation
+    wrong = known & (score > LIMIT) & (nearer > 0)
+    twins = []
+    for label in np.unique(labels[wrong]).tolist():
+        members = wrong & (labels == label)
+        other = np.bincount(nearest[members]).argmax()
+        if (members & (nearest == other)).sum() >= _SAME * counts[label]:
+            twins.append((label, other))
+            wrong &= ~(members & (nearest == other))
+    samples = np.flatnonzero(wrong)
+    samples = samples[np.argsort(-score[samples], kind="stable")]
+    is_certain = (first - second)[samples] > _LEAD * deviation
+    classes = np.where(is_certain, nearest[samples], -1)
+    return Noise(samples, classes, score[samples], np.array(twins, np.int64).reshape(-1, 2))
+
+
+def find_wrong_labels(cfg: Config, data: Dataset) -> tuple[np.ndarray, dict[str, list[str]]]:
+    """Find the wrong labels of a run's training set: all labels as they should be, -1 for none; what is wrong,
+    and examples of it."""
+    embeddings = _embed(cfg, data)
+    noise = label_noise(embeddings, data.labels, data.num_classes)
+    names = data.class_names
+    names = [str(number) for number in range(data.num_classes)] if names is None else [*map(str, names)]
+    examples = [
+        f"{data.name(sample)}: labelled {names[data.labels[sample]]}, "
+        f"{f'is probably {names[to]}' if to >= 0 else 'is not'} (score {score:.1f})"
+        for sample, to, score in zip(noise.samples.tolist(), noise.classes.tolist(), noise.scores.tolist())
+    ]
+    twins = [f"{names[one]} = {names[other]}" for one, other in noise.twins.tolist()]
+    share = len(examples) / len(data)
+    found = {
+        f"{len(examples):,} labels ({share:.2%}) are probably wrong": examples,
+        f"{len(twins):,} classes may be the same as another": twins,
+    }
+    labels = data.labels.copy()
+    labels[noise.samples] = noise.classes
+    return labels, {text: lines for text, lines in found.items() if lines}
+
+
+def _embed(cfg: Config, data: Dataset) -> np.ndarray:
+    """Embed all samples by a checkpoint's network, float32 [N, D]; zeros where one is corrupt."""
+    start(cfg)
+    from plsc.training.trained import load_network
+
+    network = load_network(open_checkpoint(cfg), cfg)
+    embeddings = np.zeros((len(data), network.checkpoint.embedding_size), np.float32)
+    with Bar("embedding", len(data), "samples") as bar:
+        for begin in range(0, len(data), _BATCH):
+            rows = np.arange(begin, min(begin + _BATCH, len(data)))
+            samples = data.preprocessing.empty(len(rows))
+            sound = np.ones(len(rows), bool)
+            for row, index in enumerate(rows.tolist()):
+                try:
+                    make_sample(data, EVALUATION, index, samples[row])
+                except CorruptImageError:
+                    sound[row] = False
+            embeddings[rows[sound]] = network.embed(samples[sound], cfg.DataLoader.Eval.batch_size)
+            bar.update(len(rows))
+    return embeddings
