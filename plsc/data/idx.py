@@ -77,7 +77,7 @@ class IdxImages(Dataset):
     """Grey images and their labels from two idx files, .gz or plain; the network's input is pixel / 255.
 
     `images`, `labels`: the files; `~` is your home. `title`: what logs and reports call the set; empty = the
-    name of the images' file. `flip`, `crop`, `rotate`, `cutout`, `randaugment`: what training changes in a
+    name of the images' file. `flip`, `crop`, `cutout`: what training changes in a
     picture, as in plsc.data.images.EncodedImages; all off by default.
     """
 
@@ -90,12 +90,10 @@ class IdxImages(Dataset):
         title: str = "",
         flip: bool = Augment.flip,
         crop: float = Augment.crop,
-        rotate: float = Augment.rotate,
         cutout: float = Augment.cutout,
-        randaugment: int = Augment.randaugment,
         seed: int = 0,
     ):
-        self.augment = Augment(flip=flip, crop=crop, rotate=rotate, cutout=cutout, randaugment=randaugment)
+        self.augment = Augment(flip=flip, crop=crop, cutout=cutout)
         self.check(images=images, labels=labels, **vars(self.augment))
         pixels = read_idx(os.path.expanduser(images), axes=3)
         self.labels = read_idx(os.path.expanduser(labels), axes=1).astype(np.int64)

@@ -150,38 +150,30 @@ class EncodedImages(_Encoded, Dataset):
     picture, drawn anew each epoch, all off by default:
 
     `flip`: mirror half of the images: faces, most products; never writing. `crop`: the share of the sides
-    that may be cut off; the rest is
-    resized back: 0.15 for boxes of a detector, 0.1 for aligned faces. `rotate`: up to so many degrees either
-    way, the border mirrored: about 10
-    for aligned faces. `colour`: brightness, contrast and saturation each times 1 - colour to 1 + colour: 0.3
-    for cameras of many kinds, little where colour tells products apart. `grey`: probability of a picture
-    without colour: 0.1 where grey pictures will be compared.
+    that may be cut off; the rest is resized back: 0.15 for boxes of a detector, 0.1 for aligned faces.
+    `colour`: brightness, contrast and saturation each times 1 - colour to 1 + colour: 0.3 for cameras of many
+    kinds, little where colour tells products apart. `grey`: probability of a picture without colour: 0.1
+    where grey pictures will be compared.
     `blur`: probability of a Gaussian blur, sigma 0.4 to 2 % of the side. `low_resolution`: probability that
-    it is shrunk, to a quarter of its sides at
-    least, and enlarged again: 0.2 for small faces in large pictures. `cutout`: probability that a rectangle
-    of 10 to 45 % of each side is painted over: masks,
-    glasses, hands. `randaugment`: so many operations drawn from a set of twelve (Cubuk et al., NeurIPS 2020);
-    2 is usual, for small sets, many epochs, and vision transformers. The same seed, epoch and sample give the
-    same picture, with any number of threads. docs/training.md shows them.
+    it is shrunk, to a quarter of its sides at least, and enlarged again: 0.2 for small faces in large
+    pictures. `cutout`: probability that a rectangle of 10 to 45 % of each side is painted over: masks,
+    glasses, hands. The same seed, epoch and sample give the same picture, with any number of threads.
     """
 
     def __init__(
         self,
         flip: bool = Augment.flip,
         crop: float = Augment.crop,
-        rotate: float = Augment.rotate,
         colour: float = Augment.colour,
         grey: float = Augment.grey,
         blur: float = Augment.blur,
         low_resolution: float = Augment.low_resolution,
         cutout: float = Augment.cutout,
-        randaugment: int = Augment.randaugment,
         seed: int = 0,
         **options,
     ):
         super().__init__(**options)
-        strengths = (flip, crop, rotate, colour, grey, blur, low_resolution, cutout, randaugment)
-        augment = Augment(*strengths)
+        augment = Augment(flip, crop, colour, grey, blur, low_resolution, cutout)
         augment.check(**vars(augment), channels=self.channels)
         self.augment = augment if augment != Augment() else None
         self.seed = seed

@@ -13,11 +13,10 @@ import pytest
 from plsc.config import load
 from plsc.data.augment import Augment
 from plsc.data.idx import IdxImages, read_idx
-from plsc.data.loader import Loader
 from plsc.data.preprocessing import Preprocessing
 from plsc.data.transforms import generator
 from plsc.errors import MissingFileError, UserError
-from tests.helpers.idx_files import DATA, NAMES, needs_fashion_mnist, write_family, write_idx
+from tests.helpers.idx_files import DATA, NAMES, needs_fashion_mnist, write_idx
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 3, 5), np.uint8)
 LABELS = np.array([2, 0, 1, 1], np.uint8)
@@ -147,19 +146,6 @@ def test_the_error_says_how_paddle_downloads_what_it_can(monkeypatch, tmp_path):
     code = shlex.split(command)[2]
     compile(code, "", "exec")
     assert "FashionMNIST" in code
-
-
-def test_batches_of_any_number_of_workers_are_the_same(tmp_path):
-    folder = write_family(tmp_path)
-    data = IdxImages(*(str(folder / name) for name in NAMES["train"]))
-    assert data.num_classes == 10 and len(data) == 300
-    for workers in (0, 1):
-        loader = Loader(data, 128, 0, 1, seed=0, num_workers=workers)
-        images, labels, indices = next(batches := loader.epoch(0))
-        batches.close()
-        loader.close()
-        assert images.shape == (128, 1, 28, 28) and np.array_equal(labels, data.labels[indices])
-        assert all(image.tobytes() == data.sample(i, 0).tobytes() for image, i in zip(images, indices))
 
 
 @needs_fashion_mnist
