@@ -28,23 +28,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=int, metavar="N", help=restarts)
     plan = "print the resolved config and the plan, train nothing"
     parser.add_argument("--dry-run", action="store_true", help=plan)
-    parser.add_argument("--stand-in", action="store_true", help=f"with --dry-run: {config.STAND_IN}")
     args = parse(parser, argv)
     if args.ranks is not None and args.ranks < 1:
         parser.error(f"--ranks must be at least 1 (got {args.ranks})")
-    if args.stand_in and not args.dry_run:
-        parser.error("--stand-in is for a plan: give --dry-run too")
     if args.ranks and not args.dry_run:
         return _supervise(args.config, args.override, args.ranks)
     from plsc.entry import Entry
 
     if args.dry_run:
-        cfg = config.load(args.config, args.override)
-        if args.stand_in:
-            from plsc.training.stand_in import stand_in
-
-            cfg = stand_in(cfg)
-        print(Entry(cfg).dry_run(args.ranks))
+        print(Entry(args.config, args.override).dry_run(args.ranks))
         return 0
     if args.config is None and environment.rank_from_env() == 0:
         get_logger().info(

@@ -195,7 +195,7 @@ class Config(Section):
                 f"(got {wanted}); start {wanted // 2} or fewer"
             )
 
-    def check_data(self, training: bool = True, files: bool = True) -> None:
+    def check_data(self, training: bool = True) -> None:
         """Check that the files of the data sets exist, by `check(**keywords)` of each class that defines it.
 
         `check` is a classmethod that raises UserError (MissingFileError for a missing file) with the text
@@ -203,7 +203,6 @@ class Config(Section):
 
         Args:
             training: check the training set too; an evaluation needs only its own sets.
-            files: False ignores that files do not exist.
         """
         layers = copy.deepcopy(self._layers)
         errors = []
@@ -215,8 +214,6 @@ class Config(Section):
                 if check:
                     check(**section.keywords)
             except UserError as error:
-                if isinstance(error, MissingFileError) and not files:
-                    continue
                 errors.append(error)
                 keyword, _, message = str(error).partition(": ")
                 of_keyword = keyword in section.keywords
@@ -228,11 +225,6 @@ class Config(Section):
             raise MissingFileError("\n".join(layers.lines())) from errors[0]
         if errors:
             raise ConfigError(layers.lines()) from errors[0]
-
-
-STAND_IN = (
-    "noise in the place of the images, of the counts and shape that the config states"  # help of --stand-in
-)
 
 
 class _Device(argparse.Action):

@@ -5,7 +5,7 @@ They are not in plsc/training, which takes a Config and so lies above this packa
 
 import itertools
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
@@ -171,9 +171,6 @@ class GlobalCfg(Section):
         if value and info.data.get("init_from") is None:
             raise ValueError("has no meaning without Global.init_from")
         return value
-
-    def without_names(self, name: str) -> dict[str, Any]:
-        return {f"{name}.keep_centres": "none"} if self.init_from and self.keep_centres != "number" else {}
 
     @property
     def amp_of_prediction(self) -> AmpCfg | None:

@@ -97,11 +97,11 @@ class TrainCfg(Section):
     statistics are those of `batch_size` samples, which must be 2 at least. Steps, epochs, learning rate and
     images/s count whole steps."""
     num_classes: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
-    """A check only: refuse data with another number of classes. null takes what the data has. `--stand-in`
-    makes noise of so many classes."""
+    """A check only: refuse data with another number of classes. null takes what the data
+    has."""
     num_samples: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
-    """A check only: refuse data with another number of samples. null takes what the data has. `--stand-in`
-    makes so many."""
+    """A check only: refuse data with another number of samples. null takes what the data
+    has."""
     global_batch: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """The samples of all ranks in one step, which the learning rate is meant for (docs/recipes.md). Without
     `keep_global_batch` a check only: refuse a number of ranks with which a step takes another number of

@@ -8,7 +8,6 @@ from typing import Any
 from plsc.config import Config
 from plsc.config.advice import advice
 from plsc.distributed import environment
-from plsc.training.stand_in import check_data
 from plsc.utils.loggers import check_packages
 
 
@@ -21,7 +20,7 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> str:
     """
     ranks = ranks or environment.world_size_from_env(default=cfg.DataLoader.Train.planned_ranks)
     cfg.check_ranks(ranks)
-    check_data(cfg)
+    cfg.check_data()
     check_packages(cfg.Global.loggers)
     environment.prepare(cfg.Global.threads, cfg.Global.device)
     from plsc.distributed import device

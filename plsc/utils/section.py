@@ -97,11 +97,6 @@ class Section(BaseModel):
             raise ValueError(f"has no meaning with {info.data['name']}, only with {listed(names)}")
         return value
 
-    def without_names(self, name: str) -> dict[str, Any]:
-        """Return what to change in the section of this name where the classes of the data have no names, as
-        `Config.edit` takes it."""
-        return {}
-
     def applies(self, key: str) -> bool:
         """Say whether a key has a meaning in this section, so that it is listed."""
         names = self.only_with.get(key)

@@ -90,29 +90,6 @@ def test_a_dry_run_shows_config_sources_and_plan_and_does_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_noise_stands_in_for_absent_data(tmp_path, capsys, monkeypatch):
-    (tmp_path / "a.yaml").write_text(
-        "Model: {widths: [4], blocks: [1]}\nDataLoader:\n  Train:\n"
-        "    dataset: {name: RecImages, path: nowhere.rec, size: [8, 8]}\n"
-        "    batch_size: 5\n    global_batch: 10\n    num_classes: 6\n    num_samples: 60\n"
-    )
-    asked = ["--stand-in", "-c", str(tmp_path / "a.yaml"), "-o", "DataLoader.Train.num_samples=40"]
-    assert cli.main(["train", "--dry-run", *asked]) == 0
-    said = capsys.readouterr().out
-    assert (
-        "plan: ranks    2, global batch 10 (5 each)\nplan: data     40 images of 6 classes, shape [3, 8, 8]"
-        in said
-    )
-    assert "plan: steps    40, 4 an epoch" in said
-    assert cli.main(["train", "--dry-run", "--ranks", "3", *asked]) == 2
-    assert "start 2 ranks" in capsys.readouterr().err
-    assert cli.main(["train", "--dry-run", *asked[1:]]) == 2
-    assert "file 'nowhere.rec' does not exist" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["train", *asked])
-    assert "--stand-in is for a plan: give --dry-run too" in capsys.readouterr().err
-
-
 class Recorder:
     """Stands for Entry: remembers how it was made and called."""
 
