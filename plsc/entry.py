@@ -68,7 +68,8 @@ class Entry:
         """
         from plsc.training.train import train
 
-        return train(self.config, self._model)
+        with self.config.naming_places():
+            return train(self.config, self._model)
 
     def evaluate(self) -> dict[str, Any]:
         """Evaluate a checkpoint (Global.checkpoint, or the newest in output_dir) on the sets of
@@ -80,7 +81,8 @@ class Entry:
         self._start_on_data()
         from plsc.training.evaluate import evaluate
 
-        return evaluate(self.config, self._model)
+        with self.config.naming_places():
+            return evaluate(self.config, self._model)
 
     test = evaluate  # PLSC's name
 
@@ -99,7 +101,8 @@ class Entry:
         start(self.config)
         from plsc.training.predict import predict
 
-        return predict(self.config, images, output, self._model)
+        with self.config.naming_places():
+            return predict(self.config, images, output, self._model)
 
     def export(self, output: str | os.PathLike | None = None) -> dict[str, Any]:
         """Write a checkpoint's backbone to a folder in Export.formats, and compare each.
@@ -123,7 +126,8 @@ class Entry:
         """
         from plsc.training.dry_run import dry_run
 
-        return dry_run(self.config, ranks, self._model)
+        with self.config.naming_places():
+            return dry_run(self.config, ranks, self._model)
 
     def _start_on_data(self) -> None:
         """Set the process up for a verb that reads the data sets of the evaluation, after a check of

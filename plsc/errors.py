@@ -16,7 +16,19 @@ _LONGEST_LINE = 2000  # characters
 
 
 class UserError(Exception):
-    """A mistake in a config, a file or a call that the user can correct."""
+    """A mistake in a config, a file or a call that the user can correct.
+
+    text: what is wrong. key: the key of the config that it is about, "Section.key", or a keyword argument of a
+    class that a config names.
+    """
+
+    def __init__(self, text: object = "", key: str = ""):
+        super().__init__(text, key)
+        self.text = str(text)
+        self.key = key
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.text}" if self.key else self.text
 
 
 class MissingFileError(UserError):

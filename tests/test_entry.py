@@ -416,9 +416,9 @@ def test_names_that_are_no_text_do_not_end_a_prediction(trained, tmp_path, pictu
 # ---- the plan
 
 
-@pytest.mark.parametrize("steps, said", [(1, "0.05 after 1 step, "), (2, "0.05 after 2 steps, ")])
-def test_the_plan_says_how_long_the_warm_up_is(tmp_path, steps, said):
-    assert said in entry(tmp_path, f"LRScheduler.warmup_steps={steps}").dry_run()
+@pytest.mark.parametrize("epochs, said", [(0.1, "0.05 after 1 step, "), (0.2, "0.05 after 2 steps, ")])
+def test_the_plan_says_how_long_the_warm_up_is(tmp_path, epochs, said):
+    assert said in entry(tmp_path, f"LRScheduler.warmup_epochs={epochs}").dry_run()
 
 
 @pytest.mark.parametrize(
@@ -534,7 +534,7 @@ def test_an_evaluation_does_without_the_images_trained_on(trained, tmp_path):
     "override",
     [
         "Optimizer.groups=[{match: nowhere, freeze: true}]",
-        "Head={name: dist_magface, options: {low: 9, high: 8}}",
+        "Head={name: dist_magface, low: 9, high: 8}",
         'DataLoader.Eval.dataset={name: "tests.helpers.tiny_runs:NoisePairs", image_shape: [1, 16, 10]}',
     ],
 )

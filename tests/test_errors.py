@@ -84,4 +84,4 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
 def test_other_errors_stay_what_they_are(refusing, kind):
     with pytest.raises(kind) as caught, refusing("a"):
         raise kind("b")
-    assert type(caught.value) is kind and caught.value.args == ("b",)
+    assert type(caught.value) is kind and "b" in caught.value.args

@@ -6,19 +6,20 @@ python tools/config_page.py
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from plsc.config import load
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
+
+from plsc.config import Config
 from plsc.data.image_list import ImageFiles
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.data.remote_shards import Cache
-from plsc.utils.messages import describe, item_of, keys_of
+from plsc.utils.messages import describe, names_of, sections_in
 from plsc.utils.registry import DATASETS
-from plsc.utils.section import Plug, Section, listed
-from plsc.utils.yaml_lines import KeyPath, dump
+from plsc.utils.section import Plug, Section
+from plsc.utils.yaml_lines import dump
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "config.md"
 
@@ -37,16 +38,14 @@ DataLoader:
 
     plsc train -c faces.yaml
     plsc train -c faces.yaml -o Global.epochs=2 Head.margin=0.4
-    plsc train -c faces.yaml --dry-run
+    plsc train -c faces.yaml --dry-run      # prints the config with the source of each value, and trains nothing
 
-- `--dry-run` prints the config with the source of each value, and trains nothing.
-- `-c` takes a file, a folder with a `default.yaml`, or the folder of a run. Without it all keys have their
-  defaults.
-- A run is where its `config.yaml` lies, also after a move. Paths of data start in the current folder.
-- `-o Section.key=value` wins over the file. The value is YAML: `5e-4` is a number, `[4, 8]` a list.
+- `-c` takes a file, a folder with a `default.yaml`, or the folder of a run. Without it all keys have their defaults.
+- A run is where its `config.yaml` lies, also after a move or a copy. Paths of data start in the current folder.
+- `-o Section.key=value` wins over the file. The value is YAML: `5e-4` is a number, `[4, 8]` a list, `null` nothing.
 - `-o "Section={...}"` replaces a whole section.
-- Unknown keys, wrong types and keys that exclude each other stop the start with exit code 2. All mistakes are
-  shown at once, each with file and line.
+- Unknown keys, wrong types and keys that have no meaning with a name stop the start with exit code 2. All mistakes are shown
+  at once, each with file and line.
 - Nothing is converted: a number is written as a number, text as text. An integer may stand for a number.
 
 ## All keys
@@ -57,46 +56,43 @@ Made from the code by `python tools/config_page.py`.
 
 def to_markdown() -> str:
     """Return the page: the introduction, a chapter for each section, and one for each data set."""
-    return "".join([INTRODUCTION, *_chapter(load(), ()), *_dataset_chapters()])
+    return "".join([INTRODUCTION, *_chapters([Config], ""), *_dataset_chapters()])
 
 
-def _chapter(section: Section, path: KeyPath) -> Iterator[str]:
-    if path:
-        yield f"\n## {'.'.join(path)}\n\n{_one_line(type(section).__doc__)}\n"
-    fields = type(section).model_fields
-    values = [key for key in fields if not isinstance(getattr(section, key, None), Section)]
-    if values:
+def _chapters(kinds: list[type[Section]], path: str) -> Iterator[str]:
+    """Write the chapter of a section, and those below it; `kinds` has more than one where a name chooses."""
+    bases = (base for kind in kinds for base in reversed(kind.__mro__) if issubclass(base, Section))
+    for number, section in enumerate(cls for cls in dict.fromkeys(bases) if cls not in (Section, Plug)):
+        table = [*_table(section)]
+        if number == 0 and path:
+            yield f"\n## {path}\n\n{_one_line(section.__doc__)}\n"
+        elif table and path:
+            names = [name for kind in kinds if issubclass(kind, section) for name in names_of(kind)]
+            chosen = ", ".join(f"`{name}`" for name in names) or "`package.module:Class`"
+            yield f"\n{_one_line(section.__doc__)} `{path}.name` is one of {chosen}:\n"
+        yield from table
+    for key, field in kinds[0].model_fields.items():
+        below = sections_in(field.annotation)
+        if below and f"{path}.{key}" != "Optimizer.head":  # its keys are those of Optimizer
+            yield from _chapters(below, f"{path}.{key}".lstrip("."))
+
+
+def _table(section: type[Section]) -> Iterator[str]:
+    """Write a table of a section's own keys that have values."""
+    own = vars(section).get("__annotations__", {})
+    fields = {key: field for key, field in section.model_fields.items() if key in own and field.description}
+    if fields:
         yield "\n| key | type | default | what it does |\n|---|---|---|---|\n"
-    for key in values:
-        field = fields[key]
-        only = f" Only with {listed(section.only_with[key])}." if key in section.only_with else ""
-        rule = describe(field.annotation, field.metadata)
-        default = "required" if field.is_required() else f"`{dump(getattr(section, key))}`"
-        yield f"| `{key}` | {rule} | {default} | {_one_line(field.description)}{only} |\n"
     for key, field in fields.items():
-        below = _documented(field.annotation) if key in values else getattr(section, key)
-        if below:
-            yield from _chapter(below, (*path, key))
-        if key not in values and (item := item_of(field.annotation)):
-            yield from _item_chapter(item, (*path, key), type(below))
+        rule = describe(field.annotation, field.metadata)
+        yield f"| `{key}` | {rule} | {_default(field)} | {_one_line(field.description)} |\n"
 
 
-def _documented(annotation: Any) -> Section | None:
-    """Return the defaults of a section that is null or in a list by default; None for other keys, and for
-    data sets, whose keys are those of the main one."""
-    kinds = [kind for kind in typing.get_args(annotation) if keys_of(kind) and not issubclass(kind, Plug)]
-    return kinds[0].model_construct() if kinds else None
-
-
-def _item_chapter(item: type[Section], path: KeyPath, single: type[Section]) -> Iterator[str]:
-    """Write the chapter of the items of a list that may stand for the section `single`: their further
-    keys."""
-    yield f"\n## {'.'.join(path)}, a list\n\n{_one_line(item.__doc__)}\n"
-    yield "\n| key | type | default | what it does |\n|---|---|---|---|\n"
-    for key, field in item.model_fields.items():
-        if key not in single.model_fields:
-            rule = describe(field.annotation, field.metadata)
-            yield f"| `{key}` | {rule} | `{dump(field.default)}` | {_one_line(field.description)} |\n"
+def _default(field: FieldInfo) -> str:
+    """Format the default of a key."""
+    if field.is_required():
+        return "required"
+    return f"`{dump(to_jsonable_python(field.default))}`"
 
 
 def _dataset_chapters() -> Iterator[str]:

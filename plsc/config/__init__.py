@@ -1,7 +1,7 @@
 """Load a config from YAML and `-o Section.key=value`, check it, and return an immutable `Config`.
 
-The keys and their defaults are in the sections: run.py, optimizer.py, and config.py of data, backbones and
-heads; tools/config_page.py writes them into docs/config.md.
+The keys and their defaults are in the sections: run.py, schedule.py, optimizer.py, and config.py of data, backbones
+and heads; docs/config.md lists them.
 All errors are reported at once, one line each with file and line. Nothing here imports Paddle: a wrong config
 stops within a second, before any process group starts.
 
@@ -12,6 +12,7 @@ stops within a second, before any process group starts.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import os
@@ -25,54 +26,19 @@ from pydantic import Field, PrivateAttr, ValidationError, field_validator
 from pydantic_core import to_jsonable_python
 
 from plsc.backbones.config import ModelCfg
-from plsc.config.layers import DEFAULT, Layers, Source, config_file
-from plsc.config.optimizer import OptimizerCfg
-from plsc.config.run import (
-    DEFAULT_EPOCHS,
-    CheckpointCfg,
-    ExportCfg,
-    GlobalCfg,
-    LRSchedulerCfg,
-    PartCfg,
-)
-from plsc.data.config import (
-    EVAL_SET,
-    KEY_OF_IMAGES,
-    MORE_SETS,
-    TRAIN_SET,
-    DataLoaderCfg,
-    TrainDatasetCfg,
-)
+from plsc.config.layers import DEFAULT, Layers, config_file
+from plsc.config.optimizer import AnyOptimizer, MomentumOptimizerCfg
+from plsc.config.run import CheckpointCfg, ExportCfg, GlobalCfg, PartCfg
+from plsc.config.schedule import AnySchedule, CosineCfg
+from plsc.data.config import TRAIN_SET, DataLoaderCfg
 from plsc.errors import MissingFileError, UserError
-from plsc.heads.config import HeadCfg, takes_options
-from plsc.utils.messages import (
-    ConfigError,
-    ConfigProblem,
-    keys_of,
-    problems_of,
-)
+from plsc.heads.config import AnyHead, ArcFaceCfg
+from plsc.utils.messages import ConfigError, ConfigProblem, problems_of, sections_in
 from plsc.utils.registry import DATASETS
-from plsc.utils.section import NOT_TRAINING, Section
+from plsc.utils.section import NOT_TRAINING, Section, kind_named
 from plsc.utils.yaml_lines import KeyPath, dump
 
-__all__ = [
-    "CheckpointCfg",
-    "Config",
-    "ConfigError",
-    "DataLoaderCfg",
-    "ExportCfg",
-    "GlobalCfg",
-    "HeadCfg",
-    "LRSchedulerCfg",
-    "ModelCfg",
-    "OptimizerCfg",
-    "add_arguments",
-    "add_overrides",
-    "load",
-]
-
-# The source of Eval.dataset if it is not written and its default does not fit the training data.
-_NOT_NAMED = Source(DEFAULT.level, 0, "default: nothing to evaluate on is named", "")
+__all__ = ["Config", "ConfigError", "add_arguments", "add_device", "add_overrides", "load"]
 
 
 class Config(Section):
@@ -80,16 +46,15 @@ class Config(Section):
 
     Global: GlobalCfg = GlobalCfg()
     Model: ModelCfg = ModelCfg()
-    Head: HeadCfg = HeadCfg()
-    Optimizer: OptimizerCfg = OptimizerCfg()
-    LRScheduler: LRSchedulerCfg = LRSchedulerCfg()
+    Head: AnyHead = ArcFaceCfg()
+    Optimizer: AnyOptimizer = MomentumOptimizerCfg()
+    LRScheduler: AnySchedule = CosineCfg()
     DataLoader: DataLoaderCfg = DataLoaderCfg()
     Checkpoint: CheckpointCfg = Field(CheckpointCfg(), json_schema_extra=NOT_TRAINING)
     Export: ExportCfg = Field(ExportCfg(), json_schema_extra=NOT_TRAINING)
 
     Parts: list[PartCfg] = []
-    """Further features of a training: losses on pairs, `[{name: triplet, margin: 0.2}]` (docs/training.md),
-    or your own, `["package.module:Class"]` (docs/extend.md)."""
+    """Further features of a training, each your own class, `["package.module:Class"]` (docs/extend.md)."""
 
     _layers: Layers = PrivateAttr(default_factory=Layers)
 
@@ -106,9 +71,6 @@ class Config(Section):
 
     __hash__ = None
 
-    def applies(self, key: str) -> bool:
-        return key != "Parts" or bool(getattr(self, key))
-
     def source(self, key: str) -> str:
         """Name the source of the value of "Section.key": "default", "file:line", "-o", or who edited it.
 
@@ -116,12 +78,25 @@ class Config(Section):
         """
         return self._label({".".join(map(str, path)): path for path, _ in _leaves(self)}[key])
 
-    def place(self, path: KeyPath) -> str:
-        """Return where the value at a path is written, for errors: "configs/a.yaml:12"; "" for a default."""
-        return self._layers.source(path).place
+    def place(self, key: str) -> str:
+        """Return where the value of "Section.key" is written, for errors: "configs/a.yaml:12"; "" for a default."""
+        return self._layers.source(
+            tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+        ).place
 
     def _label(self, path: KeyPath) -> str:
         return self._layers.sources.get(path, DEFAULT).label
+
+    @contextlib.contextmanager
+    def naming_places(self) -> Iterator[None]:
+        """Put in front of a UserError about a key where that key is written."""
+        try:
+            yield
+        except UserError as error:
+            place = error.key and self.place(error.key)
+            if not place:
+                raise
+            raise type(error)(f"{place}: {error}") from error
 
     def edit(self, changes: Mapping[str, Any], source: str = "edit") -> Config:
         """Return a new Config with some keys set to Python values, checked as a whole.
@@ -145,8 +120,6 @@ class Config(Section):
         rows: list[tuple[str, str]] = []
         above: KeyPath = ()
         for path, value in _leaves(self):
-            if not sources and self._layers.sources.get(path) == _NOT_NAMED:
-                continue  # a process that loads the text must warn again that nothing is evaluated
             indent = "  " * len(path[:-1])
             for depth, key in enumerate(path[:-1]):
                 if path[: depth + 1] == above[: depth + 1]:
@@ -164,11 +137,6 @@ class Config(Section):
         column = max(len(text) for text, _ in rows if len(text) <= 60)  # longer lines stand out on their own
         return "".join(f"{text:{column}}  # {label}\n" if label else f"{text}\n" for text, label in rows)
 
-    @property
-    def evaluation_dropped(self) -> bool:
-        """Whether nothing is evaluated because the default set does not fit the training data."""
-        return self._layers.sources.get(EVAL_SET) == _NOT_NAMED
-
     def values(self) -> dict[str, Any]:
         """Return the plain value of each "Section.key" that has a meaning in this config."""
         return {".".join(map(str, path)): value for path, value in _leaves(self)}
@@ -179,27 +147,29 @@ class Config(Section):
         wanted, samples = train.global_batch, train.global_batch_on(ranks)
         if wanted is None:
             return
-        places = (self.place(("DataLoader", "Train", "global_batch")), "DataLoader.Train.global_batch")
-        where = ": ".join(filter(None, places))
-        if samples != wanted:
-            accumulate = f" x accumulate {train.accumulate}" if train.accumulate > 1 else ""
-            raise UserError(
-                f"{where}: must be the samples of a step, {ranks} rank{'s' * (ranks > 1)} x batch_size "
-                f"{train.batch_size}{accumulate} = {samples} (got {wanted}); start {train.planned_ranks} ranks, set "
-                f"keep_global_batch, change batch_size or accumulate, or give this {samples} and scale "
-                f"LRScheduler.learning_rate, with SGD by {samples / wanted:.3g}"
-            )
-        if train.keep_global_batch and wanted < 2 * ranks:
-            raise UserError(
-                f"{where}: must have 2 samples for each rank, as BatchNorm needs, {2 * ranks} on {ranks} ranks "
-                f"(got {wanted}); start {wanted // 2} or fewer"
-            )
+        key = "DataLoader.Train.global_batch"
+        with self.naming_places():
+            if samples != wanted:
+                accumulate = f" x accumulate {train.accumulate}" if train.accumulate > 1 else ""
+                raise UserError(
+                    f"must be the samples of a step, {ranks} rank{'s' * (ranks > 1)} x batch_size "
+                    f"{train.batch_size}{accumulate} = {samples} (got {wanted}); start {train.planned_ranks} ranks, set "
+                    f"keep_global_batch, change batch_size or accumulate, or give this {samples} and scale "
+                    f"LRScheduler.learning_rate, with SGD by {samples / wanted:.3g}",
+                    key=key,
+                )
+            if train.keep_global_batch and wanted < 2 * ranks:
+                raise UserError(
+                    f"must have 2 samples for each rank, as BatchNorm needs, {2 * ranks} on {ranks} ranks "
+                    f"(got {wanted}); start {wanted // 2} or fewer",
+                    key=key,
+                )
 
     def check_data(self, training: bool = True) -> None:
         """Check that the files of the data sets exist, by `check(**keywords)` of each class that defines it.
 
-        `check` is a classmethod that raises UserError (MissingFileError for a missing file) with the text
-        "keyword: what is wrong". Raises MissingFileError or ConfigError with file, line and key in front.
+        `check` is a classmethod that raises UserError (MissingFileError for a missing file) with the keyword as its
+        key. Raises MissingFileError or ConfigError with file, line and key in front.
 
         Args:
             training: check the training set too; an evaluation needs only its own sets.
@@ -215,12 +185,7 @@ class Config(Section):
                     check(**section.keywords)
             except UserError as error:
                 errors.append(error)
-                keyword, _, message = str(error).partition(": ")
-                of_keyword = keyword in section.keywords
-                problem = ConfigProblem(path, str(error))
-                if of_keyword:
-                    problem = ConfigProblem((*path, keyword), message)
-                layers.add_error(problem)
+                layers.add_error(ConfigProblem((*path, *filter(None, [error.key])), error.text))
         if errors and all(isinstance(error, MissingFileError) for error in errors):
             raise MissingFileError("\n".join(layers.lines())) from errors[0]
         if errors:
@@ -317,10 +282,8 @@ def _find_modules_in(folders: Iterable[str], tree: Any) -> None:
 
 def _checked(layers: Layers) -> Config:
     layers.check_values()
-    _resolve_precedence(layers, (), Config)
-    _drop_options_of_another_margin(layers)
-    _drop_default_evaluation(layers)
-    _pair_up_training_images(layers)
+    _drop_empty_sections(layers, (), Config)
+    _drop_keys_of_another_name(layers)
     every_key = [".".join(path) for path in _keys(Config)]
     try:
         config = Config.model_validate_json(json.dumps(layers.tree), strict=True, context=every_key)
@@ -333,106 +296,45 @@ def _checked(layers: Layers) -> Config:
     return config
 
 
-def _drop_options_of_another_margin(layers: Layers) -> None:
-    """Drop the options of the file if `-o` names a margin without options: they were for another margin."""
-    options, name = ("Head", "options"), ("Head", "name")
-    weaker = layers.sources.get(options, DEFAULT).level < layers.sources.get(name, DEFAULT).level
-    if weaker and layers.get(options) and not takes_options(layers.get(name)):
-        layers.drop(options)
-
-
-def _drop_default_evaluation(layers: Layers) -> None:
-    """Set Eval.dataset to null if it is not written and its default does not fit the training data."""
-    if layers.sources.get(EVAL_SET) == _NOT_NAMED:
-        layers.drop(EVAL_SET)  # the training data may have changed since
-    trained = layers.get(TRAIN_SET)
-    trained = [
-        each.get("name")
-        for each in (trained if isinstance(trained, list) else [trained])
-        if isinstance(each, dict)
-    ]
-    default = TrainDatasetCfg.model_fields["name"].default
-    others = [name for name in trained if isinstance(name, str) and name != default]
-    sections = all(isinstance(layers.get(EVAL_SET[:depth]), (dict, type(None))) for depth in (1, 2))
-    if others and sections and EVAL_SET not in layers.sources:
-        layers.put(EVAL_SET, None, _NOT_NAMED)
-
-
-# Keys that data sets to train on have in common with ImagePairs.
-_PAIRED = "as DataLoader.Train.dataset"  # the source of a key that ImagePairs has from there
-_OF_IMAGES = ("root", "cache", "size", "channels", "mean", "scale", "aligned", "hold_out")
-
-
-def _pair_up_training_images(layers: Layers) -> None:
-    """Let ImagePairs without images draw from those of the training, prepared as they are there."""
-    pairs, trained = layers.get(EVAL_SET), layers.get(TRAIN_SET)
-    if not isinstance(pairs, dict) or not isinstance(trained, dict):
-        return
-    for name in [*pairs]:  # the training data may have changed since
-        if layers.source((*EVAL_SET, name)).label == _PAIRED:
-            layers.drop((*EVAL_SET, name))
-    key = KEY_OF_IMAGES.get(trained.get("name"))
-    if pairs.get("name") != "ImagePairs" or "images" in pairs or key not in trained:
-        return
-    names = {"images": key, **{name: name for name in _OF_IMAGES}}
-    for ours, theirs in names.items():
-        if theirs in trained and ours not in pairs:
-            source = layers.source((*TRAIN_SET, theirs))
-            layers.put((*EVAL_SET, ours), trained[theirs], source._replace(label=_PAIRED))
-
-
-def _resolve_precedence(layers: Layers, path: KeyPath, section: type[Section]) -> None:
-    """Let higher layers win among keys that exclude or need each other; pydantic checks single keys."""
-    if path and layers.get(path) is None:
-        layers.drop(path)  # an empty section means its defaults
+def _drop_empty_sections(layers: Layers, path: KeyPath, section: type[Section]) -> None:
+    """Let a section of which nothing is written mean its defaults."""
     for key, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            _resolve_precedence(layers, (*path, key), field.annotation)
-
-    def source(key: str) -> Source:
-        return layers.sources.get((*path, key), DEFAULT)
-
-    for keys in section.exclusive:
-        given = sorted((key for key in keys if layers.get((*path, key)) is not None), key=source)
-        if len(given) < 2:
-            continue
-        weak, strong = given
-        if source(weak).level < source(strong).level:
-            layers.drop((*path, weak))
-        elif layers.get((*path, weak)) and layers.get((*path, strong)):  # 0 warm-up epochs do no harm
-            message = f"cannot be given together with {weak} ({source(weak).place}), keep one"
-            layers.add_error(ConfigProblem((*path, strong), message))
-    for key, names in section.only_with.items():
-        if (
-            DEFAULT.level < source(key).level < source("name").level
-            and layers.get((*path, "name")) not in names
-        ):
-            layers.drop((*path, key))
-    if section is GlobalCfg and isinstance(layers.get(path) or {}, dict):
-        lengths = [layers.get((*path, key)) for key in ("epochs", "max_steps")]
-        if lengths == [None, None]:
-            layers.put((*path, "epochs"), DEFAULT_EPOCHS, DEFAULT)
+        if key[0].isupper() and sections_in(field.annotation):
+            _drop_empty_sections(layers, (*path, key), sections_in(field.annotation)[0])
+    if path and layers.get(path) is None:
+        layers.drop(path)
 
 
-def _keys(section: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+def _drop_keys_of_another_name(layers: Layers) -> None:
+    """Drop the keys of a file that have no meaning with the name that an override gives its section."""
+    for key, field in Config.model_fields.items():
+        kinds, written, name = sections_in(field.annotation), layers.get((key,)), layers.source((key, "name"))
+        kind = (
+            kind_named(kinds, written.get("name")) if len(kinds) > 1 and isinstance(written, dict) else None
+        )
+        for other in [*written] if kind else ():
+            if layers.source((key, other)).level < name.level and other not in kind.model_fields:
+                layers.drop((key, other))
+
+
+def _keys(section: type[Section], path: KeyPath = ()) -> Iterator[KeyPath]:
     """Yield the paths of all keys that are not sections."""
-    for key, field in keys_of(section).items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from _keys(field.annotation, (*path, key))
-        else:
+    for key, field in section.model_fields.items():
+        below = sections_in(field.annotation) if key[0].isupper() else []
+        for kind in below:
+            yield from _keys(kind, (*path, key))
+        if not below:
             yield (*path, key)
 
 
 def _leaves(section: Section, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield path and plain value of each key that has a meaning in this config."""
+    """Yield path and plain value of each key."""
     for key, value in section:
+        below = dict(enumerate(value)) if isinstance(value, list) else value
         if isinstance(value, Section):
             yield from _leaves(value, (*path, key))
-        elif isinstance(value, list) and any(isinstance(item, Section) for item in value):
-            for number, item in enumerate(value):
-                yield from _leaves(item, (*path, key, number))
-        elif value and (*path, key) == MORE_SETS:
-            for title, section_of_set in value.items():
-                yield from _leaves(section_of_set, (*path, key, title))
-        elif section.applies(key):
+        elif isinstance(below, dict) and any(isinstance(item, Section) for item in below.values()):
+            for item_key, item in below.items():
+                yield from _leaves(item, (*path, key, item_key))
+        else:
             yield (*path, key), to_jsonable_python(value)

@@ -3,18 +3,18 @@
 They are not in plsc/training, which takes a Config and so lies above this package; see docs/design.md.
 """
 
-import itertools
+import math
 import re
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from plsc.distributed import environment
 from plsc.heads.config import HeadCfg
 from plsc.utils.registry import PARTS
-from plsc.utils.section import NOT_TRAINING, OTHER_RUN, Plug, Section, few_for_this_machine
+from plsc.utils.section import NOT_TRAINING, Plug, Section, few_for_this_machine
 
-DEFAULT_EPOCHS = 10  # when neither epochs nor max_steps is given
+DEFAULT_EPOCHS = 10
 
 
 class AmpCfg(Section):
@@ -57,15 +57,10 @@ class EmaCfg(Section):
 class GlobalCfg(Section):
     """Length of the run, seed, device, and where the results go."""
 
-    exclusive = (("epochs", "max_steps"),)
-
     epochs: int | None = Field(None, ge=1)
-    """Passes over the training set.
-
-    Give this or `max_steps`; with `-o` one replaces the other of the file.
-    """
+    """Passes over the training set. null: 10, or as many as `max_steps` takes."""
     max_steps: int | None = Field(None, ge=1)
-    """Optimizer steps (global batches) instead of epochs, for a benchmark or a smoke test."""
+    """Optimizer steps after which the run ends, also within an epoch."""
     seed: int = Field(0, ge=0, le=2**31 - 1)
     """Seed of everything random. With the same machine and number of ranks the same seed gives the same run;
     on GPUs with `deterministic`."""
@@ -90,11 +85,11 @@ class GlobalCfg(Section):
     deterministic: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Let a GPU use only algorithms of Paddle that repeat their bits, at some cost in speed: the same seed,
     machine, software and number of ranks then give the same run (docs/devices.md). A CPU always does."""
-    checkpoint: str | None = Field(None, json_schema_extra=OTHER_RUN)
+    checkpoint: str | None = Field(None, json_schema_extra=NOT_TRAINING)
     """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of
     those in `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest
     whole one."""
-    init_from: str | None = Field(None, json_schema_extra=OTHER_RUN)
+    init_from: str | None = Field(None, json_schema_extra=NOT_TRAINING)
     """Folder of a checkpoint, or of what `plsc import` wrote, whose backbone training starts with, and the
     centres of the classes that it knows (docs/training.md). The state of the optimizer starts at 0. Another
     backbone is refused. A run that is resumed has its own."""
@@ -179,59 +174,14 @@ class GlobalCfg(Section):
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the step that a run ends at."""
-        return self.max_steps or self.epochs * steps_per_epoch
+        if self.epochs is None:
+            return self.max_steps or DEFAULT_EPOCHS * steps_per_epoch
+        return min(self.max_steps or math.inf, self.epochs * steps_per_epoch)
 
 
 def head_dtype(head: HeadCfg, amp: AmpCfg | None) -> str:
     """Return what a training's head rounds its matrix products' inputs to."""
     return head.compute_dtype or ("bfloat16" if amp and amp.dtype == "bfloat16" else "float32")
-
-
-class LRSchedulerCfg(Section):
-    """The learning rate over the run: a linear warm-up, then the named schedule down to the last step."""
-
-    only_with = {
-        "milestones": ("step",),
-        "boundaries": ("step",),
-        "gamma": ("step",),
-        "power": ("poly",),
-        "min_factor": ("poly", "cosine"),
-    }
-    exclusive = (("warmup_epochs", "warmup_steps"), ("milestones", "boundaries"))
-
-    name: Literal["constant", "step", "poly", "cosine"] = "cosine"
-    """constant; step: times `gamma` at each milestone; poly: `(1 - progress) ** power`; cosine: half a
-    cosine."""
-    learning_rate: float = Field(0.1, gt=0)
-    """The rate at the end of the warm-up. Change it in proportion to the global batch, batch_size x
-    ranks."""
-    warmup_epochs: float = Field(0.0, ge=0, le=10**9)
-    """Epochs, fractions too, in which the rate rises linearly from 0. Give this or `warmup_steps`."""
-    warmup_steps: int | None = Field(None, ge=0)
-    """The same in steps."""
-    milestones: list[Annotated[float, Field(gt=0, le=10**9)]] = []
-    """Epochs, fractions too, at which the rate drops, in rising order: `[10, 16, 18]`."""
-    boundaries: list[PositiveInt] = []
-    """The same in steps."""
-    gamma: float = Field(0.1, gt=0, le=1)
-    """Factor on the rate at each milestone."""
-    power: float = Field(2.0, gt=0, le=100)
-    """Exponent of poly: 1 is a straight line, 2 falls faster at first."""
-    min_factor: float = Field(0.0, ge=0, le=1)
-    """Lowest rate as a fraction of `learning_rate`."""
-
-    @field_validator("milestones", "boundaries")
-    @classmethod
-    def _rising(cls, value: list[float]) -> list[float]:
-        if any(later <= earlier for earlier, later in itertools.pairwise(value)):
-            raise ValueError("must be in rising order")
-        return value
-
-    @model_validator(mode="after")
-    def _steps_somewhere(self) -> "LRSchedulerCfg":
-        if self.name == "step" and not (self.milestones or self.boundaries):
-            raise ValueError("step needs milestones, for example [10, 16, 18], or boundaries")
-        return self
 
 
 class PartCfg(Plug):

@@ -54,12 +54,14 @@ class _ArrayFiles:
     def check(cls, **kwargs) -> None:
         for key in kwargs.keys() & {"samples", "labels"}:
             if not os.path.isfile(kwargs[key]):
-                raise MissingFileError(f"{key}: file '{kwargs[key]}' does not exist (looked in {Path.cwd()})")
+                raise MissingFileError(
+                    f"file '{kwargs[key]}' does not exist (looked in {Path.cwd()})", key=key
+                )
         if kwargs.get("scale", 1) <= 0:
-            raise UserError(f"scale: must be more than 0, got {kwargs['scale']}")
+            raise UserError(f"must be more than 0, got {kwargs['scale']}", key="scale")
         check_hold_out(kwargs.get("hold_out", 0.0))
         if (kwargs.get("num_pairs") or 1) < 1:
-            raise UserError(f"num_pairs: must be at least 1, got {kwargs['num_pairs']}")
+            raise UserError(f"must be at least 1, got {kwargs['num_pairs']}", key="num_pairs")
 
     def __getstate__(self) -> dict:
         return {**vars(self), "_samples": None}  # each process maps the file itself

@@ -48,10 +48,12 @@ class Augment:
         for key in ("crop", "colour", "grey", "blur", "low_resolution", "cutout"):
             if not 0 <= kwargs.get(key, 0) <= 1 or kwargs.get(key) == 1 and key == "crop":
                 raise UserError(
-                    f"{key}: must be from 0 to {'below ' if key == 'crop' else ''}1, got {kwargs[key]}"
+                    f"must be from 0 to {'below ' if key == 'crop' else ''}1, got {kwargs[key]}", key=key
                 )
         if kwargs.get("channels") == "grey" and kwargs.get("grey", 0) > 0:
-            raise UserError(f"grey: has no meaning with channels grey, leave it out (got {kwargs['grey']})")
+            raise UserError(
+                f"has no meaning with channels grey, leave it out (got {kwargs['grey']})", key="grey"
+            )
 
     def __call__(self, picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Augment a picture, uint8 [H, W, 3] BGR or grey [H, W]; returns the argument itself where nothing is

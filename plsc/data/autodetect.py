@@ -31,7 +31,7 @@ def open_images(path: str, **options) -> EncodedImages:
     if kind is not Shards and options.pop("cache", None):
         raise UserError(f"cache: only shards on a server have one, and {path} is none")
     if root and kind is not ImageList:
-        raise UserError(f"root: only a list of images has one, and {path} is none")
+        raise UserError(f"only a list of images has one, and {path} is none", key="root")
     if kind is RecImages and os.path.isdir(path):
         path = _records_in(path)[0]
     if kind is ImageList:

@@ -52,7 +52,9 @@ class BinPairs(EncodedPairs):
     def check(cls, **kwargs) -> None:
         super().check(**kwargs)
         if "path" in kwargs and not os.path.isfile(kwargs["path"]):
-            raise MissingFileError(f"path: file '{kwargs['path']}' does not exist (looked in {Path.cwd()})")
+            raise MissingFileError(
+                f"file '{kwargs['path']}' does not exist (looked in {Path.cwd()})", key="path"
+            )
 
     def encoded(self, index: int) -> np.ndarray:
         place = self._place[index]

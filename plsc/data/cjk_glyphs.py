@@ -88,8 +88,9 @@ class CjkGlyphs(Dataset):
         views = _draw(entries, characters, classes, faces, size)
         if len(views.codepoint) < classes:
             raise UserError(
-                f"classes: must be at most {len(views.codepoint):,}, got {classes:,}: the fonts in {fonts} have no more characters "
-                "that two faces draw; install further fonts"
+                f"must be at most {len(views.codepoint):,}, got {classes:,}: the fonts in {fonts} have no more characters "
+                "that two faces draw; install further fonts",
+                key="classes",
             )
         self._views = views
         self.labels = views.label
@@ -149,7 +150,7 @@ class CjkGlyphPairs(PairSet):
         _check(kwargs)
         if kwargs.get("held_out") == 0:
             raise UserError(
-                "held_out: must be more than 0, got 0: the pairs come from the characters held out"
+                "must be more than 0, got 0: the pairs come from the characters held out", key="held_out"
             )
 
     def image(self, index: int) -> np.ndarray:

@@ -77,8 +77,7 @@ class EvalDatasetCfg(DatasetCfg):
     (`PairList`), in a .bin pack (`BinPairs`) or drawn from labelled images (`ImagePairs`); IJB's templates
     (`IjbPairs`); a search in a gallery (`GalleryProbe`); pairs of samples in .npy files
     (`ArrayPairs`); any data set that `Train.dataset` may name; a name that you registered; or your own class
-    as `package.module:Class`. Where it is not written and training has other images than `Glyphs`, nothing is
-    evaluated."""
+    as `package.module:Class`."""
 
 
 class TrainCfg(Section):
@@ -180,7 +179,7 @@ class EvalCfg(Section):
     `dataset` is the main set: it decides which checkpoint is the best, and the threshold.
     """
 
-    dataset: EvalDatasetCfg | None = EvalDatasetCfg()
+    dataset: EvalDatasetCfg | None = None
     more: dict[str, EvalDatasetCfg] = {}
     """Further sets to evaluate on, each under the title that it gets in logs and reports, with the keys of
     `dataset`: `{cfp_fp: {name: BinPairs, path: cfp_fp.bin}}`."""

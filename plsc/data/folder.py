@@ -124,7 +124,7 @@ def nested_hint(folder: str, paths: Paths) -> str:
 def check_folder(folder: str) -> None:
     """Raise MissingFileError unless the folder exists."""
     if not os.path.isdir(folder):
-        raise MissingFileError(f"folder: '{folder}' is no folder (looked in {Path.cwd()})")
+        raise MissingFileError(f"'{folder}' is no folder (looked in {Path.cwd()})", key="folder")
 
 
 def _files_below(root: str, name: str) -> Iterator[str]:

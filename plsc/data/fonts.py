@@ -63,7 +63,7 @@ def check_bounds(values: Mapping, bounds: Mapping[str, tuple[str, Callable[..., 
     """Refuse by UserError a value that does not keep its key's rule; the bounds as in BOUNDS."""
     for key, value in values.items():
         if key in bounds and not bounds[key][1](value):
-            raise UserError(f"{key}: must be {bounds[key][0]}, got {value}")
+            raise UserError(f"must be {bounds[key][0]}, got {value}", key=key)
 
 
 def open_face(face: str) -> ft2font.FT2Font:

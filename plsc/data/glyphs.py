@@ -116,7 +116,9 @@ class GlyphPairs(PairSet):
     def check(cls, **kwargs) -> None:
         _check(kwargs)
         if kwargs.get("held_out") == 0:
-            raise UserError("held_out: must be more than 0, got 0: the pairs come from the classes held out")
+            raise UserError(
+                "must be more than 0, got 0: the pairs come from the classes held out", key="held_out"
+            )
 
     def image(self, index: int) -> np.ndarray:
         rng = generator(PAIRS_SEED, 0, index)
@@ -166,8 +168,9 @@ def _draw_pairs(classes: int, faces: int, num_pairs: int) -> tuple[np.ndarray, n
     num_negatives = num_pairs - num_positives
     if num_positives > len(positives):
         raise UserError(
-            f"num_pairs: must be at most {2 * len(positives)}, got {num_pairs}: "
-            f"{classes} held-out classes in {faces} faces have no more different positive pairs"
+            f"must be at most {2 * len(positives)}, got {num_pairs}: "
+            f"{classes} held-out classes in {faces} faces have no more different positive pairs",
+            key="num_pairs",
         )
     negatives = draw_negatives(np.arange(views) // faces, num_negatives, f"{classes} held-out classes", rng)
     pairs = np.empty((num_pairs, 2), np.int64)

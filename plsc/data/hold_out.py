@@ -30,7 +30,7 @@ LEAST = 2  # classes on either side: a pair of different people takes two, and s
 def check_hold_out(share: float) -> None:
     """Raise UserError unless `share` is in [0, 1)."""
     if not 0 <= share < 1:
-        raise UserError(f"hold_out: must be in [0, 1), got {share:g}")
+        raise UserError(f"must be in [0, 1), got {share:g}", key="hold_out")
 
 
 def held_out(names: Sequence[str], share: float) -> np.ndarray:
@@ -87,7 +87,8 @@ def choose_held_out(names: Sequence[str], share: float, where: str) -> np.ndarra
             f"from {math.ceil(100 * enough[0] + 0.01) / 100:g} on" if len(enough) else "with more classes"
         )
         raise UserError(
-            f"hold_out: {share:g} of {where} holds out {count} of its {len(names):,} classes, which their names decide; at least "
-            f"{LEAST} have to be held out and {LEAST} trained on, as they are {shares}"
+            f"{share:g} of {where} holds out {count} of its {len(names):,} classes, which their names decide; at least "
+            f"{LEAST} have to be held out and {LEAST} trained on, as they are {shares}",
+            key="hold_out",
         )
     return chosen

@@ -122,7 +122,7 @@ class IdxImages(Dataset):
             path = Path(kwargs[key]).expanduser()
             if not path.is_file():
                 raise MissingFileError(
-                    f"{key}: file '{path}' does not exist (looked in {Path.cwd()}){_remedy(path)}"
+                    f"file '{path}' does not exist (looked in {Path.cwd()}){_remedy(path)}", key=key
                 )
 
     @property

@@ -196,13 +196,14 @@ def check_list(path: str, root: str = "") -> None:
         refuse_irregular(path, os.stat(path).st_mode)
     if os.path.isdir(path):
         raise UserError(
-            f"list: '{path}' is a folder; name the text file that lists the images, or give name: ImageFolder and "
-            f"folder: {path} for a folder with a folder for each identity"
+            f"'{path}' is a folder; name the text file that lists the images, or give name: ImageFolder and "
+            f"folder: {path} for a folder with a folder for each identity",
+            key="list",
         )
     if not os.path.isfile(path):
-        raise MissingFileError(f"list: file '{path}' does not exist (looked in {Path.cwd()})")
+        raise MissingFileError(f"file '{path}' does not exist (looked in {Path.cwd()})", key="list")
     if root and not os.path.isdir(root):
-        raise MissingFileError(f"root: folder '{root}' does not exist (looked in {Path.cwd()})")
+        raise MissingFileError(f"folder '{root}' does not exist (looked in {Path.cwd()})", key="root")
 
 
 def refuse_missing(paths: Paths, where: str, lines: Mapping[int, int] | None = None) -> None:
@@ -274,7 +275,9 @@ class ImageFiles(EncodedImages):
         if kept.all():
             return
         if not kept.any():
-            raise UserError(f"classes: hold_out leaves none of the classes {[*self.classes]} of {where}")
+            raise UserError(
+                f"hold_out leaves none of the classes {[*self.classes]} of {where}", key="classes"
+            )
         if vars(self).get("identities") is not None:
             self.identities = self.identities[kept]
         self.paths = paths.where(kept[labels])
@@ -301,14 +304,15 @@ class ImageFiles(EncodedImages):
 def check_classes(classes: Sequence[int]) -> None:
     """Raise UserError unless `classes` is [start, stop], or empty."""
     if classes and not (len(classes) == 2 and 0 <= classes[0] < classes[1]):
-        raise UserError(f"classes: must be [start, stop] with 0 <= start < stop, got {[*classes]}")
+        raise UserError(f"must be [start, stop] with 0 <= start < stop, got {[*classes]}", key="classes")
 
 
 def in_classes(labels: np.ndarray, num_classes: int, classes: Sequence[int], where: str) -> np.ndarray:
     """Find the images of the classes [start, stop): bool [N]; UserError if there are not so many classes."""
     if classes[1] > num_classes:
         raise UserError(
-            f"classes: must be [start, stop] with stop <= {num_classes}, the classes of {where}, got {[*classes]}"
+            f"must be [start, stop] with stop <= {num_classes}, the classes of {where}, got {[*classes]}",
+            key="classes",
         )
     return (labels >= classes[0]) & (labels < classes[1])
 

@@ -126,14 +126,18 @@ class _Encoded:
     @classmethod
     def check(cls, **kwargs) -> None:
         if "size" in kwargs and min(sides(kwargs["size"])) < 1:
-            raise UserError(f"size: must be [height, width] of at least 1, got {[*sides(kwargs['size'])]}")
+            raise UserError(
+                f"must be [height, width] of at least 1, got {[*sides(kwargs['size'])]}", key="size"
+            )
         if math.prod(sides(kwargs.get("size", (1, 1)))) > MOST_PIXELS:
-            raise UserError(f"size: must be at most {MOST_PIXELS:,} pixels, got {[*sides(kwargs['size'])]}")
+            raise UserError(
+                f"must be at most {MOST_PIXELS:,} pixels, got {[*sides(kwargs['size'])]}", key="size"
+            )
         channels = kwargs.get("channels", "RGB")
         if channels not in CHANNELS:
-            raise UserError(f"channels: must be one of {', '.join(CHANNELS)}, got '{channels}'")
+            raise UserError(f"must be one of {', '.join(CHANNELS)}, got '{channels}'", key="channels")
         if kwargs.get("scale", 1) <= 0:
-            raise UserError(f"scale: must be more than 0, got {kwargs['scale']}")
+            raise UserError(f"must be more than 0, got {kwargs['scale']}", key="scale")
 
     @abstractmethod
     def encoded(self, index: int) -> np.ndarray:

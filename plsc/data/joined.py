@@ -88,6 +88,7 @@ def _check_preprocessing(key: str, theirs: Preprocessing, first_key: str, first:
     ]
     if differences:
         raise UserError(
-            f"{key}: its samples have {', '.join(differences)}; sets that are trained on together must have "
-            "the same"
+            f"its samples have {', '.join(differences)}; sets that are trained on together must have "
+            "the same",
+            key=key,
         )

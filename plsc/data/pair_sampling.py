@@ -61,7 +61,8 @@ def _draw_positives(labels: np.ndarray, count: int, where: str, rng: np.random.G
     order, starts, available = _positives(labels)
     if available.sum() < count:
         raise UserError(
-            f"num_pairs: must be at most {2 * available.sum():,} (got {2 * count:,}): {where} has no more different positive pairs"
+            f"must be at most {2 * available.sum():,} (got {2 * count:,}): {where} has no more different positive pairs",
+            key="num_pairs",
         )
     quota = 1
     while np.minimum(available, quota).sum() < count:
@@ -100,7 +101,8 @@ def draw_negatives(labels: np.ndarray, count: int, where: str, rng: np.random.Ge
     images, available = len(labels), _count_negatives(labels)
     if available < count:
         raise UserError(
-            f"num_pairs: must be at most {2 * available:,}: {where} has no more different negative pairs"
+            f"must be at most {2 * available:,}: {where} has no more different negative pairs",
+            key="num_pairs",
         )
     pairs = np.empty((0, 2), np.int64)
     if available < 4 * count:

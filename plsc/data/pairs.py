@@ -284,10 +284,12 @@ class ImagePairs(EncodedPairs):
         check_classes(kwargs.get("classes", ()))
         check_hold_out(kwargs.get("hold_out", 0.0))
         if kwargs.get("num_pairs") is not None and kwargs["num_pairs"] < 1:
-            raise UserError(f"num_pairs: must be at least 1, got {kwargs['num_pairs']}")
+            raise UserError(f"must be at least 1, got {kwargs['num_pairs']}", key="num_pairs")
         Cache.of(kwargs.get("cache") or {})
         if "images" in kwargs and not is_url(kwargs["images"]) and not os.path.exists(kwargs["images"]):
-            raise MissingFileError(f"images: '{kwargs['images']}' does not exist (looked in {Path.cwd()})")
+            raise MissingFileError(
+                f"'{kwargs['images']}' does not exist (looked in {Path.cwd()})", key="images"
+            )
 
     def encoded(self, index: int) -> np.ndarray:
         return self.source.encoded(int(self._used[index]))

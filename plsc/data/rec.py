@@ -52,7 +52,9 @@ class RecImages(EncodedImages):
         check_hold_out(kwargs.get("hold_out", 0.0))
         for key in ("path", "index"):
             if kwargs.get(key) and not os.path.isfile(kwargs[key]):
-                raise MissingFileError(f"{key}: file '{kwargs[key]}' does not exist (looked in {Path.cwd()})")
+                raise MissingFileError(
+                    f"file '{kwargs[key]}' does not exist (looked in {Path.cwd()})", key=key
+                )
 
     @property
     def title(self) -> str:

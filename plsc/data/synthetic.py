@@ -31,12 +31,14 @@ class Synthetic(Dataset):
     ):
         self.check(num_classes=num_classes, images_per_class=images_per_class, image_shape=image_shape)
         if identities is not None and not 1 <= identities <= num_classes:
-            raise UserError(f"identities: must be in [1, num_classes = {num_classes}], got {identities}")
+            raise UserError(
+                f"must be in [1, num_classes = {num_classes}], got {identities}", key="identities"
+            )
         self.num_classes = num_classes
         count = num_classes if identities is None else identities
         samples = count * images_per_class if num_samples is None else num_samples
         if samples < 1:
-            raise UserError(f"num_samples: must be at least 1, got {num_samples}")
+            raise UserError(f"must be at least 1, got {num_samples}", key="num_samples")
         refuse_beyond_memory(8 * samples, f"num_classes: the labels of {samples:,} samples", "lower it")
         self.labels = np.arange(samples, dtype=np.int64)
         for factor, divisor in ((count, samples), (num_classes, count)):  # in place: recipes have 42 million
@@ -49,7 +51,7 @@ class Synthetic(Dataset):
     def check(cls, **kwargs) -> None:
         for key in ("num_classes", "images_per_class", "image_shape"):
             if key in kwargs and np.min(kwargs[key]) < 1:
-                raise UserError(f"{key}: must be at least 1, got {kwargs[key]}")
+                raise UserError(f"must be at least 1, got {kwargs[key]}", key=key)
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
         channels, height, width = self.image_shape

@@ -135,10 +135,10 @@ def build_own_parts(cfg: Config, names: set[str]) -> list[Part]:
     for number, section in enumerate(cfg.Parts):
         part = section.build()
         if part.name in taken:
-            where = ": ".join(filter(None, (cfg.place(("Parts", number)), f"Parts.{number}")))
             raise UserError(
-                f"{where}: {section.name} must have a name of its own for its state and its loss (got '{shown(part.name)}'); set the "
-                "class's name, or name a part once"
+                f"{section.name} must have a name of its own for its state and its loss (got '{shown(part.name)}'); set the "
+                "class's name, or name a part once",
+                key=f"Parts.{number}",
             )
         taken.add(part.name)
         parts.append(part)
@@ -222,7 +222,7 @@ def build_trainer(
 def build_rates(cfg: Config, steps_per_epoch: int, rollback: Rollback) -> Callable[[int], Rates]:
     """Build the function step -> learning rates of backbone and head, which a rollback lowers."""
     schedule = optim.build_schedule(cfg.LRScheduler, steps_per_epoch, cfg.Global.total_steps(steps_per_epoch))
-    head_scale = cfg.Optimizer.of_head.lr_scale
+    head_scale = cfg.Optimizer.head_lr_scale
 
     def rates(step: int) -> Rates:
         rate = schedule(step) * rollback.factor
@@ -234,22 +234,20 @@ def build_rates(cfg: Config, steps_per_epoch: int, rollback: Rollback) -> Callab
 def build_training_set(cfg: Config) -> Dataset:
     """Build the data set to train on; UserError if it contradicts the config or has fewer than two
     classes."""
-    dataset = build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place)
+    dataset = build_dataset(cfg.DataLoader, cfg.Global.seed)
     check_labels(dataset)
     train = cfg.DataLoader.Train
     for key, has in (("num_classes", dataset.num_classes), ("num_samples", len(dataset))):
         wanted = getattr(train, key)
         if wanted not in (None, has):
             raise UserError(
-                f"DataLoader.Train.{key}: the data has {has} {key[4:]} (got {wanted}); "
-                "leave the key out to take what the data has"
+                f"the data has {has} {key[4:]} (got {wanted}); leave the key out to take what the data has",
+                key=f"DataLoader.Train.{key}",
             )
     hint = getattr(dataset, "nested_hint", "")
     if dataset.num_classes < 2:
-        raise UserError(
-            "DataLoader.Train.dataset: has 1 class, and nothing to tell it from; it needs at least 2"
-            + f"; {hint}" * bool(hint)
-        )
+        text = "has 1 class, and nothing to tell it from; it needs at least 2"
+        raise UserError(f"{text}; {hint}" if hint else text, key="DataLoader.Train.dataset")
     if hint:
         warn(f"DataLoader.Train.dataset: {hint}")
     samples = min(train.batch_size, len(dataset))

@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 
 from plsc import distributed
-from plsc.config.optimizer import OptimizerCfg
+from plsc.config.optimizer import AdamWCfg, MomentumCfg, OptimizerCfg
 from plsc.config.run import AmpCfg, head_dtype
 from plsc.distributed.device import on_device
 from plsc.heads import make_head
 from plsc.heads.adaptive import InterClassFilter
-from plsc.heads.config import HeadCfg, is_softmax, rows_bytes
+from plsc.heads.config import HeadCfg, MarginCfg, SoftmaxCfg, rows_bytes
 from plsc.heads.margins import Margin, StraightThrough
 from plsc.heads.optimizer import LARS, AdamW, Momentum, Rule
 from plsc.heads.softmax import SoftmaxHead
@@ -23,10 +23,9 @@ from plsc.utils.registry import MARGINS
 def build_margin(cfg: HeadCfg) -> Margin | None:
     """Build the margin that the config asks for; None for the plain softmax. Raises UserError for a class
     that is no margin."""
-    if is_softmax(cfg.name):
+    if not isinstance(cfg, MarginCfg):
         return None
-    given = {} if cfg.margin is None else {"margin": cfg.margin}
-    margin = MARGINS.build(cfg.kind, **given, **cfg.options)
+    margin = MARGINS.build(cfg.kind, **cfg.constants)
     if cfg.gradient == "straight_through":
         margin = StraightThrough(margin)
     return margin if cfg.filter_above is None else InterClassFilter(margin, cfg.filter_above)
@@ -34,20 +33,19 @@ def build_margin(cfg: HeadCfg) -> Margin | None:
 
 def changes_others(cfg: HeadCfg) -> bool:
     """Say whether the margin changes the logits of the other classes, too."""
-    if is_softmax(cfg.name):
+    if not isinstance(cfg, MarginCfg):
         return False
     return cfg.filter_above is not None or MARGINS.get(cfg.kind).has_others
 
 
 def build_rule(cfg: OptimizerCfg) -> Rule:
     """Build the class centres' optimizer that the config asks for."""
-    of = cfg.of_head
-    rules = {
-        "Momentum": lambda: Momentum(of.momentum, of.weight_decay, of.nesterov),
-        "AdamW": lambda: AdamW(of.beta1, of.beta2, of.epsilon, of.weight_decay),
-        "LARS": lambda: LARS(of.momentum, of.weight_decay, of.coefficient, of.epsilon),
-    }
-    return rules[of.name]()
+    rule = cfg.rule_of_head
+    if isinstance(rule, MomentumCfg):
+        return Momentum(rule.momentum, rule.weight_decay, rule.nesterov)
+    if isinstance(rule, AdamWCfg):
+        return AdamW(rule.beta1, rule.beta2, rule.epsilon, rule.weight_decay)
+    return LARS(rule.momentum, rule.weight_decay, rule.coefficient, rule.epsilon)
 
 
 def logits_budget(cfg: HeadCfg) -> int:
@@ -78,10 +76,10 @@ def build_head(
         num_classes,
         embedding_size,
         margin,
-        scale=cfg.scale if margin else 1.0,
+        scale=cfg.scale if isinstance(cfg, MarginCfg) else 1.0,
         sharded=cfg.sharded,
-        bias=cfg.bias,
-        sub_centres=cfg.sub_centres,
+        bias=isinstance(cfg, SoftmaxCfg) and cfg.bias,
+        sub_centres=cfg.sub_centres if isinstance(cfg, MarginCfg) else 1,
         sample_rate=cfg.sample_rate,
         bank=cfg.bank,
         bank_dtype=cfg.bank_dtype,

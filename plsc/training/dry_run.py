@@ -34,7 +34,7 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> str:
     run = prepare(cfg, environment.rank_from_env(), ranks, model, alone=True)
     steps_per_epoch = run.loader.steps_per_epoch
     weak = weak_lines(cfg, steps_per_epoch, run.sets)
-    plan = [f"WARNING {line}" for line in [*advice(cfg, ranks, environment.local_size_from_env()), *weak]]
+    plan = [f"WARNING {line}" for line in [*advice(cfg), *weak]]
     plan += plan_lines(cfg, run.dataset, run.backbone, steps_per_epoch, ranks)
     plan += part_lines(run)
     plan += byte_lines(cfg, run, ranks, in_memory)

@@ -52,7 +52,7 @@ def build_sets(
     sets: dict[str, EvalSet] = {}
     for path in cfg.DataLoader.Eval.sets():
         key = ".".join(path)
-        data = eval_set(build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place, key))
+        data = eval_set(build_dataset(cfg.DataLoader, cfg.Global.seed, key))
         data.check()
         _check_preprocessing(key, data.preprocessing, preprocessing)
         data.check_trained(key, num_classes, names, seen)

@@ -33,7 +33,7 @@ from plsc.config.run import GlobalCfg
 from plsc.data.dataset import Dataset, class_names
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import CorruptImageError, UserError
-from plsc.heads.config import HeadCfg, is_softmax, kind_of_head
+from plsc.heads.config import HeadCfg, kind_of_head
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import ahead, to_input
 from plsc.utils.atomic_write import replace_file
@@ -250,10 +250,10 @@ def refuse_other_head(
     """Refuse by UserError centres whose rows have another meaning in this run's head."""
     theirs = saved.head_arrays.keys() & {"centres", "bias"}
     ours = {"centres", "bias"} if section.bias else {"centres"}
-    width, here = saved.head_arrays["centres"].shape[1], embedding_size * section.sub_centres
+    width, here = saved.head_arrays["centres"].shape[1], section.row_size(embedding_size)
     name = head_config(saved.config_yaml).get("name")
     differs = []
-    if name and is_softmax(name) != is_softmax(section.name):
+    if name and (kind_of_head(name) == "softmax") != (section.kind == "softmax"):
         differs.append(f"the head is {name}, this run's {section.name}")
     if width != here:
         differs.append(f"a class has {width} numbers, in this run {here} (Head.sub_centres)")

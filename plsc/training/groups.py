@@ -1,4 +1,4 @@
-"""Decide how each parameter of a backbone is trained: Optimizer.groups, freeze_norms and layer_decay.
+"""Decide how each parameter of a backbone is trained: Optimizer.groups and freeze_norms.
 
     settings_of(cfg.Optimizer, backbone)["conv1.weight"]  # Settings(lr_scale=0.1, weight_decay=5e-4, frozen=False)
 
@@ -36,8 +36,7 @@ def settings_of(cfg: OptimizerCfg, backbone: nn.Layer) -> dict[str, Settings]:
 
     A bias, a norm's gain and a slope have one dimension and are not decayed, whatever a group says.
 
-    Raises: UserError for a group without effect, freeze_norms without norm layers, and layer_decay with a
-    backbone that has no method `layer_of`.
+    Raises UserError for a group without effect, and for freeze_norms without norm layers.
     """
     parameters = parameters_of(backbone)
     group_of = _group_of_each(cfg.groups, parameters)
@@ -45,12 +44,8 @@ def settings_of(cfg: OptimizerCfg, backbone: nn.Layer) -> dict[str, Settings]:
     settings = {}
     for name, parameter in parameters.items():
         group = group_of.get(name)
-        lr_scale = (group and group.lr_scale) or 1.0
-        if cfg.layer_decay is not None:
-            lr_scale *= _layer_scale(cfg.layer_decay, backbone, name)
-        decay = cfg.number("weight_decay")
-        if group and group.weight_decay is not None:
-            decay = group.weight_decay
+        lr_scale = group.lr_scale if group else 1.0
+        decay = cfg.weight_decay
         frozen = name in of_norms or bool(group and group.freeze)
         settings[name] = Settings(lr_scale, decay if parameter.ndim > 1 else 0.0, frozen)
     return settings
@@ -121,11 +116,6 @@ def _group_of_each(groups: list[GroupCfg], parameters: dict[str, paddle.Tensor])
         own = [name for name in fitting if name not in group_of]
         if not own:
             raise UserError(f"{key} fits only names that groups before it fit; move it up, or leave it out")
-        of_decay_alone = group.lr_scale is None and not group.freeze
-        if of_decay_alone and all(parameters[name].ndim <= 1 for name in own):
-            raise UserError(
-                f"{key} fits only biases, norms and slopes, which have no weight decay anyhow; leave the group out"
-            )
         group_of.update(dict.fromkeys(own, group))
     return group_of
 
@@ -142,14 +132,3 @@ def _norm_parameters(backbone: nn.Layer) -> set[str]:
         raise UserError(f"Optimizer.freeze_norms: {type(backbone).__name__} has no norm layer; leave it out")
     own = {id(p) for layer in norms for p in layer.parameters(include_sublayers=False)}
     return {name for name, p in parameters_of(backbone).items() if id(p) in own}
-
-
-def _layer_scale(decay: float, backbone: nn.Layer, name: str) -> float:
-    """Return decay ** (last - number) of a parameter's layer (Bao et al., "BEiT", 2021)."""
-    if not hasattr(backbone, "layer_of"):
-        raise UserError(
-            f"Optimizer.layer_decay: {type(backbone).__name__} does not say which layer a parameter belongs to; only FaceViT_* "
-            "do, and own backbones with a method layer_of (docs/extend.md)"
-        )
-    number, last = backbone.layer_of(name)
-    return decay ** (last - number)

@@ -63,7 +63,7 @@ class Needs(NamedTuple):
         trained, frozen = sizes_of(run.optimizer, run.backbone)
         average = trained + frozen if cfg.Global.ema else 0
         saved = (1 + moments_of(cfg.Optimizer.name)) * trained + frozen + average
-        width = size * head.sub_centres + head.bias
+        width = head.row_size(size)
         return cls(
             network=4 * (saved + trained),
             head=4 * selected * width + logits_budget(head),

@@ -6,58 +6,29 @@ The class centres are updated by the head's bank at the same rate.
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import paddle
 from paddle.incubate.optimizer import LarsMomentumOptimizer
 
-from plsc.config.optimizer import DECAYS, OptimizerCfg, class_of, moments_of
-from plsc.config.run import LRSchedulerCfg
+from plsc.config.optimizer import OptimizerCfg, moments_of
+from plsc.config.schedule import LRSchedulerCfg, StepCfg
 from plsc.errors import UserError
 from plsc.training.groups import Settings
 from plsc.utils.logging import warn
-from plsc.utils.messages import takes
 
 
 def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) -> Callable[[int], float]:
-    """Build the function step -> learning rate, for steps 0 to total_steps - 1.
-
-    Warm-up rises linearly to the full rate, which the step after it takes: (step + 1) / (warmup + 1). The
-    rest of the schedule spans the remaining steps; `progress` runs from 0 at the first of them towards 1 at
-    the end of the run.
-    """
-    warmup = warmup_steps(cfg, steps_per_epoch)
-    drops = cfg.boundaries or [round(epoch * steps_per_epoch) for epoch in cfg.milestones]
-    late = [drop for drop in drops if drop >= total_steps] if cfg.name == "step" else []
+    """Build the function step -> learning rate, for steps 0 to total_steps - 1."""
+    drops = cfg.drops(steps_per_epoch) if isinstance(cfg, StepCfg) else []
+    late = [drop for drop in drops if drop >= total_steps]
     if late:
         warn(
-            f"LRScheduler: {len(late)} of {len(drops)} drops of the learning rate come at or after the run's end (step {late[0]:,} of "
-            f"{total_steps:,})"
+            f"LRScheduler: {len(late)} of {len(drops)} drops of the learning rate come at or after the run's end "
+            f"(step {late[0]:,} of {total_steps:,})"
         )
-    shapes = {
-        "constant": lambda step, progress: 1.0,
-        "step": lambda step, progress: cfg.gamma ** bisect_right(drops, step),
-        "poly": lambda step, progress: cfg.min_factor + (1 - cfg.min_factor) * (1 - progress) ** cfg.power,
-        "cosine": lambda step, progress: (
-            cfg.min_factor + (1 - cfg.min_factor) * 0.5 * (1 + math.cos(math.pi * progress))
-        ),
-    }
-    shape = shapes[cfg.name]
-
-    def learning_rate(step: int) -> float:
-        if step < warmup:
-            return cfg.learning_rate * (step + 1) / (warmup + 1)
-        return cfg.learning_rate * shape(step, (step - warmup) / max(1, total_steps - warmup))
-
-    return learning_rate
-
-
-def warmup_steps(cfg: LRSchedulerCfg, steps_per_epoch: int) -> int:
-    """Count the steps of the warm-up."""
-    return cfg.warmup_steps if cfg.warmup_steps is not None else round(cfg.warmup_epochs * steps_per_epoch)
+    return lambda step: cfg.rate(step, steps_per_epoch, total_steps)
 
 
 class Part(NamedTuple):
@@ -179,24 +150,18 @@ def _make(
         )
     if cfg.name == "AdamW":
         betas = cfg.beta1, cfg.beta2
-        return paddle.optimizer.AdamW(
-            rate, *betas, cfg.number("epsilon"), parameters=parameters, weight_decay=decay
-        )
+        return paddle.optimizer.AdamW(rate, *betas, cfg.epsilon, parameters=parameters, weight_decay=decay)
     # You et al., "Large batch training of convolutional networks" (2017). Without decay Paddle's has no trust
     # ratio.
     if cfg.name == "LARS":
         return LarsMomentumOptimizer(
-            rate, cfg.momentum, cfg.coefficient, decay, parameters, epsilon=cfg.number("epsilon")
+            rate, cfg.momentum, cfg.coefficient, decay, parameters, epsilon=cfg.epsilon
         )
-    cls = class_of(cfg.name)
-    argument = next((name for name in DECAYS if takes(cls, name)), None)
-    given = {} if decay is None or argument is None else {argument: decay}
-    if decay and argument is None:
-        raise UserError(f"Optimizer.groups: {cfg.name} takes no weight decay (got {decay:g})")
+    given = {} if decay is None else {"weight_decay": decay}
     try:
-        return cls(learning_rate=rate, parameters=parameters, **given, **cfg.keywords)
+        return cfg.build(learning_rate=rate, parameters=parameters, **given)
     except (TypeError, ValueError, AssertionError) as error:
-        raise UserError(f"Optimizer: {cfg.name} refuses its arguments: {error}") from error
+        raise UserError(f"{cfg.name} refuses its arguments: {error}", "Optimizer") from error
 
 
 def sizes_of(optimizer: BackboneOptimizer, backbone: paddle.nn.Layer) -> tuple[int, int]:

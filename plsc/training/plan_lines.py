@@ -16,7 +16,7 @@ from plsc.heads.config import format_rows
 from plsc.training.build import Prepared
 from plsc.training.build_head import build_rule, logits_budget
 from plsc.training.groups import describe, settings_of
-from plsc.training.optim import build_schedule, warmup_steps
+from plsc.training.optim import build_schedule
 from plsc.utils.sharding import split
 from plsc.utils.text import counted
 
@@ -69,7 +69,7 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size:
     sizes = sorted({stop - start for start, stop in shards}, reverse=True)
     steps = cfg.Global.total_steps(steps_per_epoch)
     rate = build_schedule(cfg.LRScheduler, steps_per_epoch, steps)
-    warmup = min(warmup_steps(cfg.LRScheduler, steps_per_epoch), steps - 1)
+    warmup = min(cfg.LRScheduler.warmup_steps(steps_per_epoch), steps - 1)
     warm = f", {rate(warmup):.3g} after {counted(warmup, 'step')}" if warmup else ""
     preprocessing = dataset.preprocessing
     samples = "images" if preprocessing.is_image else f"{preprocessing.dtype} samples"
@@ -87,7 +87,7 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size:
         f"at most {logits_budget(cfg.Head) / 2**20:g} MB for logits",
     }
     optimizer = cfg.Optimizer
-    if optimizer.groups or optimizer.freeze_norms or optimizer.layer_decay is not None:
+    if optimizer.groups or optimizer.freeze_norms:
         rows["groups"] = describe(settings_of(optimizer, backbone), backbone)
     return [f"plan: {name:9}{text}" for name, text in rows.items()]
 

@@ -17,7 +17,7 @@ from plsc.backbones.config import ModelCfg
 from plsc.checkpoint import store
 from plsc.checkpoint.manifest import config_sections
 from plsc.config import Config
-from plsc.config.optimizer import RULES, OptimizerCfg, RuleCfg
+from plsc.config.optimizer import MomentumOptimizerCfg, OptimizerCfg
 from plsc.config.run import AmpCfg, head_dtype
 from plsc.data.dataset import Dataset, misnumbered_class
 from plsc.errors import UserError, shown
@@ -117,10 +117,6 @@ def _resolved(sections: dict) -> dict[str, Any]:
     amp = sections.get("Global", {}).get("amp")
     head = HeadCfg.model_construct(compute_dtype=values.get("Head.compute_dtype"))
     values["Head.compute_dtype"] = head_dtype(head, AmpCfg.model_construct(**amp) if amp else None)
-    name = values.get("Optimizer.name")
-    for key in RuleCfg.model_fields:
-        if name in RULES and values.get(f"Optimizer.{key}") is None:
-            values[f"Optimizer.{key}"] = OptimizerCfg(name=name).number(key)
     return values
 
 
@@ -208,7 +204,7 @@ def refuse_other_frozen(cfg: Config, saved: store.Checkpoint, backbone: paddle.n
         return
     keys = {key: theirs[key] for key in ("groups", "freeze_norms") if key in theirs}
     try:
-        then = _frozen(OptimizerCfg(**keys), backbone)
+        then = _frozen(MomentumOptimizerCfg(**keys), backbone)
     except ValidationError as error:
         key, message = first_problem(error)
         raise UserError(f"{saved.path}/manifest.json: config: Optimizer.{key}: {message}") from error

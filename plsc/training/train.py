@@ -93,7 +93,7 @@ def _begin(cfg: Config, guarded: guard.Guard, model: Any) -> tuple[Any, Metrics 
         beginning.record(output_dir)
         per_epoch = trainer.loader.steps_per_epoch
         weak = weak_lines(cfg, per_epoch, trainer.part("evaluation").evaluator.sets)
-        for line in [*advice(cfg, distributed.world_size(), environment.local_size_from_env()), *weak]:
+        for line in [*advice(cfg), *weak]:
             get_logger().warning(line)
         plan = plan_lines(cfg, trainer.dataset, trainer.backbone, per_epoch, distributed.world_size())
         for line in plan:

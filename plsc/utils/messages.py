@@ -2,8 +2,7 @@
 
 "Input should be a valid integer, unable to parse string as an integer" becomes "must be an integer >= 1 (got
 'ten')". The rule is read from the field itself, so errors and the type column of docs/config.md use the same
-words. This module handles fields and signatures, so sections of a config anywhere may use it; plsc.config
-adds files and lines.
+words. This module handles fields and signatures; plsc.config adds files and lines.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import inspect
 import json
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -25,9 +24,14 @@ from plsc.utils.yaml_lines import KeyPath, dump, parse
 
 _WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", dict: "a mapping of keys"}
 _LISTS = (list, tuple, set, collections.abc.Sequence, collections.abc.Iterable)
-# Tags that a section gives to the alternatives of a union; pydantic adds them to the place of an error.
-UNION_TAGS = ("(mapping)", "(list)")
 _UNIONS = (typing.Union, types.UnionType)
+
+UNION_TAGS = ("(mapping)", "(list)")
+"""Tags that a section gives to the alternatives of a union; pydantic adds them to the place of an error."""
+
+KINDS: dict[str, tuple[type[BaseModel], tuple[type[BaseModel], ...]]] = {}
+"""The sections of which one is chosen by a name (`plsc.utils.section.one_of`): the tag that pydantic adds to the
+place of an error -> the section, and all to choose from."""
 
 
 class ConfigError(UserError):
@@ -46,8 +50,7 @@ class ConfigProblem(NamedTuple):
 
 
 class Problems(ValueError):
-    """What is wrong with a section, found while pydantic validates it: the paths of its problems begin below
-    the section."""
+    """What is wrong with a section, found while pydantic validates it; paths begin below the section."""
 
     def __init__(self, problems: Iterable[ConfigProblem]):
         self.problems = list(problems)
@@ -63,15 +66,15 @@ def describe(annotation: Any, limits: Iterable[Any] = ()) -> str | None:
         return describe(args[0], [*limits, *inner])
     if kind in _UNIONS:
         words = ["null" if arg is type(None) else describe(arg, limits) for arg in args]
-        return None if None in words else " or ".join(words)
+        return None if None in words else " or ".join(dict.fromkeys(words))
     if kind is typing.Literal:
-        return ("one of " if len(args) > 1 else "") + ", ".join(str(arg) for arg in args)
+        return ("one of " if len(args) > 1 else "") + ", ".join(map(str, args))
     if kind in _LISTS:
         if kind is tuple and ... not in args:
             return f"a list of {len(args)} values" if args else "a list"
         each = describe(args[0]) if args else None
         return "a list" + _bounds(limits) + (f", each {each}" if each else "")
-    if _is_model(kind):
+    if sections_in(kind):
         return _WORDS[dict]
     return _WORDS[kind] + _bounds(limits) if kind in _WORDS else None
 
@@ -88,6 +91,13 @@ def _bounds(limits: Iterable[Any]) -> str:
     return "".join(f" {signs[name].format(bound)}" for name, bound in bounds.items())
 
 
+def sections_in(annotation: Any) -> list[type[BaseModel]]:
+    """List the sections that a field may hold, also those of a union or of the items of a list."""
+    if isinstance(annotation, type) and typing.get_origin(annotation) is None:
+        return [annotation] if issubclass(annotation, BaseModel) else []
+    return [section for argument in typing.get_args(annotation) for section in sections_in(argument)]
+
+
 def first_problem(error: ValidationError) -> tuple[str, str]:
     """Return the dotted key and the message, pydantic's own, of the first error."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
@@ -96,56 +106,50 @@ def first_problem(error: ValidationError) -> tuple[str, str]:
 
 def problems_of(
     error: ValidationError, model: type[BaseModel], data: Any, everywhere: Iterable[str] = ()
-) -> list[ConfigProblem]:
-    """List what pydantic has found wrong in validating `data` with `model`; everywhere: see `explain`."""
-    problems = []
+) -> Iterator[ConfigProblem]:
+    """Yield what pydantic has found wrong in validating `data` with `model`; everywhere: see `_unknown`."""
     for detail in error.errors():
-        problem = explain(detail, model, data, everywhere)
+        problem = _explain(detail, model, data, everywhere)
         cause = detail.get("ctx", {}).get("error")
         if isinstance(cause, Problems):
-            problems += [ConfigProblem((*problem.path, *path), message) for path, message in cause.problems]
+            yield from (ConfigProblem((*problem.path, *path), text) for path, text in cause.problems)
         else:
-            problems.append(problem)
-    return problems
+            yield problem
 
 
-def explain(
-    error: Mapping[str, Any], model: type[BaseModel], data: Any, everywhere: Iterable[str] = ()
+def _explain(
+    error: Mapping[str, Any], model: type[BaseModel], data: Any, everywhere: Iterable[str]
 ) -> ConfigProblem:
-    """Turn one of `ValidationError.errors()` into plain English.
-
-    Args:
-        error: one of the errors of validating `data` with `model`.
-        everywhere: dotted keys of the whole config, for "did you mean" across sections.
-    """
-    path = ()
-    value = data
-    siblings = keys_of(model)
-    annotation = model
-    limits = ()
-    for part in error["loc"]:  # pydantic adds parts of its own for unions: follow only what is in the data
+    """Turn one of `ValidationError.errors()` into plain English."""
+    path, value, above = (), data, {}
+    annotation, limits, section, family = model, (), model, ()
+    owner = model  # of the last key
+    for part in error["loc"]:
         in_mapping = isinstance(value, dict) and part in value
-        if part in UNION_TAGS and not in_mapping:
-            continue
         in_list = isinstance(value, list) and isinstance(part, int) and part < len(value)
-        if not in_mapping and not in_list:
-            break
-        path, value = (*path, part), value[part]
-        if isinstance(part, int):
-            annotation, limits = _item(annotation), ()
-            siblings = keys_of(annotation) or siblings
-        elif part in siblings:
-            annotation, limits = siblings[part].annotation, siblings[part].metadata
-            siblings = keys_of(annotation)
+        if not in_mapping and not in_list:  # pydantic's name of one of the alternatives of a union
+            section, family = KINDS.get(part, (section, family))
+            continue
+        path, value, above, owner = (*path, part), value[part], value, section
+        field = _fields(section).get(part)
+        annotation, limits = (field.annotation, field.metadata) if field else (_item(annotation), ())
+        section = next(iter(sections_in(annotation)), section)
     kind, got = error["type"], f"(got {shown(value)})"
     if kind == "extra_forbidden":
-        return ConfigProblem(path, _unknown(path[-1], siblings, everywhere))
+        others = _names_with(path[-1], owner)
+        name = above.get("name", _fields(owner)["name"].default) if others else ""
+        text = f"has no meaning with {name}, only with {', '.join(others)} {got}"
+        return ConfigProblem(path, text if others else _unknown(path[-1], _fields(owner), everywhere))
     if kind == "missing" and isinstance(value, dict):
         return ConfigProblem((*path, error["loc"][-1]), "is required")
     if kind == "value_error":
         return ConfigProblem(path, f"{error['ctx']['error']} {got}")
     rule = describe(annotation, limits)
     choices = typing.get_args(annotation) if kind == "literal_error" else ()
+    if family and path[-1:] == ("name",):
+        choices = [name for kind in family for name in names_of(kind)]
+        own = "" if all(map(names_of, family)) else ", or your own as package.module:Class"
+        rule = f"one of {', '.join(choices)}{own}"
     message = f"must be {rule}" if rule else error["msg"].replace("Input should be", "must be")
     hint = (
         did_you_mean(value, map(str, choices))
@@ -155,40 +159,35 @@ def explain(
     return ConfigProblem(path, f"{message} {got}{hint}")
 
 
+def _fields(section: type[BaseModel]) -> dict[str, Any]:
+    """Return key -> FieldInfo of a section."""
+    return {field.alias or name: field for name, field in section.model_fields.items()}
+
+
 def _in_section(value: Any, annotation: Any) -> str:
     """Suggest the section whose key takes a word that stands in the section's place; "" if none does."""
-    for key, field in keys_of(annotation).items():
-        if isinstance(value, str) and value in typing.get_args(field.annotation):
-            return f"; write {{{key}: {value}}}"
-    return ""
+    fields = [item for section in sections_in(annotation) for item in _fields(section).items()]
+    found = (
+        key for key, field in fields if isinstance(value, str) and value in typing.get_args(field.annotation)
+    )
+    return "".join(f"; write {{{key}: {value}}}" for key in [*found][:1])
 
 
 def _unquoted(value: Any, annotation: Any) -> str:
     """Say that a number or boolean that would be taken is in quotes; "" if it is none."""
     found = type(parse(value).value) if isinstance(value, str) else None
-    kinds = _alternatives(annotation)
+    kinds = (annotation, *typing.get_args(annotation))
     return "; write it without quotes" if found in kinds or (found is int and float in kinds) else ""
 
 
 def _item(annotation: Any) -> Any:
-    """Return the annotation of a list's items, also of `Optional[list[X]]`; Any if it is unknown."""
-    for kind in _alternatives(annotation):
-        items = [arg for arg in typing.get_args(kind) if arg is not ...]
-        if typing.get_origin(kind) in _LISTS and len(items) == 1:
-            return items[0]
+    """Return the annotation of the items of a list or mapping; Any if it is unknown."""
+    for kind in (annotation, *typing.get_args(annotation)):
+        kind = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+        items = [argument for argument in typing.get_args(kind) if argument is not ...]
+        if typing.get_origin(kind) is dict or (typing.get_origin(kind) in _LISTS and len(items) == 1):
+            return items[-1]
     return Any
-
-
-def _alternatives(annotation: Any) -> list[Any]:
-    """List an annotation and what it is a union of, without their metadata."""
-    kinds = (annotation, *typing.get_args(annotation))
-    return [kind.__origin__ if typing.get_origin(kind) is typing.Annotated else kind for kind in kinds]
-
-
-def item_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the section that the items of a list are, also of a union with a list; None if they are none."""
-    item = _item(annotation)
-    return item if _is_model(item) else None
 
 
 # Name of a key in InsightFace and other programs -> its name here.
@@ -203,26 +202,25 @@ _ELSEWHERE = {
 }
 
 
+def names_of(section: type[BaseModel]) -> tuple[str, ...]:
+    """Return the names that choose a section; none of one for a class of one's own."""
+    return typing.get_args(section.model_fields["name"].annotation)
+
+
+def _names_with(key: str, section: type[BaseModel]) -> list[str]:
+    """List the names, in the place of that of `section`, with which a key has a meaning."""
+    _, family = KINDS.get(section.__name__, (None, ()))
+    return [name for kind in family if key in kind.model_fields for name in names_of(kind)]
+
+
 def _unknown(key: str, known: Iterable[str], everywhere: Iterable[str]) -> str:
+    """Say that a section has no such key. everywhere: dotted keys of the whole config, also to be meant."""
     key = _ELSEWHERE.get(key.lower(), key)
     noun = "section" if all(name[0].isupper() for name in known) else "key"  # sections are capitalised
     elsewhere = {dotted.rpartition(".")[2].lower(): dotted for dotted in reversed([*everywhere])}
     near = difflib.get_close_matches(key.lower(), elsewhere, n=1, cutoff=0.8)
     hint = did_you_mean(key, known) or (f", did you mean '{elsewhere[near[0]]}'?" if near else "")
     return f"unknown {noun}{hint or ' (one of ' + ', '.join(known) + ')'}"
-
-
-def keys_of(annotation: Any) -> dict[str, Any]:
-    """Return key -> FieldInfo of a section, also of `Optional[Section]`; {} for anything else."""
-    for kind in _alternatives(annotation):
-        if _is_model(kind):
-            return {field.alias or name: field for name, field in kind.model_fields.items()}
-    return {}
-
-
-def _is_model(kind: Any) -> bool:
-    # On Python 3.10 `list[int]` is an instance of type, and issubclass refuses it.
-    return isinstance(kind, type) and typing.get_origin(kind) is None and issubclass(kind, BaseModel)
 
 
 def shown(value: Any) -> str:
@@ -237,12 +235,12 @@ def check_keywords(
     """Check the keyword arguments in a section by the signature of their class.
 
     Args:
-        section: its own fields may stand beside the keyword arguments; they are not checked here. `section.supplied` maps arguments that
-            plsc passes to the keys that they come from: a user must not write them as keyword arguments, and
-            the class must take those that are fields of the section.
+        section: its own fields may stand beside the keyword arguments; they are not checked here.
+            `section.supplied` maps arguments that plsc passes to the keys that they come from: a user must not
+            write them as keyword arguments, and the class must take those that are fields of the section.
         cls: the class. A parameter whose annotation is missing or cannot be resolved takes any value.
         given: the section as written, plain values.
-        everywhere: see `explain`.
+        everywhere: see `_unknown`.
 
     Returns:
         The keyword arguments with the types of the annotations (a tuple for `tuple[int, ...]`), and problems:
@@ -265,15 +263,14 @@ def check_keywords(
         for index, (name, p) in enumerate(named.items())
         if name not in section.model_fields and name not in section.supplied
     }
-    rules = ConfigDict(
-        extra="allow" if takes_any else "forbid", allow_inf_nan=False, arbitrary_types_allowed=True
-    )
     own = {name: (Any, None) for name in section.model_fields}  # the section's own validation checks them
+    extra = "allow" if takes_any else "forbid"
+    rules = ConfigDict(extra=extra, allow_inf_nan=False, arbitrary_types_allowed=True)
     model = create_model(cls.__name__, __config__=rules, **own, **arguments)
     try:
         checked = model.model_validate_json(json.dumps(given), strict=True)
     except ValidationError as error:
-        return {}, problems_of(error, model, given, everywhere)
+        return {}, [*problems_of(error, model, given, everywhere)]
     values = dict(checked.model_extra or {})
     for name in checked.model_fields_set & arguments.keys():
         values[model.model_fields[name].alias] = getattr(checked, name)

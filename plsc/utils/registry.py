@@ -201,5 +201,6 @@ PARTS = Registry(
     bases=("plsc.training.parts.part:Part",),
 )
 
-# A name of paddle.optimizer is found without being listed here: plsc/config/optimizer.py, class_of.
+SCHEDULES = Registry("schedule", {}, bases=("plsc.config.schedule:Schedule",))
+
 OPTIMIZERS = Registry("optimizer", {}, bases=("paddle.optimizer:Optimizer",))

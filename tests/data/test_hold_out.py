@@ -137,12 +137,31 @@ def test_pairs_of_few_identities_are_warned_of_with_a_share_that_does(tmp_path):
         " steps are few for a network that starts anew",
     )
     assert [people in line for line in warnings(0.1)] == [True]  # tiny.yaml has max_steps, as its user wants
-    assert [steps in line for line in warnings(enough, "Global.epochs=2")] == [True]
-    assert "Global.max_steps=300" in warnings(enough, "Global.epochs=2")[0]
-    seldom = warnings(enough, "Global.epochs=300", "Head.name=dist_arcface", "Head.sample_rate=0.02")
+    assert [steps in line for line in warnings(enough, "Global.epochs=2", "Global.max_steps=null")] == [True]
+    assert "Global.max_steps=300" in warnings(enough, "Global.epochs=2", "Global.max_steps=null")[0]
+    seldom = warnings(
+        enough,
+        "Global.epochs=300",
+        "Global.max_steps=null",
+        "Head.name=dist_arcface",
+        "Head.sample_rate=0.02",
+    )
     assert ["Head.sample_rate: 0.02 in " in line and "times; below 200" in line for line in seldom] == [True]
-    assert warnings(enough, "Global.epochs=300", "Head.name=dist_arcface", "Head.sample_rate=0.9") == []
-    assert warnings(enough, "Global.max_steps=300") == warnings(enough, "Global.epochs=300") == []
+    assert (
+        warnings(
+            enough,
+            "Global.epochs=300",
+            "Global.max_steps=null",
+            "Head.name=dist_arcface",
+            "Head.sample_rate=0.9",
+        )
+        == []
+    )
+    assert (
+        warnings(enough, "Global.max_steps=300")
+        == warnings(enough, "Global.epochs=300", "Global.max_steps=null")
+        == []
+    )
 
 
 def test_the_example_trains_and_verifies_on_people_that_it_did_not_see(faces, tmp_path):

@@ -26,7 +26,7 @@ rng = np.random.default_rng(0)
 x = (rng.standard_normal((sum(counts), D)) * rng.uniform(2, 20, (sum(counts), 1))).astype(np.float32)
 label = rng.integers(0, C, sum(counts))
 
-COMBINED = {"options": {"margin1": 0.9, "margin2": 0.4, "margin3": 0.15}}
+COMBINED = {"margin1": 0.9, "margin2": 0.4, "margin3": 0.15}
 cases = [(kind, COMBINED if kind == "combined" else {}) for kind in MARGINS.builtin]
 cases += [
     ("arcface", {"sub_centres": 2}),
@@ -54,7 +54,7 @@ for kind, more in cases:
         state = head.bank.state()["centres"].copy()
         rows = slice(head.shard.start, head.shard.stop)
         centres = np.concatenate(distributed.gather_objects(state)) if prefix else state
-        options = {key: value for key, value in more.items() if key != "options"}
+        options = {key: value for key, value in more.items() if key not in COMBINED}
         emb = paddle.to_tensor(x[own], stop_gradient=False)
         out = head(emb, paddle.to_tensor(label[own]))
         out.loss.backward()

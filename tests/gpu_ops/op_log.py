@@ -253,7 +253,8 @@ def _size(value: Any) -> int:
     )
 
 
-# ---- the log
+# -- the log
+# --------------------------------------------------------------------------------------------------------------
 
 _MESSAGE = re.compile(r"^(?=\t*[IWE]\d{4} \d\d:\d\d:|@@@@ )", re.MULTILINE)
 _KERNEL = re.compile(r"\] (\w+) kernel: \{(.*)", re.DOTALL)
@@ -262,8 +263,7 @@ _CALL = re.compile(r"Running[ _]AD[ _]API: (\w+)")
 # A tensor in the log of Paddle 2, and of Paddle 3; nested ones are preceded by "Grad: [ ", or indented
 # further.
 _TENSOR = re.compile(
-    r"(?<!Grad: \[ )\{Name: [^{}]*?TensorInfo: \[ Type: DenseTensor, Dtype: (\w+), "
-    r"Place: [^,]*, Shape: ([\d, ]*), DistAttr"
+    r"(?<!Grad: \[ )\{Name: [^{}]*?TensorInfo: \[ Type: DenseTensor, Dtype: (\w+), Place: [^,]*, Shape: ([\d, ]*), DistAttr"
     r"|^\t\tDtype: (\w+),\s+Place: .*\n\t\tShape: ([\d, ]*)",
     re.MULTILINE,
 )

@@ -120,7 +120,7 @@ def dense_gradients(kind, x, w, label, **options):
 
 
 D = 16
-COMBINED = {"options": {"margin1": 0.9, "margin2": 0.4, "margin3": 0.15}}
+COMBINED = {"margin1": 0.9, "margin2": 0.4, "margin3": 0.15}
 
 
 def head_of(kind, num_classes=37, scale=16.0, **more):

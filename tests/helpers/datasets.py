@@ -10,4 +10,5 @@ from plsc.data.build import TRAIN, build_dataset
 
 def dataset_of(cfg: Config, key: str = TRAIN) -> Any:
     """Build the data set of a key."""
-    return build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place, key)
+    with cfg.naming_places():
+        return build_dataset(cfg.DataLoader, cfg.Global.seed, key)

@@ -60,10 +60,7 @@ CASES = {
 }
 
 
-PHOTOS = (
-    "DataLoader.Train.dataset={name: Synthetic, num_classes: 23, images_per_class: 5, "
-    "image_shape: [3, 112, 112]}"
-)
+PHOTOS = "DataLoader.Train.dataset={name: Synthetic, num_classes: 23, images_per_class: 5, image_shape: [3, 112, 112]}"
 NETWORKS = {
     name: [PHOTOS, "DataLoader.Train.batch_size=2", f"Model={{name: {name}, embedding_size: 64}}"]
     for name in ("IResNet18", "MobileFaceNet", "FaceViT_tiny")

@@ -6,10 +6,7 @@ from tests.standin.test_commands import train
 
 pytestmark = pytest.mark.slow
 
-FAULTY = (
-    "Model={{name: 'tests.helpers.faults:FaultyNet', plan: ['{plan}'], marks: '{marks}', "
-    "embedding_size: 8, widths: [4, 6], blocks: [0, 1], dropout: 0.2}}"
-)
+FAULTY = "Model={{name: 'tests.helpers.faults:FaultyNet', plan: ['{plan}'], marks: '{marks}', embedding_size: 8, widths: [4, 6], blocks: [0, 1], dropout: 0.2}}"
 
 
 @pytest.mark.parametrize(

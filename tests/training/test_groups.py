@@ -6,7 +6,7 @@ from paddle import nn
 
 from plsc.backbones.face_vit import FaceViT
 from plsc.backbones.iresnet import IResNet18
-from plsc.config.optimizer import OptimizerCfg
+from plsc.config.optimizer import MomentumOptimizerCfg
 from plsc.errors import UserError
 from plsc.training.groups import Settings, describe, freeze, settings_of
 from tests.helpers.tiny_runs import arrays, assert_same_arrays, checkpoint, make_trainer, train
@@ -30,13 +30,13 @@ class Net(nn.Layer):
 def test_the_first_group_that_fits_counts():
     groups = [
         {"match": "first.bias", "lr_scale": 1.0},
-        {"match": "^first", "lr_scale": 0.1, "weight_decay": 0.0},
+        {"match": "^first", "lr_scale": 0.1},
         {"match": "^(first|norm)", "freeze": True},
     ]
-    found = settings_of(OptimizerCfg(groups=groups, weight_decay=0.2), Net())
+    found = settings_of(MomentumOptimizerCfg(groups=groups, weight_decay=0.2), Net())
     assert describe(found, Net()) == "2 of 5 parameters frozen, learning rate times 0.1 for 1, times 1 for 2"
     assert found == {
-        "first.weight": Settings(0.1, 0.0),
+        "first.weight": Settings(0.1, 0.2),
         "first.bias": Settings(1.0, 0.0),
         "norm.weight": Settings(1.0, 0.0, frozen=True),
         "norm.bias": Settings(1.0, 0.0, frozen=True),
@@ -59,24 +59,18 @@ def test_the_first_group_that_fits_counts():
     ],
 )
 def test_a_group_without_effect_is_refused(groups, line):
-    cfg = OptimizerCfg(groups=[{**group, "freeze": True} for group in groups])
+    cfg = MomentumOptimizerCfg(groups=[{**group, "freeze": True} for group in groups])
     with pytest.raises(UserError) as error:
         settings_of(cfg, Net())
     assert str(error.value).startswith(f"Optimizer.groups.{line}")
 
 
-def test_a_decay_for_what_is_never_decayed_is_refused():
-    cfg = OptimizerCfg(groups=[{"match": "bias$", "weight_decay": 0.1}])
-    with pytest.raises(UserError, match="fits only biases, norms and slopes"):
-        settings_of(cfg, Net())
-
-
 def test_a_norm_whose_parameters_are_all_frozen_stands_still():
     net = Net()
-    half = OptimizerCfg(groups=[{"match": "norm.weight", "freeze": True}])
+    half = MomentumOptimizerCfg(groups=[{"match": "norm.weight", "freeze": True}])
     assert freeze(half, net, settings_of(half, net)) == []
     net = Net()
-    whole = OptimizerCfg(groups=[{"match": "norm", "freeze": True}])
+    whole = MomentumOptimizerCfg(groups=[{"match": "norm", "freeze": True}])
     for _ in range(2):  # a network of the user's may be trained twice
         assert freeze(whole, net, settings_of(whole, net)) == [net.norm]
     assert [name for name, p in net.named_parameters() if not p.stop_gradient] == [
@@ -88,7 +82,7 @@ def test_a_norm_whose_parameters_are_all_frozen_stands_still():
 
 def test_freeze_norms_is_for_all_norms():
     net = Net()
-    cfg = OptimizerCfg(freeze_norms=True)
+    cfg = MomentumOptimizerCfg(freeze_norms=True)
     assert freeze(cfg, net, settings_of(cfg, net)) == [net.norm, net.bare]
     face = IResNet18(8, (1, 16, 16))
     still = freeze(cfg, face, settings_of(cfg, face))
@@ -98,26 +92,6 @@ def test_freeze_norms_is_for_all_norms():
     assert len(freeze(cfg, vit, settings_of(cfg, vit))) == 2 * 3 + 1 + 2
     with pytest.raises(UserError, match="Linear has no norm layer; leave it out"):
         settings_of(cfg, nn.Linear(2, 2))
-
-
-def test_layer_decay_counts_from_the_top():
-    """As in BEiT: the patches are layer 0, block i is i + 1, what is above them has the whole rate."""
-    groups = [{"match": "blocks.1.attn", "lr_scale": 0.5}]
-    found = settings_of(OptimizerCfg(layer_decay=0.75, groups=groups), SmallViT(8, (1, 18, 18)))
-    expected = {
-        "patch_embed.proj.weight": 0.75**4,
-        "pos_embed": 0.75**4,
-        "blocks.0.norm1.weight": 0.75**3,
-        "blocks.1.mlp.fc1.weight": 0.75**2,
-        "blocks.1.attn.qkv.weight": 0.5 * 0.75**2,
-        "blocks.2.attn.qkv.weight": 0.75,
-        "mask_token": 1.0,
-        "norm.weight": 1.0,
-        "feature.0.weight": 1.0,
-    }
-    assert {name: found[name].lr_scale for name in expected} == pytest.approx(expected, rel=1e-12)
-    with pytest.raises(UserError, match="Optimizer.layer_decay: IResNet18 does not say which layer"):
-        settings_of(OptimizerCfg(layer_decay=0.75), IResNet18(8, (1, 16, 16)))
 
 
 # ---- whole runs
@@ -160,7 +134,8 @@ ADAMW = ["Optimizer.name=AdamW", "LRScheduler.learning_rate=0.005", "Optimizer.c
         [
             "Optimizer.name=LARS",
             "LRScheduler.learning_rate=5.0",
-            "Optimizer.head={name: AdamW, lr_scale: 0.1}",
+            "Optimizer.head={name: AdamW}",
+            "Optimizer.head_lr_scale=0.1",
         ],
     ],
     ids=["adamw", "lars"],

@@ -7,15 +7,15 @@ import paddle
 import pytest
 from paddle import nn
 
-from plsc.config.optimizer import OptimizerCfg
-from plsc.config.run import LRSchedulerCfg
+from plsc.config import load
+from plsc.config.optimizer import MomentumOptimizerCfg
 from plsc.training.groups import settings_of
 from plsc.training.optim import build_optimizer, build_schedule
 from tests.helpers.bounds import EPS, assert_within
 
 
 def rates(steps_per_epoch=10, total=40, **keys):
-    schedule = build_schedule(LRSchedulerCfg(**keys), steps_per_epoch, total)
+    schedule = build_schedule(load({"LRScheduler": keys}).LRScheduler, steps_per_epoch, total)
     return [schedule(step) for step in range(total)]
 
 
@@ -29,17 +29,17 @@ def halfway(factor):
     [
         ({"name": "constant"}, {0: 1, 39: 1}),
         ({"name": "step", "milestones": [1.5, 3.0]}, {0: 1, 14: 1, 15: 0.1, 29: 0.1, 30: 0.01, 39: 0.01}),
-        ({"name": "step", "boundaries": [3, 4], "gamma": 0.5}, {2: 1, 3: 0.5, 4: 0.25, 39: 0.25}),
+        ({"name": "step", "milestones": [0.3, 0.4], "gamma": 0.5}, {2: 1, 3: 0.5, 4: 0.25, 39: 0.25}),
         ({"name": "poly", "power": 3.0}, {0: 1, 20: 0.5**3, 39: (1 / 40) ** 3}),
         ({"name": "poly", "power": 1.0, "min_factor": 0.2}, {0: 1, 20: 0.6, 39: 0.2 + 0.8 / 40}),
         ({"name": "cosine"}, {0: 1, 10: halfway(1 / 4), 20: 0.5, 39: halfway(39 / 40)}),
         ({"name": "cosine", "min_factor": 0.5}, {0: 1, 20: 0.75, 39: 0.5 + 0.5 * halfway(39 / 40)}),
         # the warm-up's first and last step, the first at the full rate, and the rest over what remains
-        ({"name": "constant", "warmup_steps": 4}, {0: 1 / 5, 3: 4 / 5, 4: 1, 39: 1}),
-        ({"name": "poly", "warmup_steps": 20, "power": 2.0}, {19: 20 / 21, 20: 1, 30: 1 / 4}),
+        ({"name": "constant", "warmup_epochs": 0.4}, {0: 1 / 5, 3: 4 / 5, 4: 1, 39: 1}),
+        ({"name": "poly", "warmup_epochs": 2, "power": 2.0}, {19: 20 / 21, 20: 1, 30: 1 / 4}),
         ({"name": "cosine", "warmup_epochs": 2.0}, {19: 20 / 21, 20: 1, 30: 0.5}),
         ({"name": "cosine", "warmup_epochs": 0.25}, {0: 1 / 3, 1: 2 / 3, 2: 1}),  # 2.5 steps are 2
-        ({"name": "step", "boundaries": [2], "warmup_steps": 4}, {3: 4 / 5, 4: 0.1}),
+        ({"name": "step", "milestones": [0.2], "warmup_epochs": 0.4}, {3: 4 / 5, 4: 0.1}),
     ],
 )
 def test_a_schedule_is_its_formula(keys, expected):
@@ -59,7 +59,7 @@ def test_drops_that_never_come_are_said(capsys):
 @pytest.mark.parametrize("name", ["constant", "poly", "cosine"])
 @pytest.mark.parametrize("total", [1, 4, 5])
 def test_a_run_may_end_before_or_with_its_warm_up(name, total):
-    found = rates(name=name, total=total, learning_rate=1.0, warmup_steps=5)
+    found = rates(name=name, total=total, learning_rate=1.0, warmup_epochs=0.5)
     assert found == pytest.approx([(step + 1) / 6 for step in range(total)])
 
 
@@ -80,7 +80,7 @@ def step_with(gradient, **keys):
     net = Net()
     for parameter in net.parameters():  # nothing zero, so that a decay would show
         parameter.set_value(paddle.full_like(parameter, 2.0))
-    cfg = OptimizerCfg(**keys)
+    cfg = MomentumOptimizerCfg(**keys)
     optimizer = build_optimizer(cfg, net, settings_of(cfg, net))
     before = {name: value.numpy() for name, value in net.named_parameters()}
     (sum(p.sum() for p in net.parameters() if not p.stop_gradient) * gradient).backward()
@@ -119,7 +119,7 @@ def test_a_small_gradient_is_not_clipped():
 def test_momentum_gathers_the_steps():
     net = nn.Linear(2, 1, bias_attr=False)
     before = net.weight.numpy()
-    cfg = OptimizerCfg(momentum=0.5, weight_decay=0.0)
+    cfg = MomentumOptimizerCfg(momentum=0.5, weight_decay=0.0)
     optimizer = build_optimizer(cfg, net, settings_of(cfg, net))
     for rate in (0.1, 0.2):
         net.weight.sum().backward()
@@ -141,7 +141,7 @@ def test_one_launch_updates_as_one_for_each_parameter_does(nesterov):
     for merged in (True, False):
         paddle.seed(0)
         net = nn.Sequential(nn.Linear(6, 4), nn.PReLU(4), nn.Linear(4, 3))
-        cfg = OptimizerCfg(name="Momentum", momentum=0.9, nesterov=nesterov, weight_decay=0.01)
+        cfg = MomentumOptimizerCfg(name="Momentum", momentum=0.9, nesterov=nesterov, weight_decay=0.01)
         optimizer = build_optimizer(cfg, net, settings_of(cfg, net))
         if not merged:
             optimizer._parts = [part._replace(merged=False) for part in optimizer._parts]

@@ -64,7 +64,12 @@ def test_steps_equal_momentum_sgd_in_float64(tmp_path):
     paddle.seed(0)
     net = Linear()
     weight, bias = net.linear.weight.numpy(), net.linear.bias.numpy()
-    overrides = ["Global.max_steps=3", "Optimizer.weight_decay=0.1", "LRScheduler.warmup_steps=2", NO_PAIRS]
+    overrides = [
+        "Global.max_steps=3",
+        "Optimizer.weight_decay=0.1",
+        "LRScheduler.warmup_epochs=0.2",
+        NO_PAIRS,
+    ]
     trainer = make_trainer(tmp_path, *overrides, backbone=net)
     data = Synthetic(23, 5, IMAGE_SHAPE, seed=3)
     batches = [*islice(Loader(data, 12, 0, 1, seed=3).epoch(0), 3)]

@@ -250,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         examined = doctor({path: partial(_open, path) for path in paths}, 1, False, findings)
     else:
         cfg = load(args.config or args.trained, args.override)
-        build = partial(build_dataset, cfg.DataLoader, cfg.Global.seed, cfg.place)
+        build = partial(build_dataset, cfg.DataLoader, cfg.Global.seed)
         sets = {key: partial(build, key) for key in keys_of_sets(cfg.DataLoader)}
         examined = doctor(sets, len(cfg.DataLoader.Train.sets), True, findings)
     labels = examined[0].images.labels if examined else None

@@ -126,7 +126,18 @@ def recommend(seen: Seen, dataset: dict, output: str) -> dict:
         "Optimizer.clip_norm": 5.0,
         "DataLoader.Train.dataset": pictures,
         "DataLoader.Train.batch_size": batch,
-        "DataLoader.Eval.dataset": {"name": "ImagePairs"} if seen.hold_out else None,
+        "DataLoader.Eval.dataset": _pairs_of(pictures) if seen.hold_out else None,
+    }
+
+
+def _pairs_of(pictures: dict) -> dict:
+    """Return the data set of pairs of the people that training does not see, prepared as in training."""
+    alike = ("hold_out", "size", "channels", "aligned")
+    images = pictures[KEY_OF_IMAGES[pictures["name"]]]
+    return {
+        "name": "ImagePairs",
+        "images": images,
+        **{key: pictures[key] for key in alike if key in pictures},
     }
 
 

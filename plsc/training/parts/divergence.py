@@ -15,14 +15,11 @@ from typing import Any
 from pydantic import NonNegativeInt
 
 from plsc import distributed
-from plsc.config.advice import usual_rate
 from plsc.errors import UserError
 from plsc.training.parts.dump import DumpWriter, find_cause
 from plsc.training.parts.part import Part, State
 from plsc.training.step import LeftOut, StepResult, TakenStep, Verdict
 from plsc.utils.logging import get_logger
-
-LOW_SHARE = 0.05  # of the rate that is usual for an optimizer: a lower rate is hardly why a run diverges
 
 
 class DivergedError(UserError):
@@ -80,7 +77,7 @@ class Divergence(Part):
             self._dump.write(step, cause.here)
         if self.in_a_row < self._most:
             return LeftOut()
-        advice = remedy(step.number, run.since_good, step.learning_rate, run.optimizer.name)
+        advice = remedy(step.number, run.since_good)
         text = (
             f"{cause.text} at step {step.number} ({rate}), step {self.in_a_row} in a row that had to be skipped; the checkpoints are "
             f"as they were, the batches in {self._dump.folder}: {advice}"
@@ -104,7 +101,7 @@ class Divergence(Part):
         ends_anyway = result.left_out and result.left_out.error
         if run.step < run.total_steps or run.since_good < steps or ends_anyway:
             return
-        advice = remedy(run.step, run.since_good, result.taken.learning_rate, run.optimizer.name)
+        advice = remedy(run.step, run.since_good)
         if not self.in_a_row:
             advice = "float16's loss scale is found in the first steps: train more of them"
         raise DivergedError(
@@ -114,14 +111,12 @@ class Divergence(Part):
         )
 
 
-def remedy(step: int, since_good: int, learning_rate: float, optimizer: str) -> str:
+def remedy(step: int, since_good: int) -> str:
     """Suggest a remedy for a run that diverged at step `step` (from 1), after `since_good` skipped steps in a
-    row, with the optimizer of this name."""
-    low = LOW_SHARE * (usual_rate(optimizer) or 0.0)
-    if since_good < step and learning_rate >= low:
+    row."""
+    if since_good < step:
         return "lower LRScheduler.learning_rate, lengthen its warm-up, or set Optimizer.clip_norm"
-    why = "no step has been finite yet" if since_good >= step else "the learning rate is low"
     return (
-        f"{why}, so a lower learning rate will hardly help; look in the network for a division by 0, a log or a root of 0, "
-        "and in the images of those batches"
+        "no step has been finite yet, so a lower learning rate will hardly help; look in the network for a "
+        "division by 0, a log or a root of 0, and in the images of those batches"
     )

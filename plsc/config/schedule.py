@@ -1,0 +1,132 @@
+"""Define the section LRScheduler: a section for each schedule of the learning rate, with its formula.
+
+    schedule = load(None, ["LRScheduler.name=poly"]).LRScheduler
+    schedule.rate(step=5, steps_per_epoch=10, total_steps=100)
+
+A schedule has no state, so a resumed run needs nothing but its step. The class centres follow it, too.
+"""
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from plsc.utils.registry import SCHEDULES
+from plsc.utils.section import Plug, Section, one_of
+
+
+class Schedule(ABC):
+    """The base of a schedule of one's own, which a config names as `package.module:Class`."""
+
+    @abstractmethod
+    def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
+        """Return the factor on the learning rate after the warm-up.
+
+        Args:
+            step: of the run, from 0.
+            progress: from 0 at the first step after the warm-up towards 1 at the end of the run.
+        """
+
+
+class LRSchedulerCfg(Section):
+    """The learning rate over the run: a linear warm-up, then the named schedule down to the last step."""
+
+    name: str = "cosine"
+    """`cosine`, half a cosine; `poly`, `(1 - progress) ** power`; `step`, times `gamma` at each milestone;
+    `constant`; or your own as `package.module:Class`."""
+    learning_rate: float = Field(0.1, gt=0)
+    """The rate at the end of the warm-up. Change it in proportion to the global batch."""
+    warmup_epochs: float = Field(0.0, ge=0, le=10**9)
+    """Epochs, fractions too, in which the rate rises linearly from 0."""
+
+    def warmup_steps(self, steps_per_epoch: int) -> int:
+        """Count the steps of the warm-up."""
+        return round(self.warmup_epochs * steps_per_epoch)
+
+    def rate(self, step: int, steps_per_epoch: int, total_steps: int) -> float:
+        """Return the learning rate of a step, 0 to total_steps - 1.
+
+        Warm-up rises linearly to the full rate, which the step after it takes: (step + 1) / (warmup + 1).
+        """
+        warmup = self.warmup_steps(steps_per_epoch)
+        if step < warmup:
+            return self.learning_rate * (step + 1) / (warmup + 1)
+        progress = (step - warmup) / max(1, total_steps - warmup)
+        return self.learning_rate * self.factor(step, progress, steps_per_epoch)
+
+    def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
+        """See `Schedule.factor`."""
+        raise NotImplementedError
+
+
+class CosineCfg(LRSchedulerCfg):
+    """Half a cosine."""
+
+    name: Literal["cosine"] = "cosine"
+    min_factor: float = Field(0.0, ge=0, le=1)
+    """Lowest rate as a fraction of `learning_rate`."""
+
+    def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
+        return self.min_factor + (1 - self.min_factor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class PolyCfg(LRSchedulerCfg):
+    """`(1 - progress) ** power`."""
+
+    name: Literal["poly"]
+    power: float = Field(2.0, gt=0, le=100)
+    """Exponent: 1 is a straight line, 2 falls faster at first."""
+    min_factor: float = Field(0.0, ge=0, le=1)
+    """Lowest rate as a fraction of `learning_rate`."""
+
+    def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
+        return self.min_factor + (1 - self.min_factor) * (1 - progress) ** self.power
+
+
+class StepCfg(LRSchedulerCfg):
+    """The rate drops at milestones."""
+
+    name: Literal["step"]
+    milestones: list[Annotated[float, Field(gt=0, le=10**9)]] = Field(min_length=1)
+    """Epochs, fractions too, at which the rate drops, in rising order: `[10, 16, 18]`."""
+    gamma: float = Field(0.1, gt=0, le=1)
+    """Factor on the rate at each milestone."""
+
+    @field_validator("milestones")
+    @classmethod
+    def _rising(cls, value: list[float]) -> list[float]:
+        if any(later <= earlier for earlier, later in itertools.pairwise(value)):
+            raise ValueError("must be in rising order")
+        return value
+
+    def drops(self, steps_per_epoch: int) -> list[int]:
+        """List the steps at which the rate drops."""
+        return [round(epoch * steps_per_epoch) for epoch in self.milestones]
+
+    def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
+        return self.gamma ** bisect_right(self.drops(steps_per_epoch), step)
+
+
+class ConstantCfg(LRSchedulerCfg):
+    """The same rate after the warm-up."""
+
+    name: Literal["constant"]
+
+    def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
+        return 1.0
+
+
+class OwnScheduleCfg(LRSchedulerCfg, Plug):
+    """A schedule of one's own; further keys are keyword arguments of its class."""
+
+    registry = SCHEDULES
+    name: str
+
+    def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
+        return self.build().factor(step, progress, steps_per_epoch)
+
+
+AnySchedule = one_of(CosineCfg, PolyCfg, StepCfg, ConstantCfg, OwnScheduleCfg)
