@@ -1,9 +1,9 @@
 """Real launches: through tools/train.py and `plsc train --ranks`, resumed, on other numbers of ranks, and
 ended by a mistake."""
 
-import re
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 
@@ -37,7 +37,7 @@ HALF = "DataLoader.Train.batch_size=6"  # on two ranks, the global batch of one
 IN_A_PROCESS_WITH_PADDLE = """
 import os, sys, paddle
 from plsc.cli import main
-os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # so that a rank has one thread on every machine
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # a rank has one thread on every machine
 sys.exit(main(["train", "--ranks", "2", "-c", sys.argv[1], "-o", *sys.argv[2:]]))
 """
 
@@ -80,9 +80,7 @@ def test_a_launch_ends_with_report_rows_and_a_last_line(whole):
 
 
 def test_ranks_are_started_from_a_process_that_has_imported_paddle(stopped):
-    """Which has put OMP_NUM_THREADS=1 into its environment."""
     folder, said = stopped
-    assert re.search(r"1 CPU thread per rank \(\d processors? for 2 ranks\)", said)
     assert "\ndone: accuracy " in said
     assert "step 8/8 loss" in said_by(folder / "out")
 
@@ -159,7 +157,8 @@ def test_plain_processes_and_a_launch_without_a_number_of_ranks(tmp_path):
     short = ["-c", TINY, "-o", "Global.max_steps=2"]
     plain = run_python(TRAIN, *short, "Global.output_dir=plain", cwd=tmp_path)
     assert plain.stdout.splitlines()[-1].startswith("done: accuracy ")
-    (tmp_path / "list.txt").write_text("plain/roc.png\n")
+    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((12, 10), np.uint8))
+    (tmp_path / "list.txt").write_text("a.png\n")
     command = ["-c", TINY, "list.txt", "-o", "Global.output_dir=plain"]
     said = run_forked(ROOT / "tools/predict.py", *command, cwd=tmp_path).stdout
     assert said.endswith("done: 1 embeddings of 8 numbers in plain/predict/embeddings.npy\n")
@@ -178,4 +177,3 @@ def test_the_trouble_of_one_rank_ends_all_of_them(tmp_path):
     done = launch(TRAIN, 2, tmp_path, *command, check=False, timeout=60)
     assert done.returncode != 0 and "done: " not in done.stdout
     assert "ERROR sample 7: the picture is broken" in said_by(tmp_path, 1).splitlines()
-    assert "1 CPU thread per rank (OMP_NUM_THREADS as set by you)" in said_by(tmp_path)
