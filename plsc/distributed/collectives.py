@@ -29,7 +29,7 @@ from paddle.distributed import collective, fleet
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
 from plsc.distributed import device as devices
-from plsc.distributed.environment import CPU
+from plsc.distributed.environment import CPU, local_size_from_env
 from plsc.distributed.environment import rank_from_env as rank
 from plsc.distributed.environment import world_size_from_env as world_size
 from plsc.distributed.key_value_store import get_store
@@ -64,6 +64,9 @@ def init(
     devices.use(kind, device, world_size())
     if world_size() > 1 and not dist.is_initialized():
         get_store()  # before the ranks exchange their addresses by it
+        if world_size() == local_size_from_env():
+            # The name of this machine may have no address, or another's: Gloo meets on the loopback interface.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         with _backend_for(kind), _groups_of_all_ranks_share_one():
             fleet.init(is_collective=True, log_level="ERROR")
     if threads is not None:

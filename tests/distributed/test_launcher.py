@@ -1,6 +1,8 @@
 """The start of ranks; that they train is shown in tests/distributed."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -8,7 +10,9 @@ from plsc.distributed import launcher
 from plsc.distributed.launcher import launch
 from plsc.distributed.paddle_launch import prepare
 from plsc.errors import UserError
+from tests.helpers.launch import ROOT
 from tests.helpers.launch import launch as start
+from tests.helpers.tiny_runs import TINY
 
 
 @pytest.mark.usefixtures("launches_are_forked")
@@ -107,3 +111,14 @@ def test_a_launch_that_is_refused_says_why_in_one_line(tmp_path, monkeypatch):
         with pytest.raises(UserError, match="^2 ranks, but 1 visible GPU$"):
             launch(["--help"], 2, tmp_path / "log", said.append)
     assert not said
+
+
+@pytest.mark.slow
+def test_ranks_of_one_machine_need_no_address_of_its_name(tmp_path):
+    train = f"{sys.executable} -m plsc train --ranks 2 -c {TINY} -o Global.max_steps=2 Global.output_dir=out"
+    command = ["unshare", "-n", "-u", "bash", "-c", f"ip link set lo up; hostname box-7f3a; {train}"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, env=env)
+    if "unshare" in done.stderr or "not found" in done.stderr:
+        pytest.skip("this user may have no network of its own, or there is no unshare")
+    assert done.returncode == 0, done.stderr
