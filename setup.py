@@ -96,6 +96,7 @@ setup(
         "test": [
             "aiohttp",
             "fsspec",
+            "httpx",  # the test client of the service
             "pytest",
             "pytest-xdist>=3.8",
             "safetensors",  # the other reader of checkpoints

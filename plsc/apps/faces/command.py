@@ -77,10 +77,11 @@ def align_folder(source: str, target: str, size: int = SIZE, smallest: int = SMA
 
     def align(item: tuple[str, str]) -> Row:
         name, output = item
+        photo = os.path.join(source, name)
         try:
-            face = largest_face(detector, read_photo(os.path.join(source, name)), size)
+            face = largest_face(detector, read_photo(photo), size)
         except UserError as error:
-            return Row(name, left_out=str(error))
+            return Row(name, left_out=str(error).removeprefix(f"{shown(photo)}: "))
         row = Row(name, side=face.side, faces=face.faces)
         if face.side < smallest:
             return row._replace(left_out=f"its face has {face.side} pixels, --smallest {smallest}")
@@ -102,12 +103,14 @@ def align_folder(source: str, target: str, size: int = SIZE, smallest: int = SMA
 def _outputs(source: str) -> dict[str, str]:
     """List the files below a folder, and the name of what is made of each; hidden ones are left out."""
     outputs: dict[str, str] = {}
+    taken: set[str] = set()
     for root, folders, files in os.walk(source):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(file for file in files if not file.startswith(".")):
             photo = os.path.relpath(os.path.join(root, name), source)
             output = f"{os.path.splitext(photo)[0]}.png"
-            outputs[photo] = f"{photo}.png" if output in outputs.values() else output
+            outputs[photo] = f"{photo}.png" if output in taken else output
+            taken.add(outputs[photo])
     return outputs
 
 

@@ -6,7 +6,6 @@ that their authors gave them.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import urllib.request
 from pathlib import Path
@@ -74,38 +73,22 @@ def path_of(published: Published) -> Path:
 
 
 def _fetch(published: Published, path: Path) -> None:
-    with writing(path, remedy="name another folder in PLSC_CACHE"):
+    by_hand = f"get {published.address} on another machine or later, and put it into {shown(path.parent)}"
+    with writing(path.parent, remedy="name another folder in PLSC_CACHE"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as beside, open(beside, "xb") as file:
-            digest = hashlib.sha256()
-            for block in _blocks(published, path):
-                digest.update(block)
-                file.write(block)
-            if digest.hexdigest() != published.sha256:
-                raise UserError(_by_hand(published, path, "what came is cut off or another file"))
+    with atomic_write(path) as beside:
+        try:
+            with (
+                urllib.request.urlopen(published.address, timeout=_TIMEOUT) as answer,  # noqa: S310 (see above)
+                Bar(f"fetching {published.file}", published.size, "bytes") as bar,
+                open(beside, "xb") as file,
+            ):
+                while block := answer.read(_BLOCK):
+                    file.write(block)
+                    bar.update(len(block))
+        except (OSError, ValueError) as error:
+            reason = shown(getattr(error, "reason", None) or error)
+            raise UserError(f"{published.file}: cannot be fetched ({reason}); {by_hand}") from None
+        if sha256_of(beside) != published.sha256:
+            raise UserError(f"{published.file}: what came is cut off or another file; {by_hand}")
     get_logger().info(f"{published.title}: {published.licence}, {published.address}, now in {shown(path)}")
-
-
-def _blocks(published: Published, path: Path):
-    """Yield what comes from the address, at most as much as the file has."""
-    left = published.size
-    try:
-        # The addresses are those above.
-        with (
-            urllib.request.urlopen(published.address, timeout=_TIMEOUT) as answer,  # noqa: S310
-            Bar(f"fetching {published.file}", published.size, "bytes") as bar,
-        ):
-            while left and (block := answer.read(min(_BLOCK, left))):
-                left -= len(block)
-                bar.update(len(block))
-                yield block
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise UserError(_by_hand(published, path, f"cannot be fetched ({shown(reason)})")) from None
-
-
-def _by_hand(published: Published, path: Path, why: str) -> str:
-    return (
-        f"{published.file}: {why}; get {published.address} on another machine or again later, and put it into "
-        f"{shown(path.parent)}"
-    )

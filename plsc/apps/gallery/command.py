@@ -4,28 +4,22 @@
     plsc gallery search people.gallery who.jpg
 
 Pictures are photos as they come from a camera. The answer goes to stdout, the log to stderr. Exit codes: of
-build, add, remove, list and evaluate 0; of search 0 where each picture has a name, else 1; 2 for a mistake.
+search 0 where each picture has a name, else 1; of the others 0; 2 for a mistake.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Sequence
-from typing import Any
 
-from plsc.apps.gallery import Gallery
 from plsc.apps.gallery.embed import Network, open_network
-from plsc.apps.gallery.gallery import LeftOut, Match
+from plsc.apps.gallery.gallery import Gallery, LeftOut, Match
 from plsc.apps.gallery.threshold import RATE, Threshold
 from plsc.config import add_device, add_overrides
 from plsc.errors import UserError, shown
 from plsc.utils.text import counted
-
-Answer = tuple[str, Any, int]
-"""Text, the same for JSON, and the exit code."""
 
 
 def add_network(parser: argparse.ArgumentParser, default: str) -> None:
@@ -48,28 +42,21 @@ def network_of(args: argparse.Namespace) -> Network | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "plsc gallery", description="Keep known people, and find out whom a picture shows."
-    )
+    what = "Keep known people, and find out whom a picture shows."
+    parser = argparse.ArgumentParser("plsc gallery", description=what)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, help: str, network: str = "") -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=help, description=f"plsc gallery {name}: {help}.")
         made.add_argument("gallery", help="the gallery's file, or milvus://host:port/name")
-        made.add_argument("--json", action="store_true", help="print JSON")
         if network:
             add_network(made, network)
         return made
 
     build = verb("build", "make a gallery of a folder with a folder for each person", "sface")
     build.add_argument("people", help="photos/Ann/1.jpg, photos/Ann/2.jpg, photos/Bob/1.jpg, ...")
-    build.add_argument(
-        "--rate",
-        type=float,
-        default=RATE,
-        metavar="SHARE",
-        help=f"of strangers that get a name; default: {RATE}",
-    )
+    rate = f"of strangers that get a name; default: {RATE}"
+    build.add_argument("--rate", type=float, default=RATE, metavar="SHARE", help=rate)
     add = verb("add", "add pictures of a person", "the gallery's")
     add.add_argument("name", help="of the person, new or known")
     add.add_argument("pictures", nargs="+", help="files")
@@ -78,13 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     verb("list", "show who is in a gallery")
     search = verb("search", "say whom pictures show", "the gallery's")
     search.add_argument("pictures", nargs="+", help="files; of several faces in one the largest is looked up")
-    search.add_argument(
-        "--top", type=int, default=5, metavar="N", help="with --json: people to list; default: 5"
-    )
     evaluate = verb("evaluate", "count how many known people are found, and strangers named", "the gallery's")
-    evaluate.add_argument(
-        "people", help="further pictures, as for build; who is not in the gallery is a stranger"
-    )
+    evaluate.add_argument("people", help="further pictures, as for build; others in it are strangers")
     return parser
 
 
@@ -98,19 +80,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             gallery = Gallery.open(args.gallery, network)
         with contextlib.closing(gallery):
-            text, answer, code = _VERBS[args.verb](args, gallery)
-    print(json.dumps(answer) if args.json else text)
+            text, code = _VERBS[args.verb](args, gallery)
+    print(text)
     return code
 
 
+Answer = tuple[str, int]
+"""Text, and the exit code."""
+
+
 def _built(args: argparse.Namespace, gallery: Gallery) -> Answer:
-    text = f"{_described(args, gallery)}{_said(gallery.left_out)}"
-    return text, {**_facts(gallery), **_as_json(gallery.left_out)}, 0
+    return f"{_described(args, gallery)}{_said(gallery.left_out)}", 0
 
 
 def _list(args: argparse.Namespace, gallery: Gallery) -> Answer:
-    names = [*gallery]
-    return "\n".join([_described(args, gallery), *names]), {**_facts(gallery), "names": names}, 0
+    return "\n".join([_described(args, gallery), *gallery]), 0
 
 
 def _described(args: argparse.Namespace, gallery: Gallery) -> str:
@@ -122,49 +106,33 @@ def _people(gallery: Gallery) -> str:
     return counted(len(gallery), "person", "people")
 
 
-def _facts(gallery: Gallery) -> dict[str, Any]:
-    return {"people": len(gallery), "pictures": gallery.pictures, "threshold": vars(gallery.threshold)}
-
-
 def _said(left_out: Sequence[LeftOut]) -> str:
     return f"\nleft out: {counted(len(left_out), 'picture')}, named above" if left_out else ""
 
 
-def _as_json(left_out: Sequence[LeftOut]) -> dict[str, Any]:
-    return {"left_out": [each._asdict() for each in left_out]}
-
-
 def _add(args: argparse.Namespace, gallery: Gallery) -> Answer:
     left_out = gallery.add(args.name, args.pictures)
-    added = len(args.pictures) - len(left_out)
-    text = f"{shown(args.name)}: {counted(added, 'picture')} added; {_people(gallery)}{_said(left_out)}"
-    return text, {**_facts(gallery), "added": added, **_as_json(left_out)}, 0
+    added = counted(len(args.pictures) - len(left_out), "picture")
+    return f"{shown(args.name)}: {added} added; {_people(gallery)}{_said(left_out)}", 0
 
 
 def _remove(args: argparse.Namespace, gallery: Gallery) -> Answer:
     for name in args.names:
         gallery.remove(name)
-    return f"{counted(len(args.names), 'person', 'people')} removed; {_people(gallery)}", _facts(gallery), 0
+    return f"{counted(len(args.names), 'person', 'people')} removed; {_people(gallery)}", 0
 
 
 def _search(args: argparse.Namespace, gallery: Gallery) -> Answer:
     looks, embeddings = gallery.embed(args.pictures)
     threshold = gallery.threshold
-    found = iter(gallery.nearest(embeddings, args.top))
-    matches = [[] if look.left_out else next(found) for look in looks]
-    lines = []
-    for picture, look, best in zip(args.pictures, looks, matches):
+    found = iter(gallery.nearest(embeddings))
+    lines, named = [], 0
+    for picture, look in zip(args.pictures, looks):
+        matches = [] if look.left_out else next(found)
+        named += bool(matches) and matches[0].accepted
         several = f"; the largest of {look.faces} faces" if look.faces > 1 else ""
-        lines.append(f"{shown(picture)}: {look.left_out or verdict(best, threshold)}{several}")
-    answer = [
-        {
-            "picture": picture,
-            "left_out": look.left_out or None,
-            "matches": [match._asdict() for match in best],
-        }
-        for picture, look, best in zip(args.pictures, looks, matches)
-    ]
-    return "\n".join(lines), answer, int(not all(best and best[0].accepted for best in matches))
+        lines.append(f"{shown(picture)}: {look.left_out or verdict(matches, threshold)}{several}")
+    return "\n".join(lines), int(named < len(looks))
 
 
 def verdict(matches: Sequence[Match], threshold: Threshold) -> str:
@@ -181,12 +149,12 @@ def verdict(matches: Sequence[Match], threshold: Threshold) -> str:
 def _evaluate(args: argparse.Namespace, gallery: Gallery) -> Answer:
     counts = gallery.evaluate(args.people)
     known, strangers = (counted(counts[kind], "picture") for kind in ("known", "strangers"))
-    text = (
-        f"{known} of people in the gallery: {_share(counts, 'right', 'known')} found, {counts['nobody']:,} nobody, "
-        f"{counts['wrong']:,} by another's name\n{strangers} of strangers: {_share(counts, 'named', 'strangers')} "
-        f"by a name\nleft out: {counted(counts['left_out'], 'picture')}"
-    )
-    return text, counts, 0
+    return (
+        f"{known} of people in the gallery: {_share(counts, 'right', 'known')} found, "
+        f"{counts['nobody']:,} nobody, {counts['wrong']:,} by another's name\n"
+        f"{strangers} of strangers: {_share(counts, 'named', 'strangers')} by a name\n"
+        f"left out: {counted(counts['left_out'], 'picture')}"
+    ), 0
 
 
 def _share(counts: dict[str, int], part: str, of: str) -> str:

@@ -1,6 +1,6 @@
 """Embed pictures: by SFace, by any ONNX network for aligned faces, or by a run of one's own.
 
-    network = sface()
+    network = open_network()
     looks = [network.look(picture) for picture in ("ann.jpg", "bob.jpg")]
     network.embed([look.sample for look in looks])    # float32 [2, 128] of length 1
 
@@ -51,7 +51,7 @@ class Look(NamedTuple):
 class Network(ABC):
     """Turns samples into embeddings of length 1.
 
-    title: for people. identity: of its weights. origin: how `from_origin` opens it again, as JSON.
+    title: for people. identity: of its weights. origin: what `open_network` opens it by.
     preprocessing: of its samples. threshold: cosine above which two pictures show the same person; None: not known.
     """
 
@@ -114,11 +114,6 @@ class _SFace(Network):
         return np.stack([self._run.feature(picture)[0].copy() for picture in pictures])
 
 
-def sface() -> Network:
-    """Open SFace, which is fetched where it is not there. UserError: it cannot be."""
-    return _SFace(str(path_of(SFACE)))
-
-
 class _Onnx(Network):
     def __init__(self, path: str):
         try:
@@ -170,7 +165,7 @@ class _OfRun(Network):
         super().__init__(network.described, network.checkpoint.network, origin, network.preprocessing)
         self.finds_faces = bool(network.preprocessing.aligned)
         self.flip = network.choose_flip(self._config.DataLoader.Eval.flip)
-        self.threshold = network.thresholds.threshold
+        self.threshold = network.threshold.cosine
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
         return self._trained.embed(samples, _BATCH)
@@ -200,12 +195,7 @@ def open_network(
     if config is not None:
         return _OfRun(config, [*overrides])
     if network in (None, "sface"):
-        return sface()
+        return _SFace(str(path_of(SFACE)))
     if not os.path.isfile(network):
         raise UserError(f"--network {shown(network)}: is no file; give sface, or the path of an ONNX file")
     return _Onnx(network)
-
-
-def from_origin(origin: dict[str, Any]) -> Network:
-    """Open a network again by its `origin`."""
-    return open_network(**origin)

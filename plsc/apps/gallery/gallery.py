@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from plsc.apps.faces.photos import NO_FACE, in_threads
-from plsc.apps.gallery.embed import Look, Network, Picture, from_origin, sface
+from plsc.apps.gallery.embed import Look, Network, Picture, open_network
 from plsc.apps.gallery.milvus import MilvusStore, is_url
 from plsc.apps.gallery.store import SqliteStore, Stored
 from plsc.apps.gallery.threshold import MOST_PICTURES, RATE, Threshold, measure
@@ -60,16 +60,13 @@ class Gallery:
         self._store = store
         self._network = network
         self._opening = threading.Lock()
-        if network is not None and network.identity != store.facts()["network"]:
-            raise UserError(
-                f"{store.name}: its embeddings are of the network {shown(store.facts()['title'])}, which is another "
-                f"one than {network.title}; leave -c and --network out, or build it again"
-            )
+        if network is not None:
+            self._check(network)
 
     @classmethod
     def open(cls, path: str | os.PathLike, network: Network | None = None) -> Gallery:
         """Open a gallery; network: the one that it was built with, where it is elsewhere now."""
-        return cls(_engine(path)(path), network)
+        return cls(_engine(path).open(path), network)
 
     @classmethod
     def build(
@@ -88,12 +85,14 @@ class Gallery:
 
         Pictures that cannot be used are logged and listed in `left_out`. UserError if none can.
         """
+        engine = _engine(path)
+        engine.check_new(path)
         if not 0 < rate < 0.5:
             raise UserError(f"--rate: must be between 0 and 0.5, got {rate:g}")
         named: dict[str, list[Picture]] = {}
         for name, pictures in (people if isinstance(people, Mapping) else people_of(people)).items():
             named.setdefault(name_of(name), []).extend(pictures)
-        network = network or sface()
+        network = network or open_network()
         stored, left_out = _embed(network, named)
         if not stored:
             first = f", the first: {left_out[0].picture}: {left_out[0].reason}" if left_out else ""
@@ -109,14 +108,14 @@ class Gallery:
                 store.add(name, pictures, measures=last_part(name) not in seen)
             _measure(store)
 
-        return cls(_engine(path).create(path, fill), network, left_out)
+        return cls(engine.create(path, fill), network, left_out)
 
     def __len__(self) -> int:
         """Return the number of people."""
         return len(self._store)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and _composed(name) in self._store
+        return isinstance(name, str) and unicodedata.normalize("NFC", name) in self._store
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""
@@ -143,15 +142,17 @@ class Gallery:
         """The gallery's network, which is opened when it is asked for first."""
         with self._opening:
             if self._network is None:
-                facts = self._store.facts()
-                found = from_origin(facts["origin"])
-                if found.identity != facts["network"]:
-                    raise UserError(
-                        f"{self._store.name}: {found.title} is another network than the one that made its embeddings; "
-                        "name that one by -c or --network, or build it again"
-                    )
-                self._network = found
+                self._network = open_network(**self._store.facts()["origin"])
+                self._check(self._network)
             return self._network
+
+    def _check(self, network: Network) -> None:
+        facts = self._store.facts()
+        if network.identity != facts["network"]:
+            raise UserError(
+                f"{self._store.name}: its embeddings are of {shown(facts['title'])}, and {network.title} is another "
+                "network; name the one that made them by -c or --network, or build it again"
+            )
 
     def add(self, name: str, pictures: Sequence[Picture]) -> list[LeftOut]:
         """Add pictures of a person, new or known, and return those that cannot be used. UserError if none
@@ -169,7 +170,7 @@ class Gallery:
 
     def remove(self, name: str) -> None:
         """Remove a person with all pictures. UserError: nobody has this name."""
-        name = _composed(name)
+        name = name_of(name)
         with self._store.transaction():
             if name not in self._store:
                 raise UserError(f"{self._store.name}: has nobody called {shown(name)}")
@@ -203,7 +204,7 @@ class Gallery:
 
     def face(self, name: str, embedding: np.ndarray) -> bytes:
         """Return the picture of a person that is most like an embedding, JPEG; empty for nobody."""
-        return self._store.face(_composed(name), embedding)
+        return self._store.face(name, embedding)
 
     def evaluate(self, people: str | os.PathLike | Mapping[str, Sequence[Picture]]) -> dict[str, int]:
         """Search further pictures of people, as `build` takes them; who is not in the gallery is a stranger.
@@ -240,18 +241,14 @@ def people_of(folder: str | os.PathLike) -> dict[str, list[str]]:
 
 
 def name_of(name: str) -> str:
-    """Return a person's name as galleries have it. UserError for one that cannot be shown, or is empty."""
-    name = _composed(name)
+    """Return a person's name as galleries have it, accents as parts of their letters: file systems and
+    keyboards give either. UserError for one that cannot be shown, or is empty."""
+    name = unicodedata.normalize("NFC", name)
     if not name or not name.isprintable() or name != name.strip() or len(name) > _LONGEST_NAME:
         raise UserError(
             f"'{shown(name)}': a name has 1 to {_LONGEST_NAME} characters that can be seen, and no space at its ends"
         )
     return name
-
-
-def _composed(name: str) -> str:
-    """Return a name with accents as parts of their letters (NFC): file systems and keyboards give either."""
-    return unicodedata.normalize("NFC", name)
 
 
 def embed(network: Network, pictures: Sequence[Picture]) -> tuple[list[Look], np.ndarray]:

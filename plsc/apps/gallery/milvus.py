@@ -40,7 +40,7 @@ _KNOWN, _MEASURES, _STRANGER = range(3)  # kinds of pictures
 
 
 class MilvusStore:
-    """A gallery in Milvus; `MilvusStore(url)` opens it."""
+    """A gallery in Milvus; `open` or `create` makes one."""
 
     def __init__(self, url: str):
         self.name = shown(url)
@@ -48,30 +48,40 @@ class MilvusStore:
         uri, self._base = _place(url)
         with self._said():
             self._client = _connect(uri)
-            if not self._client.has_collection(f"{self._base}_facts"):
-                raise MissingFileError(f"{self.name}: there is no gallery; make one with plsc gallery build")
-            for part in _FIELDS:
-                if self._client.has_collection(self._base + part):
-                    self._client.load_collection(self._base + part)
+            for part in filter(self._has, _FIELDS):
+                self._client.load_collection(self._base + part)
+
+    @classmethod
+    def open(cls, url: str) -> MilvusStore:
+        """Open a gallery. Raises MissingFileError, UserError."""
+        store = cls(url)
+        if not store._has("_facts"):
+            raise MissingFileError(f"{store.name}: there is no gallery; make one with plsc gallery build")
+        return store
+
+    @classmethod
+    def check_new(cls, url: str) -> None:
+        """Refuse by UserError a place at which there is a gallery."""
+        with contextlib.closing(cls(url)) as store:
+            if store._has("_facts"):
+                raise UserError(f"{store.name}: is there already; remove it first, or take another name")
 
     @classmethod
     def create(cls, url: str, fill: Callable[[MilvusStore], None]) -> MilvusStore:
         """Make a gallery, and nothing where `fill` fails."""
-        store = cls.__new__(cls)
-        store.name, store._lock = shown(url), threading.RLock()
-        uri, store._base = _place(url)
-        with store._said():
-            store._client = _connect(uri)
-            if store._client.has_collection(f"{store._base}_facts"):
-                raise UserError(f"{store.name}: is there already; remove it first, or name another gallery")
-            try:
-                store._make("_facts", 2)
-                fill(store)
-            except BaseException:
-                for part in _FIELDS:
-                    store._client.drop_collection(store._base + part)
-                raise
+        store = cls(url)
+        try:
+            store._make("_facts", 2)
+            fill(store)
+        except BaseException:
+            for part in _FIELDS:
+                store._client.drop_collection(store._base + part)
+            raise
         return store
+
+    def _has(self, part: str) -> bool:
+        with self._said():
+            return self._client.has_collection(self._base + part)
 
     def close(self) -> None:
         self._client.close()
@@ -160,7 +170,7 @@ class MilvusStore:
         """Make a collection for vectors of `width` numbers, if it is not there."""
         from pymilvus import DataType
 
-        if self._client.has_collection(self._base + part):
+        if self._has(part):
             return
         schema = self._client.create_schema(auto_id=part == "_pictures", enable_dynamic_field=False)
         schema.add_field("id", DataType.INT64, is_primary=True)
@@ -176,7 +186,7 @@ class MilvusStore:
     def _query(self, part: str, which: str, fields: list[str]) -> list[dict[str, Any]]:
         """Read the rows for which a filter is true, of pictures at most _MOST."""
         with self._said():
-            if not self._client.has_collection(self._base + part):
+            if not self._has(part):
                 return []
             if part == "_pictures":
                 return self._client.query(self._base + part, filter=which, output_fields=fields, limit=_MOST)

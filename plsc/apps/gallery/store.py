@@ -27,6 +27,7 @@ from plsc.checkpoint.tensorfile import sync_folder
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.evaluation.search import search
 from plsc.utils.atomic_write import atomic_write
+from plsc.utils.files import check_parent
 from plsc.utils.vectors import unit_rows
 
 _WAIT = 60.0  # seconds for another process that writes
@@ -69,12 +70,10 @@ class _Rows(NamedTuple):
 
 
 class SqliteStore:
-    """A gallery's file. Threads may share one. Raises MissingFileError, UserError."""
+    """A gallery's file; `open` or `create` makes one. Threads may share one."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
-        if not self.path.is_file():
-            raise MissingFileError(f"{self.name}: there is no gallery; make one with plsc gallery build")
         self._lock = threading.RLock()
         self._rows: _Rows | None = None
         with self._said():
@@ -86,10 +85,22 @@ class SqliteStore:
                 self._sql.execute(f"PRAGMA {setting}")
 
     @classmethod
+    def open(cls, path: str | os.PathLike) -> SqliteStore:
+        """Open a gallery. Raises MissingFileError, UserError."""
+        if not os.path.isfile(path):
+            raise MissingFileError(f"{shown(path)}: there is no gallery; make one with plsc gallery build")
+        return cls(path)
+
+    @classmethod
+    def check_new(cls, path: str | os.PathLike) -> None:
+        """Refuse by UserError a path at which no gallery can be made."""
+        check_parent(path)
+        if os.path.lexists(path):
+            raise UserError(f"{shown(path)}: is there already; remove it first, or take another name")
+
+    @classmethod
     def create(cls, path: str | os.PathLike, fill: Callable[[SqliteStore], None]) -> SqliteStore:
         """Make a gallery; it is at `path` when `fill` has written into it and all is on the disk."""
-        if os.path.lexists(path):
-            raise UserError(f"{shown(path)}: is there already; remove it first, or name another file")
         with cls._saying(path), atomic_write(path) as beside:
             for file in (path, beside):  # of a gallery that was deleted by hand, and of a killed build
                 for end in ("-wal", "-shm", "-journal"):
@@ -216,7 +227,8 @@ class SqliteStore:
         people = {name: measures for name, measures, _ in found}
         numbers = {name: number for number, name in enumerate(people)}
         owners = np.array([numbers[name] for name, _, _ in found], np.int64)
-        vectors = np.frombuffer(b"".join(vector for *_, vector in found), "<f4").reshape(len(found), -1)
+        width = len(_vector(found[0][2])) if found else 0
+        vectors = _vector(b"".join(vector for *_, vector in found)).reshape(len(found), width)
         starts = np.searchsorted(owners, np.arange(len(people)))
         means = unit_rows(np.add.reduceat(vectors, starts)) if len(people) else vectors
         return _Rows(version, [*people], np.array([*people.values()], bool), vectors, owners, means)

@@ -40,7 +40,7 @@ _MOST_AT_ONCE = 64  # requests; more are answered 503
 _SHORTEST_TOKEN = 16
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HOW = "send the file of a picture as a form: curl -F picture=@who.jpg http://.../search"
-_HEADERS = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Cache-Control": "no-store"}
+_HEADERS = [("x-content-type-options", "nosniff"), ("x-frame-options", "DENY"), ("cache-control", "no-store")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"http://{args.host}:{args.port}/{'' if token else f', read only without {TOKEN}'}"
     )
     app = create_app(gallery, token, args.host in _LOOPBACK)
-    limits = {"limit_concurrency": _MOST_AT_ONCE, "log_level": "warning", "server_header": False}
-    uvicorn.run(app, host=args.host, port=args.port, **limits)
+    options = {"limit_concurrency": _MOST_AT_ONCE, "log_level": "warning", "headers": _HEADERS}
+    uvicorn.run(app, host=args.host, port=args.port, **options)
     return 0
 
 
@@ -149,8 +149,7 @@ def _as_url(jpeg: bytes) -> str:
 
 
 class _Limit:
-    """Refuse requests of more than MOST_BYTES, whatever their Content-Length says; and answer with
-    _HEADERS."""
+    """Refuse requests of more than MOST_BYTES, whatever their Content-Length says."""
 
     def __init__(self, app: Any):
         self._app = app
@@ -166,10 +165,4 @@ class _Limit:
                 raise HTTPException(413, f"a request has at most {MOST_BYTES:,} bytes")
             return message
 
-        async def with_headers(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                ours = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
-                message["headers"] = [*message["headers"], *ours]
-            await send(message)
-
-        await self._app(scope, counted, with_headers)
+        await self._app(scope, counted, send)

@@ -1,0 +1,243 @@
+"""Galleries in SQLite: what is stored, found, changed and refused; without a network of faces."""
+
+import sqlite3
+import threading
+import unicodedata
+
+import numpy as np
+import pytest
+
+from plsc import Gallery
+from plsc.apps.gallery.store import SqliteStore, Stored
+from plsc.apps.gallery.threshold import RATE
+from plsc.errors import MissingFileError, UserError
+from tests.apps.gallery.people import NAMES, Pixels, folder_of, people, picture
+
+
+@pytest.fixture
+def gallery(tmp_path):
+    return Gallery.build(tmp_path / "a.gallery", folder_of(tmp_path / "people"), Pixels())
+
+
+def test_a_gallery_is_built_opened_and_searched(gallery, tmp_path):
+    assert [*gallery] == NAMES and len(gallery) == 3 and gallery.pictures == 6 and not gallery.left_out
+    assert "Ann" in gallery and "Dan" not in gallery and 7 not in gallery
+    assert repr(gallery) == f"<Gallery: 3 people in {tmp_path / 'a.gallery'}>"
+    again = Gallery.open(tmp_path / "a.gallery", Pixels())
+    (path := tmp_path / "who.png").write_bytes(picture("Bob", 9))
+    for asked in ([str(path)], [path], [picture("Bob", 9)]):
+        (matches,) = again.search(asked)
+        assert matches[0].name == "Bob" and len(matches) == 3
+        assert matches[0].accepted and not matches[1].accepted and matches[0].similarity > 0.6
+    (nobody,) = again.search([picture("Zoe")], top=1)
+    assert len(nobody) == 1 and not nobody[0].accepted
+    assert again.search([]) == []
+
+
+def test_similarities_are_those_with_the_mean_of_a_persons_pictures(gallery):
+    looks, embeddings = gallery.embed([picture("Ann", n) for n in range(2)] + [picture("Zoe")])
+    assert all(look.face[:2] == b"\xff\xd8" and look.faces == 0 for look in looks)
+    mean = embeddings[0] + embeddings[1]
+    (matches,) = gallery.nearest(embeddings[2:])
+    similarity = next(match.similarity for match in matches if match.name == "Ann")
+    assert similarity == pytest.approx(float(mean @ embeddings[2] / np.linalg.norm(mean)), abs=1e-6)
+    assert gallery.face("Ann", embeddings[1]) == looks[1].face and gallery.face("Zoe", embeddings[1]) == b""
+
+
+def test_people_are_added_and_removed(gallery):
+    assert gallery.add("Dan", [picture("Dan", n) for n in range(2)]) == []
+    assert gallery.search([picture("Dan", 5)])[0][0].name == "Dan" and [*gallery] == [*NAMES, "Dan"]
+    assert gallery.add("Dan", [picture("Dan", 7)]) == [] and gallery.pictures == 9
+    gallery.remove("Dan")
+    assert "Dan" not in gallery and gallery.pictures == 6
+    assert gallery.search([picture("Dan", 5)])[0][0].name != "Dan"
+    with pytest.raises(UserError, match="has nobody called Dan"):
+        gallery.remove("Dan")
+    for name in NAMES:
+        gallery.remove(name)
+    assert len(gallery) == 0 and gallery.search([picture("Ann")]) == [[]]
+    gallery.add("Ann", [picture("Ann")])
+    assert gallery.search([picture("Ann")])[0][0].accepted
+
+
+def test_a_removed_person_is_not_in_the_file(gallery, tmp_path):
+    _, (embedding,) = gallery.embed([picture("Ann", 0)])
+    data = embedding.astype("<f4").tobytes()
+    contents = [file.read_bytes() for file in tmp_path.glob("a.gallery*")]
+    assert any(data in content for content in contents)
+    gallery.remove("Ann")
+    gallery.close()
+    assert not any(data in file.read_bytes() for file in tmp_path.glob("a.gallery*"))
+
+
+def test_changes_of_others_are_seen(gallery, tmp_path):
+    other = Gallery.open(tmp_path / "a.gallery", Pixels())
+    assert len(other) == 3
+    gallery.add("Dan", [picture("Dan")])
+    assert [*other] == [*NAMES, "Dan"] and other.search([picture("Dan")])[0][0].name == "Dan"
+    other.remove("Ann")
+    assert "Ann" not in gallery
+
+
+def test_threads_share_a_gallery(gallery):
+    failed = []
+
+    def work(number):
+        try:
+            for turn in range(5):
+                gallery.add(f"t{number}", [picture(f"t{number}", turn)])
+                assert gallery.search([picture(f"t{number}", turn)])[0][0].name == f"t{number}"
+        except BaseException as error:  # noqa: BLE001 (a thread's error is shown by the test)
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not failed and len(gallery) == 7 and gallery.pictures == 26
+
+
+def test_pictures_that_cannot_be_used_are_left_out_and_named(tmp_path, capsys):
+    folder = folder_of(tmp_path / "people")
+    black = tmp_path / "black.png"
+    (folder / "Ann" / "text.jpg").write_text("no picture")
+    gallery = Gallery.build(tmp_path / "a.gallery", folder, Pixels())
+    ((path, reason),) = gallery.left_out
+    assert path.endswith("Ann/text.jpg") and reason.startswith("not an image")
+    assert f"left out {path}: not an image" in capsys.readouterr().out
+    black.write_text("")
+    left_out = gallery.add("Ann", [picture("Ann", 8), str(black)])
+    assert [each.picture for each in left_out] == [str(black)] and gallery.pictures == 7
+    with pytest.raises(UserError, match=r"Eve: nothing was added: .*black\.png: not an image"):
+        gallery.add("Eve", [str(black)])
+    with pytest.raises(UserError, match="nothing was added: no pictures were given"):
+        gallery.add("Eve", [])
+    with pytest.raises(UserError, match=r"black\.png: not an image"):
+        gallery.search([str(black)])
+    assert "Eve" not in gallery
+
+
+def test_a_build_is_all_or_nothing(tmp_path):
+    path = tmp_path / "a.gallery"
+    for wrong, text in (
+        ({"Ann": [b"x"]}, "no picture can be used, the first: the picture: not an image"),
+        ({}, "no picture can be used$"),
+        ({"": [picture("a")]}, "a name has 1 to 200"),
+        ({"a\nb": [picture("a")]}, r"'a\\nb': a name has"),
+        ({" a": [picture("a")]}, "no space at its ends"),
+    ):
+        with pytest.raises(UserError, match=text):
+            Gallery.build(path, wrong, Pixels())
+    with pytest.raises(UserError, match="--rate: must be between 0 and 0.5, got 0.7"):
+        Gallery.build(path, people(1), Pixels(), rate=0.7)
+    assert not [*tmp_path.iterdir()]
+    Gallery.build(path, people(1), Pixels())
+    with pytest.raises(UserError, match="is there already; remove it first"):
+        Gallery.build(path, people(1), Pixels())
+    with pytest.raises(UserError, match="is no folder"):
+        Gallery.build(tmp_path / "b.gallery", tmp_path / "none", Pixels())
+    with pytest.raises(UserError, match="there is no folder .*make it first"):
+        Gallery.build(tmp_path / "none" / "b.gallery", people(1), Pixels())
+
+
+def test_leftovers_of_another_gallery_do_not_get_into_a_new_one(tmp_path):
+    path = tmp_path / "a.gallery"
+    first = Gallery.build(path, people(3), Pixels())
+    first.add("Dan", [picture("Dan")])
+    journal = (tmp_path / "a.gallery-wal").read_bytes()
+    first.close()
+    path.unlink()
+    for end in ("-wal", ".tmp-wal"):
+        (tmp_path / f"a.gallery{end}").write_bytes(journal)
+    (tmp_path / "a.gallery.tmp").write_text("of a killed build")
+    assert [*Gallery.build(path, people(2), Pixels())] == ["p0", "p1"]
+    assert not (tmp_path / "a.gallery.tmp").exists()
+
+
+def test_one_name_is_one_person_whatever_its_unicode_form(tmp_path):
+    forms = [unicodedata.normalize(form, "Zoë") for form in ("NFC", "NFD")]
+    gallery = Gallery.build(
+        tmp_path / "a.gallery", {form: [picture("Zoë", n)] for n, form in enumerate(forms)}, Pixels()
+    )
+    assert [*gallery] == ["Zoë"] and gallery.pictures == 2 and all(form in gallery for form in forms)
+    gallery.remove(forms[1])
+    assert len(gallery) == 0
+
+
+def test_another_network_is_refused(gallery, tmp_path):
+    with pytest.raises(UserError, match="its embeddings are of pixels, and other is another network"):
+        Gallery.open(tmp_path / "a.gallery", Pixels("other"))
+    with pytest.raises(UserError, match=r"--network none\.onnx: is no file"):
+        Gallery.open(tmp_path / "a.gallery").search([picture("Ann")])
+
+
+def test_what_is_no_gallery_is_refused(gallery, tmp_path):
+    with pytest.raises(MissingFileError, match="there is no gallery; make one with plsc gallery build"):
+        Gallery.open(tmp_path / "none.gallery")
+    (tmp_path / "text").write_text("I am no database" * 100)
+    sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE a (b)").connection.close()
+    with pytest.raises(UserError, match="not a database; it is damaged"):
+        Gallery.open(tmp_path / "text")
+    with pytest.raises(UserError, match="is no gallery; name a file that plsc gallery build wrote"):
+        Gallery.open(tmp_path / "other.db")
+    gallery.close()
+    data = (tmp_path / "a.gallery").read_bytes()
+    (tmp_path / "cut.gallery").write_bytes(data[: len(data) // 2])
+    with pytest.raises(UserError, match="malformed; it is damaged: take a copy, or build it again"):
+        len(Gallery.open(tmp_path / "cut.gallery"))
+
+
+def test_a_gallery_that_another_process_holds_is_one_line(gallery, tmp_path, monkeypatch):
+    monkeypatch.setattr("plsc.apps.gallery.store._WAIT", 0.1)
+    waiting = Gallery.open(tmp_path / "a.gallery", Pixels())
+    holder = sqlite3.connect(tmp_path / "a.gallery", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(UserError, match="database is locked; nothing was changed"):
+        waiting.add("Dan", [picture("Dan")])
+    assert len(waiting) == 3  # readers wait for nobody
+    holder.execute("ROLLBACK")
+    waiting.add("Dan", [picture("Dan")])
+
+
+def test_a_transaction_that_fails_changes_nothing(gallery, tmp_path):
+    store = SqliteStore.open(tmp_path / "a.gallery")
+    with pytest.raises(ZeroDivisionError), store.transaction():
+        store.add("Dan", [Stored(np.ones(48, np.float32))])
+        assert "Dan" in store
+        raise ZeroDivisionError
+    assert "Dan" not in store and "Dan" not in gallery
+
+
+def test_further_pictures_are_counted(gallery):
+    further = {
+        "Ann": [picture("Ann", 5), b"x"],
+        "Bob": [picture("Cy", 5), picture("Zoe", 1)],
+        "Eve": [picture("Eve")],
+    }
+    counts = gallery.evaluate(further)
+    assert counts == {
+        "known": 3,
+        "right": 1,
+        "wrong": 1,
+        "nobody": 1,
+        "strangers": 1,
+        "named": 0,
+        "left_out": 1,
+    }
+
+
+def test_a_small_gallery_takes_the_networks_threshold_and_a_larger_one_measures(tmp_path):
+    gallery = Gallery.build(tmp_path / "a.gallery", people(9), Pixels())
+    assert gallery.threshold.cosine == 0.5 and gallery.threshold.rate == RATE
+    assert (
+        "0.50, which is the network's threshold for two pictures; a gallery of 10"
+        in gallery.threshold.describe()
+    )
+    gallery.add("p9", people(10)["p9"])
+    measured = gallery.threshold
+    assert measured.people == 10 and 0.1 < measured.cosine < 0.9 and measured.low <= 0.01 <= measured.high
+    assert measured.describe().startswith(f"a name above {measured.cosine:.2f}: 1.0% of strangers get one (")
+    gallery.remove("p9")
+    assert gallery.threshold.cosine == 0.5
+    none = Gallery.build(tmp_path / "b.gallery", people(2), Pixels(threshold=None))
+    assert none.threshold.describe().startswith("nobody gets a name")
+    assert not none.search([picture("p0")])[0][0].accepted

@@ -1,0 +1,60 @@
+"""Galleries in Milvus answer as those in SQLite do."""
+
+import pytest
+
+from plsc import Gallery
+from plsc.errors import MissingFileError, UserError
+from tests.apps.gallery.people import Pixels, people, picture
+
+pytest.importorskip("pymilvus", reason="the extra milvus is not installed")
+pytest.importorskip("milvus_lite", reason="the extra milvus is not installed")
+
+
+def test_a_gallery_in_milvus_answers_as_one_in_sqlite(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    strangers = [f"s{number}" for number in range(12)]
+    galleries = [
+        Gallery.build(path, people(12), Pixels(trained=["p3"], held_out=strangers))
+        for path in ("milvus:a.db", "a.gallery")
+    ]
+    asked = [picture(f"p{number}", 7) for number in range(12)] + [picture("Zoe")]
+
+    def compare():
+        ours, theirs = (gallery.search(asked, top=3) for gallery in galleries)
+        for mine, other in zip(ours, theirs, strict=True):
+            assert [match.name for match in mine] == [match.name for match in other]
+            assert [match.accepted for match in mine] == [match.accepted for match in other]
+            assert [match.similarity for match in mine] == pytest.approx(
+                [match.similarity for match in other], abs=1e-5
+            )
+        first, second = (gallery.threshold for gallery in galleries)
+        assert (first.people, first.by) == (second.people, second.by)
+        assert first.cosine == pytest.approx(second.cosine, abs=1e-5)
+        assert sorted(galleries[0]) == sorted(galleries[1]) and galleries[0].pictures == galleries[1].pictures
+
+    compare()
+    for gallery in galleries:
+        gallery.add("Dan", [picture("Dan", number) for number in range(2)])
+        gallery.add("p1", [picture("p1", 8)])
+        gallery.remove("p2")
+        assert "Dan" in gallery and "p2" not in gallery and len(gallery) == 12
+        with pytest.raises(UserError, match="has nobody called p2"):
+            gallery.remove("p2")
+        _, (embedding,) = gallery.embed([picture("Dan", 1)])
+        assert gallery.face("Dan", embedding)[:2] == b"\xff\xd8" and gallery.face("p2", embedding) == b""
+    compare()
+    galleries[0].close()
+    galleries[0] = Gallery.open("milvus:a.db", Pixels())
+    compare()
+    with pytest.raises(UserError, match="milvus:a.db: is there already"):
+        Gallery.build("milvus:a.db", people(2), Pixels())
+    galleries[0].close()
+
+
+def test_mistakes_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MissingFileError, match="milvus:none.db: there is no gallery"):
+        Gallery.open("milvus:none.db")
+    for url in ("milvus://host:19530/", "milvus://host:19530/a-b", "milvus:file"):
+        with pytest.raises(UserError, match=r"must be milvus://host:port/name, or milvus:FILE\.db"):
+            Gallery.open(url)

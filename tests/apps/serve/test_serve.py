@@ -1,0 +1,148 @@
+"""The service over HTTP, and its page."""
+
+import base64
+import re
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+client_of = pytest.importorskip(
+    "fastapi.testclient", reason="httpx, which the test client needs, is not installed"
+).TestClient
+
+from plsc import Gallery, cli
+from plsc.apps.serve import command
+from plsc.apps.serve.command import MOST_BYTES, TOKEN, create_app, main
+from plsc.errors import UserError
+from tests.apps.gallery.people import Pixels, people, picture
+
+SECRET = "0123456789abcdef"
+HEADERS = {"X-Token": SECRET}
+
+
+@pytest.fixture
+def gallery(tmp_path):
+    return Gallery.build(tmp_path / "a.gallery", people(12), Pixels())
+
+
+@pytest.fixture
+def client(gallery):
+    return client_of(create_app(gallery, SECRET), base_url="http://127.0.0.1")
+
+
+def form(*pictures, name="picture"):
+    return [(name, (f"{number}.png", data)) for number, data in enumerate(pictures)]
+
+
+def test_a_search(client, gallery):
+    answer = client.post("/search?top=2", files=form(picture("p3", 0)))
+    said = answer.json()
+    threshold = gallery.threshold.cosine
+    assert answer.status_code == 200 and said["name"] == "p3" and said["threshold"] == threshold
+    assert said["matches"][0]["name"] == "p3" and len(said["matches"]) == 2
+    assert said["text"].startswith("p3 (0.") and said["text"].endswith(f"would need {threshold:.2f})")
+    for shown in (said["asked"], said["found"]):
+        kind, _, data = shown.partition(",")
+        assert kind == "data:image/jpeg;base64" and base64.b64decode(data)[:2] == b"\xff\xd8"
+    said = client.post("/search", files=form(picture("Zoe"))).json()
+    assert said["name"] is None and said["found"] is None and said["text"].startswith("nobody (nearest p")
+
+
+def test_people_are_listed_added_and_removed_with_the_token(client, gallery):
+    assert client.get("/people", headers=HEADERS).json() == [f"p{number}" for number in range(12)]
+    pictures = form(picture("Dan", 0), picture("Dan", 1), b"x", name="pictures")
+    added = client.post("/people", headers=HEADERS, data={"name": "Dan"}, files=pictures).json()
+    assert added["added"] == 2 and added["people"] == 13 and added["left_out"][0].startswith("not an image")
+    assert client.post("/search", files=form(picture("Dan", 5))).json()["name"] == "Dan"
+    assert client.delete("/people?name=Dan", headers=HEADERS).json() == {"people": 12}
+    again = client.delete("/people?name=Dan", headers=HEADERS)
+    assert again.status_code == 422 and "has nobody called Dan" in again.json()["detail"]
+    bad = client.post("/people", headers=HEADERS, data={"name": " "}, files=pictures)
+    assert bad.status_code == 422 and "a name has 1 to 200" in bad.json()["detail"]
+    for headers in ({}, {"X-Token": "wrong"}, {"X-Token": "é".encode()}):
+        for method in ("GET", "DELETE", "POST"):
+            refused = client.request(method, "/people?name=p1", headers=headers)
+            assert refused.status_code == 401 and "X-Token" in refused.json()["detail"]
+    assert len(gallery) == 12
+    read_only = client_of(create_app(gallery), base_url="http://127.0.0.1")
+    assert read_only.get("/people", headers={"X-Token": ""}).status_code == 403
+    assert read_only.post("/search", files=form(picture("p3", 0))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("request_of", "status", "text"),
+    [
+        ({"json": {"picture": "aGVsbG8="}}, 422, "picture: is missing, or no file of a form; send the file"),
+        ({"data": {"picture": "aGVsbG8="}}, 422, "send the file of a picture as a form: curl -F picture=@"),
+        ({"content": b"raw bytes of a picture"}, 422, "send the file of a picture as a form"),
+        ({"files": form(b"no picture")}, 422, "picture: not an image"),
+        ({"files": form(b"")}, 422, "picture: not an image"),
+        ({"files": form(b"x" * MOST_BYTES)}, 413, "a request has at most 33,554,432 bytes"),
+        (
+            {"files": form(picture("a")), "params": {"top": "many"}},
+            422,
+            "top: Input should be a valid integer",
+        ),
+    ],
+)
+def test_what_is_no_picture_gets_one_line(client, request_of, status, text):
+    answer = client.post("/search", **request_of)
+    assert (
+        answer.status_code == status
+        and text in answer.json()["detail"]
+        and "\n" not in answer.json()["detail"]
+    )
+    assert client.post("/search", files=form(picture("p3", 0))).status_code == 200
+
+
+def test_a_body_without_a_length_is_limited(client):
+    answer = client.post(
+        "/search",
+        content=(bytes(2**20) for _ in range(40)),
+        headers={"Content-Type": "multipart/form-data; boundary=b"},
+    )
+    assert answer.status_code in (400, 413)
+
+
+def test_another_name_of_this_machine_is_refused(gallery):
+    """A page of another site, whose name leads to 127.0.0.1, must not read the answers."""
+    app = create_app(gallery, SECRET)
+    for host, status in (("localhost:8000", 200), ("127.0.0.1", 200), ("evil.example", 400)):
+        assert client_of(app, base_url=f"http://{host}").get("/health").status_code == status
+    assert (
+        client_of(create_app(gallery, here=False), base_url="http://faces.example").get("/health").status_code
+        == 200
+    )
+
+
+def test_a_gallery_that_cannot_be_used_is_503_and_the_log_says_why(client, gallery, tmp_path, capsys):
+    assert client.get("/health").json() == {"people": 12, "threshold": gallery.threshold.cosine}
+    gallery.close()
+    answer = client_of(client.app, base_url="http://127.0.0.1").get("/health")
+    assert answer.status_code == 503 and str(tmp_path) not in answer.json()["detail"]
+    assert "closed database" in capsys.readouterr().out
+
+
+def test_the_page_is_one_file_whose_parts_fit(client):
+    page = client.get("/").text
+    assert page.count("\n") <= 150 and "http" not in page
+    ids = re.findall(r'id="(\w+)"', page)
+    assert sorted(ids) == sorted({*ids}) and {*re.findall(r'get\("(\w+)"\)', page)} <= {*ids}
+    fields = client.get("/openapi.json").json()["paths"]
+    assert {*fields} == {"/search", "/people", "/health"}
+    assert "innerHTML" not in page
+
+
+def test_the_command(gallery, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(TOKEN, "short")
+    with pytest.raises(UserError, match="has 5 characters, a token has at least 16"):
+        main([str(tmp_path / "a.gallery")])
+    monkeypatch.setenv(TOKEN, SECRET)
+    assert cli.main(["serve", str(tmp_path / "none")]) == 2
+    assert "there is no gallery" in capsys.readouterr().err
+    started = {}
+    monkeypatch.setattr(command.uvicorn, "run", lambda app, **options: started.update(options))
+    monkeypatch.setattr(command, "network_of", lambda args: Pixels())
+    assert main([str(tmp_path / "a.gallery"), "--port", "8123"]) == 0
+    assert started["host"] == "127.0.0.1" and started["port"] == 8123 and started["limit_concurrency"]
+    assert "12 people, by pixels; http://127.0.0.1:8123/\n" in capsys.readouterr().out
