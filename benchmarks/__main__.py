@@ -28,7 +28,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         head,
         loader,
         save,
-        shards,
         step,
     )
 
@@ -41,7 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "collectives": (collectives, collectives.collectives),
         "end2end": (end2end, end2end.end2end),
         "save": (save, save.save),
-        "shards": (shards, shards.shards),
         "step": (step, step.step),
     }
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__.splitlines()[0])
@@ -62,8 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(module.show(result))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
-    if getattr(args, "plot", None):
-        args.plot.write_bytes(module.plot(result))
     return 0
 
 

@@ -173,8 +173,8 @@ def show(result: dict) -> str:
         for row in result["rows"]
     ]
     return (
-        f"{format_machine(result)}, torch {result['torch']}, ours in {result['dtype']}, oneDNN's instructions: {result['instructions']}\n"
-        f"{table(rows, headers)}"
+        f"{format_machine(result)}, torch {result['torch']}, ours in {result['dtype']}, "
+        f"oneDNN's instructions: {result['instructions']}\n{table(rows, headers)}"
     )
 
 
@@ -194,9 +194,8 @@ class _Worker(NamedTuple):
         if not answer:
             code = self.process.wait()
             last = self.errors.read_text(errors="replace").strip().splitlines()[-1:]
-            raise UserError(
-                f"a process of the comparison ended with exit code {code}: {''.join(last) or 'nothing was printed'}"
-            )
+            why = "".join(last) or "nothing was printed"
+            raise UserError(f"a process of the comparison ended with exit code {code}: {why}")
         return json.loads(answer)
 
 

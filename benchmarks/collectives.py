@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import MAIN, chart
+from benchmarks import MAIN
 from benchmarks.machine import describe_machine, format_machine
 from plsc.distributed import launcher
 from plsc.errors import UserError
@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kb", type=int, nargs="+", default=[1, 64, 1024, 16384], help="1024 bytes each")
     parser.add_argument("--runs", type=int, default=9, help="of each, in turn; medians count")
     parser.add_argument("--device", default="cpu", help="as Global.device: where to compute")
-    parser.add_argument("--plot", type=Path, help="also draw the times, PNG")
     parser.add_argument(
         "--row", type=Path, help="measure in this process, one of the ranks, and write it there"
     )
@@ -93,13 +92,3 @@ def _collective(name: str, size: int) -> Callable[[], object]:
 def show(result: dict) -> str:
     rows = [[row["what"], row["ranks"], row["kb"] or None, 1e3 * row["seconds"]] for row in result["rows"]]
     return f"{format_machine(result)}\n{table(rows, ['collective', 'ranks', 'kB', 'ms'])}"
-
-
-def plot(result: dict) -> bytes:
-    """Draw milliseconds over the size, a line for each collective and number of ranks."""
-    lines: dict[str, list] = {}
-    for row in result["rows"]:
-        if row["kb"]:
-            point = (row["kb"], 1e3 * row["seconds"])
-            lines.setdefault(f"{row['what']}, {row['ranks']} ranks", []).append(point)
-    return chart.draw_log_log(lines, "kB of a rank", "milliseconds")

@@ -32,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=60, help="of each run")
     parser.add_argument("--runs", type=int, default=3, help="of each version, in turn; medians count")
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="a checkout of another version")
-    parser.add_argument("--plot", type=Path, help="also draw the parts of a step, PNG")
 
 
 def end2end(args: argparse.Namespace) -> dict:
@@ -93,18 +92,6 @@ def show(result: dict) -> str:
     rows = [[name, 1e3 * part, f"{part / total:.1%}"] for name, part in result["seconds"].items()]
     against = f", {result['over_against']:.2f} times the other version" if result["over_against"] else ""
     return (
-        f"{format_machine(result)}\n{result['images_per_second']:,.0f} images/s on {result['ranks']} ranks{against}; a step of "
-        f"{1e3 * total:.1f} ms, rank 0:\n{table(rows, ['part', 'ms', 'share'])}"
+        f"{format_machine(result)}\n{result['images_per_second']:,.0f} images/s on {result['ranks']} ranks"
+        f"{against}; a step of {1e3 * total:.1f} ms, rank 0:\n{table(rows, ['part', 'ms', 'share'])}"
     )
-
-
-def plot(result: dict) -> bytes:
-    """Draw a chart of the parts of a step."""
-    from plsc.evaluation.figures import new_figure, png_of, styled
-
-    with styled():
-        figure = new_figure(0.9 + 0.32 * len(result["seconds"]))
-        axes = figure.subplots()
-        axes.set(title="Time of a step", xlabel="milliseconds")
-        axes.barh([*result["seconds"]], [1e3 * seconds for seconds in result["seconds"].values()])
-        return png_of(figure)

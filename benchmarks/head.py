@@ -1,6 +1,6 @@
 """Measure time and memory of a head's step, against bare matrix products and a dense head by autograd.
 
-    python -m benchmarks head --classes 10000 100000 1000000 --rate 1 0.1 --ranks 1 2 --plot head.png
+    python -m benchmarks head --classes 10000 100000 1000000 --rate 1 0.1 --ranks 1 2
 
 Every combination is a row, measured in new processes, so that rows do not share memory. Within a row all
 variants take turns. The bare products, [N, D] x [D, K], [N, K] x [K, D] and [K, N] x [N, D] by paddle.matmul,
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import MAIN, chart
+from benchmarks import MAIN
 from benchmarks.machine import describe_machine, format_machine
 from plsc.config import Config, add_overrides, load
 from plsc.distributed import environment, launcher
@@ -41,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=5, help="of each, in turn; medians count")
     parser.add_argument("--device", default="cpu", help="as Global.device: where to compute")
     add_overrides(parser, "as in training")
-    parser.add_argument("--plot", type=Path, help="also draw the times, PNG")
     parser.add_argument("--row", type=Path, help="measure one row in this process, and write it there")
 
 
@@ -213,20 +212,3 @@ def show(result: dict) -> str:
     ]
     headers = [*columns, "step, ms", "x products", "x dense", "peak, MB"]
     return f"{format_machine(result)}\n{table(rows, headers)}"
-
-
-def plot(result: dict) -> bytes:
-    """Draw milliseconds of a step over the classes, lines for each rate and number of ranks."""
-    rows = result["rows"]
-    lines = {}
-    for rate, ranks in dict.fromkeys((row["rate"], row["ranks"]) for row in rows):
-        chosen = [row for row in rows if (row["rate"], row["ranks"]) == (rate, ranks)]
-        for key, label in (
-            ("products_seconds", "bare products"),
-            ("step_seconds", "step"),
-            ("dense_seconds", "dense"),
-        ):
-            points = [(row["classes"], 1e3 * row[key]) for row in chosen if row[key]]
-            if points:
-                lines[f"{label}, rate {rate:g}, {ranks} rank{'s' if ranks > 1 else ''}"] = points
-    return chart.draw_log_log(lines, "classes", "milliseconds")

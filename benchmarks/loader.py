@@ -144,8 +144,8 @@ def show(result: dict) -> str:
     rows = list(zip(*(result[key] for key in columns)))
     same = "the same bit for bit" if result["identical"] else "NOT THE SAME"
     return (
-        f"{result['images']:,} images {result['shape']}, batches of {result['batch']}, {result['processors']} processors, "
-        f"medians of {result['runs']} runs in turn\n"
+        f"{result['images']:,} images {result['shape']}, batches of {result['batch']}, "
+        f"{result['processors']} processors, medians of {result['runs']} runs in turn\n"
         + table(rows, list(columns.values()))
         + f"\nbatches with {', '.join(map(str, result['workers']))} workers: {same}"
     )

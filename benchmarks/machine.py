@@ -21,4 +21,5 @@ def describe_machine() -> dict:
 
 def format_machine(about: dict) -> str:
     """Format the result of `describe_machine` as one line."""
-    return f"{about['processors']} processors {about['machine']}, Paddle {about['paddle']}, commit {about['commit']}"
+    where = f"{about['processors']} processors {about['machine']}"
+    return f"{where}, Paddle {about['paddle']}, commit {about['commit']}"

@@ -123,10 +123,12 @@ def _save(folder: Path, state: dict) -> Path:
 
 
 def show(result: dict) -> str:
+    share = 100 * result["save_over_plain_speed"]
+    more = max(result["more_memory_mb"], 0)
     return (
-        f"{result['classes']:,} classes x {result['dim']}, bank {result['bank']}, {result['megabytes']:,.0f} MB, medians of "
-        f"{result['runs']} runs in turn\n"
+        f"{result['classes']:,} classes x {result['dim']}, bank {result['bank']}, "
+        f"{result['megabytes']:,.0f} MB, medians of {result['runs']} runs in turn\n"
         f"plain write and fsync  {result['plain_mb_per_second']:,.0f} MB/s\n"
-        f"checkpoint             {result['save_mb_per_second']:,.0f} MB/s, {100 * result['save_over_plain_speed']:.0f} % of it\n"
-        f"training pauses for {result['pause_seconds']:.2f} s, with {max(result['more_memory_mb'], 0):,.0f} MB more of memory"
+        f"checkpoint             {result['save_mb_per_second']:,.0f} MB/s, {share:.0f} % of it\n"
+        f"training pauses for {result['pause_seconds']:.2f} s, with {more:,.0f} MB more of memory"
     )

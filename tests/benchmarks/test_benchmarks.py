@@ -1,17 +1,15 @@
-"""The benchmarks: each part runs, work is timed in turn, the gauge shows memory, pictures are drawn."""
+"""The benchmarks: each part runs, work is timed in turn, the gauge shows memory."""
 
 import json
 import mmap
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from benchmarks import __main__ as benchmark
-from benchmarks import chart, machine
+from benchmarks import machine
 from plsc.cli.mistakes import without_traceback
-from plsc.distributed import device
 from plsc.utils import measure
 from tests.helpers.tiny_runs import TINY
 
@@ -46,17 +44,6 @@ def test_the_device_has_finished_whenever_the_clock_is_read(monkeypatch):
 
     queued.append(100.0)  # of something before, which must not count
     assert measure.alternate(3, {"a": lambda: queued.append(2.0)}, finish) == {"a": 2.0}
-
-
-def test_memory_on_a_gpu_is_that_of_its_tensors(monkeypatch):
-    cuda = SimpleNamespace(memory_allocated=lambda: 3, max_memory_allocated=lambda: 5)
-    monkeypatch.setattr(device, "on_device", lambda: True)
-    monkeypatch.setattr(device, "_memory", cuda)
-    device.reset_peak()  # Paddle 2.6 has nothing for it
-    assert (device.used_bytes(), device.peak_bytes()) == (3, 5)
-    cuda.reset_max_memory_allocated = lambda: setattr(cuda, "max_memory_allocated", cuda.memory_allocated)
-    device.reset_peak()
-    assert device.peak_bytes() == 3
 
 
 def test_the_gauge_sees_memory_come_and_its_peak_go():
@@ -104,12 +91,6 @@ def test_a_part_measures_and_writes_its_numbers(part, capsys):
     """In a folder of the test's own."""
     assert benchmark.main([part, *PARTS[part], "--runs", "2", "--json", "found.json"]) == 0
     assert json.loads(Path("found.json").read_text()) and capsys.readouterr().out
-
-
-def test_points_are_drawn_whatever_their_order():
-    picture = chart.draw_log_log({"a": [(1000, 2.0), (10, 1.0)], "b": [(10, 3.0)]}, "classes", "ms")
-    assert picture.startswith(b"\x89PNG")
-    assert picture == chart.draw_log_log({"a": [(10, 1.0), (1000, 2.0)], "b": [(10, 3.0)]}, "classes", "ms")
 
 
 def test_a_mistake_in_the_overrides_is_one_line_before_anything_is_measured(capsys):

@@ -7,7 +7,6 @@ import pytest
 from benchmarks import __main__ as benchmark
 from benchmarks import step
 from plsc.distributed import device
-from tests.gpu_ops import count
 
 pytestmark = pytest.mark.slow
 
@@ -33,18 +32,3 @@ def test_the_cases_and_the_table(tmp_path, capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("FaceViT_tiny, ")
     assert lines[-5].split()[:3] == ["2", "x", "2"] and lines[-2].split()[:4] == ["2", "x", "2", again]
-
-
-def test_counts_of_few_images_and_of_the_head_make_those_of_a_step(tmp_path, capsys, monkeypatch):
-    def run(what, words, ranks, folder):
-        rest = {"kernels": 50, "waits": 0, "bytes": 1000 + 10 * int(what)} if what != "head" else None
-        head = {"kernels": 7, "waits": 1, "bytes": 400 if what == "head" else 3}
-        return {**({"forward": rest} if rest else {}), "head forward": head}
-
-    monkeypatch.setattr(count, "run", run)
-    target = tmp_path / "step.json"
-    assert benchmark.main(["step", "--count", "--batch", "1024", "--json", str(target)]) == 0
-    found = json.loads(target.read_text())
-    assert found["head"] == {"kernels": 7, "waits": 1, "bytes": 400}
-    assert found["step"] == {"kernels": 57, "waits": 1, "bytes": 400 + 1000 + 10 * 1024}
-    assert capsys.readouterr().out.splitlines()[-1].split() == ["step", "57", "1", "1.164e-05"]
