@@ -1,7 +1,7 @@
 """Define the kinds of sets: what each knows of its samples, what is compared, and how embeddings are scored.
 
     data = eval_set(PairList("pairs.csv"))
-    data.count, data.arrays()
+    data.count
     data.score(embeddings).headline
 
 `eval_set` alone asks which base class of plsc/data/dataset.py a set derives from. A new kind is a class here
@@ -25,25 +25,26 @@ from plsc.data.dataset import (
     misnumbered_class,
     shared_identities,
 )
-from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.evaluation.classification import Classification, classify
 from plsc.evaluation.identification import Identification, identify
 from plsc.evaluation.templates import template_features
 from plsc.evaluation.verification import Verification, verify_pairs
 
-# The arrays that the base classes declare.
-_ARRAYS = ("labels", "pairs", "same", "identities", "identity_of", "template", "media", "gallery", "probe")
-_ARRAYS += ("names",)
 Result = Classification | Identification | Verification
 
 
 class EvalSet:
-    """A set and what its kind knows. `data` is the object that a config names, maybe of a user's own class.
+    """A set and what its kind knows.
 
-    Attributes: task: the word for its evaluation. result: the class of the result. labels: int64 [count],
-    None but for labelled samples, whose classes a head predicts. num_classes: None but for these. pairs:
-    int64 [P, 2], None but for verification, which finds a threshold.
+    Attributes:
+        task: the word for its evaluation. result: the class of the result.
+        data: the object that a config names, maybe of a user's own class. title, preprocessing, images: its own.
+        count: the samples.
+        identities: what the classes are, as a training set's `identities` name them; None: not known.
+        labels: int64 [count], None but for labelled samples, whose classes a head predicts. num_classes: likewise.
+        pairs: int64 [P, 2], None but for verification, which finds a threshold.
+        size: of what is judged, for the log: "6,000".
     """
 
     task: str
@@ -51,40 +52,15 @@ class EvalSet:
     labels: np.ndarray | None = None
     num_classes: int | None = None
     pairs: np.ndarray | None = None
+    size: str
 
-    def __init__(self, data: Any):
+    def __init__(self, data: Any, count: int):
         self.data = data
-
-    @property
-    def title(self) -> str:
-        """Return the set's name for logs and reports."""
-        return self.data.title
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        """Describe the samples, and how they become the network's input."""
-        return self.data.preprocessing
-
-    @property
-    def count(self) -> int:
-        """Count the samples."""
-        return self.data.num_images
-
-    @property
-    def identities(self) -> np.ndarray | None:
-        """Return what the classes are, as a training set's `identities` name them; None: not known."""
-        return getattr(self.data, "identities", None)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Return labels, pairs, identities and the like: of the arrays that the base classes declare those
-        that the set has."""
-        found = {name: getattr(self.data, name, None) for name in _ARRAYS}
-        # Where it is no array it is not known, or something else in a user's own class.
-        return {name: array for name, array in found.items() if isinstance(array, np.ndarray)}
-
-    def images(self, start: int, stop: int) -> np.ndarray:
-        """Make samples [start, stop) as one array [n, *shape]."""
-        return self.data.images(start, stop)
+        self.count = count
+        self.title = data.title
+        self.preprocessing = data.preprocessing
+        self.images = data.images
+        self.identities: np.ndarray | None = getattr(data, "identities", None)
 
     def name_of(self, index: int) -> str:
         """Return a sample's name for messages."""
@@ -111,13 +87,10 @@ class EvalSet:
         shared = shared_identities(seen, self.identities)
         if shared is not None and len(shared):
             raise UserError(
-                f"{key}: {len(shared)} of its classes are trained on (the first is {shared[0]}), so the accuracy "
-                "would be of classes seen before; leave them out of one of the two: give both the same hold_out (Glyphs: held_out)"
+                f"{key}: {len(shared)} of its classes are trained on (the first is {shared[0]}), so the "
+                "accuracy would be of classes seen before; leave them out of one of the two: give both the "
+                "same hold_out (Glyphs: held_out)"
             )
-
-    def size(self) -> str:
-        """Say in the log how much is judged: "6,000"."""
-        raise NotImplementedError
 
     def score(self, embeddings: np.ndarray) -> Result:
         """Compute the result from the embeddings [count, D]; not of labelled samples, see LabelledSet."""
@@ -130,17 +103,14 @@ class LabelledSet(EvalSet):
     task = "validation"
     result = Classification
 
-    @property
-    def count(self) -> int:
-        return len(self.data)
+    def __init__(self, data: Dataset):
+        super().__init__(data, len(data))
+        self.labels = data.labels
+        self.num_classes = data.num_classes
 
     @property
-    def labels(self) -> np.ndarray:
-        return self.data.labels
-
-    @property
-    def num_classes(self) -> int:
-        return self.data.num_classes
+    def size(self) -> str:
+        return f"{self.count:,} images of"
 
     def name_of(self, index: int) -> str:
         return self.data.name(index)
@@ -156,17 +126,14 @@ class LabelledSet(EvalSet):
     ) -> None:
         if self.num_classes > num_classes:
             raise UserError(
-                f"{key}: its images are of {self.num_classes} classes, but the head has learned {num_classes}; give images of "
-                "the classes that are trained on, or pairs to verify"
+                f"{key}: its images are of {self.num_classes} classes, but the head has learned {num_classes}; "
+                "give images of the classes that are trained on, or pairs to verify"
             )
         if wrong := misnumbered_class(names, self.data):
             raise UserError(
-                f"{key}: {wrong}, so right predictions would count as wrong; give it the classes that are trained on, all of them, in "
-                "the same order"
+                f"{key}: {wrong}, so right predictions would count as wrong; give it the classes that are "
+                "trained on, all of them, in the same order"
             )
-
-    def size(self) -> str:
-        return f"{self.count:,} images of"
 
     def score_predictions(self, predicted: np.ndarray, num_classes: int) -> Classification:
         """Compute the result from the predicted classes [count], int64 below `num_classes`."""
@@ -179,9 +146,13 @@ class VerificationSet(EvalSet):
     task = "verification"
     result = Verification
 
+    def __init__(self, data: PairSet):
+        super().__init__(data, data.num_images)
+        self.pairs = data.pairs
+
     @property
-    def pairs(self) -> np.ndarray:
-        return self.data.pairs
+    def size(self) -> str:
+        return f"{len(self.pairs):,}"
 
     def check(self) -> None:
         self._check_pairs(self.count)
@@ -192,9 +163,6 @@ class VerificationSet(EvalSet):
         check_array(self.data, "same", "bool [P]", None, len(self.pairs))
         if self.data.identity_of is not None:
             check_identities(self.data, sides)
-
-    def size(self) -> str:
-        return f"{len(self.data.same):,}"
 
     def score(self, embeddings: np.ndarray) -> Verification:
         return verify_pairs(embeddings, self.pairs, self.data.same, identity_of=self.data.identity_of)
@@ -227,17 +195,18 @@ class SearchSet(EvalSet):
     task = "identification"
     result = Identification
 
+    def __init__(self, data: IdentificationSet):
+        super().__init__(data, data.num_images)
+        self.identities = data.names
+
     @property
-    def identities(self) -> np.ndarray | None:
-        return self.data.names
+    def size(self) -> str:
+        return f"{len(self.data.probe):,} probes of"
 
     def check(self) -> None:
         check_array(self.data, "gallery", "int64 [G]", self.count)
         check_array(self.data, "probe", "int64 [Q]", self.count)
         check_array(self.data, "identities", "int64 [num_images]", None, self.count)
-
-    def size(self) -> str:
-        return f"{len(self.data.probe):,} probes of"
 
     def score(self, embeddings: np.ndarray) -> Identification:
         return identify(embeddings, self.data.gallery, self.data.probe, self.data.identities)
@@ -257,6 +226,5 @@ def eval_set(data: Dataset | PairSet | IdentificationSet) -> EvalSet:
     for base, kind in _KINDS.items():
         if isinstance(data, base):
             return kind(data)
-    raise UserError(
-        f"{type(data).__name__}: must derive from {', '.join(base.__name__ for base in _KINDS)} of plsc.data.dataset"
-    )
+    names = ", ".join(base.__name__ for base in _KINDS)
+    raise UserError(f"{type(data).__name__}: must derive from {names} of plsc.data.dataset")

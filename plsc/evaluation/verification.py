@@ -11,8 +11,6 @@ Letters: P pairs, D embedding size, T thresholds of the grid, F folds. Accepted 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
@@ -21,12 +19,12 @@ import numpy as np
 
 from plsc.errors import UserError
 from plsc.evaluation.intervals import (
-    EXACT_PAIRS,
     IN_BRACKETS,
     LEAST_PEOPLE,
-    bootstrap,
-    bootstrap_identities,
+    MANY_PAIRS,
     percent,
+    percentile_interval,
+    resampled,
     resamples,
     wilson,
     with_interval,
@@ -45,7 +43,6 @@ from plsc.evaluation.roc import (
 THRESHOLDS = np.arange(0, 4, 0.01)  # [T] squared distances, InsightFace's grid
 MAX_FOLDS = 10
 BLOCK_ELEMENTS = 1 << 18  # float64 numbers per block: 2 MB, so that a block stays in the cache
-REUSED_ELEMENTS = 1 << 27  # of embeddings that are normalised once, not for each pair: 1 GB
 
 
 @dataclass(frozen=True)
@@ -102,41 +99,48 @@ class Verification:
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Key of `row` -> its 95 % confidence interval by the bootstrap over identities, over pairs where
-        those are not known (see plsc.evaluation.intervals); Wilson's where all resamples agree, as they do
-        when every pair is right. Empty for fewer than LEAST_PEOPLE identities. Computed at the first use.
+        those are not known (see plsc.evaluation.intervals).
+
+        Wilson's of very many pairs without identities, and where all resamples agree, as they do when every
+        pair is right. Empty for fewer than LEAST_PEOPLE identities. Computed at the first use.
         """
         if self.people is not None and len(self.people) < LEAST_PEOPLE:
             return {}
-        bounds: dict[str, tuple[float, float]] = {}
-        if self.accuracy is not None:
-            shape = len(self.fold_accuracy), len(THRESHOLDS) + 1, 2
-            bounds["accuracy"] = self._bootstrap(
-                self.cell, shape, lambda counts: _fold_accuracies(counts)[0].mean(-1)[:, None]
-            )[:, 0]
-        if self.roc is not None:
-            fars = [far for far, tar in self.tar_at_far.items() if tar is not None]
-            names = ["eer", *(f"tar@far={far:g}" for far in fars)]
-            cell, shape = _roc_cells(self.roc, self.similarity, self.same)
-            bounds.update(zip(names, self._bootstrap(cell, shape, lambda counts: _rates(counts, fars)).T))
-        row, (all_units, positives, negatives) = self.row(), self._independent_units()
-        trials = {"accuracy": all_units, "eer": min(positives, negatives)}
+        rates = {key: rate for key, rate in self.row().items() if key.startswith(("accuracy", "eer", "tar@"))}
+        rates = {key: rate for key, rate in rates.items() if rate is not None}
+        bounds = np.zeros((2, len(rates)))
+        if rates and (self.people is not None or len(self.same) <= MANY_PAIRS):
+            bounds = percentile_interval(self._resampled_rates())
+        positives = int(self.same.sum())
+        trials = {"accuracy": len(self.same), "eer": min(positives, len(self.same) - positives)}
+        most = len(self.same) if self.people is None else len(self.people)
         return {
-            key: (float(low), float(high)) if low < high else wilson(row[key], trials.get(key, positives))
-            for key, (low, high) in bounds.items()
+            key: (float(low), float(high))
+            if low < high
+            else wilson(rate, min(most, trials.get(key, positives)))
+            for (key, rate), low, high in zip(rates.items(), *bounds)
         }
 
-    def _bootstrap(self, cell: np.ndarray, shape: tuple[int, ...], rates: Callable) -> np.ndarray:
-        if self.of_pair is not None:
-            return bootstrap_identities(cell, shape, self.of_pair, rates)
-        return bootstrap(np.bincount(cell, minlength=math.prod(shape)).reshape(shape), rates)
-
-    def _independent_units(self) -> tuple[int, int, int]:
-        """Count the independent units for Wilson's interval, of all, same and different pairs: identities if
-        known, else pairs."""
-        kinds = (np.ones(len(self.same), bool), self.same, ~self.same)
-        if self.of_pair is None:
-            return tuple(int(kind.sum()) for kind in kinds)
-        return tuple(min(len(np.unique(self.of_pair[kind])), int(kind.sum())) for kind in kinds)
+    def _resampled_rates(self) -> list[list[float]]:
+        """Compute accuracy, EER and TAR at each FAR, those that the pairs allow, of each resample; NaN where a
+        kind was not drawn."""
+        order = np.argsort(-self.similarity, kind="stable")
+        last = np.append(np.flatnonzero(np.diff(self.similarity[order])), len(order) - 1)
+        fars = [far for far, tar in self.tar_at_far.items() if tar is not None]
+        draws = []
+        for times in resampled(len(self.same), self.of_pair):
+            rates = []
+            if self.accuracy is not None:
+                rates.append(_fold_accuracies(_table(self.cell, len(self.fold_accuracy), times))[0].mean())
+            if self.roc is not None:
+                accepted = [np.cumsum((times * kind)[order])[last] for kind in (~self.same, self.same)]
+                if accepted[0][-1] and accepted[1][-1]:
+                    far, tar = (np.append(0, count / count[-1]) for count in accepted)
+                    rates += [equal_error_rate(far, tar), *(tar_at_far(far, tar, limit) for limit in fars)]
+                else:
+                    rates += [np.nan] * (1 + len(fars))
+            draws.append(rates)
+        return draws
 
     def numbers(self) -> dict:
         """Return the numbers of results.json: `row`, the intervals, the cosine above which each FAR is kept,
@@ -188,18 +192,16 @@ class Verification:
 def verify(emb_a: np.ndarray, emb_b: np.ndarray, same: np.ndarray) -> Verification:
     """Verify P pairs: emb_a and emb_b [P, D] of any float type (need not be normalised), same [P] bool.
 
-    A zero embedding resembles nothing: its pairs get cosine 0 (InsightFace's code gives 0.5 to everything).
-    UserError: shapes that do not fit, no pairs, an embedding that is not finite.
+    UserError: shapes that do not fit, and as `verify_pairs`.
     """
-    emb_a = np.asarray(emb_a)
-    emb_b = np.asarray(emb_b)
-    same = np.asarray(same)
+    emb_a, emb_b, same = np.asarray(emb_a), np.asarray(emb_b), np.asarray(same)
     if emb_a.ndim != 2 or emb_a.shape != emb_b.shape or same.shape != emb_a.shape[:1]:
         raise UserError(
             f"verification: embeddings of shape {emb_a.shape} and {emb_b.shape} with same of shape"
             f" {same.shape} do not fit, give [P, D], [P, D] and [P]"
         )
-    return _verify(lambda rows: (_normalise(emb_a[rows]), _normalise(emb_b[rows])), emb_a.shape[1], same)
+    number = np.arange(len(same))
+    return verify_pairs(np.concatenate([emb_a, emb_b]), np.stack([number, len(same) + number], axis=1), same)
 
 
 def verify_pairs(
@@ -208,18 +210,19 @@ def verify_pairs(
     same: np.ndarray,
     identity_of: np.ndarray | None = None,
 ) -> Verification:
-    """Verify pairs int64 [P, 2] that index embeddings [N, D], as `verify` does.
+    """Verify pairs int64 [P, 2] that index embeddings [N, D], same [P] bool.
 
-    Pairs are gathered a block at a time, so 15 million pairs take only the memory of their similarities.
+    A zero embedding resembles nothing: its pairs get cosine 0 (InsightFace's code gives 0.5 to everything).
+
     identity_of: [N], text or whole numbers, for the intervals.
+    UserError: no pairs, an embedding that is not finite.
     """
-    if len(embeddings) < len(pairs) and embeddings.size <= REUSED_ELEMENTS:  # each is in several pairs
-        unit, norm = _normalise(embeddings)
-        result = _verify(lambda rows: tuple((unit[i], norm[i]) for i in pairs[rows].T), unit.shape[1], same)
-    else:
-        result = _verify(
-            lambda rows: tuple(_normalise(embeddings[i]) for i in pairs[rows].T), embeddings.shape[1], same
-        )
+    if len(same) == 0:
+        raise UserError("verification: the set has 0 pairs, give at least one")
+    distance, zeros = _squared_distances(embeddings, pairs)
+    result = verify_distances(distance, same.astype(bool))
+    if zeros:
+        result.notes.append(f"Pairs with an embedding of length 0: {zeros:,}; their cosine was taken as 0.")
     if identity_of is None:
         return result
     everybody, number = np.unique(identity_of, return_inverse=True)
@@ -227,34 +230,17 @@ def verify_pairs(
     return replace(result, people=everybody[people], of_pair=of_pair.reshape(-1, 2))
 
 
-_Unit = (
-    "tuple[np.ndarray, np.ndarray]"  # of length 1, [p, D] float64, a copy; and the norms [p] that they had
-)
-_Take = Callable[[slice], "tuple[_Unit, _Unit]"]  # the two embeddings of some pairs
-
-
-def _verify(take: _Take, size: int, same: np.ndarray) -> Verification:
-    if len(same) == 0:
-        raise UserError("verification: the set has 0 pairs, give at least one")
-    distance, zeros = _squared_distances(take, len(same), size)
-    result = verify_distances(distance, same.astype(bool))
-    if zeros:
-        result.notes.append(f"Pairs with an embedding of length 0: {zeros:,}; their cosine was taken as 0.")
-    return result
-
-
 def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
     """Verify as `verify` does, from the squared distances [P] float64 of normalised embeddings."""
     similarity = 1 - distance / 2
     folds = min(MAX_FOLDS, len(same))
     cell = _cells(distance, same, folds)
-    table = np.bincount(cell, minlength=folds * (len(THRESHOLDS) + 1) * 2).reshape(folds, -1, 2)
     notes = []
     fold_accuracy, fold_threshold = np.empty(0), np.empty(0)
     if folds_of_one_kind(same):
         notes.append(f"{ONE_KIND}.")
     elif len(same) >= 2:
-        fold_accuracy, fold_threshold = _fold_accuracies(table)
+        fold_accuracy, fold_threshold = _fold_accuracies(_table(cell, folds))
     if 2 <= len(same) < 2 * MAX_FOLDS:
         notes.append(
             f"{len(same)} pairs make {folds} folds of one or two pairs each, so the accuracy means little."
@@ -305,30 +291,31 @@ def folds_of_one_kind(same: np.ndarray) -> bool:
     return sum(fold.any() and not fold.all() for fold in np.array_split(same, MAX_FOLDS)) <= 1
 
 
-def _squared_distances(take: _Take, pairs: int, size: int) -> tuple[np.ndarray, int]:
+def _squared_distances(embeddings: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, int]:
     """Compute squared L2 distances [P] float64 of the normalised embeddings of each pair, and the number of
     pairs with a zero one.
 
     Computed from the difference as InsightFace does, not as 2 - 2 cos: equal images have distance exactly 0.
-    In blocks, which need no memory beside the inputs and the result.
+    Pairs are gathered in blocks: 15 million of them take only the memory of their distances.
     """
-    distance = np.empty(pairs)
-    zeros = 0
-    block = max(1, BLOCK_ELEMENTS // max(1, size))
-    for start in range(0, pairs, block):
-        rows = slice(start, min(start + block, pairs))
-        (a, norm_a), (b, norm_b) = take(rows)
-        bad = ~(np.isfinite(norm_a) & np.isfinite(norm_b))
-        if bad.any():
-            raise UserError(
-                f"verification: an embedding of pair {start + int(np.argmax(bad))} is not finite;"
-                " the network has diverged or its images are broken, lower the learning rate or check them"
-            )
-        a -= b
-        dead = (norm_a == 0) | (norm_b == 0)
-        distance[rows] = np.where(dead, 2.0, np.einsum("pd,pd->p", a, a))
-        zeros += int(np.sum(dead))
-    return distance, zeros
+    unit = embeddings.astype(np.float64)  # in which no float32 row overflows
+    norm = np.sqrt(np.einsum("nd,nd->n", unit, unit))
+    bad = ~np.isfinite(norm)[pairs].all(axis=1)
+    if bad.any():
+        raise UserError(
+            f"verification: an embedding of pair {int(np.argmax(bad))} is not finite;"
+            " the network has diverged or its images are broken, lower the learning rate or check them"
+        )
+    unit /= np.where(norm == 0, 1.0, norm)[:, None]
+    distance = np.empty(len(pairs))
+    block = max(1, BLOCK_ELEMENTS // max(1, unit.shape[1]))
+    for start in range(0, len(pairs), block):
+        first, second = pairs[start : start + block].T
+        difference = unit[first] - unit[second]
+        distance[start : start + block] = np.einsum("pd,pd->p", difference, difference)
+    dead = (norm == 0)[pairs].any(axis=1)
+    distance[dead] = 2.0
+    return distance, int(dead.sum())
 
 
 def worst_pairs(
@@ -345,15 +332,6 @@ def worst_pairs(
     rejects = rejects[np.argsort(similarity[rejects], kind="stable")]
     accepts = accepts[np.argsort(-similarity[accepts], kind="stable")]
     return rejects[:count], accepts[:count]
-
-
-def _normalise(emb: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute unit rows [p, D] and their norms [p], in float64 (no float32 row overflows); a zero row stays
-    zero."""
-    emb = emb.astype(np.float64)
-    norm = np.sqrt(np.einsum("pd,pd->p", emb, emb))
-    emb /= np.where(norm == 0, 1.0, norm)[:, None]
-    return emb, norm
 
 
 def _centred(similarity: np.ndarray, threshold: float) -> float:
@@ -384,59 +362,23 @@ def _cells(distance: np.ndarray, same: np.ndarray, folds: int) -> np.ndarray:
     return (fold * (len(THRESHOLDS) + 1) + first) * 2 + same
 
 
-def _fold_accuracies(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the accuracy [..., F] on each fold at the squared distance [..., F] best on the others (the
-    smallest of several).
+def _table(cell: np.ndarray, folds: int, times: np.ndarray | None = None) -> np.ndarray:
+    """Count the pairs of each cell [F, T + 1, 2], each so many times."""
+    return np.bincount(cell, times, folds * (len(THRESHOLDS) + 1) * 2).reshape(folds, -1, 2)
 
-    table: [..., F, T + 1, 2], the pairs in each of `_cells`. A fold that a resample leaves empty gets the
-    accuracy of the others.
+
+def _fold_accuracies(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the accuracy [F] on each fold at the squared distance [F] best on the others (the smallest of
+    several).
+
+    table: [F, T + 1, 2], the pairs in each of `_cells`. A fold that a resample leaves empty gets the accuracy
+    of the others.
     """
-    sizes = table.sum((-1, -2))
+    sizes = table.sum((1, 2))
     gain = table[..., 1] - table[..., 0]
-    negatives = table[..., 0].sum(-1, keepdims=True)
-    right = negatives + np.cumsum(gain, axis=-1)[..., :-1]  # [..., F, T] right decisions
-    total = right.sum(-2, keepdims=True)
-    best = np.argmax(total - right, axis=-1)
-    right_at_best = np.take_along_axis(right, best[..., None], -1)[..., 0]
-    overall = (right_at_best.sum(-1) / sizes.sum(-1))[..., None]
+    right = table[..., 0].sum(1, keepdims=True) + np.cumsum(gain, axis=1)[:, :-1]  # [F, T] right decisions
+    best = np.argmax(right.sum(0) - right, axis=1)
+    right_at_best = right[np.arange(len(right)), best]
+    overall = right_at_best.sum() / sizes.sum()
     accuracy = np.where(sizes > 0, right_at_best / np.maximum(sizes, 1), overall)
     return accuracy, THRESHOLDS[best]
-
-
-# With more pairs than the bootstrap draws one by one, the ROC has so many points: false accepts in equal
-# ratios, so that the smallest rates keep every pair, and true accepts in equal steps.
-ROC_POINTS = 3000
-
-
-def _roc_cells(roc: Roc, similarity: np.ndarray, same: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
-    """Compute the cell of each pair, int64 [P], in a table [K, 2], and the table's shape: between which
-    points of the ROC the pair lies, most similar first, and different or same."""
-    points = np.arange(len(roc.far))
-    if len(same) > EXACT_PAIRS:
-        positives = int(np.sum(same))
-        false, true = np.rint(roc.far * (len(same) - positives)), np.rint(roc.tar * positives)
-        chosen = np.concatenate(
-            [
-                np.searchsorted(false, np.geomspace(1, false[-1], ROC_POINTS)),
-                np.searchsorted(true, np.linspace(1, true[-1], ROC_POINTS)),
-                [0, len(false) - 1],
-            ]
-        )
-        points = np.unique(np.minimum(chosen, len(false) - 1))
-    # A pair is accepted from the first of the points on whose threshold it reaches; point 0 accepts none.
-    between = np.searchsorted(-roc.threshold[points[1:]], -similarity)
-    return between * 2 + same, (len(points) - 1, 2)
-
-
-def _rates(counts: np.ndarray, fars: Sequence[float]) -> np.ndarray:
-    """Compute EER and the TAR at each FAR of resampled counts [r, K, 2]: [r, 1 + M]. NaN where a kind was not
-    drawn."""
-    start = np.zeros((len(counts), 1, 2))
-    accepted = np.concatenate([start, np.cumsum(counts, axis=1)], axis=1)
-    with np.errstate(invalid="ignore"):
-        far, tar = np.moveaxis(accepted / accepted[:, -1:], -1, 0)
-        rates = np.stack(
-            [equal_error_rate(far, tar), *(tar_at_far(far, tar, limit) for limit in fars)], axis=1
-        )
-    rates[np.isnan(far[:, -1]) | np.isnan(tar[:, -1])] = np.nan
-    return rates

@@ -196,7 +196,7 @@ class Evaluator:
 
     def _log(self, title: str, result: Result) -> None:
         data = self.sets[title]
-        get_logger().info(f"{data.task}: {result.headline} on {data.size()} {title}")
+        get_logger().info(f"{data.task}: {result.headline} on {data.size} {title}")
 
 
 def build_saved_sets(cfg: Config, saved: Checkpoint) -> dict[str, EvalSet]:

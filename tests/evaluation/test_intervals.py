@@ -3,46 +3,33 @@
 import numpy as np
 import pytest
 
-from plsc.evaluation import intervals
-from plsc.evaluation.intervals import bootstrap, percent, resamples, wilson, with_interval
+from plsc.evaluation.intervals import (
+    percent,
+    percentile_interval,
+    resampled,
+    resamples,
+    wilson,
+    with_interval,
+)
 
 
-def share(counts):
-    return (counts[:, 1] / counts.sum(1))[:, None]
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_the_bootstrap_of_a_share_is_the_binomials(monkeypatch, exact):
-    if not exact:
-        monkeypatch.setattr(intervals, "EXACT_PAIRS", 10)
-        monkeypatch.setattr(intervals, "FEWER_RESAMPLES", 1000)
-    found = bootstrap(np.array([4000, 1000]), share)
+def test_the_bootstrap_of_a_share_is_the_binomials():
+    right = np.arange(5000) < 1000
+    found = percentile_interval([[right @ times / 5000] for times in resampled(5000)])
     half = 1.96 * np.sqrt(0.2 * 0.8 / 5000)
     assert found[:, 0] == pytest.approx([0.2 - half, 0.2 + half], abs=0.0015)
-    assert np.array_equal(found, bootstrap(np.array([4000, 1000]), share))
 
 
-def test_resamples_do_not_depend_on_the_blocks_but_for_their_number(monkeypatch):
-    """The shape of the counts reaches the rates, and all resamples do."""
-    seen = []
-
-    def rates(counts):
-        seen.append(counts.shape)
-        assert (counts.sum((1, 2)) == 6).all()
-        return np.zeros((len(counts), 2))
-
-    monkeypatch.setattr(intervals, "_BLOCK", 40 * 6)
-    assert bootstrap(np.array([[1, 2], [0, 3]]), rates).shape == (2, 2)
-    assert {shape[1:] for shape in seen} == {(2, 2)} and sum(shape[0] for shape in seen) == 1000
+def test_identities_are_drawn_and_their_pairs_with_them():
+    identities = np.array([[0, 0], [1, 1], [0, 1]])
+    draws = np.array([*resampled(3, identities)])
+    assert len(draws) == 1000 and np.array_equal(draws, [*resampled(3, identities)])
+    assert {*map(tuple, draws.tolist())} == {(2, 0, 0), (1, 1, 1), (0, 2, 0)}
 
 
 def test_a_rate_that_some_resamples_lack_is_computed_from_the_others():
-    def rates(counts):
-        with np.errstate(invalid="ignore"):
-            return (counts[:, 1] / (counts[:, 1] + counts[:, 2]))[:, None]
-
-    found = bootstrap(np.array([5, 1, 1]), rates)
-    assert found[:, 0].tolist() == [0, 1]
+    found = percentile_interval([[0.0, np.nan], [np.nan, np.nan], [1.0, np.nan]])
+    assert found[:, 0] == pytest.approx([0.025, 0.975]) and np.isnan(found[:, 1]).all()
 
 
 def test_how_many_resamples():

@@ -39,11 +39,6 @@ def test_a_side_of_a_template_is_shown_by_its_first_image():
     assert eval_set(NoiseTemplates()).side(7) == (21, "template 7 (3 images): image 21")
 
 
-def test_arrays_are_those_that_are_known():
-    assert [*eval_set(NoiseTemplates()).arrays()] == ["pairs", "same", "template", "media"]
-    assert [*eval_set(Synthetic(3)).arrays()] == ["labels"]
-
-
 def test_what_derives_from_no_base_class_is_refused():
     with pytest.raises(UserError, match=r"^list: must derive from Dataset, .* of plsc.data.dataset$"):
         eval_set([])

@@ -5,7 +5,7 @@ import pytest
 
 from plsc.errors import UserError
 from plsc.evaluation import roc_curve, verify, verify_distances, verify_pairs, worst_pairs
-from plsc.evaluation.verification import _rates
+from plsc.evaluation.intervals import wilson
 
 
 def noisy_pairs(pairs, noise=1.2, size=16, seed=0, dtype=np.float32):
@@ -106,9 +106,7 @@ def test_pairs_of_indices_are_gathered_a_block_at_a_time(monkeypatch):
     assert found.row() == expected.row()
 
 
-@pytest.mark.parametrize("reused", [0, 1 << 20])
-def test_embeddings_in_many_pairs(monkeypatch, reused):
-    monkeypatch.setattr("plsc.evaluation.verification.REUSED_ELEMENTS", reused)
+def test_embeddings_in_many_pairs(monkeypatch):
     monkeypatch.setattr("plsc.evaluation.verification.BLOCK_ELEMENTS", 7 * 16)
     embeddings, _, _ = noisy_pairs(20)
     embeddings[4] = 0
@@ -145,15 +143,10 @@ def slow_bootstrap(distance, same, count=800, seed=1):
     return np.quantile(found, [0.025, 0.975], axis=0).T
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_intervals_are_those_of_a_slow_bootstrap(monkeypatch, exact):
+def test_intervals_are_those_of_a_slow_bootstrap():
     rng = np.random.default_rng(3)
     same = np.arange(600) % 2 == 0
     distance = np.clip(np.where(same, 1.0, 2.0) + 0.5 * rng.normal(size=600), 0, 4)
-    if not exact:  # as a large set
-        monkeypatch.setattr("plsc.evaluation.intervals.EXACT_PAIRS", 100)
-        monkeypatch.setattr("plsc.evaluation.verification.EXACT_PAIRS", 100)
-        monkeypatch.setattr("plsc.evaluation.intervals.FEWER_RESAMPLES", 1000)
     result = verify_distances(distance, same)
     keys = ("accuracy", "eer", "tar@far=0.1")
     found = np.array([result.intervals[key] for key in keys])
@@ -163,11 +156,18 @@ def test_intervals_are_those_of_a_slow_bootstrap(monkeypatch, exact):
     assert result.intervals == verify_distances(distance, same).intervals  # the same draws every time
 
 
-def test_a_draw_without_pairs_of_one_kind_has_no_rates():
+def test_very_many_pairs_have_wilsons_intervals(monkeypatch):
+    monkeypatch.setattr("plsc.evaluation.verification.MANY_PAIRS", 100)
+    result = verify(*noisy_pairs(300))
+    assert result.intervals["accuracy"] == wilson(result.accuracy, 300)
+    assert result.intervals["tar@far=0.1"] == wilson(result.tar_at_far[0.1], int(result.same.sum()))
+
+
+def test_a_draw_without_pairs_of_one_kind_counts_for_nothing():
     """Of few people a resample may have none who are different."""
-    counts = np.array([[[1, 2], [3, 1]], [[0, 2], [0, 1]], [[1, 0], [2, 0]]])
-    rates = _rates(counts, [0.1, 0.5])
-    assert np.isfinite(rates[0]).all() and np.isnan(rates[1:]).all()
+    same = np.arange(12) > 0
+    found = verify_distances(np.linspace(0.5, 3, 12), same).intervals
+    assert found["eer"][0] < found["eer"][1] and found.keys() == {"accuracy", "eer"}
 
 
 def test_a_set_without_errors_is_not_certain():
