@@ -84,7 +84,6 @@ setup(
         "visualdl",
     ],
     extras_require={
-        "remote": ["fsspec", "aiohttp", "s3fs", "ossfs", "huggingface_hub"],  # shards on servers
         "cpu": ["paddlepaddle>=2.6.2"],
         "export": ["onnx", "onnxruntime", "paddle2onnx==2.1.*"],
         "milvus": [
@@ -94,8 +93,6 @@ setup(
         "loggers": ["mlflow", "tensorboardX", "wandb"],
         "serve": ["fastapi>=0.110", "python-multipart>=0.0.13", "uvicorn>=0.29"],
         "test": [
-            "aiohttp",
-            "fsspec",
             "httpx",  # the test client of the service
             "pytest",
             "pytest-xdist>=3.8",

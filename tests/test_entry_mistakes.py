@@ -346,22 +346,9 @@ def test_a_loss_that_overflows_is_named_where_no_gradient_is_to_blame(tmp_path, 
             "DataLoader.Train.dataset={name: Synthetic, num_classes: 100000000000}",
             "DataLoader.Train.dataset.num_classes: the labels of 1,000,000,000,000 samples would take 8e+03 GB of memory, this ",
         ),
-        (
-            "DataLoader.Train.dataset={name: 'tests.helpers.float_samples:Recordings', count: 0x10}",
-            (
-                "Model.name: SmallResNet takes images [C, H, W], the samples have shape [512]; name a network of your own as "
-                "package.module:Class (docs/extend.md)"
-            ),
-        ),
     ],
 )
-def test_what_the_memory_or_the_network_cannot_take_is_refused_before_it_is_made(
-    tmp_path, monkeypatch, override, line
-):
-    monkeypatch.setattr("tests.helpers.float_samples.SHAPE", (512,))
-    monkeypatch.setattr(
-        "tests.helpers.float_samples.recording", lambda speaker, rng: np.ones(512, np.float32)
-    )
+def test_what_the_memory_cannot_take_is_refused_before_it_is_made(tmp_path, override, line):
     run = entry(tmp_path, override)
     assert line in refused(run.dry_run)
     assert line in refused(run.train)

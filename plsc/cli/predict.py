@@ -12,9 +12,7 @@ def main(argv: Sequence[str]) -> None:
     parser = make_parser(
         "predict", "write the embeddings of images, as .npy", "-c first/config.yaml a.png b.png"
     )
-    parser.add_argument(
-        "images", nargs="+", help="image files, one .txt list of them, or one .npy file of samples"
-    )
+    parser.add_argument("images", nargs="+", help="image files, or one .txt list of them")
     parser.add_argument("--output", metavar="FOLDER", help="default: predict in Global.output_dir")
     args = parse(parser, argv)
     from plsc.entry import Entry

@@ -3,6 +3,6 @@ given as integers."""
 
 import os
 
-# OpenCV's limit of an image's pixels, which it reads at its first import and checks before it allocates. Its
-# own limit is 2^30; see plsc/data/image_size.py for the formats in which a few bytes may promise that many.
-os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26))
+MOST_PIXELS = 2**26  # of an image: 8192 x 8192; 200 MB decoded
+# OpenCV reads its limit at its first import, and checks it before it allocates. Its own is 2^30.
+os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MOST_PIXELS))

@@ -8,28 +8,23 @@ import struct
 from pathlib import Path
 
 from plsc.data.bin_packs import BinPairs
-from plsc.data.folder import ARRAYS, EXTENSIONS, UNREAD, ImageFolder
+from plsc.data.folder import EXTENSIONS, UNREAD, ImageFolder
 from plsc.data.image_list import ImageList
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.data.rec import RecImages
 from plsc.data.recordio import MAGIC
-from plsc.data.remote_shards import is_url
-from plsc.data.shards import Shards
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.files import open_regular
 
 
 def open_images(path: str, **options) -> EncodedImages:
-    """Open the labelled images of a .rec file (or a folder that has one), an image folder, tar shards, or a
-    list file.
+    """Open the labelled images of a .rec file (or a folder that has one), an image folder, or a list file.
 
     `options`: keys of all image formats, see plsc.data.images.EncodedImages; also `root`, which only a list
-    takes, and `cache`, which only shards on a server do.
+    takes.
     """
     root = options.pop("root", "")
     kind = kind_of(path)
-    if kind is not Shards and options.pop("cache", None):
-        raise UserError(f"cache: only shards on a server have one, and {path} is none")
     if root and kind is not ImageList:
         raise UserError(f"only a list of images has one, and {path} is none", key="root")
     if kind is RecImages and os.path.isdir(path):
@@ -46,8 +41,6 @@ def open_any(path: str, **options) -> EncodedImages | EncodedPairs:
 
 def kind_of(path: str) -> type[EncodedImages]:
     """Return the class that reads the labelled images of `path`."""
-    if is_url(path):
-        return Shards
     if not os.path.exists(path):
         raise MissingFileError(f"'{path}' does not exist (looked in {Path.cwd()})")
     return _folders_kind(path) if os.path.isdir(path) else _files_kind(path)
@@ -56,8 +49,6 @@ def kind_of(path: str) -> type[EncodedImages]:
 def _folders_kind(path: str) -> type[EncodedImages]:
     if _records_in(path):
         return RecImages
-    if any(name.endswith(".tar") for name in os.listdir(path)):
-        return Shards
     entries = [entry for entry in os.scandir(path) if entry.name[0] != "."]
     if not entries:
         raise UserError(f"{path}: is empty; give a folder with a folder for each identity, or with a .rec")
@@ -73,7 +64,6 @@ def _folders_kind(path: str) -> type[EncodedImages]:
             f"{path}: has files that are not read ({', '.join(kinds)}); convert the images to .png or .jpg, and make a "
             "folder for each identity"
         )
-    _files_kind(min(entry.path for entry in entries))  # for what it refuses
     raise UserError(f"{path}: has no images; give a folder with a folder for each identity, or with a .rec")
 
 
@@ -85,16 +75,10 @@ def _records_in(folder: str) -> list[str]:
 
 
 def _files_kind(path: str) -> type[EncodedImages]:
-    if path.endswith(".tar"):
-        return Shards
     with open_regular(path) as file:
         start = file.read(4096)
     if start.startswith(struct.pack("<I", MAGIC)) or path.endswith(".rec"):
         return RecImages
-    if path.endswith(ARRAYS):
-        raise UserError(
-            f"{path}: is an array, no images; a config names it, dataset: {{name: Arrays, samples: ..., labels: ...}} (docs/data.md)"
-        )
     if b"\0" in start:
         raise UserError(f"{path}: is neither a .rec file nor text; give a .rec, a list of images or a folder")
     return ImageList

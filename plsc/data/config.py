@@ -13,7 +13,7 @@ from plsc.utils.yaml_lines import KeyPath
 TRAIN_SET = ("DataLoader", "Train", "dataset")
 EVAL_SET = ("DataLoader", "Eval", "dataset")
 # Data sets of images -> their key that names the images, which ImagePairs calls images.
-KEY_OF_IMAGES = {"ImageFolder": "folder", "ImageList": "list", "RecImages": "path", "Shards": "shards"}
+KEY_OF_IMAGES = {"ImageFolder": "folder", "ImageList": "list", "RecImages": "path"}
 MORE_SETS = ("DataLoader", "Eval", "more")
 
 
@@ -55,10 +55,9 @@ class TrainDatasetCfg(DatasetCfg):
         return hasattr(DATASETS.get(name), "sample")  # labelled images; pairs have image()
 
     name: str = "Glyphs"
-    """`Glyphs`, characters drawn at run time, or `CjkGlyphs`, those of the system's CJK fonts; your images in
-    a list file (`ImageList`), in a folder for each identity (`ImageFolder`), in a .rec file (`RecImages`) or
-    in tar shards (`Shards`); `IdxImages`, the files of MNIST and Fashion-MNIST; samples of any shape in .npy
-    files (`Arrays`); `Synthetic`, noise for measuring speed; a name that you registered; or your own class as
+    """`Glyphs`, characters drawn at run time; your images in a list file (`ImageList`), in a folder for each
+    identity (`ImageFolder`) or in a .rec file (`RecImages`); `IdxImages`, the files of MNIST and Fashion-MNIST;
+    `Synthetic`, noise for measuring speed; a name that you registered; or your own class as
     `package.module:Class`. The number of classes is read from the data; docs/data.md has examples."""
 
 
@@ -73,11 +72,10 @@ class EvalDatasetCfg(DatasetCfg):
     `dataset: null` evaluates nothing."""
 
     name: str = "GlyphPairs"
-    """`GlyphPairs` or `CjkGlyphPairs`, pairs of characters that training never sees; pairs named in a file
-    (`PairList`), in a .bin pack (`BinPairs`) or drawn from labelled images (`ImagePairs`); IJB's templates
-    (`IjbPairs`); a search in a gallery (`GalleryProbe`); pairs of samples in .npy files
-    (`ArrayPairs`); any data set that `Train.dataset` may name; a name that you registered; or your own class
-    as `package.module:Class`."""
+    """`GlyphPairs`, pairs of characters that training never sees; pairs named in a file (`PairList`), in a .bin
+    pack (`BinPairs`) or drawn from labelled images (`ImagePairs`); IJB's templates (`IjbPairs`); a search in a
+    gallery (`GalleryProbe`); any data set that `Train.dataset` may name; a name that you registered; or your
+    own class as `package.module:Class`."""
 
 
 class TrainCfg(Section):

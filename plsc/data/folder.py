@@ -21,7 +21,6 @@ from plsc.utils.text import counted
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2")
 # Of images too, but OpenCV does not decode them everywhere, or not at all.
 UNREAD = (".gif", ".heic", ".heif", ".avif", ".jxl", ".svg", ".psd", ".dng", ".cr2", ".nef", ".arw")
-ARRAYS = ".npy"
 ALIGNMENT = "alignment.csv"  # what plsc align writes beside the identities' folders
 
 
@@ -49,8 +48,6 @@ def read_folder(folder: str, extensions: tuple[str, ...] = EXTENSIONS) -> tuple[
     kinds = ", ".join(sorted({os.path.splitext(name)[1].lower() for name in unread}))
     if not images:
         remedy = f"; {kinds} is not read, convert it to .png or .jpg" if unread else ""
-        if any(name.endswith(ARRAYS) for name in others):
-            remedy += f"; {ARRAYS} holds arrays, docs/data.md says how to train on them"
         raise UserError(
             f"{folder}: has no images in folders of their own, one folder for each identity ({', '.join(extensions)}){remedy}"
         )

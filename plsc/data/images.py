@@ -16,9 +16,9 @@ from typing import Literal
 import cv2
 import numpy as np
 
+from plsc.data import MOST_PIXELS
 from plsc.data.augment import Augment
 from plsc.data.dataset import Dataset, IdentificationSet, PairSet
-from plsc.data.image_size import MOST_PIXELS, is_cut_off_png, promised_pixels
 from plsc.data.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.data.transforms import generator, resize
 from plsc.errors import CorruptImageError, UserError, reading, shown
@@ -38,22 +38,16 @@ def read_file(path: str) -> np.ndarray:
 
 def decode_pixels(data: np.ndarray, grey: bool, name: Callable[[], str]) -> np.ndarray:
     """Decode an image, uint8 [n], unchanged: uint8 [H, W, 3] in OpenCV's order BGR, or grey [H, W]. Raises
-    CorruptImageError, with the image's `name()`, also for one of more than MOST_PIXELS and for a PNG that is
-    cut off, before it is decoded."""
-    content = data.tobytes()
-    promised = promised_pixels(content)
-    if promised > MOST_PIXELS:
-        raise CorruptImageError(
-            f"{shown(name())}: its header promises {promised:,} pixels, an image has at most {MOST_PIXELS:,}; shrink it"
-        )
+    CorruptImageError, with the image's `name()`, also for one of more than MOST_PIXELS."""
     try:
-        readable = data.size and not is_cut_off_png(content)
-        picture = cv2.imdecode(data, cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR) if readable else None
-    except cv2.error:  # where a header is impossible; else None is returned
+        flags = cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR
+        picture = cv2.imdecode(data, flags) if data.size else None
+    except cv2.error:  # where a header is impossible or promises too much; else None is returned
         picture = None
     if picture is None:
         raise CorruptImageError(
-            f"{shown(name())}: not an image that OpenCV can decode ({data.size} bytes); cut off, or not an image?"
+            f"{shown(name())}: not an image that OpenCV can decode ({data.size} bytes); cut off, not an image, "
+            f"or of more than {MOST_PIXELS:,} pixels?"
         )
     return picture
 

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,6 @@ from plsc.data.image_list import (
 )
 from plsc.data.images import EncodedPairs, read_file
 from plsc.data.pair_sampling import alternating, draw_pairs
-from plsc.data.remote_shards import Cache, is_url
 from plsc.errors import MissingFileError, UserError, reading, shown
 from plsc.utils.files import read_regular
 from plsc.utils.logging import get_logger
@@ -227,10 +226,9 @@ class ImagePairs(EncodedPairs):
     """Pairs drawn from labelled images: half positive and half negative in turn, no pair twice, the same in
     every run.
 
-    `images`: an image folder, a list, a .rec file or tar shards; in a config that lacks it, those of the
+    `images`: an image folder, a list or a .rec file; in a config that lacks it, those of the
     training, prepared as there.
-    `root`: of a list, see plsc.data.image_list.ImageList. `cache`: of shards on a server, see
-    plsc.data.shards.Shards. `classes`: [start, stop] draws from the classes start to stop - 1 only;
+    `root`: of a list, see plsc.data.image_list.ImageList. `classes`: [start, stop] draws from the classes start to stop - 1 only;
     []: from all. `hold_out`: draws from the share of the classes that training with the same `hold_out` of
     the same images leaves out. `num_pairs`: how many; null: 6,000, or as many as there are. `title`: what
     logs and reports call the set; empty = "pairs of", or "held-out pairs of", and the name of `images`.
@@ -245,14 +243,11 @@ class ImagePairs(EncodedPairs):
         classes: tuple[int, ...] = (),
         hold_out: float = 0.0,
         title: str = "",
-        cache: dict[str, Any] | None = None,
         **options,
     ):
-        self.check(
-            images=images, num_pairs=num_pairs, classes=classes, hold_out=hold_out, cache=cache, **options
-        )
+        self.check(images=images, num_pairs=num_pairs, classes=classes, hold_out=hold_out, **options)
         super().__init__(**options)
-        self.source = open_images(images, root=root, cache=cache)
+        self.source = open_images(images, root=root)
         chosen = np.arange(len(self.source))
         where = images
         if classes:
@@ -285,8 +280,7 @@ class ImagePairs(EncodedPairs):
         check_hold_out(kwargs.get("hold_out", 0.0))
         if kwargs.get("num_pairs") is not None and kwargs["num_pairs"] < 1:
             raise UserError(f"must be at least 1, got {kwargs['num_pairs']}", key="num_pairs")
-        Cache.of(kwargs.get("cache") or {})
-        if "images" in kwargs and not is_url(kwargs["images"]) and not os.path.exists(kwargs["images"]):
+        if "images" in kwargs and not os.path.exists(kwargs["images"]):
             raise MissingFileError(
                 f"'{kwargs['images']}' does not exist (looked in {Path.cwd()})", key="images"
             )

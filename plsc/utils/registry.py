@@ -169,11 +169,7 @@ MARGINS = Registry(
 DATASETS = Registry(
     "dataset",
     {
-        "ArrayPairs": "plsc.data.arrays:ArrayPairs",
-        "Arrays": "plsc.data.arrays:Arrays",
         "BinPairs": "plsc.data.bin_packs:BinPairs",
-        "CjkGlyphPairs": "plsc.data.cjk_glyphs:CjkGlyphPairs",
-        "CjkGlyphs": "plsc.data.cjk_glyphs:CjkGlyphs",
         "GalleryProbe": "plsc.data.templates:GalleryProbe",
         "Glyphs": "plsc.data.glyphs:Glyphs",
         "GlyphPairs": "plsc.data.glyphs:GlyphPairs",
@@ -184,7 +180,6 @@ DATASETS = Registry(
         "ImagePairs": "plsc.data.pairs:ImagePairs",
         "PairList": "plsc.data.pairs:PairList",
         "RecImages": "plsc.data.rec:RecImages",
-        "Shards": "plsc.data.shards:Shards",
         "Synthetic": "plsc.data.synthetic:Synthetic",
     },
     bases=tuple(f"plsc.data.dataset:{name}" for name in ("Dataset", "PairSet", "IdentificationSet")),

@@ -1,7 +1,6 @@
 import base64
 import os
 
-import numpy as np
 import pytest
 
 from plsc.data.autodetect import open_any, open_images
@@ -54,19 +53,6 @@ def test_what_is_not_recognised_is_refused(tmp_path):
     write_rec(tmp_path / "two.rec", [0])
     with pytest.raises(UserError, match=r": has 2 .rec files; name one of them$"):
         open_images(str(tmp_path))
-
-
-def test_arrays_are_refused_with_where_to_name_them(tmp_path):
-    (tmp_path / "xy").mkdir()
-    for name in ("x.npy", "y.npy"):
-        np.save(tmp_path / "xy" / name, np.zeros((4, 3), np.float32))
-    for path in (tmp_path / "xy", tmp_path / "xy" / "x.npy"):
-        with pytest.raises(UserError, match=r"x\.npy: is an array, no images; .*name: Arrays.*docs/data\.md"):
-            open_images(str(path))
-    (tmp_path / "people" / "Ann").mkdir(parents=True)
-    np.save(tmp_path / "people" / "Ann" / "1.npy", np.zeros(3, np.float32))
-    with pytest.raises(UserError, match=r"people: has no images .*; \.npy holds arrays, docs/data\.md says"):
-        open_images(str(tmp_path / "people"))
 
 
 def test_folders_without_identities_say_what_is_missing(tmp_path):

@@ -8,7 +8,6 @@ import pytest
 
 from plsc.config import ConfigError, load
 from plsc.data.image_list import ImageList
-from plsc.data.image_size import MOST_PIXELS, promised_pixels
 from plsc.data.images import read_sample
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import CorruptImageError, MissingFileError, UserError
@@ -72,10 +71,8 @@ def test_an_image_that_promises_a_billion_pixels_is_corrupt(folder, kind):
         data = data.replace(struct.pack("<HHII", 256, 3, 1, 16), struct.pack("<HHII", 256, 4, 1, many))
         data = data.replace(struct.pack("<HHII", 257, 3, 1, 12), struct.pack("<HHII", 257, 4, 1, many))
     (folder / f"bomb{kind}").write_bytes(data)
-    with pytest.raises(CorruptImageError, match=rf"bomb{kind}: (its header promises|not an image)"):
+    with pytest.raises(CorruptImageError, match=rf"bomb{kind}: not an image"):
         read_sample(str(folder / f"bomb{kind}"), Preprocessing.of_images((3, 8, 8)))
-    if kind not in (".pgm", ".tiff"):
-        assert promised_pixels(bytes(data)) > MOST_PIXELS
 
 
 def test_a_picture_of_one_bit_a_pixel_is_not_decoded(folder):
@@ -89,56 +86,10 @@ def test_a_picture_of_one_bit_a_pixel_is_not_decoded(folder):
         for kind, body in chunks
     )
     (folder / "bits.png").write_bytes(b"\x89PNG\r\n\x1a\n" + text)
-    with pytest.raises(CorruptImageError, match=r"bits.png: its header promises 900,000,000 pixels"):
+    with pytest.raises(
+        CorruptImageError, match=r"bits.png: not an image .* or of more than 67,108,864 pixels"
+    ):
         read_sample(str(folder / "bits.png"), Preprocessing.of_images((3, 8, 8)))
-
-
-def png_chunk(kind, body, length=None):
-    """A PNG's chunk; `length`: what it says its body has."""
-    length = len(body) if length is None else length
-    return struct.pack(">I", length) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-
-PNG_START = b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", struct.pack(">IIBBBBB", 16, 12, 8, 2, 0, 0, 0))
-PNG_ROWS = zlib.compress(bytes(12 * (1 + 3 * 16)))
-
-
-@pytest.mark.parametrize("kind", [b"IDAT", b"fdAT", b"PLTE", b"tEXt", b"tRNS", b"IEND", b"IHDR"])
-@pytest.mark.parametrize("length", [29, 0x7FFFFF00, 0xFFFFFF00])
-def test_a_png_whose_chunk_reaches_beyond_its_end_is_not_decoded(folder, monkeypatch, kind, length):
-    """OpenCV 5 allocates and clears what the chunk's length says: 61 bytes took 4 GB."""
-    decoded = []
-    monkeypatch.setattr(cv2, "imdecode", lambda *given: decoded.append(given))
-    for start in (PNG_START, PNG_START + png_chunk(b"IDAT", PNG_ROWS)):
-        (folder / "bomb.png").write_bytes(start + png_chunk(kind, bytes(16), length))
-        with pytest.raises(CorruptImageError, match=r"bomb\.png: not an image .*; cut off, or not an image"):
-            read_sample(str(folder / "bomb.png"), Preprocessing.of_images((3, 8, 8)))
-    assert not decoded
-
-
-def test_a_whole_png_is_decoded_whatever_follows_its_end(folder):
-    def frame(number):
-        return png_chunk(b"fcTL", struct.pack(">IIIIIHHBB", number, 16, 12, 0, 0, 1, 10, 0, 0))
-
-    rows, end = png_chunk(b"IDAT", PNG_ROWS), png_chunk(b"IEND", b"")
-    second = frame(1) + png_chunk(b"fdAT", struct.pack(">I", 2) + PNG_ROWS)
-    animated = png_chunk(b"acTL", struct.pack(">II", 2, 0)) + frame(0) + rows + second
-    text = png_chunk(b"tEXt", b"Title\0a") + rows
-    for content in (rows + end, text + end, animated + end, rows + end + b"\x7f\xff\xff\xffIDAT and more"):
-        (folder / "whole.png").write_bytes(PNG_START + content)
-        assert read_sample(str(folder / "whole.png"), Preprocessing.of_images((3, 8, 8))).shape == (3, 8, 8)
-
-
-@pytest.mark.parametrize(
-    "kind, options",
-    [(".png", ()), (".jpg", ()), (".bmp", ()), (".webp", ()), (".webp", (cv2.IMWRITE_WEBP_QUALITY, 80))],
-)
-def test_the_size_in_a_header_is_found(kind, options):
-    pixels = np.random.default_rng(0).integers(0, 256, (24, 17, 3), np.uint8)
-    data = cv2.imencode(kind, pixels, options)[1].tobytes()
-    assert promised_pixels(data) == 24 * 17
-    for length in range(len(data) - 1):
-        assert promised_pixels(data[:length]) in (0, 24 * 17)
 
 
 def test_a_pipe_among_the_images_is_refused(folder):

@@ -26,5 +26,5 @@ def test_a_row_is_a_data_set_of_a_config(part, text):
 
 def test_every_format_has_a_row():
     named = {yaml.safe_load(text)["name"] for part in ("Train", "Verify") for text in rows(part)}
-    without_files = {"CjkGlyphs", "CjkGlyphPairs", "Glyphs", "GlyphPairs", "Synthetic"}
-    assert {*DATASETS.builtin} - named == {"ArrayPairs"} | without_files
+    without_files = {"Glyphs", "GlyphPairs", "Synthetic"}
+    assert {*DATASETS.builtin} - named == without_files

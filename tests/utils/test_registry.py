@@ -134,11 +134,7 @@ def test_builtin_names():
     }
     assert DATASETS.names() == [
         *(
-            "ArrayPairs",
-            "Arrays",
             "BinPairs",
-            "CjkGlyphPairs",
-            "CjkGlyphs",
             "GalleryProbe",
             "GlyphPairs",
             "Glyphs",
@@ -146,5 +142,5 @@ def test_builtin_names():
             "IjbPairs",
             "ImageFolder",
         ),
-        *("ImageList", "ImagePairs", "PairList", "RecImages", "Shards", "Synthetic"),
+        *("ImageList", "ImagePairs", "PairList", "RecImages", "Synthetic"),
     ]
