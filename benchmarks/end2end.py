@@ -1,4 +1,4 @@
-"""Measure images per second and the parts of a step in a short training, also against another version of
+"""Measure images per second in a short training, also against another version of
 plsc.
 
     python -m benchmarks end2end -c configs/ --ranks 2 --against ../plsc-before
@@ -21,7 +21,6 @@ from plsc import config
 from plsc.distributed import launcher
 from plsc.errors import UserError
 from plsc.utils.metrics import read_metrics
-from plsc.utils.text import table
 
 HERE = Path(plsc.__file__).resolve().parent
 
@@ -35,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def end2end(args: argparse.Namespace) -> dict:
-    """Measure images per second, and seconds of a step by part."""
+    """Measure images per second."""
     config.load(args.config, args.override)  # reports a mistake in it once
     versions = {"this": HERE}
     if args.against:
@@ -52,7 +51,6 @@ def end2end(args: argparse.Namespace) -> dict:
             rates[version].append(statistics.median(row["images_per_second"] for row in training))
             rows += training if version == "this" else []
     median = {version: statistics.median(values) for version, values in rates.items()}
-    parts = {name: statistics.median(row["profile"][name] for row in rows) for name in rows[0]["profile"]}
     return {
         **describe_machine(),
         "config": args.config,
@@ -61,7 +59,6 @@ def end2end(args: argparse.Namespace) -> dict:
         "images_per_second": median["this"],
         "over_against": median["this"] / median["against"] if args.against else None,
         "data_wait": statistics.median(row["data_wait"] for row in rows),
-        "seconds": parts,
     }
 
 
@@ -70,10 +67,7 @@ def train(package: Path, args: argparse.Namespace) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         every = max(1, args.steps // 6)
         given = [f"Global.output_dir={folder}", f"Global.max_steps={args.steps}", f"Global.log_every={every}"]
-        given += [
-            "DataLoader.Eval={dataset: null}",
-            "Global.profile=true",
-        ]  # of both versions, since it costs time
+        given += ["DataLoader.Eval={dataset: null}"]
         arguments = ["train", *(["-c", args.config] if args.config else []), "-o", *args.override, *given]
         lines: list[str] = []
         main = package.resolve() / "__main__.py"
@@ -88,10 +82,6 @@ def train(package: Path, args: argparse.Namespace) -> list[dict]:
 
 
 def show(result: dict) -> str:
-    total = sum(result["seconds"].values())
-    rows = [[name, 1e3 * part, f"{part / total:.1%}"] for name, part in result["seconds"].items()]
     against = f", {result['over_against']:.2f} times the other version" if result["over_against"] else ""
-    return (
-        f"{format_machine(result)}\n{result['images_per_second']:,.0f} images/s on {result['ranks']} ranks"
-        f"{against}; a step of {1e3 * total:.1f} ms, rank 0:\n{table(rows, ['part', 'ms', 'share'])}"
-    )
+    rate = f"{result['images_per_second']:,.0f} images/s on {result['ranks']} ranks{against}"
+    return f"{format_machine(result)}\n{rate}; {result['data_wait']:.0%} of the time spent waiting for data"

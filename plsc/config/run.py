@@ -120,8 +120,6 @@ class GlobalCfg(Section):
     mlflow ui
     --backend-store-uri output/mlflow`. A logger that fails later costs a warning and its own copy, not the
     run."""
-    profile: bool = Field(False, json_schema_extra=NOT_TRAINING)
-    """Measure what the time of a step goes into, for `metrics.jsonl` and the report (docs/labbook.md)."""
     hang_seconds: int = Field(600, ge=0, le=31_536_000, json_schema_extra=NOT_TRAINING)
     """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or
     is restarted (`plsc train --ranks`); evaluations and checkpoints may take six times as long. 0 waits for

@@ -27,7 +27,6 @@ from plsc.data.dataset import Dataset
 from plsc.data.transforms import ORDER, generator
 from plsc.errors import UserError
 from plsc.utils.sharding import split
-from plsc.utils.timing import timer
 
 AHEAD = 2  # batches under way for each thread
 
@@ -145,8 +144,7 @@ class Loader:
             while under_way:
                 indices, made = under_way.popleft()
                 began = time.perf_counter()
-                with timer.part("data"):
-                    images, replaced_here = made.result()
+                images, replaced_here = made.result()
                 self.wait_seconds += time.perf_counter() - began
                 self._corrupt.note(replaced_here)
                 for row, _, substitute in replaced_here:

@@ -27,6 +27,7 @@ import paddle.distributed as dist
 from paddle.autograd import PyLayer
 from paddle.distributed import collective, fleet
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
+from paddle.profiler import RecordEvent
 
 from plsc.distributed import device as devices
 from plsc.distributed.environment import CPU, local_size_from_env
@@ -35,7 +36,6 @@ from plsc.distributed.environment import world_size_from_env as world_size
 from plsc.distributed.key_value_store import get_store
 from plsc.errors import UserError
 from plsc.utils.sharding import split
-from plsc.utils.timing import timer
 
 _Value = TypeVar("_Value")
 
@@ -163,7 +163,7 @@ def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
     """
     assert x.is_contiguous(), "Paddle 2.6 would reduce the memory in its own order and say nothing"
     if world_size() > 1:
-        with timer.part("gather"):
+        with RecordEvent("gather"):
             dist.all_reduce(x, op=dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX)
     return x
 
@@ -217,7 +217,7 @@ def gather_counts(count: int) -> list[int]:
     if world_size() == 1:
         return [count]
     counts: list = []
-    with timer.part("gather"):
+    with RecordEvent("gather"):
         dist.all_gather(counts, paddle.full([1], count, "int64"))
     return [c.item() for c in counts]
 
@@ -237,7 +237,7 @@ def gather_rows(x: paddle.Tensor, counts: list[int]) -> paddle.Tensor:
     if x.shape[0] < most:
         x = paddle.concat([x, paddle.zeros([most - x.shape[0], *x.shape[1:]], dtype=x.dtype)])
     parts: list = []
-    with timer.part("gather"):
+    with RecordEvent("gather"):
         dist.all_gather(parts, x.contiguous())
     return paddle.concat([part[:count] for part, count in zip(parts, counts)])
 

@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 import numpy as np
 import paddle
 from paddle.autograd import PyLayer
+from paddle.profiler import RecordEvent
 
 from plsc import distributed
 from plsc.distributed.device import asynchronous
@@ -42,7 +43,6 @@ from plsc.heads.spec import HeadSpec
 from plsc.heads.step import Step
 from plsc.utils.logging import warn
 from plsc.utils.sharding import ClassShard
-from plsc.utils.timing import timer
 
 
 @dataclass
@@ -129,7 +129,7 @@ class SoftmaxHead:
 
         Raises UserError naming the first sample whose label is not in [0, C).
         """
-        with timer.part("head"):
+        with RecordEvent("head"):
             step = Step(self.spec, self.memory, emb.flatten(1), label_B, number, counts)
             with paddle.no_grad():
                 losses, saved = step.forward()
@@ -159,7 +159,7 @@ class SoftmaxHead:
         Collectives: one all_reduce SUM of two numbers if the classes are spread and the rule needs norms
         (LARS).
         """
-        with timer.part("head"):
+        with RecordEvent("head"):
             self.bank.update(lr, number, self._norms() if self.bank.rule.needs_norms else None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -244,5 +244,5 @@ class _SoftmaxLoss(PyLayer):
 
     @staticmethod
     def backward(ctx, grad):
-        with timer.part("head"), paddle.no_grad():  # inside the backbone's backward pass
+        with RecordEvent("head"), paddle.no_grad():  # inside the backbone's backward pass
             return ctx.step.backward(ctx.saved, grad)

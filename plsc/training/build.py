@@ -189,7 +189,7 @@ def build_trainer(
         *ready.features,
         Divergence(cfg.Global.max_skipped, DumpWriter(f"{cfg.Global.output_dir}/diverged", dataset.name)),
         rollback,
-        Log(loader, cfg.Global.log_every, cfg.Global.profile),
+        Log(loader, cfg.Global.log_every),
         Evaluation(evaluator, cfg.Global.eval_every, cfg.Global.eval_every_steps),
         Checkpoints(
             root,

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import paddle
 from paddle import _C_ops
+from paddle.profiler import RecordEvent
 
 from plsc import distributed
 from plsc.backbones.layers import Addresses
@@ -36,7 +37,6 @@ from plsc.training.mixed_precision import autocast, autocast_on_cpu
 from plsc.training.parts.loss_scale import LossScale
 from plsc.utils.registry import did_you_mean
 from plsc.utils.sharding import count_micro_batches, split
-from plsc.utils.timing import timer
 
 
 class MicroBatch(NamedTuple):
@@ -112,7 +112,7 @@ class Network:
         a leaf whose gradient `backward` takes."""
         samples = to_send(images)
         self._parts = self._cut(to_device(samples) if asynchronous() else samples, step)
-        with timer.part("forward"):
+        with RecordEvent("forward"):
             if len(self._parts) == 1:
                 self._out = self._embed(self._model, self._parts[0])
                 emb_BD = self._out.detach()
@@ -128,7 +128,7 @@ class Network:
         out, self._out = self._out, None
         if self._scaler:
             grad_BD = grad_BD * self._scaler.scale
-        with timer.part("backward"), self._statistics_kept():
+        with RecordEvent("backward"), self._statistics_kept():
             if out is not None:
                 self._backward(out, grad_BD, self._parts[0])
             else:

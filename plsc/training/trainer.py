@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
+from paddle.profiler import RecordEvent
 from pydantic import NonNegativeInt
 
 from plsc import distributed
@@ -43,7 +44,6 @@ from plsc.training.step import LeftOut, StepResult, TakenStep, Verdict
 from plsc.training.verdict import agree
 from plsc.utils.logging import get_logger, warn
 from plsc.utils.metrics import Metrics
-from plsc.utils.timing import timer
 
 
 class Rates(NamedTuple):
@@ -171,7 +171,7 @@ class Trainer:
         Loss or gradients that are not finite make it a step that changes nothing. UserError for a label that
         is no class.
         """
-        with timer.part("check"):
+        with RecordEvent("check"):
             undo = self.network.remember(), self.head.remember()
         emb_BD = self.network.forward(batch.images, self.step)
         label_B, index_B = to_device(np.stack([batch.labels, batch.indices]))
@@ -186,11 +186,11 @@ class Trainer:
         left_out = None
         if verdict.counts:
             self.since_good = 0
-            with timer.part("optimizer"):
+            with RecordEvent("optimizer"):
                 self.optimizer.step(rates.backbone)
-            self.head.step(rates.head, self.step)
-            for part in self.parts:
-                part.update(self, taken)
+                self.head.step(rates.head, self.step)
+                for part in self.parts:
+                    part.update(self, taken)
         else:
             self.since_good += 1
             for restore in undo:
@@ -206,7 +206,7 @@ class Trainer:
 
         Collectives: one all_gather of a few numbers.
         """
-        with timer.part("check"):
+        with RecordEvent("check"):
             flags = {name: number for part in self.parts for name, number in part.flags().items()}
             return agree(self.backbone, self.head, taken, flags)
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -28,7 +29,6 @@ from plsc.config import Config, add_overrides, load
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
 from plsc.utils.text import table
-from plsc.utils.timing import timer
 from tests.gpu_ops import op_log
 
 # Which step is counted: the first makes what later ones have, as an optimizer's state.
@@ -36,7 +36,7 @@ HEAD_STEP = 2
 TRAINER_STEP = 2
 PARTS = ("input", "forward", "head forward", "head backward", "backward", "check", "optimizer", "head update")
 HEAD = ("head forward", "head backward", "head update")
-_NAMES = {"data": "input"}  # of timer's parts, where PARTS says it otherwise
+_NAMES = {"data": "input"}  # of regions, where PARTS says it otherwise
 PASSED = ("name", "size", "classes", "batch", "dim", "threads", "ranks", "rate", "dtype", "config", "listing")
 _FEW = (2, 4)  # images of the two runs of a step
 
@@ -181,6 +181,7 @@ def _run_head(args: argparse.Namespace, log: Path) -> None:
     """Run steps of the head alone, called as the trainer calls it."""
     import numpy as np
     import paddle
+    from paddle.profiler import RecordEvent
 
     from plsc.training.build_head import build_head, build_rule
 
@@ -194,7 +195,7 @@ def _run_head(args: argparse.Namespace, log: Path) -> None:
 
     def steps() -> None:
         for number in range(HEAD_STEP + 1):
-            with timer.part("data"):
+            with RecordEvent("data"):
                 pass
             out = head(emb_BD, label_B, number, counts=[args.batch], check=False)
             out.loss.backward()
@@ -206,9 +207,23 @@ def _run_head(args: argparse.Namespace, log: Path) -> None:
 
 def _run_step(args: argparse.Namespace, folder: Path, log: Path) -> None:
     """Run steps of a whole training."""
+    from paddle.profiler import RecordEvent
+
+    from plsc.data.loader import Loader
     from plsc.training.build import build_trainer
 
+    def from_step(self: Loader, step: int) -> Iterator:
+        batches = whole(self, step)
+        while True:
+            with RecordEvent("data"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
     trainer = build_trainer(config(args, folder))
+    whole = Loader.from_step
+    Loader.from_step = from_step
     _record(lambda: trainer.train(None), log, TRAINER_STEP)
 
 
@@ -217,7 +232,7 @@ class _EnoughError(Exception):
 
 
 def _record(run: Callable[[], object], log: Path, counted: int) -> None:
-    """Record one step of a run, from the part "data" of timer to the next. counted: its number, from 1."""
+    """Record one step of a run, from the region "data" to the next. counted: its number, from 1."""
     step = 0
     calls = 0  # of the head in this step
     recorder: op_log.Recorder | None = None
@@ -239,7 +254,7 @@ def _record(run: Callable[[], object], log: Path, counted: int) -> None:
             recorder.enter(_NAMES.get(part, part))
 
     try:
-        with timer.watch(entered):
+        with _regions(entered):
             run()
     except _EnoughError:
         pass
@@ -247,6 +262,26 @@ def _record(run: Callable[[], object], log: Path, counted: int) -> None:
         if recorder:
             context.__exit__(None, None, None)
     assert step > counted, "a run of too few steps"
+
+
+@contextlib.contextmanager
+def _regions(entered: Callable[[str, bool], object]) -> Iterator[None]:
+    """Call `entered` with each named region of a step that begins, or goes on after an inner one, and whether
+    it goes on."""
+    from paddle.profiler import RecordEvent
+
+    inside = ["rest"]
+
+    def begin(event: RecordEvent) -> None:
+        inside.append(event.name)
+        entered(event.name, False)
+
+    def end(_: RecordEvent) -> None:
+        inside.pop()
+        entered(inside[-1], True)
+
+    with mock.patch.multiple(RecordEvent, begin=begin, end=end):
+        yield
 
 
 def by_part(ops: Sequence[op_log.Op], waits: Sequence[op_log.Wait]) -> Counts:

@@ -52,7 +52,6 @@ CASES = {
     "accumulated, recomputed": ["DataLoader.Train.accumulate=2", "Model.recompute=[stages]"],
     "SyncBN": ["Model.sync_batchnorm=true"],
     "several sets": [f"DataLoader.Train.dataset={json.dumps(SETS)}"],
-    "profiled": ["Global.profile=true"],
     "evaluated": [
         "Global.eval_every_steps=2",
         "DataLoader.Eval.dataset={name: 'tests.helpers.tiny_runs:NoisePairs'}",

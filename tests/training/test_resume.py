@@ -192,7 +192,7 @@ NOT_TRAINING = {
             "log_every",
             "loggers",
         ),
-        *("eval_every", "eval_every_steps", "profile", "hang_seconds", "max_skipped", "rollbacks", "threads"),
+        *("eval_every", "eval_every_steps", "hang_seconds", "max_skipped", "rollbacks", "threads"),
     },
 }
 

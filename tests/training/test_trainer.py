@@ -1,7 +1,6 @@
 """The trainer on one process: its step against numpy, its calendar, resuming bit for bit, and what it
 refuses."""
 
-import itertools
 import re
 from functools import partial
 from itertools import islice
@@ -20,7 +19,6 @@ from plsc.training.evaluator import Evaluator
 from plsc.training.thresholds import threshold_of
 from plsc.utils.metrics import Metrics, read_metrics
 from plsc.utils.progress import Progress
-from plsc.utils.timing import PARTS, timer
 from tests.helpers.bounds import assert_within, perturbed
 from tests.helpers.tiny_runs import (
     IMAGE_SHAPE,
@@ -156,26 +154,6 @@ def test_when_it_writes_a_row(tmp_path, monkeypatch, every, expected, images):
     assert steps(found) == list(expected)
     assert [row["epoch"] for row in found] == [1 if step <= 10 else 2 for step in expected]
     assert set(found[0]) == {"step", "epoch", "loss", "lr", "accuracy"}  # and what `rows` takes out
-
-
-def test_a_profile_says_what_the_time_of_a_step_went_into(tmp_path, monkeypatch):
-    """All of the time between two rows but the evaluations and checkpoints, and nothing of it changes the
-    run."""
-    train(tmp_path / "off", "Global.log_every=4")
-    clock = partial(next, itertools.count(0.0))  # a second passes with each look at it
-    monkeypatch.setattr(timer, "_clock", clock)
-    monkeypatch.setattr("plsc.training.parts.log.Progress", partial(Progress, clock=clock))
-    train(tmp_path / "on", "Global.profile=true", "Global.log_every=4")
-    found = rows(tmp_path / "on")
-    profiles = [row.pop("profile") for row in found]
-    assert found == rows(tmp_path / "off")
-    assert_same_arrays(checkpoint(tmp_path / "on"), checkpoint(tmp_path / "off"))
-    assert len(profiles) == 3 and not timer.on
-    rates = [row["images_per_second"] for row in read_metrics(tmp_path / "on/metrics.jsonl") if "lr" in row]
-    for profile, rate, images in zip(profiles, rates, (48, 48, 43)):  # of the 4 steps of a row
-        assert list(profile) == list(PARTS)
-        assert sum(profile.values()) == pytest.approx(images / 4 / rate, rel=0.1)
-        assert min(profile[name] for name in PARTS if name != "gather") > 0 == profile["gather"]
 
 
 def test_only_the_last_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, capsys, monkeypatch):

@@ -30,7 +30,6 @@ from plsc.errors import UserError
 from plsc.training.parts.part import Part, State
 from plsc.training.step import TakenStep
 from plsc.utils.logging import warn
-from plsc.utils.timing import timer
 
 
 class Seen(State):
@@ -71,18 +70,17 @@ class Ema(Part):
     @paddle.no_grad()
     def update(self, run: Any, step: TakenStep) -> None:
         """Take in the weights as they are after an optimizer step that counted."""
-        with timer.part("optimizer"):
-            self.steps += 1
-            if self.steps % self._every:
-                return
-            earlier = self.steps // self._every - 1
-            share = paddle.full([1], 1 - min(self._decay**self._every, earlier / (earlier + 9)), "float32")
-            for name, tensor in self._floats():
-                average = self._average.get(name)
-                if average is None:
-                    self._average[name] = tensor.clone()
-                else:
-                    average.lerp_(tensor, share.astype(tensor.dtype))
+        self.steps += 1
+        if self.steps % self._every:
+            return
+        earlier = self.steps // self._every - 1
+        share = paddle.full([1], 1 - min(self._decay**self._every, earlier / (earlier + 9)), "float32")
+        for name, tensor in self._floats():
+            average = self._average.get(name)
+            if average is None:
+                self._average[name] = tensor.clone()
+            else:
+                average.lerp_(tensor, share.astype(tensor.dtype))
 
     def _floats(self) -> list[tuple[str, paddle.Tensor]]:
         return [item for item in self._backbone.state_dict().items() if item[1].is_floating_point()]

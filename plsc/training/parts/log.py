@@ -10,12 +10,10 @@ from pydantic import Field, NonNegativeInt
 
 from plsc import distributed
 from plsc.data.loader import Loader
-from plsc.distributed import device
 from plsc.training.parts.part import Part, State
 from plsc.training.step import StepResult
 from plsc.utils.progress import Progress
 from plsc.utils.sharding import split
-from plsc.utils.timing import timer
 
 
 class Replaced(State):
@@ -28,15 +26,14 @@ class Log(Part):
     """Shows the progress of a training.
 
     Args:
-        loader: of the training. every: steps between two lines. profile: whether a row says where the time of a step goes.
+        loader: of the training. every: steps between two lines.
     """
 
     name = "log"
 
-    def __init__(self, loader: Loader, every: int, profile: bool):
+    def __init__(self, loader: Loader, every: int):
         self._loader = loader
         self._every = every
-        self._profile = profile
         self._progress: Progress | None = None
         self._waited = 0.0  # seconds, the longest of a rank
         self._replaced_W = [0]  # corrupt images of each rank in this epoch
@@ -52,8 +49,6 @@ class Log(Part):
             extra=lambda: {key: value for part in run.parts for key, value in part.row().items()},
             advice=self._loader.advice,
         )
-        if self._profile:
-            timer.start(run.step, device.finish)
 
     def flags(self) -> dict[str, float]:
         return {"waited": self._loader.wait_seconds, "replaced": self._loader.replaced}
@@ -72,8 +67,6 @@ class Log(Part):
             accuracy=verdict.accuracy,
             **numbers,
         )
-        if row and timer.on:
-            row["profile"] = timer.take(result.number)
         if row and run.metrics:
             run.metrics.write(row)
         if run.ends_epoch:
@@ -82,11 +75,10 @@ class Log(Part):
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Leave the time of the block out of the measured times."""
-        with self._progress.pause(), timer.pause():
+        with self._progress.pause():
             yield
 
     def close(self) -> None:
-        timer.stop()
         if self._progress:
             self._progress.close()
 

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import paddle
 from paddle.nn.functional import normalize, relu, softplus
+from paddle.profiler import RecordEvent
 from pydantic import Field
 
 from plsc import distributed
@@ -21,7 +22,6 @@ from plsc.data.loader import Batch
 from plsc.distributed.device import to_device
 from plsc.training.parts.part import Part
 from plsc.utils.ranges import Positive
-from plsc.utils.timing import timer
 
 Cosine = Annotated[float, Field(ge=-1, le=1)]
 
@@ -53,7 +53,7 @@ class PairLoss(Part, ABC):
         """
 
     def loss(self, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor:
-        with timer.part("head"):
+        with RecordEvent("head"):
             unit_BD = normalize(emb_BD.flatten(1))
             # All cosines with this rank's samples as the first of the pair: gathering gives the gradients as
             # the second.
