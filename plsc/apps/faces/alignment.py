@@ -39,7 +39,7 @@ def align(photo: np.ndarray, landmarks: np.ndarray, size: int = SIZE) -> np.ndar
         height, width = photo.shape[:2]
         photo = cv2.resize(photo, (width // times, height // times), interpolation=cv2.INTER_AREA)
         scale = np.array([width, height]) / photo.shape[1::-1]
-        # Centres of pixels lie on whole numbers: x of the small photo is (x + 0.5) * scale - 0.5 of the large.
+        # Pixels' centres lie on whole numbers: x of the small photo is (x + 0.5) * scale - 0.5 of the other.
         shift = matrix[:, 2] + matrix[:, :2] @ (scale / 2 - 0.5)
         matrix = np.column_stack([matrix[:, :2] * scale, shift])
     return cv2.warpAffine(photo, matrix, (size, size), flags=cv2.INTER_LINEAR)

@@ -12,6 +12,7 @@ import argparse
 import csv
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,10 +20,11 @@ import cv2
 
 from plsc.apps.faces.alignment import SIZE
 from plsc.apps.faces.detector import Detector
-from plsc.apps.faces.photos import in_threads, largest_face, read_photo
+from plsc.apps.faces.photos import largest_face, read_photo
 from plsc.data.folder import ALIGNMENT, check_folder
 from plsc.errors import UserError, shown, writing
 from plsc.utils.atomic_write import atomic_write, replace_file
+from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted
 
@@ -79,19 +81,23 @@ def align_folder(source: str, target: str, size: int = SIZE, smallest: int = SMA
         name, output = item
         photo = os.path.join(source, name)
         try:
-            face = largest_face(detector, read_photo(photo), size)
+            face, faces = largest_face(detector, read_photo(photo), size)
         except UserError as error:
             return Row(name, left_out=str(error).removeprefix(f"{shown(photo)}: "))
-        row = Row(name, side=face.side, faces=face.faces)
-        if face.side < smallest:
-            return row._replace(left_out=f"its face has {face.side} pixels, --smallest {smallest}")
+        row = Row(name, side=round(faces[0].side), faces=len(faces))
+        if row.side < smallest:
+            return row._replace(left_out=f"its face has {row.side} pixels, --smallest {smallest}")
         path = Path(target, output)
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, cv2.imencode(".png", face.pixels)[1].tobytes())
+        replace_file(path, cv2.imencode(".png", face)[1].tobytes())
         return row._replace(aligned=output)
 
     with writing(target):
-        rows = list(in_threads(align, list(names.items()), "aligning"))
+        with ThreadPoolExecutor() as pool, Bar("aligning", len(names), "photos") as bar:
+            rows = []
+            for row in pool.map(align, names.items()):
+                rows.append(row)
+                bar.update()
         os.makedirs(target, exist_ok=True)
         with atomic_write(Path(target, ALIGNMENT)) as beside, open(beside, "x", newline="") as file:
             csv.writer(file).writerows(

@@ -14,7 +14,9 @@ LEAST_SCORE = 0.8
 # Faces of some 20 to 400 pixels are found; so a photo is looked at in a small size, and in a larger one for
 # small faces where that shows none.
 _SIDES = (640, 1280)
-_OVERLAP, _MOST = 0.3, 5000  # OpenCV's own values
+_ANY_SIZE, _OVERLAP, _MOST = (320, 320), 0.3, 5000  # OpenCV's own values
+# OpenCV 5.0 warns of a choice that its networks do not have, each time it opens one.
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)
 
 
 class Face(NamedTuple):
@@ -22,8 +24,6 @@ class Face(NamedTuple):
 
     side: float
     """The square root of its box's area."""
-    score: float
-    """How sure the detector is, LEAST_SCORE to 1."""
     landmarks: np.ndarray
     """float64 [5, 2], (x, y) in the order of plsc.apps.faces.alignment.TEMPLATE."""
 
@@ -55,24 +55,12 @@ class Detector:
         rows = np.empty((0, 15)) if found is None else found.astype(np.float64)
         # A row: left, top, width, height, five landmarks, score.
         return [
-            Face(float(np.sqrt(row[2] * row[3]) / scale), float(row[14]), row[4:14].reshape(5, 2) / scale)
-            for row in rows
+            Face(float(np.sqrt(row[2] * row[3])) / scale, row[4:14].reshape(5, 2) / scale) for row in rows
         ]
 
     def _network(self) -> Any:
         if not hasattr(self._here, "network"):
-            with quiet_opencv():
-                self._here.network = cv2.FaceDetectorYN.create(
-                    self._path, "", (320, 320), LEAST_SCORE, _OVERLAP, _MOST
-                )
+            self._here.network = cv2.FaceDetectorYN.create(
+                self._path, "", _ANY_SIZE, LEAST_SCORE, _OVERLAP, _MOST
+            )
         return self._here.network
-
-
-class quiet_opencv:
-    """Keep OpenCV from warning, within a block: 5.0 tells of a choice that its networks do not have."""
-
-    def __enter__(self):
-        self._before = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)
-
-    def __exit__(self, *_: object):
-        cv2.utils.logging.setLogLevel(self._before)

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from plsc.apps.faces.alignment import SIZE, align
-from plsc.apps.faces.detector import Detector
+from plsc.apps.faces.detector import Detector, Face
 from plsc.data.images import decode_pixels, read_file
 from plsc.errors import CorruptImageError, UserError, shown
-from plsc.utils.bar import Bar
 
-Given, Made = TypeVar("Given"), TypeVar("Made")
-_PART = 256  # pictures that threads take together
 NO_FACE = "no face found"
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftyphevc")  # bytes 4 to 12
-
-
-class Portrait(NamedTuple):
-    """The largest face of a photo, cut out."""
-
-    pixels: np.ndarray
-    """uint8 [size, size, 3], BGR."""
-    side: int
-    """Of the face in the photo, in pixels."""
-    faces: int
-    """How many the photo has."""
 
 
 def read_photo(photo: str | os.PathLike | bytes) -> np.ndarray:
@@ -48,23 +30,10 @@ def read_photo(photo: str | os.PathLike | bytes) -> np.ndarray:
     return decode_pixels(data, False, lambda: name)
 
 
-def largest_face(detector: Detector, photo: np.ndarray, size: int = SIZE) -> Portrait:
-    """Cut the largest face out of a photo, aligned. UserError, NO_FACE: there is none."""
-    found = detector.find(photo)
-    if not found:
+def largest_face(detector: Detector, photo: np.ndarray, size: int = SIZE) -> tuple[np.ndarray, list[Face]]:
+    """Cut the largest face out of a photo, aligned: uint8 [size, size, 3], BGR; return all faces, too, the
+    largest first. UserError, NO_FACE: there is none."""
+    faces = detector.find(photo)
+    if not faces:
         raise UserError(NO_FACE)
-    largest = found[0]
-    return Portrait(align(photo, largest.landmarks, size), round(largest.side), len(found))
-
-
-def in_threads(act: Callable[[Given], Made], pictures: Sequence[Given], what: str) -> Iterator[Made]:
-    """Apply `act` to each picture by several threads, yield what it makes in order, and show how many of many
-    are done."""
-    many = len(pictures) > 2 * (os.cpu_count() or 1)
-    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as shown:
-        bar = shown.enter_context(Bar(what, len(pictures), "pictures")) if many else None
-        for start in range(0, len(pictures), _PART):
-            for made in pool.map(act, pictures[start : start + _PART]):
-                if bar:
-                    bar.update()
-                yield made
+    return align(photo, faces[0].landmarks, size), faces

@@ -79,7 +79,7 @@ def _fetch(published: Published, path: Path) -> None:
     with atomic_write(path) as beside:
         try:
             with (
-                urllib.request.urlopen(published.address, timeout=_TIMEOUT) as answer,  # noqa: S310 (see above)
+                urllib.request.urlopen(published.address, timeout=_TIMEOUT) as answer,  # noqa: S310
                 Bar(f"fetching {published.file}", published.size, "bytes") as bar,
                 open(beside, "xb") as file,
             ):

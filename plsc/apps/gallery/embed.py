@@ -22,7 +22,7 @@ import cv2
 import numpy as np
 
 from plsc.apps.faces.alignment import SIZE
-from plsc.apps.faces.detector import Detector, quiet_opencv
+from plsc.apps.faces.detector import Detector
 from plsc.apps.faces.photos import largest_face, read_photo
 from plsc.apps.faces.published import SFACE, path_of
 from plsc.data.images import CHANNELS, to_sample
@@ -51,8 +51,8 @@ class Look(NamedTuple):
 class Network(ABC):
     """Turns samples into embeddings of length 1.
 
-    title: for people. identity: of its weights. origin: what `open_network` opens it by.
-    preprocessing: of its samples. threshold: cosine above which two pictures show the same person; None: not known.
+    title: for people. identity: of its weights. origin: what `open_network` opens it by. preprocessing: of
+    its samples. threshold: cosine above which two pictures show the same person; None: not known.
     """
 
     finds_faces = True
@@ -68,8 +68,8 @@ class Network(ABC):
         try:
             pixels, faces = read_photo(picture), 0
             if self.finds_faces and pixels.shape[:2] != self.preprocessing.size:
-                portrait = largest_face(self._detector, pixels, max(self.preprocessing.size))
-                pixels, faces = portrait.pixels, portrait.faces
+                pixels, found = largest_face(self._detector, pixels, max(self.preprocessing.size))
+                faces = len(found)
         except UserError as error:
             name = "the picture" if isinstance(picture, bytes) else shown(picture)
             return Look(left_out=str(error).removeprefix(f"{name}: "))
@@ -106,8 +106,7 @@ class _SFace(Network):
     def __init__(self, path: str):
         preprocessing = Preprocessing.of_images((3, SIZE, SIZE), channels="BGR")
         super().__init__("sface", SFACE.sha256, {"network": "sface"}, preprocessing)
-        with quiet_opencv():
-            self._run = cv2.FaceRecognizerSF.create(path, "")
+        self._run = cv2.FaceRecognizerSF.create(path, "")
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
         pictures = np.ascontiguousarray(samples.transpose(0, 2, 3, 1))

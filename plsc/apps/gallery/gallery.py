@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import os
-import threading
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from plsc.apps.faces.photos import NO_FACE, in_threads
+from plsc.apps.faces.photos import NO_FACE
 from plsc.apps.gallery.embed import Look, Network, Picture, open_network
 from plsc.apps.gallery.milvus import MilvusStore, is_url
 from plsc.apps.gallery.store import SqliteStore, Stored
 from plsc.apps.gallery.threshold import MOST_PICTURES, RATE, Threshold, measure
 from plsc.data.folder import read_folder
 from plsc.errors import UserError, shown
+from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted, last_part
 
 _LONGEST_NAME = 200  # characters
-_AT_ONCE = 256  # pictures that are in memory
+_AT_ONCE = 64  # pictures that are in memory
 
 
 class Match(NamedTuple):
@@ -59,7 +60,6 @@ class Gallery:
         self.left_out = [*left_out]
         self._store = store
         self._network = network
-        self._opening = threading.Lock()
         if network is not None:
             self._check(network)
 
@@ -140,18 +140,18 @@ class Gallery:
     @property
     def network(self) -> Network:
         """The gallery's network, which is opened when it is asked for first."""
-        with self._opening:
-            if self._network is None:
-                self._network = open_network(**self._store.facts()["origin"])
-                self._check(self._network)
-            return self._network
+        if self._network is None:
+            network = open_network(**self._store.facts()["origin"])
+            self._check(network)
+            self._network = network
+        return self._network
 
     def _check(self, network: Network) -> None:
         facts = self._store.facts()
         if network.identity != facts["network"]:
             raise UserError(
-                f"{self._store.name}: its embeddings are of {shown(facts['title'])}, and {network.title} is another "
-                "network; name the one that made them by -c or --network, or build it again"
+                f"{self._store.name}: its embeddings are of {shown(facts['title'])}, and {network.title} is "
+                "another network; name the one that made them by -c or --network, or build it again"
             )
 
     def add(self, name: str, pictures: Sequence[Picture]) -> list[LeftOut]:
@@ -246,7 +246,8 @@ def name_of(name: str) -> str:
     name = unicodedata.normalize("NFC", name)
     if not name or not name.isprintable() or name != name.strip() or len(name) > _LONGEST_NAME:
         raise UserError(
-            f"'{shown(name)}': a name has 1 to {_LONGEST_NAME} characters that can be seen, and no space at its ends"
+            f"'{shown(name)}': a name has 1 to {_LONGEST_NAME} characters that can be seen, and no space at "
+            "its ends"
         )
     return name
 
@@ -254,25 +255,20 @@ def name_of(name: str) -> str:
 def embed(network: Network, pictures: Sequence[Picture]) -> tuple[list[Look], np.ndarray]:
     """Look at pictures, and embed those that are not left out, float32 [n, D]; samples are not kept."""
     looks: list[Look] = []
-    embeddings = [np.empty((0, 0), np.float32)]
-
-    def work(part: list[Look]) -> None:
-        good = [number for number, look in enumerate(part) if not look.left_out]
-        made = network.embed([part[number].sample for number in good]) if good else embeddings[0]
-        whole = np.isfinite(made).all(1) & made.any(1)
-        for number in np.flatnonzero(~whole):
-            part[good[number]] = Look(left_out="the network gives no embedding; is it black?")
-        embeddings.append(made[whole])
-        looks.extend(look._replace(sample=None) for look in part)
-
-    part: list[Look] = []
-    for look in in_threads(network.look, pictures, "embedding"):
-        part.append(look)
-        if len(part) == _AT_ONCE:
-            work(part)
-            part = []
-    work(part)
-    return looks, np.concatenate([each for each in embeddings if len(each)] or embeddings[:1])
+    embeddings = []
+    with ThreadPoolExecutor() as pool, Bar("embedding", len(pictures), "pictures") as bar:
+        for start in range(0, len(pictures), _AT_ONCE):
+            part = [*pool.map(network.look, pictures[start : start + _AT_ONCE])]
+            good = [number for number, look in enumerate(part) if not look.left_out]
+            if good:
+                made = network.embed([part[number].sample for number in good])
+                whole = np.isfinite(made).all(1) & made.any(1)
+                for number in np.flatnonzero(~whole):
+                    part[good[number]] = Look(left_out="the network gives no embedding; is it black?")
+                embeddings.append(made[whole])
+            looks += [look._replace(sample=None) for look in part]
+            bar.update(len(part))
+    return looks, np.concatenate(embeddings) if embeddings else np.empty((0, 0), np.float32)
 
 
 def _embed(

@@ -76,7 +76,7 @@ class SqliteStore:
         self.path = Path(path)
         self._lock = threading.RLock()
         self._rows: _Rows | None = None
-        with self._said():
+        with _said(self.path):
             self._sql = sqlite3.connect(path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
             if self._all("PRAGMA application_id") != [(_APPLICATION,)]:
                 raise UserError(f"{self.name}: is no gallery; name a file that plsc gallery build wrote")
@@ -101,7 +101,7 @@ class SqliteStore:
     @classmethod
     def create(cls, path: str | os.PathLike, fill: Callable[[SqliteStore], None]) -> SqliteStore:
         """Make a gallery; it is at `path` when `fill` has written into it and all is on the disk."""
-        with cls._saying(path), atomic_write(path) as beside:
+        with _said(path), atomic_write(path) as beside:
             for file in (path, beside):  # of a gallery that was deleted by hand, and of a killed build
                 for end in ("-wal", "-shm", "-journal"):
                     Path(f"{file}{end}").unlink(missing_ok=True)
@@ -123,7 +123,7 @@ class SqliteStore:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Write: all or nothing, and on the disk at the end. Waits for other writers."""
-        with self._lock, self._said():
+        with self._lock, _said(self.path):
             self._sql.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -234,27 +234,24 @@ class SqliteStore:
         return _Rows(version, [*people], np.array([*people.values()], bool), vectors, owners, means)
 
     def _all(self, statement: str, *values: Any) -> list[tuple]:
-        with self._lock, self._said():
+        with self._lock, _said(self.path):
             return self._sql.execute(statement, values).fetchall()
 
     def _many(self, statement: str, rows: Sequence[tuple]) -> None:
-        with self._lock, self._said():
+        with self._lock, _said(self.path):
             self._sql.executemany(statement, rows)
 
-    def _said(self) -> contextlib.AbstractContextManager[None]:
-        return self._saying(self.path)
 
-    @staticmethod
-    @contextlib.contextmanager
-    def _saying(path: str | os.PathLike) -> Iterator[None]:
-        """Turn SQLite's errors, and those of the disk, into a line for the user."""
-        try:
-            yield
-        except (sqlite3.Error, OSError) as error:
-            reason = getattr(error, "strerror", None) or shown(error)
-            passes = isinstance(error, (OSError, sqlite3.OperationalError))
-            remedy = "nothing was changed" if passes else "it is damaged: take a copy, or build it again"
-            raise UserError(f"{shown(path)}: {reason}; {remedy}") from error
+@contextlib.contextmanager
+def _said(path: str | os.PathLike) -> Iterator[None]:
+    """Turn SQLite's errors, and those of the disk, into a line for the user."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        reason = getattr(error, "strerror", None) or shown(error)
+        passes = isinstance(error, (OSError, sqlite3.OperationalError))
+        remedy = "nothing was changed" if passes else "it is damaged: take a copy, or build it again"
+        raise UserError(f"{shown(path)}: {reason}; {remedy}") from error
 
 
 def _bytes(vector: np.ndarray) -> bytes:

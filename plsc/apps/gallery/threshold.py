@@ -64,8 +64,8 @@ class _Evidence(NamedTuple):
 
 
 def measure(store: Any, rate: float, networks_own: float | None) -> Threshold:
-    """Find the cosine that a share `rate` of strangers' searches exceeds; `networks_own`: that of its network,
-    for where people are too few."""
+    """Find the cosine that a share `rate` of strangers' searches exceeds; `networks_own`: the network's, for
+    where people are too few."""
     found = [evidence for evidence in (_own_people(store, rate), _held_out(store, rate)) if evidence]
     if not found:
         return Threshold(rate, networks_own)

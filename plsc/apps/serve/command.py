@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def create_app(gallery: Gallery, token: str = "", here: bool = True) -> FastAPI:
-    """Make the application. token: that changes the gallery, "": nobody does. here: only this machine asks."""
+    """Make the application. token: changes the gallery, "": nothing does. here: only this machine asks."""
     app = FastAPI(title="plsc")
     # Of pictures that are decoded at the same time; each may take 200 MB.
     working = threading.BoundedSemaphore(os.cpu_count() or 1)
