@@ -1,4 +1,4 @@
-"""Compute the bytes that a run takes, and how many classes this machine has room for: `plsc train --dry-run`."""
+"""Compute the bytes that a run takes, and how many classes have room: `plsc train --dry-run`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Needs(NamedTuple):
         head: of a rank: gradients of the classes of a step, and blocks of logits.
         bank: of a rank: centres and their optimizer's arrays.
         checkpoint: of all ranks.
-        checkpoints: that are on the disk at a time: those that are kept, the best, and one that is being written.
+        checkpoints: on the disk at a time: those that are kept, the best, and one that is being written.
         classes: of the whole head.
     """
 

@@ -50,8 +50,8 @@ def write_rec(images: EncodedImages, target: str) -> None:
     end = len(images) + 1
     if end + images.num_classes > _LARGEST_LABEL:
         raise UserError(
-            f"{target}: a .rec counts images and identities in float32, together at most {_LARGEST_LABEL - 1:,} "
-            f"(got {len(images):,} and {images.num_classes:,}); convert to a folder, or split the set"
+            f"{target}: a .rec counts images and identities in float32, together at most "
+            f"{_LARGEST_LABEL - 1:,} (got {len(images):,} and {images.num_classes:,}); convert to a folder, or split the set"
         )
     bounds = 1 + np.append(0, np.cumsum(np.bincount(images.labels, minlength=images.num_classes)))
     with RecordWriter(target) as writer:

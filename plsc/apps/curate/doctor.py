@@ -145,7 +145,7 @@ def _examine_pairs(images: EvalSet, note: Callable) -> None:
 
 
 def compare(one: Examined, other: Examined, together: bool, findings: Findings) -> None:
-    """Find identities and images that two sets have in common; `together`: the same identities may be in both."""
+    """Find identities and images that two sets have in common; `together`: they may share identities."""
     about = f"{one.name} and {other.name}"
     both = shared_identities(one.images.identities, other.images.identities)
     if both is None:
@@ -193,13 +193,14 @@ def doctor(
 def write_list(path: str, examined: Examined, labels: np.ndarray) -> None:
     """Write a list of the set's images that are right, a path and a label a line, numbered without gaps.
 
-    labels: of the images, -1 for those that are left out. Copies are left out: all but the first of one class,
-    and all under two.
+    labels: of the images, -1 for those that are left out. Copies are left out: all but the first of one
+    class, and all under two.
     """
     data = examined.images.data
     if not isinstance(data, ImageFiles):
         raise UserError(
-            f"--list: lists images in files of their own; plsc convert {shown(examined.name)} FOLDER makes such"
+            "--list: lists images in files of their own; "
+            f"plsc convert {shown(examined.name)} FOLDER makes such"
         )
     labels = labels.copy()
     labels[[*examined.seen.faults]] = -1

@@ -79,8 +79,10 @@ def label_noise(embeddings: np.ndarray, labels: np.ndarray, num_classes: int) ->
 
 
 def find_wrong_labels(cfg: Config, data: Dataset) -> tuple[np.ndarray, dict[str, list[str]]]:
-    """Find the wrong labels of a run's training set: all labels as they should be, -1 for none; what is wrong,
-    and examples of it."""
+    """Find the wrong labels of a run's training set.
+
+    Returns all labels as they should be, -1 for none; and what is wrong, with examples.
+    """
     embeddings = _embed(cfg, data)
     noise = label_noise(embeddings, data.labels, data.num_classes)
     names = data.class_names

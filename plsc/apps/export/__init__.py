@@ -150,7 +150,7 @@ def _on_cpu(model: nn.Layer, preprocessing: Any, folder: Path) -> tuple[list, di
 
 
 def _seen_from_beside(folder: Path, names: dict) -> dict:
-    """Return the names of a graph in `folder` as seen from the folder that it lies in, and all files there."""
+    """Return the names of a graph in `folder` as seen from the folder above, and all files there."""
     inside = {key: f"{folder.name}/{names[key]}" for key in ("model", "params") if key in names}
     return {**names, **inside, "files": sorted(f"{folder.name}/{path.name}" for path in folder.iterdir())}
 

@@ -22,7 +22,7 @@ A network that gives embeddings, written by plsc export. preprocessing.json has 
 Input: float32 [batch, ...], raw pixels 0 to 255 in the size and channel order that preprocessing.json names.
 Do not subtract a mean and do not divide by 255 or 127.5: the graph does what has to be done.
 A picture without a pixel above 3 was normalised before, or is black: its embedding is all zeros.
-Where "aligned" is true, the network wants faces whose landmarks lie at ArcFace's places, as plsc align writes.
+Where "aligned" is true, the network wants faces with their landmarks at ArcFace's places (plsc align).
 
 Output: float32 [batch, size] of length 1: the dot product of two embeddings is their cosine.
 Two pictures with a cosine above "threshold" are of the same class; null: not known.

@@ -40,9 +40,10 @@ def refuse_other_pictures(formats: Sequence[str], preprocessing: Any) -> None:
     sizes = {"insightface": " of 112 x 112 or 128 x 128 or a multiple of these", "paddlex": ""}
     for kind in fits.keys() & set(formats):
         if not fits[kind]:
+            given = f"{preprocessing.channels} {list(preprocessing.shape)}"
             raise UserError(
-                f"Export.formats: {kind} takes RGB pictures{sizes[kind]}; this network takes "
-                f"{preprocessing.channels or preprocessing.dtype} {list(preprocessing.shape)}: leave {kind} out"
+                f"Export.formats: {kind} takes RGB pictures{sizes[kind]}; this network takes {given}: "
+                f"leave {kind} out"
             )
 
 

@@ -139,8 +139,8 @@ def _no_ones(shape: Sequence[int]) -> list[int]:
 def _refuse_differences(arrays: Mapping, wanted: Mapping, left: list[str], path: str, network: str) -> None:
     if not arrays:
         raise UserError(
-            f"{path}: none of its {len(left)} tensors is one of {network}'s (the first is {left[0] if left else 'none'}); "
-            "give the model that they are of"
+            f"{path}: none of its {len(left)} tensors is one of {network}'s "
+            f"(the first is {left[0] if left else 'none'}); give the model that they are of"
         )
     lines = [f"{name} is not in {network}" for name in left]
     lines += tensor_differences(arrays, wanted, "the file", network)
@@ -214,38 +214,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "weights", help="backbone.pt of arcface_torch, .safetensors, or .pdparams of PLSC 2.4"
     )
-    parser.add_argument(
-        "-c",
-        "--config",
-        metavar="FILE",
-        help="YAML file whose Model section is the network",
-    )
+    what = "YAML file whose Model section is the network"
+    parser.add_argument("-c", "--config", metavar="FILE", help=what)
     add_overrides(parser, "a key of the network, such as Model.embedding_size=256")
     parser.add_argument("--model", metavar="NAME", help="the same as -o Model.name=NAME")
     parser.add_argument("--embedding-size", type=int, help="default: 512, with -c what the file has")
     parser.add_argument("--output", metavar="FOLDER", required=True, help="a new folder")
-    parser.add_argument(
-        "--size",
-        type=int,
-        nargs=2,
-        default=[112, 112],
-        metavar=("H", "W"),
-        help="of the pictures; default: 112 112",
-    )
-    parser.add_argument(
-        "--channels",
-        choices=["RGB", "BGR", "grey"],
-        default="RGB",
-        help="their order in what the weights were trained on; default: RGB",
-    )
+    what = "of the pictures; default: 112 112"
+    parser.add_argument("--size", type=int, nargs=2, default=[112, 112], metavar=("H", "W"), help=what)
+    what = "their order in what the weights were trained on; default: RGB"
+    parser.add_argument("--channels", choices=["RGB", "BGR", "grey"], default="RGB", help=what)
     parser.add_argument("--mean", type=float, default=MEAN, help="subtracted from the pixels, 0 to 255")
     parser.add_argument("--scale", type=float, default=SCALE, help="of what is left; default: 1 / 127.5")
-    parser.add_argument(
-        "--aligned",
-        action="store_true",
-        default=None,
-        help="the weights were trained on aligned faces, as InsightFace's were: services and galleries then ask for such",
-    )
+    what = "the weights were trained on aligned faces, as InsightFace's were: galleries then align"
+    parser.add_argument("--aligned", action="store_true", default=None, help=what)
     args = parser.parse_args(argv)
     if not args.config and not args.model:
         raise UserError("plsc import: give the network, by --model NAME or by -c FILE")

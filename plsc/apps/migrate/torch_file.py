@@ -12,17 +12,13 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import zipfile
-from typing import NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
 from plsc.utils.files import open_regular
 from plsc.utils.safe_pickle import Refused, Unpickler, ordered_dict, user_errors
-
-# Times the file's size: bytes of all tensors together, since copying them takes as much memory.
-_MOST_VIEWS = 16
 
 # BFloat16's bits come as uint16, as in plsc/checkpoint/tensorfile.py.
 STORAGES = {
@@ -32,27 +28,10 @@ STORAGES = {
 }  # fmt: skip
 
 
-class _Kind(NamedTuple):
-    """Replaces a class of torch storages."""
-
-    dtype: np.dtype
-
-
-def _rebuild_tensor(
-    storage: np.ndarray,
-    offset: int,
-    shape: tuple,
-    strides: tuple,
-    requires_grad: bool,
-    hooks: object,
-    meta=None,
-) -> np.ndarray:
+def _rebuild_tensor(storage: np.ndarray, offset: int, shape: tuple, strides: tuple, *_: object) -> np.ndarray:
     """Return a view of the storage, so that any number of tensors takes no memory."""
-    if not isinstance(storage, np.ndarray) or type(shape) is not tuple or type(strides) is not tuple:
-        raise ValueError("a tensor without a storage")
-    if len(shape) != len(strides) or len(shape) > 32:
-        raise ValueError("a tensor without a storage")
-    if not all(type(number) is int and number >= 0 for number in (offset, *shape, *strides)):
+    numbers = (offset, *shape, *strides)
+    if not all(type(number) is int and number >= 0 for number in numbers) or len(shape) != len(strides):
         raise ValueError("a tensor whose shape is not of whole numbers")
     last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides))
     if math.prod(shape) > storage.size or (math.prod(shape) and last >= storage.size):
@@ -61,52 +40,27 @@ def _rebuild_tensor(
     return np.lib.stride_tricks.as_strided(storage[offset:], shape, steps, writeable=False)
 
 
-_ALLOWED = {
-    **{f"torch.{name}": _Kind(np.dtype(code)) for name, code in STORAGES.items()},
-    "collections.OrderedDict": ordered_dict,
-}
-
-
 class _TorchUnpickler(Unpickler):
-    allowed = _ALLOWED
+    allowed: ClassVar[dict] = {
+        **{f"torch.{name}": np.dtype(code) for name, code in STORAGES.items()},
+        "collections.OrderedDict": ordered_dict,
+        "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
+    }
 
-    def __init__(self, file: io.BytesIO, archive: zipfile.ZipFile, folder: str, size: int):
-        super().__init__(file, len(file.getbuffer()))
-        self.archive = archive
-        self.folder = folder
-        self.storages: dict[tuple, np.ndarray] = {}
-        self.allowed = {**_ALLOWED, "torch._utils._rebuild_tensor_v2": self._rebuild}
-        self.unread = (
-            size  # bytes still to read: entries of an archive may overlap, but must not exceed it in all
-        )
-        self.unviewed = _MOST_VIEWS * size + 2**20
-
-    def _rebuild(self, *args: object) -> np.ndarray:
-        tensor = _rebuild_tensor(*args)
-        self.unviewed -= tensor.nbytes
-        if self.unviewed < 0:
-            raise Refused(f"tensors of more than {_MOST_VIEWS} times its own size")
-        return tensor
+    def __init__(self, pickled: bytes, archive: zipfile.ZipFile, folder: str):
+        super().__init__(io.BytesIO(pickled), len(pickled))
+        self._archive = archive
+        self._folder = folder
+        self._storages: dict[str, bytes] = {}
 
     def persistent_load(self, pid: tuple) -> np.ndarray:
-        word, kind, key, _, size = pid
-        if word != "storage" or not isinstance(kind, _Kind) or type(key) is not str:
+        """Return a storage, uncompressed as torch.save writes it."""
+        word, kind, key, *_ = pid
+        if word != "storage" or not isinstance(kind, np.dtype) or type(key) is not str:
             raise Refused("a persistent object")
-        if (kind, key) not in self.storages:
-            data = _stored(self.archive, f"{self.folder}data/{key}", self.unread)
-            self.unread -= len(data)
-            if len(data) != size * kind.dtype.itemsize:
-                raise ValueError(f"storage {key} has {len(data)} bytes")
-            self.storages[kind, key] = np.frombuffer(data, kind.dtype)
-        return self.storages[kind, key]
-
-
-def _stored(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
-        raise ValueError(f"{name} is compressed, which torch.save never does")
-    if archive.getinfo(name).file_size > most:
-        raise ValueError(f"{name} and what else it has are larger than the file")
-    return archive.read(name)
+        if key not in self._storages:
+            self._storages[key] = self._archive.read(f"{self._folder}data/{key}")
+        return np.frombuffer(self._storages[key], kind)
 
 
 def load_torch(path: str) -> object:
@@ -117,16 +71,15 @@ def load_torch(path: str) -> object:
     with user_errors(path, "file of torch.save"), open_regular(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:
-                return _load(archive, os.fstat(file.fileno()).st_size)
+                return _load(archive)
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # RuntimeError: encrypted
             raise ValueError(str(error)) from error
 
 
-def _load(archive: zipfile.ZipFile, size: int) -> object:
+def _load(archive: zipfile.ZipFile) -> object:
     (pickled,) = [name for name in archive.namelist() if name.endswith("data.pkl") and name.count("/") < 2]
     folder = pickled[: -len("data.pkl")]
     order = f"{folder}byteorder"
-    if order in archive.namelist() and _stored(archive, order, size) != b"little":
+    if order in archive.namelist() and archive.read(order) != b"little":
         raise ValueError("its numbers are big-endian")
-    file = io.BytesIO(_stored(archive, pickled, size))
-    return _TorchUnpickler(file, archive, folder, size).load()
+    return _TorchUnpickler(archive.read(pickled), archive, folder).load()

@@ -154,7 +154,8 @@ def test_what_cannot_be_converted_leaves_nothing_behind(faces, tmp_path):
     (faces / "Bob" / "Bob_0001.png").write_bytes(b"what")
     for target in ("copy", "a.rec"):
         assert refusal(faces, tmp_path / target) == (
-            f"{faces}/Bob/Bob_0001.png: is not an image of a known kind (begins with 0x77686174); remove it from the set first"
+            f"{faces}/Bob/Bob_0001.png: is not an image of a known kind (begins with 0x77686174); "
+            "remove it from the set first"
         )
     assert sorted(os.listdir(tmp_path)) == before
 

@@ -97,7 +97,8 @@ def test_the_sets_of_a_config(run, tmp_path):
     (tmp_path / "a.yaml").write_text(
         "DataLoader:\n"
         f"  Train:\n    dataset: {{name: ImageFolder, folder: {tmp_path}/faces, classes: [0, 2]}}\n"
-        f"  Eval:\n    dataset: {{name: ImagePairs, images: {tmp_path}/faces, classes: [2, 4], num_pairs: 4}}\n"
+        f"  Eval:\n    dataset: {{name: ImagePairs, images: {tmp_path}/faces, "
+        "classes: [2, 4], num_pairs: 4}\n"
     )
     code, lines = run("-c", tmp_path / "a.yaml")
     assert code == 1 and "verified on 2 identities, 4 pairs: " in lines[0]

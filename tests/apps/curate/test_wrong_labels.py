@@ -20,7 +20,7 @@ def unit(rows):
 
 @pytest.fixture(scope="module")
 def planted():
-    """Embeddings around the centres of 40 classes, their labels, of which 20 are wrong, and the right ones."""
+    """Embeddings around centres, their labels, of which 20 are wrong, the right ones, and which are wrong."""
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((CLASSES, SIZE))
     truth = np.repeat(np.arange(CLASSES), EACH)

@@ -59,14 +59,11 @@ class _Pickler(pickle.Pickler):
         return None
 
 
-def write_torch(
-    path, arrays, *, wrap=lambda state: state, changed=None, extra=(), compress=zipfile.ZIP_STORED
-):
+def write_torch(path, arrays, *, wrap=lambda state: state, changed=None):
     """Write name -> array as torch.save writes a state dict. Its storages hold an array each, column by
     column where the array is.
 
-    wrap: state dict -> what is saved. changed: name -> (offset, shape, strides) of a false tensor. extra:
-    more (name, bytes).
+    wrap: state dict -> what is saved. changed: name -> (offset, shape, strides) of a false tensor.
     """
     state, stored = OrderedDict(), []
     with _pretend_torch():
@@ -79,8 +76,8 @@ def write_torch(
         state._metadata = OrderedDict({"": {"version": 1}})  # as torch's modules add
         file = io.BytesIO()
         _Pickler(file, 2).dump(wrap(state))
-    with zipfile.ZipFile(path, "w", compress) as archive:
-        for name, data in [("data.pkl", file.getvalue()), ("byteorder", b"little"), *stored, *extra]:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in [("data.pkl", file.getvalue()), ("byteorder", b"little"), *stored]:
             archive.writestr(f"weights/{name}", data)
     return str(path)
 
