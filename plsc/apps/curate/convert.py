@@ -51,7 +51,7 @@ def write_rec(images: EncodedImages, target: str) -> None:
     if end + images.num_classes > _LARGEST_LABEL:
         raise UserError(
             f"{target}: a .rec counts images and identities in float32, together at most "
-            f"{_LARGEST_LABEL - 1:,} (got {len(images):,} and {images.num_classes:,}); convert to a folder, or split the set"
+            f"{_LARGEST_LABEL - 1:,} (got {len(images):,} and {images.num_classes:,}); convert to a folder"
         )
     bounds = 1 + np.append(0, np.cumsum(np.bincount(images.labels, minlength=images.num_classes)))
     with RecordWriter(target) as writer:

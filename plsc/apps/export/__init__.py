@@ -1,14 +1,13 @@
 """Export the backbone to files that run without plsc, checked against the training graph: `plsc export`.
 
     image      float32 [batch, C, H, W]: raw pixels 0..255, of the preprocessing's size and channel order
-    sample     float32 [batch, ...]: instead, of a data set whose samples are no images
     embedding  float32 [batch, D]: of length 1, so that a dot product is the cosine (zeros stay zeros)
 
 Normalising the input and the embedding is part of the graph. What is left to do outside, and the cosine above
-which two samples are of the same class, stands in preprocessing.json; README.txt says it to people.
+which two images are of the same class, stands in preprocessing.json; README.txt says it to people.
 
-The graphs for Paddle Inference and ONNX Runtime lie in the folder itself. Other formats have folders of their
-names in it, with these two files, so that each can be taken away alone.
+The graphs for Paddle Inference and ONNX Runtime lie in the folder itself, those for insightface and PaddleX in
+folders of their names.
 
 Try it: `pytest tests/apps/export/test_export.py`.
 """
@@ -17,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ import paddle
 from paddle import nn
 
 from plsc import distributed
-from plsc.apps.export.description import describe, write_description
+from plsc.apps.export.description import README, describe
 from plsc.apps.export.graphs import check, make_example, save_onnx, save_paddle
 from plsc.apps.export.other_programs import refuse_other_pictures, save_insightface, save_paddlex
 from plsc.config import Config
@@ -84,7 +84,7 @@ def export(
     threshold: Threshold | None = None,
     network: str | None = None,
 ) -> dict:
-    """Write `model` (prepared samples [B, *shape] -> embeddings [B, D]) to the folder `out_dir`, for any B.
+    """Write `model` (prepared images [B, *shape] -> embeddings [B, D]) to the folder `out_dir`, for any B.
 
     The folder appears, or replaces that of an earlier export, when all is written and every format agrees
     with the training graph in eval mode, both on the CPU. `model` stays as and where it is.
@@ -96,7 +96,7 @@ def export(
         network: identity of the weights, see plsc.checkpoint.saved.Checkpoint.network.
 
     Returns: what preprocessing.json has, and "folder".
-    Raises: UserError (missing packages, or samples that a format does not take, before anything is written; a
+    Raises: UserError (missing packages, or images that a format does not take, before anything is written; a
         model that does not export truly).
     """
     out = Path(os.path.realpath(out_dir))  # a link stays one
@@ -108,28 +108,18 @@ def export(
         examples, graphs = _on_cpu(model, preprocessing, tmp)
         if not _NEED_ONNX.isdisjoint(formats):
             graphs["onnx"] = save_onnx(tmp, graphs["paddle"], opset)
-        facts = describe(preprocessing, examples[0][1].shape[1], threshold or Threshold(), network)
-        files, checks = {}, []
-        for kind in formats:
-            folder = tmp
-            names = graphs.get(kind)
-            if kind in _FOLDERS:
-                folder = tmp / kind
-                folder.mkdir()
-                if kind == "insightface":
-                    names = save_insightface(folder, tmp, graphs["onnx"])
-                else:
-                    names = save_paddlex(folder, tmp, graphs["paddle"], preprocessing)
-            found = [check(folder, kind, names, *given) for given in examples]
-            checks += found
-            if kind in _FOLDERS:
-                write_description(folder, facts, {kind: names}, found)
-                names = _seen_from_beside(folder, names)
-            files[kind] = names
+        if "insightface" in formats:
+            graphs["insightface"] = save_insightface(tmp, graphs["onnx"])
+        if "paddlex" in formats:
+            graphs["paddlex"] = save_paddlex(tmp, graphs["paddle"], preprocessing)
+        checks = [check(tmp, kind, graphs[kind], *given) for kind in formats for given in examples]
         for kind in graphs.keys() - set(formats):
-            for name in graphs[kind]["files"]:
+            for name in graphs.pop(kind)["files"]:
                 (tmp / name).unlink()
-        facts = write_description(tmp, facts, files, checks)
+        facts = describe(preprocessing, examples[0][1].shape[1], threshold or Threshold(), network)
+        facts = {**facts, "files": {kind: graphs[kind] for kind in formats}, "checks": checks}
+        (tmp / "preprocessing.json").write_text(json.dumps(facts, indent=1) + "\n")
+        (tmp / "README.txt").write_text(README)
         remove(out)
     return {**facts, "folder": str(out)}
 
@@ -147,12 +137,6 @@ def _on_cpu(model: nn.Layer, preprocessing: Any, folder: Path) -> tuple[list, di
         return examples, {"paddle": save_paddle(model, preprocessing, folder)}
     finally:
         paddle.set_device(device)
-
-
-def _seen_from_beside(folder: Path, names: dict) -> dict:
-    """Return the names of a graph in `folder` as seen from the folder above, and all files there."""
-    inside = {key: f"{folder.name}/{names[key]}" for key in ("model", "params") if key in names}
-    return {**names, **inside, "files": sorted(f"{folder.name}/{path.name}" for path in folder.iterdir())}
 
 
 def _check_packages(formats: Sequence[str]) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import paddle
 
-from plsc.apps.export.graphs import name_of
 from plsc.data.preprocessing import DARKEST
 from plsc.training.thresholds import Threshold
-from plsc.utils.files import sha256_of
 from plsc.utils.version import __version__
 
 _VALUES = "raw pixels 0..255; normalisation is inside the graph"
 _RESIZE = "to the size, whatever the aspect ratio: cv2.INTER_AREA to shrink, cv2.INTER_LINEAR to enlarge"
-_README = """\
+README = """\
 A network that gives embeddings, written by plsc export. preprocessing.json has all numbers.
 
 Input: float32 [batch, ...], raw pixels 0 to 255 in the size and channel order that preprocessing.json names.
@@ -46,50 +42,24 @@ docs/export.md of plsc says more of each, and how to make a graph of 8 bits.
 def describe(preprocessing: Any, embedding_size: int, threshold: Threshold, network: str | None) -> dict:
     """Make the content of preprocessing.json but for what is known of the files."""
     shape = list(preprocessing.shape)
-    # What is left to do. Mean and scale are not among it: a reader who saw them here would normalise once
-    # more.
-    if preprocessing.is_image:
-        values = _VALUES
-        left = {"size": shape[1:], "channels": preprocessing.channels, "resize": _RESIZE}
-        if preprocessing.aligned is not None:
-            left["aligned"] = preprocessing.aligned
-    else:
-        values = f"samples as in training ({preprocessing.dtype}), as float32"
-        left = {"shape": shape, "dtype": preprocessing.dtype}
-    noun = name_of(preprocessing)
-    inside = {
-        "normalisation": f"({noun} - mean) * scale",
-        "mean": preprocessing.mean,
-        "scale": preprocessing.scale,
-    }
-    if preprocessing.is_image:
-        inside["not_raw_pixels"] = f"an image without a pixel above {DARKEST:g} gets an embedding of zeros"
-    both = "image and mirror image, embeddings summed, length 1"
+    # What is left to do outside. Mean and scale are not among it: a reader would normalise once more.
+    left = {"size": shape[1:], "channels": preprocessing.channels, "resize": _RESIZE}
+    if preprocessing.aligned is not None:
+        left["aligned"] = preprocessing.aligned
     return {
         "plsc": __version__,
         "paddle": paddle.__version__,
         "network": network,
         "embedding_size": embedding_size,
-        "input": {"dtype": "float32", "shape": ["batch", *shape], "values": values},
+        "input": {"dtype": "float32", "shape": ["batch", *shape], "values": _VALUES},
         "output": {"dtype": "float32", "shape": ["batch", embedding_size], "length": 1},
         "preprocessing": left,
-        "inside_the_graph": inside,
+        "inside_the_graph": {
+            "normalisation": "(image - mean) * scale",
+            "mean": preprocessing.mean,
+            "scale": preprocessing.scale,
+            "not_raw_pixels": f"an image without a pixel above {DARKEST:g} gets an embedding of zeros",
+        },
         "threshold": threshold.cosine,
-        "threshold_of": both if threshold.flip else noun,
         "flip": threshold.flip,
     }
-
-
-def write_description(folder: Path, facts: dict, files: dict[str, dict], checks: list[dict]) -> dict:
-    """Write preprocessing.json and README.txt to `folder`; return the content of the first.
-
-    Args:
-        facts: of `describe`.
-        files: format -> names of its files, input and output.
-        checks: comparisons with the training graph.
-    """
-    sha256 = {name: sha256_of(folder / name) for names in files.values() for name in names["files"]}
-    content = {**facts, "files": files, "sha256": sha256, "checks": checks}
-    (folder / "preprocessing.json").write_text(json.dumps(content, indent=1) + "\n")
-    (folder / "README.txt").write_text(_README, encoding="utf-8")
-    return content

@@ -22,22 +22,20 @@ TOLERANCE = 1e-4  # of each component of an embedding of length 1
 
 
 class _WithPreprocessing(nn.Layer):
-    """Computes embeddings of length 1 of samples; zeros for an image that was normalised before: all of these
-    would be alike, and every pair be accepted."""
+    """Computes embeddings of length 1 of images; zeros for one that was normalised before: all of these would
+    be alike, and every pair be accepted."""
 
     def __init__(self, model: nn.Layer, preprocessing: Any):
         super().__init__()
         self.model = model
         self.preprocessing = preprocessing
 
-    def forward(self, samples):
-        embedding = self.model(self.preprocessing(samples))
+    def forward(self, images):
+        embedding = self.model(self.preprocessing(images))
         square = paddle.sum(embedding * embedding, axis=1, keepdim=True)
-        embedding = embedding * paddle.rsqrt(paddle.clip(square, min=1e-24))
-        if self.preprocessing.is_image:
-            brightest = paddle.max(paddle.flatten(samples, 1), axis=1, keepdim=True)
-            embedding = embedding * paddle.cast(brightest > DARKEST, "float32")
-        return embedding
+        brightest = paddle.max(paddle.flatten(images, 1), axis=1, keepdim=True)
+        not_dark = paddle.cast(brightest > DARKEST, "float32")
+        return embedding * paddle.rsqrt(paddle.clip(square, min=1e-24)) * not_dark
 
 
 @contextlib.contextmanager
@@ -66,15 +64,9 @@ def _home_that_can_be_written() -> Iterator[None]:
                 os.environ["HOME"] = home
 
 
-def name_of(preprocessing: Any) -> str:
-    """Name the graph's input."""
-    return "image" if preprocessing.is_image else "sample"
-
-
 def save_paddle(model: nn.Layer, preprocessing: Any, folder: Path) -> dict:
     """Write the graph of Paddle Inference to `folder`; return the names of files, input and output."""
-    name = name_of(preprocessing)
-    spec = paddle.static.InputSpec([None, *preprocessing.shape], "float32", name)
+    spec = paddle.static.InputSpec([None, *preprocessing.shape], "float32", "image")
     what = "Export: this backbone cannot be saved as one static graph"
     with _errors_as_user_error(what), _home_that_can_be_written():
         # By default Paddle 3 compiles with CINN, and both cut what cannot be one graph into pieces.
@@ -85,7 +77,7 @@ def save_paddle(model: nn.Layer, preprocessing: Any, folder: Path) -> dict:
         files = sorted(path.name for path in folder.iterdir())
         program = next(file for file in files if file.endswith((".json", ".pdmodel")))
         output = _predictor(folder / program).get_output_names()[0]
-    names = {"model": program, "params": "inference.pdiparams", "input": name, "output": output}
+    names = {"model": program, "params": "inference.pdiparams", "input": "image", "output": output}
     return {"files": files, **names}
 
 
@@ -137,39 +129,34 @@ def _predictor(program: Path) -> inference.Predictor:
     return inference.create_predictor(config)
 
 
-def run_graph(folder: Path, names: dict, samples: np.ndarray) -> np.ndarray:
-    """Run an exported graph: samples float32 [B, *shape] -> embeddings [B, D]."""
+def run_graph(folder: Path, names: dict, images: np.ndarray) -> np.ndarray:
+    """Run an exported graph: images float32 [B, *shape] -> embeddings [B, D]."""
     if names["model"].endswith(".onnx"):
         import onnxruntime
 
         session = onnxruntime.InferenceSession(
             str(folder / names["model"]), providers=["CPUExecutionProvider"]
         )
-        return session.run([names["output"]], {names["input"]: samples})[0]
+        return session.run([names["output"]], {names["input"]: images})[0]
     predictor = _predictor(folder / names["model"])
-    predictor.get_input_handle(names["input"]).copy_from_cpu(samples)
+    predictor.get_input_handle(names["input"]).copy_from_cpu(images)
     predictor.run()
     return predictor.get_output_handle(names["output"]).copy_to_cpu()
 
 
 def make_example(model: nn.Layer, preprocessing: Any, batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Make random samples, float32, and the embeddings of length 1 that the training graph makes of them."""
-    draws = np.random.default_rng(0)
-    shape = (batch, *preprocessing.shape)
-    dtype = np.dtype(preprocessing.dtype)
-    most = 256 if preprocessing.is_image else 100
-    samples = draws.normal(size=shape) if dtype.kind == "f" else draws.integers(0, most, shape)
-    samples = samples.astype(dtype).astype(np.float32)
+    """Make random images, float32, and the embeddings of length 1 that the training graph makes of them."""
+    images = np.random.default_rng(0).integers(0, 256, (batch, *preprocessing.shape)).astype(np.float32)
     with paddle.no_grad():
-        embedding = model(preprocessing(paddle.to_tensor(samples))).numpy().astype(np.float64)
-    return samples, embedding / np.maximum(np.linalg.norm(embedding, axis=1, keepdims=True), 1e-12)
+        embedding = model(preprocessing(paddle.to_tensor(images))).numpy().astype(np.float64)
+    return images, embedding / np.maximum(np.linalg.norm(embedding, axis=1, keepdims=True), 1e-12)
 
 
-def check(folder: Path, kind: str, names: dict, samples: np.ndarray, expected: np.ndarray) -> dict:
+def check(folder: Path, kind: str, names: dict, images: np.ndarray, expected: np.ndarray) -> dict:
     """Compare the exported with the training graph; UserError if it cannot run this batch or differs."""
-    where = f"Export.formats: the {kind} graph of this backbone, at batch {len(samples)},"
+    where = f"Export.formats: the {kind} graph of this backbone, at batch {len(images)},"
     with _errors_as_user_error(f"{where} does not run"):
-        got = run_graph(folder, names, samples)
+        got = run_graph(folder, names, images)
     if got.shape != expected.shape:
         raise UserError(
             f"{where} gives {list(got.shape)} instead of {list(expected.shape)}: is the batch size fixed?"
@@ -179,4 +166,4 @@ def check(folder: Path, kind: str, names: dict, samples: np.ndarray, expected: n
         raise UserError(
             f"{where} differs from the training graph by {difference:.3g}, allowed is {TOLERANCE:g}"
         )
-    return {"format": kind, "batch": len(samples), "max_difference": difference}
+    return {"format": kind, "batch": len(images), "max_difference": difference}

@@ -47,9 +47,9 @@ def refuse_other_pictures(formats: Sequence[str], preprocessing: Any) -> None:
             )
 
 
-def save_insightface(folder: Path, source: Path, names: dict) -> dict:
-    """Write the ONNX graph in `source`, described by `names`, to `folder` with the two nodes that insightface
-    looks for; return the names of this graph.
+def save_insightface(folder: Path, names: dict) -> dict:
+    """Write the ONNX graph in `folder`, described by `names`, to its folder insightface with the two nodes that
+    insightface looks for; return the names of this graph.
 
     They compute image - 0 and then * 1, which ONNX Runtime removes.
     """
@@ -57,27 +57,30 @@ def save_insightface(folder: Path, source: Path, names: dict) -> dict:
     import onnx
     from onnx import helper, numpy_helper
 
-    model = onnx.load(source / names["model"])
+    model = onnx.load(folder / names["model"])
     graph = model.graph
     image = names["input"]
     for node in graph.node:
         node.input[:] = ["image * 1" if name == image else name for name in node.input]
     for name, value in (("zero", 0), ("one", 1)):
         graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), f"insightface.{name}"))
-    graph.node.insert(0, helper.make_node("Sub", [image, "insightface.zero"], ["image - 0"], "Sub_nothing"))
-    graph.node.insert(
-        1, helper.make_node("Mul", ["image - 0", "insightface.one"], ["image * 1"], "Mul_by_one")
-    )
+    subtract = helper.make_node("Sub", [image, "insightface.zero"], ["image - 0"], "Sub_nothing")
+    multiply = helper.make_node("Mul", ["image - 0", "insightface.one"], ["image * 1"], "Mul_by_one")
+    graph.node.insert(0, subtract)
+    graph.node.insert(1, multiply)
     onnx.checker.check_model(model, full_check=True)
-    onnx.save(model, str(folder / MODEL))
-    return {**names, "files": [MODEL], "model": MODEL}
+    path = f"insightface/{MODEL}"
+    (folder / path).parent.mkdir()
+    onnx.save(model, str(folder / path))
+    return {**names, "files": [path], "model": path}
 
 
-def save_paddlex(folder: Path, source: Path, names: dict, preprocessing: Any) -> dict:
-    """Copy the graph of Paddle Inference, described by `names`, from `source` to `folder`, and write
+def save_paddlex(folder: Path, names: dict, preprocessing: Any) -> dict:
+    """Copy the graph of Paddle Inference in `folder`, described by `names`, to its folder paddlex, and write
     inference.yml; return the names of this graph."""
+    (folder / "paddlex").mkdir()
     for name in names["files"]:
-        shutil.copyfile(source / name, folder / name)
+        shutil.copyfile(folder / name, folder / "paddlex" / name)
     height, width = preprocessing.size
     operations = [
         {"ResizeImage": {"size": [width, height]}},
@@ -89,5 +92,6 @@ def save_paddlex(folder: Path, source: Path, names: dict, preprocessing: Any) ->
         "PreProcess": {"transform_ops": operations},
         "PostProcess": {"NormalizeFeatures": None},
     }
-    (folder / _YML).write_text(yaml.safe_dump(content, sort_keys=False))
-    return {**names, "files": sorted([*names["files"], _YML])}
+    (folder / "paddlex" / _YML).write_text(yaml.safe_dump(content, sort_keys=False))
+    inside = {key: f"paddlex/{names[key]}" for key in ("model", "params")}
+    return {**names, **inside, "files": [f"paddlex/{name}" for name in (*names["files"], _YML)]}
