@@ -90,7 +90,7 @@ setup(
             "milvus-lite>=3.2",
             "pymilvus>=3.0",
         ],  # the second is for servers, too; the first for a file
-        "loggers": ["mlflow", "tensorboardX", "wandb"],
+        "loggers": ["tensorboardX", "wandb"],
         "serve": ["fastapi>=0.110", "python-multipart>=0.0.13", "uvicorn>=0.29"],
         "test": [
             "httpx",  # the test client of the service

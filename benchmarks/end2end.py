@@ -1,5 +1,4 @@
-"""Measure images per second in a short training, also against another version of
-plsc.
+"""Measure images per second of a short training, also against another version of plsc.
 
     python -m benchmarks end2end -c configs/ --ranks 2 --against ../plsc-before
 
@@ -84,4 +83,4 @@ def train(package: Path, args: argparse.Namespace) -> list[dict]:
 def show(result: dict) -> str:
     against = f", {result['over_against']:.2f} times the other version" if result["over_against"] else ""
     rate = f"{result['images_per_second']:,.0f} images/s on {result['ranks']} ranks{against}"
-    return f"{format_machine(result)}\n{rate}; {result['data_wait']:.0%} of the time spent waiting for data"
+    return f"{format_machine(result)}\n{rate}; {result['data_wait']:.1%} of the time waits for data"

@@ -3,7 +3,7 @@
     python -m benchmarks step --name IResNet18 --batch 16 --accumulate 4 --also Optimizer.name=AdamW
 
 Each case is a process of its own, or one for each rank, which takes steps of a whole training (data,
-backbone, head, optimizer) on noise. With --count nothing is measured: tests/gpu_ops/count.py.
+backbone, head, optimizer) on noise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from plsc.config import Config, load
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
 from plsc.utils.text import table
-from tests.gpu_ops import count
 
 
 def add_arguments(part: argparse.ArgumentParser) -> None:
@@ -44,16 +43,12 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
     part.add_argument(
         "--also", nargs="+", default=[], metavar="KEY=VALUE", help="of the config: the first case with each"
     )
-    count.add_arguments(part)
     part.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)  # batch, accumulate, keys
     part.add_argument("--row", type=Path, help=argparse.SUPPRESS)  # where the process of a case writes
 
 
 def step(args: argparse.Namespace) -> dict:
-    """Measure memory and time of a training step, with accumulation and recomputation, or count what it
-    does."""
-    if args.count:
-        return count.count(args)
+    """Measure memory and time of a training step, with accumulation and recomputation."""
     if args.case:
         return _measure(args, *args.case)
     whole = args.batch * args.accumulate
@@ -132,8 +127,6 @@ def _measure(args: argparse.Namespace, batch: int, accumulate: int, key: str) ->
 
 
 def show(result: dict) -> str:
-    if "counted" in result:
-        return count.show(result)
     first = result["rows"][0]["peak_bytes"]
     rows = [
         [

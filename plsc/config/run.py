@@ -109,16 +109,14 @@ class GlobalCfg(Section):
     """Epochs between two evaluations; 0 evaluates only at the end. Raise it when evaluation takes long."""
     eval_every_steps: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """Steps between two evaluations, besides those of `eval_every`. Set it when an epoch takes hours."""
-    loggers: list[Literal["visualdl", "tensorboard", "wandb", "mlflow"]] = Field(
+    loggers: list[Literal["visualdl", "tensorboard", "wandb"]] = Field(
         ["visualdl"], json_schema_extra=NOT_TRAINING
     )
     """Programs for which the numbers of `metrics.jsonl`, which is always written, are copied to `output_dir`
-    (docs/training.md). tensorboard, wandb and mlflow need the extra `loggers`; the last two work offline.
-    Their own variables of the environment hold, `WANDB_MODE`, `WANDB_PROJECT` and `MLFLOW_TRACKING_URI` among
-    them. To look at the numbers: `visualdl --logdir output/visualdl`, `tensorboard --logdir
-    output/tensorboard`, `wandb sync --append output/wandb/offline-run-*`, `MLFLOW_ALLOW_FILE_STORE=true
-    mlflow ui
-    --backend-store-uri output/mlflow`. A logger that fails later costs a warning and its own copy, not the
+    (docs/training.md). tensorboard and wandb need the extra `loggers`; wandb works offline. Its own
+    variables of the environment hold, such as `WANDB_MODE` and `WANDB_PROJECT`. To look at the numbers:
+    `visualdl --logdir output/visualdl`, `tensorboard --logdir output/tensorboard`, `wandb sync --append
+    output/wandb/offline-run-*`. A logger that fails later costs a warning and its own copy, not the
     run."""
     hang_seconds: int = Field(600, ge=0, le=31_536_000, json_schema_extra=NOT_TRAINING)
     """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or

@@ -145,7 +145,6 @@ class Loader:
                 indices, made = under_way.popleft()
                 began = time.perf_counter()
                 images, replaced_here = made.result()
->>>>>>> 5252fdd3 ([data] Draw CJK characters by a data set of one's own in benchmarks)
                 self.wait_seconds += time.perf_counter() - began
                 self._corrupt.note(replaced_here)
                 for row, _, substitute in replaced_here:

@@ -23,7 +23,7 @@ from plsc.utils.text import duration
 # What a training run leaves in Global.output_dir.
 RUN_FILES = (
     *("config.yaml", "metrics.jsonl", "train.log", "checkpoints", "identities.json"),
-    *("visualdl", "tensorboard", "wandb", "mlflow", "logged.json"),
+    *("visualdl", "tensorboard", "wandb", "logged.json"),
     *("report.html", "results.json", "diverged", "export", "test", "predict"),
 )
 

@@ -1,8 +1,8 @@
-"""Copy the numbers of a run to VisualDL, TensorBoard, Weights & Biases and MLflow (Global.loggers).
+"""Copy the numbers of a run to VisualDL, TensorBoard and Weights & Biases (Global.loggers).
 
 Each backend is a class with the same three parts: `continues`, `write` and `close`. Its package is imported
 when it is made. Everything is written under the run's folder, and nothing goes over a network unless the
-user's environment says so (WANDB_MODE=online, MLFLOW_TRACKING_URI). plsc.utils.metrics decides what is
+user's environment says so (WANDB_MODE=online). plsc.utils.metrics decides what is
 written.
 
 Try it: `pytest tests/utils/test_loggers.py`.
@@ -14,9 +14,7 @@ import contextlib
 import importlib.util
 import io
 import os
-import re
 import secrets
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -108,45 +106,6 @@ class Wandb:
         self._run.finish()
 
 
-class MLflow:
-    """Writes <folder>/mlflow, a file store with one run, or to the server that MLFLOW_TRACKING_URI names.
-
-    The user's MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME hold.
-    """
-
-    def __init__(self, folder: Path):
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # since 3.7 it asks for a database otherwise
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric
-
-        self._metric = Metric
-        place = folder.resolve() / "mlflow"
-        self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or place.as_uri())
-        kept = place / "plsc-run-id"
-        self.continues = kept.is_file()
-        if not self.continues:
-            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "plsc")
-            earlier = self._client.get_experiment_by_name(name)
-            experiment = earlier.experiment_id if earlier else self._client.create_experiment(name)
-            run = self._client.create_run(experiment, run_name=folder.resolve().name)
-            place.mkdir(parents=True, exist_ok=True)
-            replace_file(kept, run.info.run_id.encode())
-        self._run_id = kept.read_text()
-        self._client.update_run(self._run_id, status="RUNNING")
-
-    def write(self, values: Mapping[str, float], step: int) -> None:
-        now = int(1e3 * time.time())
-        # It takes these characters only.
-        points = [
-            self._metric(re.sub(r"[^\w\-. /]", "_", name), value, now, step) for name, value in values.items()
-        ]
-        self._client.log_batch(self._run_id, metrics=points)
-
-    def close(self) -> None:
-        self._client.set_terminated(self._run_id)
-
-
 def _kept_id(file: Path, given: str | None) -> tuple[str, bool]:
     """Read the run id in `file`, or write a new one, `given` if that is not None; -> id, whether it was
     there."""
@@ -158,8 +117,8 @@ def _kept_id(file: Path, given: str | None) -> tuple[str, bool]:
     return run_id, False
 
 
-LOGGERS = {"visualdl": VisualDL, "tensorboard": TensorBoard, "wandb": Wandb, "mlflow": MLflow}
-_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
+LOGGERS = {"visualdl": VisualDL, "tensorboard": TensorBoard, "wandb": Wandb}
+_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 
 
 def check_packages(names: Iterable[str]) -> None:

@@ -82,21 +82,6 @@ def test_tensorboard(tmp_path):
     assert {tag: sorted(points) for tag, points in found.items()} == POINTS
 
 
-def test_mlflow(tmp_path, monkeypatch):
-    needs("mlflow")
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
-        monkeypatch.delenv(name, raising=False)
-    run(tmp_path, "mlflow")
-    from mlflow import MlflowClient
-
-    client = MlflowClient((tmp_path / "mlflow").as_uri())
-    (found,) = client.search_runs([client.get_experiment_by_name("plsc").experiment_id])
-    assert found.info.status == "FINISHED"
-    for tag, points in POINTS.items():
-        history = client.get_metric_history(found.info.run_id, tag)
-        assert sorted((point.step, point.value) for point in history) == points
-
-
 class FakeWandb(types.ModuleType):
     """The calls that are made of wandb; `runs` has the keywords and the points of each start."""
 
@@ -191,9 +176,7 @@ def test_damaged_notes_of_what_was_logged_are_ignored(tmp_path):
     assert not json.loads((tmp_path / "metrics.jsonl").read_text() or "null")
 
 
-@pytest.mark.parametrize(
-    "name, package", [("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("mlflow", "mlflow")]
-)
+@pytest.mark.parametrize("name, package", [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
 def test_a_missing_package_is_one_line_before_the_first_step(tmp_path, monkeypatch, name, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError) as error:
