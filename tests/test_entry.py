@@ -23,8 +23,7 @@ from plsc.entry import Entry
 from plsc.errors import MissingFileError, UserError
 from plsc.heads.banks import device
 from plsc.training.embed import embed
-from plsc.training.start import find_checkpoint
-from plsc.training.train import RUN_FILES
+from plsc.training.start import RUN_FILES, find_checkpoint
 from plsc.training.trained import load_network
 from plsc.utils.logging import setup
 from tests.helpers.bounds import assert_within, perturbed, rounded
@@ -135,18 +134,17 @@ def test_the_report_stands_alone_and_shows_the_run(trained):
         assert fact in page
 
 
-def test_an_earlier_run_is_set_aside(tmp_path, capsys):
-    short = entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null")
-    (tmp_path / "notes.txt").write_text("mine")
-    for number in (1, 2, 3):
-        short.train()
-        (tmp_path / "config.yaml").write_text(f"run {number}")
-    for number in (1, 2):
-        aside = tmp_path / f"previous-{number}"
-        assert {path.name for path in aside.iterdir()} == WRITTEN
-        assert (aside / "config.yaml").read_text() == f"run {number}"
-    assert (tmp_path / "notes.txt").read_text() == "mine" and checkpoints(tmp_path) == [1]
-    assert f"{tmp_path} held an earlier run; its files are now in {aside}" in capsys.readouterr().out
+def test_a_finished_run_is_deleted_only_where_that_is_asked_for(tmp_path, capsys):
+    short = ["Global.max_steps=1", "DataLoader.Eval.dataset=null"]
+    for name in ("notes.txt", "test"):  # no run is there yet, so they are the user's
+        (tmp_path / name).write_text("mine")
+    entry(tmp_path, *short).train()
+    with pytest.raises(UserError, match="has a run that is at its end, step 1; .* Global.overwrite=true to "):
+        entry(tmp_path, *short).train()
+    assert (tmp_path / "test").read_text() == "mine"
+    entry(tmp_path, *short, "Global.max_steps=2", "Global.overwrite=true").train()
+    assert (tmp_path / "notes.txt").read_text() == "mine" and checkpoints(tmp_path) == [2]
+    assert steps(rows(tmp_path)) == [1, 2] and not (tmp_path / "test").exists()
 
 
 def test_a_stopped_run_goes_on_where_it_was(trained, tmp_path):
@@ -156,7 +154,6 @@ def test_a_stopped_run_goes_on_where_it_was(trained, tmp_path):
     assert [row["step"] for row in rows(tmp_path, evaluations=True)] == [8, 12]
     assert rows(tmp_path, evaluations=True)[-1] == rows(trained, evaluations=True)[-1]
     assert_same_arrays(checkpoint(trained), checkpoint(tmp_path))
-    assert not list(tmp_path.glob("previous-*"))
     assert "resuming at step 8 from " in (tmp_path / "train.log").read_text()
     again = entry(tmp_path, "Global.resume=true").train()  # nothing is left: the same result, no second row
     assert {**again, "seconds": 0} == {**result, "seconds": 0}
@@ -228,8 +225,8 @@ def test_a_run_that_was_moved_is_used_from_anywhere(trained, tmp_path, monkeypat
     assert np.array_equal(embeddings, expected)
     Entry("moved/config.yaml", ["Global.resume=true"]).train()
     assert rows(moved) == rows(trained)
-    Entry("moved/config.yaml", ["Global.resume=false", "Global.max_steps=1"]).train()
-    assert steps(rows(moved)) == [1] and checkpoints(moved / "previous-1") == [8, 10, 12]
+    Entry("moved/config.yaml", ["Global.resume=false", "Global.overwrite=true", "Global.max_steps=1"]).train()
+    assert steps(rows(moved)) == [1] and checkpoints(moved) == [1]
 
 
 # ---- test
@@ -397,12 +394,6 @@ def test_a_report_without_room_is_one_line_after_the_checkpoint(tmp_path, monkey
     assert checkpoints(tmp_path) == [1]
 
 
-def test_what_diverged_goes_aside_with_its_run(tmp_path):
-    (tmp_path / "diverged").mkdir()
-    entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train()
-    assert (tmp_path / "previous-1/diverged").is_dir() and not (tmp_path / "diverged").exists()
-
-
 def test_names_that_are_no_text_do_not_end_a_prediction(trained, tmp_path, pictures):
     """A line each, whatever is in them; the bytes of names as they are but for line breaks."""
     odd = [os.fsencode(tmp_path) + name for name in (b"/J\xf6rg.png", b"/two\nlines.png")]
@@ -460,8 +451,6 @@ def test_training_starts_with_the_weights_of_init_from_unless_it_resumes(trained
     assert json.loads((tmp_path / "identities.json").read_text())["kept"] == 23
     entry(tmp_path, *start, "Global.max_steps=2").train()
     assert "starting with the " not in capsys.readouterr().out
-    entry(tmp_path, *start[:1], "Global.max_steps=1").train()
-    assert (tmp_path / "previous-1/identities.json").is_file() and not (tmp_path / "identities.json").exists()
 
 
 # ---- checkpoints called newest and best, several sets, mirror images

@@ -93,8 +93,8 @@ def test_a_head_that_all_ranks_have_whole_takes_more_ranks_than_classes():
 def test_a_checkpoint_that_training_would_not_read_is_refused(tmp_path):
     line = refused(entry(tmp_path / "out", "Global.checkpoint=old/step-00000008").train)
     assert line == (
-        "-o: Global.checkpoint: training starts anew without Global.resume=true and would not read old/step-00000008; set that to "
-        "go on from it, or Global.init_from to begin a new run with its weights"
+        "-o: Global.checkpoint: training starts anew and would not read old/step-00000008; set Global.resume=true "
+        "to go on from it, or Global.init_from to begin a new run with its weights"
     )
     assert not (tmp_path / "out").exists()
     entry(tmp_path, "Global.checkpoint=best").train()  # one of this run, for later

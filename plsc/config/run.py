@@ -67,13 +67,13 @@ class GlobalCfg(Section):
     output_dir: str = Field("output", min_length=1, json_schema_extra=NOT_TRAINING)
     """Folder for config, `metrics.jsonl`, checkpoints, exported models and `report.html`.
 
-    Give each run its own.
+    Give each run its own: one that is at its end is not overwritten.
     """
     resume: bool = Field(False, json_schema_extra=NOT_TRAINING)
-    """Continue from the newest whole checkpoint in `output_dir`.
-
-    The number of ranks may differ from before.
-    """
+    """Go on with a run in `output_dir` that is at its end, too, with more epochs. A run that is not at its end
+    goes on without this. The number of ranks may differ from before."""
+    overwrite: bool = Field(False, json_schema_extra=NOT_TRAINING)
+    """Delete an earlier run in `output_dir`, unless `resume` is set, and begin anew."""
     device: str = Field("auto", json_schema_extra=NOT_TRAINING)
     """`cpu`, a kind of device that Paddle lists, such as `gpu`, `npu`, `xpu` or `mlu`, or one card of it,
     `gpu:1`. `auto` takes the kind that Paddle has when every rank has a card, the CPU when none has

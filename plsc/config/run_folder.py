@@ -1,6 +1,6 @@
 """Find the run of a config.yaml: a run is where its config.yaml lies, also after it was moved or copied.
 
-key_of(Path("output/previous-1"))   # "output_dir"
+key_of(Path("output/first"))   # "output_dir"
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from plsc.checkpoint.store import newest_step
 from plsc.config import Config
 from plsc.config.advice import advice
 from plsc.distributed import environment
@@ -38,8 +39,9 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> str:
     plan += plan_lines(cfg, run.dataset, run.backbone, steps_per_epoch, ranks)
     plan += part_lines(run)
     plan += byte_lines(cfg, run, ranks, in_memory)
-    resumes = cfg.Global.resume and any(Path(cfg.Global.output_dir, "checkpoints").glob("step-*"))
-    if cfg.Global.init_from and not resumes:
+    if cfg.Global.init_from and (
+        cfg.Global.overwrite or not newest_step(Path(cfg.Global.output_dir, "checkpoints"))
+    ):
         from plsc.training.finetune import check_start
 
         total_steps = cfg.Global.total_steps(steps_per_epoch)

@@ -11,8 +11,17 @@ from plsc.checkpoint import store
 from plsc.config import Config
 from plsc.distributed import environment
 from plsc.errors import MissingFileError, UserError, writing
+from plsc.utils.atomic_write import remove
 from plsc.utils.files import read_json
 from plsc.utils.logging import get_logger, setup
+
+# What a training run leaves in Global.output_dir.
+RUN_FILES = (
+    *("config.yaml", "metrics.jsonl", "train.log", "checkpoints", "identities.json"),
+    *("visualdl", "tensorboard", "wandb", "logged.json"),
+    *("report.html", "results.json", "diverged"),
+)
+_OF_CHECKPOINTS = ("export", "test", "predict")  # made later, from those
 
 
 def start(cfg: Config) -> None:
@@ -25,16 +34,41 @@ def start(cfg: Config) -> None:
     setup(distributed.rank())
 
 
-def is_unfinished(folder: Path) -> bool:
-    """Say whether an output folder has a run that has saved, and has not written its results since."""
-    newest = store.newest_step(folder / "checkpoints")
-    if newest is None:
-        return False
+def is_finished(folder: Path) -> bool:
+    """Say whether the run in an output folder has written its results after its newest checkpoint."""
     try:
         results = read_json(folder / "results.json")
     except UserError:
-        return True
-    return not (isinstance(results, dict) and results.get("step") == newest)
+        return False
+    return isinstance(results, dict) and results.get("step") == store.newest_step(folder / "checkpoints")
+
+
+def goes_on(cfg: Config) -> bool:
+    """Say whether a training goes on with the run in its output folder: one that is not at its end, or any
+    where Global.resume is set.
+
+    Raises UserError for a run at its end, unless Global.overwrite allows to delete it.
+    """
+    folder = Path(cfg.Global.output_dir)
+    newest = store.newest_step(folder / "checkpoints")
+    if cfg.Global.resume or cfg.Global.overwrite or newest is None:
+        return cfg.Global.resume
+    if is_finished(folder):
+        raise UserError(
+            f"{cfg.source('Global.output_dir')}: Global.output_dir: {folder} has a run that is at its end, step "
+            f"{newest:,}; name another folder, or set Global.overwrite=true to delete that run, or "
+            "Global.resume=true to go on with it for more epochs"
+        )
+    return True
+
+
+def delete_run(folder: Path) -> None:
+    """Delete what an earlier run has left in an output folder, which is made if it is missing."""
+    make_folder(folder, "Global.output_dir")
+    later = _OF_CHECKPOINTS if (folder / "checkpoints").is_dir() else ()
+    with writing(folder):
+        for name in (*RUN_FILES, *later):
+            remove(folder / name)
 
 
 def find_checkpoint(cfg: Config, writes: bool = False) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,12 @@ from plsc.config.advice import advice
 from plsc.distributed import environment, guard
 from plsc.errors import UserError, writing
 from plsc.training.finish import finish
-from plsc.training.start import find_checkpoint, make_folder, start
+from plsc.training.start import delete_run, find_checkpoint, goes_on, start
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.loggers import check_packages
 from plsc.utils.logging import get_logger, setup
 from plsc.utils.metrics import Metrics
 from plsc.utils.text import duration
-
-# What a training run leaves in Global.output_dir.
-RUN_FILES = (
-    *("config.yaml", "metrics.jsonl", "train.log", "checkpoints", "identities.json"),
-    *("visualdl", "tensorboard", "wandb", "logged.json"),
-    *("report.html", "results.json", "diverged", "export", "test", "predict"),
-)
 
 
 def train(cfg: Config, model: Any = None) -> dict[str, Any]:
@@ -35,12 +27,13 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
     """
     cfg.check_ranks(environment.world_size_from_env())
     cfg.check_data()  # before anything is written
-    _refuse_unread_checkpoint(cfg)
+    resumes = goes_on(cfg)
+    _refuse_unread_checkpoint(cfg, resumes)
     with guard.Guard(Path(cfg.Global.output_dir), cfg.Global.hang_seconds) as guarded:
-        return _train(cfg, guarded, model)
+        return _train(cfg, resumes, guarded, model)
 
 
-def _train(cfg: Config, guarded: guard.Guard, model: Any) -> dict[str, Any]:
+def _train(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> dict[str, Any]:
     start(cfg)
     from plsc import distributed
     from plsc.distributed.device import explained
@@ -50,7 +43,7 @@ def _train(cfg: Config, guarded: guard.Guard, model: Any) -> dict[str, Any]:
         distributed.run_on_rank_0(partial(check_packages, cfg.Global.loggers))
         refuse_a_wrong_head(cfg.Global.tf32)
         guarded.listen()
-        trainer, metrics = _begin(cfg, guarded, model)
+        trainer, metrics = _begin(cfg, resumes, guarded, model)
     if guarded.stopped:
         return _stopped(cfg, guarded, metrics)
     output_dir = Path(cfg.Global.output_dir)
@@ -68,14 +61,14 @@ def _train(cfg: Config, guarded: guard.Guard, model: Any) -> dict[str, Any]:
     return result
 
 
-def _begin(cfg: Config, guarded: guard.Guard, model: Any) -> tuple[Any, Metrics | None]:
+def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tuple[Any, Metrics | None]:
     """Build a Trainer and train; return it, and rank 0's metrics. Every rank calls it."""
     from plsc import distributed
     from plsc.training import finetune
     from plsc.training.build import build_trainer
     from plsc.training.plan_lines import plan_lines, weak_lines
 
-    path = find_checkpoint(cfg, writes=True) if cfg.Global.resume else None
+    path = find_checkpoint(cfg, writes=True) if resumes else None
     trainer = build_trainer(cfg, model, signals=guarded)
     beginning = finetune.Start([], {})
     output_dir = Path(cfg.Global.output_dir)
@@ -88,7 +81,7 @@ def _begin(cfg: Config, guarded: guard.Guard, model: Any) -> tuple[Any, Metrics 
     metrics = None
     if distributed.rank() == 0:
         if not path:
-            _set_earlier_run_aside(output_dir)
+            delete_run(output_dir)
         setup(0, output_dir / "train.log")
         beginning.record(output_dir)
         per_epoch = trainer.loader.steps_per_epoch
@@ -108,20 +101,19 @@ def _begin(cfg: Config, guarded: guard.Guard, model: Any) -> tuple[Any, Metrics 
 def _stopped(cfg: Config, guarded: guard.Guard, metrics: Metrics | None) -> dict[str, Any]:
     if metrics:
         metrics.close()
-        again = "" if cfg.Global.resume or guard.SUPERVISOR in os.environ else " and -o Global.resume=true"
         stopped = f"stopped on {guarded.stopped} at step {guarded.step}"
-        get_logger().info(f"{stopped}; resume with the same command{again}")
+        get_logger().info(f"{stopped}; the same command goes on")
     return {"stopped": guarded.stopped, "step": guarded.step, "output_dir": str(Path(cfg.Global.output_dir))}
 
 
-def _refuse_unread_checkpoint(cfg: Config) -> None:
+def _refuse_unread_checkpoint(cfg: Config, resumes: bool) -> None:
     """Refuse a named checkpoint that this training would not read; newest and best are for other verbs."""
     section = cfg.Global
-    if section.checkpoint not in (None, "newest", "best") and not section.resume:
+    if section.checkpoint not in (None, "newest", "best") and not resumes:
         where = cfg.source("Global.checkpoint")
         raise UserError(
-            f"{where}: Global.checkpoint: training starts anew without Global.resume=true and would not read "
-            f"{section.checkpoint}; set that to go on from it, or Global.init_from to begin a new run with its weights"
+            f"{where}: Global.checkpoint: training starts anew and would not read {section.checkpoint}; set Global.resume=true "
+            "to go on from it, or Global.init_from to begin a new run with its weights"
         )
 
 
@@ -134,19 +126,3 @@ def _set_later_aside(folder: Path, step: int) -> None:
         get_logger().warning(
             f"going on from step {step}: later checkpoints are set aside, the last one as {aside[-1]}"
         )
-
-
-def _set_earlier_run_aside(output_dir: Path) -> None:
-    """Move an earlier run's files to output_dir/previous-1, -2, ...: nothing is overwritten, nothing mixed
-    up."""
-    make_folder(output_dir, "Global.output_dir")
-    earlier = [output_dir / name for name in RUN_FILES if (output_dir / name).exists()]
-    if not earlier:
-        return
-    number = 1
-    while (aside := output_dir / f"previous-{number}").exists():
-        number += 1
-    aside.mkdir()
-    for path in earlier:
-        path.rename(aside / path.name)
-    get_logger().warning(f"{output_dir} held an earlier run; its files are now in {aside}")

@@ -92,15 +92,15 @@ def test_a_folder_means_its_default_yaml(write):
 def test_a_run_is_where_its_config_lies(write, tmp_path, beside):
     own = write("Global: {output_dir: output}", "config.yaml")
     assert load(own).Global.output_dir == "output"  # of nobody's run
-    run = tmp_path / "output/previous-1"
+    run = tmp_path / "output/first"
     (run / beside).parent.mkdir(parents=True)
     (run / beside).write_text("")
     for text in ("Global: {output_dir: output}", "Global:\n", ""):
         (run / "config.yaml").write_text(text)
-        for path in ("output/previous-1/config.yaml", "output/previous-1"):
+        for path in ("output/first/config.yaml", "output/first"):
             cfg = load(path)
-            assert cfg.Global.output_dir == "output/previous-1"
-            assert cfg.source("Global.output_dir") == "where output/previous-1/config.yaml is"
+            assert cfg.Global.output_dir == "output/first"
+            assert cfg.source("Global.output_dir") == "where output/first/config.yaml is"
     assert load(str(run)).Global.output_dir == str(run)
     assert load(run, ["Global.output_dir=new"]).Global.output_dir == "new"
     assert load(load(run), ["Global.seed=3"]).Global.output_dir == str(run)

@@ -138,7 +138,7 @@ def test_a_stop_saves_its_step_and_the_same_command_goes_on(whole, run, tmp_path
         step, name = newest_step(tmp_path / "out/checkpoints"), re.search("SIG[A-Z]+", item)[0]
         assert (code, said) == (128 + signal.Signals[name], []), where
         assert before < step < 12 and steps(rows(tmp_path / "out")) == list(range(1, step + 1)), where
-        stopped = f"stopped on {name} at step {step}; resume with the same command\n"
+        stopped = f"stopped on {name} at step {step}; the same command goes on\n"
         assert (tmp_path / "out/train.log").read_text().count(stopped) == 1
         before = step
     assert run(*STOPS) == (0, [])
@@ -203,11 +203,24 @@ def test_a_kill_changes_no_bit_in_16_bits(warm, tmp_path):
 def test_one_process_stops_on_a_signal_and_resumes(warm, tmp_path):
     words = training(tmp_path, "0:7:SIGTERM")
     assert warm.start(words, tmp_path).wait(60) == 128 + signal.SIGTERM
-    stopped = "stopped on SIGTERM at step 7; resume with the same command and -o Global.resume=true\n"
+    stopped = "stopped on SIGTERM at step 7; the same command goes on\n"
     assert (tmp_path / "out/train.log").read_text().endswith(stopped)
     assert newest_step(tmp_path / "out/checkpoints") == 7
-    assert warm.start([*words, "Global.resume=true"], tmp_path).wait(60) == 0
+    assert warm.start(words, tmp_path).wait(60) == 0
     assert steps(rows(tmp_path / "out")) == list(range(1, 13))
+
+
+def test_a_finished_run_is_refused_before_ranks_start_and_overwritten_once(warm, tmp_path):
+    short = ["Global.max_steps=2", "DataLoader.Eval.dataset=null"]
+    assert warm.start(command(tmp_path, more=short), tmp_path).wait(60) == 0
+    assert warm.start(command(tmp_path, more=short), tmp_path).wait(60) == 2
+    assert "Global.output_dir: out has a run that is at its end, step 2; " in lines(tmp_path)[0]
+    more = ["Global.overwrite=true", "Checkpoint.every_steps=1", *short]
+    assert warm.start(command(tmp_path, "1:2:SIGKILL", more=more), tmp_path).wait(60) == 0
+    assert re.search("starting again from step 1$", lines(tmp_path)[0]) and steps(rows(tmp_path / "out")) == [
+        1,
+        2,
+    ]
 
 
 def test_a_mistake_is_told_once_and_alone(warm, tmp_path):

@@ -182,6 +182,7 @@ NOT_TRAINING = {
         *(
             "output_dir",
             "resume",
+            "overwrite",
             "device",
             "deterministic",
             "checkpoint",

@@ -19,7 +19,7 @@ from plsc.checkpoint import store
 from plsc.config import Config
 from plsc.distributed import guard, launcher, lock
 from plsc.errors import shown
-from plsc.training.start import is_unfinished
+from plsc.training.start import delete_run, goes_on, is_finished
 
 MOST_FAILURES = 3  # without a newer checkpoint between them
 _POLL = 0.1  # seconds
@@ -42,7 +42,9 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
         signals: list[int] = []
         _note_signals(signals)
         failures, newest = 0, store.newest_step(folder / "checkpoints")
-        overrides = ["-o", "Global.resume=true"] if is_unfinished(folder) else []
+        if not goes_on(cfg):
+            delete_run(folder)
+        overrides = ["-o", "Global.overwrite=false"]
         while True:
             failure = _run(cfg, [*arguments, *overrides], ranks, signals)
             step = store.newest_step(folder / "checkpoints")
@@ -112,7 +114,7 @@ def _run(cfg: Config, arguments: Sequence[str], ranks: int, signals: Sequence[in
 
 def _code_of_end(folder: Path, signals: Sequence[int]) -> int:
     """Return the exit code of a run that has ended without a failure."""
-    if not signals and not is_unfinished(folder):
+    if not signals and is_finished(folder):
         return 0
     number = signals[0] if signals else signal.SIGTERM  # one that went to a rank or the launcher
     if not (folder / "checkpoints").exists():
