@@ -5,7 +5,6 @@ A constant that is null is the default of the margin's class. `Head.name: packag
 one's own, whose class is imported, and Paddle with it.
 """
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -233,18 +232,6 @@ AnyHead = one_of(
     CurricularFaceCfg,
     OwnMarginCfg,
 )
-
-
-def format_rows(head: HeadCfg, moments: Sequence[str], classes: int, embedding_size: int) -> str:
-    """Format the memory that so many classes take on a rank, and where it is. moments: the arrays that their
-    optimizer keeps beside the centres."""
-    arrays = ["centres", *moments]
-    if head.bank == "device":
-        size = rows_bytes(head, len(arrays) + 1, classes, embedding_size) / 2**20
-        return f"{size:.1f} MB for {', '.join(arrays)} and gradient"
-    size = rows_bytes(head, len(arrays), classes, embedding_size) / 2**20
-    where = "on the disk" if head.bank == "disk" else "in host memory"
-    return f"{size:.1f} MB {where} for {', '.join(arrays[:-1])} and {arrays[-1]}"
 
 
 def rows_bytes(head: HeadCfg, arrays: int, classes: int, embedding_size: int) -> int:

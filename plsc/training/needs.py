@@ -21,10 +21,8 @@ def byte_lines(cfg: Config, run: Prepared, ranks: int, in_memory: bool) -> list[
     in_memory: the banks are in the machine's memory or on its disk, not on a device.
     """
     need = Needs.of(cfg, run, ranks)
-    saved = f"checkpoint {_gigabytes(need.checkpoint)}, at most {need.checkpoints} at a time"
-    of_rank = (
-        f"network {_gigabytes(need.network)}, head {_gigabytes(need.head)}, bank {_gigabytes(need.bank)}"
-    )
+    saved = f"checkpoint {_shown(need.checkpoint)}, at most {need.checkpoints} at a time"
+    of_rank = f"network {_shown(need.network)}, head {_shown(need.head)}, bank {_shown(need.bank)}"
     where = " on the disk" if cfg.Head.bank == "disk" else ""
     lines = [f"plan: bytes    of a rank: {of_rank}{where}, and the activations; {saved}"]
     if in_memory:
@@ -63,10 +61,9 @@ class Needs(NamedTuple):
         trained, frozen = sizes_of(run.optimizer, run.backbone)
         average = trained + frozen if cfg.Global.ema else 0
         saved = (1 + moments_of(cfg.Optimizer.name)) * trained + frozen + average
-        width = head.row_size(size)
         return cls(
             network=4 * (saved + trained),
-            head=4 * selected * width + logits_budget(head),
+            head=4 * selected * head.row_size(size) + logits_budget(head),
             bank=rows_bytes(head, arrays, shard, size),
             checkpoint=4 * saved + rows_bytes(head, arrays, classes, size),
             checkpoints=cfg.Checkpoint.keep + (cfg.DataLoader.Eval.dataset is not None) + 1,
@@ -83,5 +80,5 @@ class Needs(NamedTuple):
         return max(0, int(self.classes * room))
 
 
-def _gigabytes(size: int) -> str:
-    return f"{size / 2**30:.3g} GB"
+def _shown(size: int) -> str:
+    return f"{size / 2**30:.1f} GB" if size >= 2**30 else f"{size / 2**20:.1f} MB"

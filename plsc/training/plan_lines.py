@@ -6,26 +6,19 @@ import itertools
 from collections.abc import Iterable, Mapping
 
 from plsc.config import Config
-from plsc.config.optimizer import moments_of
 from plsc.data.config import TrainCfg
 from plsc.data.hold_out import few_identities
 from plsc.errors import shown
 from plsc.evaluation.sets import EvalSet
 from plsc.evaluation.verification import ONE_KIND, folds_of_one_kind
-from plsc.heads.config import format_rows
 from plsc.training.build import Prepared
-from plsc.training.build_head import build_rule, logits_budget
 from plsc.training.groups import describe, settings_of
 from plsc.training.optim import build_schedule
 from plsc.utils.sharding import split
 from plsc.utils.text import counted
 
-FEW_STEPS = (
-    150  # of a network that starts anew: on 280 faces 40 were no better than comparing pixels, and 200 were
-)
-_ENOUGH_STEPS = 300
-# Of a class among those that a step of Partial FC draws: CJK characters lost 6.6 points at 16, 0.9 at 80, 0.1
-# at 325.
+FEW_STEPS = 150  # of a network that starts anew: on 280 faces 40 were no better than pixels, and 200 were
+# Of a class among those that a step of Partial FC draws: characters lost 6.6 points at 16, 0.9 at 80, 0.1 at 325.
 FEW_DRAWS = 200
 
 
@@ -34,22 +27,19 @@ def weak_lines(cfg: Config, steps_per_epoch: int, sets: Mapping[str, EvalSet]) -
     of few identities or sorted by kind. sets: those to evaluate on, by title."""
     lines = []
     steps = cfg.Global.total_steps(steps_per_epoch)
-    if steps < FEW_STEPS and not cfg.Global.max_steps and not cfg.Global.init_from:
-        lines.append(
-            f"{steps:,} steps are few for a network that starts anew: a few hundred at least, Global.max_steps={_ENOUGH_STEPS} in place of "
-            "Global.epochs"
-        )
-    draws = round(cfg.Head.sample_rate * steps)
-    if (
-        cfg.Head.sample_rate < 1
-        and draws < FEW_DRAWS
-        and not cfg.Global.max_steps
-        and not cfg.Global.init_from
-    ):
-        lines.append(
-            f"Head.sample_rate: {cfg.Head.sample_rate:g} in {steps:,} steps draws a class some {draws} times; below {FEW_DRAWS} it costs "
-            "accuracy (docs/labbook.md): more steps, or a higher rate"
-        )
+    if not cfg.Global.max_steps and not cfg.Global.init_from:
+        share = cfg.Head.sample_rate
+        draws = round(share * steps)
+        if steps < FEW_STEPS:
+            lines.append(
+                f"{steps:,} steps are few for a network that starts anew: Global.max_steps=300 in place of "
+                "Global.epochs"
+            )
+        if share < 1 and draws < FEW_DRAWS:
+            lines.append(
+                f"Head.sample_rate: {share:g} in {steps:,} steps draws a class some {draws} times; below "
+                f"{FEW_DRAWS} it costs accuracy (docs/labbook.md): more steps, or a higher rate"
+            )
     for title, data in sets.items():
         if data.pairs is not None and (few := few_identities(data.data)):
             lines.append(f"{shown(title)}: {few}")
@@ -60,31 +50,22 @@ def weak_lines(cfg: Config, steps_per_epoch: int, sets: Mapping[str, EvalSet]) -
 
 def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size: int) -> list[str]:
     """Format the plan of a run on `world_size` ranks, "plan: steps ..." and so on."""
-    moments = build_rule(cfg.Optimizer).moments
-    train = cfg.DataLoader.Train
-    if cfg.Head.sharded:
-        shards = split(dataset.num_classes, world_size)
-    else:
-        shards = [(0, dataset.num_classes)] * world_size
-    sizes = sorted({stop - start for start, stop in shards}, reverse=True)
+    classes = dataset.num_classes
+    shards = split(classes, world_size) if cfg.Head.sharded else [(0, classes)]
+    of_rank = _either(stop - start for start, stop in shards)
     steps = cfg.Global.total_steps(steps_per_epoch)
     rate = build_schedule(cfg.LRScheduler, steps_per_epoch, steps)
     warmup = min(cfg.LRScheduler.warmup_steps(steps_per_epoch), steps - 1)
     warm = f", {rate(warmup):.3g} after {counted(warmup, 'step')}" if warmup else ""
-    preprocessing = dataset.preprocessing
-    samples = "images" if preprocessing.is_image else f"{preprocessing.dtype} samples"
     parameters = sum(parameter.size for parameter in backbone.parameters() if not parameter.stop_gradient)
-    kept = 4 * parameters * (2 + moments_of(cfg.Optimizer.name)) / 2**20
+    shape = list(dataset.preprocessing.shape)
     rows = {
-        "ranks": f"{world_size}, global batch {_global_batch(train, world_size)}",
-        "data": f"{len(dataset):,} {samples} of {dataset.num_classes:,} classes, "
-        f"shape {list(preprocessing.shape)}",
+        "ranks": f"{world_size}, global batch {_global_batch(cfg.DataLoader.Train, world_size)}",
+        "data": f"{len(dataset):,} images of {classes:,} classes, shape {shape}",
         "steps": f"{steps:,}, {steps_per_epoch:,} an epoch",
-        "rate": f"{rate(0):.3g} at first{warm}, {rate(steps - 1):.3g} in the last step",
-        "backbone": f"{type(backbone).__name__}, {parameters:,} parameters, {kept:.1f} MB with gradients and the optimizer's arrays",
-        "head": f"{cfg.Head.name}, {' or '.join(f'{size:,}' for size in sizes)} classes per rank, "
-        f"{format_rows(cfg.Head, moments, sizes[0], cfg.Model.embedding_size)}, "
-        f"at most {logits_budget(cfg.Head) / 2**20:g} MB for logits",
+        "lr": f"{rate(0):.3g} at first{warm}, {rate(steps - 1):.3g} in the last step",
+        "backbone": f"{type(backbone).__name__}, {parameters:,} parameters",
+        "head": f"{cfg.Head.name}, {of_rank} classes per rank",
     }
     optimizer = cfg.Optimizer
     if optimizer.groups or optimizer.freeze_norms:
@@ -111,4 +92,4 @@ def _global_batch(train: TrainCfg, ranks: int) -> str:
 
 
 def _either(sizes: Iterable[int]) -> str:
-    return " or ".join(map(str, sorted(set(sizes))))
+    return " or ".join(f"{size:,}" for size in sorted(set(sizes)))

@@ -6,7 +6,6 @@ import pytest
 
 from plsc.config import Config, ConfigError, load
 from plsc.config.run import head_dtype
-from plsc.heads.config import format_rows
 from plsc.utils.messages import sections_in
 from tests.helpers.head_names import KINDS
 from tests.test_size import all_sections
@@ -198,20 +197,6 @@ def test_the_data_of_further_sets_is_checked(write):
     assert str(raised.value) == (
         "-o DataLoader.Eval.more.clean.num_pairs=0: DataLoader.Eval.more.clean.num_pairs: must be at least 1, got 0"
     )
-
-
-def test_the_head_tells_what_its_rows_take_and_where():
-    million = 2**20
-    assert (
-        format_rows(load(None, []).Head, ["momentum"], million, 128)
-        == "1536.0 MB for centres, momentum and gradient"
-    )
-    head = load(None, ["Head={bank: disk, sub_centres: 3}"]).Head
-    assert format_rows(head, ["momentum"], million, 128) == "3072.0 MB on the disk for centres and momentum"
-    of_adam = format_rows(head, ["moment1", "moment2"], million, 128)
-    assert of_adam == "4608.0 MB on the disk for centres, moment1 and moment2"
-    head = load(None, ["Head={name: softmax, bank: host, bank_dtype: bfloat16, bias: true}"]).Head
-    assert format_rows(head, ["momentum"], million, 128) == "516.0 MB in host memory for centres and momentum"
 
 
 @pytest.mark.parametrize("key", ["Global.threads", "DataLoader.Train.num_workers"])
