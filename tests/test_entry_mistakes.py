@@ -41,7 +41,7 @@ def refused(act) -> str:
 
 
 def test_overrides_win_over_a_config_too():
-    config = Entry(TINY, ["Global.max_steps=2"]).config.edit({"Head.scale": 9.0}, "set_scale")
+    config = load(TINY, {"Global.max_steps": 2, "Head.scale": 9.0})
     found = Entry(config, ["Global.epochs=7", "Head.scale=5"]).config
     assert (found.Global.max_steps, found.Global.epochs, found.Head.scale) == (None, 7, 5.0)
     assert found.source("Head.scale") == "-o" and config.Head.scale == 9.0 and Entry(config).config == config

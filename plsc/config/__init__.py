@@ -42,7 +42,7 @@ __all__ = ["Config", "ConfigError", "add_arguments", "add_device", "add_override
 
 
 class Config(Section):
-    """A whole config. `load` makes it; `edit` returns a changed one."""
+    """A whole config, which `load` makes."""
 
     Global: GlobalCfg = GlobalCfg()
     Model: ModelCfg = ModelCfg()
@@ -72,7 +72,7 @@ class Config(Section):
     __hash__ = None
 
     def source(self, key: str) -> str:
-        """Name the source of the value of "Section.key": "default", "file:line", "-o", or who edited it.
+        """Name the source of the value of "Section.key": "default", "file:line", "-o" or the place of a mapping.
 
         Raises KeyError for a key that does not exist, or has no meaning in this config.
         """
@@ -80,9 +80,8 @@ class Config(Section):
 
     def place(self, key: str) -> str:
         """Return where the value of "Section.key" is written, for errors: "configs/a.yaml:12"; "" for a default."""
-        return self._layers.source(
-            tuple(int(part) if part.isdecimal() else part for part in key.split("."))
-        ).place
+        path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+        return self._layers.source(path).place
 
     def _label(self, path: KeyPath) -> str:
         return self._layers.sources.get(path, DEFAULT).label
@@ -97,19 +96,6 @@ class Config(Section):
             if not place:
                 raise
             raise type(error)(f"{place}: {error}") from error
-
-    def edit(self, changes: Mapping[str, Any], source: str = "edit") -> Config:
-        """Return a new Config with some keys set to Python values, checked as a whole.
-
-        Args:
-            changes: "Section.key" -> value; a section as a dict replaces it.
-            source: the caller, such as "set_margin", for `source` and for errors.
-
-        Raises ConfigError as `load` does.
-        """
-        layers = copy.deepcopy(self._layers)
-        layers.put_all(changes, max(2, layers.next_level), source)
-        return _checked(layers)
 
     def to_yaml(self, sources: bool = False) -> str:
         """Format the config as YAML that loads to an equal Config; keys without a meaning in it are left out.
@@ -136,10 +122,6 @@ class Config(Section):
             return "".join(f"{text}\n" for text, _ in rows)
         column = max(len(text) for text, _ in rows if len(text) <= 60)  # longer lines stand out on their own
         return "".join(f"{text:{column}}  # {label}\n" if label else f"{text}\n" for text, label in rows)
-
-    def values(self) -> dict[str, Any]:
-        """Return the plain value of each "Section.key" that has a meaning in this config."""
-        return {".".join(map(str, path)): value for path, value in _leaves(self)}
 
     def check_ranks(self, ranks: int) -> None:
         """Raise UserError if so many ranks do not make Train.global_batch, or are too many to keep it."""

@@ -1,4 +1,4 @@
-"""Merge the values of a config from the file, each `-o` and edits in Python; later layers win.
+"""Merge the values of a config from the file and each `-o`; later layers win.
 
 `Layers` holds the plain values as one tree and the source of every path in it, so that an error can name file
 and line, and `--dry-run` can show the source of a value. It does not depend on the sections; plsc.config
@@ -15,25 +15,29 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plsc.config.run_folder import CONFIG, config_file, key_of
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.files import read_regular
 from plsc.utils.messages import ConfigError, ConfigProblem, shown
 from plsc.utils.yaml_lines import KeyPath, parse
 
+CONFIG = "config.yaml"  # the resolved config that a run, or plsc import, writes beside its checkpoints
 _MOST_BYTES = 2**24  # of a config file
 
 
 class Source(NamedTuple):
     """The source of a value. Sources sort from weak to strong, and by line within a file."""
 
-    level: int  # 0 file, 1 -o, 2 and up: edits and overrides of a Config, one level each
-    order: int  # line in the file, position among the -o
-    label: str  # for `Config.source`: "configs/a.yaml:12", "-o"
-    place: str  # for errors: "configs/a.yaml:12", "-o Head.margin=x"
+    level: int  # 0 the file, 1 and up: the overrides of each load
+    order: int  # line in the file, position among the overrides
+    place: str  # "configs/a.yaml:12", "-o Head.margin=x"
+
+    @property
+    def label(self) -> str:
+        """The short name of the source: "default", "configs/a.yaml:12", "-o"."""
+        return "-o" if self.place.startswith("-o ") else self.place or "default"
 
 
-DEFAULT = Source(-1, 0, "default", "")
+DEFAULT = Source(-1, 0, "")
 
 
 class Layers:
@@ -45,72 +49,56 @@ class Layers:
         self.problems: list[tuple[Source, str]] = []
 
     def read_file(self, path: str | os.PathLike) -> None:
-        """Read a YAML file as the lowest layer, or that of a folder; its run is where it lies. Raises
-        MissingFileError."""
+        """Read a YAML file, or that of a folder; a run is where its config.yaml lies. Raises MissingFileError."""
         path = config_file(Path(path))
         document = parse(_read(path))
-
-        def source(line: int) -> Source:
-            return Source(0, line, f"{path}:{line}", f"{path}:{line}")
-
         for problem in document.problems:
-            self.add_error(ConfigProblem(problem.path, problem.message), source(problem.line))
+            source = Source(0, problem.line, f"{path}:{problem.line}")
+            self.add_error(ConfigProblem(problem.path, problem.message), source)
         if isinstance(document.value, dict):
             self.tree = document.value
-            self.sources = {key_path: source(line) for key_path, line in document.lines.items()}
+            self.sources = {at: Source(0, line, f"{path}:{line}") for at, line in document.lines.items()}
         elif document.value is not None:
             message = f"a config must be a mapping of sections (got {shown(document.value)})"
-            self.add_error(ConfigProblem((), message), source(1))
-        key = key_of(path.parent) if path.name == CONFIG else None
+            self.add_error(ConfigProblem((), message), Source(0, 1, f"{path}:1"))
+        key = _key_of_run(path.parent) if path.name == CONFIG else None
         if key and isinstance(self.get(("Global",)), (dict, type(None))):
-            label = f"where {path} is"
-            self.put(("Global", key), str(path.parent), Source(0, 0, label, label))
+            self.put(("Global", key), str(path.parent), Source(0, 0, f"where {path} is"))
 
     @property
     def next_level(self) -> int:
         """The level that wins over all values so far."""
-        return 1 + max((source.level for source in self.sources.values()), default=DEFAULT.level)
+        return 1 + max((source.level for source in self.sources.values()), default=0)
 
     def read_override(self, text: str, order: int, level: int = 1) -> None:
         """Apply `Section.key=value`; the value is YAML and may contain '='."""
-        source = Source(level, order, "-o", f"-o {text}")
+        source = Source(level, order, f"-o {text}")
         key, equals, value = text.partition("=")
         path = tuple(part.strip() for part in key.split("."))
         document = parse(value)
-        if not equals:
-            self.add_error(ConfigProblem((), "an override must be Section.key=value (it has no '=')"), source)
-        elif not all(path):
-            self.add_error(
-                ConfigProblem((), "an override must be Section.key=value (the key is empty)"), source
-            )
-        elif document.problems:
-            for problem in document.problems:
-                self.add_error(ConfigProblem((*path, *problem.path), problem.message), source)
-        else:
-            try:
-                self.put(path, document.value, source)
-            except ConfigError as error:
-                self.add_error(ConfigProblem((), str(error)), source)
+        if not equals or not all(path):
+            wrong = "the key is empty" if equals else "it has no '='"
+            self.add_error(ConfigProblem((), f"an override must be Section.key=value ({wrong})"), source)
+        for problem in document.problems:
+            self.add_error(ConfigProblem((*path, *problem.path), problem.message), source)
+        if equals and all(path) and not document.problems:
+            self.put(path, document.value, source)
 
-    def put_all(self, changes: Mapping[str, Any], level: int, source: str) -> None:
-        """Set Python values by their keys, "Section.key" or "Section" with a mapping. `source`: see Source.
-
-        Raises ConfigError for a key below a list that is no number of an item, UserError for what YAML cannot
-        hold.
-        """
+    def put_all(self, changes: Mapping[str, Any], level: int, place: str) -> None:
+        """Set Python values by their keys, "Section.key" or "Section" with a mapping. UserError for what YAML
+        cannot hold."""
         for order, (key, value) in enumerate(changes.items()):
-            self.put(tuple(str(key).split(".")), plain(value), Source(level, order, source, source))
+            self.put(tuple(str(key).split(".")), plain(value), Source(level, order, place))
 
     def put(self, path: KeyPath, value: Any, source: Source) -> None:
-        """Set a plain value or a whole mapping in place of the present value.
-
-        Raises ConfigError for a key below a list that is no number of an item.
-        """
-        path = self._numbered(path)
+        """Set a plain value or a whole mapping in place of the present value."""
         self.drop(path)
         node: Any = self.tree
         for depth, key in enumerate(path[:-1], 1):
-            if not isinstance(self.get(path[:depth]), (dict, list)):
+            if isinstance(self.get(path[:depth]), list):
+                self.add_error(ConfigProblem(path[:depth], "is a list: replace the whole list"), source)
+                return
+            if not isinstance(self.get(path[:depth]), dict):
                 self.drop(path[:depth])
                 node[key] = {}
                 self.sources[path[:depth]] = source
@@ -121,37 +109,13 @@ class Layers:
 
     def get(self, path: KeyPath) -> Any:
         """Return the value at a path; None if there is none."""
-        return _value_at(self.tree, path)
-
-    def _numbered(self, path: KeyPath) -> KeyPath:
-        """Turn the keys of list items, "1", into numbers; ConfigError for one that is no number of an
-        item."""
-        numbered: KeyPath = ()
+        node: Any = self.tree
         for key in path:
-            above = self.get(numbered)
-            if isinstance(above, list) and isinstance(key, str):
-                if not (key.isdecimal() and int(key) < len(above)):
-                    name = ".".join(map(str, numbered))
-                    message = (
-                        f"{name} is a list: name one of its {len(above)} items by its number, {name}.0 for the first, or replace "
-                        f"the whole list (got '{key}')"
-                    )
-                    raise ConfigError([message])
-                key = int(key)
-            numbered = (*numbered, key)
-        return numbered
-
-    def check_values(self) -> None:
-        """Raise ConfigError for values that no key has: texts, and keys, that could not be shown or be a
-        path, with a line break, another control character, or bytes that are not UTF-8; integers of more than
-        64 bits."""
-        values = [(path, value) for path in _paths(self.tree) for value in (self.get(path), *path[-1:])]
-        wrong = [(path, value, _rule_broken_by(value)) for path, value in values]
-        wrong = [(path, value, rule) for path, value, rule in wrong if rule]
-        for path, value, rule in wrong:
-            self.add_error(ConfigProblem(path, f"{rule} (got {shown(value)})"))
-        if wrong:  # JSON, which the other checks take, has no place for some of them
-            raise ConfigError(self.lines())
+            if isinstance(node, list) and isinstance(key, int) and key < len(node):
+                node = node[key]
+            else:
+                node = node.get(key) if isinstance(node, dict) else None
+        return node
 
     def drop(self, path: KeyPath) -> None:
         """Remove a path and all below it."""
@@ -165,6 +129,18 @@ class Layers:
         above = (path[:length] for length in range(len(path), 0, -1))
         return next((self.sources[p] for p in above if p in self.sources), DEFAULT)
 
+    def check_values(self) -> None:
+        """Raise ConfigError for values that no key has: texts, and keys, that could not be shown or be a
+        path, with a line break, another control character, or bytes that are not UTF-8; integers of more than
+        64 bits."""
+        values = [(path, value) for path in _paths(self.tree) for value in (self.get(path), *path[-1:])]
+        wrong = [(path, value, _rule_broken_by(value)) for path, value in values]
+        wrong = [(path, value, rule) for path, value, rule in wrong if rule]
+        for path, value, rule in wrong:
+            self.add_error(ConfigProblem(path, f"{rule} (got {shown(value)})"))
+        if wrong:  # JSON, which the other checks take, has no place for some of them
+            raise ConfigError(self.lines())
+
     def add_error(self, problem: ConfigProblem, source: Source | None = None) -> None:
         """Add the error line of a problem; its place is the source of its path unless another is given."""
         source = source or self.source(problem.path)
@@ -176,6 +152,23 @@ class Layers:
     def lines(self) -> list[str]:
         """Return the error lines, in the order of the file, then of the overrides."""
         return [line for _, line in sorted(self.problems, key=lambda problem: problem[0])]
+
+
+def config_file(path: Path) -> Path:
+    """Return the file that a path means as a config: of a folder its default.yaml, or that of a run."""
+    if not path.is_dir():
+        return path
+    default = path / "default.yaml"
+    return default if default.exists() or not (path / CONFIG).exists() else path / CONFIG
+
+
+def _key_of_run(folder: Path) -> str | None:
+    """Return the key of Global that means a folder: output_dir of a run, checkpoint of imported weights, None
+    of another."""
+    if (folder / "manifest.json").is_file():
+        return "checkpoint"
+    is_run = (folder / "metrics.jsonl").is_file() or any(folder.glob("checkpoints/step-*"))
+    return "output_dir" if is_run else None
 
 
 def plain(value: Any) -> Any:
@@ -201,15 +194,6 @@ def _rule_broken_by(value: Any) -> str:
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return "must be an integer of at most 64 bits"
     return ""
-
-
-def _value_at(node: Any, path: KeyPath) -> Any:
-    for key in path:
-        if isinstance(node, list) and isinstance(key, int) and key < len(node):
-            node = node[key]
-        else:
-            node = node.get(key) if isinstance(node, dict) else None
-    return node
 
 
 def _paths(value: Any) -> Iterator[KeyPath]:

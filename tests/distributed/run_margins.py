@@ -49,7 +49,7 @@ def dense(kind, options, rows, x, centres):
 memories = []
 for kind, more in cases:
     for prefix in ("dist_", ""):
-        cfg = load().edit({"Head": {"name": prefix + kind, "scale": 16.0, "init_std": 0.5, **more}})
+        cfg = load({"Head": {"name": prefix + kind, "scale": 16.0, "init_std": 0.5, **more}})
         head = build_head(cfg.Head, build_rule(cfg.Optimizer), C, D, seed=3)
         state = head.bank.state()["centres"].copy()
         rows = slice(head.shard.start, head.shard.stop)

@@ -126,7 +126,7 @@ COMBINED = {"margin1": 0.9, "margin2": 0.4, "margin3": 0.15}
 def head_of(kind, num_classes=37, scale=16.0, **more):
     more = {**(COMBINED if kind == "combined" else {}), **more}
     cfg = load(None, [f"Head.name=dist_{kind}", f"Head.scale={scale}", "Head.init_std=0.5"])
-    cfg = cfg.edit({f"Head.{key}": value for key, value in more.items()})
+    cfg = load(cfg, {f"Head.{key}": value for key, value in more.items()})
     return build_head(cfg.Head, build_rule(cfg.Optimizer), num_classes, D, seed=3)
 
 

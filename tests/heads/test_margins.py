@@ -76,7 +76,7 @@ def test_the_target_falls_with_the_angle_everywhere(kind):
 def head_config(kind):
     cfg = load(None, [f"Head.name={kind}"])
     return (
-        cfg.edit({f"Head.{key}": value for key, value in COMBINED.items()}) if kind == "combined" else cfg
+        load(cfg, {f"Head.{key}": value for key, value in COMBINED.items()}) if kind == "combined" else cfg
     ).Head
 
 

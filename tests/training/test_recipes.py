@@ -16,7 +16,7 @@ RECIPES = sorted((ROOT / "configs" / "recipes").glob("*.yaml"))
 @functools.cache
 def backbone(**section):
     """Build a network of the recipes once."""
-    cfg = load().edit({"Model": section}).Model
+    cfg = load({"Model": section}).Model
     with undrawn():
         return cfg.build(embedding_size=cfg.embedding_size, image_shape=(3, 112, 112))
 

