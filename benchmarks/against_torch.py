@@ -264,10 +264,10 @@ class _Paddle:
         import paddle
 
         from plsc import distributed
+        from plsc.backbones.config import BACKBONES
         from plsc.config.run import AmpCfg
         from plsc.training.mixed_precision import autocast
         from plsc.utils.malloc import keep_freed_blocks
-        from plsc.utils.registry import BACKBONES
 
         distributed.init("cpu", threads)
         keep_freed_blocks()  # as a training does

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import against_torch
+from plsc.backbones.config import BACKBONES
 from plsc.distributed import environment
 from plsc.errors import UserError
 from plsc.utils.measure import alternate
-from plsc.utils.registry import BACKBONES
 
 HEADERS = ("name", "parameters", "MACs", "images/s")
 
@@ -33,7 +33,7 @@ def row(name: str, size: int, images_per_second: float | None) -> str:
     from benchmarks.count import count
 
     shape = image_shape_of(name, size)
-    cost = count(BACKBONES.build(name, embedding_size=512, image_shape=shape), shape)
+    cost = count(BACKBONES.get(name)(embedding_size=512, image_shape=shape), shape)
     speed = "-" if images_per_second is None else f"{images_per_second:,.1f}"
     return f"| `{name}` | {cost.parameters / 1e6:.2f} M | {cost.macs / 1e9:.2f} G | {speed} |"
 
@@ -43,7 +43,7 @@ def one_pass(name: str, size: int, batch: int):
     import paddle
 
     shape = image_shape_of(name, size)
-    net = BACKBONES.build(name, embedding_size=512, image_shape=shape)
+    net = BACKBONES.get(name)(embedding_size=512, image_shape=shape)
     images, grad = paddle.randn([batch, *shape]), paddle.randn([batch, 512])
 
     def run() -> None:

@@ -3,7 +3,7 @@
 Convolutions, linear layers, and layers with a method `products` (such as attention) are counted by forward
 hooks; norms, activations and additions are not, as in the tables of the papers. Try it:
 
-    count(BACKBONES.build("IResNet50"), (3, 112, 112))  # Count(parameters=43590848, macs=6309...)
+    count(BACKBONES.get("IResNet50")(512), (3, 112, 112))  # Count(parameters=43590848, macs=6309...)
 """
 
 from __future__ import annotations

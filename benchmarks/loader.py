@@ -14,10 +14,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from plsc.data.config import DATASETS
 from plsc.data.loader import Loader
 from plsc.data.transforms import generator
 from plsc.utils.measure import alternate
-from plsc.utils.registry import DATASETS
 from plsc.utils.text import table
 
 
@@ -51,7 +51,7 @@ def loader(args: argparse.Namespace) -> dict:
         path = args.path or write_jpgs(folder, args.images, args.size)
         kind = {"path": path} if path.endswith(".rec") else {"list": path}
         name = "RecImages" if "path" in kind else "ImageList"
-        data = DATASETS.build(name, size=(args.size, args.size), **kind)
+        data = DATASETS.get(name)(size=(args.size, args.size), **kind)
         loaders = {count: Loader(data, args.batch, 0, 1, seed=0, num_workers=count) for count in args.workers}
         checksums = {checksum(each) for each in loaders.values()}
         seconds = alternate(

@@ -9,9 +9,8 @@ from plsc.utils.version import __version__
 if TYPE_CHECKING:
     from plsc.apps.gallery import Gallery
     from plsc.entry import Entry
-    from plsc.utils.registry import BACKBONES, DATASETS, MARGINS
 
-__all__ = ["BACKBONES", "DATASETS", "MARGINS", "Entry", "Gallery", "__version__"]
+__all__ = ["Entry", "Gallery", "__version__"]
 
 warnings.filterwarnings("ignore", message="No ccache found")  # of Paddle, when it is imported
 
@@ -30,10 +29,6 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and should report
             from plsc.apps.gallery import Gallery
 
             return Gallery
-        if name in ("BACKBONES", "DATASETS", "MARGINS"):
-            from plsc.utils import registry
-
-            return getattr(registry, name)
         raise AttributeError(f"module 'plsc' has no attribute '{name}'")
 
     def __dir__():

@@ -10,9 +10,9 @@ import plsc
 from tests.helpers.launch import run_python
 
 NAMES = """
-plsc:Entry plsc:Gallery plsc:BACKBONES plsc:DATASETS plsc:__version__
+plsc:Entry plsc:Gallery plsc:__version__
 plsc.cli:main plsc.config:load plsc.config:Config plsc.errors:UserError plsc.errors:MissingFileError plsc.errors:CorruptImageError
-plsc.heads:MARGINS plsc.heads.softmax:SoftmaxHead plsc.heads.softmax:HeadOutput
+ plsc.heads.softmax:SoftmaxHead plsc.heads.softmax:HeadOutput
 plsc.heads.margins:Margin plsc.heads.margins:Target plsc.heads.margins:ArcFace plsc.heads.margins:CosFace
 plsc.data.dataset:Dataset plsc.data.dataset:PairSet plsc.data.dataset:TemplatePairs plsc.data.dataset:IdentificationSet
 plsc.evaluation:verify plsc.evaluation:verify_pairs plsc.evaluation:identify plsc.evaluation:classify

@@ -13,10 +13,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from plsc.config import Config
+from plsc.data.config import DATASETS
 from plsc.data.image_list import ImageFiles
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.utils.messages import describe, names_of, sections_in
-from plsc.utils.registry import DATASETS
 from plsc.utils.section import Plug, Section
 from plsc.utils.yaml_lines import dump
 

@@ -2,8 +2,21 @@
 
 from pydantic import Field
 
-from plsc.utils.registry import BACKBONES
+from plsc.utils.registry import Registry
 from plsc.utils.section import NOT_TRAINING, Plug
+
+BACKBONES = Registry(
+    "backbone",
+    {
+        **{f"IResNet{n}": f"plsc.backbones.iresnet:IResNet{n}" for n in (18, 34, 50, 100, 200)},
+        **{f"ResNet{n}": f"plsc.backbones.resnet:ResNet{n}" for n in (50, 100, 101, 152)},
+        **{f"FaceViT_{n}": f"plsc.backbones.face_vit:FaceViT_{n}" for n in ("tiny", "small", "base")},
+        "LeNet": "plsc.backbones.lenet:LeNet",
+        "MobileFaceNet": "plsc.backbones.mobilefacenet:MobileFaceNet",
+        "SmallResNet": "plsc.backbones.small_resnet:SmallResNet",
+    },
+    bases=("paddle.nn:Layer",),
+)
 
 
 class ModelCfg(Plug):
@@ -16,7 +29,7 @@ class ModelCfg(Plug):
     name: str = "SmallResNet"
     """`SmallResNet`, a residual network for small pictures; `LeNet`; for faces `MobileFaceNet`, `IResNet18`,
     `IResNet34`, `IResNet50`, `IResNet100`, `IResNet200`, `FaceViT_tiny`, `FaceViT_small`, `FaceViT_base`, and
-    PLSC 0.x's `ResNet50`, `ResNet100`, `ResNet101`, `ResNet152` (docs/recipes.md compares them); a name that you registered; or your own class as `package.module:Class`."""
+    PLSC 0.x's `ResNet50`, `ResNet100`, `ResNet101`, `ResNet152` (docs/recipes.md compares them); or your own class as `package.module:Class`."""
     embedding_size: int = Field(128, ge=1, le=2**16)
     """Length D of the embedding. Memory of the head grows with D x classes; 512 is usual for millions of
     classes."""

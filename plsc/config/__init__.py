@@ -30,11 +30,10 @@ from plsc.config.layers import DEFAULT, Layers, config_file
 from plsc.config.optimizer import AnyOptimizer, MomentumOptimizerCfg
 from plsc.config.run import CheckpointCfg, ExportCfg, GlobalCfg, PartCfg
 from plsc.config.schedule import AnySchedule, CosineCfg
-from plsc.data.config import TRAIN_SET, DataLoaderCfg
+from plsc.data.config import DATASETS, TRAIN_SET, DataLoaderCfg
 from plsc.errors import MissingFileError, UserError
 from plsc.heads.config import AnyHead, ArcFaceCfg
 from plsc.utils.messages import ConfigError, ConfigProblem, problems_of, sections_in
-from plsc.utils.registry import DATASETS
 from plsc.utils.section import NOT_TRAINING, Section, kind_named
 from plsc.utils.yaml_lines import KeyPath, dump
 

@@ -6,8 +6,10 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from plsc.utils.messages import takes
-from plsc.utils.registry import OPTIMIZERS
+from plsc.utils.registry import Registry
 from plsc.utils.section import Plug, Section, one_of
+
+OPTIMIZERS = Registry("optimizer", {}, bases=("paddle.optimizer:Optimizer",))
 
 
 class MomentumCfg(Section):

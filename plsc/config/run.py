@@ -11,8 +11,10 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from plsc.distributed import environment
 from plsc.heads.config import HeadCfg
-from plsc.utils.registry import PARTS
+from plsc.utils.registry import Registry
 from plsc.utils.section import NOT_TRAINING, Plug, Section, few_for_this_machine
+
+PARTS = Registry("part", {}, bases=("plsc.training.parts.part:Part",))
 
 DEFAULT_EPOCHS = 10
 

@@ -14,8 +14,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from plsc.utils.registry import SCHEDULES
+from plsc.utils.registry import Registry
 from plsc.utils.section import Plug, Section, one_of
+
+SCHEDULES = Registry("schedule", {}, bases=("plsc.config.schedule:Schedule",))
 
 
 class Schedule(ABC):

@@ -5,10 +5,29 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from plsc.utils.messages import UNION_TAGS, arguments_of
-from plsc.utils.registry import DATASETS
+from plsc.utils.registry import Registry
 from plsc.utils.section import NOT_TRAINING, Plug, Section, few_for_this_machine
 from plsc.utils.sharding import count_micro_batches, split
 from plsc.utils.yaml_lines import KeyPath
+
+DATASETS = Registry(
+    "dataset",
+    {
+        "BinPairs": "plsc.data.bin_packs:BinPairs",
+        "GalleryProbe": "plsc.data.templates:GalleryProbe",
+        "Glyphs": "plsc.data.glyphs:Glyphs",
+        "GlyphPairs": "plsc.data.glyphs:GlyphPairs",
+        "IdxImages": "plsc.data.idx:IdxImages",
+        "IjbPairs": "plsc.data.templates:IjbPairs",
+        "ImageFolder": "plsc.data.folder:ImageFolder",
+        "ImageList": "plsc.data.image_list:ImageList",
+        "ImagePairs": "plsc.data.pairs:ImagePairs",
+        "PairList": "plsc.data.pairs:PairList",
+        "RecImages": "plsc.data.rec:RecImages",
+        "Synthetic": "plsc.data.synthetic:Synthetic",
+    },
+    bases=tuple(f"plsc.data.dataset:{name}" for name in ("Dataset", "PairSet", "IdentificationSet")),
+)
 
 TRAIN_SET = ("DataLoader", "Train", "dataset")
 EVAL_SET = ("DataLoader", "Eval", "dataset")
@@ -57,7 +76,7 @@ class TrainDatasetCfg(DatasetCfg):
     name: str = "Glyphs"
     """`Glyphs`, characters drawn at run time; your images in a list file (`ImageList`), in a folder for each
     identity (`ImageFolder`) or in a .rec file (`RecImages`); `IdxImages`, the files of MNIST and Fashion-MNIST;
-    `Synthetic`, noise for measuring speed; a name that you registered; or your own class as
+    `Synthetic`, noise for measuring speed; or your own class as
     `package.module:Class`. The number of classes is read from the data; docs/data.md has examples."""
 
 
@@ -74,7 +93,7 @@ class EvalDatasetCfg(DatasetCfg):
     name: str = "GlyphPairs"
     """`GlyphPairs`, pairs of characters that training never sees; pairs named in a file (`PairList`), in a .bin
     pack (`BinPairs`) or drawn from labelled images (`ImagePairs`); IJB's templates (`IjbPairs`); a search in a
-    gallery (`GalleryProbe`); any data set that `Train.dataset` may name; a name that you registered; or your
+    gallery (`GalleryProbe`); any data set that `Train.dataset` may name; or your
     own class as `package.module:Class`."""
 
 

@@ -9,9 +9,7 @@ without.
 
 import importlib
 
-from plsc.utils.registry import MARGINS
-
-__all__ = ["MARGINS", "make_head"]
+__all__ = ["make_head"]
 
 
 def __getattr__(name: str):

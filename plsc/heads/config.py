@@ -9,8 +9,22 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from plsc.utils.registry import MARGINS, is_import_path
+from plsc.utils.registry import Registry, is_import_path
 from plsc.utils.section import NOT_TRAINING, Plug, Section, one_of
+
+MARGINS = Registry(
+    "margin",
+    {
+        "arcface": "plsc.heads.margins:ArcFace",
+        "cosface": "plsc.heads.margins:CosFace",
+        "sphereface": "plsc.heads.margins:SphereFace",
+        "combined": "plsc.heads.margins:CombinedMargin",
+        "adaface": "plsc.heads.adaptive:AdaFace",
+        "magface": "plsc.heads.adaptive:MagFace",
+        "curricularface": "plsc.heads.adaptive:CurricularFace",
+    },
+    bases=("plsc.heads.margins:Margin",),
+)
 
 
 def kind_of_head(name: str) -> str:
@@ -205,14 +219,6 @@ class OwnMarginCfg(MarginCfg, Plug):
 
     registry = MARGINS
     name: str
-
-    @classmethod
-    def knows(cls, name: str) -> bool:
-        return super().knows(kind_of_head(name))
-
-    @classmethod
-    def class_of(cls, name: str) -> type:
-        return super().class_of(kind_of_head(name))
 
     @model_validator(mode="after")
     def _changes_others_once(self) -> "OwnMarginCfg":

@@ -11,13 +11,12 @@ from plsc.config.run import AmpCfg, head_dtype
 from plsc.distributed.device import on_device
 from plsc.heads import make_head
 from plsc.heads.adaptive import InterClassFilter
-from plsc.heads.config import HeadCfg, MarginCfg, SoftmaxCfg, rows_bytes
+from plsc.heads.config import MARGINS, HeadCfg, MarginCfg, SoftmaxCfg, rows_bytes
 from plsc.heads.margins import Margin, StraightThrough
 from plsc.heads.optimizer import LARS, AdamW, Momentum, Rule
 from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.spec import default_budget
 from plsc.utils.memory import refuse_beyond_memory
-from plsc.utils.registry import MARGINS
 
 
 def build_margin(cfg: HeadCfg) -> Margin | None:
@@ -25,7 +24,7 @@ def build_margin(cfg: HeadCfg) -> Margin | None:
     that is no margin."""
     if not isinstance(cfg, MarginCfg):
         return None
-    margin = MARGINS.build(cfg.kind, **cfg.constants)
+    margin = MARGINS.get(cfg.kind)(**cfg.constants)
     if cfg.gradient == "straight_through":
         margin = StraightThrough(margin)
     return margin if cfg.filter_above is None else InterClassFilter(margin, cfg.filter_above)

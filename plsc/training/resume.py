@@ -13,7 +13,7 @@ from typing import Any
 import paddle
 from pydantic import ValidationError
 
-from plsc.backbones.config import ModelCfg
+from plsc.backbones.config import BACKBONES, ModelCfg
 from plsc.checkpoint import store
 from plsc.checkpoint.manifest import config_sections
 from plsc.config import Config
@@ -28,7 +28,6 @@ from plsc.training.groups import settings_of
 from plsc.utils.logging import warn
 from plsc.utils.memory import refuse_beyond_memory
 from plsc.utils.messages import first_problem
-from plsc.utils.registry import BACKBONES
 from plsc.utils.section import affects_training
 
 _ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory

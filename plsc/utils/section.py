@@ -55,11 +55,6 @@ class Plug(Section, extra="allow"):
     supplied: ClassVar[dict[str, str]] = {}  # arguments that plsc passes -> the keys that they come from
 
     @classmethod
-    def knows(cls, name: str) -> bool:
-        """Say whether a name is that of a class of one's own: an import path, or registered."""
-        return is_import_path(name) or name in cls.registry.names()
-
-    @classmethod
     def class_of(cls, name: str) -> type:
         """Return the class of a name. Raises UserError."""
         return cls.registry.get(name)
@@ -107,8 +102,8 @@ def kind_named(kinds: Sequence[type[Section]], name: Any) -> type[Section]:
     for kind in kinds:
         if name in names_of(kind):
             return kind
-    own = [kind for kind in kinds if issubclass(kind, Plug) and isinstance(name, str) and kind.knows(name)]
-    return (*own, *kinds)[0]
+    is_own = isinstance(name, str) and is_import_path(name)
+    return next((kind for kind in kinds if is_own and issubclass(kind, Plug)), kinds[0])
 
 
 def one_of(*kinds: type[Section]) -> Any:

@@ -7,8 +7,8 @@ import paddle
 import pytest
 
 from plsc.apps.export import export
+from plsc.backbones.config import BACKBONES
 from plsc.data.preprocessing import Preprocessing
-from plsc.utils.registry import BACKBONES
 from tests.helpers.undrawn import undrawn
 
 # Backbones whose images may be small: the test is of each name, not of its speed.
@@ -29,7 +29,7 @@ def is_exported(name):
 
 @pytest.mark.parametrize(
     "name",
-    [name if is_exported(name) else pytest.param(name, marks=pytest.mark.slow) for name in BACKBONES.names()],
+    [name if is_exported(name) else pytest.param(name, marks=pytest.mark.slow) for name in BACKBONES.builtin],
 )
 def test_a_registered_backbone_is_built_run_and_exported(name, tmp_path):
     family, exported = family_of(name), is_exported(name)
@@ -38,7 +38,7 @@ def test_a_registered_backbone_is_built_run_and_exported(name, tmp_path):
         shape = (shape[0], 32, 32)
     dropout = {"dropout": 0.5} if name in WITH_DROPOUT else {}
     with contextlib.nullcontext() if exported else undrawn():
-        backbone = BACKBONES.build(name, embedding_size=24, image_shape=shape, **dropout)
+        backbone = BACKBONES.get(name)(embedding_size=24, image_shape=shape, **dropout)
     images = paddle.rand([3, *shape])
     embeddings = backbone(images)
     assert embeddings.flatten(1).shape == [3, 24] and str(embeddings.dtype).endswith("float32")

@@ -7,9 +7,9 @@ import pytest
 from benchmarks import __main__ as benchmark
 from benchmarks.backbone import HEADERS, row
 from benchmarks.count import count
+from plsc.backbones.config import BACKBONES
 from plsc.backbones.face_vit import FaceViT
 from plsc.backbones.lenet import LeNet
-from plsc.utils.registry import BACKBONES
 from tests.helpers.launch import ROOT
 from tests.helpers.undrawn import undrawn
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from plsc.backbones.config import BACKBONES
 from plsc.config import ConfigError, load
+from plsc.data.config import DATASETS
 from plsc.errors import MissingFileError, UserError
-from plsc.utils.registry import BACKBONES, DATASETS
 from tests.helpers.head_names import HEADS
 
 
@@ -38,8 +39,9 @@ class DummyPairs:
 
 @pytest.fixture(autouse=True)
 def dummies(monkeypatch):
-    monkeypatch.setattr(BACKBONES, "_classes", {"DummyNet": DummyNet})
-    monkeypatch.setattr(DATASETS, "_classes", {"DummyImages": DummyImages, "DummyPairs": DummyPairs})
+    monkeypatch.setitem(BACKBONES.builtin, "DummyNet", f"{__name__}:DummyNet")
+    for name in ("DummyImages", "DummyPairs"):
+        monkeypatch.setitem(DATASETS.builtin, name, f"{__name__}:{name}")
 
 
 def errors(path=None, overrides=()):

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from plsc.data.bin_packs import write_pack
+from plsc.data.config import DATASETS
 from plsc.data.dataset import Dataset, IdentificationSet, PairSet
 from plsc.evaluation.sets import eval_set
-from plsc.utils.registry import DATASETS
 from tests.helpers.idx_files import write_idx
 from tests.helpers.image_files import png, write_folder, write_rec
 
@@ -44,10 +44,10 @@ def examples(tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize("name", DATASETS.names())
+@pytest.mark.parametrize("name", DATASETS.builtin)
 def test_a_registered_data_set_is_built_and_keeps_its_promises(name, examples):
     assert name in examples, f"give {name} its arguments in the fixture 'examples'"
-    first, second = (DATASETS.build(name, **examples[name]) for _ in range(2))
+    first, second = (DATASETS.get(name)(**examples[name]) for _ in range(2))
     eval_set(first).check()
     expected = first.preprocessing
     assert expected.shape == first.image_shape

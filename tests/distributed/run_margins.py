@@ -11,8 +11,8 @@ import paddle
 
 from plsc import distributed
 from plsc.config import load
+from plsc.heads.config import MARGINS
 from plsc.training.build_head import build_head, build_rule
-from plsc.utils.registry import MARGINS
 from tests.heads.autograd import dense_gradients
 from tests.heads.classify_cases import classify_equals_argmax
 from tests.helpers.bounds import assert_within, perturbed

@@ -1,6 +1,7 @@
 """Tests of tools/config_page.py, which writes docs/config.md."""
 
-from plsc.utils.registry import BACKBONES, DATASETS
+from plsc.backbones.config import BACKBONES
+from plsc.data.config import DATASETS
 from tests.test_size import config_keys
 from tools.config_page import PAGE, to_markdown
 

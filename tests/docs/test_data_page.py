@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from plsc.config import load
-from plsc.utils.registry import DATASETS
+from plsc.data.config import DATASETS
 from tests.helpers.launch import ROOT
 
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")

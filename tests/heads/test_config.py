@@ -8,7 +8,6 @@ import pytest
 from plsc.config import ConfigError, load
 from plsc.entry import Entry
 from plsc.training.build_head import build_head, build_margin, build_rule, changes_others
-from plsc.utils.registry import MARGINS
 from tests.heads.ways import without_kernels
 
 MODULE = """
@@ -40,7 +39,6 @@ class Stranger:
 def module(tmp_path, monkeypatch):
     (tmp_path / "plsc_own_margin.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(MARGINS, "_classes", {})
 
 
 def refused(*overrides):
@@ -77,13 +75,6 @@ def test_its_head_trains():
         head.step(0.1)
         losses.append(out.loss.item())
     assert losses[-1] < losses[0]
-
-
-def test_a_registered_class_has_a_short_name_sharded_or_not():
-    MARGINS.register(MARGINS.get("plsc_own_margin:Cut"))
-    for name, sharded in (("Cut", False), ("dist_Cut", True)):
-        cfg = load(None, [f"Head.name={name}", "Head.steps=4"]).Head
-        assert cfg.sharded == sharded and cfg.kind == "Cut" and build_margin(cfg).steps == 4
 
 
 @without_kernels

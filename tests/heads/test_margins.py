@@ -6,11 +6,10 @@ import paddle
 import pytest
 
 from plsc.config import load
-from plsc.heads.config import MarginCfg
+from plsc.heads.config import MARGINS, MarginCfg
 from plsc.heads.margins import CombinedMargin
 from plsc.training.build_head import build_margin
 from plsc.utils.messages import arguments_of
-from plsc.utils.registry import MARGINS
 from tests.heads.autograd import (
     COMBINED,
     TARGETS,

@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 from plsc import native as kernels
-from plsc.utils.registry import MARGINS
+from plsc.heads.config import MARGINS
 from tests.heads.autograd import exact_gradients, gradients, head_of, samples
 from tests.heads.errors import relative
 from tests.helpers.bounds import assert_within

@@ -14,7 +14,7 @@ import paddle
 import pytest
 from paddle.amp import amp_lists
 
-from plsc.utils.registry import BACKBONES
+from plsc.backbones.config import BACKBONES
 from tests.helpers.launch import ROOT
 
 NORMS = ("batch_norm", "layer_norm")
