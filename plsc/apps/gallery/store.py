@@ -37,8 +37,8 @@ PRAGMA application_id={_APPLICATION};
 CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, measures INTEGER NOT NULL);
 CREATE TABLE pictures (
-    id INTEGER PRIMARY KEY, person INTEGER NOT NULL REFERENCES people ON DELETE CASCADE,
-    face BLOB NOT NULL, vector BLOB NOT NULL);
+    id INTEGER PRIMARY KEY, person INTEGER NOT NULL REFERENCES people ON DELETE CASCADE, vector BLOB NOT NULL);
+CREATE TABLE faces (picture INTEGER PRIMARY KEY REFERENCES pictures ON DELETE CASCADE, jpeg BLOB NOT NULL);
 CREATE INDEX pictures_of_a_person ON pictures (person);
 CREATE TABLE strangers (name TEXT NOT NULL, vector BLOB NOT NULL);
 """
@@ -164,10 +164,9 @@ class SqliteStore:
         """Add pictures of a person, new or known; measures: whether they measure the threshold."""
         self._all("INSERT OR IGNORE INTO people (name, measures) VALUES (?, ?)", name, measures)
         ((person,),) = self._all("SELECT id FROM people WHERE name = ?", name)
-        self._many(
-            "INSERT INTO pictures (person, face, vector) VALUES (?, ?, ?)",
-            [(person, each.face, _bytes(each.vector)) for each in pictures],
-        )
+        for each in pictures:
+            self._all("INSERT INTO pictures (person, vector) VALUES (?, ?)", person, _bytes(each.vector))
+            self._all("INSERT INTO faces VALUES (last_insert_rowid(), ?)", each.face)
         self._rows = None
 
     def remove(self, name: str) -> None:
@@ -199,7 +198,7 @@ class SqliteStore:
         if not found:
             return b""
         nearest = max(found, key=lambda row: float(_vector(row[1]) @ embedding))
-        return self._all("SELECT face FROM pictures WHERE id = ?", nearest[0])[0][0]
+        return self._all("SELECT jpeg FROM faces WHERE picture = ?", nearest[0])[0][0]
 
     def strangers(self) -> tuple[np.ndarray, np.ndarray]:
         """Return pictures of people held out from training, float32 [n, D], and whose they are, text [n]."""

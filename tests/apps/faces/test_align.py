@@ -1,6 +1,7 @@
 """Faces of photos, found by YuNet and cut out: `plsc align`."""
 
 import csv
+import resource
 import struct
 import zlib
 
@@ -29,14 +30,10 @@ def exif_turned(picture, turn):
 
 
 def png_bomb():
-    """61 bytes that promise 2^30 x 2^30 pixels."""
-    head = b"IHDR" + struct.pack(">IIBBBBB", 2**30, 2**30, 8, 2, 0, 0, 0)
-    chunk = b"IDAT" + b"\0" * 4
-    parts = [
-        struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part))
-        for part in (head, chunk)
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)[:53]
+    """61 bytes whose last chunk promises 4 GB."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", 10, 10, 8, 2, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
+    return data + struct.pack(">I", 0xFFFFFFF0) + b"IDAT" + bytes(20)
 
 
 def test_a_face_goes_to_its_place():
@@ -120,12 +117,25 @@ def test_a_folder_of_photos(tmp_path, capsys):
     assert rows["Ann/five.jpg"]["faces"] == "5"
     why = {name: row["left_out"] for name, row in rows.items() if row["left_out"]}
     assert why["Bob/none.jpg"] == "no face found" and "HEIC" in why["Bob/a.heic"] and len(why) == 4
-    assert "not an image" in why["Bob/text.jpg"] and "pixels" in why["Bob/bomb.png"]
+    assert "not an image" in why["Bob/text.jpg"] and why["Bob/bomb.png"] == "is a PNG that is cut off"
     assert "10 photos: 6 faces written, 1 of them the largest of several, 4 left out" in said.out
     assert said.out.count("left out Bob/") == 4 and len(names) == 5
     # A photo that lies on its side is cut out upright.
     turned, plain = (cv2.imread(str(aligned / "Ann" / name)) for name in ("turned.png", "five.png"))
     assert turned.shape == (112, 112, 3) and np.corrcoef(turned.ravel(), plain.ravel())[0, 1] > 0.7
+
+
+def test_pictures_that_promise_much_are_refused_before_they_are_decoded(tmp_path):
+    assert len(png_bomb()) == 61
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match="the picture: is a PNG that is cut off"):
+        read_photo(png_bomb())
+    large = b"P5 60000 60000 255\n" + bytes(100)
+    with pytest.raises(UserError, match="not an image"):
+        read_photo(large)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
+    whole = cv2.imencode(".png", np.zeros((5, 6, 3), np.uint8))[1].tobytes()
+    assert read_photo(whole + b"and more").shape == (5, 6, 3)
 
 
 def test_cmyk_is_read(tmp_path):
