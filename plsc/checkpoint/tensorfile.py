@@ -43,36 +43,24 @@ class DamagedError(UserError):
     """A file is cut, altered or was never completed: set it aside and use an older one."""
 
 
-def header_of(arrays: Mapping[str, Any]) -> tuple[bytes, list[str]]:
-    """Make the header of a safetensors file of `arrays`; return it and the order of their data.
-
-    Args:
-        arrays: name -> anything with .dtype and .shape, and .code if the dtype in the file is another.
-    """
-    header = {}
-    end = 0
-    # Wide numbers first: that keeps each array aligned.
-    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
-    for name in order:
-        dtype, shape = arrays[name].dtype, arrays[name].shape
-        assert dtype in _CODES, f"array {name!r} has the dtype {dtype}, which safetensors cannot hold"
-        size = math.prod(shape) * dtype.itemsize
-        code = getattr(arrays[name], "code", None) or _CODES[dtype]
-        header[name] = {"dtype": code, "shape": shape, "data_offsets": (end, end + size)}
-        end += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, order
-
-
 def layout(arrays: Mapping[str, Any]) -> list:
     """Return the buffers of the safetensors file of `arrays`, in order; views where an array is contiguous.
 
     An array that is not in memory and gives its rows by slice becomes `Rows`, which are read when they are
-    written.
+    written; it may have a `code`, where the dtype in the file is another than numpy's (bfloat16).
     """
-    header, order = header_of(arrays)
-    return [header, *(buffer for name in order for buffer in _buffers(arrays[name]))]
+    header, buffers, end = {}, [], 0
+    # Wide numbers first: that keeps each array aligned.
+    for name in sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name)):
+        array = arrays[name]
+        assert array.dtype in _CODES, f"array {name!r}: safetensors cannot hold {array.dtype}"
+        start, end = end, end + math.prod(array.shape) * array.dtype.itemsize
+        code = getattr(array, "code", None) or _CODES[array.dtype]
+        header[name] = {"dtype": code, "shape": array.shape, "data_offsets": (start, end)}
+        buffers += _buffers(array)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little") + text, *buffers]
 
 
 class Rows:
@@ -197,7 +185,7 @@ class TensorFile:
     Attributes: path; arrays: name -> entry with `.dtype` and `.shape`.
 
     Raises: DamagedError, in one line and without allocating, for a header that is cut, too long, not JSON, or
-    whose arrays overlap, leave gaps or lie outside of the file; OSError.
+    whose arrays lie outside of the file; OSError.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -210,55 +198,21 @@ class TensorFile:
                     f"{path}: says that its header has {length} bytes, which it cannot; the file is damaged"
                 )
             text = file.read(length)
+        self._data = 8 + length
         try:
-            header = json.loads(text, object_pairs_hook=_no_duplicates)
+            header = json.loads(text)
             header.pop("__metadata__", None)
-            self.arrays = {name: self._entry(name, **header[name]) for name in header}
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            self.arrays = {name: _entry(available - length, **header[name]) for name in header}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DamagedError(
                 f"{path}: its header is not that of a safetensors file; the file is damaged"
             ) from error
-        self._data = 8 + length
-        end = 0
-        for name, entry in sorted(self.arrays.items(), key=lambda item: (item[1].start, self._stop(item[1]))):
-            if entry.start != end:
-                raise DamagedError(
-                    f"{path}: array {name!r} overlaps another or leaves a gap; the file is damaged"
-                )
-            end = self._stop(entry)
-        if end != available - length:
-            raise DamagedError(
-                f"{path}: its arrays need {end} bytes, it has {available - length}; the file is damaged"
-            )
-
-    def _entry(self, name: str, dtype: str, shape: list, data_offsets: list) -> _Entry:
-        start, stop = data_offsets
-        entry = _Entry(np.dtype(DTYPES.get(dtype, "V")), tuple(shape), start, dtype)
-        sound = (
-            dtype in DTYPES
-            and len(shape) <= 32
-            and all(type(n) is int and n >= 0 for n in (start, stop, *shape))
-        )
-        if not sound or self._stop(entry) != stop or _size(entry, at_least=1) > max(stop - start, _MAX_EMPTY):
-            raise DamagedError(
-                f"{self.path}: array {name!r}: dtype, shape and offsets disagree; the file is damaged"
-            )
-        return entry
-
-    @staticmethod
-    def _stop(entry: _Entry) -> int:
-        return entry.start + _size(entry)
 
     def read(self, name: str) -> np.ndarray:
         """Read the array `name` into memory of its own."""
         out = np.empty(self.arrays[name].shape, self.arrays[name].dtype)
         self._read_into(out, self.arrays[name].start)
         return out
-
-    def rows(self, name: str) -> FileRows:
-        """Return the rows of the array `name`, which stay in the file."""
-        entry = self.arrays[name]
-        return FileRows(self.path, entry.dtype, entry.shape, self._data + entry.start)
 
     def read_rows(self, name: str, start: int, out: np.ndarray) -> None:
         """Fill `out` (contiguous, same dtype) with the rows [start, start + len(out)) of the array `name`."""
@@ -274,50 +228,22 @@ class TensorFile:
                 raise DamagedError(f"{self.path}: became shorter while it was read")
 
 
-class FileRows:
-    """A matrix in a file, to be read only: rows[3:7] is mapped into memory, rows[numbers] and rows[mask] are
-    read from the disk, or its cache.
-
-    The file may be removed or replaced meanwhile, but not be made shorter.
-    """
-
-    def __init__(self, path: str | os.PathLike, dtype: np.dtype, shape: tuple[int, ...], start: int):
-        self.shape = shape
-        self.dtype = dtype
-        self._file = open(path, "rb")  # noqa: SIM115 (as long as the rows are)
-        self._start = start
-        self._mapping = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-        count = math.prod(shape)
-        self._mapped = np.frombuffer(self._mapping, dtype, count, start if count else 0).reshape(shape)
-
-    def __len__(self) -> int:
-        return len(self._mapped)
-
-    def __getitem__(self, which: slice | np.ndarray) -> np.ndarray:
-        if isinstance(which, slice):
-            return self._mapped[which]
-        numbers = np.arange(len(self))[which]
-        out = np.empty((len(numbers), *self.shape[1:]), self.dtype)
-        size = self._mapped[:1].nbytes
-        for row, number in zip(out, numbers.tolist()):
-            if os.preadv(self._file.fileno(), [row], self._start + size * number) != size:
-                raise DamagedError(f"{self._file.name}: became shorter while it was read")
-        return out
-
-    def release(self) -> None:
-        """Give the memory back that holds mapped rows; they are mapped again when they are asked for."""
-        self._mapping.madvise(mmap.MADV_DONTNEED)
+def _entry(available: int, dtype: str, shape: list, data_offsets: list) -> _Entry:
+    """Check a field of the header, of which `available` bytes of data follow. ValueError and others if it is
+    wrong."""
+    start, stop = data_offsets
+    entry = _Entry(np.dtype(DTYPES[dtype]), tuple(shape), start, dtype)
+    sound = len(shape) <= 32 and all(type(n) is int and n >= 0 for n in (start, stop, *shape))
+    # Numpy allocates for an array without rows as if zeros were ones.
+    least = math.prod(max(n, 1) for n in shape) * entry.dtype.itemsize if sound else 0
+    if not sound or start + _size(entry) != stop or stop > available or least > max(stop, _MAX_EMPTY):
+        raise ValueError("dtype, shape and offsets disagree")
+    return entry
 
 
-def _size(entry: _Entry, at_least: int = 0) -> int:
-    """Return the bytes of the array, with all dimensions raised to `at_least`."""
-    return math.prod(max(n, at_least) for n in entry.shape) * entry.dtype.itemsize
-
-
-def _no_duplicates(pairs: list[tuple]) -> dict:
-    if len(dict(pairs)) != len(pairs):
-        raise ValueError("a repeated name")
-    return dict(pairs)
+def _size(entry: _Entry) -> int:
+    """Return the bytes of the array."""
+    return math.prod(entry.shape) * entry.dtype.itemsize
 
 
 def tensor_differences(there: Mapping[str, Any], here: Mapping[str, Any], their: str, our: str) -> list[str]:

@@ -63,31 +63,6 @@ def test_read_is_a_copy_that_outlives_the_file(tmp_path):
     np.testing.assert_array_equal(array, ARRAYS["weight"] + 1)
 
 
-def test_rows_that_stay_in_the_file_outlive_it(tmp_path):
-    matrix = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
-    write(tmp_path / "a", {"matrix": matrix, "none": matrix[:0]})
-    rows, none = (TensorFile(tmp_path / "a").rows(name) for name in ("matrix", "none"))
-    (tmp_path / "a").unlink()
-    for which in (slice(2, 7), slice(None), np.array([5, 2, 5]), np.array([], int), matrix[:, 0] > 0):
-        np.testing.assert_array_equal(rows[which], matrix[which])
-        rows.release()
-    assert (
-        len(rows) == 11
-        and rows.shape == (11, 3)
-        and len(none) == len(none[:]) == len(none[np.zeros(0, bool)]) == 0
-    )
-    with pytest.raises(ValueError, match="read-only"):
-        rows[:2][0] = 0
-
-
-def test_rows_of_a_file_that_became_shorter_are_refused(tmp_path):
-    write(tmp_path / "a", {"matrix": np.ones((4096, 8), np.float32)})
-    rows = TensorFile(tmp_path / "a").rows("matrix")
-    os.truncate(tmp_path / "a", 5000)
-    with pytest.raises(DamagedError, match="became shorter while it was read"):
-        rows[np.array([4000])]
-
-
 def test_bfloat16_is_read_as_its_bits(tmp_path):
     header = b'{"x": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}'
     (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header + b"\x80\x3f\x00\x40")
@@ -180,29 +155,17 @@ HOSTILE = {
     "not utf-8": b"\xff\xfe{}",
     "a list": b"[1, 2]",
     "deep": b"[" * 200_000,
-    "twins": b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "x": 1}',
     "entry is a number": {"x": 3},
     "field lacks": {"x": {"dtype": "F32", "shape": [2]}},
-    "field too many": {"x": {**GOOD, "path": "/etc/passwd"}},
     "unknown dtype": {"x": {**GOOD, "dtype": "O"}},
-    "dtype is a list": {"x": {**GOOD, "dtype": ["F32"]}},
     "shape is text": {"x": {**GOOD, "shape": "2"}},
     "shape is negative": {"x": {**GOOD, "shape": [-1, -2]}},
-    "shape is a float": {"x": {**GOOD, "shape": [2.0]}},
-    "shape is true": {"x": {**GOOD, "shape": [True, 2]}},
     "shape too large": {"x": {**GOOD, "shape": [1 << 62, 4]}},
     "no rows, huge": {"x": {**GOOD, "shape": [0, 1 << 62]}},
     "no rows, huge, offsets fit": {"x": {**GOOD, "shape": [0, 1 << 62], "data_offsets": [0, 0]}},
     "40 axes": {"x": {**GOOD, "shape": [1] * 39 + [2]}},
     "out of the file": {"x": {**GOOD, "data_offsets": [8, 16]}},
     "longer than the file": {"x": {**GOOD, "shape": [4], "data_offsets": [0, 16]}},
-    "backwards": {"x": {**GOOD, "data_offsets": [8, 0]}},
-    "overlap": {"x": GOOD, "y": {**GOOD, "shape": [1], "data_offsets": [4, 8]}},
-    "gap": {
-        "x": {**GOOD, "shape": [1], "data_offsets": [0, 4]},
-        "y": {**GOOD, "shape": [0], "data_offsets": [8, 8]},
-    },
-    "three offsets": {"x": {**GOOD, "data_offsets": [0, 8, 8]}},
 }
 
 
