@@ -8,6 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc.checkpoint import store
 from plsc.config import load
 from plsc.entry import Entry
 from plsc.errors import UserError
@@ -103,7 +104,7 @@ def test_a_checkpoint_that_training_would_not_read_is_refused(tmp_path):
 def test_a_checkpoint_that_does_not_say_what_a_verb_needs_is_refused(trained, tmp_path):
     path = tmp_path / "out" / "checkpoints" / "step-00000002"
     shutil.copytree(checkpoint(trained, 2), path)
-    reseal(path, lambda fields: fields.update(state={}, preprocessing={}, config=""))
+    reseal(path, lambda fields: fields.update(state={}, preprocessing={}, config={}))
     line = refused(lambda: entry(tmp_path, f"Global.checkpoint={path}").predict(["a.png"]))
     assert line.startswith(
         f"{path}/manifest.json: preprocessing.shape: is missing, so this cannot be used as a run's"
@@ -120,13 +121,9 @@ def test_an_output_folder_that_looks_like_a_date_can_be_resumed(tmp_path, monkey
 
 
 @pytest.mark.parametrize("below", ["", "checkpoints"])
-def test_a_folder_of_checkpoints_is_not_called_damaged(trained, below):
-    folder = trained / below
-    line = refused(lambda: entry(trained, f"Global.checkpoint={folder}").predict(["a.png"]))
-    assert (
-        line
-        == f"{folder}: is no checkpoint but has 1 in it; name one of them, such as {checkpoint(trained, 2)}"
-    )
+def test_the_folder_of_a_run_means_its_newest_checkpoint(trained, below):
+    found = store.find(trained / "elsewhere", str(trained / below))
+    assert found == checkpoint(trained, 2)
 
 
 def test_what_a_resumed_run_has_otherwise_is_said(trained, capsys):

@@ -47,7 +47,7 @@ def average(folders: Sequence[str], last: int | None, target: str) -> str:
         states={"backbone": {"arrays": mean}},
         rows={name: _MeanRows(saved, name) for name in newest.head_arrays if name in ("centres", "bias")},
         shard=ClassShard(newest.num_classes, 0, newest.num_classes),
-        config_yaml=newest.config_yaml,
+        config=newest.config,
         preprocessing=newest.preprocessing,
         classes=newest.classes(),
     )

@@ -11,12 +11,9 @@ Try it: `pytest tests/checkpoint/test_manifest.py`.
 
 from __future__ import annotations
 
-import copy
 import errno
-import functools
 import json
 import math
-import re
 import stat
 import zlib
 from collections.abc import Mapping
@@ -40,10 +37,8 @@ from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.files import read_regular
 from plsc.utils.messages import first_problem
 from plsc.utils.version import __version__
-from plsc.utils.yaml_lines import parse
 
-FORMAT = 6  # the only one that is read; 1 to 5 were written before the first release
-_LISTS = ("Parts",)  # the keys of a config that are no sections
+FORMAT = 7  # the only one that is read; 1 to 6 were written before the first release
 NUMBERS = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),
@@ -51,7 +46,7 @@ NUMBERS = (
 # Errors of a missing file. Other errors of reading may be temporary (a lost network disk) and are no damage.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _OWNER = r"[a-z][a-z0-9_]*"
-_FILE_NAME = re.compile(rf"(({_OWNER}|head-\d{{5}}-of-\d{{5}})\.safetensors|classes\.json)")
+_FILE_NAME = rf"^(({_OWNER}|head-\d{{5}}-of-\d{{5}})\.safetensors|classes\.json)$"
 
 BACKBONE = "backbone"  # the owner of the weights that are trained
 _MOST_BYTES = 2**26  # of manifest.json; 99,999 head files take 30 MB
@@ -129,15 +124,15 @@ class Manifest(BaseModel):
     embedding_size: PositiveInt
     heads: list[HeadFile]
     """In class order; together [0, num_classes)."""
-    files: dict[str, FileSum]
+    files: dict[Annotated[str, Field(pattern=_FILE_NAME)], FileSum]
     preprocessing: dict[str, Any]
     """How samples are prepared: shape, dtype, channels, mean, scale; {} where it is not known."""
     weights: str = BACKBONE
     """Whose arrays are the weights to use, for everything but to train on."""
     state: dict[Annotated[str, Field(pattern=rf"^{_OWNER}$")], dict[str, Any]]
     """What each owner of a state keeps beside arrays."""
-    config: str
-    """The resolved config, YAML."""
+    config: dict[str, dict[str, Any] | list[Any]]
+    """The resolved config by sections; {} for what no training has written."""
 
     @field_validator("preprocessing")
     @classmethod
@@ -145,12 +140,6 @@ class Manifest(BaseModel):
         if fields:
             Preprocessing.model_validate(fields)
         return fields
-
-    @field_validator("config")
-    @classmethod
-    def _check_config(cls, config: str) -> str:
-        config_sections(config)
-        return config
 
     @field_validator("state")
     @classmethod
@@ -209,9 +198,6 @@ def read_manifest(path: Path) -> Manifest:
     except UserError as error:  # not a regular file, or too large for a manifest
         raise DamagedError(str(error)) from error
     manifest = _parse_sealed(data, path)
-    for name in manifest.files:
-        if not _FILE_NAME.fullmatch(name):
-            raise DamagedError(f"{path}: names the file {name!r}, which is not a file of a checkpoint")
     needed = {file_of(BACKBONE), file_of(manifest.weights), *(part.file for part in manifest.heads)}
     if not needed <= manifest.files.keys():
         raise DamagedError(f"{path}: does not list {min(needed - manifest.files.keys())!r} among its files")
@@ -235,7 +221,13 @@ def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFil
     user).
     """
     try:
-        return _open_folder(path, verify)
+        if not path.is_dir():
+            raise MissingFileError(f"{path}: there is no such checkpoint folder")
+        manifest = read_manifest(path / "manifest.json")
+        for name, info in manifest.files.items():
+            _check_file(path / name, info, verify)
+        names = [name for name in manifest.files if name.endswith(".safetensors")]
+        tensors = {name: TensorFile(path / name) for name in names}
     except PermissionError as error:
         raise UserError(f"{error.filename}: {error.strerror}; give this user the right to read it") from error
     except OSError as error:
@@ -245,22 +237,6 @@ def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFil
             f"{error.filename or path}: cannot be read now ({error.strerror or error}); nothing was changed: "
             "see that its disk is there, and try again"
         ) from error
-
-
-def _open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFile]]:
-    if not path.is_dir():
-        raise MissingFileError(f"{path}: there is no such checkpoint folder")
-    below = sorted(
-        file.parent for at in ("", "checkpoints/") for file in path.glob(f"{at}step-*/manifest.json")
-    )
-    if below and not (path / "manifest.json").exists():
-        raise UserError(
-            f"{path}: is no checkpoint but has {len(below)} in it; name one of them, such as {below[-1]}"
-        )
-    manifest = read_manifest(path / "manifest.json")
-    for name, info in manifest.files.items():
-        _check_file(path / name, info, verify)
-    tensors = {name: TensorFile(path / name) for name in manifest.files if name.endswith(".safetensors")}
     _check_heads(path, manifest, tensors)
     _check_weights(path, manifest.weights, tensors)
     return manifest, tensors
@@ -307,35 +283,3 @@ def _check_weights(path: Path, owner: str, tensors: dict[str, TensorFile]) -> No
     )
     if trained != used:
         raise DamagedError(f"{path}/{file_of(owner)}: its arrays are not those of {file_of(BACKBONE)}")
-
-
-def config_sections(config: str) -> dict[str, Any]:
-    """Parse the sections of a checkpoint's config; {} for centres of other programs, which have none.
-
-    Text that looks like a date stays text. Raises ValueError if it is not a config.
-    """
-    return copy.deepcopy(_parse_sections(config))
-
-
-# Every save opens all checkpoints of the run, which have one config; to parse it takes as long as a small
-# step.
-@functools.lru_cache(maxsize=8)
-def _parse_sections(config: str) -> dict[str, Any]:
-    document = parse(config)
-    if document.problems:
-        raise ValueError(f"line {document.problems[0].line}: {document.problems[0].message}")
-    sections = document.value if document.value is not None else {}
-    known = isinstance(sections, dict) and all(
-        isinstance(value, dict) or key in _LISTS for key, value in sections.items()
-    )
-    if not known:
-        raise ValueError("is no mapping of sections")
-    head = sections.get("Head", {})
-    if not isinstance(head.get("name", ""), str) or type(head.get("sub_centres", 1)) is not int:
-        raise ValueError("Head.name must be text, Head.sub_centres an integer")
-    return sections
-
-
-def head_config(config: str) -> dict:
-    """Return the section Head of a checkpoint's config; {} if it is missing (imported centres)."""
-    return config_sections(config).get("Head", {})

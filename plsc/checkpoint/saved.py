@@ -44,7 +44,7 @@ class Checkpoint:
     """A checkpoint, open for reading; arrays come as copies. Make one with `Checkpoint.open`.
 
     Attributes: path, manifest (a `Manifest`), and from it step, epoch, num_classes, embedding_size, state,
-    preprocessing, config_yaml.
+    preprocessing, config.
     """
 
     def __init__(self, path: Path, manifest: Manifest, tensors: dict[str, TensorFile]):
@@ -53,7 +53,7 @@ class Checkpoint:
         self._tensors = tensors
         self.step, self.epoch = manifest.step, manifest.epoch
         self.num_classes, self.embedding_size = manifest.num_classes, manifest.embedding_size
-        self.preprocessing, self.config_yaml = manifest.preprocessing, manifest.config
+        self.preprocessing, self.config = manifest.preprocessing, manifest.config
 
     @classmethod
     def open(cls, path: str | os.PathLike, verify: bool = True) -> Checkpoint:

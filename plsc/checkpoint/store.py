@@ -61,7 +61,7 @@ class Content:
     states: Mapping[str, Mapping[str, Any]]
     rows: Mapping[str, np.ndarray]
     shard: ClassShard
-    config_yaml: str
+    config: Mapping[str, Any]
     preprocessing: dict
     classes: list[str] | None = None
     weights: str = BACKBONE
@@ -110,7 +110,7 @@ def save(
             for owner, state in content.states.items()
             if (plain := {key: value for key, value in state.items() if key != "arrays"})
         },
-        "config": content.config_yaml,
+        "config": content.config,
         "world_size": ranks.world_size,
         "num_classes": num_classes,
         "embedding_size": content.rows["centres"].shape[1],
@@ -247,7 +247,7 @@ def find(
     running training deletes meanwhile is skipped.
 
     Args:
-        which: "newest" or "best" of those in `root`, or the folder of one, as Global.checkpoint names it.
+        which: "newest" or "best" of those in `root`, or the folder of one or of a run, as Global.checkpoint names it.
         rename: for a run that will write here.
         before: the newest of earlier steps than this; then None too if none of them is usable.
 
@@ -259,19 +259,18 @@ def find(
     try:
         if which == "newest":
             return _newest(root, rename, before)
-        return _best(root) if which == "best" else Checkpoint.open(which).path
+        return _best(root) if which == "best" else find_at(which)
     except OSError as error:
         raise UserError(f"{root}: cannot be read now ({error}); try again") from error
 
 
-def find_at(path: str | os.PathLike) -> Path | None:
-    """Find the checkpoint that a path means, every checksum verified: the newest of the run there, or the one
-    there.
-
-    Returns None for a run without one. Raises: as `find`, MissingFileError.
-    """
-    checkpoints = Path(path, "checkpoints")
-    return find(checkpoints) if checkpoints.is_dir() else Checkpoint.open(path).path
+def find_at(path: str | os.PathLike) -> Path:
+    """Find the checkpoint that a path means, every checksum verified: the newest of a run's folder, or the one
+    there. Raises: as `find`, MissingFileError."""
+    for root in (Path(path, "checkpoints"), Path(path)):
+        if completed(root):
+            return find(root)
+    return Checkpoint.open(path).path
 
 
 def _newest(root: Path, rename: bool, before: int | None = None) -> Path | None:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from plsc.checkpoint.average import average
-from plsc.checkpoint.manifest import config_sections
 from plsc.checkpoint.saved import Checkpoint
 from plsc.errors import shown_lines
 from plsc.utils.text import table
@@ -23,7 +22,7 @@ _SHOWN = ("Model", "Head", "Optimizer")  # sections of the config
 def inspect(folder: str) -> str:
     """Describe a checkpoint in two tables. Reads headers and sizes, no data."""
     saved = Checkpoint.open(folder, verify=False)
-    manifest, names, config = saved.manifest, saved.classes(), config_sections(saved.config_yaml)
+    manifest, names, config = saved.manifest, saved.classes(), saved.config
     arrays = "; ".join(
         f"{name} {entry.code} {[saved.num_classes, *entry.shape[1:]]}"
         for name, entry in saved.head_arrays.items()

@@ -112,7 +112,7 @@ def check_checkpoint() -> float:
             states={"backbone": {"arrays": {"weight": centres}}},
             rows={"centres": centres[start:stop]},
             shard=ClassShard(23, start, stop),
-            config_yaml="",
+            config={},
             preprocessing={},
         )
         ranks = store.Ranks(distributed.rank(), distributed.world_size(), distributed.gather_objects)

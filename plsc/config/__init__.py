@@ -35,7 +35,7 @@ from plsc.errors import MissingFileError, UserError
 from plsc.heads.config import AnyHead, ArcFaceCfg
 from plsc.utils.messages import ConfigError, ConfigProblem, problems_of, sections_in
 from plsc.utils.section import NOT_TRAINING, Section, kind_named
-from plsc.utils.yaml_lines import KeyPath, dump
+from plsc.utils.yaml_lines import KeyPath, dump, parse
 
 __all__ = ["Config", "ConfigError", "add_arguments", "add_device", "add_overrides", "load"]
 
@@ -95,6 +95,10 @@ class Config(Section):
             if not place:
                 raise
             raise type(error)(f"{place}: {error}") from error
+
+    def plain(self) -> dict[str, Any]:
+        """Return the sections as plain values; keys without a meaning in the config are left out."""
+        return parse(self.to_yaml()).value
 
     def to_yaml(self, sources: bool = False) -> str:
         """Format the config as YAML that loads to an equal Config; keys without a meaning in it are left out.

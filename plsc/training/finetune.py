@@ -25,7 +25,7 @@ import paddle
 
 from plsc import distributed
 from plsc.checkpoint.class_names import format_names, match_names, pick_rows, refuse_duplicates
-from plsc.checkpoint.manifest import BACKBONE, head_config
+from plsc.checkpoint.manifest import BACKBONE
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import format_lines, tensor_differences
 from plsc.config import Config
@@ -251,7 +251,7 @@ def refuse_other_head(
     theirs = saved.head_arrays.keys() & {"centres", "bias"}
     ours = {"centres", "bias"} if section.bias else {"centres"}
     width, here = saved.head_arrays["centres"].shape[1], section.row_size(embedding_size)
-    name = head_config(saved.config_yaml).get("name")
+    name = saved.config.get("Head", {}).get("name")
     differs = []
     if name and (kind_of_head(name) == "softmax") != (section.kind == "softmax"):
         differs.append(f"the head is {name}, this run's {section.name}")
@@ -269,7 +269,7 @@ def _take_margin(cfg: Config, saved: Checkpoint, head: SoftmaxHead) -> list[str]
     """Load the running statistics of the same margin, which describe the backbone -> a line for the log, if
     there are any."""
     statistics = saved.plain("margin")
-    name = head_config(saved.config_yaml).get("name", "")
+    name = saved.config.get("Head", {}).get("name", "")
     alike = kind_of_head(name) == cfg.Head.kind
     if not (statistics and head.margin and alike and statistics.keys() == head.margin.state_dict().keys()):
         return []

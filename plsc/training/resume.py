@@ -15,7 +15,6 @@ from pydantic import ValidationError
 
 from plsc.backbones.config import BACKBONES, ModelCfg
 from plsc.checkpoint import store
-from plsc.checkpoint.manifest import config_sections
 from plsc.config import Config
 from plsc.config.optimizer import MomentumOptimizerCfg, OptimizerCfg
 from plsc.config.run import AmpCfg, head_dtype
@@ -89,12 +88,11 @@ def changed_keys(cfg: Config, saved: store.Checkpoint) -> list[str]:
     """List the keys that affect the training and differ from a checkpoint's: "Head.margin 0.3 (was 0.5)"
     each. A key that the checkpoint's config lacks, because it is older than the key, counts as its
     default."""
-    sections = config_sections(saved.config_yaml)
-    if not sections:
+    if not saved.config:
         return []
-    ours = _resolved(config_sections(cfg.to_yaml()))
-    theirs = _resolved(sections)
-    before = {**_resolved(config_sections(Config().to_yaml())), **theirs}
+    ours = _resolved(cfg.plain())
+    theirs = _resolved(saved.config)
+    before = {**_resolved(Config().plain()), **theirs}
     return [
         f"{key} {_format_value(ours, key)} (was {_format_value(before, key)})"
         for key in {**theirs, **ours}
@@ -197,8 +195,7 @@ def refuse_other_classes(saved: store.Checkpoint, data: Dataset) -> None:
 def refuse_other_frozen(cfg: Config, saved: store.Checkpoint, backbone: paddle.nn.Layer) -> None:
     """Refuse by UserError a checkpoint of a run that froze other parameters than `cfg`: what was frozen has
     no optimizer state, and the state of what is frozen now would be lost."""
-    sections = config_sections(saved.config_yaml)
-    theirs = sections.get("Optimizer")
+    theirs = saved.config.get("Optimizer")
     if not theirs:
         return
     keys = {key: theirs[key] for key in ("groups", "freeze_norms") if key in theirs}

@@ -199,7 +199,7 @@ def test_another_format_stops_the_search_and_stays(tmp_path):
     save_one(tmp_path, 1, content(1))
     path = save_one(tmp_path, 2, content(2))
     reseal(path, lambda fields: fields.update(format=4))
-    with pytest.raises(UserError, match="has format 4, this plsc reads format 6 only"):
+    with pytest.raises(UserError, match="has format 4, this plsc reads format 7 only"):
         find(tmp_path, rename=True)
     assert path.exists()
 

@@ -6,9 +6,11 @@ from plsc import cli
 from plsc.checkpoint.saved import Best
 from tests.helpers.checkpoints import content, flip, reseal, save_ranks
 
-CONFIG = (
-    "Global: {seed: 1}\nModel: {name: LeNet, embedding_size: 4}\nHead: {name: dist_arcface, margin: 0.5}\n"
-)
+CONFIG = {
+    "Global": {"seed": 1},
+    "Model": {"name": "LeNet", "embedding_size": 4},
+    "Head": {"name": "dist_arcface", "margin": 0.5},
+}
 
 
 @pytest.fixture
@@ -16,7 +18,7 @@ def saved(tmp_path):
     best = Best(step=90, set="lfw", metric="accuracy", value=0.9)
     everything = {
         **content(2),
-        "config_yaml": CONFIG,
+        "config": CONFIG,
         "state": {"run": {"seed": 2}, "checkpoints": {"best": best.model_dump()}},
     }
     return save_ranks(tmp_path, 120, everything, 2, classes=list("abcdefghijk"))[0], everything
@@ -48,10 +50,10 @@ def test_inspect_is_a_table(saved, capsys):
 
 
 def test_a_config_that_is_none(saved, capsys):
-    reseal(saved[0], lambda fields: fields.update(config="a: [1"))
+    reseal(saved[0], lambda fields: fields.update(config="a: 1"))
     code, _, said = run(capsys, "inspect", saved[0])
     assert code == 2
-    assert said.startswith(f"ERROR {saved[0]}/manifest.json: config: line 1: not valid YAML")
+    assert said.startswith(f"ERROR {saved[0]}/manifest.json: config: Input should be a valid dictionary")
 
 
 def test_verify(saved, capsys):

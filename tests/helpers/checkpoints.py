@@ -42,7 +42,7 @@ def content(seed, classes=11, dim=4):
             "evaluation": {"threshold": 0.1 + seed},
             "log": {"replaced": [seed, 0]},
         },
-        "config_yaml": f"Global:\n  seed: {seed}  # ü\n",
+        "config": {"Global": {"seed": seed, "title": "ü"}},
         "preprocessing": PREPROCESSING,
     }
 
@@ -114,7 +114,7 @@ def assert_holds(path, everything):
     assert_same(checkpoint.arrays("optimizer"), everything["optimizer"])
     assert_same(checkpoint.head(0, checkpoint.num_classes), everything["head"])
     assert checkpoint.manifest.state == everything["state"]
-    for name in ("epoch", "config_yaml", "preprocessing", "num_classes"):
+    for name in ("epoch", "config", "preprocessing", "num_classes"):
         assert getattr(checkpoint, name) == everything[name]
 
 

@@ -67,7 +67,7 @@ def test_another_network_is_refused(saved):
 
 def test_a_damaged_config_of_a_checkpoint_is_one_line(saved):
     there = Checkpoint.open(saved)
-    there.config_yaml = there.config_yaml.replace("freeze_norms: false", "freeze_norms: 3x")
+    there.config["Optimizer"]["freeze_norms"] = "3x"
     with pytest.raises(UserError, match=r"manifest.json: config: Optimizer.freeze_norms: .*boolean") as error:
         refuse_other_frozen(load(TINY), there, backbone_of(load(TINY)))
     assert "\n" not in str(error.value)
@@ -76,28 +76,15 @@ def test_a_damaged_config_of_a_checkpoint_is_one_line(saved):
 ADAMW = AdamW(0.9, 0.999, 1e-8, 0.1)
 
 
-def test_keys_that_an_older_checkpoint_lacks_count_as_their_defaults(saved):
+def test_keys_that_differ_are_named(saved):
     there = Checkpoint.open(saved)
-    newer = (
-        "nesterov",
-        "groups",
-        "freeze_norms",
-        "layer_decay",
-        "sync_batchnorm",
-        "recompute",
-        "sampler",
-        "name: shuffle",
-    )
-    lines = [line for line in there.config_yaml.splitlines() if not line.strip().startswith(newer)]
-    older = "\n".join(lines).replace("weight_decay: null", "weight_decay: 0.0005")
-    older = older.replace("compute_dtype: null", "compute_dtype: float32")
-    assert len(lines) < len(there.config_yaml.splitlines()) and older != "\n".join(lines)
-    there.config_yaml = older
+    there.config["Optimizer"] |= {"nesterov": False, "weight_decay": 0.0005}
+    there.config["Head"]["compute_dtype"] = "float32"
     assert changed_keys(load(TINY, ["Global.max_steps=2"]), there) == []
     changed = ["Global.max_steps=2", "Optimizer.nesterov=true", "Optimizer.weight_decay=0.1"]
     assert changed_keys(load(TINY, changed), there) == [
-        "Optimizer.weight_decay 0.1 (was 0.0005)",
         "Optimizer.nesterov True (was False)",
+        "Optimizer.weight_decay 0.1 (was 0.0005)",
     ]
     assert changed_keys(load(TINY, ["Global.max_steps=2", "Global.amp={dtype: bfloat16}"]), there) == [
         "Head.compute_dtype bfloat16 (was float32)",
@@ -224,7 +211,7 @@ def test_each_key_says_whether_it_affects_the_training():
         ),
         ("rollback", {"count": 0.5}, "state.rollback.count: Input should be a valid integer"),
         ("log", {"replaced": []}, "state.log.replaced: List should have at least 1 item"),
-        ("evaluation", {"threshold": "high"}, "state.evaluation.threshold: Input should be a valid number"),
+        ("evaluation", {"cosine": "high"}, "state.evaluation.cosine: Input should be a valid number"),
     ],
 )
 def test_a_state_of_another_kind_is_refused_in_one_line(saved, tmp_path, owner, value, line):

@@ -172,14 +172,14 @@ def import_weights(
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".import-") as folder:
-            made = _save(Path(folder), arrays, width, config.to_yaml(), preprocessing)
+            made = _save(Path(folder), arrays, width, config, preprocessing)
             replace_file(made / "import.json", (json.dumps(report, indent=1) + "\n").encode())
             replace_file(made / "config.yaml", config.to_yaml().encode())
             os.replace(made, output)
     return rows
 
 
-def _save(folder: Path, arrays: dict, width: int, config_yaml: str, preprocessing: Preprocessing) -> Path:
+def _save(folder: Path, arrays: dict, width: int, config: Config, preprocessing: Preprocessing) -> Path:
     return store.save(
         folder,
         store.Content(
@@ -188,7 +188,7 @@ def _save(folder: Path, arrays: dict, width: int, config_yaml: str, preprocessin
             states={"backbone": {"arrays": arrays}},
             rows={"centres": np.zeros((0, width), np.float32)},
             shard=ClassShard.whole(0),
-            config_yaml=config_yaml,
+            config=config.plain(),
             preprocessing=preprocessing.to_json(),
         ),
     )

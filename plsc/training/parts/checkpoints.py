@@ -152,7 +152,7 @@ class Checkpoints(Part):
             states=states,
             rows=rows,
             shard=run.head.shard,
-            config_yaml=run.cfg.to_yaml(),
+            config=run.cfg.plain(),
             preprocessing=run.dataset.preprocessing.to_json(),
             classes=class_names(run.dataset) if distributed.rank() == 0 else None,
             weights=self._weights,

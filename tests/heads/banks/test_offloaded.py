@@ -148,7 +148,7 @@ def test_a_run_resumed_from_a_checkpoint_is_the_run_that_was_not_stopped(kind, d
 
 def checkpoint_of(head, folder):
     content = Content(
-        5, 1, {"backbone": {"arrays": {}}}, head.bank.state(), ClassShard.whole(C), config_yaml="",
+        5, 1, {"backbone": {"arrays": {}}}, head.bank.state(), ClassShard.whole(C), config={},
         preprocessing={},
     )  # fmt: skip
     return Checkpoint.open(save(folder / "checkpoints", content))
