@@ -1,6 +1,6 @@
 """Measure speed and memory of the parts: `python -m benchmarks PART`, from the root of a clone.
 
-plsc/utils/measure.py describes the method.
+benchmarks/measure.py describes the method.
 """
 
 from __future__ import annotations

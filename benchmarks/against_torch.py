@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks import measure
 from benchmarks.machine import describe_machine, format_machine
 from plsc.distributed import environment
 from plsc.errors import UserError
-from plsc.utils import measure
 from plsc.utils.text import table
 
 SECONDS = 1.0  # of a turn, about

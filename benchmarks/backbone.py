@@ -13,11 +13,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import against_torch
+from benchmarks import against_torch, measure
 from plsc.backbones.config import BACKBONES
 from plsc.distributed import environment
 from plsc.errors import UserError
-from plsc.utils.measure import alternate
 
 HEADERS = ("name", "parameters", "MACs", "images/s")
 
@@ -88,14 +87,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     batch = args.batch or 8
     threads = environment.prepare(args.threads[0] if args.threads else None)
     from plsc import distributed  # here: it imports Paddle, which has to find the environment prepared
-    from plsc.distributed import device
 
     distributed.init(args.device, threads)
     names = args.names or BACKBONES.names()
     seconds = {}
     if args.runs:
         work = {name: one_pass(name, size, batch) for name in names}
-        seconds = alternate(args.runs, work, device.finish)
+        seconds = measure.alternate(args.runs, work, measure.finish)
     print(f"| {' | '.join(HEADERS)} |\n|{'---|' * len(HEADERS)}")
     for name in names:
         print(row(name, size, batch / seconds[name] if seconds else None), flush=True)

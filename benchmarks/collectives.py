@@ -14,11 +14,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import MAIN
+from benchmarks import MAIN, measure
 from benchmarks.machine import describe_machine, format_machine
 from plsc.distributed import launcher
 from plsc.errors import UserError
-from plsc.utils import measure
 from plsc.utils.text import table
 
 
@@ -59,15 +58,14 @@ def measure_rows(sizes_kb: list[int], runs: int, device: str) -> list[dict]:
 
     threads = environment.prepare()
     from plsc import distributed
-    from plsc.distributed.device import finish
 
     distributed.init(device, threads)
     asked = [("count", 0), *((what, kb) for what in ("sum", "gather", "reduce-scatter") for kb in sizes_kb)]
     work = {(what, kb): _collective(what, kb << 10) for what, kb in asked}
-    measure.alternate(1, work, finish)
+    measure.alternate(1, work, measure.finish)
     return [
         {"what": what, "ranks": distributed.world_size(), "kb": kb, "seconds": seconds}
-        for (what, kb), seconds in measure.alternate(runs, work, finish).items()
+        for (what, kb), seconds in measure.alternate(runs, work, measure.finish).items()
     ]
 
 

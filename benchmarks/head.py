@@ -18,12 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import MAIN
+from benchmarks import MAIN, measure
 from benchmarks.machine import describe_machine, format_machine
 from plsc.config import Config, add_overrides, load
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
-from plsc.utils import measure
 from plsc.utils.text import table
 
 MOST_DENSE = 6 << 30  # bytes that the dense head may take
@@ -81,23 +80,22 @@ def measure_row(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
     rank."""
     threads = environment.prepare(args.threads)
     from plsc import distributed
-    from plsc.distributed import device
 
     distributed.init(args.device, threads)
     ranks = distributed.world_size()
     Trial(cfg, 1000, 8).step()  # Paddle's own base: libraries, threads, first buffers
-    base = device.used_bytes()
-    device.reset_peak()
+    base = measure.used_bytes()
+    measure.reset_peak()
     trial = Trial(cfg, classes, args.batch // ranks)
     for _ in range(2):
         trial.step()
-    peak = device.peak_bytes() - base
+    peak = measure.peak_bytes() - base
     selected = trial.head.bank.selected
     work = {"step": trial.step, "products": bare_products(args.batch, args.dim, selected)}
     dense_bytes = 4 * (5 * classes * args.dim + 6 * args.batch * classes)
     if ranks == 1 and dense_bytes < MOST_DENSE and not args.no_dense:
         work["dense"] = Dense(cfg, classes, trial).step
-    seconds = measure.alternate(args.runs, work, device.finish)
+    seconds = measure.alternate(args.runs, work, measure.finish)
     return {
         "classes": classes,
         "rate": cfg.Head.sample_rate,
@@ -178,7 +176,7 @@ class Dense:
         self.label = trial.label
         self.scale = cfg.Head.scale
         self.margin = 0.5
-        rule = cfg.Optimizer.of_head
+        rule = cfg.Optimizer.rule_of_head
         self.optimizer = paddle.optimizer.Momentum(
             0.1, rule.momentum, [self.centres], weight_decay=rule.weight_decay
         )

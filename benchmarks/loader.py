@@ -14,10 +14,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from benchmarks.measure import alternate
 from plsc.data.config import DATASETS
 from plsc.data.loader import Loader
 from plsc.data.transforms import generator
-from plsc.utils.measure import alternate
 from plsc.utils.text import table
 
 

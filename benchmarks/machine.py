@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from importlib import metadata
 
-from plsc.utils.measure import commit, processor
+from benchmarks.measure import commit, processor
 
 
 def describe_machine() -> dict:

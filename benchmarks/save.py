@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.measure import reset_resident_peak, resident_bytes
 from plsc.checkpoint import store
 from plsc.checkpoint.tensorfile import Rows, layout
 from plsc.errors import UserError
@@ -28,7 +29,6 @@ from plsc.heads.banks import BANKS, Bank, build_bank
 from plsc.heads.optimizer import Momentum
 from plsc.training.finite import finite_arrays
 from plsc.utils.bfloat16 import float32_of
-from plsc.utils.measure import reset_resident_peak, resident_bytes
 from plsc.utils.sharding import ClassShard
 
 _ROWS = 65_536  # filled at a time

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import MAIN
+from benchmarks import MAIN, measure
 from benchmarks.machine import describe_machine, format_machine
 from plsc.config import Config, load
 from plsc.distributed import environment, launcher
@@ -102,26 +102,25 @@ def _measure(args: argparse.Namespace, batch: int, accumulate: int, key: str) ->
     import paddle
 
     from plsc import distributed
-    from plsc.distributed import device
     from plsc.training.build import build_trainer
 
     distributed.init(args.device, threads)
     paddle.matmul(paddle.ones([64, 64]), paddle.ones([64, 64]))
-    before = device.used_bytes()
+    before = measure.used_bytes()
     trainer = build_trainer(_config(args, batch, accumulate, key))
     seconds = []
-    device.reset_peak()
+    measure.reset_peak()
     for samples in itertools.islice(trainer.loader.from_step(0), args.runs + 1):
-        device.finish()
+        measure.finish()
         began = time.perf_counter()
         trainer.train_step(samples)
-        device.finish()
+        measure.finish()
         seconds.append(time.perf_counter() - began)
     return {
         "batch": batch,
         "accumulate": accumulate,
         "key": key,
-        "peak_bytes": device.peak_bytes() - before,
+        "peak_bytes": measure.peak_bytes() - before,
         "seconds": statistics.median(seconds[1:]),
     }
 

@@ -18,9 +18,6 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and should report
 
     def __getattr__(name: str):
         # Imported on first use: reading the version or a config should not import everything.
-        from plsc.utils.installation import refuse_mixed_files
-
-        refuse_mixed_files()
         if name == "Entry":
             from plsc.entry import Entry
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from plsc.distributed import environment
 from plsc.errors import UserError, shortened, shown
-from plsc.utils.installation import refuse_mixed_files
 
 # No defects of ours: rights, file systems and their space. Readers and writers of many kinds meet these.
 _OF_THE_MACHINE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
@@ -47,7 +46,6 @@ def without_traceback(act: Callable[[], int | None], debug: bool = False) -> int
     if hasattr(sys.stdout, "reconfigure"):  # a caller may have replaced sys.stdout
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are not UTF-8
     try:
-        refuse_mixed_files()
         code = act() or 0
         sys.stdout.flush()
         return code

@@ -1,4 +1,4 @@
-"""Compute on any device that Paddle lists: choose it, copy to it, wait for it, read its memory.
+"""Compute on any device that Paddle lists: choose it, and copy to it.
 
 No other module names a device's place or library. It calls no collective. A device works through a queue,
 behind the host. Whatever reads a value of it, or copies to it from pageable memory, waits until the queue is
@@ -22,9 +22,8 @@ import paddle
 
 from plsc.distributed.environment import AUTO, CPU, GPU, kind_of
 from plsc.errors import UserError
-from plsc.utils.kernels import turned_off
+from plsc.native import turned_off
 from plsc.utils.logging import warn
-from plsc.utils.measure import reset_resident_peak, resident_bytes
 from plsc.utils.tensors import tensor_of
 
 XPU = "xpu"
@@ -168,12 +167,6 @@ def name() -> str:
     return paddle.device.cuda.get_device_name() if kind == GPU else kind
 
 
-def finish() -> None:
-    """Wait until the device has finished its work, to measure time; a CPU always has."""
-    if on_device():
-        paddle.device.synchronize()
-
-
 def autocasts(dtype: str) -> bool:
     """Say whether Paddle's autocast computes in a dtype on the device in use; a GPU that is too old for it
     does not."""
@@ -205,25 +198,6 @@ def set_precision(kind: str, tf32: bool, deterministic: bool) -> None:
     paddle.set_flags({flag: value for flag, value in _DETERMINISTIC.items() if flag in known})
 
 
-def used_bytes() -> int:
-    """Read the memory that is in use now: of the device's tensors, on a CPU of this process."""
-    return _memory.memory_allocated() if on_device() else resident_bytes()
-
-
-def peak_bytes() -> int:
-    """Read the most memory that was in use since `reset_peak`; see `used_bytes`."""
-    return _memory.max_memory_allocated() if on_device() else resident_bytes("VmHWM")
-
-
-def reset_peak() -> None:
-    """Reset the peak to the present value. On a device Paddle 2.6 cannot: there it stays that of the whole
-    process."""
-    if not on_device():
-        reset_resident_peak()
-    elif hasattr(_memory, "reset_max_memory_allocated"):
-        _memory.reset_max_memory_allocated()
-
-
 @contextlib.contextmanager
 def explained(remedy: str) -> Iterator[None]:
     """Raise UserError with the remedy where the device's memory is used up inside the block."""
@@ -232,7 +206,7 @@ def explained(remedy: str) -> Iterator[None]:
     except MemoryError as error:
         if not on_device():
             raise
-        used = f"{used_bytes() / 2**20:,.1f} MB by tensors"
+        used = f"{_memory.memory_allocated() / 2**20:,.1f} MB by tensors"
         raise UserError(f"{_kind_in_use()}: its memory is used up ({used}); {remedy}") from error
 
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 import numpy as np
 
 from plsc.native.paddle_library import paddle_library
-from plsc.utils.kernels import turned_off
 from plsc.utils.logging import get_logger
 
 # One file for every Python; builds from before that have the name of one. They serve as well, if their
@@ -63,6 +63,11 @@ _ARGUMENTS = {
     + [c_int64, c_int, c_int64, c_int64, c_int]
     + [c_void_p] * 6,
 }
+
+
+def turned_off() -> bool:
+    """Say whether the user has turned the kernels off."""
+    return os.environ.get("PLSC_KERNELS") == "0"
 
 
 def library() -> ctypes.CDLL | None:

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as benchmark
-from benchmarks import machine
+from benchmarks import machine, measure
 from plsc.cli.mistakes import without_traceback
-from plsc.utils import measure
 from tests.helpers.tiny_runs import TINY
 
 pytestmark = pytest.mark.slow

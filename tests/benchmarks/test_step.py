@@ -5,8 +5,7 @@ import json
 import pytest
 
 from benchmarks import __main__ as benchmark
-from benchmarks import step
-from plsc.distributed import device
+from benchmarks import measure, step
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +16,7 @@ def test_the_cases_and_the_table(tmp_path, capsys, monkeypatch):
     )
     # All cases run in this one process, which has memory of other tests to reuse: its own peaks say nothing.
     memory = {"VmRSS": 100 << 20, "VmHWM": 150 << 20}
-    monkeypatch.setattr(device, "resident_bytes", lambda field="VmRSS": memory[field])
+    monkeypatch.setattr(measure, "resident_bytes", lambda field="VmRSS": memory[field])
     sizes = ["--name", "FaceViT_tiny", "--size", "28", "--batch", "2", "--accumulate", "2", "--classes", "20"]
     target = tmp_path / "step.json"
     words = [*sizes, "--dim", "8", "--runs", "1", "--threads", "1", "--json", str(target)]

@@ -152,6 +152,7 @@ def test_a_card_without_memory_is_one_line_with_the_remedy(plugin, tmp_path):
 
 MEMORY = """
 import paddle
+from benchmarks import measure
 from plsc.distributed import device
 from plsc.errors import UserError
 
@@ -160,13 +161,13 @@ try:
 except UserError as error:
     print(error)
     raise SystemExit(7)
-before = device.used_bytes()
+before = measure.used_bytes()
 tensor = paddle.ones([100_000])
-assert device.used_bytes() - before == 400_000 + 384  # in whole 512 bytes
+assert measure.used_bytes() - before == 400_000 + 384  # in whole 512 bytes
 del tensor
-assert device.peak_bytes() > device.used_bytes()
-device.reset_peak()
-assert device.peak_bytes() == device.used_bytes() == before
+assert measure.peak_bytes() > measure.used_bytes()
+measure.reset_peak()
+assert measure.peak_bytes() == measure.used_bytes() == before
 assert device.total_bytes() is None and device.name() == "standin"
 for error in (OSError("a disk"), OSError("CustomDevice error of another kind")):
     try:

@@ -11,7 +11,7 @@ from tests.helpers.launch import ROOT, run_python
 HELD = """
 import numpy as np
 from plsc.utils.malloc import return_large_blocks
-from plsc.utils.measure import resident_bytes
+from benchmarks.measure import resident_bytes
 if {called}:
     print(return_large_blocks())
 first = np.ones(2 << 20)  # 16 MB, whose end raises the bound of glibc

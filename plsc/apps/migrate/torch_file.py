@@ -10,6 +10,7 @@ plsc/utils/safe_pickle.py. Try it:
 
 from __future__ import annotations
 
+import collections
 import io
 import math
 import zipfile
@@ -18,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 
 from plsc.utils.files import open_regular
-from plsc.utils.safe_pickle import Refused, Unpickler, ordered_dict, user_errors
+from plsc.utils.safe_pickle import Refused, Unpickler, user_errors
 
 # BFloat16's bits come as uint16, as in plsc/checkpoint/tensorfile.py.
 STORAGES = {
@@ -43,12 +44,12 @@ def _rebuild_tensor(storage: np.ndarray, offset: int, shape: tuple, strides: tup
 class _TorchUnpickler(Unpickler):
     allowed: ClassVar[dict] = {
         **{f"torch.{name}": np.dtype(code) for name, code in STORAGES.items()},
-        "collections.OrderedDict": ordered_dict,
+        "collections.OrderedDict": collections.OrderedDict,
         "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
     }
 
     def __init__(self, pickled: bytes, archive: zipfile.ZipFile, folder: str):
-        super().__init__(io.BytesIO(pickled), len(pickled))
+        super().__init__(io.BytesIO(pickled))
         self._archive = archive
         self._folder = folder
         self._storages: dict[str, bytes] = {}

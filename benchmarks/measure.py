@@ -2,9 +2,8 @@
 
 Timings on a shared machine drift, so variants are measured alternately in one run and compared by the ratio
 of their medians. Memory is the peak resident set of the process less its value after Paddle's first
-computation, from /proc (Linux); of a device that Paddle computes on, distributed/device.py tells it. A
-device works
-on while Python goes ahead: who times it waits for it before each look at the clock.
+computation, from /proc (Linux); of a device that Paddle computes on, Paddle tells it. A device works on
+while Python goes ahead: who times it waits for it before each look at the clock.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def resident_bytes(field: str = "VmRSS") -> int:
@@ -25,6 +25,46 @@ def resident_bytes(field: str = "VmRSS") -> int:
 def reset_resident_peak() -> None:
     """Reset the peak of this process's resident memory to the present value."""
     Path("/proc/self/clear_refs").write_text("5")
+
+
+def _device() -> Any:
+    """Return Paddle's module that tells the memory of the device in use; None on a CPU."""
+    import paddle  # here, since it has to find its environment prepared
+
+    from plsc.distributed import device
+
+    if not device.on_device():
+        return None
+    # Paddle 2.6 tells the memory of GPUs alone.
+    return paddle.device if hasattr(paddle.device, "memory_allocated") else paddle.device.cuda
+
+
+def finish() -> None:
+    """Wait until the device has finished its work; a CPU always has."""
+    if device := _device():
+        device.synchronize()
+
+
+def used_bytes() -> int:
+    """Read the memory that is in use now: of the device's tensors, on a CPU of this process."""
+    device = _device()
+    return device.memory_allocated() if device else resident_bytes()
+
+
+def peak_bytes() -> int:
+    """Read the most memory that was in use since `reset_peak`; see `used_bytes`."""
+    device = _device()
+    return device.max_memory_allocated() if device else resident_bytes("VmHWM")
+
+
+def reset_peak() -> None:
+    """Reset the peak to the present value. On a device Paddle 2.6 cannot: there it stays that of the whole
+    process."""
+    device = _device()
+    if device is None:
+        reset_resident_peak()
+    elif hasattr(device, "reset_max_memory_allocated"):
+        device.reset_max_memory_allocated()
 
 
 def alternate(runs: int, work: dict, finish: Callable[[], object] = lambda: None) -> dict:
