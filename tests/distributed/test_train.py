@@ -9,9 +9,9 @@ import pytest
 
 from plsc.checkpoint.store import Checkpoint
 from plsc.entry import Entry
-from plsc.heads.config import head_names
 from plsc.training.trained import load_network
 from tests.helpers.bounds import assert_within, rounded
+from tests.helpers.head_names import HEADS
 from tests.helpers.launch import ROOT, launch, run_forked, run_python
 from tests.helpers.tiny_runs import (
     TINY,
@@ -124,7 +124,7 @@ def one_process(whole, tmp_path_factory):
     """By its name what three steps of each kind leave on one process, and how far ranks may lie from it."""
     folder = tmp_path_factory.mktemp("one")
     trainings = {
-        name: lambda output, net, name=name: train_linear(output, name, 12, net) for name in head_names()
+        name: lambda output, net, name=name: train_linear(output, name, 12, net) for name in HEADS.split(", ")
     }
     trainings["sets"] = lambda output, net: train_sets(output, 12, net)
     trainings["extra loss"] = lambda output, net: run_on_ranks(output, net=net)
@@ -138,7 +138,7 @@ def test_ranks_train_every_head_as_one_process_does(whole, one_process, tmp_path
     script = Path(__file__).with_name("run_training.py")
     said = launch(script, ranks, tmp_path, tmp_path / "runs", checkpoint(whole[0])).stdout
     assert said.count("training ok") == ranks
-    for name in [*head_names(), "extra loss"]:
+    for name in [*HEADS.split(", "), "extra loss"]:
         found = rows(tmp_path / "runs" / name)
         assert steps(found) == [1, 2, 3]
         saved = arrays(checkpoint(tmp_path / "runs" / name, 3))
