@@ -1,1 +1,1 @@
-"""Care for sets of images: find their errors (`plsc doctor`), change the format (`plsc convert`)."""
+"""Care for sets of images: look at them, find their errors, change their format."""

@@ -93,9 +93,8 @@ def _share_to_hold_out(names: Sequence[str]) -> float | None:
     return share if LEAST <= held_out(names, share).sum() <= len(names) - LEAST else None
 
 
-def recommend(seen: Seen, dataset: dict, output: str) -> dict:
-    """Choose a config: "Section.key" -> value. dataset: the class of the pictures, and its key that names
-    them."""
+def recommend(seen: Seen, kind: str, path: str, output: str) -> dict:
+    """Choose a config: "Section.key" -> value. kind: the class that reads the pictures at `path`."""
     few = seen.pictures < _FEW_PICTURES
     size = _size(seen, few)
     trained = round(seen.pictures * (1 - (seen.hold_out or 0)))
@@ -108,14 +107,11 @@ def recommend(seen: Seen, dataset: dict, output: str) -> dict:
     if epochs * of_epoch < _LEAST_STEPS:
         length = {"Global.max_steps": _LEAST_STEPS}
         epochs = math.ceil(_LEAST_STEPS / of_epoch)
-    pictures = {
-        **dataset,
-        **({"hold_out": seen.hold_out} if seen.hold_out else {}),
-        "size": size,
-        **({"channels": "grey"} if seen.grey else {"flip": True}),
-        "crop": 0.2,
-        **({} if seen.grey else {"colour": 0.3}),
-    }
+    same = {"size": size, **({"channels": "grey"} if seen.grey else {})}
+    if seen.hold_out:
+        same["hold_out"] = seen.hold_out
+    augmentation = {"crop": 0.2, **({} if seen.grey else {"flip": True, "colour": 0.3})}
+    pairs = {"name": "ImagePairs", "images": path, **same} if seen.hold_out else None
     return {
         **length,
         "Global.eval_every": max(1, epochs // _EVALUATIONS),
@@ -124,20 +120,9 @@ def recommend(seen: Seen, dataset: dict, output: str) -> dict:
         **({"Head.margin": 0.1, "Head.scale": 16.0} if seen.classes < _FEW_CLASSES else {}),
         "LRScheduler.warmup_epochs": 1,
         "Optimizer.clip_norm": 5.0,
-        "DataLoader.Train.dataset": pictures,
+        "DataLoader.Train.dataset": {"name": kind, KEY_OF_IMAGES[kind]: path, **same, **augmentation},
         "DataLoader.Train.batch_size": batch,
-        "DataLoader.Eval.dataset": _pairs_of(pictures) if seen.hold_out else None,
-    }
-
-
-def _pairs_of(pictures: dict) -> dict:
-    """Return the data set of pairs of the people that training does not see, prepared as in training."""
-    alike = ("hold_out", "size", "channels", "aligned")
-    images = pictures[KEY_OF_IMAGES[pictures["name"]]]
-    return {
-        "name": "ImagePairs",
-        "images": images,
-        **{key: pictures[key] for key in alike if key in pictures},
+        "DataLoader.Eval.dataset": pairs,
     }
 
 
@@ -193,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     seen = look(images, path)
     kind = type(images).__name__
     output = f"output/{target.stem}"
-    values = recommend(seen, {"name": kind, KEY_OF_IMAGES[kind]: path}, output)
+    values = recommend(seen, kind, path, output)
     load(values).check_data()
     classes = counted(seen.classes, "class", "classes")
     about = f"{counted(seen.pictures, 'picture')} of {classes}, {seen.height} x {seen.width}"

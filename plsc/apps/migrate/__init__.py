@@ -1,2 +1,1 @@
-"""Read weights, class centres and training configs of other programs: `plsc import`, and the published PLSC's
-`set_*` calls."""
+"""Read weights of other programs: `plsc import`."""

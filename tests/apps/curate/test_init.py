@@ -6,13 +6,13 @@ import pytest
 
 from plsc import cli
 from plsc.apps.curate.init import Seen, recommend, to_yaml
-from plsc.config import ConfigError, load
+from plsc.config import load
 from plsc.entry import Entry
 from plsc.errors import UserError
 from tests.helpers.tiny_runs import rows
 
 SEEN = Seen(pictures=280, classes=35, height=112, width=112, grey=False, hold_out=0.5)
-FOLDER = {"name": "ImageFolder", "folder": "people"}
+FOLDER = "ImageFolder", "people"
 
 
 def fill(folder, classes, pictures=4, height=20, width=20, grey=False, below=""):
@@ -101,48 +101,24 @@ def test_damaged_pictures_are_counted_and_a_file_is_never_overwritten(tmp_path, 
     ],
 )
 def test_what_follows_from_what(change, key, value):
-    values = recommend(SEEN._replace(**change), FOLDER, "output/people")
+    values = recommend(SEEN._replace(**change), *FOLDER, "output/people")
     assert values[key] == value
     assert load(values).DataLoader.Train.dataset.name == "ImageFolder"
 
 
 def test_pictures_keep_their_shape():
-    tall = recommend(SEEN._replace(height=256, width=128), FOLDER, "out")["DataLoader.Train.dataset"]
+    tall = recommend(SEEN._replace(height=256, width=128), *FOLDER, "out")["DataLoader.Train.dataset"]
     assert tall["size"] == [88, 48]
-    assert recommend(SEEN._replace(height=110), FOLDER, "out")["DataLoader.Train.dataset"]["size"] == [64, 64]
+    assert recommend(SEEN._replace(height=110), *FOLDER, "out")["DataLoader.Train.dataset"]["size"] == [
+        64,
+        64,
+    ]
 
 
 def test_the_text_loads_to_the_values(tmp_path):
-    values = recommend(SEEN, FOLDER, "output/people")
+    values = recommend(SEEN, *FOLDER, "output/people")
     (tmp_path / "c.yaml").write_text(to_yaml(values, "Written."))
     assert load(tmp_path / "c.yaml") == load(values)
-
-
-def test_pairs_without_images_are_the_trainings(tmp_path):
-    train = {
-        "name": "ImageFolder",
-        "folder": "people",
-        "size": [20, 24],
-        "channels": "grey",
-        "hold_out": 0.3,
-        "crop": 0.2,
-    }
-    cfg = load(
-        {"DataLoader.Train.dataset": train, "DataLoader.Eval.dataset": {"name": "ImagePairs", "num_pairs": 9}}
-    )
-    want = {"images": "people", "size": (20, 24), "channels": "grey", "hold_out": 0.3, "num_pairs": 9}
-    assert cfg.DataLoader.Eval.dataset.keywords == want
-    later = load(
-        cfg, {"DataLoader.Train.dataset.size": [40, 48], "DataLoader.Train.dataset.folder": "others"}
-    )
-    assert later.DataLoader.Eval.dataset.keywords == {**want, "size": (40, 48), "images": "others"}
-    assert cfg.source("DataLoader.Eval.dataset.size") == "as DataLoader.Train.dataset"
-    own = {"name": "ImagePairs", "images": "others"}
-    assert load(
-        {"DataLoader.Train.dataset": train, "DataLoader.Eval.dataset": own}
-    ).DataLoader.Eval.dataset.keywords == {"images": "others"}
-    with pytest.raises(ConfigError, match=r"DataLoader\.Eval\.dataset\.images: is required"):
-        load({"DataLoader.Eval.dataset": {"name": "ImagePairs"}})
 
 
 def test_a_class_alone_is_refused_with_its_reason(tmp_path, monkeypatch):
@@ -158,5 +134,5 @@ def test_a_class_alone_is_refused_with_its_reason(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("pictures", "every"), [(280, 5), (24, 7), (19_000, 2), (600_000, 1)])
 def test_a_run_is_evaluated_about_20_times(pictures, every):
-    values = recommend(SEEN._replace(pictures=pictures), FOLDER, "output/people")
+    values = recommend(SEEN._replace(pictures=pictures), *FOLDER, "output/people")
     assert values["Global.eval_every"] == every
