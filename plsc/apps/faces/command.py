@@ -48,16 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("plsc align", description="Cut the faces out of photos, aligned.")
     parser.add_argument("photos", help="a folder of photos, with folders in it or without")
     parser.add_argument("aligned", help="a new or empty folder for the faces and alignment.csv")
-    parser.add_argument(
-        "--size", type=int, default=SIZE, help=f"side of what is written, in pixels; default: {SIZE}"
-    )
-    parser.add_argument(
-        "--smallest",
-        type=int,
-        default=SMALLEST,
-        metavar="PIXELS",
-        help=f"leave out faces whose side in the photo is smaller; default: {SMALLEST}",
-    )
+    side = "pixels; default: %(default)s"
+    parser.add_argument("--size", type=int, default=SIZE, help=f"side of what is written, {side}")
+    parser.add_argument("--smallest", type=int, default=SMALLEST, help=f"side in a photo, {side}")
     args = parser.parse_args(argv)
     if not 16 <= args.size <= 2048:
         raise UserError(f"--size: must be 16 to 2048, got {args.size}")
@@ -100,9 +93,7 @@ def align_folder(source: str, target: str, size: int = SIZE, smallest: int = SMA
                 bar.update()
         os.makedirs(target, exist_ok=True)
         with atomic_write(Path(target, ALIGNMENT)) as beside, open(beside, "x", newline="") as file:
-            csv.writer(file).writerows(
-                [Row._fields, *([shown(field) for field in row] for row in rows)],
-            )
+            csv.writer(file).writerows([Row._fields, *([shown(field) for field in row] for row in rows)])
     return _report(rows, target)
 
 

@@ -10,6 +10,7 @@ network's size already (112 x 112, as `plsc align` writes it) is taken as it is.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -29,6 +30,7 @@ from plsc.data.images import CHANNELS, to_sample
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError, shown
 from plsc.utils.files import read_json, sha256_of
+from plsc.utils.logging import get_logger
 from plsc.utils.vectors import unit_embeddings
 
 Picture = str | os.PathLike | bytes
@@ -131,8 +133,8 @@ class _Onnx(Network):
                 f"{shown(path)}: is no ONNX network with one input [n, C, H, W] ({reason})"
             ) from None
         card = Path(path).with_name("preprocessing.json")
-        if card.is_file():  # of plsc export: the graph prepares raw pixels
-            fields = read_json(card)
+        fields = read_json(card) if card.is_file() else {}
+        if "inside_the_graph" in fields:  # of plsc export: the graph prepares raw pixels
             channels = fields["preprocessing"]["channels"]
             preprocessing = Preprocessing.of_images(preprocessing.shape, 0.0, 1.0, channels)
             self.finds_faces = fields["preprocessing"].get("aligned", False)
@@ -159,8 +161,8 @@ class _OfRun(Network):
         self._trained = network = load_network(open_checkpoint(self._config), self._config)
         if network.preprocessing.channels not in CHANNELS:
             raise UserError(f"{shown(config)}: its network takes no pictures")
-        overrides = [*overrides, f"Global.checkpoint={os.path.abspath(network.checkpoint.path)}"]
-        origin = {"config": os.path.abspath(config), "overrides": overrides}
+        checkpoint = f"Global.checkpoint={json.dumps(os.path.abspath(network.checkpoint.path))}"
+        origin = {"config": os.path.abspath(config), "overrides": [*overrides, checkpoint]}
         super().__init__(network.described, network.checkpoint.network, origin, network.preprocessing)
         self.finds_faces = bool(network.preprocessing.aligned)
         self.flip = network.choose_flip(self._config.DataLoader.Eval.flip)
@@ -178,12 +180,16 @@ class _OfRun(Network):
 
         if self._config.DataLoader.Eval.dataset is None:
             return super().held_out(most)
-        data = next(iter(build_saved_sets(self._config, self._trained.checkpoint).values()))
-        people = data.people()
-        chosen = one_of_everybody_first(people, most).tolist()
+        try:
+            data = next(iter(build_saved_sets(self._config, self._trained.checkpoint).values()))
+            people = data.people()
+            chosen = one_of_everybody_first(people, most).tolist()
+            samples = [data.images(number, number + 1)[0] for number in chosen]
+        except UserError as error:
+            get_logger().warning(f"the people held out from training do not measure the threshold: {error}")
+            return super().held_out(most)
         if not chosen:
             return super().held_out(most)
-        samples = [data.images(number, number + 1)[0] for number in chosen]
         return self.embed(samples), [str(people[number]) for number in chosen]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from plsc.apps.faces.photos import NO_FACE
 from plsc.apps.gallery.embed import Look, Network, Picture, open_network
-from plsc.apps.gallery.milvus import MilvusStore, is_url
+from plsc.apps.gallery.milvus import MilvusStore
 from plsc.apps.gallery.store import SqliteStore, Stored
 from plsc.apps.gallery.threshold import MOST_PICTURES, RATE, Threshold, measure
 from plsc.data.folder import read_folder
@@ -221,13 +221,13 @@ class Gallery:
             if look.left_out:
                 counts["left_out"] += 1
                 continue
-            (match,) = next(found)
-            is_known = name in known
-            counts["known" if is_known else "strangers"] += 1
-            if not is_known:
-                counts["named"] += match.accepted
+            said = next((match.name for match in next(found) if match.accepted), None)
+            if name in known:
+                counts["known"] += 1
+                counts["nobody" if said is None else "right" if said == name else "wrong"] += 1
             else:
-                counts["nobody" if not match.accepted else "right" if match.name == name else "wrong"] += 1
+                counts["strangers"] += 1
+                counts["named"] += said is not None
         return counts
 
 
@@ -307,4 +307,4 @@ def _measure(store: Any) -> None:
 
 def _engine(path: str | os.PathLike) -> Any:
     """Choose what keeps the gallery of this name."""
-    return MilvusStore if is_url(path) else SqliteStore
+    return MilvusStore if os.fspath(path).startswith("milvus:") else SqliteStore

@@ -211,11 +211,6 @@ class MilvusStore:
             ) from error
 
 
-def is_url(path: str | os.PathLike) -> bool:
-    """Say whether this names a gallery in Milvus."""
-    return os.fspath(path).startswith(("milvus://", "milvus:"))
-
-
 def _place(url: str) -> tuple[str, str]:
     """Return what pymilvus opens, and the name of the collections, for a gallery's URL."""
     parts = urlsplit(url)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from plsc import Gallery
-from plsc.apps.gallery.store import SqliteStore, Stored
 from plsc.apps.gallery.threshold import RATE
 from plsc.errors import MissingFileError, UserError
 from tests.apps.gallery.people import NAMES, Pixels, folder_of, people, picture
@@ -196,15 +195,6 @@ def test_a_gallery_that_another_process_holds_is_one_line(gallery, tmp_path, mon
     assert len(waiting) == 3  # readers wait for nobody
     holder.execute("ROLLBACK")
     waiting.add("Dan", [picture("Dan")])
-
-
-def test_a_transaction_that_fails_changes_nothing(gallery, tmp_path):
-    store = SqliteStore.open(tmp_path / "a.gallery")
-    with pytest.raises(ZeroDivisionError), store.transaction():
-        store.add("Dan", [Stored(np.ones(48, np.float32))])
-        assert "Dan" in store
-        raise ZeroDivisionError
-    assert "Dan" not in store and "Dan" not in gallery
 
 
 def test_further_pictures_are_counted(gallery):
