@@ -1,6 +1,6 @@
 """The command line: `plsc VERB ...`, and `python -m plsc VERB ...`; tools/*.py call these too.
 
-VERBS is the one table of verbs. Each has a module with `main(argv) -> int | None`, the exit code.
+VERBS is the one table of verbs. Each has a function `main(argv) -> int | None`, the exit code.
 A UserError is printed, one line a mistake, and the exit code is 2; a run that a signal has stopped ends with
 130 (SIGINT) or 143 (SIGTERM), as shells have it.
 
@@ -20,8 +20,8 @@ from plsc.utils.version import __version__
 
 
 class Verb(NamedTuple):
-    """A verb: the module that it calls, its help text, and the heading in `plsc --help` that it stands
-    under."""
+    """A verb: the module that it calls, with the function if that is not `main`, its help text, and the heading
+    in `plsc --help` that it stands under."""
 
     module: str
     help: str
@@ -36,7 +36,7 @@ VERBS = {
     "doctor": Verb("plsc.apps.curate.doctor", "find errors in sets of images", "data"),
     "align": Verb("plsc.apps.faces.command", "find the faces in photos, and cut them out aligned", "data"),
     "convert": Verb("plsc.apps.curate.convert", "convert a set of images to another format", "data"),
-    "eval": Verb("plsc.cli.evaluate", "evaluate a checkpoint on the sets of DataLoader.Eval", "train"),
+    "eval": Verb("plsc.cli.use:evaluate", "evaluate a checkpoint on the sets of DataLoader.Eval", "train"),
     "import": Verb("plsc.apps.migrate.import_weights", "read weights of other programs", "train"),
     "gallery": Verb(
         "plsc.apps.gallery.command", "keep known people, and find out whom a picture shows", "use"
@@ -46,10 +46,10 @@ VERBS = {
         "answer over HTTP whom a picture shows, with a web page",
         "use",
     ),
-    "predict": Verb("plsc.cli.predict", "write the embeddings of images, as .npy", "use"),
-    "export": Verb("plsc.cli.export", "write the network for Paddle Inference, ONNX and others", "use"),
+    "predict": Verb("plsc.cli.use:predict", "write the embeddings of images, as .npy", "use"),
+    "export": Verb("plsc.cli.use:export", "write the network for Paddle Inference, ONNX and others", "use"),
     "ckpt": Verb("plsc.cli.ckpt", "show, verify and average checkpoints", "care"),
-    "selftest": Verb("plsc.cli.selftest", "check that this machine, or several, compute rightly", "care"),
+    "selftest": Verb("plsc.cli.selftest", "check that this machine computes rightly", "care"),
 }
 
 
@@ -63,15 +63,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = [argv[1], "--help"]
     if argv and argv[0] in VERBS:
         verb, *arguments = argv
-        return without_traceback(
-            lambda: importlib.import_module(VERBS[verb].module).main(arguments), debug="--debug" in arguments
-        )
+        return without_traceback(lambda: _run(VERBS[verb], arguments), debug="--debug" in arguments)
     asked = argv in ([], ["-h"], ["--help"], ["help"])
     if not asked:
         from plsc.utils.registry import did_you_mean
 
         print(f"ERROR unknown verb '{shown(argv[0])}'{did_you_mean(argv[0], VERBS)}", file=sys.stderr)
     return without_traceback(lambda: print(_overview())) or (0 if asked else 2)
+
+
+def _run(verb: Verb, arguments: Sequence[str]) -> int | None:
+    module, _, function = verb.module.partition(":")
+    return getattr(importlib.import_module(module), function or "main")(arguments)
 
 
 def _overview() -> str:

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     if stopped is None or guard.SUPERVISOR in os.environ:  # a supervisor has an exit code of its own
         return 0
     ignore_the_launcher()
-    return guard.exit_code(signal.Signals[stopped])
+    return 128 + signal.Signals[stopped]
 
 
 def _supervise(path: str | None, overrides: list[str], ranks: int) -> int:

@@ -1,4 +1,4 @@
-"""Start ranks, supervise them, and communicate between them.
+"""Start ranks, and communicate between them.
 
     from plsc import distributed
     distributed.all_reduce(x)
@@ -12,18 +12,9 @@ import importlib
 from plsc.distributed import environment
 
 _COLLECTIVES = (
-    *(
-        "init",
-        "data_parallel",
-        "average_gradients",
-        "barrier",
-        "every",
-        "run_on_rank_0",
-        "shard_index",
-    ),
+    *("init", "data_parallel", "average_gradients", "barrier", "every", "run_on_rank_0", "shard_index"),
     *("all_reduce", "broadcast", "gather_rows", "gather_array", "gather_counts", "gather_objects"),
-    "global_mean",
-    *("reduce_scatter_rows", "_c_allgather", "_c_reducescatter"),
+    *("global_mean", "reduce_scatter_rows", "_c_allgather", "_c_reducescatter"),
 )
 rank = environment.rank_from_env
 world_size = environment.world_size_from_env

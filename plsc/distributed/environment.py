@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
-import sys
 import warnings
 from pathlib import Path
 
@@ -20,7 +18,6 @@ CPU = "cpu"
 GPU = "gpu"
 DEVICES = r"auto|cpu|(?!auto|cpu)[a-z][a-z0-9_]*(:\d+)?"  # of Global.device
 DEVICE = "PLSC_DEVICE"  # in the environment of Paddle's launcher: the device that its ranks are asked for
-COMMAND = "PLSC_COMMAND"  # the command that started the ranks
 
 # The threads that `prepare` was given.
 _given: int | None = None
@@ -59,20 +56,6 @@ def world_size_from_env(default: int = 1) -> int:
 def local_size_from_env() -> int:
     """Return the number of ranks that the launcher started on this machine; 1 without a launcher."""
     return int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
-
-
-def command_line() -> str:
-    """Return the command that started this run, as a shell takes it; in a rank that of the process that
-    started the ranks."""
-    if COMMAND in os.environ:
-        return os.environ[COMMAND]
-    program, *arguments = sys.argv
-    name = os.path.basename(program)
-    if name in ("", "-c", "ipykernel_launcher.py"):
-        return "Python, interactively"
-    if Path(program).resolve() == Path(__file__).resolve().parents[1] / "__main__.py":
-        return shlex.join(["plsc", *arguments])
-    return shlex.join([*(["python", program] if name.endswith(".py") else [name]), *arguments])
 
 
 def prepare(threads: int | None = None, device: str = AUTO) -> int:

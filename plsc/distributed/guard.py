@@ -141,12 +141,6 @@ class Guard:
         self.signal = number
 
 
-def exit_code(number: int) -> int:
-    """Return the exit code of a program stopped by a signal, as in shells: 130 for SIGINT, 143 for
-    SIGTERM."""
-    return 128 + number
-
-
 def describe(error: BaseException) -> dict[str, Any]:
     """Describe an exception: {"type", "message", "user" (a UserError), "traceback"}."""
     # Paddle's own errors begin with a C++ traceback, and have a line of dashes above their message.

@@ -42,7 +42,6 @@ def start(
     options = ["--nproc_per_node", str(ranks), "--log_dir", str(logs), "--host", "127.0.0.1"]
     env = {
         **{name: value for name, value in environment.for_ranks().items() if name not in _OVERRIDES},
-        environment.COMMAND: environment.command_line(),
         environment.DEVICE: device,
         "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)]),
         **of_popen.pop("env", {}),

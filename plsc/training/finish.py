@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +41,7 @@ def finish(
     summary = {
         "run": str(Path(cfg.Global.output_dir)),
         "date": datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
-        "command": environment.command_line(),
+        "command": _command(),
         "version": f"plsc {__version__}, Python {platform.python_version()}",
         "trained on": f"{' and '.join(map(_describe_set, cfg.DataLoader.Train.sets))}, {evaluator.num_classes:,} classes",
         "training and evaluation" if "checkpoint" not in facts else "evaluated": how,
@@ -64,6 +67,12 @@ def finish(
         if facts["best"]:
             line += ", best step {step} ({metric} {value:.4f})".format(**facts["best"])
     say(f"done: {line}, results in {folder}, report {page}")
+
+
+def _command() -> str:
+    """Return the command of this process, as a shell takes it."""
+    program, *arguments = sys.argv
+    return shlex.join(["plsc" if os.path.basename(program) == "__main__.py" else program, *arguments])
 
 
 def _describe_set(section: TrainDatasetCfg) -> str:

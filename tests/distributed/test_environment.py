@@ -95,26 +95,6 @@ def test_a_launch_passes_on_what_the_user_set_and_nothing_else():
     assert said_by(FOR_RANKS, OMP_NUM_THREADS="1", MKL_DEBUG_CPU_TYPE="5") == "1 5 None\n"
 
 
-@pytest.mark.parametrize(
-    "argv, shown",
-    [
-        (["/venv/bin/plsc", "train", "-c", "faces.yaml"], "plsc train -c faces.yaml"),
-        ([str(ROOT / "plsc/__main__.py"), "train", "-o", "a=b c"], "plsc train -o 'a=b c'"),
-        (["tools/train.py", "-c", "x"], "python tools/train.py -c x"),
-        (["mine/train.py"], "python mine/train.py"),
-        (["-c"], "Python, interactively"),
-        ([""], "Python, interactively"),
-        (["/lib/ipykernel_launcher.py", "-f", "x.json"], "Python, interactively"),
-    ],
-)
-def test_the_command_can_be_run_again(argv, shown, monkeypatch):
-    monkeypatch.delenv(environment.COMMAND, raising=False)
-    monkeypatch.setattr("sys.argv", argv)
-    assert environment.command_line() == shown
-    monkeypatch.setenv(environment.COMMAND, "plsc train --ranks 2")
-    assert environment.command_line() == "plsc train --ranks 2"
-
-
 def test_rank_and_world_size_come_from_the_launcher(monkeypatch):
     for name in ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM"):
         monkeypatch.delenv(name, raising=False)

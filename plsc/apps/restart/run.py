@@ -52,7 +52,7 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
                 _say(
                     folder, f"WARNING ended by a second signal; the same command goes on from {_place(step)}"
                 )
-                return guard.exit_code(signals[-1])
+                return 128 + signals[-1]
             if failure is None:
                 return _code_of_end(folder, signals)
             if failure.user:
@@ -119,7 +119,7 @@ def _code_of_end(folder: Path, signals: Sequence[int]) -> int:
     number = signals[0] if signals else signal.SIGTERM  # one that went to a rank or the launcher
     if not (folder / "checkpoints").exists():
         _say(folder, f"INFO stopped on {signal.Signals(number).name} before the training began")
-    return guard.exit_code(number)
+    return 128 + number
 
 
 def _place(step: int | None) -> str:
