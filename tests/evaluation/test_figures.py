@@ -1,11 +1,11 @@
-"""Figures: what they show, and bytes that no user's settings change."""
+"""The figures of a report: what they show, and bytes that no user's settings change."""
 
 import matplotlib
 import numpy as np
 import pytest
 
-from plsc.evaluation.figures import draw_curves, draw_histogram, draw_roc, drawable, png_of, styled
-from tests.helpers.pictures import verification
+from plsc.evaluation.report import draw_curves, draw_histogram, draw_roc
+from tests.helpers.pictures import DRAW, verification
 
 
 def training(steps, **fields):
@@ -18,18 +18,13 @@ def panels(figure):
 
 def test_a_users_settings_neither_change_a_picture_nor_are_changed():
     def picture():
-        with styled():
-            return png_of(draw_roc({"pairs": verification()}))
+        return DRAW([], {"字": verification()})[0].png
 
     plain = picture()
     assert plain.startswith(b"\x89PNG")
     with matplotlib.rc_context({"lines.linewidth": 9.0, "font.size": 30.0}):
         assert picture() == plain
         assert matplotlib.rcParams["lines.linewidth"] == 9.0
-
-
-def test_what_the_font_cannot_draw_is_spelled_out():
-    assert drawable("Ж $x$ 字\x00") == "Ж $x$ U+5B57U+0000"
 
 
 def test_curves_show_what_was_trained_and_evaluated():
@@ -44,9 +39,7 @@ def test_curves_show_what_was_trained_and_evaluated():
     )
 
 
-def test_many_steps_have_a_running_mean_and_none_have_no_curve():
-    axes = panels(draw_curves(training(range(100))))["Training loss"]
-    assert [len(line.get_xdata()) for line in axes.lines] == [100, 96]
+def test_nothing_logged_has_no_curve():
     assert draw_curves([]) is None and draw_curves([{"step": 1, "loss": None}]) is None
 
 
