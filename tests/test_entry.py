@@ -445,11 +445,10 @@ def test_the_plan_says_how_the_classes_are_spread_and_what_they_take(
 
 
 def test_training_starts_with_the_weights_of_init_from_unless_it_resumes(trained, tmp_path, capsys):
-    start = [f"Global.init_from={checkpoint(trained)}", "Global.keep_centres=number", "Global.resume=true"]
+    start = [f"Global.init_from={checkpoint(trained)}", "Global.resume=true"]
     entry(tmp_path, *start, "Global.max_steps=1").train()
     assert "starting with the " in capsys.readouterr().out
-    assert "centres: 23 kept by number, 0 new" in (tmp_path / "train.log").read_text()
-    assert json.loads((tmp_path / "identities.json").read_text())["kept"] == 23
+    assert "the head is new: the classes" in (tmp_path / "train.log").read_text()
     entry(tmp_path, *start, "Global.max_steps=2").train()
     assert "starting with the " not in capsys.readouterr().out
 

@@ -146,13 +146,13 @@ def test_another_seed_is_said(stopped, tmp_path, capsys):
 
 def test_corrupt_images_are_shared_out_to_another_number_of_ranks(stopped, tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path)
-    assert Checkpoint.open(stopped).plain("log") == {"replaced": [0]}
-    log, found = trainer.part("log"), []
+    assert Checkpoint.open(stopped).plain("run")["replaced"] == [0]
+    found = []
     monkeypatch.setattr(trainer.loader, "resume", found.append)
     for counts in ([4, 3, 2], [5]):
-        log.load_state_dict({"replaced": counts})
+        trainer.load_state_dict({"replaced": counts})
     monkeypatch.setattr(distributed, "rank", lambda: 1)
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     for counts in ([4, 3, 2], [5, 6]):
-        log.load_state_dict({"replaced": counts})
+        trainer.load_state_dict({"replaced": counts})
     assert found == [9, 5, 4, 6]

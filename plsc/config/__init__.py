@@ -53,7 +53,8 @@ class Config(Section):
     Export: ExportCfg = Field(ExportCfg(), json_schema_extra=NOT_TRAINING)
 
     Parts: list[PartCfg] = []
-    """Further features of a training, each your own class, `["package.module:Class"]` (docs/extend.md)."""
+    """Additions of your own to a training, `["package.module:Class"]`: losses, numbers for the log
+    (docs/extend.md)."""
 
     _layers: Layers = PrivateAttr(default_factory=Layers)
 

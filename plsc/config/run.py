@@ -7,14 +7,14 @@ import math
 import re
 from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
 from plsc.distributed import environment
 from plsc.heads.config import HeadCfg
 from plsc.utils.registry import Registry
 from plsc.utils.section import NOT_TRAINING, Plug, Section, few_for_this_machine
 
-PARTS = Registry("part", {}, bases=("plsc.training.parts.part:Part",))
+PARTS = Registry("part", {}, bases=("plsc.training.part:Part",))
 
 DEFAULT_EPOCHS = 10
 
@@ -92,19 +92,9 @@ class GlobalCfg(Section):
     those in `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest
     whole one."""
     init_from: str | None = Field(None, json_schema_extra=NOT_TRAINING)
-    """Folder of a checkpoint, or of what `plsc import` wrote, whose backbone training starts with, and the
-    centres of the classes that it knows (docs/training.md). The state of the optimizer starts at 0. Another
-    backbone is refused. A run that is resumed has its own."""
-    keep_centres: Literal["name", "number", "none"] | None = Field(None, json_schema_extra=NOT_TRAINING)
-    """Which centres of `init_from` go along: of the classes of the same `name`; class n for class n
-    (`number`), for data without names to which classes were only appended; or none. null is `name`, which is
-    to be written where numbered folders were moved or copied (docs/training.md)."""
-    new_centres: Literal["mean", "random"] | None = Field(None, json_schema_extra=NOT_TRAINING)
-    """What a class starts with that `init_from` does not know: the mean embedding of at most 16 of its
-    images, or random numbers. null is `mean` where other centres are kept, else `random`."""
-    keep_step: bool = Field(False, json_schema_extra=NOT_TRAINING)
-    """Begin at the step of `init_from`, where its schedule and the order of its data go on, and not at 0
-    (docs/training.md). Epochs are those of the new data. The best checkpoint is the best one since."""
+    """Folder of a run, whose newest checkpoint is taken, or of a checkpoint, such as `plsc import` writes: training
+    starts with its weights, and with its centres of the classes of the same name (docs/training.md). A run that is
+    resumed has its own."""
     log_every: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
     """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
     eval_every: int = Field(1, ge=0, json_schema_extra=NOT_TRAINING)
@@ -125,11 +115,8 @@ class GlobalCfg(Section):
     is restarted (`plsc train --ranks`); evaluations and checkpoints may take six times as long. 0 waits for
     ever."""
     max_skipped: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
-    """Steps in a row whose loss or gradients are NaN or infinite, and that are skipped, before the run ends.
+    """Steps in a row whose loss or gradients are NaN or infinite, and that are left out, before the run ends.
     1 ends it at the first (docs/resume.md)."""
-    rollbacks: int = Field(0, ge=0, json_schema_extra=NOT_TRAINING)
-    """How often the run goes back, instead of ending after `max_skipped` such steps, to the newest whole
-    checkpoint from before them, and on with half the learning rate it had (docs/resume.md)."""
     amp: AmpCfg | None = None
     """Mixed precision in training, `{dtype: bfloat16, level: O1}` or, on GPUs, `float16`
     (docs/mixed_precision.md): about half the memory of the activations, on CPUs with AVX512-BF16 or AMX about
@@ -158,13 +145,6 @@ class GlobalCfg(Section):
             raise ValueError("must name each program once")
         return value
 
-    @field_validator("keep_centres", "new_centres", "keep_step")
-    @classmethod
-    def _starts_somewhere(cls, value: str | bool | None, info: ValidationInfo) -> str | bool | None:
-        if value and info.data.get("init_from") is None:
-            raise ValueError("has no meaning without Global.init_from")
-        return value
-
     @property
     def amp_of_prediction(self) -> AmpCfg | None:
         """Mixed precision in which a trained network embeds; None: float32."""
@@ -183,13 +163,12 @@ def head_dtype(head: HeadCfg, amp: AmpCfg | None) -> str:
 
 
 class PartCfg(Plug):
-    """A feature of a training. Further keys are keyword arguments of its class."""
+    """An addition to a training. Further keys are keyword arguments of its class."""
 
     registry = PARTS
 
     name: str = Field(...)
-    """A loss on pairs beside the head's, `triplet`, `supcon`, `circle` or `multi_similarity`
-    (docs/training.md), or a part of your own as `package.module:Class` (docs/extend.md)."""
+    """A class of your own as `package.module:Class` (docs/extend.md)."""
 
 
 class CheckpointCfg(Section):

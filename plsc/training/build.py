@@ -7,7 +7,6 @@ trainer.train(metrics=None)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,40 +24,31 @@ from plsc.errors import UserError, shown
 from plsc.evaluation.sets import EvalSet
 from plsc.training import optim
 from plsc.training.build_head import build_head, build_margin, build_rule
+from plsc.training.checkpoints import Checkpoints
+from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator, build_sets
 from plsc.training.groups import freeze, settings_of, statistics_of
+from plsc.training.loss_scale import LossScale
 from plsc.training.mixed_precision import check_amp, check_layers
 from plsc.training.network import Network, layers_to_recompute
-from plsc.training.parts.checkpoints import Checkpoints
-from plsc.training.parts.divergence import Divergence
-from plsc.training.parts.dump import DumpWriter
-from plsc.training.parts.ema import Ema
-from plsc.training.parts.evaluation import Evaluation
-from plsc.training.parts.log import Log
-from plsc.training.parts.loss_scale import LossScale
-from plsc.training.parts.part import Part
-from plsc.training.parts.rollback import Rollback
-from plsc.training.parts.signals import Signals
+from plsc.training.part import Part
 from plsc.training.resume import build_backbone
 from plsc.training.start import make_folder
-from plsc.training.trainer import Rates, Trainer
+from plsc.training.trainer import Trainer
 from plsc.utils.logging import warn
 from plsc.utils.malloc import keep_freed_blocks, return_large_blocks
 from plsc.utils.memory import refuse_beyond_memory
 
 # The names of the other states of a run.
-OWNERS = (
-    *("run", "backbone", "optimizer", "head", "margin"),
-    *(part.name for part in (Divergence, Rollback, Log, Evaluation, Checkpoints)),
-)
+OWNERS = ("run", "backbone", "optimizer", "head", "margin", "evaluation", "checkpoints")
 
 
 class Prepared(NamedTuple):
     """What a run needs before its ranks compute or share anything: the dry run prepares the same, and so
     refuses the same.
 
-    still: layers in evaluation mode. sets: to evaluate on, by title. features: the parts that the config asks
-    for.
+    still: layers in evaluation mode. sets: to evaluate on, by title. parts: in the order in which they are
+    called.
     """
 
     dataset: Dataset
@@ -69,7 +59,7 @@ class Prepared(NamedTuple):
     still: list[paddle.nn.Layer]
     recomputed: list[paddle.nn.Layer]
     sets: dict[str, EvalSet]
-    features: list[Part]
+    parts: list[Part]
 
 
 def prepare(
@@ -98,8 +88,8 @@ def prepare(
     optimizer, still = build_optimizer(cfg, backbone)
     recomputed = layers_to_recompute(cfg.Model.recompute, backbone)
     sets = build_evaluation_sets(cfg, dataset)
-    features = build_features(cfg, dataset, backbone)
-    return Prepared(dataset, loader, backbone, statistics, optimizer, still, recomputed, sets, features)
+    parts = build_parts(cfg, backbone)
+    return Prepared(dataset, loader, backbone, statistics, optimizer, still, recomputed, sets, parts)
 
 
 def _synchronise_norms(backbone: paddle.nn.Layer) -> None:
@@ -114,33 +104,25 @@ def _synchronise_norms(backbone: paddle.nn.Layer) -> None:
                 setattr(parent, name, nn.SyncBatchNorm.convert_sync_batchnorm(layer))
 
 
-def build_features(cfg: Config, dataset: Dataset, backbone: paddle.nn.Layer) -> list[Part]:
-    """Build the parts that the config asks for, in the order in which they are called; all other parts come
-    after them."""
+def build_parts(cfg: Config, backbone: paddle.nn.Layer) -> list[Part]:
+    """Build the parts of a run. UserError for one of the section Parts that has the name of a state that is
+    taken."""
     amp = cfg.Global.amp
     average = cfg.Global.ema
-    parts = [
-        Ema(backbone, average.decay, average.every) if average else None,
-        LossScale() if amp and amp.dtype == "float16" else None,
-    ]
-    parts = [part for part in parts if part]
-    return [*parts, *build_own_parts(cfg, {part.name for part in parts})]
-
-
-def build_own_parts(cfg: Config, names: set[str]) -> list[Part]:
-    """Build the parts that the section Parts names. UserError for one that has the name of a state that is
-    taken."""
-    taken = {"", *names, *OWNERS}
-    parts = []
+    parts: list[Part] = []
+    if average:
+        parts.append(Ema(backbone, average.decay, average.every))
+    if amp and amp.dtype == "float16":
+        parts.append(LossScale())
     for number, section in enumerate(cfg.Parts):
         part = section.build()
-        if part.name in taken:
+        name = getattr(part, "name", "")
+        if name in ("", *OWNERS, *(other.name for other in parts)):
             raise UserError(
-                f"{section.name} must have a name of its own for its state and its loss (got '{shown(part.name)}'); set the "
-                "class's name, or name a part once",
+                f"{section.name} must have a name of its own for its state and its loss (got '{shown(name)}'); set "
+                "the class's name, or name a part once",
                 key=f"Parts.{number}",
             )
-        taken.add(part.name)
         parts.append(part)
     return parts
 
@@ -148,13 +130,13 @@ def build_own_parts(cfg: Config, names: set[str]) -> list[Part]:
 def build_trainer(
     cfg: Config,
     backbone: paddle.nn.Layer | None = None,
-    signals: Guard | None = None,
+    guard: Guard | None = None,
 ) -> Trainer:
-    """Build the Trainer of a config with all its parts. Every rank calls it, after `distributed.init`.
+    """Build the Trainer of a config with all that it needs. Every rank calls it, after `distributed.init`.
 
     Args:
         backbone: a Layer to train instead of Model.name's.
-        signals: notes signals that ask the run to stop; None: there are none.
+        guard: notes signals that ask the run to stop, and hangs; None: there are none.
     """
     ranks = distributed.rank(), distributed.world_size()
     ready = prepare(cfg, *ranks, backbone)
@@ -172,9 +154,8 @@ def build_trainer(
         cfg.Global.output_dir,
         cfg.Global.amp,
     )
-    ema = next((part for part in ready.features if isinstance(part, Ema)), None)
-    scale = next((part for part in ready.features if isinstance(part, LossScale)), None)
-    root = Path(cfg.Global.output_dir, "checkpoints")
+    ema = next((part for part in ready.parts if isinstance(part, Ema)), None)
+    scale = next((part for part in ready.parts if isinstance(part, LossScale)), None)
     evaluator = Evaluator(
         cfg.DataLoader.Eval,
         ready.sets,
@@ -184,24 +165,6 @@ def build_trainer(
         ema.in_place_of_weights if ema else None,
         amp=cfg.Global.amp_of_prediction,
     )
-    rollback = Rollback(cfg.Global.rollbacks, root)
-    parts = [
-        *ready.features,
-        Divergence(cfg.Global.max_skipped, DumpWriter(f"{cfg.Global.output_dir}/diverged", dataset.name)),
-        rollback,
-        Log(loader, cfg.Global.log_every),
-        Evaluation(evaluator, cfg.Global.eval_every, cfg.Global.eval_every_steps),
-        Checkpoints(
-            root,
-            evaluator,
-            every=cfg.Checkpoint.every_steps,
-            keep=cfg.Checkpoint.keep,
-            weights=ema.name if ema else "backbone",
-            keeps_way_back=cfg.Global.rollbacks > 0,
-            on_disk=cfg.Head.bank == "disk",
-        ),
-        Signals(signals or Guard()),
-    ]
     network = Network(
         backbone,
         dataset.preprocessing,
@@ -212,23 +175,23 @@ def build_trainer(
         recomputed=ready.recomputed,
         still=ready.still,
         amp=cfg.Global.amp,
-        scaler=scale,
+        loss_scale=scale,
         statistics=ready.statistics,
     )
-    rates = build_rates(cfg, loader.steps_per_epoch, rollback)
-    return Trainer(cfg, dataset, loader, network, head, ready.optimizer, rates, parts)
-
-
-def build_rates(cfg: Config, steps_per_epoch: int, rollback: Rollback) -> Callable[[int], Rates]:
-    """Build the function step -> learning rates of backbone and head, which a rollback lowers."""
-    schedule = optim.build_schedule(cfg.LRScheduler, steps_per_epoch, cfg.Global.total_steps(steps_per_epoch))
-    head_scale = cfg.Optimizer.head_lr_scale
-
-    def rates(step: int) -> Rates:
-        rate = schedule(step) * rollback.factor
-        return Rates(rate, rate * head_scale)
-
-    return rates
+    per_epoch = loader.steps_per_epoch
+    return Trainer(
+        cfg,
+        dataset,
+        loader,
+        network,
+        head,
+        ready.optimizer,
+        optim.build_schedule(cfg.LRScheduler, per_epoch, cfg.Global.total_steps(per_epoch)),
+        evaluator,
+        Checkpoints(cfg, weights=ema.name if ema else "backbone"),
+        ready.parts,
+        guard or Guard(),
+    )
 
 
 def build_training_set(cfg: Config) -> Dataset:

@@ -9,6 +9,7 @@ from plsc.checkpoint.store import newest_step
 from plsc.config import Config
 from plsc.config.advice import advice
 from plsc.distributed import environment
+from plsc.training.start import find_start
 from plsc.utils.loggers import check_packages
 
 
@@ -27,7 +28,7 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> str:
     from plsc.distributed import device
     from plsc.training.build import prepare
     from plsc.training.needs import byte_lines
-    from plsc.training.plan_lines import part_lines, plan_lines, weak_lines
+    from plsc.training.plan_lines import plan_lines, weak_lines
 
     kind = device.decide(cfg.Global.device, [device.why_none(cfg.Global.device)])
     in_memory = kind == environment.CPU or cfg.Head.bank != "device"
@@ -37,13 +38,9 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> str:
     weak = weak_lines(cfg, steps_per_epoch, run.sets)
     plan = [f"WARNING {line}" for line in [*advice(cfg), *weak]]
     plan += plan_lines(cfg, run.dataset, run.backbone, steps_per_epoch, ranks)
-    plan += part_lines(run)
     plan += byte_lines(cfg, run, ranks, in_memory)
     if cfg.Global.init_from and (
         cfg.Global.overwrite or not newest_step(Path(cfg.Global.output_dir, "checkpoints"))
     ):
-        from plsc.training.finetune import check_start
-
-        total_steps = cfg.Global.total_steps(steps_per_epoch)
-        plan.append(f"plan: start    {check_start(cfg, run.backbone, run.dataset, total_steps)}")
+        plan.append(f"plan: start    the weights of {find_start(cfg)}, and its centres by name")
     return "\n".join([cfg.to_yaml(sources=True), *plan])

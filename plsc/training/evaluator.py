@@ -27,6 +27,7 @@ from plsc.evaluation.sets import EvalSet, Result, eval_set
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import embed
 from plsc.training.resume import build_saved_head
+from plsc.training.thresholds import Threshold
 from plsc.training.trained import load_network
 from plsc.utils.logging import get_logger
 from plsc.utils.metrics import Metrics
@@ -107,6 +108,7 @@ class Evaluator:
         self.rows: dict[str, dict[str, Any]] = {}
         self.results: dict[str, Result] = {}
         self.step: int | None = None
+        self._threshold = Threshold(flip=section.flip)
         self._section = section
         self._backbone = backbone
         self.num_classes = num_classes
@@ -134,6 +136,18 @@ class Evaluator:
     def row(self) -> dict[str, Any] | None:
         """Return the main set's last row, on every rank; None before the first evaluation."""
         return self.rows.get(self.main)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the threshold, of the last evaluation of the main set."""
+        if self.row is not None:
+            self._threshold = Threshold(cosine=self.row.get("threshold"), flip=self.flip)
+        return self._threshold.model_dump()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the threshold, unless it is of other embeddings."""
+        saved = Threshold.model_validate(state)
+        if saved.flip == self.flip:
+            self._threshold = saved
 
     def evaluate(self, step: int = 0, epoch: int | None = None, metrics: Metrics | None = None) -> None:
         """Evaluate on every set, all ranks together, the main one last.

@@ -33,8 +33,8 @@ from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
 from plsc.training.embed import check_output, to_input, to_send
 from plsc.training.groups import statistics_of
+from plsc.training.loss_scale import LossScale
 from plsc.training.mixed_precision import autocast, autocast_on_cpu
-from plsc.training.parts.loss_scale import LossScale
 from plsc.utils.registry import did_you_mean
 from plsc.utils.sharding import count_micro_batches, split
 
@@ -67,7 +67,7 @@ class Network:
         still: layers that are in evaluation mode in training, too: frozen norms.
         amp: computes in 16 bits (see plsc.training.mixed_precision). Parameters, their gradients and the embeddings
             that `forward` gives are float32 all the same.
-        scaler: of the gradients, for float16.
+        loss_scale: of the gradients, for float16.
         statistics: of the backbone, which a forward pass changes; None: all `statistics_of` it.
     """
 
@@ -83,7 +83,7 @@ class Network:
         recomputed: Sequence[paddle.nn.Layer] = (),
         still: Sequence[paddle.nn.Layer] = (),
         amp: AmpCfg | None = None,
-        scaler: LossScale | None = None,
+        loss_scale: LossScale | None = None,
         statistics: Sequence[paddle.Tensor] | None = None,
     ):
         self.backbone = backbone
@@ -95,7 +95,7 @@ class Network:
         self._recomputed = recomputed
         self._still = still
         self._amp = amp
-        self._scaler = scaler
+        self.loss_scale = loss_scale
         self._addresses = Addresses(backbone, seed)
         self._statistics = statistics_of(backbone) if statistics is None else statistics
         self._parallel = backbone
@@ -124,10 +124,10 @@ class Network:
 
     def backward(self, grad_BD: paddle.Tensor) -> None:
         """Compute the parameters' gradients, averaged over the ranks, from that of the last embeddings. Every
-        rank calls it. With a scaler some may be inf or NaN because its scale is too large."""
+        rank calls it. With a loss scale some may be inf or NaN because its scale is too large."""
         out, self._out = self._out, None
-        if self._scaler:
-            grad_BD = grad_BD * self._scaler.scale
+        if self.loss_scale:
+            grad_BD = grad_BD * self.loss_scale.scale
         with RecordEvent("backward"), self._statistics_kept():
             if out is not None:
                 self._backward(out, grad_BD, self._parts[0])
@@ -135,18 +135,8 @@ class Network:
                 self._replay(self._model, grad_BD)
             if self._recomputed:
                 distributed.average_gradients(self.backbone)
-            if self._scaler:
-                self._scaler.unscale(self.backbone.parameters())
-
-    def own_backward(self, images: np.ndarray, step: int, grad_BD: paddle.Tensor) -> None:
-        """Compute this rank's own gradients anew in place of the averages, by running the forward pass of
-        that step again with the same random numbers. Every rank calls it."""
-        for parameter in self.backbone.parameters():
-            parameter.clear_gradient(False)
-        self._parts = self._cut(images, step)
-        restore = self.remember()
-        self._replay(self.backbone, grad_BD)
-        restore()
+            if self.loss_scale:
+                self.loss_scale.unscale(self.backbone.parameters())
 
     def remember(self) -> Callable[[], None]:
         """Copy the backbone's statistics, which a forward pass changes; return a call that restores them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from plsc.config import Config
 from plsc.data.config import TrainCfg
@@ -11,7 +11,6 @@ from plsc.data.hold_out import few_identities
 from plsc.errors import shown
 from plsc.evaluation.sets import EvalSet
 from plsc.evaluation.verification import ONE_KIND, folds_of_one_kind
-from plsc.training.build import Prepared
 from plsc.training.groups import describe, settings_of
 from plsc.training.optim import build_schedule
 from plsc.utils.sharding import split
@@ -48,22 +47,23 @@ def weak_lines(cfg: Config, steps_per_epoch: int, sets: Mapping[str, EvalSet]) -
     return lines
 
 
-def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size: int) -> list[str]:
-    """Format the plan of a run on `world_size` ranks, "plan: steps ..." and so on."""
+def plan_lines(
+    cfg: Config, dataset, backbone, steps_per_epoch: int, world_size: int, step: int = 0
+) -> list[str]:
+    """Format the plan of a run on `world_size` ranks from a step on, "plan: steps ..." and so on."""
     classes = dataset.num_classes
     shards = split(classes, world_size) if cfg.Head.sharded else [(0, classes)]
     of_rank = _either(stop - start for start, stop in shards)
     steps = cfg.Global.total_steps(steps_per_epoch)
     rate = build_schedule(cfg.LRScheduler, steps_per_epoch, steps)
     warmup = min(cfg.LRScheduler.warmup_steps(steps_per_epoch), steps - 1)
-    warm = f", {rate(warmup):.3g} after {counted(warmup, 'step')}" if warmup else ""
     parameters = sum(parameter.size for parameter in backbone.parameters() if not parameter.stop_gradient)
     shape = list(dataset.preprocessing.shape)
     rows = {
         "ranks": f"{world_size}, global batch {_global_batch(cfg.DataLoader.Train, world_size)}",
         "data": f"{len(dataset):,} images of {classes:,} classes, shape {shape}",
         "steps": f"{steps:,}, {steps_per_epoch:,} an epoch",
-        "lr": f"{rate(0):.3g} at first{warm}, {rate(steps - 1):.3g} in the last step",
+        "lr": _rates(rate, step, warmup, steps),
         "backbone": f"{type(backbone).__name__}, {parameters:,} parameters",
         "head": f"{cfg.Head.name}, {of_rank} classes per rank",
     }
@@ -73,9 +73,11 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size:
     return [f"plan: {name:9}{text}" for name, text in rows.items()]
 
 
-def part_lines(run: Prepared) -> list[str]:
-    """Format what the parts of a run say of themselves."""
-    return [f"plan: {part.name:8} {described}" for part in run.features if (described := part.describe())]
+def _rates(rate: Callable[[int], float], step: int, warmup: int, steps: int) -> str:
+    """Describe the learning rates of the steps from `step` on."""
+    first = f"{rate(step):.3g} at step {step + 1:,}" if step else f"{rate(0):.3g} at first"
+    warm = f", {rate(warmup):.3g} after {counted(warmup, 'step')}" if step < warmup else ""
+    return f"{first}{warm}, {rate(steps - 1):.3g} in the last step"
 
 
 def _global_batch(train: TrainCfg, ranks: int) -> str:

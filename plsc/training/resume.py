@@ -19,7 +19,7 @@ from plsc.config import Config
 from plsc.config.optimizer import MomentumOptimizerCfg, OptimizerCfg
 from plsc.config.run import AmpCfg, head_dtype
 from plsc.data.dataset import Dataset, misnumbered_class
-from plsc.errors import UserError, shown
+from plsc.errors import UserError
 from plsc.heads.config import HeadCfg
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head, build_rule
@@ -134,7 +134,6 @@ def refuse_other_run(
     ours: dict[str, Any],
     owners: Collection[str],
     data: Dataset,
-    world_size: int,
 ) -> None:
     """Refuse by UserError a checkpoint of another run; warn of differences that change only the order of the
     data.
@@ -159,10 +158,6 @@ def refuse_other_run(
                 f"{where} was made with the {what} {there}, this run has {here}: resume with the same, {anew}"
             )
     for owner in saved.manifest.state.keys() - owners:
-        if required := saved.plain(owner).get("required"):
-            raise UserError(
-                f"{where} was made with {shown(str(required))}, this run is without: resume with the same, {anew}"
-            )
         warn(f"{where} has a state of '{owner}', which this run is without: it is left out from now on")
     # Random numbers and the order of the data depend on these.
     order = {
@@ -179,7 +174,7 @@ def refuse_other_run(
         raise UserError(
             f"{where} was made with a global batch of {theirs['global_batch']}, this run has {ours['global_batch']}: set "
             f"DataLoader.Train.global_batch={theirs['global_batch']} and keep_global_batch, or batch_size and accumulate so that "
-            f"batch_size x accumulate x {world_size} ranks is the same"
+            "batch_size x accumulate x ranks is the same"
         )
 
 

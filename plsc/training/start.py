@@ -17,11 +17,13 @@ from plsc.utils.logging import get_logger, setup
 
 # What a training run leaves in Global.output_dir.
 RUN_FILES = (
-    *("config.yaml", "metrics.jsonl", "train.log", "checkpoints", "identities.json"),
+    *("config.yaml", "metrics.jsonl", "train.log", "checkpoints"),
     *("visualdl", "tensorboard", "wandb", "logged.json"),
-    *("report.html", "results.json", "diverged"),
+    *("report.html", "results.json"),
 )
 _OF_CHECKPOINTS = ("export", "test", "predict")  # made later, from those
+
+START = "Global.init_from"
 
 
 def start(cfg: Config) -> None:
@@ -106,6 +108,22 @@ def open_checkpoint(cfg: Config) -> store.Checkpoint:
     saved = store.Checkpoint.open(path, verify=False)
     saved.require("preprocessing", "shape", "dtype", "mean", "scale")
     return saved
+
+
+def find_start(cfg: Config) -> Path:
+    """Find the checkpoint that Global.init_from names: the newest of a run, or the folder itself; its bytes are
+    not read. MissingFileError if there is none."""
+    path = Path(cfg.Global.init_from)
+    if not (path / "checkpoints").is_dir():
+        if not (path / "manifest.json").is_file():
+            raise MissingFileError(
+                f"{path}: there is no run, and no checkpoint; name the folder of one", key=START
+            )
+        return path
+    found = store.completed(path / "checkpoints")
+    if not found:
+        raise MissingFileError(f"{path}: the run has no checkpoint yet; train it, or name another", key=START)
+    return found[-1]
 
 
 def make_folder(folder: Path, key: str) -> None:

@@ -1,30 +1,30 @@
-"""Describe a step of a training: what this rank computed, and what it came to."""
+"""Describe a step of a training, and let all ranks agree on it by one small tensor, one collective, one read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import paddle
+from paddle import _C_ops
 
+from plsc import distributed
 from plsc.data.loader import Batch
-from plsc.errors import UserError
-from plsc.heads.softmax import HeadOutput
+from plsc.distributed.device import to_device, to_host
+from plsc.heads.softmax import HeadOutput, SoftmaxHead
+from plsc.training.finite import nonfinite
 
 
 @dataclass(frozen=True)
-class TakenStep:
+class Step:
     """A step as this rank has it after the backward pass.
 
-    index_B: the batch's indices on the device, int64. learning_rate: of the backbone's update. emb_BD: with
-    its gradient.
-    out: of the head. losses: of the parts, by their names.
+    learning_rate: of the backbone's update. emb_BD: with its gradient. out: of the head. losses: of the parts, by
+    their names.
     """
 
     batch: Batch
-    index_B: paddle.Tensor
     learning_rate: float
     emb_BD: paddle.Tensor
     out: HeadOutput
@@ -40,9 +40,10 @@ class TakenStep:
 class Verdict:
     """What all ranks know of a step, the same on every rank.
 
-    bad_backbone: whether a gradient of the backbone is not finite on some rank; bad_head: whether the loss,
-    or a gradient that the head has computed, is not. stray: labels that are no class. loss, accuracy: of the
-    step. flags: the parts' numbers by name, of each rank [W].
+    bad_backbone: whether a gradient of the backbone is not finite on some rank; bad_head: whether the loss, or a
+    gradient that the head has computed, is not. stray: labels that are no class. loss, accuracy: of the step.
+    waited: the most seconds that a rank has waited for data. signal: that a rank was asked to stop by, 0 for none.
+    replaced_W: corrupt images that each rank has replaced in this epoch.
     """
 
     bad_backbone: bool
@@ -50,30 +51,48 @@ class Verdict:
     stray: int
     loss: float
     accuracy: float
-    flags: Mapping[str, np.ndarray]
+    waited: float
+    signal: int
+    replaced_W: list[int]
 
     @property
-    def counts(self) -> bool:
+    def good(self) -> bool:
         """Whether the step may change anything."""
         return not (self.bad_backbone or self.bad_head or self.stray)
 
 
-class LeftOut(NamedTuple):
-    """A step that does not count, explained. error: ends the run unless a part goes back; None: the run goes
-    on."""
+@paddle.no_grad()
+def agree(
+    backbone: paddle.nn.Layer, head: SoftmaxHead, step: Step, waited: float, signal: int, replaced: int
+) -> Verdict:
+    """Gather what each rank knows of a step, and read it: the one place where the host waits for the device.
+    Every rank calls it, after the backward pass.
 
-    error: UserError | None = None
+    Args:
+        waited, signal, replaced: of this rank, as in Verdict.
+
+    Collectives: one all_gather of a few numbers.
+    """
+    out = step.out
+    loss = out.loss.detach().clone().reshape([1])  # a copy: what is not finite may be overwritten
+    bad_backbone = nonfinite([p.grad for p in backbone.parameters() if p.grad is not None])
+    bad_head = nonfinite([*_head_gradients(head, step.emb_BD), loss])
+    tensors = [bad_backbone, bad_head, out.stray, out.loss, out.accuracy]
+    numbers = [_C_ops.flatten(tensor.detach().astype("float64"), 0, -1) for tensor in tensors]
+    of_rank = to_device(np.array([waited, signal, replaced], np.float64))
+    row_1F = paddle.concat([*numbers, of_rank]).unsqueeze(0)
+    rows_WF = to_host(distributed.gather_rows(row_1F, [1] * distributed.world_size()))
+    bad_backbone, bad_head, stray, *_, waited, signal, _ = rows_WF.max(axis=0).tolist()
+    loss, accuracy = rows_WF[0, 3:5].tolist()
+    replaced_W = rows_WF[:, -1].astype(int).tolist()
+    return Verdict(
+        bool(bad_backbone), bool(bad_head), int(stray), loss, accuracy, waited, int(signal), replaced_W
+    )
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """A step that is done. left_out: None for one that counts."""
-
-    taken: TakenStep
-    verdict: Verdict
-    left_out: LeftOut | None
-
-    @property
-    def number(self) -> int:
-        """The step's number, from 1."""
-        return self.taken.number
+def _head_gradients(head: SoftmaxHead, emb_BD: paddle.Tensor) -> list[paddle.Tensor]:
+    """Collect the gradients that the head has computed: of this rank's embeddings, and of its centres."""
+    gradients = [] if emb_BD.grad is None else [emb_BD.grad]
+    if head.bank.selected:  # else the bank has the gradients of an earlier step
+        gradients += head.bank.gradients().values()
+    return gradients

@@ -12,7 +12,7 @@ from plsc.config.advice import advice
 from plsc.distributed import environment, guard
 from plsc.errors import UserError, writing
 from plsc.training.finish import finish
-from plsc.training.start import delete_run, find_checkpoint, goes_on, start
+from plsc.training.start import delete_run, find_checkpoint, find_start, goes_on, start
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.loggers import check_packages
 from plsc.utils.logging import get_logger, setup
@@ -28,6 +28,8 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
     cfg.check_ranks(environment.world_size_from_env())
     cfg.check_data()  # before anything is written
     resumes = goes_on(cfg)
+    if cfg.Global.init_from and not resumes:
+        find_start(cfg)
     _refuse_unread_checkpoint(cfg, resumes)
     with guard.Guard(Path(cfg.Global.output_dir), cfg.Global.hang_seconds) as guarded:
         return _train(cfg, resumes, guarded, model)
@@ -47,7 +49,7 @@ def _train(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> dict
     if guarded.stopped:
         return _stopped(cfg, guarded, metrics)
     output_dir = Path(cfg.Global.output_dir)
-    evaluator = trainer.part("evaluation").evaluator
+    evaluator = trainer.evaluator
     if evaluator.sets and evaluator.row is None:
         evaluator.evaluate()  # resumed after the last step, whose row the metrics have already
     result = {**(evaluator.row or {"accuracy": None})}
@@ -55,7 +57,7 @@ def _train(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> dict
     if metrics:
         metrics.close()
         took = f"took {duration(trainer.seconds)}"
-        best = trainer.part("checkpoints").best
+        best = trainer.checkpoints.best
         facts = {"step": trainer.step, "best": best.model_dump() if best else None}
         finish(cfg, evaluator, output_dir, took, facts)
     return result
@@ -64,32 +66,32 @@ def _train(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> dict
 def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tuple[Any, Metrics | None]:
     """Build a Trainer and train; return it, and rank 0's metrics. Every rank calls it."""
     from plsc import distributed
-    from plsc.training import finetune
     from plsc.training.build import build_trainer
+    from plsc.training.init_from import start_from
     from plsc.training.plan_lines import plan_lines, weak_lines
 
     path = find_checkpoint(cfg, writes=True) if resumes else None
-    trainer = build_trainer(cfg, model, signals=guarded)
-    beginning = finetune.Start([], {})
+    trainer = build_trainer(cfg, model, guard=guarded)
     output_dir = Path(cfg.Global.output_dir)
+    notes = []
     if path:
         trainer.resume(path)
         distributed.run_on_rank_0(partial(_set_later_aside, output_dir / "checkpoints", trainer.step))
     elif cfg.Global.init_from:
-        beginning = finetune.start_from(cfg, trainer.backbone, trainer.head, trainer.dataset)
-        trainer.begin_at(beginning.step, beginning.states)
+        notes = start_from(cfg, trainer.backbone, trainer.head, trainer.dataset)
     metrics = None
     if distributed.rank() == 0:
         if not path:
             delete_run(output_dir)
         setup(0, output_dir / "train.log")
-        beginning.record(output_dir)
         per_epoch = trainer.loader.steps_per_epoch
-        weak = weak_lines(cfg, per_epoch, trainer.part("evaluation").evaluator.sets)
+        weak = [] if path else weak_lines(cfg, per_epoch, trainer.evaluator.sets)
         for line in [*advice(cfg), *weak]:
             get_logger().warning(line)
-        plan = plan_lines(cfg, trainer.dataset, trainer.backbone, per_epoch, distributed.world_size())
-        for line in plan:
+        plan = plan_lines(
+            cfg, trainer.dataset, trainer.backbone, per_epoch, distributed.world_size(), trainer.step
+        )
+        for line in [*notes, *plan]:
             get_logger().info(line)
         replace_file(output_dir / "config.yaml", cfg.to_yaml(sources=True).encode())
         metrics = Metrics(output_dir, trainer.step, cfg.Global.loggers)

@@ -1,38 +1,39 @@
-"""Run a training: `train` is the loop, `train_step` shows the order of operations.
+"""Run a training: `train` is the loop, `train_step` shows the order of operations in a step.
 
-    data.loader -> backbone (data parallel) -> head (classes spread over the ranks) -> backward -> verdict -> update
+    data.loader -> backbone (data parallel) -> head (classes spread over the ranks) -> backward -> agree -> update
 
-All else that a run does is a part of it (plsc/training/parts): it adds a loss, learns of a step, or works
-between steps. The learning rates are functions of the step, the order of the data of (seed, epoch), dropout
-of (seed, step, layer, sample), so a resumed run needs nothing but step and states. plsc/training/build.py
-makes a Trainer from a config.
+The learning rate is a function of the step, the order of the data of (seed, epoch), dropout of (seed, step,
+layer, sample), so a resumed run needs nothing but step and states. plsc/training/build.py makes a Trainer from
+a config; what a user adds is a Part (part.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import paddle
 from paddle.profiler import RecordEvent
-from pydantic import NonNegativeInt
+from pydantic import Field, FiniteFloat, NonNegativeInt
 
 from plsc import distributed
-from plsc.checkpoint import store
+from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
 from plsc.data.dataset import Dataset
 from plsc.data.loader import Batch, Loader
 from plsc.distributed.device import to_device
+from plsc.distributed.guard import Guard
+from plsc.errors import UserError
 from plsc.heads.softmax import SoftmaxHead
-from plsc.training.finetune import refuse_last_step
+from plsc.training.checkpoints import Checkpoints
+from plsc.training.evaluator import Evaluator
 from plsc.training.network import Network
-from plsc.training.optim import BackboneOptimizer, sizes_of
-from plsc.training.parts.part import Part, State
+from plsc.training.optim import BackboneOptimizer
+from plsc.training.part import Part, State
 from plsc.training.resume import (
     load_rows,
     refuse_other_classes,
@@ -40,23 +41,24 @@ from plsc.training.resume import (
     refuse_other_run,
     warn_of_changed_keys,
 )
-from plsc.training.step import LeftOut, StepResult, TakenStep, Verdict
-from plsc.training.verdict import agree
+from plsc.training.step import Step, Verdict, agree
 from plsc.utils.logging import get_logger, warn
 from plsc.utils.metrics import Metrics
+from plsc.utils.progress import Progress
+from plsc.utils.sharding import split
 
 
-class Rates(NamedTuple):
-    """The learning rates of a step."""
+class Counts(State):
+    """What a run goes on to count.
 
-    backbone: float
-    head: float
+    skipped: steps that were left out; in_a_row: those since the last that was not. replaced: corrupt images of
+    each rank in this epoch. learning_rate: of the last step.
+    """
 
-
-class Counted(State):
-    """What a run goes on to count."""
-
-    since_good: NonNegativeInt
+    skipped: NonNegativeInt = 0
+    in_a_row: NonNegativeInt = 0
+    replaced: list[NonNegativeInt] = Field([0], min_length=1)
+    learning_rate: FiniteFloat = 0.0
 
 
 class Trainer:
@@ -67,11 +69,13 @@ class Trainer:
         cfg: of the run, from which the following are built unless the caller replaces them.
         dataset: to train on. loader: its batches.
         network: the backbone. head: class centres and loss. optimizer: of the backbone.
-        rates: step -> the learning rates. parts: the features of the run, in the order in which they are called.
+        schedule: step -> learning rate.
+        evaluator, checkpoints: for what is done between steps.
+        parts: called in this order. guard: notes signals and hangs.
 
-    Attributes: `step`, how many are done; `total_steps`, that the run ends at; `since_good`, those since the last one that counted; `first_step`, of the run, not of a
-    process that resumes it; `resumed`, whether a checkpoint was taken over; `stopped`, the name of the signal
-    that the run was asked to stop by; `metrics`, rank 0's, while training; `seconds`, of training and
+    Attributes: `step`, how many are done, and `total_steps`, that the run ends at; `skipped`, steps that were left
+    out because they were not finite; `resumed`, whether a checkpoint was taken over; `stopped`, the name of the
+    signal that the run was asked to stop by; `metrics`, rank 0's, while training; `seconds`, of training and
     evaluation in this process.
     """
 
@@ -83,8 +87,11 @@ class Trainer:
         network: Network,
         head: SoftmaxHead,
         optimizer: BackboneOptimizer,
-        rates: Callable[[int], Rates],
-        parts: Iterable[Part],
+        schedule: Callable[[int], float],
+        evaluator: Evaluator,
+        checkpoints: Checkpoints,
+        parts: list[Part],
+        guard: Guard,
     ):
         self.cfg = cfg
         self.dataset = dataset
@@ -92,17 +99,24 @@ class Trainer:
         self.network = network
         self.head = head
         self.optimizer = optimizer
-        self.rates = rates
-        self.parts = list(parts)
+        self.schedule = schedule
+        self.evaluator = evaluator
+        self.checkpoints = checkpoints
+        self.parts = parts
+        self.guard = guard
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = cfg.Global.total_steps(self.steps_per_epoch)
         self.step = 0
-        self.since_good = 0
-        self.first_step = 0
+        self.skipped = 0
         self.resumed = False
         self.stopped: str | None = None
         self.metrics: Metrics | None = None
         self.seconds = 0.0
+        self._skipped_in_a_row = 0
+        self._replaced_W = [0]  # corrupt images of each rank in this epoch
+        self._waited = 0.0  # seconds for data, the longest of a rank
+        self._paused = False  # since the last step
+        self._progress: Progress | None = None
 
     def part(self, name: str) -> Any:
         """Find a part by its name."""
@@ -124,126 +138,210 @@ class Trainer:
         return self.step % self.steps_per_epoch == 0
 
     # -- the loop
-    # -----------------------------------------------------------------------------------------------------------
 
     def train(self, metrics: Metrics | None) -> None:
-        """Train to the end of the run, or to a signal after which all ranks save. metrics: rank 0's, None
-        on the others."""
+        """Train to the end of the run, or to a signal after which all ranks save. metrics: rank 0's, None on the
+        others."""
         self.metrics = metrics
         self.loader.probe()
         self.head.bank.write_initial_rows()
         distributed.barrier()  # disks are not equally fast, and a collective would not wait so long
         self.network.start()
+        self._progress = self._make_progress()
         try:
             for part in self.parts:
                 part.start(self)
+            self.checkpoints.check_space(self)
+            self.guard.step_started(self.step)
             began = time.monotonic()
             while self.step < self.total_steps and not self.stopped:
                 self._train_epoch()
-            for part in self.parts:
-                part.end(self)
+            if self.stopped:
+                with self._pause():
+                    self.checkpoints.save_where_stopped(self)
+                self.guard.stop(self.stopped)
             self.seconds = time.monotonic() - began
         finally:
-            for part in self.parts:
-                part.close()
+            self.guard.allow_pause()
+            self._progress.close()
 
     def _train_epoch(self) -> None:
-        """Train the remaining steps of the epoch, up to the run's end; fewer where a part goes back to an
-        older step."""
+        """Train the remaining steps of the epoch, up to the run's end."""
         with contextlib.closing(self.loader.from_step(self.step)) as batches:
             for batch in batches:
-                number = self.step + 1
-                # The result has no name here: the next step needs the memory of this one.
-                self._between(self.train_step(batch))
-                if self.step != number or self.step == self.total_steps or self.stopped:
+                verdict, losses = self.train_step(batch)
+                self._log(batch, verdict, losses)
+                self._evaluate()
+                self._save()
+                self._heed(verdict.signal)
+                if self.step == self.total_steps or self.stopped:
                     return
 
-    def _between(self, result: StepResult) -> None:
-        """Let the parts do what is due after a step, until one goes back to an older step."""
-        for part in self.parts:
-            part.between(self, result)
-            if self.step != result.number:
-                return
-
-    def train_step(self, batch: Batch) -> StepResult:
-        """Take one optimizer step on this rank's samples. Every rank calls it.
+    def train_step(self, batch: Batch) -> tuple[Verdict, dict[str, paddle.Tensor]]:
+        """Take one optimizer step on this rank's samples -> what all ranks know of it, and the parts' losses.
 
         Loss or gradients that are not finite make it a step that changes nothing. UserError for a label that
-        is no class.
+        is no class, and for the last step of too many in a row that are left out. Every rank calls it.
         """
-        with RecordEvent("check"):
-            undo = self.network.remember(), self.head.remember()
+        undo = self.network.remember(), self.head.remember()
         emb_BD = self.network.forward(batch.images, self.step)
-        label_B, index_B = to_device(np.stack([batch.labels, batch.indices]))
+        label_B = to_device(batch.labels)
         out = self.head(emb_BD, label_B, self.step, counts=batch.counts, check=False)
         losses = {part.name: part.loss(batch, emb_BD) for part in self.parts}
         losses = {name: loss for name, loss in losses.items() if loss is not None}
         sum(losses.values(), start=out.loss).backward()  # up to the embeddings, and the centres
         self.network.backward(emb_BD.grad)
-        rates = self.rates(self.step)
-        taken = TakenStep(batch, index_B, rates.backbone, emb_BD, out, losses)
-        verdict = self.agree(taken)
-        left_out = None
-        if verdict.counts:
-            self.since_good = 0
+        rate = self.schedule(self.step)
+        step = Step(batch, rate, emb_BD, out, losses)
+        verdict = self.agree(step)
+        if verdict.good:
+            self._skipped_in_a_row = 0
+            for part in self.parts:
+                part.before_update(self, step)
             with RecordEvent("optimizer"):
-                self.optimizer.step(rates.backbone)
-                self.head.step(rates.head, self.step)
-                for part in self.parts:
-                    part.update(self, taken)
+                self.optimizer.step(rate)
+                self.head.step(rate * self.cfg.Optimizer.head_lr_scale, self.step)
+            for part in self.parts:
+                part.update(self, step)
         else:
-            self.since_good += 1
             for restore in undo:
                 restore()
-            left_out = self._explain(taken, verdict)
+            self._leave_out(step, verdict)
         self.optimizer.clear_grad()
         self.step += 1
-        return StepResult(taken, verdict, left_out)
+        return verdict, {name: loss.detach() for name, loss in losses.items()}
 
-    def agree(self, taken: TakenStep) -> Verdict:
+    def agree(self, step: Step) -> Verdict:
         """Let all ranks learn of a step what each of them must know. Every rank calls it, after the backward
         pass.
 
         Collectives: one all_gather of a few numbers.
         """
+        loader = self.loader
         with RecordEvent("check"):
-            flags = {name: number for part in self.parts for name, number in part.flags().items()}
-            return agree(self.backbone, self.head, taken, flags)
+            return agree(
+                self.backbone, self.head, step, loader.wait_seconds, self.guard.signal, loader.replaced
+            )
 
-    def _explain(self, taken: TakenStep, verdict: Verdict) -> LeftOut:
-        """Say why a step does not count. UserError for a label that is no class."""
+    def _leave_out(self, step: Step, verdict: Verdict) -> None:
+        """Say why a step changes nothing. UserError for a label that is no class, and for too many in a row."""
         if verdict.stray:
-            self.head.refuse_labels(to_device(taken.batch.labels))
-        for part in self.parts:
-            if left_out := part.explain(self, taken, verdict):
-                return left_out
-        return LeftOut()
+            self.head.refuse_labels(to_device(step.batch.labels))
+        scale = self.network.loss_scale
+        if scale and not verdict.bad_head and scale.halve():
+            get_logger().info(
+                f"step {step.number}: the backbone's gradients overflowed in float16; step left out, loss scale "
+                f"{scale.scale:g} from here on"
+            )
+            return
+        self.skipped += 1
+        self._skipped_in_a_row += 1
+        most = self.cfg.Global.max_skipped
+        what = "the loss, or a gradient of the head," if verdict.bad_head else "a gradient of the backbone"
+        line = f"step {step.number}: {what} is not finite (learning rate {step.learning_rate:.4g})"
+        if self._skipped_in_a_row == most:
+            raise UserError(
+                f"{line}, step {most} in a row that had to be left out; the checkpoints are as they were: lower "
+                "LRScheduler.learning_rate, lengthen its warm-up, set Optimizer.clip_norm, or look in the network "
+                "for a division by 0, a log or a root of 0"
+            )
+        if distributed.rank() == 0:
+            get_logger().warning(f"{line}; step left out ({self._skipped_in_a_row} of {most} in a row)")
+
+    # -- between steps
+
+    def _make_progress(self) -> Progress:
+        return Progress(
+            self.total_steps,
+            self.steps_per_epoch,
+            -(-self.total_steps // self.steps_per_epoch),
+            self.cfg.Global.log_every,
+            self.step,
+            data=lambda: (self._waited, sum(self._replaced_W)),
+            extra=self._numbers,
+            advice=self.loader.advice,
+        )
+
+    def _numbers(self) -> dict[str, float]:
+        """Collect the numbers of the row that is due."""
+        skipped = {"skipped": self.skipped} if self.skipped else {}
+        of_parts = {name: float(number) for part in self.parts for name, number in part.numbers.items()}
+        return {**of_parts, **skipped}
+
+    def _log(self, batch: Batch, verdict: Verdict, losses: dict[str, paddle.Tensor]) -> None:
+        """Log a line and write a row of metrics.jsonl at regular steps."""
+        self._waited = verdict.waited
+        self._replaced_W = verdict.replaced_W
+        row = self._progress.update(
+            self.step,
+            self.epoch,
+            verdict.loss,
+            self.schedule(self.step - 1),
+            sum(batch.counts),
+            accuracy=verdict.accuracy,
+            **{f"loss/{name}": loss for name, loss in losses.items()},
+        )
+        if row and self.metrics:
+            self.metrics.write(row)
+        if self.ends_epoch:
+            self._replaced_W = [0]
+
+    def _evaluate(self) -> None:
+        """Evaluate where the run ends, and after every so many epochs and steps."""
+        section = self.cfg.Global
+        due = self.step == self.total_steps
+        if section.eval_every_steps:
+            due |= self.step % section.eval_every_steps == 0
+        if section.eval_every:
+            due |= self.ends_epoch and self.epoch % section.eval_every == 0
+        if due and self.evaluator.sets:
+            with self._pause():
+                self.evaluator.evaluate(self.step, self.epoch, self.metrics)
+
+    def _save(self) -> None:
+        """Save where an epoch or the run ends, after every so many steps, and after the best evaluation."""
+        every = self.cfg.Checkpoint.every_steps
+        due = self.step == self.total_steps or self.ends_epoch or (every and self.step % every == 0)
+        best = self.checkpoints.best_of(self.evaluator, self.step)
+        if due or best is not self.checkpoints.best:
+            with self._pause():
+                self.checkpoints.save(self, best)
+
+    def _heed(self, number: int) -> None:
+        """End the training after this step where a rank was asked to by the signal of this number; 0: none was."""
+        if self._paused:  # an evaluation or a save may take long: its signal does not wait for another step
+            number = max(number, *distributed.gather_counts(self.guard.signal))
+            self._paused = False
+        self.guard.step_started(self.step)
+        if number and self.step < self.total_steps:
+            self.stopped = signal.Signals(number).name
 
     @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        """Let all parts know that the work inside is no step."""
-        with contextlib.ExitStack() as stack:
-            for part in self.parts:
-                stack.enter_context(part.pause())
+    def _pause(self) -> Iterator[None]:
+        """Leave the time of the block out of the measured times, and let it take long."""
+        self._paused = True
+        self.guard.allow_pause()
+        with self._progress.pause():
             yield
 
-    def stop(self, signal: str) -> None:
-        """End the training after this step, because of the signal of this name."""
-        self.stopped = signal
-
     # -- checkpoints
-    # --------------------------------------------------------------------------------------------------------
 
     @property
     def stateful(self) -> dict[str, Any]:
         """All that has a state in a checkpoint, by name; the rows of the class centres are written apart."""
         core = {"run": self, "backbone": self.network, "optimizer": self.optimizer, "head": self.head}
         margin = {"margin": self.head.margin} if self.head.margin else {}
-        return {**core, **margin, **{part.name: part for part in self.parts if part.name}}
+        between = {"evaluation": self.evaluator, "checkpoints": self.checkpoints}
+        return {**core, **margin, **between, **{part.name: part for part in self.parts}}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a run must have in common with the one that it goes on with, and the steps since the
-        last good one."""
+        """Return what a run must have in common with the one that it goes on with, and its counts."""
+        counts = Counts(
+            skipped=self.skipped,
+            in_a_row=self._skipped_in_a_row,
+            replaced=self._replaced_W,
+            learning_rate=self.schedule(max(0, self.step - 1)),
+        )
         return {
             "seed": self.cfg.Global.seed,
             "global_batch": self.loader.global_batch,
@@ -251,22 +349,29 @@ class Trainer:
             "optimizer": self.optimizer.name,
             "head": self.cfg.Head.kind,
             "head_optimizer": type(self.head.bank.rule).__name__,
-            "since_good": self.since_good,
+            **counts.model_dump(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the count of steps; `refuse_other_run` has compared the rest."""
-        self.since_good = Counted.model_validate(state).since_good
+        """Take over the counts; `refuse_other_run` has compared the rest."""
+        counts = Counts.model_validate(state)
+        self.skipped = counts.skipped
+        self._skipped_in_a_row = counts.in_a_row
+        replaced_W = counts.replaced
+        ranks = distributed.world_size()
+        if len(replaced_W) != ranks:  # what other ranks have replaced is split evenly
+            replaced_W = [stop - start for start, stop in split(sum(replaced_W), ranks)]
+        self.loader.resume(replaced_W[distributed.rank()])
 
     def resume(self, path: str | Path) -> None:
         """Take over a checkpoint of any world size: all states, and its step. UserError if it is of another
         problem."""
-        saved = store.Checkpoint.open(path, verify=False)  # verified when it was searched for
+        saved = Checkpoint.open(path, verify=False)  # verified when it was searched for
         saved.require("run", "seed", "steps_per_epoch", "global_batch")
         owners = self.stateful
         sizes = self.head.shard.num_classes, self.head.bank.width
         saved.check_matches(*sizes, backbone=self.backbone.state_dict())
-        refuse_other_run(saved, self.state_dict(), owners.keys(), self.dataset, distributed.world_size())
+        refuse_other_run(saved, self.state_dict(), owners.keys(), self.dataset)
         refuse_other_frozen(self.cfg, saved, self.backbone)
         load_rows(self.head, saved)
         for name, owner in owners.items():
@@ -274,28 +379,16 @@ class Trainer:
                 owner.load_state_dict(saved.state_dict(name))
         refuse_other_classes(saved, self.dataset)
         self.resumed = True
-        get_logger().info(f"resuming at step {saved.step} from {saved.path}")
-        warn_of_changed_keys(self.cfg, saved)
         self.step = saved.step
-        if self.metrics:
-            self.metrics.rewind(self.step)
         if self.step >= self.total_steps:
-            rule = f"this run ends at step {self.total_steps}"
-            warn(f"nothing is left to train: {rule}; raise Global.epochs or Global.max_steps")
-
-    def begin_at(self, step: int, states: Mapping[str, dict[str, Any]] = MappingProxyType({})) -> None:
-        """Begin at this step of the schedule and of the data's order, with these states of parts. UserError
-        if no step is left."""
-        refuse_last_step(step, self.total_steps)
-        self.step = step
-        self.first_step = step
-        for name, state in states.items():
-            self.stateful[name].load_state_dict(state)
-
-    def checkpoint_bytes(self) -> int:
-        """Compute the bytes of a checkpoint."""
-        bank = self.head.bank
-        trained, frozen = sizes_of(self.optimizer, self.backbone)
-        copies = 2 if self.cfg.Global.ema else 1
-        network = 4 * (copies * (trained + frozen) + self.optimizer.state_size)
-        return network + bank.itemsize * bank.numbers * self.head.shard.num_classes
+            warn(
+                f"nothing is left to train: this run ends at step {self.total_steps}; raise Global.epochs or "
+                "Global.max_steps"
+            )
+        else:
+            was = Counts.model_validate(saved.plain("run")).learning_rate
+            get_logger().info(
+                f"resuming at step {saved.step} from {saved.path}: learning rate {self.schedule(self.step):.3g} "
+                f"(was {was:.3g})"
+            )
+        warn_of_changed_keys(self.cfg, saved)

@@ -28,8 +28,8 @@ from tests.helpers.tiny_runs import (
     train_linear,
     train_sets,
 )
-from tests.training.parts.test_losses import run_on_ranks
 from tests.training.test_evaluator import MORE, Broken
+from tests.training.test_losses import run_on_ranks
 
 folder, saved = map(Path, sys.argv[1:])
 d.init("cpu", threads=1)
@@ -71,7 +71,7 @@ try:
     line = "it did not diverge"
 except UserError as error:
     line = str(error)
-assert "(learning rate 1e+30), step 2 in a row that had to be skipped; " in line and set(
+assert "(learning rate 1e+30), step 2 in a row that had to be left out; " in line and set(
     d.gather_objects(line)
 ) == {line}
 

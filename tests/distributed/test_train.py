@@ -29,8 +29,8 @@ from tests.helpers.tiny_runs import (
     train_linear,
     train_sets,
 )
-from tests.training.parts.test_losses import run_on_ranks
 from tests.training.test_evaluator import evaluator_of
+from tests.training.test_losses import run_on_ranks
 
 TRAIN = ROOT / "tools/train.py"
 HALF = "DataLoader.Train.batch_size=6"  # on two ranks, the global batch of one

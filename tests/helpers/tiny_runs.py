@@ -116,7 +116,7 @@ def train(output: Path, *overrides: str, resume: Path | None = None, **parts) ->
 
 def save_now(trainer: Trainer) -> None:
     """Write a checkpoint of the step at which it is."""
-    trainer.part("checkpoints").save(trainer)
+    trainer.checkpoints.save(trainer)
 
 
 def linear() -> Linear:

@@ -110,7 +110,7 @@ def test_a_set_is_scored_by_its_kind():
 
 def test_labelled_images_may_be_a_further_set(tmp_path):
     labelled = "{name: Synthetic, num_classes: 20, images_per_class: 2, image_shape: [1, 12, 10]}"
-    found = make_trainer(tmp_path, f"DataLoader.Eval.more.seen={labelled}").part("evaluation").evaluator
+    found = make_trainer(tmp_path, f"DataLoader.Eval.more.seen={labelled}").evaluator
     assert evaluator.needs_head(found.sets)
     found.evaluate()
     assert found.results["seen"].kind == "classification" and found.rows["seen"]["images"] == 40

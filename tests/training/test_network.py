@@ -18,9 +18,9 @@ from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.native import onednn
 from plsc.training import mixed_precision
+from plsc.training.loss_scale import LossScale
 from plsc.training.mixed_precision import check_amp, check_layers
 from plsc.training.network import Network, layers_to_recompute
-from plsc.training.parts.loss_scale import LossScale
 from tests.helpers.bounds import EPS, assert_within, rounded
 from tests.helpers.tiny_runs import IMAGE_SHAPE, Linear
 
@@ -109,12 +109,9 @@ def test_gradients_are_those_of_one_graph():
     network.backward(emb_BD.grad)
     found = gradients(net)
     net.clear_gradients()
-    network.own_backward(IMAGES, 0, emb_BD.grad)
-    again = gradients(net)
-    net.clear_gradients()
     net(PREPROCESSING(paddle.to_tensor(IMAGES))).square().sum().backward()
     for name, expected in gradients(net).items():
-        assert found[name].tobytes() == again[name].tobytes() == expected.tobytes(), name
+        assert found[name].tobytes() == expected.tobytes(), name
 
 
 def test_embeddings_without_a_gradient_are_refused():
@@ -132,8 +129,6 @@ def test_micro_batches_give_what_the_whole_batch_gives(batch_size):
     parts = make(net, batch_size)
     assert_within(step(parts)[:2], [emb, grads], bound, paths=2)
     assert not np.allclose(step(parts, 5)[0], emb, atol=1e-2), "the masks of another step"
-    parts.own_backward(IMAGES, 4, GRAD)
-    assert_within(gradients(net), grads, bound[1], paths=2)
 
 
 def test_the_second_pass_is_the_first_one_again():
@@ -210,7 +205,7 @@ def test_gradients_are_scaled_on_their_way_back_only():
     found = []
     for scaler in (None, LossScale()):
         net = Half()
-        network = make(net, amp=AmpCfg(dtype="float16"), scaler=scaler)
+        network = make(net, amp=AmpCfg(dtype="float16"), loss_scale=scaler)
         emb_BD = network.forward(IMAGES, 0)
         assert emb_BD.dtype == paddle.float32 == net.linear.weight.dtype
         network.backward(emb_grad)
@@ -238,11 +233,8 @@ def test_a_training_step_is_under_autocast_on_a_gpu(dtype, monkeypatch):
     assert not asked  # on a CPU Paddle would warn in each step
     monkeypatch.setattr(paddle, "CUDAPinnedPlace", paddle.CPUPlace)  # copies as on a CPU
     monkeypatch.setattr(paddle, "get_device", lambda: "gpu:0")
-    emb_BD = network.forward(IMAGES, 0)
-    once = [{"level": "O1", "dtype": dtype}, "out"]
-    assert asked == once
-    network.own_backward(IMAGES, 0, emb_BD)
-    assert asked == 2 * once
+    network.forward(IMAGES, 0)
+    assert asked == [{"level": "O1", "dtype": dtype}, "out"]
 
 
 def test_what_a_cpu_cannot_is_refused_or_said(monkeypatch, caplog):

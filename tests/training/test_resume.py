@@ -174,13 +174,10 @@ NOT_TRAINING = {
             "deterministic",
             "checkpoint",
             "init_from",
-            "keep_centres",
-            "keep_step",
-            "new_centres",
             "log_every",
             "loggers",
         ),
-        *("eval_every", "eval_every_steps", "hang_seconds", "max_skipped", "rollbacks", "threads"),
+        *("eval_every", "eval_every_steps", "hang_seconds", "max_skipped", "threads"),
     },
 }
 
@@ -198,19 +195,13 @@ def test_each_key_says_whether_it_affects_the_training():
 @pytest.mark.parametrize(
     ("owner", "value", "line"),
     [
-        ("run", {"since_good": "x"}, "state.run.since_good: Input should be a valid integer"),
+        ("run", {"in_a_row": "x"}, "state.run.in_a_row: Input should be a valid integer"),
         (
             "checkpoints",
             {"best": {"step": "1"}},
             "state.checkpoints.best.step: Input should be a valid integer",
         ),
-        (
-            "divergence",
-            {"skipped": -1},
-            "state.divergence.skipped: Input should be greater than or equal to 0",
-        ),
-        ("rollback", {"count": 0.5}, "state.rollback.count: Input should be a valid integer"),
-        ("log", {"replaced": []}, "state.log.replaced: List should have at least 1 item"),
+        ("run", {"replaced": []}, "state.run.replaced: List should have at least 1 item"),
         ("evaluation", {"cosine": "high"}, "state.evaluation.cosine: Input should be a valid number"),
     ],
 )

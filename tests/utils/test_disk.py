@@ -141,9 +141,7 @@ def test_a_disk_with_space_for_some_checkpoints_gives_a_warning_and_is_used(tmp_
 @pytest.mark.parametrize("more", [["Head.bank=disk", "Head.bank_dtype=bfloat16"], ["Head.sub_centres=2"]])
 def test_the_space_checked_is_that_of_the_arrays(tmp_path, monkeypatch, more):
     asked = []
-    monkeypatch.setattr(
-        plsc.training.parts.checkpoints, "check_space", lambda folder, need, *_: asked.append(need)
-    )
+    monkeypatch.setattr(plsc.training.checkpoints, "check_space", lambda folder, need, *_: asked.append(need))
     train(tmp_path, NO_PAIRS, "Global.max_steps=1", *more)
     found = arrays(tmp_path / "checkpoints/step-00000001")
     assert asked == [sum(array.nbytes for array in found.values())]
@@ -199,7 +197,7 @@ def test_the_only_checkpoint_waits_for_space(tmp_path, monkeypatch, capsys):
 
 
 def test_a_run_whose_last_step_cannot_be_saved_says_so_and_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(plsc.training.parts.checkpoints, "LAST_SAVE_PAUSES", ())
+    monkeypatch.setattr(plsc.training.checkpoints, "LAST_SAVE_PAUSES", ())
     full_from(monkeypatch, [2])
     with pytest.raises(
         SaveError, match="step 2 not written.*; last good: none; it was the last step: make space"
@@ -213,7 +211,7 @@ def test_a_limit_of_the_system_ends_a_save_and_not_the_run(tmp_path):
 import resource, signal
 from tests.helpers.tiny_runs import train
 import plsc.training.trainer
-plsc.training.parts.checkpoints.LAST_SAVE_PAUSES = ()
+plsc.training.checkpoints.LAST_SAVE_PAUSES = ()
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 print("ended at", train({str(tmp_path)!r}, {NO_PAIRS!r}, "Global.max_steps=4", "Checkpoint.every_steps=3").step)

@@ -12,7 +12,7 @@ from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
 from plsc.entry import Entry
 from plsc.errors import UserError
-from plsc.training.parts.ema import Ema
+from plsc.training.ema import Ema
 from plsc.training.trained import load_network
 from tests.helpers.bounds import EPS, assert_within
 from tests.helpers.checkpoints import content, save_ranks

@@ -7,7 +7,7 @@ torch.cuda.amp.GradScaler and paddle.amp.GradScaler (Micikevicius et al., "Mixed
 section 3.2), whose scale multiplies the loss: here it would reach the gradients of the class centres, which
 are float32 and updated by the head. bfloat16 has float32's range and needs no scale.
 
-Try it: `pytest tests/training/parts/test_loss_scale.py`; what a user sees is in docs/mixed_precision.md.
+Try it: `pytest tests/training/test_loss_scale.py`; what a user sees is in docs/mixed_precision.md.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import paddle
 from pydantic import Field, FiniteFloat, NonNegativeInt
 
 from plsc.training.finite import unscale
-from plsc.training.parts.part import Part, State
-from plsc.training.step import LeftOut, TakenStep, Verdict
-from plsc.utils.logging import get_logger
+from plsc.training.part import Part, State
+from plsc.training.step import Step
 
 INITIAL = 65536.0
 LOWEST = 1.0  # a gradient that overflows without scaling is none of float16's small numbers
@@ -56,28 +55,25 @@ class LossScale(Part):
         for dtype in {grad.dtype for grad in gradients}:
             unscale([grad for grad in gradients if grad.dtype == dtype], self.scale)
 
-    def update(self, run: Any, step: TakenStep) -> None:
+    def update(self, run: Any, step: Step) -> None:
         """Count a step whose gradients were finite, and double the scale after the 2000th in a row."""
         self.good_steps += 1
         if self.good_steps == GROWTH_STEPS:
             self.scale *= 2.0
             self.good_steps = 0
 
-    def explain(self, run: Any, step: TakenStep, verdict: Verdict) -> LeftOut | None:
-        """Halve the scale where nothing but the backbone's scaled gradients is not finite, as long as it can
-        be halved."""
-        if verdict.bad_head or self.scale / 2.0 < LOWEST:
-            return None
+    def halve(self) -> bool:
+        """Halve the scale, after a step in which the scaled gradients overflowed; False: it is at its lowest."""
+        if self.scale / 2.0 < LOWEST:
+            return False
         self.scale /= 2.0
         self.good_steps = 0
         self.overflows += 1
-        get_logger().info(
-            f"step {step.number}: the backbone's gradients overflowed in float16; step left out, loss scale {self.scale:g} from "
-            "here on"
-        )
-        return LeftOut()
+        return True
 
-    def row(self) -> dict[str, float]:
+    @property
+    def numbers(self) -> dict[str, float]:
+        """For the log: the scale, and the steps that were left out."""
         return {"loss_scale": self.scale, "overflows": self.overflows}
 
     def state_dict(self) -> dict[str, Any]:

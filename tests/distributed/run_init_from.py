@@ -1,6 +1,5 @@
-"""On W ranks: Global.init_from gives each rank its classes' rows of what one process got. Arguments: a
-checkpoint, and the folder of that process's rows, a .npz a case of tests/training/test_finetune.py's
-CASES."""
+"""On W ranks: Global.init_from gives each rank its classes' rows of what one process got. Arguments: a run, and
+the folder of that process's rows, a .npz a case of tests/training/test_init_from.py's CASES."""
 
 import sys
 from pathlib import Path
@@ -9,18 +8,18 @@ import numpy as np
 
 from plsc import distributed as d
 from plsc.errors import UserError
-from tests.training.test_finetune import CASES, started
+from tests.training.test_init_from import CASES, NEW, started
 
 path, folder = map(Path, sys.argv[1:])
 d.init("cpu", threads=1)
 W, r = d.world_size(), d.rank()
 
-for case, (names, overrides) in CASES.items():
-    trainer, _, said = started(folder / f"run-{case}", path, *overrides, names=names)
+for case, overrides in CASES.items():
+    trainer, _, said = started(folder / f"run-{case}", path, *overrides)
     shard, expected = trainer.head.shard, np.load(folder / f"{case}.npz")
-    assert shard.num_classes == len(names) and (W == 1 or case == "replicated" or shard.size < len(names))
+    assert shard.num_classes == len(NEW) and (W == 1 or case == "replicated" or shard.size < len(NEW))
     for name, rows in trainer.head.bank.state().items():
-        assert rows.tobytes() == expected[name][shard.start : shard.stop].tobytes(), (case, name)
+        assert rows[:].tobytes() == expected[name][shard.start : shard.stop].tobytes(), (case, name)
     assert all(other == said for other in d.gather_objects(said))
 
 # What rank 0 finds ends every rank, with the same words.
@@ -30,4 +29,4 @@ try:
 except UserError as error:
     line = str(error)
 assert "no-such-checkpoint" in line and set(d.gather_objects(line)) == {line}
-print(f"rank {r} of {W}: fine-tuning ok")
+print(f"rank {r} of {W}: start ok")

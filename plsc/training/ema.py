@@ -14,7 +14,7 @@ BatchNorm's running statistics are averaged as the parameters are, as by timm's 
 depends on both together, and statistics of the last steps do not fit weights of earlier ones. A buffer of
 whole numbers cannot be averaged and stays the backbone's.
 
-Try it: `pytest tests/training/parts/test_ema.py`.
+Try it: `pytest tests/training/test_ema.py`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ import paddle
 from pydantic import NonNegativeInt
 
 from plsc.errors import UserError
-from plsc.training.parts.part import Part, State
-from plsc.training.step import TakenStep
+from plsc.training.part import Part, State
+from plsc.training.step import Step
 from plsc.utils.logging import warn
 
 
 class Seen(State):
-    """How many optimizer steps that counted an average has seen."""
+    """How many optimizer steps an average has seen."""
 
     steps: NonNegativeInt = 0
 
@@ -47,7 +47,7 @@ class Ema(Part):
     Args:
         decay: share of the average that a step keeps, in [0, 1). every: steps between two updates.
 
-    Attributes: `steps`, how many optimizer steps that counted it has seen.
+    Attributes: `steps`, how many optimizer steps it has seen.
 
     Raises UserError for 16-bit weights, whose average would not move.
     """
@@ -68,8 +68,8 @@ class Ema(Part):
                 )
 
     @paddle.no_grad()
-    def update(self, run: Any, step: TakenStep) -> None:
-        """Take in the weights as they are after an optimizer step that counted."""
+    def update(self, run: Any, step: Step) -> None:
+        """Take in the weights as they are after an optimizer step."""
         self.steps += 1
         if self.steps % self._every:
             return

@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from plsc import distributed
-from plsc.training.parts.part import Part
+from plsc.training.part import Part
 from plsc.utils.metrics import Metrics
 from tests.helpers.bounds import assert_within, rounded
 from tests.helpers.tiny_runs import (

@@ -1,5 +1,4 @@
-"""Write checkpoints of a run: at the ends of epochs, at regular steps, after the best evaluation, and where
-the run ends.
+"""Write the checkpoints of a run, and know which one is the best. When, says plsc/training/trainer.py.
 
 A checkpoint that cannot be written does not end the run, unless it is the last, or the third in a row.
 
@@ -17,12 +16,13 @@ from pydantic import NonNegativeInt
 from plsc import distributed
 from plsc.checkpoint import store
 from plsc.checkpoint.saved import Best
+from plsc.config import Config
 from plsc.data.dataset import class_names
 from plsc.errors import UserError
 from plsc.training.evaluator import Evaluator
 from plsc.training.finite import finite_arrays
-from plsc.training.parts.part import Part, State
-from plsc.training.step import StepResult
+from plsc.training.optim import checkpoint_numbers
+from plsc.training.part import State
 from plsc.utils.disk import check_space, saves_ahead
 from plsc.utils.logging import get_logger
 
@@ -37,85 +37,56 @@ class Saved(State):
     best: Best | None = None
 
 
-class Checkpoints(Part):
-    """Writes checkpoints in `root`, and deletes the oldest.
+class Checkpoints:
+    """Writes checkpoints in a run's folder, and deletes the oldest.
 
     Args:
-        every: steps between two checkpoints, besides those at the ends of epochs; None: there are no others. keep: newest
-            ones that stay.
+        cfg: of the run.
         weights: name of the state whose arrays are the weights to use, see store.Content.
-        keeps_way_back: whether the newest checkpoint from before the last step that counted stays, too.
-        on_disk: whether the class centres take space on the disk already.
-        evaluator: says which checkpoint is the best.
 
-    Attributes: `best`, the best main evaluation so far that is saved; None without one. `path`, of the newest
-    checkpoint that this object has written; None without one.
+    Attributes: `best`, the best main evaluation so far that is saved; None without one.
     """
 
-    name = "checkpoints"
-
-    def __init__(
-        self,
-        root: Path,
-        evaluator: Evaluator,
-        *,
-        every: int | None,
-        keep: int,
-        weights: str,
-        keeps_way_back: bool,
-        on_disk: bool,
-    ):
+    def __init__(self, cfg: Config, weights: str):
         self.best: Best | None = None
-        self.path: Path | None = None
-        self._root = root
-        self._evaluator = evaluator
-        self._every = every
-        self._keep = keep
+        self._root = Path(cfg.Global.output_dir, "checkpoints")
+        self._section = cfg.Checkpoint
+        self._on_disk = cfg.Head.bank == "disk"
         self._weights = weights
-        self._keeps_way_back = keeps_way_back
-        self._on_disk = on_disk
         self._saved = 0  # step of the newest checkpoint
         self._failed = 0  # saves since then
 
-    def start(self, run: Any) -> None:
+    def check_space(self, run: Any) -> None:
         """Refuse by UserError a disk without space for a checkpoint, and warn if there is space for too
-        few."""
+        few. All ranks call it, when the banks have their space."""
         if run.step == run.total_steps:
             return
-        distributed.barrier()  # all banks have their space now
-        periods = run.steps_per_epoch, self._every
-        saves = saves_ahead(run.step, run.total_steps, *periods, most=self._keep + 1)
+        distributed.barrier()
+        keep = self._section.keep
+        periods = run.steps_per_epoch, self._section.every_steps
+        saves = saves_ahead(run.step, run.total_steps, *periods, most=keep + 1)
         what = "a checkpoint beside the class centres" if self._on_disk else "a checkpoint"
-        check = partial(check_space, self._root, run.checkpoint_bytes(), saves, self._keep, what)
-        warning = distributed.run_on_rank_0(check)
+        bank = run.head.bank
+        of_classes = bank.itemsize * bank.numbers * run.head.shard.num_classes
+        size = of_classes + 4 * checkpoint_numbers(run.optimizer, run.backbone, self._weights != "backbone")
+        warning = distributed.run_on_rank_0(partial(check_space, self._root, size, saves, keep, what))
         if warning and distributed.rank() == 0:
             get_logger().warning(warning)
 
-    def between(self, run: Any, result: StepResult) -> None:
-        best = self._best(run.step)
-        is_due = (
-            run.step == run.total_steps or run.ends_epoch or (self._every and run.step % self._every == 0)
-        )
-        if is_due or best is not self.best:
-            with run.pause():
-                self.save(run, best)
-
-    def end(self, run: Any) -> None:
+    def save_where_stopped(self, run: Any) -> None:
         """Save the step at which the run was asked to stop. UserError if it cannot be saved."""
-        if self._saved == run.step or not run.stopped:
+        if self._saved == run.step:
             return
-        with run.pause():
-            self.save(run)
+        self.save(run)
         if self._saved != run.step:
             raise UserError(
-                f"stopped on {run.stopped} at step {run.step}, which could not be saved (see above); make space, and resume from the "
-                "checkpoint before it"
+                f"stopped on {run.stopped} at step {run.step}, which could not be saved (see above); make space, and "
+                "resume from the checkpoint before it"
             )
 
-    def _best(self, step: int) -> Best | None:
+    def best_of(self, evaluator: Evaluator, step: int) -> Best | None:
         """Return the better of `best` and the main set's evaluation at this step, if there was one; of equal
         ones the first."""
-        evaluator = self._evaluator
         value = evaluator.row[evaluator.metric] if evaluator.step == step else None
         if value is None:
             return self.best
@@ -133,7 +104,7 @@ class Checkpoints(Part):
         best = best or self.best
         last = run.step == run.total_steps
         states = {name: owner.state_dict() for name, owner in run.stateful.items()}
-        states[self.name] = Saved(saved=run.step, best=best).model_dump()
+        states["checkpoints"] = Saved(saved=run.step, best=best).model_dump()
         rows = run.head.bank.state()
         arrays = [rows[name] for name in run.head.bank.names]
         for owner in {"backbone", self._weights}:
@@ -160,7 +131,7 @@ class Checkpoints(Part):
         ranks = store.Ranks(distributed.rank(), distributed.world_size(), distributed.gather_objects)
         try:
             write = partial(store.save, self._root, content, ranks)
-            self.path = store.save_patiently(write, LAST_SAVE_PAUSES if last else ())
+            path = store.save_patiently(write, LAST_SAVE_PAUSES if last else ())
         except store.SaveError as error:
             self._failed += 1
             line = f"{error}; last good: {f'step {self._saved}' if self._saved else 'none'}"
@@ -174,10 +145,13 @@ class Checkpoints(Part):
         self._saved = run.step
         self.best = best
         if distributed.rank() == 0:
-            way_back = run.step - run.since_good if self._keeps_way_back else None
-            store.prune(self._root, self._keep, [best.step] if best else [], way_back)
+            store.prune(self._root, self._section.keep, [best.step] if best else [])
         distributed.barrier()  # so that no collective waits for a disk and times out
-        get_logger().info(f"checkpoint {self.path}")
+        get_logger().info(f"checkpoint {path}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the newest step and the best one, as `save` notes them."""
+        return Saved(saved=self._saved, best=self.best).model_dump()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         saved = Saved.model_validate(state)

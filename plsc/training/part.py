@@ -1,0 +1,69 @@
+"""Define a `Part`: what a user adds to a training, and what EMA and the loss scale are. docs/extend.md shows one.
+
+class GradientNorm(Part):
+    name = "gradient_norm"
+
+    def before_update(self, run, step):
+        squares = [p.grad.square().sum() for p in run.backbone.parameters() if p.grad is not None]
+        self.numbers = {"gradient_norm": paddle.add_n(squares).sqrt()}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import paddle
+from pydantic import BaseModel, ConfigDict
+
+from plsc.data.loader import Batch
+from plsc.training.step import Step
+
+
+class State(BaseModel):
+    """Plain values of a checkpoint, checked while they are read."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class Part:
+    """An addition to a training. Every rank makes one, all ranks call it alike; every method may be left out.
+
+    `run` is the Trainer.
+
+    Attributes: `name`, of its state in a checkpoint and of its loss in metrics.jsonl; `numbers`, by name what the
+    next line of the log and row of metrics.jsonl shall have: read on every rank, only when a row is due.
+    """
+
+    name: str
+    numbers: Mapping[str, Any] = {}
+
+    def start(self, run: Any) -> None:
+        """Prepare before the first step of this process; `run.resumed`: whether a checkpoint was taken over."""
+
+    def loss(self, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor | None:
+        """Compute a loss to add to the head's: a scalar, the mean over the samples of all ranks, the same on every
+        rank.
+
+        Its gradient on this rank's embeddings is multiplied by the number of ranks, as the head's is;
+        `plsc.distributed.global_mean` does both. It reads no value of the device. A step with a gradient that is
+        not finite is left out. None: nothing is added.
+
+        Args:
+            emb_BD: embeddings of the batch, float32, with their gradient to come.
+        """
+        return None
+
+    def before_update(self, run: Any, step: Step) -> None:
+        """Take in a step that is not left out, while the gradients are as they were computed: not yet clipped."""
+
+    def update(self, run: Any, step: Step) -> None:
+        """Take in a step that was not left out, after the update of the weights."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a run that is resumed must have again: plain values, and under "arrays" arrays by name.
+        Every rank calls it."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` has returned; {} where the checkpoint has nothing of this part."""

@@ -1,1 +1,0 @@
-"""The features of a run, a file each."""
