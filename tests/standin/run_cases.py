@@ -67,9 +67,9 @@ NETWORKS = {
 
 
 def cases():
-    from plsc.heads.config import head_names
+    from tests.helpers.head_names import HEADS
 
-    heads = {name: [f"Head={{name: {name}}}"] for name in head_names() if name.startswith("dist_")}
+    heads = {name: [f"Head={{name: {name}}}"] for name in HEADS.split(", ") if name.startswith("dist_")}
     found = {**CASES, **heads}
     return {name: {**found, **NETWORKS}[name] for name in names} if names else found
 
