@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field, PrivateAttr, ValidationError, field_validator
-from pydantic_core import to_jsonable_python
 
 from plsc.backbones.config import ModelCfg
 from plsc.config.layers import DEFAULT, Layers, config_file
@@ -35,7 +34,7 @@ from plsc.errors import MissingFileError, UserError
 from plsc.heads.config import AnyHead, ArcFaceCfg
 from plsc.utils.messages import ConfigError, ConfigProblem, problems_of, sections_in
 from plsc.utils.section import NOT_TRAINING, Section, kind_named
-from plsc.utils.yaml_lines import KeyPath, dump, parse
+from plsc.utils.yaml_lines import KeyPath, dump_lines, parse
 
 __all__ = ["Config", "ConfigError", "add_arguments", "add_device", "add_overrides", "load"]
 
@@ -72,19 +71,12 @@ class Config(Section):
     __hash__ = None
 
     def source(self, key: str) -> str:
-        """Name the source of the value of "Section.key": "default", "file:line", "-o" or the place of a mapping.
-
-        Raises KeyError for a key that does not exist, or has no meaning in this config.
-        """
-        return self._label({".".join(map(str, path)): path for path, _ in _leaves(self)}[key])
+        """Name the source of the value of "Section.key": "default", "file:line", "-o" or the place of a mapping."""
+        return self._layers.sources.get(_path(key), DEFAULT).label
 
     def place(self, key: str) -> str:
         """Return where the value of "Section.key" is written, for errors: "configs/a.yaml:12"; "" for a default."""
-        path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
-        return self._layers.source(path).place
-
-    def _label(self, path: KeyPath) -> str:
-        return self._layers.sources.get(path, DEFAULT).label
+        return self._layers.source(_path(key)).place
 
     @contextlib.contextmanager
     def naming_places(self) -> Iterator[None]:
@@ -98,34 +90,28 @@ class Config(Section):
             raise type(error)(f"{place}: {error}") from error
 
     def plain(self) -> dict[str, Any]:
-        """Return the sections as plain values; keys without a meaning in the config are left out."""
-        return parse(self.to_yaml()).value
+        """Return the sections as plain values."""
+        return self.model_dump(mode="json")
 
     def to_yaml(self, sources: bool = False) -> str:
-        """Format the config as YAML that loads to an equal Config; keys without a meaning in it are left out.
+        """Format the config as YAML that loads to an equal Config.
 
         Args:
-            sources: end each line with a comment that names the source of the value.
+            sources: end each line of a value with a comment that names its source.
         """
-        rows: list[tuple[str, str]] = []
-        above: KeyPath = ()
-        for path, value in _leaves(self):
-            indent = "  " * len(path[:-1])
-            for depth, key in enumerate(path[:-1]):
-                if path[: depth + 1] == above[: depth + 1]:
-                    continue
-                if isinstance(key, int):  # an item of a list begins with its first key
-                    indent = "  " * depth + "- "
-                    continue
-                if depth == 0 and rows:
-                    rows.append(("", ""))
-                rows.append((f"{'  ' * depth}{key}:", ""))
-            above = path[:-1]
-            rows.append((f"{indent}{dump(path[-1])}: {dump(value)}", self._label(path)))
+        text = dump_lines(self.plain())
         if not sources:
-            return "".join(f"{text}\n" for text, _ in rows)
-        column = max(len(text) for text, _ in rows if len(text) <= 60)  # longer lines stand out on their own
-        return "".join(f"{text:{column}}  # {label}\n" if label else f"{text}\n" for text, label in rows)
+            return text
+        lines = text.splitlines()
+        column = max(len(line) for line in lines if len(line) <= 60)  # longer lines stand out on their own
+        labels = {
+            line: self._layers.sources.get(path, DEFAULT).label for path, line in parse(text).lines.items()
+        }
+        labelled = (
+            line if line.endswith(":") else f"{line:{column}}  # {labels[number]}"
+            for number, line in enumerate(lines, 1)
+        )
+        return "".join(f"{line}\n" for line in labelled)
 
     def check_ranks(self, ranks: int) -> None:
         """Raise UserError if so many ranks do not make Train.global_batch, or are too many to keep it."""
@@ -313,14 +299,6 @@ def _keys(section: type[Section], path: KeyPath = ()) -> Iterator[KeyPath]:
             yield (*path, key)
 
 
-def _leaves(section: Section, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield path and plain value of each key."""
-    for key, value in section:
-        below = dict(enumerate(value)) if isinstance(value, list) else value
-        if isinstance(value, Section):
-            yield from _leaves(value, (*path, key))
-        elif isinstance(below, dict) and any(isinstance(item, Section) for item in below.values()):
-            for item_key, item in below.items():
-                yield from _leaves(item, (*path, key, item_key))
-        else:
-            yield (*path, key), to_jsonable_python(value)
+def _path(key: str) -> KeyPath:
+    """Return the path of "Section.key"."""
+    return tuple(int(part) if part.isdecimal() else part for part in key.split("."))

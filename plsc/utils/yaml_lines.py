@@ -39,6 +39,15 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_text)
 
 
+class _LinesDumper(_Dumper):
+    def represent_items(self, items: list) -> yaml.Node:
+        within_a_line = not any(isinstance(item, (dict, list)) for item in items)
+        return self.represent_sequence(_CORE + "seq", items, flow_style=within_a_line)
+
+
+_LinesDumper.add_representer(list, _LinesDumper.represent_items)
+
+
 _MOST_VALUES = 100_000  # in a document; aliases (*) of aliases could make billions out of a kilobyte
 
 KeyPath = tuple  # of keys (str) and list indices (int), e.g. ("LRScheduler", "milestones", 0)
@@ -140,12 +149,13 @@ def _scalar(kind: str, text: str) -> Any:
 
 def dump(value: Any) -> str:
     """Format a value as one line of YAML, so that `parse(dump(value)).value == value`."""
-    text = yaml.dump(
-        value,
-        Dumper=_Dumper,
-        default_flow_style=True,
-        width=float("inf"),
-        allow_unicode=True,
-        sort_keys=False,
-    )
-    return text.strip().removesuffix("\n...")
+    return _dump(value, _Dumper, default_flow_style=True).strip().removesuffix("\n...")
+
+
+def dump_lines(value: Any) -> str:
+    """Format mappings as YAML with a key a line, and lists of values within a line."""
+    return _dump(value, _LinesDumper, default_flow_style=False)
+
+
+def _dump(value: Any, dumper: type[yaml.SafeDumper], **style: bool) -> str:
+    return yaml.dump(value, Dumper=dumper, width=float("inf"), allow_unicode=True, sort_keys=False, **style)
