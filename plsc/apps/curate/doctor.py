@@ -23,7 +23,7 @@ from plsc.apps.curate.scan import Scan, same_content, scan
 from plsc.config import add_overrides, load
 from plsc.data.autodetect import open_any
 from plsc.data.build import build_dataset, keys_of_sets
-from plsc.data.dataset import Dataset, PairSet, shared_identities
+from plsc.data.dataset import Dataset, PairSet, TemplatePairs, shared_identities
 from plsc.data.folder import collected_problems
 from plsc.data.hold_out import few_identities
 from plsc.data.image_list import ImageFiles
@@ -36,45 +36,27 @@ from plsc.utils.files import check_parent
 from plsc.utils.text import counted
 
 _SHOWN = 20  # examples of a finding
-_LEVELS = ("note", "warning", "error")
 
 
-class Finding(NamedTuple):
-    """What is the matter with a set: a level of _LEVELS, the set's name, a text, and images or identities."""
+class Findings:
+    """Prints what is wrong, and counts it by level: `note`, `warning` or `error`."""
 
-    level: str
-    about: str
-    text: str
-    examples: list[str]
-
-    def format(self) -> str:
-        """Format it as lines."""
-        lines = [
-            f"{self.level.upper()} {shown(self.about)}: {self.text}",
-            *map(shown, self.examples[:_SHOWN]),
-        ]
-        if len(self.examples) > _SHOWN:
-            lines.append(f"... and {len(self.examples) - _SHOWN:,} more")
-        return "\n    ".join(lines)
-
-
-class Findings(list):
-    """The findings of all sets."""
+    def __init__(self):
+        self.counts = Counter()
 
     def note(self, level: str, about: str, text: str, examples: Iterable[str] = ()) -> None:
-        self.append(Finding(level, about, text, [*examples]))
+        """Print a finding about a set, with some images or identities as examples."""
+        self.counts[level] += 1
+        examples = [*examples]
+        lines = [f"{level.upper()} {shown(about)}: {text}", *map(shown, examples[:_SHOWN])]
+        if len(examples) > _SHOWN:
+            lines.append(f"... and {len(examples) - _SHOWN:,} more")
+        print("\n    ".join(lines))
 
     @property
     def severity(self) -> int:
-        """0, 1 or 2: the worst level; the exit code."""
-        return max((_LEVELS.index(finding.level) for finding in self), default=0)
-
-    def format(self) -> str:
-        """Format all, the worst first, and how many there are."""
-        order = sorted(self, key=lambda finding: -_LEVELS.index(finding.level))
-        counts = Counter(finding.level for finding in self)
-        last = f"{counted(counts['error'], 'error')}, {counted(counts['warning'], 'warning')}"
-        return "\n".join([*(finding.format() for finding in order), last])
+        """The exit code: 2 where there is an error, 1 where there is a warning, else 0."""
+        return 2 if self.counts["error"] else 1 if self.counts["warning"] else 0
 
 
 class Examined(NamedTuple):
@@ -102,7 +84,7 @@ def examine(name: str, images: EvalSet, findings: Findings) -> Examined:
     if images.labels is not None:
         _examine_classes(images, note)
     elif images.pairs is not None:
-        _examine_pairs(images, note)
+        _examine_pairs(images, seen, note)
     groups = same_content(seen.digests)
     labels = images.labels
     across = [group for group in groups if labels is not None and len(np.unique(labels[group])) > 1]
@@ -133,8 +115,24 @@ def _examine_classes(images: EvalSet, note: Callable) -> None:
         note("note", text=f"{single:,} of {images.num_classes:,} classes have a single image")
 
 
-def _examine_pairs(images: EvalSet, note: Callable) -> None:
+def _examine_pairs(images: EvalSet, seen: Scan, note: Callable) -> None:
     same = images.data.same
+    first = np.arange(images.count)  # of the images with the same bytes
+    for group in same_content(seen.digests):
+        first[group] = group[0]
+    of_templates = isinstance(images.data, TemplatePairs)
+    pairs = np.sort(images.pairs if of_templates else first[images.pairs], axis=1)
+    with_itself = int((pairs[:, 0] == pairs[:, 1]).sum())
+    labelled = np.unique(np.column_stack([pairs, same]), axis=0)
+    both = len(labelled) - len(np.unique(pairs, axis=0))
+    again = len(pairs) - len(labelled)
+    for count, level, text in (
+        (with_itself, "warning", "of an image with itself: nothing is proved"),
+        (again, "warning", "listed before: it counts twice"),
+        (both, "error", "given as the same and as different"),
+    ):
+        if count:
+            note(level, text=f"has {counted(count, 'pair')} {text}")
     if few := few_identities(images.data):
         note("warning", text=few)
     if len(np.unique(same)) < 2:
@@ -261,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         labels, found = find_wrong_labels(cfg, examined[0].images.data)
         for text, examples in found.items():
             findings.note("warning", examined[0].name, text, examples)
-    print(findings.format())
+    print(f"{counted(findings.counts['error'], 'error')}, {counted(findings.counts['warning'], 'warning')}")
     if args.list and labels is not None:
         write_list(args.list, examined[0], labels)
     return findings.severity
