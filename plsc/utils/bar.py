@@ -7,7 +7,6 @@ with Bar("reading faces", 1000, "images") as bar:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from tqdm import tqdm
 
@@ -21,12 +20,12 @@ class Bar:
     """A bar on a terminal; elsewhere a line in the log from time to time: `reading faces: 10 of 1,000 images,
     eta 0:01:39`."""
 
-    def __init__(self, what: str, total: int, unit: str, clock: Callable[[], float] = time.monotonic):
-        self._what, self._total, self._unit = what, total, unit
-        self._clock = clock
-        self._begin = self._logged = clock()
-        self._done = 0
+    def __init__(self, what: str, total: int, unit: str):
+        self._what = what
+        self._unit = unit
+        self._begin = self._logged = time.monotonic()
         self._bar = tqdm(desc=what, total=total, unit=f" {unit}", unit_scale=True, disable=None, leave=False)
+        self._done = 0
 
     def __enter__(self):
         return self
@@ -38,11 +37,10 @@ class Bar:
         """Report that `done` more are done."""
         self._done += done
         self._bar.update(done)
-        now = self._clock()
+        now = time.monotonic()
         if not self._bar.disable or now - self._logged < LOG_EVERY:
             return
         self._logged = now
-        left = (now - self._begin) / max(self._done, 1) * (self._total - self._done)
-        get_logger().info(
-            f"{self._what}: {self._done:,} of {self._total:,} {self._unit}, eta {duration(left)}"
-        )
+        total = self._bar.total
+        left = (now - self._begin) / self._done * (total - self._done)
+        get_logger().info(f"{self._what}: {self._done:,} of {total:,} {self._unit}, eta {duration(left)}")

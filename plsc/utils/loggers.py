@@ -1,11 +1,9 @@
 """Copy the numbers of a run to VisualDL, TensorBoard and Weights & Biases (Global.loggers).
 
-Each backend is a class with the same three parts: `continues`, `write` and `close`. Its package is imported
-when it is made. Everything is written under the run's folder, and nothing goes over a network unless the
-user's environment says so (WANDB_MODE=online). plsc.utils.metrics decides what is
-written.
-
-Try it: `pytest tests/utils/test_loggers.py`.
+Each is a class that is made with the run's folder, in which it has a folder of its own name, and has `write` and
+`close`. Its package is imported when it is made. Nothing goes over a network unless the user's environment says
+so (WANDB_MODE=online). plsc.utils.metrics decides what is written: numbers by name, such as "train/loss", of
+steps that only rise.
 """
 
 from __future__ import annotations
@@ -17,38 +15,20 @@ import os
 import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from plsc.errors import UserError
 from plsc.utils.atomic_write import replace_file
-
-
-class Logger(Protocol):
-    """A copy of a run's numbers. It is made with the run's folder, in which it has a folder of its own name.
-
-    Attributes: `continues`, whether an earlier process of the same run has written to it.
-    """
-
-    continues: bool
-
-    def write(self, values: Mapping[str, float], step: int) -> None:
-        """Write numbers by name, such as "train/loss", of a step. The steps of a name only rise."""
-
-    def close(self) -> None:
-        """Write what is left, and end."""
 
 
 class VisualDL:
     """Writes <folder>/visualdl, one file, which a resumed run appends to."""
 
     def __init__(self, folder: Path):
-        records = folder / "visualdl" / "vdlrecords.train.log"
-        self.continues = records.exists()
         with contextlib.redirect_stdout(io.StringIO()):  # it prints a greeting
             from visualdl import LogWriter
 
             # A fixed name: with a second file in the folder, VisualDL would show only the newest.
-            self._writer = LogWriter(str(records.parent), file_name=records.name)
+            self._writer = LogWriter(str(folder / "visualdl"), file_name="vdlrecords.train.log")
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
@@ -65,11 +45,8 @@ class TensorBoard:
         from tensorboardX import SummaryWriter
 
         place = folder / "tensorboard"
-        self.continues = place.exists()
-        count = len(
-            list(place.glob("events.*"))
-        )  # in the name: starts in one second would overwrite each other
-        self._writer = SummaryWriter(str(place), filename_suffix=f".{count}")
+        # The name has a number, since two starts in one second would overwrite each other.
+        self._writer = SummaryWriter(str(place), filename_suffix=f".{len(list(place.glob('events.*')))}")
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
@@ -89,12 +66,16 @@ class Wandb:
     def __init__(self, folder: Path):
         import wandb
 
-        run_id, self.continues = _kept_id(folder / "wandb" / "plsc-run-id", os.environ.get("WANDB_RUN_ID"))
+        kept = folder / "wandb" / "plsc-run-id"
+        if not kept.exists():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(kept, secrets.token_hex(4).encode())
         given = {"mode": "offline", "project": "plsc", "name": folder.resolve().name, "dir": str(folder)}
-        given = {key: value for key, value in given.items() if f"WANDB_{key.upper()}" not in os.environ}
+        given["run_id"] = kept.read_text()
+        given = {key: os.environ.get(f"WANDB_{key.upper()}", value) for key, value in given.items()}
         self._run = wandb.init(
-            id=run_id,
-            resume=None if os.environ.get("WANDB_MODE", "offline") == "offline" else "allow",
+            id=given.pop("run_id"),
+            resume=None if given["mode"] == "offline" else "allow",
             settings=wandb.Settings(silent=True, console="off", disable_git=True),
             **given,
         )
@@ -106,27 +87,16 @@ class Wandb:
         self._run.finish()
 
 
-def _kept_id(file: Path, given: str | None) -> tuple[str, bool]:
-    """Read the run id in `file`, or write a new one, `given` if that is not None; -> id, whether it was
-    there."""
-    if file.is_file():
-        return given or file.read_text(), True
-    file.parent.mkdir(parents=True, exist_ok=True)
-    run_id = given or secrets.token_hex(4)
-    replace_file(file, run_id.encode())
-    return run_id, False
-
-
 LOGGERS = {"visualdl": VisualDL, "tensorboard": TensorBoard, "wandb": Wandb}
-_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
+_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # VisualDL comes with plsc
 
 
 def check_packages(names: Iterable[str]) -> None:
-    """Raise UserError if the package of a logger is not installed. VisualDL comes with plsc, and a run goes
-    on without it."""
+    """Raise UserError if the package of a logger is not installed."""
     for name in names:
         package = _PACKAGES.get(name)
         if package and importlib.util.find_spec(package) is None:
             raise UserError(
-                f"Global.loggers: {name} needs a package that is not installed: pip install {package}, or leave {name} out"
+                f"Global.loggers: {name} needs a package that is not installed: "
+                f"pip install {package}, or leave {name} out"
             )

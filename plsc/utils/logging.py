@@ -7,6 +7,7 @@ Lines stay whole on a terminal (with tqdm's bar below them), in a pipe and in a 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections import deque
@@ -16,7 +17,6 @@ from typing import Any
 from tqdm import tqdm
 
 from plsc.errors import shown_lines
-from plsc.utils.appended_file import AppendedFile
 
 _logger = logging.getLogger("plsc")
 _handlers: list[logging.Handler] = []  # ours; a user's own handlers are left alone
@@ -26,7 +26,8 @@ class _Formatter(logging.Formatter):
     """Escapes control characters, which names from data may contain, and those that cannot be encoded."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return shown_lines(super().format(record))
+        bare = getattr(record, "bare", False)
+        return shown_lines(record.getMessage() if bare else super().format(record))
 
 
 class _Console(logging.StreamHandler):
@@ -44,22 +45,11 @@ class _Console(logging.StreamHandler):
             super().emit(record)
 
 
-class _LogFile(logging.Handler):
-    """Appends to a file; lines wait in memory while the disk is full."""
+class _LogFile(logging.FileHandler):
+    """Appends to a file."""
 
-    def __init__(self, path: Path):
-        super().__init__()
-        self._file = AppendedFile(path, own=False)
-
-    def emit(self, record):
-        self.append(self.format(record))
-
-    def append(self, text):
-        self._file.write(text + "\n")
-
-    def close(self):
-        self._file.close()
-        super().close()
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Go on when the disk is full."""
 
 
 class _Early(logging.Handler):
@@ -69,7 +59,7 @@ class _Early(logging.Handler):
         super().__init__()
         self.records: deque[logging.LogRecord] = deque(maxlen=1000)
 
-    def emit(self, record):
+    def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record)
 
 
@@ -87,11 +77,11 @@ def setup(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
     early = [record for handler in _handlers if isinstance(handler, _Early) for record in handler.records]
     for handler in _handlers:
         _logger.removeHandler(handler)
-        handler.close()
-    _handlers[:] = [_Console(), _Early()]
+        with contextlib.suppress(OSError):
+            handler.close()
     if log_file is not None:
-        Path(log_file).parent.mkdir(parents=True, exist_ok=True)
-        _handlers[1:] = [_LogFile(Path(log_file))]
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+    _handlers[:] = [_Console(), _LogFile(log_file, encoding="utf-8") if log_file else _Early()]
     mark = f"[rank {rank}] " if rank else ""
     for handler in _handlers:
         handler.setFormatter(_Formatter(f"%(asctime)s %(levelname)s {mark}%(message)s", "%Y-%m-%d %H:%M:%S"))
@@ -108,12 +98,8 @@ def get_logger() -> logging.Logger:
 
 
 def say(text: str) -> None:
-    """Print text, of lines without a time, and append it to the log file."""
-    text = shown_lines(text)
-    print(text, flush=True)
-    for handler in _handlers:
-        if isinstance(handler, _LogFile):
-            handler.append(text)
+    """Log text, of lines without a time."""
+    get_logger().info(text, extra={"bare": True})
 
 
 def warn(text: str) -> None:

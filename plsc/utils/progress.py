@@ -39,7 +39,6 @@ class Progress:
         epochs: int,
         every: int,
         start_step: int = 0,
-        clock: Callable[[], float] = time.monotonic,
         data: Callable[[], tuple[float, int]] = lambda: (0.0, 0),
         extra: Callable[[], Mapping[str, float]] = dict,
         advice: str = "",
@@ -48,31 +47,28 @@ class Progress:
 
         Args:
             data: returns the seconds spent waiting for batches since its start, and the images of this epoch
-                that were replaced. It is called when a line is due, which is at the same steps on every rank.
-            extra: returns further numbers of the steps since the last line; it is called likewise.
+                that were replaced.
+            extra: returns further numbers of the steps since the last line, when one is due.
         """
         self._total = total_steps
         self._per_epoch = steps_per_epoch
         self._epochs = epochs
         self._every = every
         self._start_step = start_step
-        self._clock = clock
         self._data = data
         self._extra = extra
-        self._waited = data()[0]
         self._advice = advice
-        self._start = self._line_start = self._epoch_start = clock()
+        self._waited = data()[0]
+        self._start = self._line_start = self._epoch_start = time.monotonic()
         self._paused = 0.0
         self._images = 0
-        self._epoch = 0
-        quiet = not get_logger().isEnabledFor(logging.INFO)
         self._bar = tqdm(
             desc="training",
-            total=steps_per_epoch,
-            disable=quiet or None,  # None: only on a terminal
+            total=total_steps,
+            initial=start_step,
+            disable=None if get_logger().isEnabledFor(logging.INFO) else True,  # None: only on a terminal
             leave=False,
             dynamic_ncols=True,
-            bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]",
         )
 
     def update(
@@ -91,45 +87,35 @@ class Progress:
         GPU.
         """
         self._images += images
-        self._draw(step, epoch)
+        self._bar.update()
+        waited, replaced = self._data()
         row = None
-        due = step % self._every == 0 or step == self._total
-        ends = step % self._per_epoch == 0
-        waited, replaced = self._data() if due or ends else (0.0, 0)
-        if due:
-            row = self._log_line(step, epoch, loss, lr, extra, waited)
+        if step % self._every == 0 or step == self._total:
+            numbers = {"loss": loss, **extra, **self._extra()}
+            row = self._log_line(
+                step, epoch, {name: float(value) for name, value in numbers.items()}, lr, waited
+            )
             row.update({"replaced": replaced} if replaced else {})
-        if ends:
-            now = self._clock()
+        if step % self._per_epoch == 0:
+            now = time.monotonic()
             corrupt = f", corrupt images replaced: {replaced}" if replaced else ""
             get_logger().info(f"epoch {epoch}, time {now - self._epoch_start:.1f} sec{corrupt}")
             self._epoch_start = now
         return row
 
     def _log_line(
-        self,
-        step: int,
-        epoch: int,
-        loss: SupportsFloat,
-        lr: float,
-        extra: Mapping[str, SupportsFloat],
-        waited: float,
+        self, step: int, epoch: int, numbers: dict[str, float], lr: float, waited: float
     ) -> dict[str, Any]:
-        now = self._clock()
+        now = time.monotonic()
         seconds = max(now - self._line_start - self._paused, 1e-9)
         rate = self._images / seconds
         data_wait = min((waited - self._waited) / seconds, 1.0)
-        left = (now - self._start) / max(step - self._start_step, 1) * (self._total - step)
-        first = self._line_start == self._start  # its time includes the start of the workers
+        left = (now - self._start) / (step - self._start_step) * (self._total - step)
+        first = self._line_start == self._start  # its time includes the start of the data threads
         self._line_start = now
         self._waited = waited
         self._paused = 0.0
         self._images = 0
-        numbers = {
-            "loss": float(loss),
-            **{name: float(value) for name, value in extra.items()},
-            **self._extra(),
-        }
         values = " ".join(
             f"{name.replace('accuracy', 'acc', 1)} {number(value)}" for name, value in numbers.items()
         )
@@ -141,39 +127,20 @@ class Progress:
         if waiting and self._advice and not first:
             get_logger().warning(f"{waiting.strip()}: {self._advice}")
             self._advice = ""
-        loss_value = numbers.pop("loss")
-        return {
-            "step": step,
-            "epoch": epoch,
-            "loss": loss_value,
-            "lr": lr,
-            "images_per_second": rate,
-            "data_wait": data_wait,
-            **numbers,
-        }
+        speed = {"lr": lr, "images_per_second": rate, "data_wait": data_wait}
+        return {"step": step, "epoch": epoch, "loss": numbers["loss"], **speed, **numbers}
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Leave the time of the block (an evaluation, a checkpoint) out of images/s and epoch times."""
-        start = self._clock()
+        start = time.monotonic()
         try:
             yield
         finally:
-            paused = self._clock() - start
+            paused = time.monotonic() - start
             self._paused += paused
             self._epoch_start += paused
 
     def close(self) -> None:
         """Remove the bar."""
         self._bar.close()
-
-    def _draw(self, step: int, epoch: int) -> None:
-        if self._bar.disable:
-            return
-        done = (step - 1) % self._per_epoch + 1
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._bar.set_description_str(f"epoch {epoch}/{self._epochs}", refresh=False)
-            self._bar.reset(total=min(self._per_epoch, self._total - step + done))
-            self._bar.n = self._bar.initial = done - 1  # not 0 where a run resumes within an epoch
-        self._bar.update(done - self._bar.n)

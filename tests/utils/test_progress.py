@@ -1,0 +1,212 @@
+"""The progress of a training, and of other long work, on pipes and terminals."""
+
+import fcntl
+import math
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+
+import pytest
+
+from plsc.utils.bar import Bar
+from plsc.utils.logging import setup
+from plsc.utils.progress import Progress
+from tests.helpers.launch import ROOT, run_python, start_python
+
+
+@pytest.fixture(autouse=True)
+def rank_zero():
+    setup()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds that time.monotonic gives, in a list."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
+def said(capsys):
+    return capsys.readouterr().out.splitlines()
+
+
+def test_images_per_second_and_eta_by_hand(capsys, clock):
+    progress = Progress(total_steps=100, steps_per_epoch=25, epochs=4, every=10, start_step=40)
+    rows = []
+    for step in range(41, 61):
+        clock[0] += 0.5
+        if step == 55:
+            with progress.pause():
+                clock[0] += 30.0
+        rows.append(progress.update(step, 1 + (step - 1) // 25, loss=6.5, lr=0.1, images=64, accuracy=0.25))
+    progress.close()
+    assert [row["step"] for row in rows if row] == [50, 60]
+    first, second = rows[9], rows[19]
+    assert first == {
+        "step": 50, "epoch": 2, "loss": 6.5, "lr": 0.1, "images_per_second": 10 * 64 / 5.0, "data_wait": 0.0,
+        "accuracy": 0.25,
+    }  # fmt: skip
+    assert second["images_per_second"] == pytest.approx(10 * 64 / 5.0)  # the pause is left out
+    lines = said(capsys)
+    assert lines[0].endswith(
+        "INFO epoch 2/4 step 50/100 loss 6.500 acc 0.2500 lr 0.1 128.0 img/s eta 0:00:25"
+    )
+    assert lines[1].endswith("INFO epoch 2, time 5.0 sec")  # the 10 steps of the epoch in this run
+    assert lines[2].endswith("eta 0:01:20")  # 40 steps at (10 + 30) s / 20 steps
+
+
+def test_the_time_of_an_epoch_is_that_of_its_steps(capsys, clock):
+    progress = Progress(total_steps=7, steps_per_epoch=3, epochs=3, every=100)
+    for step in range(1, 8):
+        clock[0] += step
+        row = progress.update(step, -(-step // 3), loss=1.0, lr=0.1, images=8)
+        if step in (2, 3):  # an evaluation within an epoch, and one after its end
+            with progress.pause():
+                clock[0] += 50.0
+    lines = [line.partition("INFO ")[2] for line in said(capsys)]
+    assert lines[:2] == ["epoch 1, time 6.0 sec", "epoch 2, time 15.0 sec"]
+    assert len(lines) == 3 and lines[2].startswith("epoch 3/3 step 7/7") and row["step"] == 7
+
+
+def test_waiting_for_data_is_a_share_and_comes_with_advice_once(capsys, clock):
+    """Of each second, a step of these rows waits so long; an evaluation is neither."""
+    waited, rows = [7.0], []
+    progress = Progress(
+        total_steps=50, steps_per_epoch=50, epochs=1, every=10, data=lambda: (waited[0], 0), advice="raise it"
+    )
+    for step in range(1, 51):
+        clock[0] += 1.0
+        waited[0] += (0.9, 0.05, 0.34, 0.5, 0.09)[(step - 1) // 10]
+        if step == 25:
+            with progress.pause():
+                clock[0] += 30.0
+        rows.append(progress.update(step, 1, loss=1.0, lr=0.1, images=8))
+    assert [row["data_wait"] for row in rows if row] == pytest.approx([0.9, 0.05, 0.34, 0.5, 0.09])
+    lines = [line.partition(" lr 0.1 ")[2] or line.partition("WARNING ")[2] for line in said(capsys)]
+    assert [line.partition(" eta")[0] for line in lines[:-1]] == [
+        "data wait 90 % 8.000 img/s",  # of the first line: the threads start
+        "8.000 img/s",
+        "data wait 34 % 8.000 img/s",
+        "data wait 34 %: raise it",
+        "data wait 50 % 8.000 img/s",
+        "8.000 img/s",
+    ]
+
+
+def test_replaced_images_are_counted_in_the_row_and_at_the_end_of_an_epoch(capsys):
+    replaced = iter([0, 0, 0, 2, 3, 0])  # at the start, and at each step
+    progress = Progress(
+        total_steps=5, steps_per_epoch=3, epochs=2, every=2, data=lambda: (0.0, next(replaced))
+    )
+    rows = [progress.update(step, -(-step // 3), loss=1.0, lr=0.1, images=8) for step in range(1, 6)]
+    assert [row and row.get("replaced") for row in rows] == [None, None, None, 3, None]
+    assert any(line.endswith("sec, corrupt images replaced: 2") for line in said(capsys))
+
+
+def test_numbers_are_read_only_when_they_are_printed(capsys):
+    class OnDevice:
+        reads = 0
+
+        def __float__(self):
+            self.reads += 1
+            return math.nan
+
+    loss = OnDevice()
+    progress = Progress(total_steps=9, steps_per_epoch=9, epochs=1, every=3)
+    for step in range(1, 10):
+        progress.update(step, 1, loss=loss, lr=0.1, images=1)
+    assert loss.reads == 3
+    assert "loss nan" in capsys.readouterr().out
+
+
+RUN = """
+import time
+from plsc.utils.progress import Progress
+from plsc.utils.logging import get_logger
+progress = Progress(total_steps=60, steps_per_epoch=30, epochs=2, every=10)
+for step in range(1, 61):
+    time.sleep(0.01)
+    progress.update(step, 1 + (step - 1) // 30, loss=7.0, lr=0.1, images=8)
+    if step == 30:
+        with progress.pause():
+            get_logger().warning("evaluated")
+progress.close()
+print("the end")
+"""
+LINE = re.compile(r"\S+ \S+ INFO epoch \d/2 step \d+/60 loss 7\.000 lr 0\.1 [\d.]+ img/s eta \d:\d\d:\d\d")
+
+
+def check_run(lines):
+    steps = [line for line in lines if LINE.fullmatch(line)]
+    assert [re.search(r"step (\d+)", line)[1] for line in steps] == ["10", "20", "30", "40", "50", "60"]
+    rest = [line for line in lines if line not in steps]
+    said = ("INFO epoch 1, time ", "WARNING evaluated", "INFO epoch 2, time ", "the end")
+    assert len(rest) == 4 and all(part in line for part, line in zip(said, rest))
+
+
+def test_a_pipe_gets_whole_lines_and_nothing_else():
+    done = run_python("-c", RUN, cwd=ROOT)
+    assert done.stderr == ""
+    check_run(done.stdout.splitlines())
+
+
+def screen(output):
+    """What a wide terminal shows in the end: \\r returns to the start of the line, later text overwrites."""
+    lines = []
+    for raw in output.replace("\r\n", "\n").split("\n"):
+        cells, column = [], 0
+        for char in re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", raw):
+            if char == "\r":
+                column = 0
+                continue
+            cells[column : column + 1] = [char]
+            column += 1
+        lines.append("".join(cells).rstrip())
+    return [line for line in lines if line]
+
+
+def test_on_a_terminal_the_bar_stays_below_the_lines():
+    main, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 50, 200, 0, 0))
+    process = start_python("-c", RUN, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    output = b""
+    while True:
+        try:
+            part = os.read(main, 65536)
+        except OSError:  # how Linux says that the other end is closed
+            part = b""
+        if not part:
+            break
+        output += part
+    os.close(main)
+    assert process.wait() == 0
+    text = output.decode()
+    assert re.search(r"training: +\d+%\|", text)  # there was a bar
+    check_run(screen(text))
+
+
+def test_without_a_terminal_lines_in_the_log_say_how_much_is_done(capsys, clock):
+    with Bar("reading \x1b[31m", 2000, "images") as bar:
+        for seconds in (3, 9, 6, 6):
+            clock[0] += seconds
+            bar.update(250)
+    done = capsys.readouterr()
+    assert [line.split("INFO ")[1] for line in done.out.splitlines()] == [
+        "reading \\x1b[31m: 500 of 2,000 images, eta 0:00:36",
+        "reading \\x1b[31m: 1,000 of 2,000 images, eta 0:00:24",
+    ]
+    assert done.err == ""
+
+
+def test_on_a_terminal_it_is_a_bar(capsys, clock, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with Bar("reading", 100, "images") as bar:
+        clock[0] += 100
+        bar.update(50)
+    done = capsys.readouterr()
+    assert done.out == "" and "reading" in done.err
