@@ -18,7 +18,6 @@ from paddle import inference
 
 from plsc.checkpoint.store import Checkpoint, newest_step
 from plsc.config import load
-from plsc.data.preprocessing import Preprocessing
 from plsc.entry import Entry
 from plsc.errors import MissingFileError, UserError
 from plsc.heads.banks import device
@@ -26,6 +25,7 @@ from plsc.training.embed import embed
 from plsc.training.start import RUN_FILES, find_checkpoint
 from plsc.training.trained import load_network
 from plsc.utils.logging import setup
+from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.bounds import assert_within, perturbed, rounded
 from tests.helpers.pictures import drawn
 from tests.helpers.tiny_runs import (

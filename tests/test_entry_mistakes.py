@@ -322,7 +322,7 @@ def test_a_folder_one_level_too_high_is_refused_with_the_one_meant(tmp_path):
         ),
         (
             "DataLoader.Train.dataset={name: Synthetic, image_shape: [1, 100000, 100000]}",
-            "DataLoader.Train.batch_size: 12 samples uint8 [1, 100000, 100000] would take 480 GB of memory, this machine has ",
+            "DataLoader.Train.batch_size: 12 images [1, 100000, 100000] would take 480 GB of memory, this machine has ",
         ),
         (
             "DataLoader.Train.dataset={name: Synthetic, num_classes: 100000000000}",

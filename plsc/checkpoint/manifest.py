@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import stat
 import zlib
 from collections.abc import Mapping
@@ -21,11 +20,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    FiniteFloat,
     NonNegativeInt,
     PositiveInt,
     ValidationError,
@@ -36,13 +33,10 @@ from plsc.checkpoint.tensorfile import DamagedError, TensorFile, crc32_of
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.files import read_regular
 from plsc.utils.messages import first_problem
+from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.version import __version__
 
 FORMAT = 7  # the only one that is read; 1 to 6 were written before the first release
-NUMBERS = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64"),
-)
 # Errors of a missing file. Other errors of reading may be temporary (a lost network disk) and are no damage.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _OWNER = r"[a-z][a-z0-9_]*"
@@ -60,20 +54,6 @@ def file_of(owner: str) -> str:
 def head_file(number: int, count: int) -> str:
     """Name one of `count` files of class rows."""
     return f"head-{number:05d}-of-{count:05d}.safetensors"
-
-
-def _refuse_huge(shape: list[int]) -> list[int]:
-    if math.prod(shape) > 2**32:
-        raise ValueError("a sample must have at most 2**32 numbers")
-    return shape
-
-
-Shape = Annotated[
-    list[Annotated[int, Field(ge=1, le=2**32)]],
-    Field(min_length=1, max_length=8),
-    AfterValidator(_refuse_huge),
-]
-"""Of a sample of any kind."""
 
 
 class HeadFile(BaseModel):
@@ -95,19 +75,6 @@ class FileSum(BaseModel):
     crc32: str
 
 
-class Preprocessing(BaseModel):
-    """How samples are prepared, see plsc.data.preprocessing."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-    shape: Shape
-    dtype: Literal[NUMBERS]
-    channels: str | None = None
-    mean: FiniteFloat
-    scale: FiniteFloat
-    aligned: bool | None = None
-    """Not in the file where it is not known."""
-
-
 class Manifest(BaseModel):
     """The fields of manifest.json after "crc32"."""
 
@@ -126,7 +93,7 @@ class Manifest(BaseModel):
     """In class order; together [0, num_classes)."""
     files: dict[Annotated[str, Field(pattern=_FILE_NAME)], FileSum]
     preprocessing: dict[str, Any]
-    """How samples are prepared: shape, dtype, channels, mean, scale; {} where it is not known."""
+    """How images are prepared, see plsc.utils.preprocessing; {} where it is not known."""
     weights: str = BACKBONE
     """Whose arrays are the weights to use, for everything but to train on."""
     state: dict[Annotated[str, Field(pattern=rf"^{_OWNER}$")], dict[str, Any]]
@@ -138,7 +105,7 @@ class Manifest(BaseModel):
     @classmethod
     def _check_preprocessing(cls, fields: dict) -> dict:
         if fields:
-            Preprocessing.model_validate(fields)
+            Preprocessing.from_json(fields)
         return fields
 
     @field_validator("state")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from plsc.data.dataset import Dataset
-from plsc.data.preprocessing import check_sample
+from plsc.data.dataset import Dataset, check_image
 from plsc.data.transforms import SUBSTITUTES, generator
 from plsc.errors import CorruptImageError, UserError
 
@@ -57,7 +56,7 @@ def make_sample(dataset: Dataset, epoch: int, index: int, image: np.ndarray) -> 
     try:
         made = dataset.sample(index, epoch)
         what = f"{type(dataset).__name__}.sample({index})"
-        image[...] = check_sample(made, image.shape, image.dtype, lambda: f"{what} ({dataset.name(index)})")
+        image[...] = check_image(made, image.shape, lambda: f"{what} ({dataset.name(index)})")
     except UserError:
         raise
     except Exception as error:

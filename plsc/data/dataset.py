@@ -13,37 +13,59 @@ from __future__ import annotations
 import os
 import unicodedata
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import numpy as np
+from pydantic import ValidationError
 
-from plsc.data.preprocessing import Preprocessing, check_sample, preprocessing_of
 from plsc.errors import UserError, shown
+from plsc.utils.messages import first_problem
+from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 
 EVALUATION = 2**32  # the epoch of the images that are evaluated
 
 
-class SampleSet:
-    """Declares shape, dtype and preprocessing of a set's samples, which all have the same.
+class ImageSet:
+    """Declares shape and preprocessing of a set's images, uint8 [C, H, W], which all have the same.
 
-    Images are uint8 [C, H, W], pixels 0..255, and have `image_shape`. Samples of any other kind have
-    `sample_shape` and `sample_dtype` instead. The network's input is float32, (sample - mean) * scale.
+    The network's input is float32, (pixel - mean) * scale.
     """
 
-    image_shape: tuple[int, int, int] | None = None  # C, H, W
-    sample_shape: tuple[int, ...] | None = None
-    sample_dtype: str | np.dtype | type | None = None  # None: float32
-    mean: float | None = None  # None: of images 127.5, of other samples 0
-    scale: float | None = None  # None: of images 1 / 127.5, of other samples 1
-    channels: str | None = None  # of images: "grey", "RGB" or "BGR"; None: grey for one, RGB for three
-    aligned: bool | None = None  # of images: whether they are aligned faces; None: not known
+    image_shape: tuple[int, int, int]  # C, H, W
+    mean: float = MEAN
+    scale: float = SCALE
+    channels: str = ""  # "grey", "RGB" or "BGR"; "": grey for one, RGB for three
+    aligned: bool | None = None  # whether they are aligned faces; None: not known
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """Describe the samples, and how they become the network's input."""
-        return preprocessing_of(self)
+        """Describe the images, and how they become the network's input."""
+        where = type(self).__name__
+        if getattr(self, "image_shape", None) is None:
+            raise UserError(f"{where}.image_shape: is not set; it is the shape of an image, [C, H, W]")
+        try:
+            return Preprocessing(self.image_shape, self.mean, self.scale, self.channels, self.aligned)
+        except ValidationError as error:
+            key, message = first_problem(error)
+            names = dict(zip("01234", ("image_shape", "mean", "scale", "channels", "aligned")))
+            raise UserError(f"{where}.{names.get(key[:1], key)}: {message}") from error
+
+    def _checked(self, made: object, what: str, name: Callable[[], str]) -> np.ndarray:
+        return check_image(made, self.preprocessing.shape, lambda: f"{type(self).__name__}.{what} ({name()})")
 
 
-class Dataset(SampleSet, ABC):
+def check_image(made: object, shape: tuple[int, ...], what: Callable[[], str]) -> np.ndarray:
+    """Refuse an image without the shape that its set declares; UserError calls it `what()`."""
+    if isinstance(made, np.ndarray) and made.dtype == np.uint8 and made.shape == tuple(shape):
+        return made
+    got = f"{made.dtype} {list(made.shape)}" if isinstance(made, np.ndarray) else type(made).__name__
+    remedy = "; mean and scale of the set normalise the pixels later" if "float" in got else ""
+    raise UserError(
+        f"{what()}: must be an array uint8 {list(shape)} like every image of its set, got {got}{remedy}"
+    )
+
+
+class Dataset(ImageSet, ABC):
     """Labelled samples, to train on or to classify. The labels run from 0 to num_classes - 1."""
 
     num_classes: int
@@ -81,16 +103,18 @@ class Dataset(SampleSet, ABC):
     def images(self, start: int, stop: int) -> np.ndarray:
         """Make samples [start, stop) to evaluate on, [n, *shape], as augmented in an epoch that training
         never has."""
-        return np.stack([self._checked(index) for index in range(start, stop)])
+        indices = range(start, stop)
+        return np.stack(
+            [
+                self._checked(
+                    self.sample(index, EVALUATION), f"sample({index})", lambda index=index: self.name(index)
+                )
+                for index in indices
+            ]
+        )
 
-    def _checked(self, index: int) -> np.ndarray:
-        made = self.sample(index, EVALUATION)
-        what = f"{type(self).__name__}.sample({index})"
-        expected = self.preprocessing
-        return check_sample(made, expected.shape, expected.dtype, lambda: f"{what} ({self.name(index)})")
 
-
-class _Images(SampleSet, ABC):
+class _Images(ImageSet, ABC):
     """Images without labels, each embedded once: the base class of sets for verification and search."""
 
     name: str
@@ -98,7 +122,7 @@ class _Images(SampleSet, ABC):
 
     @abstractmethod
     def image(self, index: int) -> np.ndarray:
-        """Make an image, or another sample, of the declared shape and dtype; the same bytes each time."""
+        """Make an image, uint8 of the declared shape; the same bytes each time."""
 
     @property
     def title(self) -> str:
@@ -107,18 +131,18 @@ class _Images(SampleSet, ABC):
 
     def image_name(self, index: int) -> str:
         """Return the image's name, for the worst pairs of the report."""
-        return f"{'image' if self.preprocessing.is_image else 'sample'} {index}"
+        return f"image {index}"
 
     def images(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Make images [start, stop) as one array [n, *shape]."""
         indices = range(start, self.num_images if stop is None else stop)
-        return np.stack([self._checked(index) for index in indices])
-
-    def _checked(self, index: int) -> np.ndarray:
-        what = f"{type(self).__name__}.image({index})"
-        expected = self.preprocessing
-        return check_sample(
-            self.image(index), expected.shape, expected.dtype, lambda: f"{what} ({self.image_name(index)})"
+        return np.stack(
+            [
+                self._checked(
+                    self.image(index), f"image({index})", lambda index=index: self.image_name(index)
+                )
+                for index in indices
+            ]
         )
 
 

@@ -19,10 +19,10 @@ import numpy as np
 from plsc.data import MOST_PIXELS
 from plsc.data.augment import Augment
 from plsc.data.dataset import Dataset, IdentificationSet, PairSet
-from plsc.data.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.data.transforms import generator, resize
 from plsc.errors import CorruptImageError, UserError, reading, shown
 from plsc.utils.files import read_array
+from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 
 CHANNELS = {"RGB": 3, "BGR": 3, "grey": 1}
 

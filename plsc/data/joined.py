@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from plsc.data.dataset import Dataset, check_labels
-from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
+from plsc.utils.preprocessing import Preprocessing
 
 
 class Joined(Dataset):

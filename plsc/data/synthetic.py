@@ -39,7 +39,7 @@ class Synthetic(Dataset):
         samples = count * images_per_class if num_samples is None else num_samples
         if samples < 1:
             raise UserError(f"must be at least 1, got {num_samples}", key="num_samples")
-        refuse_beyond_memory(8 * samples, f"num_classes: the labels of {samples:,} samples", "lower it")
+        refuse_beyond_memory(8 * samples, f"the labels of {samples:,} samples", "lower it", key="num_classes")
         self.labels = np.arange(samples, dtype=np.int64)
         for factor, divisor in ((count, samples), (num_classes, count)):  # in place: recipes have 42 million
             self.labels *= factor

@@ -10,8 +10,8 @@ import numpy as np
 
 from plsc.data.image_list import read_list
 from plsc.data.images import read_sample
-from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
+from plsc.utils.preprocessing import Preprocessing
 
 Read = Callable[[int, int], np.ndarray]
 

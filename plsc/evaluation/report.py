@@ -224,7 +224,7 @@ def worst_of(result: Verification, pairs: EvalSet) -> list[WorstPair]:
 
 def _png_of(pairs: EvalSet, image: int) -> bytes | None:
     preprocessing = pairs.preprocessing
-    if not preprocessing.is_image or preprocessing.shape[0] not in (1, 3):
+    if preprocessing.shape[0] not in (1, 3):
         return None
     pixels = np.moveaxis(pairs.data.image(image), 0, -1)  # RGB or grey
     return cv2.imencode(".png", pixels[..., ::-1])[1].tobytes()

@@ -216,7 +216,7 @@ def build_training_set(cfg: Config) -> Dataset:
     samples = min(train.batch_size, len(dataset))
     refuse_beyond_memory(
         4 * samples * math.prod(dataset.preprocessing.shape),  # float32, the network's input
-        f"DataLoader.Train.batch_size: {samples} samples {dataset.preprocessing.samples}",
+        f"DataLoader.Train.batch_size: {samples} images {list(dataset.preprocessing.shape)}",
         "lower it, or the size of the images",
     )
     return dataset

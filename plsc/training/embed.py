@@ -1,6 +1,6 @@
 """Embed any number of images by a trained backbone, spread over the ranks.
 
-Used by verification during training, by test, predict and the report. plsc.data.preprocessing turns samples
+Used by verification during training, by test, predict and the report. plsc.utils.preprocessing turns samples
 into the input.
 """
 
@@ -17,11 +17,11 @@ import paddle
 
 from plsc import distributed
 from plsc.config.run import AmpCfg
-from plsc.data.preprocessing import Preprocessing
 from plsc.distributed.device import asynchronous, to_device
 from plsc.errors import UserError
 from plsc.training.mixed_precision import autocast
 from plsc.utils.bar import Bar
+from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.sharding import split
 
 

@@ -21,7 +21,6 @@ from plsc.config import Config
 from plsc.config.run import AmpCfg
 from plsc.data.build import build_dataset
 from plsc.data.config import EVAL_SET, EvalCfg
-from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.evaluation.sets import EvalSet, Result, eval_set
 from plsc.heads.softmax import SoftmaxHead
@@ -31,6 +30,7 @@ from plsc.training.thresholds import Threshold
 from plsc.training.trained import load_network
 from plsc.utils.logging import get_logger
 from plsc.utils.metrics import Metrics
+from plsc.utils.preprocessing import Preprocessing
 
 
 def build_sets(
@@ -49,7 +49,6 @@ def build_sets(
         seen: `identities` of the training set, which no pair and no search may have; None: not known.
         names: of the classes trained on, in the order of their numbers, which labelled images must share; None: not known.
     """
-    refuse_flip(cfg.DataLoader.Eval, preprocessing)
     sets: dict[str, EvalSet] = {}
     for path in cfg.DataLoader.Eval.sets():
         key = ".".join(path)
@@ -62,14 +61,6 @@ def build_sets(
             raise UserError(f"{key}: the main set has the title '{title}' too, give this one another")
         sets[title] = data
     return sets
-
-
-def refuse_flip(section: EvalCfg, preprocessing: Preprocessing) -> None:
-    """Refuse by UserError to mirror samples that are no images."""
-    if section.flip and not preprocessing.is_image:
-        raise UserError(
-            f"DataLoader.Eval.flip: mirrors images, these samples are {preprocessing.samples}; set it to false"
-        )
 
 
 def needs_head(sets: Mapping[str, EvalSet]) -> bool:

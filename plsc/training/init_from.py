@@ -18,13 +18,13 @@ from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import format_lines, tensor_differences
 from plsc.config import Config
 from plsc.data.dataset import Dataset, class_names
-from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.heads.config import HeadCfg, kind_of_head
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.start import START, find_start
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.logging import warn
+from plsc.utils.preprocessing import Preprocessing
 
 _ROWS_AT_ONCE = 65_536  # of the centres
 

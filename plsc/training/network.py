@@ -27,7 +27,6 @@ from paddle.profiler import RecordEvent
 from plsc import distributed
 from plsc.backbones.layers import Addresses
 from plsc.config.run import AmpCfg
-from plsc.data.preprocessing import Preprocessing
 from plsc.distributed.device import asynchronous, to_device
 from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
@@ -35,6 +34,7 @@ from plsc.training.embed import check_output, to_input, to_send
 from plsc.training.groups import statistics_of
 from plsc.training.loss_scale import LossScale
 from plsc.training.mixed_precision import autocast, autocast_on_cpu
+from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.registry import did_you_mean
 from plsc.utils.sharding import count_micro_batches, split
 

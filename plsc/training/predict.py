@@ -11,16 +11,15 @@ import paddle
 
 from plsc import distributed
 from plsc.config import Config
-from plsc.data.preprocessing import Preprocessing
 from plsc.data.to_predict import samples_to_predict
 from plsc.errors import UserError, names_text, writing
 from plsc.training.embed import embed
-from plsc.training.evaluator import refuse_flip
 from plsc.training.start import make_folder, open_checkpoint
 from plsc.training.thresholds import threshold_of
 from plsc.training.trained import load_network
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.logging import warn
+from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.vectors import unit_rows
 
 
@@ -37,7 +36,6 @@ def predict(
     """
     saved = open_checkpoint(cfg)
     preprocessing = Preprocessing.from_json(saved.preprocessing)
-    refuse_flip(cfg.DataLoader.Eval, preprocessing)
     read, names = samples_to_predict(images, preprocessing)
     if not names:
         raise UserError("predict: no images given, give at least one")

@@ -106,7 +106,7 @@ def open_checkpoint(cfg: Config) -> store.Checkpoint:
             f"{folder}: no checkpoint there; train first, or set Global.checkpoint or Global.output_dir"
         )
     saved = store.Checkpoint.open(path, verify=False)
-    saved.require("preprocessing", "shape", "dtype", "mean", "scale")
+    saved.require("preprocessing", "shape", "mean", "scale")
     return saved
 
 

@@ -16,12 +16,12 @@ from plsc.checkpoint.manifest import BACKBONE
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
 from plsc.config.run import AmpCfg
-from plsc.data.preprocessing import DARKEST, Preprocessing
 from plsc.training.embed import embed
 from plsc.training.mixed_precision import check_amp
 from plsc.training.resume import build_backbone, load_backbone
 from plsc.training.thresholds import Threshold, threshold_of
 from plsc.utils.logging import get_logger
+from plsc.utils.preprocessing import DARKEST, Preprocessing
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,7 @@ class TrainedNetwork:
             batch_size,
             amp=self.amp,
         )
-        if self.preprocessing.is_image:
-            embeddings[samples.reshape(len(samples), -1).max(1) <= DARKEST] = 0
+        embeddings[samples.reshape(len(samples), -1).max(1) <= DARKEST] = 0
         return embeddings
 
 

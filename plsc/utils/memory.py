@@ -19,11 +19,12 @@ def available_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def refuse_beyond_memory(need: float, what: str, remedy: str) -> None:
+def refuse_beyond_memory(need: float, what: str, remedy: str, key: str = "") -> None:
     """Raise UserError if `what`, of `need` bytes, is more than this machine has free, before anything is
-    allocated."""
+    allocated. key: of the config, that it is about."""
     free = available_bytes()
     if need > free:
         raise UserError(
-            f"{what} would take {need / 1e9:,.3g} GB of memory, this machine has {free / 1e9:.3g} GB free; {remedy}"
+            f"{what} would take {need / 1e9:,.3g} GB of memory, this machine has {free / 1e9:.3g} GB free; {remedy}",
+            key=key,
         )

@@ -8,7 +8,7 @@ import pytest
 
 from plsc.apps.export import export
 from plsc.backbones.config import BACKBONES
-from plsc.data.preprocessing import Preprocessing
+from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.undrawn import undrawn
 
 # Backbones whose images may be small: the test is of each name, not of its speed.
@@ -49,5 +49,5 @@ def test_a_registered_backbone_is_built_run_and_exported(name, tmp_path):
         return
     assert bool((backbone(images) != backbone(images)).any()) == bool(dropout)
     # export compares the file's embeddings with the network's, at batch 1 and 8, and raises if they differ
-    found = export(backbone, tmp_path / "x", preprocessing=Preprocessing.of_images(shape), formats=["paddle"])
+    found = export(backbone, tmp_path / "x", preprocessing=Preprocessing(shape), formats=["paddle"])
     assert found["embedding_size"] == 24 and len(found["checks"]) == 2

@@ -17,7 +17,7 @@ from plsc.errors import MissingFileError, UserError
 from tests.helpers.checkpoints import content, reseal, save_one, save_ranks
 
 FILE = {"bytes": 8, "crc32": "00000000"}
-KNOWN = {"shape": [1, 32, 32], "dtype": "uint8", "channels": "grey", "mean": 127.5, "scale": 1 / 127.5}
+KNOWN = {"shape": [1, 32, 32], "channels": "grey", "mean": 127.5, "scale": 1 / 127.5}
 GOOD = {
     "format": 7,
     "plsc": "0.1.0",
@@ -118,9 +118,9 @@ HOSTILE = {
         "state": {"evaluation": {"threshold": float("nan")}}
     },
     r"state.../x.\[key\]: String should match pattern": {"state": {"../x": {}}},
-    "preprocessing.shape: Input should be a valid list": {"preprocessing": {**KNOWN, "shape": 32}},
-    "preprocessing.shape: a sample must have": {"preprocessing": {**KNOWN, "shape": [2**20, 2**20]}},
-    "preprocessing.dtype: Input should be 'bool', ": {"preprocessing": {**KNOWN, "dtype": "object"}},
+    "preprocessing.shape: Input should be a valid tuple": {"preprocessing": {**KNOWN, "shape": 32}},
+    "preprocessing.shape: an image must have": {"preprocessing": {**KNOWN, "shape": [3, 2**20, 2**20]}},
+    "preprocessing.dtype: Unexpected": {"preprocessing": {**KNOWN, "dtype": "object"}},
     "config: Input should be a valid dictionary": {"config": "a: 1"},
     "config.Head": {"config": {"Head": 3}},
     "more: Extra inputs are not permitted": {"more": 1},

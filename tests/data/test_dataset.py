@@ -14,10 +14,10 @@ from plsc.data.dataset import (
     misnumbered_class,
     shared_identities,
 )
-from plsc.data.preprocessing import Preprocessing
 from plsc.data.synthetic import Synthetic
 from plsc.errors import UserError
 from plsc.evaluation.sets import eval_set
+from plsc.utils.preprocessing import Preprocessing
 
 
 class Ramp(Dataset):
@@ -38,7 +38,7 @@ class RampPairs(PairSet):
 def test_a_data_set_of_your_own_needs_little():
     assert len(Ramp()) == 3
     assert Ramp().name(2) == "sample 2" and Ramp().title == "Ramp"
-    assert Ramp().preprocessing == Preprocessing((3, 4, 5), "uint8", "RGB", 127.5, 1 / 127.5)
+    assert Ramp().preprocessing == Preprocessing((3, 4, 5))
     with pytest.raises(TypeError, match="sample"):
         Dataset()
 
@@ -84,12 +84,16 @@ def test_templates_and_galleries_offer_images_as_pairs_do():
 
 def test_preprocessing_maps_bytes_to_minus_one_and_one():
     pixels = np.array([[[[0, 255]]]], np.uint8)
-    assert Preprocessing.of_images((1, 1, 2))(pixels).tolist() == [[[[-1, 1]]]]
+    assert Preprocessing((1, 1, 2))(pixels).tolist() == [[[[-1, 1]]]]
 
 
 def test_shared_identities_are_found_where_both_sets_know_theirs():
     def of(base, **known):
-        return eval_set(type("Known", (base,), {**dict.fromkeys(("sample", "image")), **known})()).identities
+        shared = {"num_images": 4, "name": "known", "image_shape": (1, 2, 2), "labels": np.array([0, 1])}
+        shared |= {"pairs": np.array([[0, 1]]), "num_classes": 2, "probe": np.array([0])}
+        return eval_set(
+            type("Known", (base,), {**shared, **dict.fromkeys(("sample", "image")), **known})()
+        ).identities
 
     people, numbers = np.array(["Ann", "Bob"]), np.array([0, 1])
     assert shared_identities(people, of(PairSet, identities=np.array(["Bob", "Cy"]))).tolist() == ["Bob"]
@@ -130,7 +134,8 @@ def made(base, **attributes):
     }
     arrays[TemplatePairs] = {**arrays[PairSet], "template": np.arange(4), "media": np.arange(4)}
     calls = dict.fromkeys(("sample", "image"))
-    return type("Mine", (base,), {"num_images": 4, **calls, **arrays[base], **attributes})()
+    shared = {"num_images": 4, "name": "mine", "image_shape": (1, 2, 2), "num_classes": 2}
+    return type("Mine", (base,), {**shared, **calls, **arrays[base], **attributes})()
 
 
 @pytest.mark.parametrize("base", [Dataset, PairSet, TemplatePairs, IdentificationSet])

@@ -13,9 +13,9 @@ import pytest
 from plsc.config import load
 from plsc.data.augment import Augment
 from plsc.data.idx import IdxImages, read_idx
-from plsc.data.preprocessing import Preprocessing
 from plsc.data.transforms import generator
 from plsc.errors import MissingFileError, UserError
+from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.idx_files import DATA, NAMES, needs_fashion_mnist, write_idx
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 3, 5), np.uint8)
@@ -41,7 +41,7 @@ def test_images_and_labels_plain_or_compressed(suffix, tmp_path):
 
 def test_the_network_sees_numbers_from_0_to_1(files):
     preprocessing = IdxImages(*files).preprocessing
-    assert preprocessing == Preprocessing((1, 3, 5), "uint8", "grey", 0.0, 1 / 255)
+    assert preprocessing == Preprocessing((1, 3, 5), 0.0, 1 / 255)
 
 
 def test_training_pictures_are_augmented_and_those_to_evaluate_are_not(files):

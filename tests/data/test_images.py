@@ -9,8 +9,8 @@ import pytest
 from plsc.config import ConfigError, load
 from plsc.data.image_list import ImageList
 from plsc.data.images import read_sample
-from plsc.data.preprocessing import Preprocessing
 from plsc.errors import CorruptImageError, MissingFileError, UserError
+from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.datasets import dataset_of
 
 
@@ -35,7 +35,7 @@ def write(folder, text):
 
 def test_a_missing_image_is_named(folder):
     with pytest.raises(MissingFileError, match=r"x.png: no such image$"):
-        read_sample(str(folder / "x.png"), Preprocessing.of_images((3, 8, 8)))
+        read_sample(str(folder / "x.png"), Preprocessing((3, 8, 8)))
 
 
 def test_an_image_that_cannot_be_decoded_is_named(folder):
@@ -44,9 +44,9 @@ def test_an_image_that_cannot_be_decoded_is_named(folder):
         with pytest.raises(
             CorruptImageError, match=rf"{name}: not an image that OpenCV can decode \({size} bytes\)"
         ):
-            read_sample(str(folder / name), Preprocessing.of_images((3, 8, 8)))
+            read_sample(str(folder / name), Preprocessing((3, 8, 8)))
     with pytest.raises(UserError, match="is a folder; name the pictures in it"):
-        read_sample(str(folder), Preprocessing.of_images((3, 8, 8)))
+        read_sample(str(folder), Preprocessing((3, 8, 8)))
 
 
 @pytest.mark.parametrize("kind", [".png", ".jpg", ".bmp", ".webp", ".pgm", ".tiff"])
@@ -72,7 +72,7 @@ def test_an_image_that_promises_a_billion_pixels_is_corrupt(folder, kind):
         data = data.replace(struct.pack("<HHII", 257, 3, 1, 12), struct.pack("<HHII", 257, 4, 1, many))
     (folder / f"bomb{kind}").write_bytes(data)
     with pytest.raises(CorruptImageError, match=rf"bomb{kind}: not an image"):
-        read_sample(str(folder / f"bomb{kind}"), Preprocessing.of_images((3, 8, 8)))
+        read_sample(str(folder / f"bomb{kind}"), Preprocessing((3, 8, 8)))
 
 
 def test_a_picture_of_one_bit_a_pixel_is_not_decoded(folder):
@@ -89,33 +89,33 @@ def test_a_picture_of_one_bit_a_pixel_is_not_decoded(folder):
     with pytest.raises(
         CorruptImageError, match=r"bits.png: not an image .* or of more than 67,108,864 pixels"
     ):
-        read_sample(str(folder / "bits.png"), Preprocessing.of_images((3, 8, 8)))
+        read_sample(str(folder / "bits.png"), Preprocessing((3, 8, 8)))
 
 
 def test_a_pipe_among_the_images_is_refused(folder):
     os.mkfifo(folder / "x.png")
     with pytest.raises(UserError, match=r"x\.png: is a pipe, no regular file"):
-        read_sample(str(folder / "x.png"), Preprocessing.of_images((3, 8, 8)))
+        read_sample(str(folder / "x.png"), Preprocessing((3, 8, 8)))
     with pytest.raises(UserError, match=r"a\\x00b: is not a path"):
-        read_sample("a\0b", Preprocessing.of_images((3, 8, 8)))
+        read_sample("a\0b", Preprocessing((3, 8, 8)))
 
 
 def test_an_image_follows_the_preprocessing(folder):
     path = str(folder / "ä.png")
-    whole = read_sample(path, Preprocessing.of_images((3, 12, 16)))
+    whole = read_sample(path, Preprocessing((3, 12, 16)))
     assert whole.shape == (3, 12, 16) and whole.dtype == np.uint8 and whole.flags.c_contiguous
     assert whole[:, 0, 0].tolist() == [255, 0, 0] and whole[:, 0, 15].tolist() == [0, 255, 0]
-    half = read_sample(path, Preprocessing.of_images((3, 6, 8)))
+    half = read_sample(path, Preprocessing((3, 6, 8)))
     assert np.array_equal(half, whole[:, ::2, ::2])
-    grey = read_sample(path, Preprocessing.of_images((1, 24, 32)))
+    grey = read_sample(path, Preprocessing((1, 24, 32)))
     assert grey.shape == (1, 24, 32) and grey[0, 0, 0] == 76  # 0.299 of 255
-    blue_first = read_sample(path, Preprocessing.of_images((3, 12, 16), channels="BGR"))
+    blue_first = read_sample(path, Preprocessing((3, 12, 16), channels="BGR"))
     assert np.array_equal(blue_first, whole[::-1])
 
 
 def test_mean_and_scale_are_in_the_preprocessing(folder):
     data = ImageList(write(folder, "a.png\t0\n"), size=(12, 16), channels="BGR", mean=127.5, scale=1 / 128)
-    assert data.preprocessing == Preprocessing((3, 12, 16), "uint8", "BGR", 127.5, 1 / 128)
+    assert data.preprocessing == Preprocessing((3, 12, 16), 127.5, 1 / 128, "BGR")
 
 
 def test_flip_mirrors_about_half_anew_each_epoch(folder):

@@ -11,10 +11,10 @@ import numpy as np
 
 from plsc import distributed as d
 from plsc.config import load
-from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.training.embed import embed, to_input
 from plsc.training.evaluator import Evaluator, build_sets
+from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.bounds import assert_within, rounded
 from tests.helpers.head_names import HEADS
 from tests.helpers.tiny_runs import (
@@ -75,7 +75,7 @@ assert "(learning rate 1e+30), step 2 in a row that had to be left out; " in lin
     d.gather_objects(line)
 ) == {line}
 
-net, preprocessing = Linear(), Preprocessing.of_images((1, 12, 10))
+net, preprocessing = Linear(), Preprocessing((1, 12, 10))
 for parameter in net.parameters():
     d.broadcast(parameter)
 images = np.random.default_rng(0).integers(0, 256, (7, 1, 12, 10), np.uint8)

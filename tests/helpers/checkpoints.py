@@ -14,7 +14,6 @@ from plsc.utils.sharding import ClassShard, split
 
 PREPROCESSING = {
     "shape": [1, 32, 32],
-    "dtype": "uint8",
     "channels": "grey",
     "mean": 127.5,
     "scale": 0.0078431,

@@ -8,14 +8,14 @@ from paddle import nn
 from plsc.backbones.layers import in_bfloat16
 from plsc.backbones.small_resnet import SmallResNet
 from plsc.config import load
-from plsc.data.preprocessing import Preprocessing
 from plsc.native import onednn
 from plsc.training.embed import embed, to_input
+from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.vectors import unit_rows
 from tests.backbones.test_bfloat16 import computes
 from tests.helpers.bounds import EPS, assert_within, rounded
 
-PREPROCESSING = Preprocessing.of_images((1, 4, 3), mean=100.0, scale=0.01)
+PREPROCESSING = Preprocessing((1, 4, 3), mean=100.0, scale=0.01)
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 1, 4, 3), np.uint8)
 
 
@@ -81,7 +81,7 @@ def test_in_bfloat16_only_where_it_is_asked_for(monkeypatch):
     paddle.seed(0)
     net = SmallResNet(8, (1, 12, 10), widths=[4, 6], blocks=[0, 1])
     images = np.random.default_rng(0).integers(0, 256, (5, 1, 12, 10), np.uint8)
-    preprocessing = Preprocessing.of_images((1, 12, 10))
+    preprocessing = Preprocessing((1, 12, 10))
     found = {}
     for keys in ([], ["Global.amp={dtype: bfloat16}"], ["Global.amp={dtype: bfloat16, predict: true}"]):
         amp = load(None, keys).Global.amp_of_prediction

@@ -14,17 +14,17 @@ from plsc.backbones.layers import Dropout
 from plsc.backbones.mobilefacenet import MobileFaceNet
 from plsc.backbones.small_resnet import SmallResNet
 from plsc.config.run import AmpCfg
-from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.native import onednn
 from plsc.training import mixed_precision
 from plsc.training.loss_scale import LossScale
 from plsc.training.mixed_precision import check_amp, check_layers
 from plsc.training.network import Network, layers_to_recompute
+from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.bounds import EPS, assert_within, rounded
 from tests.helpers.tiny_runs import IMAGE_SHAPE, Linear
 
-PREPROCESSING = Preprocessing.of_images(IMAGE_SHAPE)
+PREPROCESSING = Preprocessing(IMAGE_SHAPE)
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, *IMAGE_SHAPE), np.uint8)
 GRAD = paddle.to_tensor(np.random.default_rng(1).normal(size=(12, 8)).astype(np.float32))
 

@@ -90,7 +90,7 @@ def export(
     with the training graph in eval mode, both on the CPU. `model` stays as and where it is.
 
     Args:
-        preprocessing: of the data set, a plsc.data.preprocessing.Preprocessing.
+        preprocessing: of the data set, a plsc.utils.preprocessing.Preprocessing.
         formats: as in Export.formats.
         threshold: above which cosine two are of one class; None: not known.
         network: identity of the weights, see plsc.checkpoint.saved.Checkpoint.network.

@@ -6,8 +6,8 @@ from typing import Any
 
 import paddle
 
-from plsc.data.preprocessing import DARKEST
 from plsc.training.thresholds import Threshold
+from plsc.utils.preprocessing import DARKEST
 from plsc.utils.version import __version__
 
 _VALUES = "raw pixels 0..255; normalisation is inside the graph"

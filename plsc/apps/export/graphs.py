@@ -14,8 +14,8 @@ import numpy as np
 import paddle
 from paddle import inference, nn
 
-from plsc.data.preprocessing import DARKEST
 from plsc.errors import UserError
+from plsc.utils.preprocessing import DARKEST
 
 MODEL = "model.onnx"
 TOLERANCE = 1e-4  # of each component of an embedding of length 1

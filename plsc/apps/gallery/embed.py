@@ -27,10 +27,10 @@ from plsc.apps.faces.detector import Detector
 from plsc.apps.faces.photos import largest_face, read_photo
 from plsc.apps.faces.published import SFACE, path_of
 from plsc.data.images import CHANNELS, to_sample
-from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError, shown
 from plsc.utils.files import read_json, sha256_of
 from plsc.utils.logging import get_logger
+from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.vectors import unit_embeddings
 
 Picture = str | os.PathLike | bytes
@@ -106,7 +106,7 @@ class _SFace(Network):
     threshold = _SFACE_THRESHOLD
 
     def __init__(self, path: str):
-        preprocessing = Preprocessing.of_images((3, SIZE, SIZE), channels="BGR")
+        preprocessing = Preprocessing((3, SIZE, SIZE), channels="BGR")
         super().__init__("sface", SFACE.sha256, {"network": "sface"}, preprocessing)
         self._run = cv2.FaceRecognizerSF.create(path, "")
 
@@ -126,7 +126,7 @@ class _Onnx(Network):
             session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
             (given,) = session.get_inputs()
             _, channels, height, width = given.shape
-            preprocessing = Preprocessing.of_images((int(channels), int(height), int(width)))
+            preprocessing = Preprocessing((int(channels), int(height), int(width)))
         except Exception as error:  # noqa: BLE001 (the engine's own, of many kinds and lines)
             reason = shown(str(error).split("\n")[0])
             raise UserError(
@@ -136,7 +136,7 @@ class _Onnx(Network):
         fields = read_json(card) if card.is_file() else {}
         if "inside_the_graph" in fields:  # of plsc export: the graph prepares raw pixels
             channels = fields["preprocessing"]["channels"]
-            preprocessing = Preprocessing.of_images(preprocessing.shape, 0.0, 1.0, channels)
+            preprocessing = Preprocessing(preprocessing.shape, 0.0, 1.0, channels)
             self.finds_faces = fields["preprocessing"].get("aligned", False)
             self.flip, self.threshold = fields["flip"], fields["threshold"]
             identity = fields.get("network", identity)

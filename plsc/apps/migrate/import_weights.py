@@ -27,11 +27,11 @@ from plsc.apps.migrate.torch_file import load_torch
 from plsc.checkpoint import store
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, format_lines, tensor_differences
 from plsc.config import Config, add_overrides, load
-from plsc.data.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.errors import UserError, shown, writing
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.files import open_regular
+from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.utils.safe_pickle import load_pickle, user_errors
 from plsc.utils.sharding import ClassShard
 from plsc.utils.text import table
@@ -236,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = {"Model.name": args.model, "Model.embedding_size": size}
     overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
     image_shape = (1 if args.channels == "grey" else 3, *args.size)
-    preprocessing = Preprocessing.of_images(image_shape, args.mean, args.scale, args.channels, args.aligned)
+    preprocessing = Preprocessing(image_shape, args.mean, args.scale, args.channels, args.aligned)
     rows = import_weights(
         args.weights, load(args.config, [*overrides, *args.override]), args.output, preprocessing
     )

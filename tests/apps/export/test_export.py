@@ -15,13 +15,13 @@ from paddle import inference, nn
 
 import plsc
 from plsc.apps.export import export, graphs
-from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.training.thresholds import Threshold
+from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.bounds import assert_within, of_network
 
 SHAPE = (3, 16, 12)
-PREPROCESSING = Preprocessing.of_images(SHAPE)
+PREPROCESSING = Preprocessing(SHAPE)
 MISSING = [name for name in ("paddle2onnx", "onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
 needs_onnx = pytest.mark.skipif(
     bool(MISSING) or paddle.__version__.startswith("2."),

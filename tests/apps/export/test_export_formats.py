@@ -18,13 +18,13 @@ import yaml
 from paddle import nn
 
 from plsc.apps.export import export, graphs
-from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.training.thresholds import Threshold
+from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.bounds import assert_within, of_network
 
 SHAPE = (3, 112, 112)
-PREPROCESSING = Preprocessing.of_images(SHAPE)
+PREPROCESSING = Preprocessing(SHAPE)
 NEEDED = ("paddle2onnx", "onnx", "onnxruntime")
 CAN_ONNX = all(importlib.util.find_spec(name) for name in NEEDED) and not paddle.__version__.startswith("2.")
 needs_onnx = pytest.mark.skipif(not CAN_ONNX, reason=f"needs Paddle 3 and {', '.join(NEEDED)}")
@@ -189,12 +189,12 @@ def test_a_folder_of_a_format_is_replaced_but_not_with_files_of_others(tmp_path)
 @pytest.mark.parametrize(
     "kind, preprocessing, got",
     [
-        ("insightface", Preprocessing.of_images((1, 112, 112)), r"grey \[1, 112, 112\]"),
-        ("insightface", Preprocessing.of_images((3, 96, 96)), r"RGB \[3, 96, 96\]"),
-        ("insightface", Preprocessing.of_images((3, 112, 96)), r"RGB \[3, 112, 96\]"),
-        ("insightface", Preprocessing.of_images((3, 192, 192)), r"RGB \[3, 192, 192\]"),
+        ("insightface", Preprocessing((1, 112, 112)), r"grey \[1, 112, 112\]"),
+        ("insightface", Preprocessing((3, 96, 96)), r"RGB \[3, 96, 96\]"),
+        ("insightface", Preprocessing((3, 112, 96)), r"RGB \[3, 112, 96\]"),
+        ("insightface", Preprocessing((3, 192, 192)), r"RGB \[3, 192, 192\]"),
         ("insightface", replace(PREPROCESSING, channels="BGR"), r"BGR \[3, 112, 112\]"),
-        ("paddlex", Preprocessing.of_images((1, 32, 32)), r"grey \[1, 32, 32\]"),
+        ("paddlex", Preprocessing((1, 32, 32)), r"grey \[1, 32, 32\]"),
     ],
 )
 def test_pictures_that_a_package_does_not_take_are_refused_at_once(

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 
 from plsc.apps.gallery.embed import Network
-from plsc.data.preprocessing import Preprocessing
+from plsc.utils.preprocessing import Preprocessing
 
 SIDE = 4
 NAMES = ["Ann", "Bob", "Cy"]
@@ -20,7 +20,7 @@ class Pixels(Network):
     finds_faces = False
 
     def __init__(self, identity="pixels", threshold=0.5, trained=(), held_out=()):
-        preprocessing = Preprocessing.of_images((3, SIDE, SIDE))
+        preprocessing = Preprocessing((3, SIDE, SIDE))
         super().__init__(identity, identity, {"network": "none.onnx"}, preprocessing)
         self.threshold, self._trained, self._held_out = threshold, trained, held_out
 

@@ -14,15 +14,15 @@ from plsc.apps.migrate.import_weights import import_weights, match, read_weights
 from plsc.backbones.mobilefacenet import MobileFaceNet
 from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
-from plsc.data.preprocessing import Preprocessing
 from plsc.entry import Entry
 from plsc.errors import UserError
+from plsc.utils.preprocessing import Preprocessing
 from tests.apps.migrate.torch_files import numbers, write_torch
 from tests.backbones.numpy_layers import scatter
 from tests.helpers.bounds import assert_within, rounded
 
 MODEL = ["Model.name=MobileFaceNet", "Model.embedding_size=6", "Model.scale=1", "Model.blocks=[1,1,1,1]"]
-PREPROCESSING = Preprocessing.of_images((3, 20, 16))
+PREPROCESSING = Preprocessing((3, 20, 16))
 
 
 @pytest.fixture(scope="module")

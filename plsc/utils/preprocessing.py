@@ -1,0 +1,89 @@
+"""Describe the images of a data set, and turn them into the network's input.
+
+    Preprocessing((3, 112, 112))     # uint8 pixels; (pixel - 127.5) * (1 / 127.5) lies in [-1, 1]
+
+The data set has it; training, evaluation, prediction, export and plsc doctor use it; a checkpoint keeps it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat
+from pydantic.dataclasses import dataclass
+
+MEAN, SCALE = 127.5, 1 / 127.5  # of pixels
+DARKEST = 3.0  # an image without a brighter pixel was normalised before, by whatever mean and deviation, or is black
+_NAMES = {1: "grey", 3: "RGB"}
+_MOST = 2**34  # numbers of an image
+
+Pixels = TypeVar("Pixels")
+"""A NumPy array or a Paddle tensor."""
+
+
+def _refuse_huge(shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    if math.prod(shape) > _MOST:
+        raise ValueError(f"an image must have at most {_MOST:,} numbers")
+    return shape
+
+
+_Side = Annotated[int, Field(ge=1)]
+_Shape = Annotated[tuple[_Side, _Side, _Side], AfterValidator(_refuse_huge)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Preprocessing:
+    """Turns images, uint8 [C, H, W], into the network's input, float32.
+
+    shape: [C, H, W]. channels: "grey", "RGB" or "BGR", or how many they are; "": grey for one, RGB for three.
+    aligned: whether the images are faces whose landmarks lie at ArcFace's places, as `plsc align` writes them;
+    None: not known.
+    """
+
+    shape: _Shape
+    mean: FiniteFloat = MEAN
+    scale: FiniteFloat = SCALE
+    channels: str = ""
+    aligned: bool | None = None
+
+    def __post_init__(self):
+        if not self.channels:
+            object.__setattr__(self, "channels", _NAMES.get(self.shape[0], str(self.shape[0])))
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Preprocessing:
+        """Build it from what `to_json` gave."""
+        return cls(**fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain values, without `aligned` where that is not known."""
+        fields = {**vars(self), "shape": list(self.shape)}
+        if self.aligned is None:
+            del fields["aligned"]
+        return fields
+
+    def differences(self, other: Preprocessing) -> list[tuple[str, Any, Any]]:
+        """List the fields that `other` has otherwise: name, own value, its value. What is not known of one is
+        no difference."""
+        ours, theirs = self.to_json(), other.to_json()
+        both = (name for name in ours if name in theirs)
+        return [(name, ours[name], theirs[name]) for name in both if ours[name] != theirs[name]]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.shape[1], self.shape[2]
+
+    def __call__(self, pixels: Pixels) -> Pixels:
+        """Prepare images [n, C, H, W], an array or a tensor: the network's input, float32."""
+        pixels = pixels.astype("float32")
+        if (self.mean, self.scale) == (0, 1):
+            return pixels
+        return (pixels - self.mean) * self.scale
+
+    def empty(self, count: int) -> np.ndarray:
+        """Allocate an array for `count` images."""
+        return np.empty((count, *self.shape), np.uint8)
