@@ -18,7 +18,6 @@ import numpy as np
 
 from plsc.config import Config, load
 from plsc.distributed import environment
-from plsc.errors import shown
 from plsc.training.start import start
 
 
@@ -47,16 +46,9 @@ class Entry:
         self.config = load(config, overrides)
         self._model = model
 
-    def __repr__(self) -> str:
-        sets = ", ".join(section.name for section in self.config.DataLoader.Train.sets)
-        return f"<Entry: {self.config.Model.name} and {self.config.Head.name} on {sets}, in {shown(self.output_dir)}>"
-
     @property
     def output_dir(self) -> Path:
         return Path(self.config.Global.output_dir)
-
-    # -- verbs
-    # --------------------------------------------------------------------------------------------------------------
 
     def train(self) -> dict[str, Any]:
         """Train to the end, evaluate, write the report. Every rank calls it in a launch.
@@ -78,13 +70,12 @@ class Entry:
         Prints the table and writes report and results.json to output_dir/test. Returns the main set's
         numbers.
         """
-        self._start_on_data()
+        self.config.check_data(training=False)
+        start(self.config)
         from plsc.training.evaluate import evaluate
 
         with self.config.naming_places():
             return evaluate(self.config, self._model)
-
-    test = evaluate  # PLSC's name
 
     def predict(
         self, images: str | os.PathLike | Sequence[str] | np.ndarray, output: str | os.PathLike | None = None
@@ -128,9 +119,3 @@ class Entry:
 
         with self.config.naming_places():
             return dry_run(self.config, ranks, self._model)
-
-    def _start_on_data(self) -> None:
-        """Set the process up for a verb that reads the data sets of the evaluation, after a check of
-        these."""
-        self.config.check_data(training=False)
-        start(self.config)

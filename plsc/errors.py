@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 _LONGEST_LINE = 2000  # characters
 
@@ -107,15 +107,6 @@ def shortened(text: str) -> str:
         else f"{line[:1500]} ... {len(line) - 2000:,} characters ... {line[-500:]}"
         for line in text.split("\n")
     )
-
-
-def names_text(names: Iterable[str]) -> bytes:
-    """Encode names as a text file with a name a line.
-
-    Bytes of file names stay as they are, line breaks are escaped.
-    """
-    lines = (shown(name) if "\n" in name or "\r" in name else name for name in names)
-    return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
 
 
 def _escaped(character: str) -> str:

@@ -234,7 +234,7 @@ def test_a_run_that_was_moved_is_used_from_anywhere(trained, tmp_path, monkeypat
 
 def test_a_checkpoint_tests_as_it_did_in_training(run, capsys):
     folder, result, _ = run
-    found = entry(folder).test()
+    found = entry(folder).evaluate()
     assert {**result, **found} == result
     assert (folder / "test" / "report.html").is_file()
     assert capsys.readouterr().out.splitlines()[-1].startswith("done: accuracy ")
@@ -462,7 +462,7 @@ def test_newest_and_best_are_words_for_checkpoints(tmp_path, capsys):
     best = json.loads((tmp_path / "results.json").read_text())["best"]
     for word, step in (("newest", 12), ("best", best["step"])):
         capsys.readouterr()
-        found = entry(tmp_path, f"Global.checkpoint={word}").test()
+        found = entry(tmp_path, f"Global.checkpoint={word}").evaluate()
         assert f"reading checkpoint {checkpoint(tmp_path, step)} ({word})" in capsys.readouterr().out
         content = json.loads((tmp_path / "test" / "results.json").read_text())
         assert (content["step"], content["checkpoint"]) == (step, str(checkpoint(tmp_path, step)))
@@ -479,7 +479,7 @@ def test_several_sets_are_tested_together(trained, tmp_path, capsys):
         "DataLoader.Eval.more.seen={name: Synthetic, num_classes: 23, image_shape: [1, 12, 10]}",
     ]
     there = [f"Global.checkpoint={checkpoint(trained)}", f"Global.output_dir={tmp_path}", *more]
-    found = entry(trained, *there).test()
+    found = entry(trained, *there).evaluate()
     content = json.loads((tmp_path / "test" / "results.json").read_text())
     assert list(content["sets"]) == ["noise pairs", "templates", "people", "seen"]
     assert (
@@ -509,10 +509,10 @@ def test_mirror_images_count_for_test_predict_and_the_export(trained, tmp_path):
 
 def test_an_evaluation_does_without_the_images_trained_on(trained, tmp_path):
     gone = "DataLoader.Train.dataset={name: ImageList, list: gone/list.txt}"
-    found = entry(trained, gone).test()
+    found = entry(trained, gone).evaluate()
     assert found["accuracy"] is not None
     with pytest.raises(MissingFileError, match="gone/pairs.txt"):
-        entry(trained, "DataLoader.Eval.dataset={name: PairList, list: gone/pairs.txt}").test()
+        entry(trained, "DataLoader.Eval.dataset={name: PairList, list: gone/pairs.txt}").evaluate()
 
 
 @pytest.mark.parametrize(

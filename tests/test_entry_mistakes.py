@@ -281,7 +281,7 @@ def test_labelled_images_with_a_folder_less_are_refused_in_training_and_after_it
         assert line.startswith(
             "DataLoader.Eval.dataset: its class 0 is 'Bob', the one trained on is 'Ann', so right "
         )
-    assert Entry(TINY, [*keys, f"DataLoader.Eval.dataset={sets[0]}"]).test()["images"] == 9
+    assert Entry(TINY, [*keys, f"DataLoader.Eval.dataset={sets[0]}"]).evaluate()["images"] == 9
 
 
 def test_a_resumed_run_must_have_the_same_people_in_the_same_order(tmp_path):

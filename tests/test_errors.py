@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plsc.errors import MissingFileError, UserError, names_text, reading, shown, shown_lines, writing
+from plsc.errors import MissingFileError, UserError, reading, shown, shown_lines, writing
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,6 @@ def test_of_a_line_of_megabytes_the_ends_are_shown():
     assert f" ... {len(long) - 2000:,} characters ... yyy" in second and second.endswith(
         "' is no path; mend it"
     )
-
-
-def test_a_file_of_names_keeps_their_bytes_and_its_lines():
-    names = ["a.png", os.fsdecode(b"J\xf6rg.png"), "b\nc.png"]
-    assert names_text(names) == b"a.png\nJ\xf6rg.png\nb\\nc.png\n"
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path):

@@ -124,7 +124,7 @@ def test_a_training_is_judged_by_the_heads_predictions(run):
 def test_a_checkpoint_is_judged_the_same_on_any_number_of_ranks(head, run, tmp_path, capsys):
     output, overrides, result = run
     more = [*overrides, f"Head.name={head}"]
-    assert Entry(CONFIG, more).test() == {"accuracy": result["accuracy"], "images": 100}
+    assert Entry(CONFIG, more).evaluate() == {"accuracy": result["accuracy"], "images": 100}
     last = capsys.readouterr().out.splitlines()[-1]
     done = (
         f"done: accuracy {100 * result['accuracy']:.2f} % on Fashion-MNIST test, results in {output / 'test'}"
@@ -136,7 +136,7 @@ def test_a_checkpoint_is_judged_the_same_on_any_number_of_ranks(head, run, tmp_p
 
 def test_a_head_that_the_checkpoint_has_not(run):
     with pytest.raises(UserError, match="has 2 head arrays that this run lacks"):
-        Entry(CONFIG, [*run[1], "Head.bias=false"]).test()
+        Entry(CONFIG, [*run[1], "Head.bias=false"]).evaluate()
 
 
 @pytest.mark.parametrize(

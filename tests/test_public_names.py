@@ -38,13 +38,6 @@ def test_paddle_is_imported_without_its_warning_of_ccache(tmp_path):
     assert run_python("-c", code, cwd=tmp_path).stderr == ""
 
 
-def test_an_entry_says_what_it_is():
-    run = plsc.Entry({"Global": {"output_dir": "a"}}, {"Head.name": "arcface"})
-    assert repr(run) == "<Entry: SmallResNet and arcface on Glyphs, in a>"
-    assert 'Entry("faces.yaml", {"Global.epochs": 2})' in plsc.Entry.__doc__
-    assert plsc.Entry.test is plsc.Entry.evaluate
-
-
 @pytest.mark.parametrize("cls", ["Entry", "Gallery"])
 def test_public_calls_say_their_types(cls):
     """py.typed promises it to type checkers."""

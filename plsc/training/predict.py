@@ -12,7 +12,7 @@ import paddle
 from plsc import distributed
 from plsc.config import Config
 from plsc.data.to_predict import samples_to_predict
-from plsc.errors import UserError, names_text, writing
+from plsc.errors import UserError, shown, writing
 from plsc.training.embed import embed
 from plsc.training.start import make_folder, open_checkpoint
 from plsc.training.thresholds import threshold_of
@@ -54,8 +54,14 @@ def predict(
         folder = Path(output) if output else Path(cfg.Global.output_dir) / "predict"
         make_folder(folder, "output" if output else "Global.output_dir")
         with writing(folder, remedy="free some space, or name another folder"):
-            replace_file(folder / "names.txt", names_text(names))
+            replace_file(folder / "names.txt", _lines_of(names))
             with atomic_write(folder / "embeddings.npy") as beside, open(beside, "xb") as file:
                 np.save(file, emb)
         print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}")
     return emb, names
+
+
+def _lines_of(names: Sequence[str]) -> bytes:
+    """Encode names as a text with a name a line; bytes of file names stay as they are."""
+    lines = (shown(name) if "\n" in name or "\r" in name else name for name in names)
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")

@@ -100,7 +100,7 @@ def test_what_is_verified_is_what_is_saved(whole):
     """Each rank's batch norm has statistics of its own; the checkpoint's must be those of the
     verification."""
     entry = Entry(TINY, [f"Global.output_dir={whole[0]}"])
-    found = entry.test()
+    found = entry.evaluate()
     (last,) = rows(whole[0], evaluations=True)
     backbone = load_network(Checkpoint.open(checkpoint(whole[0])), entry.config).backbone
     evaluator = evaluator_of(entry.config, backbone)

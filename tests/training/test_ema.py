@@ -123,7 +123,7 @@ def test_test_predict_and_init_from_take_the_average(averaged, tmp_path):
     found = arrays(saved.path)
     for name, tensor in backbone.state_dict().items():
         assert tensor.numpy().tobytes() == found[f"ema: {name}"].tobytes(), name
-    tested = Entry(TINY, [f"Global.output_dir={averaged[0]}"]).test()
+    tested = Entry(TINY, [f"Global.output_dir={averaged[0]}"]).evaluate()
     (row,) = rows(averaged[0], evaluations=True)
     assert {key: row[key] for key in tested} == tested, "training has evaluated other weights"
     overrides = [f"Global.init_from={saved.path}", f"Global.output_dir={tmp_path}", "Global.max_steps=1", EMA]
