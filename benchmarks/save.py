@@ -116,7 +116,7 @@ def _save(folder: Path, state: dict) -> Path:
             states={"backbone": {"arrays": network}, "optimizer": {"arrays": network}},
             rows=state,
             shard=ClassShard.whole(classes),
-            config_yaml="",
+            config={},
             preprocessing={},
         ),
     )

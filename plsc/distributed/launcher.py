@@ -63,7 +63,7 @@ def last_lines(logs: Path, begin: int) -> list[str]:
             path.unlink(missing_ok=True)
     with open(logs / LOG, encoding="utf-8", errors="backslashreplace") as file:
         file.seek(begin)
-        lines = [shown_lines(line) for line in file if not line.startswith("LAUNCH INFO")]
+        lines = [shown_lines(line) for line in file if not line.startswith(("LAUNCH INFO", "LAUNCH WARNING"))]
     return lines[-_LAST_LINES:]
 
 
@@ -109,5 +109,6 @@ def run_ranks(arguments: list[str], ranks: int, logs: Path, device: str = "cpu",
     """
     lines: list[str] = []
     launch(arguments, ranks, logs, lines.append, main, device)
-    printed = [line.strip() for line in lines if line.strip() and "LAUNCH" not in line]
+    launchers = ("LAUNCH", "Container rank")
+    printed = [line.strip() for line in lines if line.strip() and not line.startswith(launchers)]
     return printed[-1] if printed else "nothing was printed"

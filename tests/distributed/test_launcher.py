@@ -48,11 +48,11 @@ def test_the_ranks_can_import_what_this_process_can(tmp_path, monkeypatch):
         "train",
         "--dry-run",
         "-o",
-        "DataLoader.Train.dataset={name: mine.Mine}",
+        "DataLoader.Train.dataset={name: mine:Mine}",
         "DataLoader.Eval.dataset=null",
     ]
     assert launch(arguments, 1, tmp_path / "log", said.append) == 0, said
-    assert any("name: mine.Mine" in line for line in said)
+    assert any("name: mine:Mine" in line for line in said)
 
 
 NAME = "CUDA_VISIBLE_DEVICES"
