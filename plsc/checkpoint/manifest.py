@@ -127,31 +127,6 @@ def manifest_bytes(fields: Mapping[str, Any]) -> bytes:
     return seal(text[1:].encode())
 
 
-def _parse_sealed(data: bytes, where: Path) -> Manifest:
-    """Check the bytes that `seal` returned, and make a manifest of their fields. `where`: the file, for
-    messages.
-
-    Raises: DamagedError (altered, or other fields than a manifest's), UserError (another format).
-    """
-    if data != seal(data[len(seal(b"")) :]):
-        raise DamagedError(f"{where}: fails its checksum")
-    try:
-        fields = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{where}: is not JSON") from error
-    if type(fields.get("format")) is int and fields["format"] != FORMAT:
-        raise UserError(
-            f"{where}: has format {fields['format']}, this plsc reads format {FORMAT} only; use the plsc that wrote it, or make it anew"
-        )
-    del fields["crc32"]
-    try:
-        return Manifest.model_validate(fields)
-    except ValidationError as error:
-        key, message = first_problem(error)
-        what = shown(message.removeprefix("Value error, "))
-        raise DamagedError(f"{where}: {shown(key)}: {what}") from error
-
-
 def read_manifest(path: Path) -> Manifest:
     """Read and check the manifest in the file.
 
@@ -164,7 +139,24 @@ def read_manifest(path: Path) -> Manifest:
         data = read_regular(path, _MOST_BYTES)
     except UserError as error:  # not a regular file, or too large for a manifest
         raise DamagedError(str(error)) from error
-    manifest = _parse_sealed(data, path)
+    if data != seal(data[len(seal(b"")) :]):
+        raise DamagedError(f"{path}: fails its checksum")
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path}: is not JSON") from error
+    if type(fields.get("format")) is int and fields["format"] != FORMAT:
+        raise UserError(
+            f"{path}: has format {fields['format']}, this plsc reads format {FORMAT} only; use the plsc that "
+            "wrote it, or make it anew"
+        )
+    del fields["crc32"]
+    try:
+        manifest = Manifest.model_validate(fields)
+    except ValidationError as error:
+        key, message = first_problem(error)
+        what = shown(message.removeprefix("Value error, "))
+        raise DamagedError(f"{path}: {shown(key)}: {what}") from error
     needed = {file_of(BACKBONE), file_of(manifest.weights), *(part.file for part in manifest.heads)}
     if not needed <= manifest.files.keys():
         raise DamagedError(f"{path}: does not list {min(needed - manifest.files.keys())!r} among its files")

@@ -71,14 +71,14 @@ class Checkpoint:
 
     def require(self, section: str, *keys: str) -> None:
         """Raise UserError unless `section`, "preprocessing" or the owner of a state, has all `keys`; imported
-        centres lack some."""
+        weights lack some."""
         known = self.preprocessing if section == "preprocessing" else self.plain(section)
         where = section if section == "preprocessing" else f"state.{section}"
         lacking = [key for key in keys if known.get(key) is None]
         if lacking:
             raise UserError(
-                f"{self.path}/manifest.json: {where}.{lacking[0]}: is missing, so this cannot be used as a run's "
-                "checkpoint; name one of a training, or start from this one with Global.init_from"
+                f"{self.path}/manifest.json: {where}.{lacking[0]}: is missing, so this cannot be used as a "
+                "run's checkpoint; name one of a training, or start from this one with Global.init_from"
             )
 
     def plain(self, owner: str) -> dict[str, Any]:

@@ -247,7 +247,7 @@ def find(
     running training deletes meanwhile is skipped.
 
     Args:
-        which: "newest" or "best" of those in `root`, or the folder of one or of a run, as Global.checkpoint names it.
+        which: "newest" or "best" of those in `root`, or the folder of one or of a run (Global.checkpoint).
         rename: for a run that will write here.
         before: the newest of earlier steps than this; then None too if none of them is usable.
 
@@ -265,8 +265,8 @@ def find(
 
 
 def find_at(path: str | os.PathLike) -> Path:
-    """Find the checkpoint that a path means, every checksum verified: the newest of a run's folder, or the one
-    there. Raises: as `find`, MissingFileError."""
+    """Find the checkpoint that a path means, every checksum verified: the newest of a run's folder, or the
+    one there. Raises: as `find`, MissingFileError."""
     for root in (Path(path, "checkpoints"), Path(path)):
         if completed(root):
             return find(root)
@@ -318,7 +318,8 @@ def _best(root: Path) -> Path:
     known = Checkpoint.open(newest, verify=False).best
     if not known:
         raise UserError(
-            f"{newest}: no evaluation has been made up to this checkpoint, so none is the best; take the newest"
+            f"{newest}: no evaluation has been made up to this checkpoint, so none is the best; take the "
+            "newest"
         )
     return Checkpoint.open(root / f"step-{known.step:08d}").path
 

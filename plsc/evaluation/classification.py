@@ -80,7 +80,7 @@ def classify(label: np.ndarray, predicted: np.ndarray, num_classes: int) -> Clas
     lost = np.flatnonzero((predicted < 0) | (predicted >= num_classes))
     if len(lost):
         raise UserError(
-            f"classification: image {lost[0]} has no finite logit ({len(lost):,} such images); the network has"
-            " diverged or its images are broken, lower the learning rate or check them"
+            f"classification: image {lost[0]} has no finite logit ({len(lost):,} such images); the network "
+            "has diverged or its images are broken, lower the learning rate or check them"
         )
     return Classification(label, predicted, num_classes)

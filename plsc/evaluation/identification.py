@@ -30,7 +30,7 @@ class Identification:
 
     Attributes:
         probes: of identities in the gallery. strangers: probes of identities that are not. gallery: images.
-        ranks: the identification rate at each rank k; with a gallery smaller than k, that of the whole gallery.
+        ranks: the identification rate at each rank k; with a smaller gallery, that of the whole gallery.
         threshold_at_fpir: cosines.
     """
 

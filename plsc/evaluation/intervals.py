@@ -50,8 +50,8 @@ def resampled(pairs: int, identities: np.ndarray | None = None) -> Iterator[np.n
 
 
 def percentile_interval(draws: Sequence[Sequence[float]]) -> np.ndarray:
-    """Compute intervals [2, M] of M rates of all resamples; one in which a rate is NaN (no negative drawn, say)
-    does not count for it."""
+    """Compute intervals [2, M] of M rates of all resamples; one in which a rate is NaN (no negative drawn,
+    say) does not count for it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All-NaN slice", RuntimeWarning)
         return np.nanquantile(np.array(draws), _QUANTILES, axis=0)

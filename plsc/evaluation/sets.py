@@ -39,10 +39,12 @@ class EvalSet:
 
     Attributes:
         task: the word for its evaluation. result: the class of the result.
-        data: the object that a config names, maybe of a user's own class. title, preprocessing, images: its own.
+        data: the object that a config names, maybe of a user's own class.
+        title, preprocessing, images: its own.
         count: the samples.
         identities: what the classes are, as a training set's `identities` name them; None: not known.
-        labels: int64 [count], None but for labelled samples, whose classes a head predicts. num_classes: likewise.
+        labels: int64 [count], None but for labelled samples, whose classes a head predicts.
+        num_classes: None but for these.
         pairs: int64 [P, 2], None but for verification, which finds a threshold.
         size: of what is judged, for the log: "6,000".
     """
@@ -126,8 +128,8 @@ class LabelledSet(EvalSet):
     ) -> None:
         if self.num_classes > num_classes:
             raise UserError(
-                f"{key}: its images are of {self.num_classes} classes, but the head has learned {num_classes}; "
-                "give images of the classes that are trained on, or pairs to verify"
+                f"{key}: its images are of {self.num_classes} classes, but the head has learned "
+                f"{num_classes}; give images of the classes that are trained on, or pairs to verify"
             )
         if wrong := misnumbered_class(names, self.data):
             raise UserError(

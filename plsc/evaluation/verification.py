@@ -52,7 +52,7 @@ class Verification:
     Attributes:
         similarity: cosines [P] float64. same: [P] bool.
         accuracy, std: mean and population standard deviation over the folds.
-        threshold: a cosine: the mean over the folds of 1 - d2 / 2, moved to the middle of the gap that it lies in.
+        threshold: a cosine: the mean over the folds of 1 - d2 / 2, moved to the middle of its gap.
         fold_accuracy: [F] float64.
         cell: [P] int64, see _cells.
         tar_at_far, threshold_at_far: of each FAR.
@@ -122,8 +122,8 @@ class Verification:
         }
 
     def _resampled_rates(self) -> list[list[float]]:
-        """Compute accuracy, EER and TAR at each FAR, those that the pairs allow, of each resample; NaN where a
-        kind was not drawn."""
+        """Compute accuracy, EER and TAR at each FAR, those that the pairs allow, of each resample; NaN where
+        a kind was not drawn."""
         order = np.argsort(-self.similarity, kind="stable")
         last = np.append(np.flatnonzero(np.diff(self.similarity[order])), len(order) - 1)
         fars = [far for far, tar in self.tar_at_far.items() if tar is not None]
