@@ -237,9 +237,7 @@ def _entries(root: Path, pattern: str) -> list[Path]:
     return sorted(path for path in root.glob("step-*") if re.fullmatch(pattern, path.name))
 
 
-def find(
-    root: str | os.PathLike, which: str = "newest", rename: bool = False, before: int | None = None
-) -> Path | None:
+def find(root: str | os.PathLike, which: str = "newest", rename: bool = False) -> Path | None:
     """Find a checkpoint, every checksum verified; None if the newest is wanted and none was ever completed.
 
     One rank calls it and sends the others the path, which all open with verify=False. An unusable newer one
@@ -249,7 +247,6 @@ def find(
     Args:
         which: "newest" or "best" of those in `root`, or the folder of one or of a run (Global.checkpoint).
         rename: for a run that will write here.
-        before: the newest of earlier steps than this; then None too if none of them is usable.
 
     Raises: UserError if there are checkpoints and none is usable, so that a run never starts anew over a
     damaged one; if nothing has been evaluated, or the best is missing; also for one of another format, or not
@@ -258,27 +255,21 @@ def find(
     root = Path(root)
     try:
         if which == "newest":
-            return _newest(root, rename, before)
-        return _best(root) if which == "best" else find_at(which)
+            return _newest(root, rename)
+        if which == "best":
+            return _best(root)
+        for below in (Path(which, "checkpoints"), Path(which)):
+            if completed(below):  # a run's
+                return _newest(below, rename=False)
+        return Checkpoint.open(which).path
     except OSError as error:
         raise UserError(f"{root}: cannot be read now ({error}); try again") from error
 
 
-def find_at(path: str | os.PathLike) -> Path:
-    """Find the checkpoint that a path means, every checksum verified: the newest of a run's folder, or the
-    one there. Raises: as `find`, MissingFileError."""
-    for root in (Path(path, "checkpoints"), Path(path)):
-        if completed(root):
-            return find(root)
-    return Checkpoint.open(path).path
-
-
-def _newest(root: Path, rename: bool, before: int | None = None) -> Path | None:
+def _newest(root: Path, rename: bool) -> Path | None:
     """Find the newest whole checkpoint, see `find`."""
     complete = completed(root)
     for path in reversed(complete):
-        if before is not None and step_of(path) >= before:
-            continue
         try:
             Checkpoint.open(path)
         except UserError as error:
@@ -299,9 +290,9 @@ def _newest(root: Path, rename: bool, before: int | None = None) -> Path | None:
         return path
     present = completed(root)
     if set(present) - set(complete):  # written since
-        return _newest(root, rename, before)
+        return _newest(root, rename)
     bad = len(_entries(root, r"step-\d{8,}\.bad\d*")) or len(present)
-    if bad and before is None:
+    if bad:
         kept = "; they are kept as .bad" if rename else ""
         raise UserError(
             f"{root}: none of the {bad} checkpoints is usable (the warnings say why{kept}): "
@@ -367,14 +358,11 @@ def set_aside_after(root: Path, step: int) -> list[Path]:
     return [set_aside(path) for path in sorted(later, key=step_of)]
 
 
-def prune(
-    root: str | os.PathLike, keep: int, protect: Collection[int] = (), way_back: int | None = None
-) -> list[Path]:
+def prune(root: str | os.PathLike, keep: int, protect: Collection[int] = ()) -> list[Path]:
     """Delete the oldest checkpoints beyond the newest `keep`; rank 0 calls it after a save.
 
     Args:
         protect: steps that stay whatever their age, such as the best one.
-        way_back: the newest checkpoint of an earlier step than this stays too.
 
     Only folders with a manifest and all files count, and only they are deleted. Returns: the deleted folders.
     """
@@ -386,8 +374,7 @@ def prune(
         except UserError:  # `find` reports what is wrong with it
             continue
         whole.append(path)
-    earlier = [step_of(path) for path in whole if way_back is not None and step_of(path) < way_back]
-    doomed = [path for path in whole[:-keep] if step_of(path) not in (*protect, *earlier[-1:])]
+    doomed = [path for path in whole[:-keep] if step_of(path) not in protect]
     for path in doomed:
         tmp = path.rename(_beside(path, "tmp"))  # a kill in the middle leaves nothing that looks whole
         sync_folder(tmp.parent)

@@ -171,19 +171,10 @@ def test_all_bad_is_never_a_fresh_start(tmp_path):
             find(tmp_path, rename=rename)
 
 
-def test_the_newest_before_a_step_and_the_later_ones_set_aside(tmp_path):
+def test_the_later_ones_are_set_aside(tmp_path):
     paths = {step: save_one(tmp_path, step, content(0)) for step in (2, 4, 6, 8)}
-    assert [find(tmp_path, rename=True, before=step) for step in (9, 8, 7, 3, 2)] == [
-        paths[8], paths[6], paths[6], paths[2], None
-    ]  # fmt: skip
-    flip(paths[4] / "manifest.json")
-    assert find(tmp_path, rename=True, before=6) == paths[2] and (tmp_path / "step-00000004.bad").exists()
-    set_aside_after(tmp_path, 6)
-    assert [path.name for path in set_aside_after(tmp_path, 2)] == ["step-00000006.bad"]
-    names = [f"step-0000000{step}.bad" for step in (4, 6, 8)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", *names]
-    flip(paths[2] / "manifest.json")
-    assert find(tmp_path, rename=True, before=9) is None
+    assert [path.name for path in set_aside_after(tmp_path, 4)] == ["step-00000006.bad", "step-00000008.bad"]
+    assert find(tmp_path, rename=True) == paths[4] and set_aside_after(tmp_path, 4) == []
 
 
 def test_the_newest_step_is_told_without_reading_anything(tmp_path):
@@ -391,12 +382,6 @@ def test_a_checkpoint_that_cannot_be_deleted_ends_nothing(tmp_path, monkeypatch)
         assert save_one(tmp_path, 3, content(3)).exists()
     save_one(tmp_path, 4, content(4))
     assert not [*tmp_path.glob("*.tmp")]
-
-
-def test_prune_keeps_the_newest_before_a_step(tmp_path):
-    paths = {step: save_one(tmp_path, step, content(step)) for step in range(1, 6)}
-    assert prune(tmp_path, 1, way_back=3) == [paths[step] for step in (1, 3, 4)]
-    assert prune(tmp_path, 1, way_back=1) == [paths[2]]
 
 
 @pytest.mark.parametrize("suffix", [".tmp", ".old", ""])
