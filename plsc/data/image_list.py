@@ -2,7 +2,7 @@
 
 `ImageList` trains on them; `read_list` also serves prediction and validation sets; `ImageFiles` is what all
 sets share whose images are files of their own. Indexes are numpy arrays: as Python strings, 5 million paths
-would take 600 MB. A list of 5 million lines is read in 2 s.
+would take 600 MB.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import os
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,6 @@ from plsc.utils.logging import get_logger
 
 SHOWN = 5  # bad lines and missing images that a message names
 CHECKED = 1_000_000  # images of a list whose files are checked at the start; the identities of longer lists stay unknown
-_CHUNK = 2**24  # bytes of a list that are worked on together
 LABEL_DIGITS = 18  # fit into an int64
 
 
@@ -72,121 +71,44 @@ def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, 
     the bad lines.
     """
     check_list(path, root)
-    texts = []
-    lengths = []
-    labels = []
+    text, stops, labels = bytearray(), array("q"), array("q")
     bad = []
-    count = 0
-    for chunk in whole_lines(path):
-        begin, stop, label = _split_fast(chunk)
-        for row in np.flatnonzero(label < 0).tolist():
-            fault = _split_slowly(chunk, row, begin, stop, label, labelled)
+    with open_regular(path) as file:
+        for number, line in enumerate(file, start=1):
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            image, label, fault = _split(line.strip(b"\r\n"), labelled)
             if fault:
-                bad.append(f"line {count + row + 1}: {fault}")
-        count += len(label)
-        texts.append(chunk[_covered(begin, stop, len(chunk))])
-        lengths.append(stop - begin)
-        labels.append(label)
+                bad.append(f"line {number}: {fault}")
+            text += image
+            stops.append(len(text))
+            labels.append(label)
     if bad:
         more = f"; {len(bad)} bad lines in all" if len(bad) > SHOWN else ""
         wanted = "'path<TAB>label'" if labelled else "'path' or 'path<TAB>label'"
         raise UserError(f"{path}: each line must be {wanted}; {'; '.join(bad[:SHOWN])}{more}")
     if not labels:
         raise UserError(f"{path}: the list is empty; it needs one image a line")
-    paths = Paths(root or os.path.dirname(path), np.concatenate(texts), np.cumsum(np.concatenate(lengths)))
-    return paths, np.concatenate(labels)
+    paths = Paths(
+        root or os.path.dirname(path), np.frombuffer(text, np.uint8), np.frombuffer(stops, np.int64)
+    )
+    return paths, np.frombuffer(labels, np.int64)
 
 
-def whole_lines(path: str) -> Iterator[np.ndarray]:
-    """Yield the file in pieces of whole lines, each with its \\n: uint8 [n]."""
-    with open_regular(path) as file:
-        rest = file.read(3).removeprefix(b"\xef\xbb\xbf")
-        while data := file.read(_CHUNK):
-            rest += data
-            end = rest.rfind(b"\n") + 1
-            if end:
-                yield np.frombuffer(rest, np.uint8, end)
-                rest = rest[end:]
-        if rest:
-            yield np.frombuffer(rest + b"\n" * (not rest.endswith(b"\n")), np.uint8)
-
-
-def _split_fast(chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find where the paths of the lines begin and stop, and their labels, int64 [lines] each.
-
-    A line that is not clearly `path<separator>digits` has the label -1, and its path is empty.
-    """
-    begin, ends = find_lines(chunk)
-    separator = last_before(chunk == ord("\t"), ends)
-    no_tab = separator < begin
-    separator[no_tab] = last_before(chunk == ord(" "), ends[no_tab])
-    label = read_numbers(chunk, separator + 1, ends)
-    good = (separator > begin) & (label >= 0)
-    good &= ~_is_space(chunk[begin]) & ~_is_space(chunk[np.maximum(separator, 1) - 1])
-    label[~good] = -1
-    return begin, np.where(good, separator, begin), label
-
-
-def read_numbers(text: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-    """Read the whole numbers from 0 up in text[start:stop], int64 [N]; -1 where there is something else."""
-    digits = stop - start
-    good = (digits > 0) & (digits <= LABEL_DIGITS)
-    numbers = np.zeros(len(start), np.int64)
-    for place in range(int(digits[good].max(initial=0))):
-        rows = np.flatnonzero(good & (place < digits))
-        digit = text[start[rows] + place] - np.uint8(ord("0"))
-        numbers[rows] = 10 * numbers[rows] + digit
-        good[rows[digit > 9]] = False
-    return np.where(good, numbers, -1)
-
-
-def find_lines(chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find where lines begin, and where they end without \\n and \\r\\n: int64 [lines] each."""
-    ends = np.flatnonzero(chunk == ord("\n"))
-    begin = np.append(0, ends[:-1] + 1)
-    return begin, ends - ((ends > begin) & (chunk[ends - 1] == ord("\r")))
-
-
-def last_before(marked: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Find the last position before each of `ends` where `marked` is True; -1 if there is none."""
-    positions = np.append(-1, np.flatnonzero(marked))
-    return positions[np.searchsorted(positions, ends) - 1]
-
-
-def _is_space(characters: np.ndarray) -> np.ndarray:
-    return (characters == ord(" ")) | ((characters >= ord("\t")) & (characters <= ord("\r")))
-
-
-def _covered(begin: np.ndarray, stop: np.ndarray, length: int) -> np.ndarray:
-    """Mark the bytes in [begin, stop) of any line: bool [length]."""
-    change = np.zeros(length + 1, np.int8)
-    change[begin] += 1
-    np.subtract.at(change, stop, 1)
-    return np.cumsum(change[:-1], dtype=np.int8).astype(bool)
-
-
-def _split_slowly(
-    chunk: np.ndarray, row: int, begin: np.ndarray, stop: np.ndarray, label: np.ndarray, labelled: bool
-) -> str | None:
-    """Split one line with care for its spaces, and note the result in `begin`, `stop`, `label`; or return
-    what is wrong."""
-    start = int(begin[row])
-    end = int(begin[row + 1]) if row + 1 < len(begin) else len(chunk)
-    line = chunk[start:end].tobytes().strip(b"\r\n")
-    image, _, number = line.rpartition(b"\t" if b"\t" in line else b" ")
-    image, number = image.strip(), number.strip()
-    if not labelled and not (image and number.isdigit()):
-        image, number = line.strip(), None
-    if not line.strip():
-        return "empty"
+def _split(line: bytes, labelled: bool) -> tuple[bytes, int, str]:
+    """Split a line into path, label and what is wrong with it."""
+    image, _, label = line.rpartition(b"\t" if b"\t" in line else b" ")
+    image, label = image.strip(), label.strip()
+    if image and label.isdigit() and len(label) <= LABEL_DIGITS:
+        return image, int(label), ""
+    line = line.strip()
+    if not line:
+        return b"", -1, "empty"
+    if not labelled and not (image and label.isdigit()):
+        return line, -1, ""
     if not image:
-        return f"'{shown(line[:200])}' is not both a path and a label"
-    if number is not None and not (number.isdigit() and len(number) <= LABEL_DIGITS):
-        return f"label '{shown(number[:200])}' is not a whole number from 0 up"
-    begin[row] = start + line.index(image)
-    stop[row] = begin[row] + len(image)
-    label[row] = -1 if number is None else int(number)
-    return None
+        return b"", -1, f"'{shown(line[:200])}' is not both a path and a label"
+    return b"", -1, f"label '{shown(label[:200])}' is not a whole number from 0 up"
 
 
 def check_list(path: str, root: str = "") -> None:
