@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return align_folder(args.photos, args.aligned, args.size, args.smallest)
 
 
-def align_folder(source: str, target: str, size: int = SIZE, smallest: int = SMALLEST) -> int:
+def align_folder(source: str, target: str, size: int, smallest: int) -> int:
     """Align all photos of a folder, print what became of them, and return the exit code."""
     check_folder(source)
     here, there = os.path.realpath(source), os.path.realpath(target)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from plsc.apps.gallery.embed import Network, open_network
 from plsc.apps.gallery.gallery import Gallery, LeftOut, Match
@@ -46,26 +46,29 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("plsc gallery", description=what)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    def verb(name: str, help: str, network: str = "") -> argparse.ArgumentParser:
+    def verb(name: str, act: Callable, help: str, network: str = "") -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=help, description=f"plsc gallery {name}: {help}.")
+        made.set_defaults(act=act)
         made.add_argument("gallery", help="the gallery's file, or milvus://host:port/name")
         if network:
             add_network(made, network)
         return made
 
-    build = verb("build", "make a gallery of a folder with a folder for each person", "sface")
+    build = verb("build", _built, "make a gallery of a folder with a folder for each person", "sface")
     build.add_argument("people", help="photos/Ann/1.jpg, photos/Ann/2.jpg, photos/Bob/1.jpg, ...")
     rate = f"of strangers that get a name; default: {RATE}"
     build.add_argument("--rate", type=float, default=RATE, metavar="SHARE", help=rate)
-    add = verb("add", "add pictures of a person", "the gallery's")
+    add = verb("add", _add, "add pictures of a person", "the gallery's")
     add.add_argument("name", help="of the person, new or known")
     add.add_argument("pictures", nargs="+", help="files")
-    remove = verb("remove", "remove people with all of their pictures")
+    remove = verb("remove", _remove, "remove people with all of their pictures")
     remove.add_argument("names", nargs="+", metavar="name", help="of a person")
-    verb("list", "show who is in a gallery")
-    search = verb("search", "say whom pictures show", "the gallery's")
+    verb("list", _list, "show who is in a gallery")
+    search = verb("search", _search, "say whom pictures show", "the gallery's")
     search.add_argument("pictures", nargs="+", help="files; of several faces in one the largest is looked up")
-    evaluate = verb("evaluate", "count how many known people are found, and strangers named", "the gallery's")
+    evaluate = verb(
+        "evaluate", _evaluate, "count who is found, and which strangers get a name", "the gallery's"
+    )
     evaluate.add_argument("people", help="further pictures, as for build; others in it are strangers")
     return parser
 
@@ -80,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             gallery = Gallery.open(args.gallery, network)
         with contextlib.closing(gallery):
-            text, code = _VERBS[args.verb](args, gallery)
+            text, code = args.act(args, gallery)
     print(text)
     return code
 
@@ -160,13 +163,3 @@ def _evaluate(args: argparse.Namespace, gallery: Gallery) -> Answer:
 def _share(counts: dict[str, int], part: str, of: str) -> str:
     share = f" ({counts[part] / counts[of]:.1%})" if counts[of] else ""
     return f"{counts[part]:,}{share}"
-
-
-_VERBS = {
-    "build": _built,
-    "add": _add,
-    "remove": _remove,
-    "list": _list,
-    "search": _search,
-    "evaluate": _evaluate,
-}

@@ -187,7 +187,7 @@ class _OfRun(Network):
             samples = [data.images(number, number + 1)[0] for number in chosen]
         except UserError as error:
             get_logger().warning(f"the people held out from training do not measure the threshold: {error}")
-            return super().held_out(most)
+            chosen = []
         if not chosen:
             return super().held_out(most)
         return self.embed(samples), [str(people[number]) for number in chosen]

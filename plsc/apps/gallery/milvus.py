@@ -34,7 +34,7 @@ _MOST = 16_384  # rows of an answer, Milvus' limit
 _FIELDS = {
     "": {"name": "VARCHAR"},
     "_pictures": {"person": "INT64", "name": "VARCHAR", "kind": "INT64", "face": "VARCHAR"},
-    "_facts": {"key": "VARCHAR", "value": "VARCHAR"},
+    "_facts": {"value": "VARCHAR"},
 }
 _KNOWN, _MEASURES, _STRANGER = range(3)  # kinds of pictures
 
@@ -93,17 +93,12 @@ class MilvusStore:
             yield
 
     def facts(self) -> dict[str, Any]:
-        return {
-            row["key"]: json.loads(row["value"]) for row in self._query("_facts", "id >= 0", ["key", "value"])
-        }
+        rows = self._query("_facts", "id == 0", ["value"])
+        return json.loads(rows[0]["value"]) if rows else {}
 
     def set_facts(self, **facts: Any) -> None:
-        vector = [1.0, 0.0]  # Milvus wants one
-        rows = [
-            {"id": _hash(key), "key": key, "value": json.dumps(value), "vector": vector}
-            for key, value in facts.items()
-        ]
-        self._client.upsert(f"{self._base}_facts", rows)
+        row = {"id": 0, "value": json.dumps({**self.facts(), **facts}), "vector": [1.0, 0.0]}  # it wants one
+        self._client.upsert(f"{self._base}_facts", [row])
 
     def __len__(self) -> int:
         return self._count("")
