@@ -175,7 +175,7 @@ class _OfRun(Network):
         return frozenset(self._trained.checkpoint.classes() or ())
 
     def held_out(self, most: int) -> tuple[np.ndarray, list[str]]:
-        from plsc.evaluation.strangers import one_of_everybody_first
+        from plsc.apps.gallery.strangers import one_of_everybody_first
         from plsc.training.evaluator import build_saved_sets
 
         if self._config.DataLoader.Eval.dataset is None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plsc.evaluation.strangers import LEAST_PEOPLE, Tail, fit_tail, one_of_everybody_first
+from plsc.apps.gallery.strangers import LEAST_PEOPLE, Tail, fit_tail, one_of_everybody_first
 from plsc.utils.text import counted, last_part
 
 RATE = 0.01

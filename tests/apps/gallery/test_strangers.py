@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from plsc.apps.gallery.strangers import LEAST_PEOPLE, fit_tail, one_of_everybody_first
 from plsc.errors import UserError
-from plsc.evaluation.strangers import LEAST_PEOPLE, fit_tail, one_of_everybody_first
 
 
 def drawn(people, each, seed, exponent=8.0):
