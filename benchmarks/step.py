@@ -89,7 +89,7 @@ def _config(args: argparse.Namespace, batch: int, accumulate: int, key: str) -> 
         "Model.embedding_size": args.dim,
         "DataLoader.Train.dataset": data,
         "DataLoader.Train.batch_size": batch,
-        "DataLoader.Train.accumulate": accumulate,
+        "DataLoader.Train.global_batch": batch * accumulate * args.ranks,
         "DataLoader.Eval.dataset": None,
     }
     return load(

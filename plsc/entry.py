@@ -111,9 +111,7 @@ class Entry:
     def dry_run(self, ranks: int | None = None) -> str:
         """Return the resolved config with the source of each value, and the plan of the run.
 
-        Trains nothing, starts no group, makes no head. `ranks`: for so many; None: for those of this launch,
-        without one for those that DataLoader.Train.global_batch takes. The checkpoint Global.init_from is
-        read and compared as by a start.
+        Trains nothing, starts no group, makes no head. `ranks`: for so many; None: for those of this launch.
         """
         from plsc.training.dry_run import dry_run
 

@@ -415,17 +415,17 @@ def test_the_plan_says_how_long_the_warm_up_is(tmp_path, epochs, said):
 @pytest.mark.parametrize(
     ("ranks", "shares"),
     [
-        (1, "96 samples each in 3 micro-batches of 32"),
-        (2, "48 samples each in 2 micro-batches of 24"),
-        (3, "32 samples each"),
-        (5, "19 or 20 samples each"),
+        (1, "96 each in 3 batches of 32"),
+        (2, "48 each in 2 batches of 24"),
+        (3, "32 each"),
+        (5, "19 or 20 each"),
     ],
 )
 def test_the_plan_says_how_a_global_batch_is_kept(tmp_path, monkeypatch, ranks, shares):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(ranks))
-    train = ["batch_size=32", "global_batch=96", "keep_global_batch=true"]
+    train = ["batch_size=32", "global_batch=96"]
     plan = entry(tmp_path, *(f"DataLoader.Train.{key}" for key in train)).dry_run().splitlines()[-8:]
-    assert plan[0] == f"plan: ranks    {ranks}, global batch 96: {shares} (planned: 3 ranks x 32)"
+    assert plan[0] == f"plan: ranks    {ranks}, global batch 96 ({shares})"
     assert plan[2].startswith("plan: steps    12, 2 an epoch")
 
 

@@ -114,27 +114,14 @@ class Config(Section):
         return "".join(f"{line}\n" for line in labelled)
 
     def check_ranks(self, ranks: int) -> None:
-        """Raise UserError if so many ranks do not make Train.global_batch, or are too many to keep it."""
-        train = self.DataLoader.Train
-        wanted, samples = train.global_batch, train.global_batch_on(ranks)
-        if wanted is None:
-            return
-        key = "DataLoader.Train.global_batch"
-        with self.naming_places():
-            if samples != wanted:
-                accumulate = f" x accumulate {train.accumulate}" if train.accumulate > 1 else ""
-                raise UserError(
-                    f"must be the samples of a step, {ranks} rank{'s' * (ranks > 1)} x batch_size "
-                    f"{train.batch_size}{accumulate} = {samples} (got {wanted}); start {train.planned_ranks} ranks, set "
-                    f"keep_global_batch, change batch_size or accumulate, or give this {samples} and scale "
-                    f"LRScheduler.learning_rate, with SGD by {samples / wanted:.3g}",
-                    key=key,
-                )
-            if train.keep_global_batch and wanted < 2 * ranks:
+        """Raise UserError for more ranks than share Train.global_batch."""
+        wanted = self.DataLoader.Train.global_batch
+        if wanted is not None and wanted < 2 * ranks:
+            with self.naming_places():
                 raise UserError(
                     f"must have 2 samples for each rank, as BatchNorm needs, {2 * ranks} on {ranks} ranks "
                     f"(got {wanted}); start {wanted // 2} or fewer",
-                    key=key,
+                    key="DataLoader.Train.global_batch",
                 )
 
     def check_data(self, training: bool = True) -> None:

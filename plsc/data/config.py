@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from plsc.utils.messages import UNION_TAGS, arguments_of
 from plsc.utils.registry import Registry
@@ -98,34 +98,24 @@ class EvalDatasetCfg(DatasetCfg):
 
 
 class TrainCfg(Section):
-    """Training data. One step takes `batch_size` x `accumulate` x ranks samples, the global batch."""
+    """Training data."""
 
     dataset: Annotated[
         Annotated[TrainDatasetCfg, Tag(UNION_TAGS[0])] | Annotated[list[TrainDatasetCfg], Tag(UNION_TAGS[1])],
         Discriminator(_one_or_several),
     ] = TrainDatasetCfg()
     batch_size: int = Field(128, ge=1)
-    """Samples per rank that go through the backbone at once. Lower it when memory runs out, and raise
-    `accumulate`, or lower the learning rate with it."""
-    accumulate: int = Field(1, ge=1)
-    """Such batches per rank in one optimizer step: the global batch of more ranks or larger memory, at about
-    a third more time (docs/recipes.md). The head sees all samples of the step at once; only BatchNorm's
-    statistics are those of `batch_size` samples, which must be 2 at least. Steps, epochs, learning rate and
-    images/s count whole steps."""
+    """Samples that a rank computes at a time. Lower it when memory runs out, with `global_batch` as it is."""
+    global_batch: int | None = Field(None, ge=2, json_schema_extra=NOT_TRAINING)
+    """Samples of all ranks in one step, which the learning rate is meant for (docs/recipes.md). A rank's share goes
+    through the backbone in as few batches of `batch_size` as it needs, at about a third more time; the head sees
+    all samples of the step at once. null: `batch_size` x ranks; a resumed run keeps that of its checkpoint."""
     num_classes: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """A check only: refuse data with another number of classes. null takes what the data
     has."""
     num_samples: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """A check only: refuse data with another number of samples. null takes what the data
     has."""
-    global_batch: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
-    """The samples of all ranks in one step, which the learning rate is meant for (docs/recipes.md). Without
-    `keep_global_batch` a check only: refuse a number of ranks with which a step takes another number of
-    samples. `--dry-run` plans for the ranks that it takes."""
-    keep_global_batch: bool = Field(False, json_schema_extra=NOT_TRAINING)
-    """Take `global_batch` samples in a step on any number of ranks: they are shared out evenly, and each
-    rank's share goes through the backbone in as few micro-batches of `batch_size` samples as it needs
-    (docs/resume.md)."""
     num_workers: int = Field(1, ge=1, json_schema_extra=NOT_TRAINING)
     """Threads per rank that prepare batches. Raise it when the images per second are bound by the data; the
     batches stay the same."""
@@ -146,41 +136,11 @@ class TrainCfg(Section):
             raise ValueError("must name at least one data set")
         return value
 
-    @field_validator("accumulate")
-    @classmethod
-    def _two_samples_at_once(cls, value: int, info: ValidationInfo) -> int:
-        if value > 1 and info.data.get("batch_size", 2) < 2:
-            raise ValueError("needs a batch_size of at least 2, which BatchNorm takes")
-        return value
-
-    @field_validator("global_batch")
-    @classmethod
-    def _whole_ranks(cls, value: int | None, info: ValidationInfo) -> int | None:
-        of_rank = info.data.get("batch_size", 1) * info.data.get("accumulate", 1)
-        if value is not None and value % of_rank:
-            raise ValueError(
-                f"must be a multiple of what a rank takes in a step, batch_size x accumulate = {of_rank}"
-            )
-        return value
-
-    @field_validator("keep_global_batch")
-    @classmethod
-    def _of_a_global_batch(cls, value: bool, info: ValidationInfo) -> bool:
-        if value and info.data.get("global_batch", 1) is None:
-            raise ValueError("needs the number of samples to keep; state global_batch")
-        return value
-
     _few = field_validator("num_workers")(few_for_this_machine)
-
-    @property
-    def planned_ranks(self) -> int:
-        """The number of ranks that `global_batch` takes; 1 without it."""
-        of_rank = self.batch_size * self.accumulate
-        return (self.global_batch or of_rank) // of_rank
 
     def global_batch_on(self, ranks: int) -> int:
         """Return the samples of all of so many ranks in one step."""
-        return self.global_batch if self.keep_global_batch else self.batch_size * self.accumulate * ranks
+        return self.global_batch or self.batch_size * ranks
 
     def micro_batches_on(self, ranks: int) -> list[list[int]]:
         """Return the samples of each micro-batch of a step, by rank: as many of them on each, the largest

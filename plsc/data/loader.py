@@ -50,7 +50,7 @@ class Loader:
     batch included.
 
     `global_batch` counts the samples of all ranks in one step; their shares differ by at most one. A last
-    global batch of fewer than 2 samples for each of `planned_ranks` (BatchNorm needs two; None: `world_size`)
+    global batch of fewer than 2 samples for each of its `batches` (BatchNorm needs two; None: `world_size`)
     joins the one before it, so the steps do not depend on how many ranks there are. Raises UserError if an
     epoch or its last step is too small for `world_size`. `num_workers`: threads that make batches.
     `max_corrupt`: share of this rank's images of an epoch that may be replaced by others because they cannot
@@ -66,7 +66,7 @@ class Loader:
         seed: int,
         num_workers: int = 1,
         max_corrupt: float = 0.0,
-        planned_ranks: int | None = None,
+        batches: int | None = None,
     ):
         count = len(dataset)
         if count < 2 * world_size:
@@ -81,7 +81,7 @@ class Loader:
         self.wait_seconds = 0.0  # how long the consumer has waited for batches, since the loader was made
         self.global_batch = global_batch
         self._starts = np.arange(0, count, global_batch)  # of each global batch in the epoch's order
-        if len(self._starts) > 1 and count - self._starts[-1] < 2 * (planned_ranks or world_size):
+        if len(self._starts) > 1 and count - self._starts[-1] < 2 * (batches or world_size):
             self._starts = self._starts[:-1]
         if (last := count - int(self._starts[-1])) < 2 * world_size:
             raise UserError(

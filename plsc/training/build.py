@@ -86,10 +86,24 @@ def prepare(
         _synchronise_norms(backbone)
     statistics = statistics_of(backbone)
     optimizer, still = build_optimizer(cfg, backbone)
+    _refuse_lone_samples(cfg, backbone, still, ranks)
     recomputed = layers_to_recompute(cfg.Model.recompute, backbone)
     sets = build_evaluation_sets(cfg, dataset)
     parts = build_parts(cfg, backbone)
     return Prepared(dataset, loader, backbone, statistics, optimizer, still, recomputed, sets, parts)
+
+
+def _refuse_lone_samples(
+    cfg: Config, backbone: paddle.nn.Layer, still: list[paddle.nn.Layer], ranks: int
+) -> None:
+    """Refuse by UserError a batch of one sample for a batch norm, which would make all embeddings the same."""
+    lone = min(map(min, cfg.DataLoader.Train.micro_batches_on(ranks))) < 2
+    norms = [layer for layer in backbone.sublayers() if "BatchNorm" in type(layer).__name__]
+    if lone and any(layer not in still for layer in norms):
+        raise UserError(
+            "must be at least 2 for a network with batch norm, which learns nothing from a single sample",
+            key="DataLoader.Train.batch_size",
+        )
 
 
 def _synchronise_norms(backbone: paddle.nn.Layer) -> None:
@@ -241,7 +255,7 @@ def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> L
         cfg.Global.seed,
         train.num_workers,
         train.max_corrupt,
-        planned_ranks=train.planned_ranks if train.keep_global_batch else None,
+        batches=-(-global_batch // train.batch_size),
     )
 
 
@@ -251,15 +265,13 @@ def _check_sizes(cfg: Config, samples: int, classes: int, ranks: int) -> None:
     train = cfg.DataLoader.Train
     batch = train.global_batch_on(ranks)
     if batch > samples:
-        key = "DataLoader.Train.global_batch" if train.keep_global_batch else "DataLoader.Train.batch_size"
-        accumulated = f" x accumulate {train.accumulate}" if train.accumulate > 1 else ""
-        size = f"{batch:,}"
-        if not train.keep_global_batch:
-            size = f"{train.batch_size:,}{accumulated} x {ranks} rank{'s' * (ranks > 1)}"
-        where = "" if cfg.source(key) == "default" else f"{cfg.source(key)}: "
+        whole = f"{batch:,} samples of a step are more than the {samples:,} of an epoch; lower it"
+        if train.global_batch:
+            raise UserError(whole, key="DataLoader.Train.global_batch")
         raise UserError(
-            f"{where}{key}: {size} is more than the {samples:,} samples of an epoch; lower it"
-            + ", or start fewer ranks" * (ranks > 1 and not train.keep_global_batch)
+            f"{train.batch_size:,} x {ranks} rank{'s' * (ranks > 1)}: {whole}"
+            + ", or start fewer ranks" * (ranks > 1),
+            key="DataLoader.Train.batch_size",
         )
     if cfg.Head.sharded and ranks > classes:
         raise UserError(

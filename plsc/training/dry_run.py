@@ -20,7 +20,7 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> str:
     ranks: for so many; None: for this launch's.
     model: a Layer in place of the config's.
     """
-    ranks = ranks or environment.world_size_from_env(default=cfg.DataLoader.Train.planned_ranks)
+    ranks = ranks or environment.world_size_from_env()
     cfg.check_ranks(ranks)
     cfg.check_data()
     check_packages(cfg.Global.loggers)

@@ -82,15 +82,12 @@ def _rates(rate: Callable[[int], float], step: int, warmup: int, steps: int) -> 
 
 def _global_batch(train: TrainCfg, ranks: int) -> str:
     """Describe the samples of a step, and how the ranks share them."""
-    planned = f"{train.accumulate} x {train.batch_size}" if train.accumulate > 1 else f"{train.batch_size}"
     samples = train.global_batch_on(ranks)
-    if not train.keep_global_batch:
-        return f"{samples} ({planned} each)"
     parts = train.micro_batches_on(ranks)
     shares = _either(sum(of_rank) for of_rank in parts)
     count = len(parts[0])
-    cut = f" in {count} micro-batches of {_either(itertools.chain(*parts))}" if count > 1 else ""
-    return f"{samples}: {shares} samples each{cut} (planned: {train.planned_ranks} ranks x {planned})"
+    cut = f" in {count} batches of {_either(itertools.chain(*parts))}" if count > 1 else ""
+    return f"{samples} ({shares} each{cut})"
 
 
 def _either(sizes: Iterable[int]) -> str:

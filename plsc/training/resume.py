@@ -78,10 +78,7 @@ def refuse_other_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint) ->
 
 
 # They affect the training, and `refuse_other_run` compares them.
-_COMPARED_BY_STATE = (
-    *("Global.seed", "Head.name"),
-    *("DataLoader.Train.batch_size", "DataLoader.Train.accumulate"),
-)
+_COMPARED_BY_STATE = (*("Global.seed", "Head.name", "DataLoader.Train.batch_size"),)
 
 
 def changed_keys(cfg: Config, saved: store.Checkpoint) -> list[str]:
@@ -173,8 +170,7 @@ def refuse_other_run(
     if theirs["global_batch"] != ours["global_batch"]:
         raise UserError(
             f"{where} was made with a global batch of {theirs['global_batch']}, this run has {ours['global_batch']}: set "
-            f"DataLoader.Train.global_batch={theirs['global_batch']} and keep_global_batch, or batch_size and accumulate so that "
-            "batch_size x accumulate x ranks is the same"
+            f"DataLoader.Train.global_batch={theirs['global_batch']}, or leave the key out"
         )
 
 

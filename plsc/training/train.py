@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from plsc.checkpoint import store
-from plsc.config import Config
+from plsc.config import Config, load
 from plsc.config.advice import advice
 from plsc.distributed import environment, guard
 from plsc.errors import UserError, writing
@@ -71,6 +71,10 @@ def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tupl
     from plsc.training.plan_lines import plan_lines, weak_lines
 
     path = find_checkpoint(cfg, writes=True) if resumes else None
+    if path and cfg.DataLoader.Train.global_batch is None:  # the ranks may be others than before
+        saved = store.Checkpoint.open(path, verify=False)
+        saved.require("run", "global_batch")
+        cfg = load(cfg, {"DataLoader.Train.global_batch": saved.plain("run")["global_batch"]})
     trainer = build_trainer(cfg, model, guard=guarded)
     output_dir = Path(cfg.Global.output_dir)
     notes = []

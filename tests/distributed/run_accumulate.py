@@ -20,7 +20,7 @@ HEADS = {"full": [], "sampled": ["Head.sample_rate=0.3"]}
 def run(folder: Path, net: paddle.nn.Layer, accumulate: int, *overrides: str) -> None:
     """Steps of 24 samples, over the end of an epoch, whose last step has 19."""
     batch = 24 // accumulate // d.world_size()
-    keys = [f"DataLoader.Train.batch_size={batch}", f"DataLoader.Train.accumulate={accumulate}"]
+    keys = [f"DataLoader.Train.batch_size={batch}", "DataLoader.Train.global_batch=24"]
     keys += ["DataLoader.Eval.dataset=null", "Global.max_steps=7", "Checkpoint.every_steps=99", *overrides]
     # At a high rate, or with short centres, differences of rounding would grow in a few steps.
     keys += ["LRScheduler.learning_rate=0.01", "Head.init_std=1"]

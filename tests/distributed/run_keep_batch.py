@@ -23,7 +23,6 @@ KINDS = {
 }
 KEYS = [
     f"DataLoader.Train.global_batch={BATCH}",
-    "DataLoader.Train.keep_global_batch=true",
     "DataLoader.Eval.dataset=null",
     "LRScheduler.learning_rate=0.01",
     "Head.sample_rate=0.3",

@@ -49,7 +49,10 @@ CASES = {
     "AdamW, clipped": ["Optimizer.name=AdamW", "Optimizer.clip_norm=1.0"],
     "LARS": ["Optimizer.name=LARS"],
     "average": ["Global.ema={decay: 0.9}"],
-    "accumulated, recomputed": ["DataLoader.Train.accumulate=2", "Model.recompute=[stages]"],
+    "accumulated, recomputed": [
+        "DataLoader.Train={batch_size: 6, global_batch: 24}",
+        "Model.recompute=[stages]",
+    ],
     "SyncBN": ["Model.sync_batchnorm=true"],
     "several sets": [f"DataLoader.Train.dataset={json.dumps(SETS)}"],
     "evaluated": [

@@ -53,7 +53,7 @@ def test_state_goes_through_a_manifest():
     "more",
     [
         [],
-        ["DataLoader.Train={accumulate: 3, batch_size: 4}", "Model.recompute=[stages]"],
+        ["DataLoader.Train={global_batch: 12, batch_size: 4}", "Model.recompute=[stages]"],
         ["Optimizer.clip_norm=0.5", "Optimizer.name=AdamW", "LRScheduler.learning_rate=0.001"],
     ],
     ids=["as it is", "micro-batches", "clipped"],

@@ -68,8 +68,8 @@ def test_its_gradient_is_added_to_the_heads_and_its_value_is_in_the_rows(tmp_pat
     """With and without micro-batches, where the host waits for the device and where not."""
     monkeypatch.setenv("PLSC_KERNELS", kernels)
     ends = []
-    for name, batch in {"whole": (12, 1), "parts": (4, 3)}.items():
-        keys = [f"DataLoader.Train.batch_size={batch[0]}", f"DataLoader.Train.accumulate={batch[1]}"]
+    for name, batch in {"whole": 12, "parts": 4}.items():
+        keys = [f"DataLoader.Train.batch_size={batch}", "DataLoader.Train.global_batch=12"]
         trainer = run(tmp_path / name, *keys, "Global.max_steps=1", make=make_linear)
         ends.append({key: value.numpy() for key, value in trainer.backbone.state_dict().items()})
     trainer = make_linear(tmp_path)

@@ -37,7 +37,7 @@ def test_every_recipe_passes_a_dry_run(path):
     }
     nothing = {"DataLoader.Eval.dataset": None, "DataLoader.Eval.more": {}}
     cfg = load(path, {"DataLoader.Train.dataset": noise, **nothing})
-    said = Entry(cfg, model=backbone(**cfg.Model.model_dump())).dry_run()
+    said = Entry(cfg, model=backbone(**cfg.Model.model_dump())).dry_run(int(ranks))
     assert f"plan: ranks    {ranks}, global batch {batch.replace(',', '')} (" in said
     assert f"plan: data     {images} images of {classes} classes, shape [3, 112, 112]" in said
     assert "plan: bytes    of a rank: network " in said

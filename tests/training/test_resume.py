@@ -159,7 +159,6 @@ NOT_TRAINING = {
         "num_classes",
         "num_samples",
         "global_batch",
-        "keep_global_batch",
         "num_workers",
         "max_corrupt",
     },

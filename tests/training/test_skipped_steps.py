@@ -24,7 +24,7 @@ RUNS = {
     ],
     "micro-batches": [
         "DataLoader.Train.batch_size=4",
-        "DataLoader.Train.accumulate=3",
+        "DataLoader.Train.global_batch=12",
         "Head.name=dist_curricularface",
     ],
     "lars": ["Optimizer.name=LARS", "Head.name=softmax"],
@@ -114,7 +114,7 @@ def test_a_stray_label_is_refused_by_name_and_changes_nothing(tmp_path, monkeypa
 
 @pytest.mark.parametrize("bad", ["embedding", "gradient", "centres"])
 def test_a_bad_step_of_accumulated_batches_changes_nothing(tmp_path, bad):
-    keys = ("DataLoader.Train.batch_size=4", "DataLoader.Train.accumulate=3", "Global.max_steps=4")
+    keys = ("DataLoader.Train.batch_size=4", "DataLoader.Train.global_batch=12", "Global.max_steps=4")
     trainer = poisoned(tmp_path, {2: bad}, NO_PAIRS, *keys)
     states = run(trainer, tmp_path)
     assert states[1] == states[2] and states[0] != states[1] and states[2] != states[3] != states[4]

@@ -378,14 +378,19 @@ def test_a_checkpoint_of_another_problem(whole, override, difference):
 def test_a_checkpoint_of_another_global_batch(whole):
     assert refused("DataLoader.Train.batch_size=6", resume=checkpoint(whole)) == (
         "checkpoint step-00000012 was made with a global batch of 12, this run has 6: set "
-        "DataLoader.Train.global_batch=12 and keep_global_batch, or batch_size and accumulate so that batch_size x accumulate x ranks is the same"
+        "DataLoader.Train.global_batch=12, or leave the key out"
     )
-    # The product alone counts, or what is kept.
-    train = "DataLoader.Train"
-    for keys in (["accumulate=3"], ["global_batch=12", "keep_global_batch=true"]):
-        trainer = make_trainer(whole / "more", f"{train}.batch_size=4", *(f"{train}.{key}" for key in keys))
-        trainer.resume(checkpoint(whole))
-        assert trainer.loader.global_batch == 12 and trainer.steps_per_epoch == 10
+    keys = ["DataLoader.Train.batch_size=4", "DataLoader.Train.global_batch=12"]
+    trainer = make_trainer(whole / "more", *keys)
+    trainer.resume(checkpoint(whole))
+    assert trainer.loader.global_batch == 12 and trainer.steps_per_epoch == 10
+
+
+def test_a_batch_norm_of_one_sample_is_refused(tmp_path):
+    line = "DataLoader.Train.batch_size: must be at least 2 for a network with batch norm"
+    with pytest.raises(UserError, match=line):
+        make_trainer(tmp_path, "DataLoader.Train.batch_size=1")
+    make_trainer(tmp_path, "DataLoader.Train.batch_size=1", backbone=Linear())
 
 
 def test_the_head_is_given_the_number_of_each_step(tmp_path):
