@@ -160,11 +160,6 @@ def test_what_cannot_be_converted_leaves_nothing_behind(faces, tmp_path):
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_a_folder_may_be_written_with_a_slash_at_its_end(faces, tmp_path):
-    assert convert(str(faces), f"{tmp_path}/copy/") == f"{tmp_path}/copy: 6 images of 3 identities"
-    assert sorted(os.listdir(tmp_path / "copy")) == ["Ann", "Bob", "Cy"]
-
-
 def test_what_is_missing_of_a_target_or_of_its_pairs_is_said(faces, tmp_path):
     assert refusal(faces, tmp_path / "none" / "a.rec") == (
         f"{tmp_path}/none/a.rec: there is no folder {tmp_path}/none; make it first"

@@ -185,7 +185,7 @@ def test_the_code_of_the_readme_embeds_two_pictures(tmp_path, monkeypatch):
     assert_within(np.stack([names["a"], names["b"]]), *expected_of(trained(Net()), pixels))
 
 
-@pytest.mark.parametrize("mean, deviation", [(127.5, 127.5), (0, 255), (127.5, 57.5)])
+@pytest.mark.parametrize("mean, deviation", [(127.5, 127.5), (0, 255)])
 def test_pixels_that_were_normalised_before_resemble_nothing(tmp_path, mean, deviation):
     """Their embeddings would be all alike, and every pair accepted; raw pixels beside them are not
     touched."""
@@ -284,12 +284,6 @@ def test_a_backbone_that_is_no_static_graph_is_refused(tmp_path):
             formats=["paddle"],
         )
     assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
-
-
-def test_an_output_of_another_shape_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(graphs, "run_graph", lambda *args: np.zeros((1, 128), np.float32))
-    with pytest.raises(UserError, match=r"gives \[1, 128\] instead of \[1, 16\]: is the batch size fixed\?"):
-        export(Net(), tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle"])
 
 
 def test_missing_packages_are_reported_before_anything_is_written(tmp_path, monkeypatch):

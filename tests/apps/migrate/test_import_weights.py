@@ -132,19 +132,8 @@ def test_a_state_dict_inside_a_training_checkpoint(tmp_path, net):
 def test_the_verbs_work_on_the_folder(tmp_path, net, monkeypatch, capsys):
     state = {**of_torch(net), "\x1b[31m\n.num_batches_tracked": np.array(7)}
     weights = write(tmp_path / "a.pt", state)
-    arguments = [
-        weights,
-        "-o",
-        *MODEL,
-        "--model",
-        "MobileFaceNet",
-        "--embedding-size",
-        "6",
-        "--size",
-        "20",
-        "16",
-        "--aligned",
-    ]
+    arguments = [weights, "-o", *MODEL, "--model", "MobileFaceNet", "--embedding-size", "6"]
+    arguments += ["--size", "20", "16", "--aligned"]
     assert cli.main(["import", *arguments, "--output", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "\n\\x1b[31m\\n.num_batches_tracked " in said and "\x1b" not in said
@@ -192,15 +181,6 @@ def test_each_difference_is_named(tmp_path, net, changes, said):
         run(tmp_path, write(tmp_path / "a.pt", broken(net, **changes)))
     assert str(raised.value) == f"{tmp_path / 'a.pt'}: {said}"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pt"]
-
-
-def test_of_many_differences_the_first_ten_are_named(tmp_path, net):
-    state = dict(list(of_torch(net).items())[:9])
-    with pytest.raises(UserError) as raised:
-        run(tmp_path, write(tmp_path / "a.pt", state))
-    lines = str(raised.value).splitlines()
-    assert len(lines) == 11 and lines[0].endswith("is not in the file")
-    assert lines[-1] == f"{tmp_path / 'a.pt'}: and {len(plain(net)) - 8 - 10} tensors more"
 
 
 def test_a_file_of_another_network(tmp_path):
@@ -253,10 +233,7 @@ def test_what_is_there_is_not_replaced_and_the_network_has_to_be_given(tmp_path,
     "words, said",
     [
         ("--scale nan", "--scale: must be more than 0, and finite (got nan)"),
-        ("--scale 0", "--scale: must be more than 0, and finite (got 0)"),
-        ("--mean inf", "--mean: must be finite (got inf)"),
         ("--size 0 5", "--size: must be height and width of at least 1 (got 0 5)"),
-        ("--embedding-size 0", "--embedding-size: must be 1 or more (got 0)"),
     ],
 )
 def test_numbers_out_of_range_are_refused_first(tmp_path, capsys, words, said):
