@@ -13,6 +13,7 @@ Try it: `Checkpoint.open(find("output/checkpoints")).head(0, 10)["centres"]`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -31,7 +32,7 @@ from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import DamagedError, layout, sync_folder, write_synced
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.atomic_write import remove
-from plsc.utils.disk import full_disk
+from plsc.utils.disk import no_space
 from plsc.utils.sharding import ClassShard
 
 _log = logging.getLogger("plsc")
@@ -196,12 +197,9 @@ def _distinct(shards: list[tuple[int, int]], num_classes: int) -> list[tuple[int
 def _write(final: Path, files: dict[str, list]) -> dict[str, dict]:
     tmp = _beside(final, "tmp")
     need = sum(len(buffer) for buffers in files.values() for buffer in buffers)
-    if error := full_disk(tmp, need):
-        raise error
-    try:
-        return {name: write_synced(tmp / name, buffers) for name, buffers in files.items()}
-    except OSError as error:
-        raise full_disk(tmp, need, error) or error from error
+    if lack := no_space(tmp, need):
+        raise OSError(errno.ENOSPC, f"No space left on device ({lack})")
+    return {name: write_synced(tmp / name, buffers) for name, buffers in files.items()}
 
 
 def _publish(final: Path, first: bool, fields: dict) -> None:

@@ -23,7 +23,7 @@ from plsc.training.evaluator import Evaluator
 from plsc.training.finite import finite_arrays
 from plsc.training.optim import checkpoint_numbers
 from plsc.training.part import State
-from plsc.utils.disk import check_space, saves_ahead
+from plsc.utils.disk import no_space
 from plsc.utils.logging import get_logger
 
 LAST_SAVE_PAUSES = (10, 60, 300)  # seconds before the save of the last step is tried again
@@ -57,21 +57,25 @@ class Checkpoints:
         self._failed = 0  # saves since then
 
     def check_space(self, run: Any) -> None:
-        """Refuse by UserError a disk without space for a checkpoint, and warn if there is space for too
-        few. All ranks call it, when the banks have their space."""
+        """Refuse by UserError a disk without space for a checkpoint. All ranks call it, when the banks have
+        their space."""
         if run.step == run.total_steps:
             return
         distributed.barrier()
-        keep = self._section.keep
-        periods = run.steps_per_epoch, self._section.every_steps
-        saves = saves_ahead(run.step, run.total_steps, *periods, most=keep + 1)
-        what = "a checkpoint beside the class centres" if self._on_disk else "a checkpoint"
         bank = run.head.bank
         of_classes = bank.itemsize * bank.numbers * run.head.shard.num_classes
         size = of_classes + 4 * checkpoint_numbers(run.optimizer, run.backbone, self._weights != "backbone")
-        warning = distributed.run_on_rank_0(partial(check_space, self._root, size, saves, keep, what))
-        if warning and distributed.rank() == 0:
-            get_logger().warning(warning)
+        distributed.run_on_rank_0(partial(self._refuse_full_disk, size))
+
+    def _refuse_full_disk(self, need: int) -> None:
+        # Files of a killed save: the next save removes them before it writes.
+        left = sum(file.stat().st_size for file in self._root.glob("step-*.tmp/*"))
+        if lack := no_space(self._root, need - left):
+            beside = " beside the class centres" if self._on_disk else ""
+            raise UserError(
+                f"{self._root}: no space for a checkpoint{beside} ({lack}); free some space, "
+                "or set another Global.output_dir"
+            )
 
     def save_where_stopped(self, run: Any) -> None:
         """Save the step at which the run was asked to stop. UserError if it cannot be saved."""

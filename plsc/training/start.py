@@ -18,7 +18,7 @@ from plsc.utils.logging import get_logger, setup
 # What a training run leaves in Global.output_dir.
 RUN_FILES = (
     *("config.yaml", "metrics.jsonl", "train.log", "checkpoints"),
-    *("visualdl", "tensorboard", "wandb", "logged.json"),
+    *("visualdl", "tensorboard", "wandb"),
     *("report.html", "results.json"),
 )
 _OF_CHECKPOINTS = ("export", "test", "predict")  # made later, from those

@@ -254,7 +254,6 @@ class Trainer:
         return Progress(
             self.total_steps,
             self.steps_per_epoch,
-            -(-self.total_steps // self.steps_per_epoch),
             self.cfg.Global.log_every,
             self.step,
             data=lambda: (self._waited, sum(self._replaced_W)),

@@ -23,11 +23,6 @@ _KINDS = {
 }
 
 
-def cache_folder() -> str:
-    """Name plsc's folder among the user's caches."""
-    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "plsc")
-
-
 def check_parent(path: str | os.PathLike) -> None:
     """Refuse a new file whose folder is not there, before the work whose result goes there. UserError."""
     folder = os.path.dirname(path) or "."
@@ -40,27 +35,23 @@ def open_regular(path: str | os.PathLike) -> BinaryIO:
 
     Raises: UserError for a pipe, a device or an impossible path; OSError.
     """
-    _refuse_zero_byte(path)
-    return open(path, "rb", opener=_descriptor)
+    return os.fdopen(_descriptor(path), "rb")
 
 
-def _refuse_zero_byte(path: str | os.PathLike) -> None:
+def _descriptor(path: str | os.PathLike) -> int:
     if "\0" in os.fspath(path):
         raise UserError(
             f"{shown(path)}: is not a path, it contains a zero byte; correct the place that names it"
         )
-
-
-def _descriptor(path: str | os.PathLike, flags: int) -> int:
     # Before the file is opened, since opening alone may have an effect on a device.
     refuse_irregular(path, os.stat(path).st_mode)
-    return os.open(path, flags | os.O_NONBLOCK)  # if a pipe has taken its place since, it does not block
+    # If a pipe has taken its place since, it does not block.
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
 def read_array(path: str | os.PathLike) -> np.ndarray:
     """Read the bytes of a regular file, uint8 [n], in a few microseconds. Raises what open_regular raises."""
-    _refuse_zero_byte(path)
-    descriptor = _descriptor(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = _descriptor(path)
     try:
         data = np.empty(os.fstat(descriptor).st_size, np.uint8)
         filled = 0
@@ -105,12 +96,7 @@ def read_json(path: str | os.PathLike) -> Any:
     """Read the value in a JSON file. Raises MissingFileError, UserError."""
     with reading(path):
         text = read_regular(path)
-    return parse_json(text, path)
-
-
-def parse_json(text: str | bytes, where: str | os.PathLike, remedy: str = "") -> Any:
-    """Read the value in JSON text. UserError, which begins with `where`, for other text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{shown(where)}: is not JSON{'; ' if remedy else ''}{remedy}") from error
+        raise UserError(f"{shown(path)}: is not JSON") from error

@@ -67,12 +67,6 @@ class Metrics:
             with self._may_fail(name):
                 logger.write(values, step)
 
-    def rewind(self, step: int) -> None:
-        """Drop the rows of later steps, which will be written again."""
-        names = [*self._loggers]
-        self.close()
-        self.__init__(self.path.parent, step, names)
-
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._file.close()

@@ -36,7 +36,6 @@ class Progress:
         self,
         total_steps: int,
         steps_per_epoch: int,
-        epochs: int,
         every: int,
         start_step: int = 0,
         data: Callable[[], tuple[float, int]] = lambda: (0.0, 0),
@@ -52,7 +51,7 @@ class Progress:
         """
         self._total = total_steps
         self._per_epoch = steps_per_epoch
-        self._epochs = epochs
+        self._epochs = -(-total_steps // steps_per_epoch)
         self._every = every
         self._start_step = start_step
         self._data = data

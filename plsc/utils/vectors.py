@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 
@@ -15,16 +13,3 @@ def unit_rows(rows: np.ndarray, lengths: np.ndarray | None = None) -> np.ndarray
     if lengths is None:
         lengths = np.linalg.norm(rows, axis=1)
     return rows / np.where(lengths == 0, lengths.dtype.type(1), lengths)[:, np.newaxis]
-
-
-def unit_embeddings(embed: Callable[[np.ndarray], np.ndarray], samples: np.ndarray, flip: bool) -> np.ndarray:
-    """Embed samples [B, *shape] at length 1, float32 [B, D].
-
-    flip: an image's and its mirror image's embeddings, both of length 1, are added first: an export gives no
-    others.
-    """
-    embeddings = unit_rows(embed(samples))
-    if not flip:
-        return embeddings
-    mirrored = embed(np.ascontiguousarray(samples[..., ::-1]))
-    return unit_rows(embeddings + unit_rows(mirrored))

@@ -1,6 +1,5 @@
 """Room on the disk, in numbers; and a run on a disk that has too little of it."""
 
-import errno
 import shutil
 from collections import namedtuple
 
@@ -11,7 +10,7 @@ import plsc.training.trainer
 import plsc.utils.disk
 from plsc.checkpoint.store import SaveError
 from plsc.errors import UserError
-from plsc.utils.disk import check_space, full_disk, need_and_free, saves_ahead
+from plsc.utils.disk import no_space
 from tests.helpers.launch import run_python
 from tests.helpers.tiny_runs import arrays, checkpoints, make_trainer, rows, steps, train
 
@@ -19,28 +18,11 @@ NO_PAIRS = "DataLoader.Eval.dataset=null"
 Usage = namedtuple("Usage", "total used free")
 
 
-@pytest.fixture
-def twenty_megabytes(monkeypatch):
+def test_bytes_that_do_not_fit_are_named_with_those_that_are_free(tmp_path, monkeypatch):
+    assert no_space(tmp_path, 1) is None and no_space(tmp_path, 2**62)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 20_000_000))
-
-
-def test_need_and_free(tmp_path, twenty_megabytes):
-    assert need_and_free(tmp_path / "not/there/yet", 51_200_000) == (False, "need 51.2 MB, free 20 MB")
-    assert need_and_free(tmp_path, 20_000_000)[0]
-
-
-def test_the_real_disk_is_asked(tmp_path):
-    assert need_and_free(tmp_path, 1)[0] and not need_and_free(tmp_path, 2**62)[0]
-
-
-def test_errors_get_the_numbers(tmp_path, twenty_megabytes):
-    assert str(full_disk(tmp_path, 51_000_000)) == (
-        "[Errno 28] No space left on device (need 51 MB, free 20 MB)"
-    )
-    assert full_disk(tmp_path, 100) is None
-    error = OSError(errno.EFBIG, "File too large")
-    assert str(full_disk(tmp_path, 51_000_000, error)).endswith("large (need 51 MB, free 20 MB)")
-    assert full_disk(tmp_path, 51_000_000, OSError(errno.EIO, "Input/output error")) is None
+    assert no_space(tmp_path / "not/there/yet", 51_200_000) == "need 51.2 MB, free 20 MB"
+    assert no_space(tmp_path, 20_000_000) is None
 
 
 def test_a_disk_without_space_is_refused_before_the_first_step(tmp_path, monkeypatch):
@@ -73,75 +55,10 @@ def test_what_a_killed_save_has_left_counts_as_free(tmp_path, monkeypatch):
     assert checkpoints(tmp_path) == [1]
 
 
-@pytest.mark.parametrize(
-    "step, last, every, saved",
-    [
-        (0, 12, (10, 4), [4, 8, 10, 12]),
-        (8, 12, (10, 4), [10, 12]),
-        (9, 12, (10, None), [10, 12]),
-        (0, 12, (100, None), [12]),
-        (11, 12, (4, 3), [12]),
-    ],
-)
-def test_steps_that_will_be_saved(step, last, every, saved):
-    for most in (1, 2, 9):
-        assert saves_ahead(step, last, *every, most=most) == min(most, len(saved))
-    begun = [
-        each for each in range(step + 1, last + 1) if each == last or not all(each % n for n in every if n)
-    ]
-    assert begun == saved
-    assert saves_ahead(0, 10**12, 1, most=4) == 4
-
-
-@pytest.mark.parametrize(
-    "saves, keep, present, more",
-    [(9, 3, 0, 4), (2, 3, 0, 2), (1, 1, 0, 1), (9, 1, 0, 2), (9, 3, 1, 3), (9, 3, 3, 1), (9, 3, 5, 1)],
-)
-def test_as_many_checkpoints_as_there_are_at_a_time(tmp_path, monkeypatch, saves, keep, present, more):
-    """Nothing is said of a disk that has space for `more` of them; of one that has not, before the first
-    step."""
-    for number in range(present):
-        (tmp_path / f"step-{number:08d}").mkdir()
-    (tmp_path / "step-00000099.bad").mkdir()  # which no save deletes
-    for free, fits in ((more * 10**6, True), (more * 10**6 - 1, False)):
-        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: Usage(0, 0, free))
-        if fits:
-            assert check_space(tmp_path, 10**6, saves, keep) is None
-        elif more == 1:
-            with pytest.raises(
-                UserError, match=r"no space for a checkpoint \(need 1 MB, free 1 MB\); free some space"
-            ):
-                check_space(tmp_path, 10**6, saves, keep)
-        else:
-            remedy = (
-                f"Checkpoint.keep={more + present - 2}" if more + present > 2 else "another Global.output_dir"
-            )
-            assert check_space(tmp_path, 10**6, saves, keep) == (
-                f"{tmp_path}: space for {more - 1} of the {more} checkpoints that the run writes before the first is deleted "
-                f"(each: need 1 MB, free {free / 1e6:.3g} MB; Checkpoint.keep: {keep}): the next cannot be saved then; free some "
-                f"space, or set {remedy}"
-            )
-
-
-def test_the_remedy_is_one(tmp_path, monkeypatch):
-    """A run with the number that was proposed for Checkpoint.keep is not warned again."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 3_500_000))
-    assert check_space(tmp_path, 10**6, 9, 5).endswith("or set Checkpoint.keep=2")
-    assert check_space(tmp_path, 10**6, 9, 2) is None
-
-
-def test_a_disk_with_space_for_some_checkpoints_gives_a_warning_and_is_used(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 30_000))
-    train(tmp_path, NO_PAIRS, "Checkpoint.every_steps=4", "Checkpoint.keep=2", "Head.bank=disk")
-    assert checkpoints(tmp_path) == [10, 12]
-    lines = [line for line in capsys.readouterr().out.splitlines() if "/checkpoints: space for " in line]
-    assert len(lines) == 1 and " WARNING " in lines[0] and "Checkpoint.keep: 2" in lines[0]
-
-
 @pytest.mark.parametrize("more", [["Head.bank=disk", "Head.bank_dtype=bfloat16"], ["Head.sub_centres=2"]])
 def test_the_space_checked_is_that_of_the_arrays(tmp_path, monkeypatch, more):
     asked = []
-    monkeypatch.setattr(plsc.training.checkpoints, "check_space", lambda folder, need, *_: asked.append(need))
+    monkeypatch.setattr(plsc.training.checkpoints, "no_space", lambda folder, need: asked.append(need))
     train(tmp_path, NO_PAIRS, "Global.max_steps=1", *more)
     found = arrays(tmp_path / "checkpoints/step-00000001")
     assert asked == [sum(array.nbytes for array in found.values())]

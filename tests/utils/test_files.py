@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from plsc.errors import MissingFileError, UserError
-from plsc.utils.files import open_regular, parse_json, read_array, read_json, read_regular, sha256_of
+from plsc.utils.files import open_regular, read_array, read_json, read_regular, sha256_of
 
 
 def test_a_regular_file_is_read_and_its_size_bounded(tmp_path):
@@ -61,5 +61,3 @@ def test_json_is_read_or_refused_in_one_line(tmp_path):
         read_json(tmp_path / "none")
     with pytest.raises(UserError, match="no regular file"):
         read_json("/dev/null")
-    with pytest.raises(UserError, match="^--compare: a: is not JSON; name another$"):
-        parse_json("{", "--compare: a", "name another")

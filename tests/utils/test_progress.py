@@ -35,7 +35,7 @@ def said(capsys):
 
 
 def test_images_per_second_and_eta_by_hand(capsys, clock):
-    progress = Progress(total_steps=100, steps_per_epoch=25, epochs=4, every=10, start_step=40)
+    progress = Progress(total_steps=100, steps_per_epoch=25, every=10, start_step=40)
     rows = []
     for step in range(41, 61):
         clock[0] += 0.5
@@ -60,7 +60,7 @@ def test_images_per_second_and_eta_by_hand(capsys, clock):
 
 
 def test_the_time_of_an_epoch_is_that_of_its_steps(capsys, clock):
-    progress = Progress(total_steps=7, steps_per_epoch=3, epochs=3, every=100)
+    progress = Progress(total_steps=7, steps_per_epoch=3, every=100)
     for step in range(1, 8):
         clock[0] += step
         row = progress.update(step, -(-step // 3), loss=1.0, lr=0.1, images=8)
@@ -76,7 +76,7 @@ def test_waiting_for_data_is_a_share_and_comes_with_advice_once(capsys, clock):
     """Of each second, a step of these rows waits so long; an evaluation is neither."""
     waited, rows = [7.0], []
     progress = Progress(
-        total_steps=50, steps_per_epoch=50, epochs=1, every=10, data=lambda: (waited[0], 0), advice="raise it"
+        total_steps=50, steps_per_epoch=50, every=10, data=lambda: (waited[0], 0), advice="raise it"
     )
     for step in range(1, 51):
         clock[0] += 1.0
@@ -99,9 +99,7 @@ def test_waiting_for_data_is_a_share_and_comes_with_advice_once(capsys, clock):
 
 def test_replaced_images_are_counted_in_the_row_and_at_the_end_of_an_epoch(capsys):
     replaced = iter([0, 0, 0, 2, 3, 0])  # at the start, and at each step
-    progress = Progress(
-        total_steps=5, steps_per_epoch=3, epochs=2, every=2, data=lambda: (0.0, next(replaced))
-    )
+    progress = Progress(total_steps=5, steps_per_epoch=3, every=2, data=lambda: (0.0, next(replaced)))
     rows = [progress.update(step, -(-step // 3), loss=1.0, lr=0.1, images=8) for step in range(1, 6)]
     assert [row and row.get("replaced") for row in rows] == [None, None, None, 3, None]
     assert any(line.endswith("sec, corrupt images replaced: 2") for line in said(capsys))
@@ -116,7 +114,7 @@ def test_numbers_are_read_only_when_they_are_printed(capsys):
             return math.nan
 
     loss = OnDevice()
-    progress = Progress(total_steps=9, steps_per_epoch=9, epochs=1, every=3)
+    progress = Progress(total_steps=9, steps_per_epoch=9, every=3)
     for step in range(1, 10):
         progress.update(step, 1, loss=loss, lr=0.1, images=1)
     assert loss.reads == 3
@@ -127,7 +125,7 @@ RUN = """
 import time
 from plsc.utils.progress import Progress
 from plsc.utils.logging import get_logger
-progress = Progress(total_steps=60, steps_per_epoch=30, epochs=2, every=10)
+progress = Progress(total_steps=60, steps_per_epoch=30, every=10)
 for step in range(1, 61):
     time.sleep(0.01)
     progress.update(step, 1 + (step - 1) // 30, loss=7.0, lr=0.1, images=8)

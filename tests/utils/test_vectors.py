@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from plsc.utils.vectors import unit_embeddings, unit_rows
+from plsc.utils.vectors import unit_rows
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -30,18 +30,3 @@ def test_a_row_whose_squares_are_too_small_stays_and_one_with_a_nan_is_nan():
     small = np.full((1, 4), 1e-30, np.float32)
     assert np.array_equal(unit_rows(small), small)
     assert np.isnan(unit_rows(np.array([[1, np.nan]], np.float32))).all()
-
-
-def test_no_rows():
-    assert unit_rows(np.empty((0, 4), np.float32)).shape == (0, 4)
-
-
-def test_mirror_images_are_added_at_length_1():
-    samples = np.random.default_rng(1).normal(size=(3, 2, 4)).astype(np.float32)
-
-    def embed(images):
-        return images.reshape(3, 8) * np.float32([[1], [20], [300]])
-
-    plain, mirrored = unit_rows(embed(samples)), unit_rows(embed(samples[..., ::-1]))
-    assert np.array_equal(unit_embeddings(embed, samples, flip=False), plain)
-    assert np.array_equal(unit_embeddings(embed, samples, flip=True), unit_rows(plain + mirrored))

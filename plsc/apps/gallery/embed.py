@@ -31,7 +31,7 @@ from plsc.errors import UserError, shown
 from plsc.utils.files import read_json, sha256_of
 from plsc.utils.logging import get_logger
 from plsc.utils.preprocessing import Preprocessing
-from plsc.utils.vectors import unit_embeddings
+from plsc.utils.vectors import unit_rows
 
 Picture = str | os.PathLike | bytes
 """The path of a picture, or its bytes."""
@@ -83,7 +83,13 @@ class Network(ABC):
         """Embed samples: float32 [n, D] of length 1, zeros for a black one."""
         with self._lock:
             parts = [np.stack(samples[start : start + _BATCH]) for start in range(0, len(samples), _BATCH)]
-            return np.concatenate([unit_embeddings(self._embed, part, self.flip) for part in parts])
+            return np.concatenate([self._unit_embeddings(part) for part in parts])
+
+    def _unit_embeddings(self, samples: np.ndarray) -> np.ndarray:
+        embeddings = unit_rows(self._embed(samples))
+        if not self.flip:
+            return embeddings
+        return unit_rows(embeddings + unit_rows(self._embed(np.ascontiguousarray(samples[..., ::-1]))))
 
     @abstractmethod
     def _embed(self, samples: np.ndarray) -> np.ndarray:

@@ -14,13 +14,12 @@ import errno
 import os
 import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 
 from plsc.errors import UserError, reading, writing
 from plsc.native.heads.records import read_records, write_records
-from plsc.utils.disk import need_and_free
+from plsc.utils.disk import no_space
 
 _RESUME = "resume from the newest checkpoint, perhaps with another Head.bank_folder"
 
@@ -51,9 +50,8 @@ class FileRowStorage:
         self._width = width
         self._folder = folder
         self._bytes = width * self._dtype.itemsize
-        fits, numbers = need_and_free(Path(folder), count * self._bytes)
-        if not fits:
-            raise UserError(self._no_space(numbers))
+        if lack := no_space(folder, count * self._bytes):
+            raise UserError(self._no_space(lack))
         with writing(f"Head.bank_folder: {folder}", remedy="name another folder"):
             try:
                 os.makedirs(folder, exist_ok=True)
@@ -63,7 +61,7 @@ class FileRowStorage:
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
-                raise UserError(self._no_space(numbers)) from error
+                raise UserError(self._no_space(error.strerror)) from error
 
     def _no_space(self, numbers: str) -> str:
         return (
