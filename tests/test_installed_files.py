@@ -14,5 +14,5 @@ def test_every_file_is_copied(tmp_path):
         "setup.py", "--quiet", "build_py", "--build-lib", tmp_path, cwd=ROOT, PYTHONDONTWRITEBYTECODE="1"
     )
     copied = files(tmp_path / "plsc")
-    assert "apps/serving/service/page/index.html" in copied and "py.typed" in copied
+    assert "apps/serve/page.html" in copied and "py.typed" in copied
     assert copied == files(ROOT / "plsc")
