@@ -1,7 +1,7 @@
 """Embed pictures: by SFace, by any ONNX network for aligned faces, or by a run of one's own.
 
     network = open_network()
-    looks = [network.look(picture) for picture in ("ann.jpg", "bob.jpg")]
+    looks = network.looks(["ann.jpg", "bob.jpg"])
     network.embed([look.sample for look in looks])    # float32 [2, 128] of length 1
 
 Networks of faces are shown the largest face of a picture, found and aligned; a picture that has the
@@ -15,6 +15,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,9 +65,14 @@ class Network(ABC):
     def __init__(self, title: str, identity: str, origin: dict[str, Any], preprocessing: Preprocessing):
         self.title, self.identity, self.origin, self.preprocessing = title, identity, origin, preprocessing
         self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor()  # each keeps a detector
+
+    def looks(self, pictures: Sequence[Picture]) -> list[Look]:
+        """Look at pictures by several threads."""
+        return [*self._threads.map(self.look, pictures)]
 
     def look(self, picture: Picture) -> Look:
-        """Read a picture, take its largest face, and make the sample. Threads may call it."""
+        """Read a picture, take its largest face, and make the sample."""
         try:
             pixels, faces = read_photo(picture), 0
             if self.finds_faces and pixels.shape[:2] != self.preprocessing.size:

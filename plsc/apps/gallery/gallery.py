@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -256,9 +255,9 @@ def embed(network: Network, pictures: Sequence[Picture]) -> tuple[list[Look], np
     """Look at pictures, and embed those that are not left out, float32 [n, D]; samples are not kept."""
     looks: list[Look] = []
     embeddings = []
-    with ThreadPoolExecutor() as pool, Bar("embedding", len(pictures), "pictures") as bar:
+    with Bar("embedding", len(pictures), "pictures") as bar:
         for start in range(0, len(pictures), _AT_ONCE):
-            part = [*pool.map(network.look, pictures[start : start + _AT_ONCE])]
+            part = network.looks(pictures[start : start + _AT_ONCE])
             good = [number for number, look in enumerate(part) if not look.left_out]
             if good:
                 made = network.embed([part[number].sample for number in good])
