@@ -1,4 +1,4 @@
-"""Measure the backbones: parameters, multiply-accumulates and images/s of training, as in docs/recipes.md.
+"""Measure the backbones: parameters, multiply-accumulates and images/s of training, as in docs/labbook.md.
 
 A run is a forward and a backward pass of one batch, without data, head and optimizer; the networks take
 turns, and the median of the runs counts. Try it: `python -m benchmarks backbone MobileFaceNet IResNet18

@@ -29,7 +29,7 @@ class ModelCfg(Plug):
     name: str = "SmallResNet"
     """`SmallResNet`, a residual network for small pictures; `LeNet`; for faces `MobileFaceNet`, `IResNet18`,
     `IResNet34`, `IResNet50`, `IResNet100`, `IResNet200`, `FaceViT_tiny`, `FaceViT_small`, `FaceViT_base`, and
-    PLSC 0.x's `ResNet50`, `ResNet100`, `ResNet101`, `ResNet152` (docs/recipes.md compares them); or your own class as `package.module:Class`."""
+    PLSC 0.x's `ResNet50`, `ResNet100`, `ResNet101`, `ResNet152` (docs/training.md compares them); or your own class as `package.module:Class`."""
     embedding_size: int = Field(128, ge=1, le=2**16)
     """Length D of the embedding. Memory of the head grows with D x classes; 512 is usual for millions of
     classes."""
@@ -40,5 +40,5 @@ class ModelCfg(Plug):
     recompute: bool | list[str] = Field(False, json_schema_extra=NOT_TRAINING)
     """Which layers are computed again in the backward pass instead of kept in memory: `true`, the blocks that
     the backbone declares (IResNet, ResNet, MobileFaceNet, FaceViT); or a list of layers by name, `[layer1,
-    layer2]`. The same results in less memory and about a third more time (docs/recipes.md). On several ranks
+    layer2]`. The same results in less memory and about a third more time (docs/training.md). On several ranks
     the gradients are then summed after the backward pass."""

@@ -79,14 +79,14 @@ class GlobalCfg(Section):
     device: str = Field("auto", json_schema_extra=NOT_TRAINING)
     """`cpu`, a kind of device that Paddle lists, such as `gpu`, `npu`, `xpu` or `mlu`, or one card of it,
     `gpu:1`. `auto` takes the kind that Paddle has when every rank has a card, the CPU when none has
-    (docs/devices.md)."""
+    (docs/running.md)."""
     tf32: bool = True
     """Let a GPU compute products of float32 numbers in TensorFloat-32, with 10 bits of the 23 after the point
     and
     float32 sums: several times faster from Ampere (A100) on. false: in float32. Without effect on CPUs."""
     deterministic: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Let a GPU use only algorithms of Paddle that repeat their bits, at some cost in speed: the same seed,
-    machine, software and number of ranks then give the same run (docs/devices.md). A CPU always does."""
+    machine, software and number of ranks then give the same run (docs/running.md). A CPU always does."""
     checkpoint: str | None = Field(None, json_schema_extra=NOT_TRAINING)
     """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of
     those in `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest
@@ -116,10 +116,10 @@ class GlobalCfg(Section):
     ever."""
     max_skipped: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
     """Steps in a row whose loss or gradients are NaN or infinite, and that are left out, before the run ends.
-    1 ends it at the first (docs/resume.md)."""
+    1 ends it at the first (docs/running.md)."""
     amp: AmpCfg | None = None
     """Mixed precision in training, `{dtype: bfloat16, level: O1}` or, on GPUs, `float16`
-    (docs/mixed_precision.md): about half the memory of the activations, on CPUs with AVX512-BF16 or AMX about
+    (docs/training.md): about half the memory of the activations, on CPUs with AVX512-BF16 or AMX about
     half the time, too. null: float32."""
     ema: EmaCfg | None = None
     """Average the backbone's weights over the steps, `{decay: 0.9999, every: 1}`, beside training; the

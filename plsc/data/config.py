@@ -107,7 +107,7 @@ class TrainCfg(Section):
     batch_size: int = Field(128, ge=1)
     """Samples that a rank computes at a time. Lower it when memory runs out, with `global_batch` as it is."""
     global_batch: int | None = Field(None, ge=2, json_schema_extra=NOT_TRAINING)
-    """Samples of all ranks in one step, which the learning rate is meant for (docs/recipes.md). A rank's share goes
+    """Samples of all ranks in one step, which the learning rate is meant for (docs/training.md). A rank's share goes
     through the backbone in as few batches of `batch_size` as it needs, at about a third more time; the head sees
     all samples of the step at once. null: `batch_size` x ranks; a resumed run keeps that of its checkpoint."""
     num_classes: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)

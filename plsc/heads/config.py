@@ -45,10 +45,10 @@ class HeadCfg(Section):
     together with all classes of the batch, the others do not. 0.1 makes the head about ten times cheaper;
     worth it from some 100,000 classes on."""
     bank: Literal["device", "host", "disk"] = "device"
-    """Where class centres and the state of their optimizer live (docs/recipes.md). host and disk fetch a step's
+    """Where class centres and the state of their optimizer live (docs/training.md). host and disk fetch a step's
     rows: set `sample_rate`."""
     bank_dtype: Literal["float32", "bfloat16"] = "float32"
-    """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/recipes.md). Steps
+    """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/training.md). Steps
     compute in float32; rows are rounded stochastically when they are written back. A run may be resumed with
     another bank and dtype."""
     bank_folder: str | None = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)

@@ -1,4 +1,4 @@
-"""The table of backbones: what is printed, and that docs/recipes.md says the same."""
+"""The table of backbones: what is printed, and that docs/labbook.md says the same."""
 
 import re
 
@@ -15,7 +15,7 @@ from tests.helpers.undrawn import undrawn
 
 pytestmark = pytest.mark.slow
 
-PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "labbook.md").read_text(encoding="utf-8")
 IN_THE_PAGE = {
     name: line for line, name in re.findall(r"^(\| `(\w+)` \| [\d.]+ M \| .*)$", PAGE, re.MULTILINE)
 }

@@ -18,7 +18,7 @@ from plsc.backbones.config import BACKBONES
 from tests.helpers.launch import ROOT
 
 NORMS = ("batch_norm", "layer_norm")
-PAGE = (ROOT / "docs/mixed_precision.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/labbook.md").read_text(encoding="utf-8")
 
 needs_programs = pytest.mark.skipif(
     not hasattr(paddle.base.core, "_get_amp_attrs"),
