@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from plsc.data.images import EncodedPairs
-from plsc.data.pair_sampling import alternating
-from plsc.errors import MissingFileError, UserError
+from plsc.data.pair_sampling import alternating, check_pairs
+from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.safe_pickle import load_pickle, save_pickle
 
 
@@ -41,12 +41,17 @@ class BinPairs(EncodedPairs):
             self.same = self.same[order]
         self.path = path
         self.name = title or Path(path).stem
-        # In one array; an image that the pickle names several times is there once.
-        places: dict[int, int] = {}
-        self._place = np.array([places.setdefault(id(image), len(places)) for image in images])
-        once = list({id(image): image for image in images}.values())
-        self._stops = np.cumsum([len(image) for image in once], dtype=np.int64)
-        self._bytes = np.concatenate([np.frombuffer(image, np.uint8) for image in once])
+        # In one array; an image that comes several times is there once.
+        places: dict[bytes, int] = {}
+        self._place = np.array([places.setdefault(image, len(places)) for image in images])
+        self._stops = np.cumsum([len(image) for image in places], dtype=np.int64)
+        self._bytes = np.concatenate([np.frombuffer(image, np.uint8) for image in places])
+        check_pairs(
+            self._place[self.pairs],
+            self.same,
+            shown(path),
+            lambda number: f"pair {self.pairs[number, 0] // 2}",
+        )
 
     @classmethod
     def check(cls, **kwargs) -> None:

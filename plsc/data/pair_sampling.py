@@ -7,13 +7,17 @@ to run, or the accuracies could not be compared.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from plsc.data.transforms import PAIRS, generator
 from plsc.errors import UserError
-from plsc.utils.logging import get_logger
+from plsc.utils.logging import get_logger, warn
+from plsc.utils.text import counted
 
 PAIRS_SEED = 20180901
+SHOWN = 5  # pairs that a message names
 USUAL_PAIRS = 6000  # as many as LFW has
 
 
@@ -55,6 +59,34 @@ def alternating(same: np.ndarray) -> np.ndarray:
         count = int((same == kind).sum())
         place[same == kind] = (np.arange(count) + 0.5) / max(count, 1)
     return np.lexsort([~same, place])
+
+
+def check_pairs(pairs: np.ndarray, same: np.ndarray, where: str, place: Callable[[int], str]) -> None:
+    """Refuse pairs that are positive and negative at once; warn of those that prove nothing.
+
+    Args:
+        pairs: int64 [P, 2], the same number for the same image. same: bool [P].
+        where: what the messages begin with. place: of a pair, for messages: "line 3".
+
+    Raises UserError.
+    """
+    first, second = np.sort(pairs, axis=1).T
+    keys = first * (int(pairs.max()) + 1) + second
+    order = np.argsort(keys, kind="stable")
+    again = np.flatnonzero(keys[order][1:] == keys[order][:-1]) + 1
+    before, after = order[again - 1], order[again]
+    wrong = np.flatnonzero(same[before] != same[after])
+    if len(wrong):
+        named = (f"{place(before[at])} and {place(after[at])}" for at in wrong[:SHOWN].tolist())
+        raise UserError(
+            f"{where}: {'; '.join(named)}: the same two, of one identity and of two; correct the labels "
+            f"({len(wrong):,} such pairs in all)"
+        )
+    own = np.flatnonzero(first == second)
+    for found, what in ((own, "of one with itself"), (np.sort(after), "given before, or turned round")):
+        if len(found):
+            examples = ", ".join(map(place, found[:SHOWN].tolist()))
+            warn(f"{where}: {counted(len(found), 'pair')} {what}, which proves nothing: {examples}")
 
 
 def _draw_positives(labels: np.ndarray, count: int, where: str, rng: np.random.Generator) -> np.ndarray:

@@ -31,7 +31,7 @@ from plsc.data.image_list import (
     refuse_missing,
 )
 from plsc.data.images import EncodedPairs, read_file
-from plsc.data.pair_sampling import alternating, draw_pairs
+from plsc.data.pair_sampling import alternating, check_pairs, draw_pairs
 from plsc.errors import MissingFileError, UserError, reading, shown
 from plsc.utils.files import read_regular
 from plsc.utils.logging import get_logger
@@ -76,6 +76,7 @@ class PairList(EncodedPairs):
         self.name = title or Path(list).stem
         self.pairs = np.array([[index[path] for path in pair.images] for pair in pairs], np.int64)
         self.same = np.array([pair.same for pair in pairs], bool)
+        check_pairs(self.pairs, self.same, shown(list), lambda number: f"line {pairs[number].line}")
         self.identities = _identities(pairs, root)
         self.identity_of = _identity_of(pairs, index, root) if self.identities is not None else None
 

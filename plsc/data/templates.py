@@ -18,6 +18,7 @@ from plsc.data.dataset import TemplatePairs
 from plsc.data.folder import read_folder
 from plsc.data.image_list import SHOWN, Paths, check_list, identity_names, read_list, refuse_missing
 from plsc.data.images import EncodedPairs, EncodedSearch, read_file
+from plsc.data.pair_sampling import check_pairs
 from plsc.data.pairs import is_number, open_text
 from plsc.errors import MissingFileError, UserError, shown
 
@@ -51,6 +52,7 @@ class IjbPairs(EncodedPairs, TemplatePairs):
             )
         self.pairs = np.searchsorted(known, rows[:, :2])
         self.same = rows[:, 2] == 1
+        check_pairs(self.pairs, self.same, shown(list), lambda number: f"line {number + 1}")
 
     @classmethod
     def check(cls, **kwargs) -> None:

@@ -111,7 +111,7 @@ def test_the_real_packs_hold_what_they_should():
 
 def test_an_image_that_is_named_many_times_takes_its_memory_once(tmp_path):
     path, images = tmp_path / "a.bin", [png(0), png(1)]
-    path.write_bytes(pickle.dumps((images * 1000, [True, False] * 500)))
+    path.write_bytes(pickle.dumps((images * 1000, [True] * 1000)))
     pairs = BinPairs(str(path))
     assert pairs._bytes.nbytes == len(images[0]) + len(images[1])
     assert pairs.encoded(1998).tobytes() == images[0] and pairs.encoded(1999).tobytes() == images[1]
