@@ -24,6 +24,7 @@ from plsc.errors import CorruptImageError, UserError, reading, shown
 from plsc.utils.files import read_array
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 
+DARK = 10  # mean of 255: below, there is next to nothing in a picture
 CHANNELS = {"RGB": 3, "BGR": 3, "grey": 1}
 
 
@@ -91,6 +92,22 @@ def to_sample(
     # OpenCV splits in one pass, several times faster than NumPy copies a transposed view.
     cv2.split(pixels, list(sample[::-1] if preprocessing.channels == "RGB" else sample))
     return sample
+
+
+def is_dark(pixels: np.ndarray) -> bool:
+    """Say whether there is next to nothing in a picture."""
+    return bool(pixels.mean() < DARK or pixels.min() == pixels.max())
+
+
+def why_dark(data: np.ndarray | None, pixels: np.ndarray) -> str:
+    """Say why there is next to nothing in a picture: pictures of 10 to 14 bits in 16-bit files are read as
+    nearly black, since 16 bits are divided by 256."""
+    whole = None if data is None else cv2.imdecode(data, cv2.IMREAD_UNCHANGED)
+    if whole is not None and whole.dtype == np.uint16 and whole.max() < 2**15:
+        return f"16-bit, largest value {whole.max():,}: read as nearly black; scale to 65,535 or to 8 bits"
+    if pixels.min() == pixels.max():
+        return f"all pixels are {pixels.max()}"
+    return f"its mean is {pixels.mean():.1f} of 255"
 
 
 def sides(size: int | Sequence[int]) -> tuple[int, int]:

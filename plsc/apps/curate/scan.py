@@ -14,13 +14,12 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from plsc.data.images import decode_pixels
+from plsc.data.images import decode_pixels, is_dark, why_dark
 from plsc.errors import UserError
 from plsc.evaluation.sets import EvalSet
 from plsc.utils.bar import Bar
 
 _PART = 128  # images that a thread takes at once
-DARK = 10  # mean of 255: below, there is next to nothing in a picture
 
 
 class Scan(NamedTuple):
@@ -31,7 +30,7 @@ class Scan(NamedTuple):
         sizes: int32 [N, 2], height and width before any resizing; 0 where one cannot be read.
         means: float32 [N], of 0 to 255.
         faults: image -> why it cannot be used.
-        dark: image with a mean below DARK, or of one colour -> what is the matter with it.
+        dark: image with next to nothing in it -> what is the matter with it.
     """
 
     digests: np.ndarray
@@ -83,19 +82,8 @@ def _examine(images: EvalSet, index: int, found: Scan) -> None:
     digest = hashlib.blake2b(content, digest_size=16).digest()
     found.digests[index] = np.frombuffer(digest, np.uint64)
     found.means[index] = pixels.mean()
-    if found.means[index] < DARK or pixels.min() == pixels.max():
-        found.dark[index] = _why_dark(data, pixels)
-
-
-def _why_dark(data: np.ndarray | None, pixels: np.ndarray) -> str:
-    """Say why there is next to nothing in a picture: pictures of 10 to 14 bits in 16-bit files are read as
-    nearly black, since 16 bits are divided by 256."""
-    whole = None if data is None else cv2.imdecode(data, cv2.IMREAD_UNCHANGED)
-    if whole is not None and whole.dtype == np.uint16 and whole.max() < 2**15:
-        return f"16-bit, largest value {whole.max():,}: read as nearly black; scale to 65,535 or to 8 bits"
-    if pixels.min() == pixels.max():
-        return f"all pixels are {pixels.max()}"
-    return f"its mean is {pixels.mean():.1f} of 255"
+    if is_dark(pixels):
+        found.dark[index] = why_dark(data, pixels)
 
 
 def same_content(digests: np.ndarray) -> list[np.ndarray]:

@@ -39,7 +39,7 @@ def test_pictures_of_10_bits_in_16_are_read_as_nearly_black(tmp_path):
 
 
 def test_sets_without_files_and_pairs_are_looked_at_too(tmp_path):
-    write_pack(str(tmp_path / "a.bin"), [png(0), png(1)] * 2, [True, False])
+    write_pack(str(tmp_path / "a.bin"), [png(0), png(1)] * 2, [True, True])
     for images in (Synthetic(num_classes=3), GlyphPairs(num_pairs=5), BinPairs(str(tmp_path / "a.bin"))):
         found = scan(eval_set(images))
         assert len(found.digests) == eval_set(images).count and not found.faults and found.means.min() > 0
