@@ -241,6 +241,7 @@ def _find_modules_in(folders: Iterable[str], tree: Any) -> None:
 
 def _checked(layers: Layers) -> Config:
     layers.check_values()
+    _expand_home(layers.tree)
     _drop_empty_sections(layers, (), Config)
     _drop_keys_of_another_name(layers)
     every_key = [".".join(path) for path in _keys(Config)]
@@ -253,6 +254,15 @@ def _checked(layers: Layers) -> Config:
         raise ConfigError(layers.lines())
     config._layers = layers
     return config
+
+
+def _expand_home(tree: Any) -> None:
+    """Expand `~` in paths: in every text that begins with it."""
+    for key, value in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
+        if isinstance(value, (dict, list)):
+            _expand_home(value)
+        elif isinstance(value, str) and value.startswith("~/"):
+            tree[key] = os.path.expanduser(value)
 
 
 def _drop_empty_sections(layers: Layers, path: KeyPath, section: type[Section]) -> None:

@@ -76,7 +76,7 @@ def _whole(file: BinaryIO, axes: int) -> bytes:
 class IdxImages(Dataset):
     """Grey images and their labels from two idx files, .gz or plain; the network's input is pixel / 255.
 
-    `images`, `labels`: the files; `~` is your home. `title`: what logs and reports call the set; empty = the
+    `images`, `labels`: the files. `title`: what logs and reports call the set; empty = the
     name of the images' file. `flip`, `crop`, `cutout`: what training changes in a
     picture, as in plsc.data.images.EncodedImages; all off by default.
     """
@@ -95,8 +95,8 @@ class IdxImages(Dataset):
     ):
         self.augment = Augment(flip=flip, crop=crop, cutout=cutout)
         self.check(images=images, labels=labels, **vars(self.augment))
-        pixels = read_idx(os.path.expanduser(images), axes=3)
-        self.labels = read_idx(os.path.expanduser(labels), axes=1).astype(np.int64)
+        pixels = read_idx(images, axes=3)
+        self.labels = read_idx(labels, axes=1).astype(np.int64)
         if len(pixels) != len(self.labels) or not pixels.size:
             raise UserError(
                 f"{images} has {len(pixels):,} images, {labels} {len(self.labels):,} labels; "
@@ -119,7 +119,7 @@ class IdxImages(Dataset):
     def check(cls, **kwargs) -> None:
         Augment.check(**kwargs)
         for key in kwargs.keys() & {"images", "labels"}:
-            path = Path(kwargs[key]).expanduser()
+            path = Path(kwargs[key])
             if not path.is_file():
                 raise MissingFileError(
                     f"file '{path}' does not exist (looked in {Path.cwd()}){_remedy(path)}", key=key

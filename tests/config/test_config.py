@@ -437,3 +437,11 @@ def test_a_mistake_in_an_item_names_its_line(write):
     with pytest.raises(MissingFileError) as caught:
         load(write(SETS)).check_data()
     assert str(caught.value) == "a.yaml:6: DataLoader.Train.dataset.1.root: no such folder (got 'b')"
+
+
+def test_home_is_expanded_in_every_path(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ann")
+    keys = ["Global.output_dir=~/out", "DataLoader.Train.dataset=[{name: ImageFolder, folder: ~/faces}]"]
+    cfg = load(None, keys)
+    assert cfg.Global.output_dir == "/home/ann/out"
+    assert cfg.DataLoader.Train.sets[0].keywords == {"folder": "/home/ann/faces"}

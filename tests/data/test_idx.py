@@ -137,10 +137,9 @@ def test_a_missing_file_is_named_with_its_key_before_anything_starts(files, tmp_
         read_idx(tmp_path / "nowhere", axes=1)
 
 
-def test_the_error_says_how_paddle_downloads_what_it_can(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
+def test_the_error_says_how_paddle_downloads_what_it_can(tmp_path):
     with pytest.raises(MissingFileError) as raised:
-        IdxImages.check(images="~/.cache/paddle/dataset/fashion-mnist/train-images-idx3-ubyte.gz")
+        IdxImages.check(images=f"{tmp_path}/.cache/paddle/dataset/fashion-mnist/train-images-idx3-ubyte.gz")
     said, command = str(raised.value).split("; have Paddle download it: ")
     assert said.startswith(f"images: file '{tmp_path}/.cache/paddle/dataset/fashion-mnist/train-images")
     code = shlex.split(command)[2]
