@@ -14,9 +14,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import MAIN, measure
+from benchmarks import measure, run_ranks
 from benchmarks.machine import describe_machine, format_machine
-from plsc.distributed import launcher
 from plsc.errors import UserError
 from plsc.utils.text import table
 
@@ -45,7 +44,7 @@ def collectives(args: argparse.Namespace) -> dict:
             target = Path(folder, "rows.json")
             asked = ["collectives", "--kb", *map(str, args.kb), "--runs", str(args.runs)]
             asked += ["--device", args.device, "--row", str(target)]
-            last_line = launcher.run_ranks(asked, ranks, Path(folder, "log"), args.device, MAIN)
+            last_line = run_ranks(asked, ranks, Path(folder, "log"), args.device)
             if not target.exists():
                 raise UserError(f"{ranks} ranks were not measured: {last_line}")
             rows += json.loads(target.read_text())["rows"]

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import MAIN, measure
+from benchmarks import measure, run_ranks
 from benchmarks.machine import describe_machine, format_machine
 from plsc.config import Config, add_overrides, load
-from plsc.distributed import environment, launcher
+from plsc.distributed import environment
 from plsc.errors import UserError
 from plsc.utils.text import table
 
@@ -69,7 +69,7 @@ def _in_new_processes(classes: int, rate: float, ranks: int, args: argparse.Name
         arguments += ["--no-dense"] if args.no_dense else []
         arguments += ["-o", *args.override] if args.override else []
         asked = [str(argument) for argument in arguments]
-        last_line = launcher.run_ranks(asked, ranks, Path(folder, "log"), args.device, MAIN)
+        last_line = run_ranks(asked, ranks, Path(folder, "log"), args.device)
         if not row.exists():
             raise UserError(f"{classes:,} classes on {ranks} ranks were not measured: {last_line}")
         return json.loads(row.read_text())

@@ -16,10 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import MAIN, measure
+from benchmarks import measure, run_ranks
 from benchmarks.machine import describe_machine, format_machine
 from plsc.config import Config, load
-from plsc.distributed import environment, launcher
+from plsc.distributed import environment
 from plsc.errors import UserError
 from plsc.utils.text import table
 
@@ -66,7 +66,7 @@ def _row(args: argparse.Namespace, case: tuple[int, int, str]) -> dict:
         given = {key: getattr(args, key) for key in keys if getattr(args, key) is not None}
         words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
         asked = ["step", *words, "--case", json.dumps(case), "--row", str(target)]
-        last_line = launcher.run_ranks(asked, args.ranks, Path(folder, "log"), args.device, MAIN)
+        last_line = run_ranks(asked, args.ranks, Path(folder, "log"), args.device)
         if not target.exists():
             raise UserError(f"batch, accumulate, keys {case} were not measured: {last_line}")
         return json.loads(target.read_text())

@@ -67,7 +67,9 @@ def init(
         if world_size() == local_size_from_env():
             # The name of this machine may have no address, or another's: Gloo meets on the loopback interface.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        with _backend_for(kind), _groups_of_all_ranks_share_one():
+        # For ranks on CPUs Paddle would take the device's collectives.
+        os.environ.update(devices.backend_variables(kind))
+        with _groups_of_all_ranks_share_one():
             fleet.init(is_collective=True, log_level="ERROR")
     if threads is not None:
         paddle.base.core.set_num_threads(threads)
@@ -91,25 +93,6 @@ def _texts_of_ranks(name: str, text: str) -> list[str]:
     store = get_store()
     store.set(f"plsc/{name}/{rank()}", text)
     return [store.get(f"plsc/{name}/{r}").decode() for r in range(world_size())]
-
-
-@contextlib.contextmanager
-def _backend_for(kind: str) -> Iterator[None]:
-    """Inside the block, make Paddle choose the collectives of a kind: for ranks on CPUs it would take the
-    device's.
-
-    Processes that this one starts later choose for themselves.
-    """
-    chosen = devices.backend_variables(kind)
-    before = {name: os.environ.get(name) for name in chosen}
-    os.environ.update(chosen)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -49,7 +49,6 @@ class Guard:
 
     Attributes:
         signal: number of the signal that asks to stop, 0 = none.
-        stopped: the name of that signal once all ranks have saved.
         step: steps done.
 
     Entering takes the folder's lock (rank 0, unless the supervisor has it): UserError if another run has it.
@@ -59,7 +58,6 @@ class Guard:
     def __init__(self, folder: Path | None = None, hang_seconds: float = 0):
         self.folder = folder
         self.signal = 0
-        self.stopped: str | None = None
         self.step = 0
         self._launched = folder is not None and "PADDLE_TRAINER_ID" in os.environ
         self._supervised = self._launched and SUPERVISOR in os.environ
@@ -103,10 +101,6 @@ class Guard:
     def allow_pause(self) -> None:
         """Allow more time for what follows, which is not a step."""
         self._arm(PATIENCE * self._seconds)
-
-    def stop(self, name: str) -> None:
-        """Note that all ranks have saved because of the signal `name`, and end."""
-        self.stopped = name
 
     def _arm(self, seconds: float) -> None:
         before, when = self._armed

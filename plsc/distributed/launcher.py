@@ -100,15 +100,3 @@ def launch(
         for line in lines:
             say(line)
     return code
-
-
-def run_ranks(arguments: list[str], ranks: int, logs: Path, device: str = "cpu", main: Path = MAIN) -> str:
-    """Run `python main *arguments` on `ranks` new processes, and return the last line that they print.
-
-    Raises UserError if there are more ranks than cards.
-    """
-    lines: list[str] = []
-    launch(arguments, ranks, logs, lines.append, main, device)
-    launchers = ("LAUNCH", "Container rank")
-    printed = [line.strip() for line in lines if line.strip() and not line.startswith(launchers)]
-    return printed[-1] if printed else "nothing was printed"

@@ -46,8 +46,8 @@ def _train(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> dict
         refuse_a_wrong_head(cfg.Global.tf32)
         guarded.listen()
         trainer, metrics = _begin(cfg, resumes, guarded, model)
-    if guarded.stopped:
-        return _stopped(cfg, guarded, metrics)
+    if trainer.stopped:
+        return _stopped(cfg, trainer, metrics)
     output_dir = Path(cfg.Global.output_dir)
     evaluator = trainer.evaluator
     if evaluator.sets and evaluator.row is None:
@@ -104,12 +104,12 @@ def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tupl
     return trainer, metrics
 
 
-def _stopped(cfg: Config, guarded: guard.Guard, metrics: Metrics | None) -> dict[str, Any]:
+def _stopped(cfg: Config, trainer: Any, metrics: Metrics | None) -> dict[str, Any]:
     if metrics:
         metrics.close()
-        stopped = f"stopped on {guarded.stopped} at step {guarded.step}"
+        stopped = f"stopped on {trainer.stopped} at step {trainer.step}"
         get_logger().info(f"{stopped}; the same command goes on")
-    return {"stopped": guarded.stopped, "step": guarded.step, "output_dir": str(Path(cfg.Global.output_dir))}
+    return {"stopped": trainer.stopped, "step": trainer.step, "output_dir": str(Path(cfg.Global.output_dir))}
 
 
 def _refuse_unread_checkpoint(cfg: Config, resumes: bool) -> None:

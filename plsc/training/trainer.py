@@ -159,7 +159,6 @@ class Trainer:
             if self.stopped:
                 with self._pause():
                     self.checkpoints.save_where_stopped(self)
-                self.guard.stop(self.stopped)
             self.seconds = time.monotonic() - began
         finally:
             self.guard.allow_pause()

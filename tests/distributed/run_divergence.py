@@ -110,7 +110,7 @@ def asked(images, step):
 
 cut.network.forward = asked
 cut.train(None)
-assert (cut.step, guard.stopped) == (2, "SIGTERM")
+assert (cut.step, cut.stopped) == (2, "SIGTERM")
 on = poisoned(folder / "cut", {}, *FLOAT16)
 on.resume(checkpoint(folder / "cut", cut.step))
 on.train(None)

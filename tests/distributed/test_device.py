@@ -107,18 +107,6 @@ def test_a_cpu_sets_nothing(core, monkeypatch):
     assert core == {"device": "cpu"}
 
 
-@pytest.mark.parametrize("before", [None, "nccl"])
-def test_the_choice_of_gloo_does_not_outlive_the_start(before, monkeypatch):
-    name = "PADDLE_DISTRI_BACKEND"
-    monkeypatch.delenv(name, raising=False)
-    if before:
-        monkeypatch.setenv(name, before)
-    with collectives._backend_for("cpu"):
-        assert os.environ[name] == "gloo"
-    with collectives._backend_for("gpu"):
-        assert os.environ.get(name) == before
-
-
 @pytest.mark.parametrize(("setting", "expected"), [("0", True), ("1", False)])
 def test_kernels_turned_off_stand_for_a_gpu(setting, expected, monkeypatch):
     monkeypatch.setenv("PLSC_KERNELS", setting)
