@@ -12,13 +12,12 @@ that is missing, left over or of another shape is an error. Try it:
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from paddle import nn
@@ -34,7 +33,7 @@ from plsc.utils.files import open_regular
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.utils.safe_pickle import load_pickle, user_errors
 from plsc.utils.sharding import ClassShard
-from plsc.utils.text import table
+from plsc.utils.text import counted
 
 # Keys of the state dict in files that hold more, such as arcface_torch's checkpoint_gpu_0.pt.
 _INSIDE = ("state_dict_backbone", "state_dict")
@@ -42,18 +41,6 @@ _SKIPPED = {
     "num_batches_tracked": "torch counts batches there; nothing reads it",
     "StructuredToParameterName@@": "Paddle's own names of the tensors",
 }
-
-
-class Row(NamedTuple):
-    """The use of one tensor of the file."""
-
-    name: str
-    """Name in the file."""
-    to: str
-    """Name in the network; "" if it is skipped."""
-    shape: list[int]
-    done: str
-    """loaded, transposed, reshaped, or skipped and why."""
 
 
 def read_weights(path: str) -> dict[str, np.ndarray]:
@@ -83,8 +70,9 @@ def read_weights(path: str) -> dict[str, np.ndarray]:
 
 def match(
     tensors: Mapping[str, object], backbone: nn.Layer, path: str
-) -> tuple[dict[str, np.ndarray], list[Row]]:
-    """Map the tensors of a file to the names of `backbone`; return the arrays and a row for each tensor.
+) -> tuple[dict[str, np.ndarray], Counter]:
+    """Map the tensors of a file to the names of `backbone`; return the arrays, and how many
+    are skipped for which reason.
 
     torch's names (running_mean) and its linear weights, [outputs, inputs], are converted to Paddle's; a file
     with Paddle's names is used as it is. Raises UserError, a line for each tensor that is missing, left over
@@ -95,24 +83,23 @@ def match(
     of_torch = not any(name.endswith(("._mean", "._variance")) for name in names)
     linear = {f"{name}.weight" for name, layer in backbone.named_sublayers() if isinstance(layer, nn.Linear)}
     arrays = {}
-    rows = []
+    skipped = Counter()
     left = []
     for name, plain in names.items():
         value, to = tensors[name], _ours(plain, wanted)
-        why = _why_skipped(plain, wanted)
-        if why or to is None or to in arrays or not isinstance(value, np.ndarray):
-            rows.append(Row(name, "", list(np.shape(value)), f"skipped: {why}"))
-            left += [] if why else [name]
+        if why := _why_skipped(plain, wanted):
+            skipped[why] += 1
             continue
-        shape, done = list(value.shape), "loaded"
+        if to is None or to in arrays or not isinstance(value, np.ndarray):
+            left.append(name)
+            continue
         if of_torch and to in linear:
-            value, done = value.T, "transposed"
-        elif shape != wanted[to].shape and _no_ones(shape) == _no_ones(wanted[to].shape):
-            value, done = value.reshape(wanted[to].shape), "reshaped"
+            value = value.T
+        elif _no_ones(value.shape) == _no_ones(wanted[to].shape):
+            value = value.reshape(wanted[to].shape)
         arrays[to] = np.array(value, np.float32, order="C")
-        rows.append(Row(name, to, shape, done))
     _refuse_differences(arrays, wanted, left, path, type(backbone).__name__)
-    return arrays, rows
+    return arrays, skipped
 
 
 def _ours(name: str, wanted: Mapping) -> str | None:
@@ -148,17 +135,15 @@ def _refuse_differences(arrays: Mapping, wanted: Mapping, left: list[str], path:
         raise UserError(format_lines(path, lines))
 
 
-def import_weights(
-    path: str, config: Config, output: str | os.PathLike, preprocessing: Preprocessing
-) -> list[Row]:
+def import_weights(path: str, config: Config, output: str | os.PathLike, preprocessing: Preprocessing) -> str:
     """Write the weights at `path`, of the network in the config's Model section, as the checkpoint folder
-    `output`.
+    `output`; return what became of them.
 
     Args:
         preprocessing: how images are prepared for these weights; only who trained them knows.
 
-    Beside the checkpoint's own files it gets config.yaml, which names the network, and import.json, the rows.
-    Raises UserError; `output` has to be new or empty.
+    Beside the checkpoint's own files it gets config.yaml, which names the network. Raises UserError; `output`
+    has to be new or empty.
     """
     from plsc.training.resume import build_backbone
 
@@ -167,16 +152,15 @@ def import_weights(
         raise UserError(f"{output}: is there already; name a new folder for what is imported")
     width = config.Model.embedding_size
     backbone = build_backbone(config.Model, config.Global.seed, preprocessing.shape)
-    arrays, rows = match(read_weights(path), backbone, path)
-    report = {"file": path, "model": config.Model.name, "tensors": [row._asdict() for row in rows]}
+    arrays, skipped = match(read_weights(path), backbone, path)
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".import-") as folder:
             made = _save(Path(folder), arrays, width, config, preprocessing)
-            replace_file(made / "import.json", (json.dumps(report, indent=1) + "\n").encode())
             replace_file(made / "config.yaml", config.to_yaml().encode())
             os.replace(made, output)
-    return rows
+    lines = [f"skipped {counted(count, 'tensor')}: {why}" for why, count in skipped.items()]
+    return "\n".join([*lines, f"done: {len(arrays):,} tensors in {shown(output)}"])
 
 
 def _save(folder: Path, arrays: dict, width: int, config: Config, preprocessing: Preprocessing) -> Path:
@@ -237,8 +221,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
     image_shape = (1 if args.channels == "grey" else 3, *args.size)
     preprocessing = Preprocessing(image_shape, args.mean, args.scale, args.channels, args.aligned)
-    rows = import_weights(
-        args.weights, load(args.config, [*overrides, *args.override]), args.output, preprocessing
+    print(
+        import_weights(
+            args.weights, load(args.config, [*overrides, *args.override]), args.output, preprocessing
+        )
     )
-    print(table([[*map(shown, row)] for row in rows], ["tensor", "to", "shape", "done"]))
-    print(f"done: {sum(bool(row.to) for row in rows)} of {len(rows)} tensors in {shown(args.output)}")
