@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -103,18 +102,6 @@ class Loader:
     def replaced(self) -> int:
         """Count the corrupt images of the present epoch that this rank has replaced."""
         return self._corrupt.replaced
-
-    @property
-    def advice(self) -> str:
-        """Advise what to do when training waits for data."""
-        processors = os.cpu_count()
-        smaller = "store smaller images (plsc convert)"
-        if self._num_workers * self.world_size >= processors:
-            return f"{smaller}; as many data threads run as there are processors"
-        return (
-            f"raise DataLoader.Train.num_workers (now {self._num_workers}; this machine has {processors} "
-            f"processors), or {smaller}"
-        )
 
     def probe(self) -> None:
         """Try some images before the first step. CorruptImageError if many of them cannot be decoded."""

@@ -114,7 +114,6 @@ class Trainer:
         self.seconds = 0.0
         self._skipped_in_a_row = 0
         self._replaced_W = [0]  # corrupt images of each rank in this epoch
-        self._waited = 0.0  # seconds for data, the longest of a rank
         self._paused = False  # since the last step
         self._progress: Progress | None = None
 
@@ -147,7 +146,9 @@ class Trainer:
         self.head.bank.write_initial_rows()
         distributed.barrier()  # disks are not equally fast, and a collective would not wait so long
         self.network.start()
-        self._progress = self._make_progress()
+        self._progress = Progress(
+            self.total_steps, self.steps_per_epoch, self.cfg.Global.log_every, self.step
+        )
         try:
             for part in self.parts:
                 part.start(self)
@@ -249,35 +250,24 @@ class Trainer:
 
     # -- between steps
 
-    def _make_progress(self) -> Progress:
-        return Progress(
-            self.total_steps,
-            self.steps_per_epoch,
-            self.cfg.Global.log_every,
-            self.step,
-            data=lambda: (self._waited, sum(self._replaced_W)),
-            extra=self._numbers,
-            advice=self.loader.advice,
-        )
-
-    def _numbers(self) -> dict[str, float]:
-        """Collect the numbers of the row that is due."""
-        skipped = {"skipped": self.skipped} if self.skipped else {}
-        of_parts = {name: float(number) for part in self.parts for name, number in part.numbers.items()}
-        return {**of_parts, **skipped}
-
     def _log(self, batch: Batch, verdict: Verdict, losses: dict[str, paddle.Tensor]) -> None:
         """Log a line and write a row of metrics.jsonl at regular steps."""
-        self._waited = verdict.waited
         self._replaced_W = verdict.replaced_W
+        numbers = {f"loss/{name}": loss for name, loss in losses.items()}
+        for part in self.parts:
+            numbers.update(part.numbers)
+        if self.skipped:
+            numbers["skipped"] = self.skipped
         row = self._progress.update(
             self.step,
             self.epoch,
             verdict.loss,
             self.schedule(self.step - 1),
             sum(batch.counts),
+            verdict.waited,
+            sum(self._replaced_W),
             accuracy=verdict.accuracy,
-            **{f"loss/{name}": loss for name, loss in losses.items()},
+            **numbers,
         )
         if row and self.metrics:
             self.metrics.write(row)

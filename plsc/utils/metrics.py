@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from plsc.errors import MissingFileError, UserError
+from plsc.errors import UserError
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.loggers import LOGGERS
 from plsc.utils.logging import get_logger
@@ -99,13 +99,10 @@ def _line(row: Mapping[str, Any]) -> bytes:
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """Read the rows of a metrics.jsonl, without a last one that a killed run has cut off.
 
-    Raises MissingFileError, and UserError for any other line that is not a JSON object with a "step".
+    UserError for any other line that is not a JSON object with a "step".
     """
-    path = Path(path)
-    if not path.is_file():
-        raise MissingFileError(f"{path}: no such metrics file, give the metrics.jsonl of a run")
     rows = []
-    for number, line in enumerate(path.read_text(errors="replace").split("\n")[:-1], start=1):
+    for number, line in enumerate(Path(path).read_text(errors="replace").split("\n")[:-1], start=1):
         try:
             row = json.loads(line)
             rows.append({"step": row["step"], **row})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, SupportsFloat
 
 from tqdm import tqdm
@@ -27,37 +27,17 @@ class Progress:
     the number of corrupt images that were replaced, if any.
 
     img/s: over the steps since the line before, without pauses. `data wait 34 %` comes before it if more than
-    a tenth of that time was spent waiting for batches; then, from the second line on, `advice` is logged
-    once. eta: from the mean time of a step in this run, with pauses (evaluations, checkpoints), because they
-    will come again.
+    a tenth of that time was spent waiting for batches. eta: from the mean time of a step in this run, with
+    pauses (evaluations, checkpoints), because they will come again.
     """
 
-    def __init__(
-        self,
-        total_steps: int,
-        steps_per_epoch: int,
-        every: int,
-        start_step: int = 0,
-        data: Callable[[], tuple[float, int]] = lambda: (0.0, 0),
-        extra: Callable[[], Mapping[str, float]] = dict,
-        advice: str = "",
-    ) -> None:
-        """Take the numbers of the run.
-
-        Args:
-            data: returns the seconds spent waiting for batches since its start, and the images of this epoch
-                that were replaced.
-            extra: returns further numbers of the steps since the last line, when one is due.
-        """
+    def __init__(self, total_steps: int, steps_per_epoch: int, every: int, start_step: int = 0) -> None:
         self._total = total_steps
         self._per_epoch = steps_per_epoch
         self._epochs = -(-total_steps // steps_per_epoch)
         self._every = every
         self._start_step = start_step
-        self._data = data
-        self._extra = extra
-        self._advice = advice
-        self._waited = data()[0]
+        self._waited = 0.0
         self._start = self._line_start = self._epoch_start = time.monotonic()
         self._paused = 0.0
         self._images = 0
@@ -77,23 +57,24 @@ class Progress:
         loss: SupportsFloat,
         lr: float,
         images: int,
-        **extra: SupportsFloat,
+        waited: float = 0.0,
+        replaced: int = 0,
+        **numbers: SupportsFloat,
     ) -> dict[str, Any] | None:
         """Report that `step` is done, on `images` images of all ranks.
 
         Logs each `every` steps and after the last one, and then returns the metrics row, else None. `loss`
-        and `extra` (accuracy=...) are converted to floats only then: no other step waits for a number of a
+        and `numbers` (accuracy=...) are converted to floats only then: no other step waits for a number of a
         GPU.
+
+        waited: seconds spent waiting for batches so far. replaced: corrupt images of this epoch.
         """
         self._images += images
         self._bar.update()
-        waited, replaced = self._data()
         row = None
         if step % self._every == 0 or step == self._total:
-            numbers = {"loss": loss, **extra, **self._extra()}
-            row = self._log_line(
-                step, epoch, {name: float(value) for name, value in numbers.items()}, lr, waited
-            )
+            read = {"loss": float(loss), **{name: float(value) for name, value in numbers.items()}}
+            row = self._log_line(step, epoch, read, lr, waited)
             row.update({"replaced": replaced} if replaced else {})
         if step % self._per_epoch == 0:
             now = time.monotonic()
@@ -110,7 +91,6 @@ class Progress:
         rate = self._images / seconds
         data_wait = min((waited - self._waited) / seconds, 1.0)
         left = (now - self._start) / (step - self._start_step) * (self._total - step)
-        first = self._line_start == self._start  # its time includes the start of the data threads
         self._line_start = now
         self._waited = waited
         self._paused = 0.0
@@ -123,9 +103,6 @@ class Progress:
             f"epoch {epoch}/{self._epochs} step {step}/{self._total} {values} lr {lr:.4g}{waiting}"
             f" {number(rate)} img/s eta {duration(left)}"
         )
-        if waiting and self._advice and not first:
-            get_logger().warning(f"{waiting.strip()}: {self._advice}")
-            self._advice = ""
         speed = {"lr": lr, "images_per_second": rate, "data_wait": data_wait}
         return {"step": step, "epoch": epoch, "loss": numbers["loss"], **speed, **numbers}
 

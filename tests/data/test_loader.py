@@ -173,17 +173,6 @@ def test_time_spent_waiting_is_counted(monkeypatch):
     assert 0 < waits[0] < waits[1]
 
 
-def test_the_advice_for_waiting_fits_the_machine(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
-    smaller = "store smaller images (plsc convert)"
-    assert Loader(Counting(8), 4, 0, 2, seed=1, num_workers=1).advice == (
-        f"raise DataLoader.Train.num_workers (now 1; this machine has 4 processors), or {smaller}"
-    )
-    assert Loader(Counting(8), 4, 0, 2, seed=1, num_workers=2).advice == (
-        f"{smaller}; as many data threads run as there are processors"
-    )
-
-
 def test_a_failing_sample_is_named_with_its_cause():
     class Faulty(Counting):
         def sample(self, index, epoch):

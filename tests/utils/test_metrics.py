@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from plsc.errors import MissingFileError, UserError
+from plsc.errors import UserError
 from plsc.utils.metrics import Metrics, read_metrics
 
 
@@ -66,11 +66,6 @@ def test_a_bad_row_is_an_error(tmp_path, line):
         UserError, match=r"metrics.jsonl:2: not a row of metrics \(got " + re.escape(repr(line))
     ):
         read_metrics(tmp_path / "metrics.jsonl")
-
-
-def test_missing_metrics_are_named(tmp_path):
-    with pytest.raises(MissingFileError, match="nothing.jsonl: no such metrics file"):
-        read_metrics(tmp_path / "nothing.jsonl")
 
 
 def test_missing_visualdl_is_said_once_and_not_fatal(tmp_path, monkeypatch, capsys):
