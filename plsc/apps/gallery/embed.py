@@ -27,6 +27,7 @@ from plsc.apps.faces.alignment import SIZE
 from plsc.apps.faces.detector import Detector
 from plsc.apps.faces.photos import largest_face, read_photo
 from plsc.apps.faces.published import SFACE, path_of
+from plsc.apps.gallery.strangers import one_of_everybody_first
 from plsc.data.images import CHANNELS, to_sample
 from plsc.errors import UserError, shown
 from plsc.utils.files import read_json, sha256_of
@@ -187,7 +188,6 @@ class _OfRun(Network):
         return frozenset(self._trained.checkpoint.classes() or ())
 
     def held_out(self, most: int) -> tuple[np.ndarray, list[str]]:
-        from plsc.apps.gallery.strangers import one_of_everybody_first
         from plsc.training.evaluator import build_saved_sets
 
         if self._config.DataLoader.Eval.dataset is None:
