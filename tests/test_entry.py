@@ -518,7 +518,7 @@ def test_an_evaluation_does_without_the_images_trained_on(trained, tmp_path):
 @pytest.mark.parametrize(
     "override",
     [
-        "Optimizer.groups=[{match: nowhere, freeze: true}]",
+        "Optimizer.freeze=[nowhere]",
         "Head={name: dist_magface, low: 9, high: 8}",
         'DataLoader.Eval.dataset={name: "tests.helpers.tiny_runs:NoisePairs", image_shape: [1, 16, 10]}',
     ],

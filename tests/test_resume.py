@@ -23,7 +23,7 @@ CASES = {
         *("Optimizer.name=AdamW", "LRScheduler.learning_rate=0.001"),
         *("Head.sample_rate=0.3", "Head.bank=disk", "Head.bank_dtype=bfloat16"),
     ],
-    "adamw for the centres alone": ["Optimizer.head={name: AdamW, lr_scale: 0.02}"],
+    "adamw for the centres alone": ["Optimizer={head: {name: AdamW}, head_lr_scale: 0.02}"],
     "lars": ["Optimizer.name=LARS", "Head={sample_rate: 0.3, bank: host}"],
     "adaface": ["Head.name=dist_adaface", "Head.sample_rate=0.3"],
     "curricularface": ["Head.name=dist_curricularface"],

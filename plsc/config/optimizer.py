@@ -66,34 +66,6 @@ def moments_of(name: str) -> int:
     return {"Momentum": 1, "LARS": 1}.get(name, 2)
 
 
-class GroupCfg(Section):
-    """Parameters of the backbone that are trained otherwise than the rest."""
-
-    match: str = Field(min_length=1)
-    """A regular expression that is searched in the names of the backbone's parameters (docs/training.md says
-    how to list them): `^conv1` or `mlp.fc1`. The first group that fits a name counts."""
-    lr_scale: float = Field(1.0, gt=0, le=1000)
-    """Factor on the learning rate. 1 only keeps the parameters from the groups below."""
-    freeze: bool = False
-    """Leaves the parameters as they are; the running statistics of a batch norm whose parameters are all
-    frozen, too."""
-
-    @field_validator("match")
-    @classmethod
-    def _compiles(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"is no regular expression: {error.msg} at position {error.pos or 0}") from None
-        return value
-
-    @model_validator(mode="after")
-    def _one_effect(self) -> "GroupCfg":
-        if self.freeze and self.lr_scale != 1:
-            raise ValueError("freezes its parameters, so lr_scale has no meaning; keep one")
-        return self
-
-
 class OptimizerCfg(Section):
     """The optimizer of the backbone and of the class centres."""
 
@@ -101,18 +73,31 @@ class OptimizerCfg(Section):
     """`Momentum`, `AdamW`, `LARS`; or a class of paddle.optimizer's kind as `package.module:Class`, for the
     backbone alone, whose keyword arguments are further keys."""
     clip_norm: float | None = Field(None, gt=0)
-    """Upper bound on the global norm of the backbone's gradient, all groups together; null does not clip. Try
+    """Upper bound on the global norm of the backbone's gradient; null does not clip. Try
     5 when the loss jumps."""
     head: AnyRule | None = None
     """The optimizer of the class centres, `{name: Momentum, momentum: 0.9}`. null: the backbone's."""
     head_lr_scale: float = Field(1.0, gt=0, le=1000)
     """Factor on the learning rate of the class centres."""
-    groups: list[GroupCfg] = []
-    """What differs for some parameters of the backbone: `[{match: ^conv1, freeze: true}, {match: ^layer,
-    lr_scale: 0.1}]`. A group that fits no name is refused."""
+    freeze: list[str] = []
+    """Leaves parameters of the backbone as they are, whose names these regular expressions are searched in:
+    `[^conv1, layer1]` (docs/training.md says how to list them); the running statistics of a batch norm whose
+    parameters are all frozen, too. One that fits no name is refused."""
     freeze_norms: bool = False
     """Leaves all norm layers as they are: gain, bias, and batch norms' running statistics. For fine-tuning
     with small batches."""
+
+    @field_validator("freeze")
+    @classmethod
+    def _compiles(cls, value: list[str]) -> list[str]:
+        for pattern in value:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(
+                    f"is no regular expression: {error.msg} at position {error.pos or 0}"
+                ) from None
+        return value
 
     @property
     def rule_of_head(self) -> RuleCfg:

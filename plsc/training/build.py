@@ -27,7 +27,7 @@ from plsc.training.build_head import build_head, build_margin, build_rule
 from plsc.training.checkpoints import Checkpoints
 from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator, build_sets
-from plsc.training.groups import freeze, settings_of, statistics_of
+from plsc.training.freeze import freeze, statistics_of
 from plsc.training.loss_scale import LossScale
 from plsc.training.mixed_precision import check_amp, check_layers
 from plsc.training.network import Network, layers_to_recompute
@@ -85,7 +85,8 @@ def prepare(
     if cfg.Model.sync_batchnorm and not alone:
         _synchronise_norms(backbone)
     statistics = statistics_of(backbone)
-    optimizer, still = build_optimizer(cfg, backbone)
+    still = freeze(cfg.Optimizer, backbone)
+    optimizer = optim.build_optimizer(cfg.Optimizer, backbone)
     _refuse_lone_samples(cfg, backbone, still, ranks)
     recomputed = layers_to_recompute(cfg.Model.recompute, backbone)
     sets = build_evaluation_sets(cfg, dataset)
@@ -277,12 +278,3 @@ def _check_sizes(cfg: Config, samples: int, classes: int, ranks: int) -> None:
         raise UserError(
             f"{ranks} ranks are more than the {classes} class{'es' * (classes > 1)} that they share out; start {classes} or fewer"
         )
-
-
-def build_optimizer(
-    cfg: Config, backbone: paddle.nn.Layer
-) -> tuple[optim.BackboneOptimizer, list[paddle.nn.Layer]]:
-    """Build the optimizer, and list the layers that are in evaluation mode in training."""
-    settings = settings_of(cfg.Optimizer, backbone)
-    still = freeze(cfg.Optimizer, backbone, settings)
-    return optim.build_optimizer(cfg.Optimizer, backbone, settings), still

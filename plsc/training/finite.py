@@ -1,5 +1,4 @@
-"""Find numbers that are not finite: in tensors without waiting for the device, in arrays, and of which kind
-they are."""
+"""Find numbers that are not finite: in tensors without waiting for the device, and in arrays."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def finite(tensors: Iterable[paddle.Tensor]) -> bool:
         total = sum(map(sum_of_squares, tensors))
     else:
         total = paddle.add_n([_C_ops.squared_l2_norm(tensor).astype("float32") for tensor in tensors]).item()
-    return math.isfinite(total) or not any(map(kind_of, tensors))
+    return math.isfinite(total) or all(paddle.isfinite(tensor).all().item() for tensor in tensors)
 
 
 def _for_kernels(tensor: paddle.Tensor) -> bool:
@@ -69,20 +68,13 @@ def finite_arrays(arrays: Iterable[np.ndarray | StoredRows]) -> bool:
             np.isfinite(np.vdot(block, block)) or np.isfinite(block).all()
             for array in arrays
             if not getattr(array, "finite", False)
-            for block in blocks_of(array)
+            for block in _blocks_of(array)
         )
 
 
-def blocks_of(array: np.ndarray | StoredRows) -> Iterator[np.ndarray]:
+def _blocks_of(array: np.ndarray | StoredRows) -> Iterator[np.ndarray]:
     """Yield an array as it is, or stored rows as float32 blocks."""
     if isinstance(array, np.ndarray):
         yield array
     else:
         yield from (float32_of(array[start : start + _BLOCK]) for start in range(0, len(array), _BLOCK))
-
-
-def kind_of(tensor: paddle.Tensor) -> str | None:
-    """Name the kind of number in a tensor that is not finite, "NaN" or "inf"; None if all are finite."""
-    if paddle.isnan(tensor).any().item():
-        return "NaN"
-    return "inf" if paddle.isinf(tensor).any().item() else None

@@ -31,7 +31,7 @@ from plsc.distributed.device import asynchronous, to_device
 from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
 from plsc.training.embed import check_output, to_input, to_send
-from plsc.training.groups import statistics_of
+from plsc.training.freeze import statistics_of
 from plsc.training.loss_scale import LossScale
 from plsc.training.mixed_precision import autocast, autocast_on_cpu
 from plsc.utils.preprocessing import Preprocessing

@@ -15,7 +15,6 @@ from paddle.incubate.optimizer import LarsMomentumOptimizer
 from plsc.config.optimizer import OptimizerCfg, moments_of
 from plsc.config.schedule import LRSchedulerCfg, StepCfg
 from plsc.errors import UserError
-from plsc.training.groups import Settings
 from plsc.utils.logging import warn
 
 
@@ -31,18 +30,17 @@ def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) 
     return lambda step: cfg.rate(step, steps_per_epoch, total_steps)
 
 
-class Part(NamedTuple):
+class Slice(NamedTuple):
     """One of Paddle's optimizers, without grad_clip, and its share of the backbone. merged: whether it may
     update all parameters by one launch."""
 
     optimizer: paddle.optimizer.Optimizer
     parameters: list[paddle.Tensor]
-    lr_scale: float = 1.0
     merged: bool = False
 
 
 class BackboneOptimizer:
-    """Updates a backbone by Paddle's optimizers: one for the parameters of each rate and weight decay.
+    """Updates a backbone by Paddle's optimizers: one for the parameters that decay, and one for the others.
 
     Not by one with parameter groups: Paddle clips the gradients of each group by that group's norm alone.
 
@@ -53,17 +51,17 @@ class BackboneOptimizer:
     """
 
     def __init__(
-        self, name: str, backbone: paddle.nn.Layer, parts: list[Part], clip_norm: float | None = None
+        self, name: str, backbone: paddle.nn.Layer, slices: list[Slice], clip_norm: float | None = None
     ):
         self.name = name
         self._backbone = backbone
-        self._parts = parts
+        self._slices = slices
         self._clip = paddle.nn.ClipGradByGlobalNorm(clip_norm) if clip_norm else None
 
     @property
     def parameters(self) -> list[paddle.Tensor]:
         """All parameters that it updates."""
-        return [parameter for part in self._parts for parameter in part.parameters]
+        return [parameter for each in self._slices for parameter in each.parameters]
 
     @property
     def state_size(self) -> int:
@@ -72,21 +70,21 @@ class BackboneOptimizer:
 
     def step(self, rate: float) -> None:
         """Update all parameters that have a gradient, at this learning rate."""
-        for part in self._parts:
-            part.optimizer.set_lr(rate * part.lr_scale)
+        for each in self._slices:
+            each.optimizer.set_lr(rate)
         if self._clip:
             gradients = [(p, p.grad) for p in self.parameters if p.grad is not None]
             for parameter, gradient in self._clip(gradients):
                 parameter.grad = gradient
-        for part in self._parts:
-            if part.merged:  # it pairs gradients with all parameters, by their order: none may be missing
-                part.optimizer._use_multi_tensor = all(p.grad is not None for p in part.parameters)
-            part.optimizer.step()
+        for each in self._slices:
+            if each.merged:  # it pairs gradients with all parameters, by their order: none may be missing
+                each.optimizer._use_multi_tensor = all(p.grad is not None for p in each.parameters)
+            each.optimizer.step()
 
     def clear_grad(self) -> None:
         """Delete the gradients."""
-        for part in self._parts:
-            part.optimizer.clear_grad(set_to_zero=False)
+        for each in self._slices:
+            each.optimizer.clear_grad(set_to_zero=False)
 
     # Paddle names a state after parameters whose names count up over the process, "linear_0.w_0_velocity_0";
     # a checkpoint names it after the layer's, "stem.weight:velocity_0".
@@ -95,8 +93,8 @@ class BackboneOptimizer:
         """Return the arrays of all parameters by "parameter:kind"."""
         ours = {parameter.name: name for name, parameter in self._backbone.named_parameters()}
         arrays = {}
-        for part in self._parts:
-            for key, value in part.optimizer.state_dict().items():
+        for each in self._slices:
+            for key, value in each.optimizer.state_dict().items():
                 owner = _owner(key, ours)
                 if owner is not None:
                     arrays[f"{ours[owner]}:{key[len(owner) + 1 :]}"] = value.numpy()
@@ -105,36 +103,33 @@ class BackboneOptimizer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the arrays."""
         parameters = dict(self._backbone.named_parameters())
-        for part in self._parts:
-            own = {parameter.name for parameter in part.parameters}
+        for each in self._slices:
+            own = {parameter.name for parameter in each.parameters}
             found = {}
             for key, array in state.get("arrays", {}).items():
                 name, kind = key.rsplit(":", 1)
                 if (paddle_name := parameters[name].name) in own:
                     found[f"{paddle_name}_{kind}"] = paddle.to_tensor(array)
-            part.optimizer.set_state_dict(found)
+            each.optimizer.set_state_dict(found)
 
 
-def build_optimizer(
-    cfg: OptimizerCfg, backbone: paddle.nn.Layer, settings: dict[str, Settings]
-) -> BackboneOptimizer:
+def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> BackboneOptimizer:
     """Build the optimizer of the parameters that are not frozen; each step is given its rate.
 
-    Args:
-        settings: of the parameters by name, see plsc/training/groups.py.
+    A bias, a norm's gain and a slope have one dimension and are not decayed.
     """
-    parts: dict[tuple[float, float | None], list[paddle.Tensor]] = {}
-    for name, parameter in backbone.named_parameters():
-        if not parameter.stop_gradient and not settings[name].frozen:
-            parts.setdefault(settings[name][:2], []).append(parameter)
-    if not parts:
+    slices: dict[float | None, list[paddle.Tensor]] = {}
+    for parameter in backbone.parameters():
+        if not parameter.stop_gradient:
+            slices.setdefault(cfg.weight_decay if parameter.ndim > 1 else 0.0, []).append(parameter)
+    if not slices:
         raise UserError(
             f"Model: {type(backbone).__name__} has no parameters that are trained; give it some, or leave them unfrozen"
         )
     made = []
-    for (lr_scale, decay), parameters in parts.items():
+    for decay, parameters in slices.items():
         merged = cfg.name == "Momentum" and all(p.dtype == paddle.float32 for p in parameters)
-        made.append(Part(_make(cfg, parameters, decay, merged), parameters, lr_scale, merged))
+        made.append(Slice(_make(cfg, parameters, decay, merged), parameters, merged))
     return BackboneOptimizer(cfg.name, backbone, made, cfg.clip_norm)
 
 

@@ -11,7 +11,7 @@ from plsc.data.hold_out import few_identities
 from plsc.errors import shown
 from plsc.evaluation.sets import EvalSet
 from plsc.evaluation.verification import ONE_KIND, folds_of_one_kind
-from plsc.training.groups import describe, settings_of
+from plsc.training.freeze import parameters_of
 from plsc.training.optim import build_schedule
 from plsc.utils.sharding import split
 from plsc.utils.text import counted
@@ -68,8 +68,9 @@ def plan_lines(
         "head": f"{cfg.Head.name}, {of_rank} classes per rank",
     }
     optimizer = cfg.Optimizer
-    if optimizer.groups or optimizer.freeze_norms:
-        rows["groups"] = describe(settings_of(optimizer, backbone), backbone)
+    if optimizer.freeze or optimizer.freeze_norms:
+        frozen = [p for p in parameters_of(backbone).values() if p.stop_gradient]
+        rows["frozen"] = f"{len(frozen)} of {len(parameters_of(backbone))} parameters"
     return [f"plan: {name:9}{text}" for name, text in rows.items()]
 
 

@@ -11,22 +11,16 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import paddle
-from pydantic import ValidationError
 
 from plsc.backbones.config import BACKBONES, ModelCfg
 from plsc.checkpoint import store
 from plsc.config import Config
-from plsc.config.optimizer import MomentumOptimizerCfg, OptimizerCfg
-from plsc.config.run import AmpCfg, head_dtype
 from plsc.data.dataset import Dataset, misnumbered_class
 from plsc.errors import UserError
-from plsc.heads.config import HeadCfg
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head, build_rule
-from plsc.training.groups import settings_of
 from plsc.utils.logging import warn
 from plsc.utils.memory import refuse_beyond_memory
-from plsc.utils.messages import first_problem
 from plsc.utils.section import affects_training
 
 _ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
@@ -41,15 +35,8 @@ def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -
 
 
 def _refuse_impossible(section: ModelCfg, image_shape: tuple[int, ...]) -> None:
-    """Raise UserError if a built-in network does not take such samples, or its weights do not fit the
-    memory."""
-    name = section.name
-    if len(image_shape) != 3:
-        raise UserError(
-            f"Model.name: {name} takes images [C, H, W], the samples have shape {list(image_shape)}; name a "
-            "network of your own as package.module:Class (docs/extend.md)"
-        )
-    what = f"Model: the weights of {name} for images {list(image_shape)}"
+    """Raise UserError if the weights of a built-in network do not fit the memory."""
+    what = f"Model: the weights of {section.name} for images {list(image_shape)}"
     remedy = "lower its widths, Model.embedding_size or the size of the images"
     try:
         with paddle.LazyGuard(), paddle.utils.unique_name.guard():  # of weights there are shapes alone
@@ -78,7 +65,7 @@ def refuse_other_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint) ->
 
 
 # They affect the training, and `refuse_other_run` compares them.
-_COMPARED_BY_STATE = (*("Global.seed", "Head.name", "DataLoader.Train.batch_size"),)
+_COMPARED_BY_STATE = ("Global.seed", "Head.name", "DataLoader.Train.batch_size")
 
 
 def changed_keys(cfg: Config, saved: store.Checkpoint) -> list[str]:
@@ -87,9 +74,8 @@ def changed_keys(cfg: Config, saved: store.Checkpoint) -> list[str]:
     default."""
     if not saved.config:
         return []
-    ours = _resolved(cfg.plain())
-    theirs = _resolved(saved.config)
-    before = {**_resolved(Config().plain()), **theirs}
+    ours, theirs = dict(_values(cfg.plain())), dict(_values(saved.config))
+    before = {**dict(_values(Config().plain())), **theirs}
     return [
         f"{key} {_format_value(ours, key)} (was {_format_value(before, key)})"
         for key in {**theirs, **ours}
@@ -105,15 +91,6 @@ def warn_of_changed_keys(cfg: Config, saved: store.Checkpoint) -> None:
         warn(f"this run has other keys than the checkpoint's: {', '.join(changed)}")
 
 
-def _resolved(sections: dict) -> dict[str, Any]:
-    """Return the values of all keys, of the nulls that stand for something what they stand for."""
-    values = dict(_values(sections))
-    amp = sections.get("Global", {}).get("amp")
-    head = HeadCfg.model_construct(compute_dtype=values.get("Head.compute_dtype"))
-    values["Head.compute_dtype"] = head_dtype(head, AmpCfg.model_construct(**amp) if amp else None)
-    return values
-
-
 def _values(section: dict, above: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in section.items():
         if isinstance(value, dict):
@@ -127,6 +104,7 @@ def _format_value(values: dict[str, Any], key: str) -> str:
 
 
 def refuse_other_run(
+    cfg: Config,
     saved: store.Checkpoint,
     ours: dict[str, Any],
     owners: Collection[str],
@@ -142,13 +120,16 @@ def refuse_other_run(
     where = f"checkpoint {saved.path.name}"
     anew = "or start a new run with Global.init_from in another Global.output_dir"
     theirs = saved.plain("run")
-    # These must match, and the shapes of the arrays do not show it.
+    # These must match, and the shapes of the arrays do not show it. What was frozen has no optimizer state.
+    optimizer = saved.config.get("Optimizer", {})
     alike = {
         "optimizer": (theirs.get("optimizer"), ours["optimizer"]),
         "class centres' optimizer": (theirs.get("head_optimizer"), ours["head_optimizer"]),
         "head": (theirs.get("head"), ours["head"]),
+        "preprocessing": (saved.preprocessing, data.preprocessing.to_json()),
+        "Optimizer.freeze": (optimizer.get("freeze", []), cfg.Optimizer.freeze),
+        "Optimizer.freeze_norms": (optimizer.get("freeze_norms", False), cfg.Optimizer.freeze_norms),
     }
-    alike["preprocessing"] = (saved.preprocessing, data.preprocessing.to_json())
     for what, (there, here) in alike.items():
         if there != here:
             raise UserError(
@@ -181,31 +162,6 @@ def refuse_other_classes(saved: store.Checkpoint, data: Dataset) -> None:
             f"DataLoader.Train.dataset: {wrong} in checkpoint {saved.path.name}: resume with the same classes, or start a new run with "
             "Global.init_from, which finds them by name, in another Global.output_dir"
         )
-
-
-def refuse_other_frozen(cfg: Config, saved: store.Checkpoint, backbone: paddle.nn.Layer) -> None:
-    """Refuse by UserError a checkpoint of a run that froze other parameters than `cfg`: what was frozen has
-    no optimizer state, and the state of what is frozen now would be lost."""
-    theirs = saved.config.get("Optimizer")
-    if not theirs:
-        return
-    keys = {key: theirs[key] for key in ("groups", "freeze_norms") if key in theirs}
-    try:
-        then = _frozen(MomentumOptimizerCfg(**keys), backbone)
-    except ValidationError as error:
-        key, message = first_problem(error)
-        raise UserError(f"{saved.path}/manifest.json: config: Optimizer.{key}: {message}") from error
-    now = _frozen(cfg.Optimizer, backbone)
-    if then != now:
-        raise UserError(
-            f"checkpoint {saved.path.name} is of a run with {len(then)} frozen parameters, this one has {len(now)}, as for "
-            f"'{min(then ^ now)}': resume with the Optimizer.groups and freeze_norms of that run, or start a new one with "
-            "Global.init_from in another Global.output_dir"
-        )
-
-
-def _frozen(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> set[str]:
-    return {name for name, settings in settings_of(cfg, backbone).items() if settings.frozen}
 
 
 def load_rows(head: SoftmaxHead, saved: store.Checkpoint) -> None:

@@ -37,7 +37,6 @@ from plsc.training.part import Part, State
 from plsc.training.resume import (
     load_rows,
     refuse_other_classes,
-    refuse_other_frozen,
     refuse_other_run,
     warn_of_changed_keys,
 )
@@ -359,8 +358,7 @@ class Trainer:
         owners = self.stateful
         sizes = self.head.shard.num_classes, self.head.bank.width
         saved.check_matches(*sizes, backbone=self.backbone.state_dict())
-        refuse_other_run(saved, self.state_dict(), owners.keys(), self.dataset)
-        refuse_other_frozen(self.cfg, saved, self.backbone)
+        refuse_other_run(self.cfg, saved, self.state_dict(), owners.keys(), self.dataset)
         load_rows(self.head, saved)
         for name, owner in owners.items():
             with saved.loading(name):

@@ -19,12 +19,7 @@ from plsc.training.build_head import build_rule
         ("{name: AdamW, epsilom: 1}", "epsilom: unknown key, did you mean 'epsilon'?"),
         ("{head: {name: AdamW, momentum: 0.5}}", "head.momentum: has no meaning with AdamW"),
         ("{head: {name: Adam}}", "head.name: must be one of Momentum, AdamW, LARS (got 'Adam')"),
-        ("{groups: [{freeze: true}]}", "groups.0.match: is required"),
-        ("{groups: [{match: 'a('}]}", "groups.0.match: is no regular expression: missing ), unterminated"),
-        (
-            "{groups: [{match: a, freeze: true, lr_scale: 2}]}",
-            "groups.0: freezes its parameters, so lr_scale",
-        ),
+        ("{freeze: ['a(']}", "freeze: is no regular expression: missing ), unterminated"),
         ("{name: Adma}", "name: must be one of Momentum, AdamW, LARS, or your own as package.module:Class"),
         ("{name: 'paddle.optimizer:Adam'}", ": head must name the optimizer of the class centres"),
         (
@@ -67,7 +62,7 @@ def test_the_rule_of_the_class_centres(override, numbers):
 @pytest.mark.parametrize(
     "override",
     [
-        "{name: AdamW, head: {name: Momentum}, head_lr_scale: 0.1, groups: [{match: ^a, freeze: true}]}",
+        "{name: AdamW, head: {name: Momentum}, head_lr_scale: 0.1, freeze: [^a]}",
         "{name: 'paddle.optimizer:Adam', beta1: 0.5, lazy_mode: false, head: {name: LARS}}",
         "{name: LARS, epsilon: 0.1, freeze_norms: true}",
     ],

@@ -31,7 +31,7 @@ def overrides(ranks: int) -> list[str]:
         f"DataLoader.Train={{dataset: {data}, batch_size: {12 // ranks}}}",
         "DataLoader.Eval.dataset=null",
         "Head.sample_rate=0.3",
-        "Optimizer.head={name: AdamW, lr_scale: 0.02}",
+        "Optimizer={head: {name: AdamW}, head_lr_scale: 0.02}",
         f"Global.max_steps={END}",
         f"Checkpoint.every_steps={STOP}",
     ]

@@ -46,7 +46,7 @@ assert_takes_over(make_trainer(folder / "resumed", f"DataLoader.Train.batch_size
 
 # Frozen layers in a replicated backbone: they keep their bits, the others are the same on every rank.
 freeze = [
-    "Optimizer={name: AdamW, groups: [{match: ^stages, freeze: true}]}",
+    "Optimizer={name: AdamW, freeze: [^stages]}",
     "LRScheduler.learning_rate=0.01",
 ]
 short = [f"DataLoader.Train.batch_size={12 // W}", "Global.max_steps=2", "DataLoader.Eval.dataset=null"]

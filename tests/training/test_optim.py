@@ -9,7 +9,6 @@ from paddle import nn
 
 from plsc.config import load
 from plsc.config.optimizer import MomentumOptimizerCfg
-from plsc.training.groups import settings_of
 from plsc.training.optim import build_optimizer, build_schedule
 from tests.helpers.bounds import EPS, assert_within
 
@@ -81,7 +80,7 @@ def step_with(gradient, **keys):
     for parameter in net.parameters():  # nothing zero, so that a decay would show
         parameter.set_value(paddle.full_like(parameter, 2.0))
     cfg = MomentumOptimizerCfg(**keys)
-    optimizer = build_optimizer(cfg, net, settings_of(cfg, net))
+    optimizer = build_optimizer(cfg, net)
     before = {name: value.numpy() for name, value in net.named_parameters()}
     (sum(p.sum() for p in net.parameters() if not p.stop_gradient) * gradient).backward()
     optimizer.step(0.1)
@@ -120,7 +119,7 @@ def test_momentum_gathers_the_steps():
     net = nn.Linear(2, 1, bias_attr=False)
     before = net.weight.numpy()
     cfg = MomentumOptimizerCfg(momentum=0.5, weight_decay=0.0)
-    optimizer = build_optimizer(cfg, net, settings_of(cfg, net))
+    optimizer = build_optimizer(cfg, net)
     for rate in (0.1, 0.2):
         net.weight.sum().backward()
         optimizer.step(rate)
@@ -142,11 +141,11 @@ def test_one_launch_updates_as_one_for_each_parameter_does(nesterov):
         paddle.seed(0)
         net = nn.Sequential(nn.Linear(6, 4), nn.PReLU(4), nn.Linear(4, 3))
         cfg = MomentumOptimizerCfg(name="Momentum", momentum=0.9, nesterov=nesterov, weight_decay=0.01)
-        optimizer = build_optimizer(cfg, net, settings_of(cfg, net))
+        optimizer = build_optimizer(cfg, net)
         if not merged:
-            optimizer._parts = [part._replace(merged=False) for part in optimizer._parts]
-            for part in optimizer._parts:
-                part.optimizer._use_multi_tensor = False
+            optimizer._slices = [each._replace(merged=False) for each in optimizer._slices]
+            for each in optimizer._slices:
+                each.optimizer._use_multi_tensor = False
         for step in range(5):
             x = paddle.to_tensor(np.random.default_rng(step).normal(size=(8, 6)).astype("float32"))
             last = 1 if step in (0, 3) else 3
