@@ -19,9 +19,6 @@ GPU = "gpu"
 DEVICES = r"auto|cpu|(?!auto|cpu)[a-z][a-z0-9_]*(:\d+)?"  # of Global.device
 DEVICE = "PLSC_DEVICE"  # in the environment of Paddle's launcher: the device that its ranks are asked for
 
-# The threads that `prepare` was given.
-_given: int | None = None
-
 # Warnings that Paddle gives at every start and that a user cannot act on.
 _NUISANCES = (
     "When training, we now always track",
@@ -48,9 +45,9 @@ def rank_from_env() -> int:
     return int(os.environ.get("PADDLE_TRAINER_ID", "0"))
 
 
-def world_size_from_env(default: int = 1) -> int:
-    """Return the number of ranks that the launcher started; `default` without a launcher."""
-    return int(os.environ.get("PADDLE_TRAINERS_NUM", default))
+def world_size_from_env() -> int:
+    """Return the number of ranks that the launcher started; 1 without a launcher."""
+    return int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
 
 
 def local_size_from_env() -> int:
@@ -62,35 +59,27 @@ def prepare(threads: int | None = None, device: str = AUTO) -> int:
     """Set the environment; call it before the first Paddle computation.
 
     Args:
-        threads: threads for this rank; None shares the processors out evenly among the ranks of this machine.
+        threads: threads for this rank; None: the user's OMP_NUM_THREADS, else the processors are shared out
+            evenly among the ranks of this machine.
         device: as Global.device.
 
     Returns: the number of threads for `distributed.init`.
     """
-    global _given
-    _given = threads
     before_paddle()
     if device == CPU:  # Paddle's import would look for the card that its launcher gave this rank
         for name in [name for name in os.environ if name.startswith("FLAGS_selected_")]:
             del os.environ[name]
-    return cpu_threads()
+    if threads is not None:
+        return threads
+    chosen = _environment_at_start().get("OMP_NUM_THREADS", "")
+    if chosen.isdigit() and int(chosen) > 0:
+        return int(chosen)
+    return max(1, len(os.sched_getaffinity(0)) // local_size_from_env())
 
 
 def kind_of(device: str) -> str:
     """Return the kind of a device: "gpu" of "gpu:1"."""
     return device.partition(":")[0]
-
-
-def cpu_threads() -> int:
-    """Return how many threads this process may compute with: the number that `prepare` was given, else the
-    user's OMP_NUM_THREADS, else this rank's share of the processors."""
-    if _given is not None:
-        return _given
-    chosen = _environment_at_start().get("OMP_NUM_THREADS", "")
-    if chosen.isdigit() and int(chosen) > 0:
-        return int(chosen)
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, processors // local_size_from_env())
 
 
 def for_ranks() -> dict[str, str]:
@@ -103,21 +92,12 @@ def _environment_at_start() -> dict[str, str]:
     """Return the environment that the user gave: that of the launcher (the parent in a launch), else our own.
 
     os.environ would be wrong: importing Paddle has put OMP_NUM_THREADS=1 into it, here and in the launcher.
-    {} where /proc is missing.
     """
     pid = os.getppid() if "PADDLE_TRAINER_ID" in os.environ else os.getpid()
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    return dict(line.split("=", 1) for line in raw.decode(errors="replace").split("\0") if "=" in line)
+    text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
 
 
 def _cpu_vendor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return ""
-    return next(
-        (line.split(":")[1].strip() for line in text.splitlines() if line.startswith("vendor_id")), ""
-    )
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "")

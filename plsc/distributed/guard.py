@@ -37,7 +37,7 @@ _WIDTH = 100  # of the text in rank{r}.alive, which is overwritten in place
 _PR_SET_PDEATHSIG = 1
 # Looked up here: after a fork of a process with threads, one of them may have held the lock that looking up
 # takes.
-_prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
+_prctl = ctypes.CDLL(None).prctl
 
 
 class Guard:
@@ -149,12 +149,10 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends for any reason. Linux only.
+    """Have the kernel kill this process when its parent ends for any reason.
 
     Otherwise the ranks of a killed launcher, each in a session of its own, would run on.
     """
-    if _prctl is None:
-        return
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     supervisor = os.environ.get(SUPERVISOR)
     if supervisor and not Path(f"/proc/{supervisor}").exists():  # it ended before the call above

@@ -53,9 +53,7 @@ def test_what_the_launcher_sets_is_not_the_users():
 
 def test_the_config_comes_before_the_environment(monkeypatch):
     monkeypatch.setattr(environment, "_environment_at_start", lambda: {"OMP_NUM_THREADS": "3"})
-    monkeypatch.setattr(environment, "_given", None)
-    assert environment.cpu_threads() == 3
-    assert environment.prepare(5) == environment.cpu_threads() == 5
+    assert (environment.prepare(), environment.prepare(5)) == (3, 5)
 
 
 def test_ranks_share_the_processors_and_get_one_at_least(monkeypatch):
