@@ -23,7 +23,7 @@ from plsc.apps.curate.scan import Scan, same_content, scan
 from plsc.config import add_overrides, load
 from plsc.data.autodetect import open_any
 from plsc.data.build import build_dataset, keys_of_sets
-from plsc.data.dataset import Dataset, PairSet, TemplatePairs, shared_identities
+from plsc.data.dataset import Dataset, PairSet, shared_identities
 from plsc.data.folder import collected_problems
 from plsc.data.hold_out import few_identities
 from plsc.data.image_list import ImageFiles
@@ -84,7 +84,7 @@ def examine(name: str, images: EvalSet, findings: Findings) -> Examined:
     if images.labels is not None:
         _examine_classes(images, note)
     elif images.pairs is not None:
-        _examine_pairs(images, seen, note)
+        _examine_pairs(images, note)
     groups = same_content(seen.digests)
     labels = images.labels
     across = [group for group in groups if labels is not None and len(np.unique(labels[group])) > 1]
@@ -95,7 +95,8 @@ def examine(name: str, images: EvalSet, findings: Findings) -> Examined:
     ):
         if found:
             examples = [" = ".join(map(images.name_of, group.tolist())) for group in found]
-            note("warning", text=f"{len(found):,} {text}", examples=examples)
+            # A pack has an image once for each of its pairs.
+            note("note" if labels is None else "warning", text=f"{len(found):,} {text}", examples=examples)
     return Examined(name, images, seen)
 
 
@@ -115,24 +116,8 @@ def _examine_classes(images: EvalSet, note: Callable) -> None:
         note("note", text=f"{single:,} of {images.num_classes:,} classes have a single image")
 
 
-def _examine_pairs(images: EvalSet, seen: Scan, note: Callable) -> None:
+def _examine_pairs(images: EvalSet, note: Callable) -> None:
     same = images.data.same
-    first = np.arange(images.count)  # of the images with the same bytes
-    for group in same_content(seen.digests):
-        first[group] = group[0]
-    of_templates = isinstance(images.data, TemplatePairs)
-    pairs = np.sort(images.pairs if of_templates else first[images.pairs], axis=1)
-    with_itself = int((pairs[:, 0] == pairs[:, 1]).sum())
-    labelled = np.unique(np.column_stack([pairs, same]), axis=0)
-    both = len(labelled) - len(np.unique(pairs, axis=0))
-    again = len(pairs) - len(labelled)
-    for count, level, text in (
-        (with_itself, "warning", "of an image with itself: nothing is proved"),
-        (again, "warning", "listed before: it counts twice"),
-        (both, "error", "given as the same and as different"),
-    ):
-        if count:
-            note(level, text=f"has {counted(count, 'pair')} {text}")
     if few := few_identities(images.data):
         note("warning", text=few)
     if len(np.unique(same)) < 2:
@@ -203,6 +188,7 @@ def write_list(path: str, examined: Examined, labels: np.ndarray) -> None:
     labels = labels.copy()
     labels[[*examined.seen.faults]] = -1
     for group in same_content(examined.seen.digests):
+        group = group[labels[group] >= 0]
         labels[group[1:] if len(np.unique(labels[group])) == 1 else group] = -1
     kept = np.flatnonzero(labels >= 0)
     numbers = np.unique(labels[kept], return_inverse=True)[1]
@@ -245,21 +231,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"{shown(args.list)}: exists already; name a new list")
     findings = Findings()
     if args.train:
-        paths = dict.fromkeys([args.train, *args.validation])
-        examined = doctor({path: partial(_open, path) for path in paths}, 1, False, findings)
+        sets = {path: partial(_open, path) for path in (args.train, *args.validation)}
+        examined = doctor(sets, 1, False, findings)
     else:
         cfg = load(args.config or args.trained, args.override)
         build = partial(build_dataset, cfg.DataLoader, cfg.Global.seed)
         sets = {key: partial(build, key) for key in keys_of_sets(cfg.DataLoader)}
         examined = doctor(sets, len(cfg.DataLoader.Train.sets), True, findings)
-    labels = examined[0].images.labels if examined else None
+    train = next((each for each in examined if each.name == next(iter(sets))), None)
+    labels = train.images.labels if train else None
     if args.trained and labels is not None:
         from plsc.apps.curate.wrong_labels import find_wrong_labels  # it imports Paddle
 
-        labels, found = find_wrong_labels(cfg, examined[0].images.data)
+        labels, found = find_wrong_labels(cfg, train.images.data)
         for text, examples in found.items():
-            findings.note("warning", examined[0].name, text, examples)
+            findings.note("warning", train.name, text, examples)
     print(f"{counted(findings.counts['error'], 'error')}, {counted(findings.counts['warning'], 'warning')}")
     if args.list and labels is not None:
-        write_list(args.list, examined[0], labels)
+        write_list(args.list, train, labels)
     return findings.severity
