@@ -25,21 +25,9 @@ class AmpCfg(Section):
     dtype: Literal["bfloat16", "float16"] = Field(...)
     """bfloat16 has float32's range, and needs an A100 or later among GPUs; float16 has more digits, its
     gradients are scaled, and CPUs refuse it."""
-    level: str = "O1"
-    """O1, Paddle's name for: convolutions and matrix products in 16 bits, weights and sums in float32."""
     predict: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Compute evaluations, predictions, galleries and the service so, too. An exported network is float32 all
     the same."""
-
-    @field_validator("level")
-    @classmethod
-    def _only_o1(cls, value: str) -> str:
-        if value != "O1":
-            raise ValueError(
-                "must be O1, which keeps the weights in float32; O2 would round them to 16 bits, and then checkpoints, "
-                "optimizers and the evaluation"
-            )
-        return value
 
 
 class EmaCfg(Section):
@@ -51,9 +39,7 @@ class EmaCfg(Section):
 
     decay: float = Field(0.9999, ge=0, lt=1)
     """Share of the average that an optimizer step keeps: 0.9999 averages about the last 10,000 steps; take
-    0.999 for runs of fewer than 50,000. A ramp keeps it lower at the start."""
-    every: int = Field(1, ge=1)
-    """Optimizer steps between two updates, with the decay of as many steps."""
+    0.999 for runs of fewer than 50,000."""
 
 
 class GlobalCfg(Section):
@@ -118,11 +104,11 @@ class GlobalCfg(Section):
     """Steps in a row whose loss or gradients are NaN or infinite, and that are left out, before the run ends.
     1 ends it at the first (docs/running.md)."""
     amp: AmpCfg | None = None
-    """Mixed precision in training, `{dtype: bfloat16, level: O1}` or, on GPUs, `float16`
+    """Mixed precision in training, `{dtype: bfloat16}` or, on GPUs, `float16`
     (docs/training.md): about half the memory of the activations, on CPUs with AVX512-BF16 or AMX about
     half the time, too. null: float32."""
     ema: EmaCfg | None = None
-    """Average the backbone's weights over the steps, `{decay: 0.9999, every: 1}`, beside training; the
+    """Average the backbone's weights over the steps, `{decay: 0.9999}`, beside training; the
     average is what is evaluated, exported and predicted with (docs/training.md). null: no average."""
     threads: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """CPU threads per rank. null shares the processors out among the ranks; set it when others need some."""
@@ -189,8 +175,6 @@ class ExportCfg(Section):
     )
     """paddle: for Paddle Inference; onnx: for ONNX Runtime and others; insightface, paddlex: for these
     packages (docs/export.md). All but paddle and paddlex need the extra `export`."""
-    opset: int = Field(17, ge=13, le=21)
-    """Version of the ONNX operators. Lower it for an old runtime."""
 
     @field_validator("formats")
     @classmethod

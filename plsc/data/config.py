@@ -113,9 +113,6 @@ class TrainCfg(Section):
     num_classes: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """A check only: refuse data with another number of classes. null takes what the data
     has."""
-    num_samples: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
-    """A check only: refuse data with another number of samples. null takes what the data
-    has."""
     num_workers: int = Field(1, ge=1, json_schema_extra=NOT_TRAINING)
     """Threads per rank that prepare batches. Raise it when the images per second are bound by the data; the
     batches stay the same."""

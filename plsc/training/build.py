@@ -126,7 +126,7 @@ def build_parts(cfg: Config, backbone: paddle.nn.Layer) -> list[Part]:
     average = cfg.Global.ema
     parts: list[Part] = []
     if average:
-        parts.append(Ema(backbone, average.decay, average.every))
+        parts.append(Ema(backbone, average.decay))
     if amp and amp.dtype == "float16":
         parts.append(LossScale())
     for number, section in enumerate(cfg.Parts):
@@ -215,13 +215,12 @@ def build_training_set(cfg: Config) -> Dataset:
     dataset = build_dataset(cfg.DataLoader, cfg.Global.seed)
     check_labels(dataset)
     train = cfg.DataLoader.Train
-    for key, has in (("num_classes", dataset.num_classes), ("num_samples", len(dataset))):
-        wanted = getattr(train, key)
-        if wanted not in (None, has):
-            raise UserError(
-                f"the data has {has} {key[4:]} (got {wanted}); leave the key out to take what the data has",
-                key=f"DataLoader.Train.{key}",
-            )
+    if train.num_classes not in (None, dataset.num_classes):
+        raise UserError(
+            f"the data has {dataset.num_classes} classes (got {train.num_classes}); leave the key out to take "
+            "what the data has",
+            key="DataLoader.Train.num_classes",
+        )
     hint = getattr(dataset, "nested_hint", "")
     if dataset.num_classes < 2:
         text = "has 1 class, and nothing to tell it from; it needs at least 2"

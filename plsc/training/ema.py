@@ -3,12 +3,12 @@ predicted with.
 
 After update n (from 0), of the weights w of that step:
 
-    average <- d * average + (1 - d) * w        d = min(decay ** every, n / (n + 9))
+    average <- d * average + (1 - d) * w        d = min(decay, n / (n + 9))
 
 The first update takes the weights as they are, so no initial weights take part. The second term is the ramp
 of TensorFlow's ExponentialMovingAverage, (1 + m) / (10 + m), with m = n - 1: early on, the average spans
 about the last tenth of the steps, which improve fast; from n = 9 decay / (1 - decay) on, about 90,000 for
-0.9999, `decay` rules. With `every` steps between updates the decay is that of as many steps.
+0.9999, `decay` rules.
 
 BatchNorm's running statistics are averaged as the parameters are, as by timm's ModelEmaV2: an activation
 depends on both together, and statistics of the last steps do not fit weights of earlier ones. A buffer of
@@ -45,7 +45,7 @@ class Ema(Part):
     count.
 
     Args:
-        decay: share of the average that a step keeps, in [0, 1). every: steps between two updates.
+        decay: share of the average that a step keeps, in [0, 1).
 
     Attributes: `steps`, how many optimizer steps it has seen.
 
@@ -54,11 +54,10 @@ class Ema(Part):
 
     name = "ema"
 
-    def __init__(self, backbone: paddle.nn.Layer, decay: float, every: int = 1):
+    def __init__(self, backbone: paddle.nn.Layer, decay: float):
         self.steps = 0
         self._backbone = backbone
         self._decay = decay
-        self._every = every
         self._average: dict[str, paddle.Tensor] = {}  # empty before the first update
         for name, tensor in backbone.state_dict().items():
             if tensor.dtype in (paddle.float16, paddle.bfloat16):
@@ -70,11 +69,8 @@ class Ema(Part):
     @paddle.no_grad()
     def update(self, run: Any, step: Step) -> None:
         """Take in the weights as they are after an optimizer step."""
+        share = paddle.full([1], 1 - min(self._decay, self.steps / (self.steps + 9)), "float32")
         self.steps += 1
-        if self.steps % self._every:
-            return
-        earlier = self.steps // self._every - 1
-        share = paddle.full([1], 1 - min(self._decay**self._every, earlier / (earlier + 9)), "float32")
         for name, tensor in self._floats():
             average = self._average.get(name)
             if average is None:

@@ -28,7 +28,7 @@ def autocast(amp: AmpCfg | None) -> contextlib.AbstractContextManager[None]:
     if amp is None:
         return contextlib.nullcontext()
     if on_device():
-        return paddle.amp.auto_cast(level=amp.level, dtype=amp.dtype)
+        return paddle.amp.auto_cast(level="O1", dtype=amp.dtype)
     return contextlib.nullcontext() if dtype_on_cpu(amp) == "float32" else in_bfloat16()
 
 

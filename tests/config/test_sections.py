@@ -22,7 +22,7 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
             "Head: {embedding_size: 3}",
             "Head.embedding_size: unknown key, did you mean 'Model.embedding_size'?",
         ),
-        ("Export: {zzz: 1}", "Export.zzz: unknown key (one of formats, opset)"),
+        ("Export: {zzz: 1}", "Export.zzz: unknown key (one of formats)"),
         ("Zzz: {a: 1}", f"Zzz: unknown section (one of {', '.join(Config.model_fields)})"),
         # types are strict
         ("Global: {seed: true}", "Global.seed: must be an integer in [0, 2147483647] (got true)"),
@@ -67,14 +67,7 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
             "Global: {amp: {dtype: fp16}}",
             "Global.amp.dtype: must be one of bfloat16, float16 (got 'fp16')",
         ),
-        ("Global: {amp: {level: O1}}", "Global.amp.dtype: is required"),
-        (
-            "Global: {amp: {dtype: float16, level: O2}}",
-            (
-                "Global.amp.level: must be O1, which keeps the weights in float32; O2 would round them to 16 bits, and then "
-                "checkpoints, optimizers and the evaluation (got 'O2')"
-            ),
-        ),
+        ("Global: {amp: {predict: true}}", "Global.amp.dtype: is required"),
         # combinations
         ("Export: {formats: [onnx, onnx]}", "Export.formats: must name each format once (got [onnx, onnx])"),
         (

@@ -21,7 +21,7 @@ from tests.helpers.warm import all_ended, lines, shared
 TRAIN = ROOT / "tools/train.py"
 SETTINGS = [
     *("Head.sample_rate=0.3", "DataLoader.Train.batch_size=6", "Global.eval_every_steps=6"),
-    "Global.ema={decay: 0.9, every: 2}",
+    "Global.ema={decay: 0.9}",
 ]
 KILLED = (
     r"WARNING rank {} was killed(?: \(signal 9\)|, or did not answer,) in step {}; starting again from {}"

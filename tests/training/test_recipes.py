@@ -32,7 +32,7 @@ def test_every_recipe_passes_a_dry_run(path):
     noise = {
         "name": "Synthetic",
         "num_classes": train.num_classes,
-        "num_samples": train.num_samples,
+        "num_samples": int(images.replace(",", "")),
         "image_shape": [3, 112, 112],
     }
     nothing = {"DataLoader.Eval.dataset": None, "DataLoader.Eval.more": {}}

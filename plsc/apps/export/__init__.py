@@ -64,7 +64,6 @@ def export_checkpoint(
             folder,
             preprocessing=network.preprocessing,
             formats=cfg.Export.formats,
-            opset=cfg.Export.opset,
             threshold=network.threshold,
             network=saved.network,
         )
@@ -80,7 +79,6 @@ def export(
     *,
     preprocessing: Any,
     formats: Sequence[str] = ("paddle", "onnx"),
-    opset: int = 17,
     threshold: Threshold | None = None,
     network: str | None = None,
 ) -> dict:
@@ -107,7 +105,7 @@ def export(
         tmp.mkdir(parents=True)
         examples, graphs = _on_cpu(model, preprocessing, tmp)
         if not _NEED_ONNX.isdisjoint(formats):
-            graphs["onnx"] = save_onnx(tmp, graphs["paddle"], opset)
+            graphs["onnx"] = save_onnx(tmp, graphs["paddle"])
         if "insightface" in formats:
             graphs["insightface"] = save_insightface(tmp, graphs["onnx"])
         if "paddlex" in formats:

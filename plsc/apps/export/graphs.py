@@ -18,6 +18,7 @@ from plsc.errors import UserError
 from plsc.utils.preprocessing import DARKEST
 
 MODEL = "model.onnx"
+OPSET = 17  # version of the ONNX operators, which ONNX Runtime has read since 1.12
 TOLERANCE = 1e-4  # of each component of an embedding of length 1
 
 
@@ -81,7 +82,7 @@ def save_paddle(model: nn.Layer, preprocessing: Any, folder: Path) -> dict:
     return {"files": files, **names}
 
 
-def save_onnx(folder: Path, source: dict, opset: int) -> dict:
+def save_onnx(folder: Path, source: dict) -> dict:
     """Write the ONNX graph of the one of Paddle Inference in `folder`; return its names."""
     import onnx
     import paddle2onnx
@@ -89,7 +90,7 @@ def save_onnx(folder: Path, source: dict, opset: int) -> dict:
     try:
         # Given a file to write, it would fold constants with polygraphy, which pip-installs packages unasked.
         text = paddle2onnx.export(
-            str(folder / source["model"]), str(folder / source["params"]), opset_version=opset
+            str(folder / source["model"]), str(folder / source["params"]), opset_version=OPSET
         )
     except UnboundLocalError as error:  # how paddle2onnx 2.1 ends after it has logged its own error
         raise UserError(

@@ -93,7 +93,7 @@ def test_onnx_agrees_names_are_plain_and_the_batch_is_open(tmp_path):
     import onnxruntime
 
     net = trained(Net())
-    report = export(net, tmp_path / "out", preprocessing=PREPROCESSING, opset=15)
+    report = export(net, tmp_path / "out", preprocessing=PREPROCESSING)
     assert (
         len(report["checks"]) == 4
         and max(check["max_difference"] for check in report["checks"]) <= graphs.TOLERANCE
@@ -106,7 +106,7 @@ def test_onnx_agrees_names_are_plain_and_the_batch_is_open(tmp_path):
         for value in (*graph.input, *graph.output)
     ]
     assert shapes == [["batch", *SHAPE], ["batch", 16]]
-    assert next(entry.version for entry in model.opset_import if not entry.domain) == 15
+    assert next(entry.version for entry in model.opset_import if not entry.domain) == graphs.OPSET
     used = {name for node in graph.node for name in node.input} | {"embedding"}
     assert all(
         used.intersection(node.output) for node in graph.node
