@@ -28,10 +28,6 @@ class Glyphs(Dataset):
     `faces`: 8 (Sans and Serif, upright and slanted, regular and bold) or 4 (Sans only, more classes).
     `held_out`: share of the classes that is never trained on; the same classes in every run, see GlyphPairs.
     `size`: side of the grey pictures. `augment`: strength of the distortions, 0 = clean (transforms.distort).
-    `repeats`: how often an epoch shows each class in each face.
-    `since`: more than `held_out`; show only the classes that a `held_out` of this share would hold out, and
-    this
-    one trains: those that a run has added to an earlier one's. The labels stay.
     """
 
     def __init__(
@@ -40,21 +36,15 @@ class Glyphs(Dataset):
         held_out: float = HELD_OUT,
         size: int = 32,
         augment: float = 1.0,
-        repeats: int = 1,
-        since: float = 0.0,
         seed: int = 0,
     ):
-        self.check(faces=faces, held_out=held_out, size=size, augment=augment, repeats=repeats, since=since)
+        self.check(faces=faces, held_out=held_out, size=size, augment=augment)
         classes = fonts.glyph_classes(faces)
         trained = ~fonts.held_out_mask(classes.identity, held_out)
         self.codepoints = classes.codepoint[trained]
         self.identities = fonts.codepoint_names(classes.identity[trained])
         self.num_classes = len(self.codepoints)
-        shown = np.arange(self.num_classes)
-        if since:
-            shown = np.flatnonzero(fonts.held_out_mask(classes.identity[trained], since))
-        self._views = np.tile((shown[:, np.newaxis] * faces + np.arange(faces)).ravel(), repeats)
-        self.labels = self._views // faces
+        self.labels = np.repeat(np.arange(self.num_classes), faces)
         self.image_shape = (1, size, size)
         self.augment = augment
         self.seed = seed
@@ -65,12 +55,12 @@ class Glyphs(Dataset):
         _check(kwargs)
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
-        drawing = self._drawings[self._views[index]]
+        drawing = self._drawings[index]
         rng = generator(self.seed, epoch, index)
         return distort(drawing, self.image_shape[1], self.augment, rng)[np.newaxis]
 
     def name(self, index: int) -> str:
-        return _view_name(self.codepoints, len(self._drawings), int(self._views[index]))
+        return _view_name(self.codepoints, len(self._drawings), index)
 
 
 class GlyphPairs(PairSet):
@@ -81,8 +71,6 @@ class GlyphPairs(PairSet):
     class in each face is one picture, distorted once. Nothing depends on the run's seed.
     `num_pairs`, `faces`, `size` as in Glyphs. `held_out` must be at most that of the training set.
     `augment`: strength of the distortions (transforms.distort), as in training by default.
-    `since`: as in Glyphs: pairs of the classes that a run has added, to verify a network that has not learned
-    them.
     """
 
     name = "glyph pairs"
@@ -94,15 +82,10 @@ class GlyphPairs(PairSet):
         held_out: float = HELD_OUT,
         size: int = 32,
         augment: float = 1.0,
-        since: float = 0.0,
     ):
-        self.check(
-            num_pairs=num_pairs, faces=faces, held_out=held_out, size=size, augment=augment, since=since
-        )
+        self.check(num_pairs=num_pairs, faces=faces, held_out=held_out, size=size, augment=augment)
         classes = fonts.glyph_classes(faces)
         unseen = fonts.held_out_mask(classes.identity, held_out)
-        if since:
-            unseen = fonts.held_out_mask(classes.identity, since) & ~unseen
         self.codepoints = classes.codepoint[unseen]
         self.identities = fonts.codepoint_names(classes.identity[unseen])
         self.image_shape = (1, size, size)
@@ -132,12 +115,7 @@ def _check(values: dict) -> None:
     bounds = {
         **fonts.BOUNDS,
         "faces": ("4 or 8", lambda value: value in (4, 8)),
-        "repeats": ("from 1 to 10000", lambda value: 1 <= value <= 10_000),
         "num_pairs": ("at least 1", lambda value: value >= 1),
-        "since": (
-            "more than held_out and at most 0.9, or 0",
-            lambda value: value == 0 or values.get("held_out", HELD_OUT) < value <= 0.9,
-        ),
     }
     fonts.check_bounds(values, bounds)
 

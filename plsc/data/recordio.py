@@ -35,7 +35,6 @@ class Headers(NamedTuple):
     """The IRHeaders of all records, arrays [N]."""
 
     labels: np.ndarray  # float32: the label, or the first of them
-    second: np.ndarray  # float32: the second of several labels, 0 if there is none
     vectors: np.ndarray  # bool: several labels
     image_bytes: np.ndarray  # int64: what follows the labels
 
@@ -114,7 +113,6 @@ class RecordFile:
         count = len(self)
         headers = Headers(
             np.empty(count, np.float32),
-            np.zeros(count, np.float32),
             np.empty(count, bool),
             np.empty(count, np.int64),
         )
@@ -132,9 +130,8 @@ class RecordFile:
             headers.image_bytes[part] = length - _IR_HEADER.size - 4 * flag
             headers.labels[part] = words[first + 3].view("<f4")
             headers.vectors[part] = flag > 0
-            for many, column, target in ((1, 8, headers.labels), (2, 9, headers.second)):
-                has = np.flatnonzero((flag >= many) & (headers.image_bytes[part] >= 0))
-                target[start + has] = words[first[has] + column].view("<f4")
+            has = np.flatnonzero((flag >= 1) & (headers.image_bytes[part] >= 0))
+            headers.labels[start + has] = words[first[has] + 8].view("<f4")
         split = np.flatnonzero(words[self.offsets // 4 + 1] >> 29)
         for position in split.tolist():
             self._read_header(position, headers)
@@ -154,7 +151,7 @@ class RecordFile:
         headers.vectors[position] = flag > 0
         if headers.image_bytes[position] >= 0:
             numbers = payload[_IR_HEADER.size : _IR_HEADER.size + 4 * flag].view("<f4")
-            headers.labels[position], headers.second[position] = ([*numbers, 0] if flag else [label, 0])[:2]
+            headers.labels[position] = numbers[0] if flag else label
 
     def _scan(self) -> np.ndarray:
         """Find where the records begin, by reading from header to header."""

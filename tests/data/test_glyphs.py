@@ -40,16 +40,6 @@ def test_a_sample_depends_on_seed_epoch_and_index_only(glyphs):
         assert not np.array_equal(sample, other)
 
 
-def test_repeats_show_each_view_again_but_otherwise(glyphs):
-    twice = Glyphs(repeats=2, seed=3)
-    views = len(glyphs)
-    assert len(twice) == 2 * views
-    assert np.array_equal(twice.labels, np.tile(glyphs.labels, 2))
-    assert twice.name(views + 9) == glyphs.name(9)
-    assert np.array_equal(twice.sample(9, 0), glyphs.sample(9, 0))
-    assert not np.array_equal(twice.sample(views + 9, 0), glyphs.sample(9, 0))
-
-
 def test_clean_pictures_of_other_sizes():
     clean = Glyphs(faces=4, augment=0, size=20, held_out=0)
     assert clean.num_classes == 4870 and clean.image_shape == (1, 20, 20)
@@ -108,8 +98,6 @@ def test_an_odd_number_of_pairs():
         ({"held_out": 0.95}, "held_out: must be from 0 to 0.9, got 0.95"),
         ({"size": 8}, "size: must be from 16 to 128, got 8"),
         ({"augment": -1.0}, "augment: must be from 0 to 2, got -1.0"),
-        ({"repeats": 0}, "repeats: must be from 1 to 10000, got 0"),
-        ({"repeats": 10**9}, "repeats: must be from 1 to 10000, got 1000000000"),
     ],
 )
 def test_wrong_arguments_are_named(kwargs, message):
@@ -128,28 +116,6 @@ def test_wrong_pair_arguments_are_named():
         UserError, match="^num_pairs: must be at most 16408, got 20000: 293 held-out classes in 8 faces"
     ):
         GlyphPairs(num_pairs=20000)
-
-
-def test_what_a_run_adds_are_the_classes_that_a_larger_share_keeps_back(glyphs):
-    before, added = Glyphs(held_out=0.1175), Glyphs(held_out=0.1, since=0.1175, repeats=2, seed=3)
-    names = glyphs.identities.tolist()
-    assert names == added.identities.tolist() and added.num_classes == glyphs.num_classes
-    new = [number for number, name in enumerate(names) if name not in set(before.identities.tolist())]
-    assert len(new) == 50 == len(names) - before.num_classes
-    assert added.labels.tolist() == 2 * np.repeat(new, 8).tolist()
-    views = [number * 8 + face for number in new for face in range(8)]
-    assert [added.name(index) for index in (0, 9, 409)] == [glyphs.name(views[n]) for n in (0, 9, 9)]
-    pairs = GlyphPairs(num_pairs=100, held_out=0.1, since=0.1175)
-    assert pairs.identities.tolist() == [names[number] for number in new]
-
-
-@pytest.mark.parametrize("kind", [Glyphs, GlyphPairs])
-@pytest.mark.parametrize("since", [0.1, 0.95])
-def test_what_a_run_adds_needs_a_larger_share(kind, since):
-    with pytest.raises(
-        UserError, match=rf"^since: must be more than held_out and at most 0.9, or 0, got {since}"
-    ):
-        kind(held_out=0.1, since=since)
 
 
 def test_classes_are_called_by_their_first_code_point(glyphs):

@@ -99,7 +99,6 @@ def test_headers_are_those_of_the_payloads(tmp_path):
     assert headers.labels.tolist() == [label[0] for label in vectors]
     flags = [isinstance(label, tuple) for label in labels]
     assert headers.vectors.tolist() == flags
-    assert headers.second.tolist() == [label[1] if len(label) > 1 else 0 for label in vectors]
     assert headers.image_bytes.tolist() == [*map(len, images)]
     assert [image_of(records.payload(n)).tobytes() for n in range(len(labels))] == images
 
