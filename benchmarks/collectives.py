@@ -81,8 +81,8 @@ def _collective(name: str, size: int) -> Callable[[], object]:
     counts = [numbers] * ranks
     return {
         "sum": lambda: distributed.all_reduce(x),
-        "gather": lambda: distributed.gather_rows(x, counts),
-        "reduce-scatter": lambda: distributed.reduce_scatter_rows(x, counts),
+        "gather": lambda: distributed._c_allgather(x, counts),
+        "reduce-scatter": lambda: distributed._c_reducescatter(x, counts),
     }[name]
 
 

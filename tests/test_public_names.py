@@ -18,7 +18,7 @@ plsc.data.dataset:Dataset plsc.data.dataset:PairSet plsc.data.dataset:TemplatePa
 plsc.evaluation:verify plsc.evaluation:verify_pairs plsc.evaluation:identify plsc.evaluation:classify
 plsc.evaluation:template_features
 plsc.distributed:init plsc.distributed:rank plsc.distributed:world_size plsc.distributed:all_reduce plsc.distributed:barrier
-plsc.distributed:gather_rows plsc.distributed:shard_index plsc.distributed:_c_allgather plsc.distributed:_c_reducescatter
+plsc.distributed:shard_index plsc.distributed:_c_allgather plsc.distributed:_c_reducescatter
 """
 
 

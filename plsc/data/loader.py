@@ -34,7 +34,7 @@ class Batch(NamedTuple):
     """This rank's samples of a step.
 
     images: [B, *shape]. labels, indices: int64 [B]. step: the step's number, from 0. counts: samples of each
-    rank.
+    rank. replaced: corrupt images that this rank has replaced in the epoch, with those of this batch.
     """
 
     images: np.ndarray
@@ -42,6 +42,7 @@ class Batch(NamedTuple):
     indices: np.ndarray
     step: int
     counts: list[int]
+    replaced: int
 
 
 class Loader:
@@ -158,7 +159,7 @@ class Loader:
         with contextlib.closing(self.epoch(epoch, done, replaced)) as batches:
             for number, samples in enumerate(batches, start=step):
                 counts = [stop - start for start, stop in self.shares(number)]
-                yield Batch(*samples, number, counts)
+                yield Batch(*samples, number, counts, self.replaced)
 
     def _global_batch(self, place: int) -> tuple[int, int]:
         """Return the range of a global batch in the epoch's order."""

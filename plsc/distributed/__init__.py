@@ -13,8 +13,8 @@ from plsc.distributed import environment
 
 _COLLECTIVES = (
     *("init", "data_parallel", "average_gradients", "barrier", "every", "run_on_rank_0", "shard_index"),
-    *("all_reduce", "broadcast", "gather_rows", "gather_array", "gather_counts", "gather_objects"),
-    *("global_mean", "reduce_scatter_rows", "_c_allgather", "_c_reducescatter"),
+    *("all_reduce", "broadcast", "gather_array", "gather_counts", "gather_objects"),
+    *("global_mean", "_c_allgather", "_c_reducescatter"),
 )
 rank = environment.rank_from_env
 world_size = environment.world_size_from_env

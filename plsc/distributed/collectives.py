@@ -1,7 +1,6 @@
 """Communicate between ranks: every collective is called here; on one process each function is the identity.
 
-Gloo on CPUs and a device's own library there, with the same code. Gloo has no reduce-scatter, so ours is an
-all_reduce and a slice.
+Gloo on CPUs and a device's own library there, with the same code.
 
 Loss convention: the loss is the mean over the global batch of N samples. Paddle's data parallel averages the
 backbone's gradients over the W ranks, so code that gives a gradient to the backbone multiplies it by W: the
@@ -205,26 +204,6 @@ def gather_counts(count: int) -> list[int]:
     return [c.item() for c in counts]
 
 
-def gather_rows(x: paddle.Tensor, counts: list[int]) -> paddle.Tensor:
-    """Gather rows [B, ...] of each rank to [N, ...], rank-major and bit-identical on every rank.
-
-    Not differentiable. One all_gather.
-
-    Args:
-        counts: rows that each rank contributes, sum N; from `gather_counts`. Unequal counts are padded on the
-            way.
-    """
-    if world_size() == 1:
-        return x
-    most = max(counts)
-    if x.shape[0] < most:
-        x = paddle.concat([x, paddle.zeros([most - x.shape[0], *x.shape[1:]], dtype=x.dtype)])
-    parts: list = []
-    with RecordEvent("gather"):
-        dist.all_gather(parts, x.contiguous())
-    return paddle.concat([part[:count] for part, count in zip(parts, counts)])
-
-
 def gather_array(x: np.ndarray) -> np.ndarray:
     """Gather a numpy array [B, ...] of each rank to [N, ...] in rank order, on every rank.
 
@@ -252,55 +231,27 @@ def gather_array(x: np.ndarray) -> np.ndarray:
     return out
 
 
-def reduce_scatter_rows(x: paddle.Tensor, counts: list[int]) -> paddle.Tensor:
-    """Sum `x` [N, ...] over the ranks and return this rank's own rows [B, ...].
-
-    Overwrites `x`. One all_reduce.
-    """
-    if world_size() == 1:
-        return x
-    start = sum(counts[: rank()])
-    return all_reduce(x)[start : start + counts[rank()]].clone()
-
-
-class _AllGather(PyLayer):
-    @staticmethod
-    def forward(ctx, x, counts):
-        ctx.counts = counts
-        return gather_rows(x, counts)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return reduce_scatter_rows(grad.clone(), ctx.counts)
-
-
-class _ReduceScatter(PyLayer):
-    @staticmethod
-    def forward(ctx, x, counts):
-        ctx.counts = counts
-        return reduce_scatter_rows(x.clone(), counts)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gather_rows(grad, ctx.counts)
-
-
-def _c_allgather(x: paddle.Tensor, counts: list[int] | None = None) -> paddle.Tensor:
-    """Gather rows, differentiably: [B, ...] -> [N, ...], rank-major, the same bits on every rank.
+def _c_allgather(x: paddle.Tensor, counts: Sequence[int] | None = None) -> paddle.Tensor:
+    """Gather rows, differentiably: [B, ...] -> [N, ...], rank-major, the same bits on every rank. PLSC's name.
 
     Backward sums over the ranks the gradient of this rank's slice. Every rank calls it, forward and backward.
-    Collectives: one all_gather forward (two without `counts`), one all_reduce backward; none at world size 1.
+    Collectives: one all_gather forward (two without `counts`), one reduce-scatter backward; none at world
+    size 1.
+
+    Args:
+        counts: rows that each rank contributes, sum N. Unequal ones are padded on the way.
     """
     if world_size() == 1:
         return x
     return _AllGather.apply(x, gather_counts(x.shape[0]) if counts is None else counts)
 
 
-def _c_reducescatter(x: paddle.Tensor, counts: list[int] | None = None) -> paddle.Tensor:
+def _c_reducescatter(x: paddle.Tensor, counts: Sequence[int] | None = None) -> paddle.Tensor:
     """Sum over the ranks, differentiably, and return this rank's rows: [N, ...] -> [B, ...]. PLSC's name.
 
     Backward gathers the ranks' gradients. Every rank calls it, forward and backward.
-    Collectives: one all_reduce forward, one all_gather backward; none at world size 1.
+    Collectives: one reduce-scatter forward, one all_gather backward; none at world size 1. Gloo has no
+    reduce-scatter: there it is an all_reduce and a slice.
 
     Args:
         counts: rows that each rank receives, sum N; None cuts N as evenly as it goes.
@@ -313,13 +264,61 @@ def _c_reducescatter(x: paddle.Tensor, counts: list[int] | None = None) -> paddl
     return _ReduceScatter.apply(x, counts)
 
 
-def shard_index(label: paddle.Tensor, start: int, stop: int, ignore: int = -1) -> paddle.Tensor:
+class _AllGather(PyLayer):
+    @staticmethod
+    def forward(ctx, x, counts):
+        ctx.counts = counts
+        return _gather(x, counts)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _reduce_scatter(grad, ctx.counts)
+
+
+class _ReduceScatter(PyLayer):
+    @staticmethod
+    def forward(ctx, x, counts):
+        ctx.counts = counts
+        return _reduce_scatter(x, counts)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _gather(grad, ctx.counts)
+
+
+def _gather(x: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
+    parts: list = []
+    with RecordEvent("gather"):
+        dist.all_gather(parts, _padded(x, max(counts)).contiguous())
+    return paddle.concat([part[:count] for part, count in zip(parts, counts)])
+
+
+def _reduce_scatter(x: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
+    start = sum(counts[: rank()])
+    if not devices.on_device():
+        return all_reduce(x.clone())[start : start + counts[rank()]].clone()
+    most = max(counts)
+    if min(counts) < most:
+        x = paddle.concat([_padded(part, most) for part in x.split(list(counts))])
+    own = paddle.empty([most, *x.shape[1:]], x.dtype)
+    with RecordEvent("gather"):
+        dist.stream.reduce_scatter(own, x.contiguous())
+    return own[: counts[rank()]]
+
+
+def _padded(x: paddle.Tensor, rows: int) -> paddle.Tensor:
+    """Append rows of zeros up to so many."""
+    missing = rows - x.shape[0]
+    return paddle.concat([x, paddle.zeros([missing, *x.shape[1:]], dtype=x.dtype)]) if missing else x
+
+
+def shard_index(label: np.ndarray, start: int, stop: int, ignore: int = -1) -> np.ndarray:
     """Number labels within this shard: label - start inside [start, stop), `ignore` elsewhere. No collective.
 
     Paddle's own shard_index has the ceil split only; the two agree where W divides C. int64 in, int64 out;
     `label` does not change.
     """
-    return paddle.where((label >= start) & (label < stop), label - start, paddle.full_like(label, ignore))
+    return np.where((label >= start) & (label < stop), label - start, ignore)
 
 
 def barrier(timeout: float = 3600.0) -> None:

@@ -30,30 +30,6 @@ from plsc.utils.tensors import tensor_of
 LOWEST = -1e30  # stands for "no other logit": finite, so that differences with it are not NaN
 
 
-@dataclass(frozen=True)
-class BackendInput:
-    """The inputs of a backend for one step.
-
-    scaled_ND: the samples times the head's scale. cosines: of each sample with its class, without and with
-    margin [N, 1], for a margin that changes the other logits. most: the samples that blocks are planned for.
-
-    For KernelBackend. row_P: the samples whose class is in the shard. column_P: their classes, rising, as the
-    bank's selected rows are counted.
-
-    For PaddleBackend. owned_N: 1 of the samples whose class is in the shard, else 0. column_N: their classes,
-    as the bank's selected rows are counted, 0 of the others. targets: the classes' rows.
-    """
-
-    scaled_ND: paddle.Tensor
-    cosines: tuple[paddle.Tensor, paddle.Tensor] | None
-    most: int
-    row_P: np.ndarray | None = None
-    column_P: np.ndarray | None = None
-    owned_N: paddle.Tensor | None = None
-    column_N: paddle.Tensor | None = None
-    targets: TargetRows | None = None
-
-
 class Workspace:
     """Keeps memory for the exponentials beyond a step: fresh pages cost more time than the work on them."""
 
@@ -117,14 +93,28 @@ def multiplies_slowly(spec: HeadSpec) -> bool:
 
 
 class KernelBackend:
-    """Runs compiled kernels on the bank's own memory."""
+    """Runs compiled kernels on the bank's own memory.
 
-    def __init__(self, spec: HeadSpec, memory: HeadMemory, given: BackendInput, keep: bool | None):
+    Args:
+        scaled_ND: the samples times the head's scale. row_P: those whose class is in the shard. column_P:
+            their classes, rising, as the bank's selected rows are counted.
+        keep: whether exponentials are kept for backward; None: if they fit into the budget.
+    """
+
+    def __init__(
+        self,
+        spec: HeadSpec,
+        memory: HeadMemory,
+        scaled_ND: paddle.Tensor,
+        row_P: np.ndarray,
+        column_P: np.ndarray,
+        keep: bool | None,
+    ):
         self.spec = spec
         self.bank = memory.bank
         self.workspace = memory.workspace
-        self.given = given
-        samples = len(given.scaled_ND)
+        self._row_P = row_P
+        samples = len(scaled_ND)
         numbers = samples * self.bank.selected
         dtype = softmax.kept_dtype(spec.compute_dtype == "bfloat16")
         fits = dtype.itemsize * numbers <= spec.logits_budget
@@ -133,12 +123,12 @@ class KernelBackend:
         rows_SD, index_K = self.bank.host_rows("centres")
         bias_S = self.bank.host_rows("bias")[0] if self.bank.bias else None
         problem = softmax.Problem(
-            given.scaled_ND,
+            scaled_ND,
             rows_SD,
             bias_S,
             index_K,
-            given.column_P,
-            given.row_P,
+            column_P,
+            row_P,
             cosine=spec.margin is not None,
             bfloat16=spec.compute_dtype == "bfloat16",
         )
@@ -152,7 +142,7 @@ class KernelBackend:
         return max_N, max_N, sum_N
 
     def backward(self, lse_N, dtarget_N, x_ND, factor) -> paddle.Tensor:
-        dtarget_P = dtarget_N.numpy()[self.given.row_P] if len(self.given.row_P) else None
+        dtarget_P = dtarget_N.numpy()[self._row_P] if len(self._row_P) else None
         grads = {name: self.bank.gradient(name) for name in self.bank.names}
         grad_ND = self._softmax.backward(lse_N, dtarget_P, x_ND, grads["centres"], grads.get("bias"))
         if self.bank.bias:
@@ -172,17 +162,36 @@ class PaddleBackend:
     M_b and sum R_b of exp(logit - M_b), the gradient by a logit is the softmax times R_b exp(M_b - lse), a
     number of the sample, which goes into the [N, D] factors of the products. 1 / R_b is the largest number of
     the softmax.
+
+    Args:
+        scaled_ND: the samples times the head's scale. own: their classes' rows; None: the shard has no class.
+            owned_N: 1 of the samples whose class is in the shard, else 0.
+        cosines: of each sample with its class, without and with margin [N, 1], for a margin that changes the
+            other logits. most: the samples that blocks are planned for.
+        keep: whether exponentials are kept for backward; None: if they fit into the budget.
     """
 
-    def __init__(self, spec: HeadSpec, memory: HeadMemory, given: BackendInput, keep: bool | None):
+    def __init__(
+        self,
+        spec: HeadSpec,
+        memory: HeadMemory,
+        scaled_ND: paddle.Tensor,
+        own: TargetRows | None,
+        owned_N: paddle.Tensor,
+        cosines: tuple[paddle.Tensor, paddle.Tensor] | None,
+        most: int,
+        keep: bool | None,
+    ):
         self.similarity = memory.similarity
-        self.given = given
+        self._own = own
+        self._owned_N = owned_N
+        self._cosines = cosines
         self.spec = spec
         self.margin = spec.margin
         self.bank = memory.bank
         self.hooked = self.margin is not None and self.margin.has_others
         block, fits = plan_blocks(
-            given.most,
+            most,
             self.bank.selected,
             self.bank.width,
             spec.sub_centres,
@@ -195,12 +204,12 @@ class PaddleBackend:
         keep = (fits if keep is None else keep) and spec.sub_centres == 1
         self._kept: list[tuple[Block, paddle.Tensor]] | None = [] if keep else None
         self._shares: list[tuple[paddle.Tensor, paddle.Tensor]] = []  # maximum and sum of each block, [N]
-        self._x_ND = rounded(given.scaled_ND, spec.compute_dtype)
+        self._x_ND = rounded(scaled_ND, spec.compute_dtype)
 
     def forward(self) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         """Compute three numbers of each sample over the shard's sampled logits but its target, [N] each:
         their maximum, their maximum before the margin's hook, and the sum of exp(logit - maximum)."""
-        samples = len(self.given.scaled_ND)
+        samples = len(self._x_ND)
         if not self.spans:
             lowest_N = paddle.full([samples], LOWEST)
             return lowest_N, lowest_N, paddle.zeros([samples])
@@ -237,26 +246,24 @@ class PaddleBackend:
         self._leave_out(logit_Nb, block.start, block.stop)
         if not self.hooked:
             return logit_Nb, None, None, nearest_NbJ
-        cos_Nb, slope_Nb = self.margin.others(logit_Nb / self.spec.scale, *self.given.cosines)
+        cos_Nb, slope_Nb = self.margin.others(logit_Nb / self.spec.scale, *self._cosines)
         return cos_Nb * self.spec.scale, logit_Nb, slope_Nb, nearest_NbJ
 
     def _leave_out(self, logit_Nb: paddle.Tensor, start: int, stop: int) -> None:
         """Add LOWEST to the logits that take no part in the sum, in place: of the samples' own classes, which
         may exceed the normaliser that holds the target with margin, and of unused rows."""
-        given = self.given
         sample_N = count_up(len(logit_Nb))
-        own_N = given.owned_N
-        column_N = given.column_N
+        own_N = self._owned_N
+        column_N = self._own.column_N
         if (start, stop) != (0, self.bank.selected):
             own_N = own_N * ((start <= column_N) & (column_N < stop)).astype("float32")
             column_N = (column_N - start).clip(0, stop - start - 1)
         _C_ops.index_put_(logit_Nb, [sample_N, column_N], own_N * LOWEST, True)
-        first = max(start, self.bank.certain)
-        if first < stop:
-            column_u = count_up(stop - start)[first - start :]
-            unused_u = self.bank.unused[first - self.bank.certain : stop - self.bank.certain]
+        used = max(0, self.bank.used - start)
+        if used < stop - start:
+            column_u = count_up(stop - start)[used:]
             indices = [sample_N.unsqueeze(1), column_u.unsqueeze(0)]
-            _C_ops.index_put_(logit_Nb, indices, unused_u * LOWEST, True)
+            _C_ops.index_put_(logit_Nb, indices, paddle.full([1], LOWEST), True)
 
     def _weights(self, block: Block, softmax_Nb, slope_Nb, nearest_NbJ) -> paddle.Tensor:
         if slope_Nb is not None:
@@ -281,7 +288,7 @@ class PaddleBackend:
         """
         if not self.spans:
             return paddle.zeros_like(x_ND)
-        grad_ND, by_row_ND = self.given.targets.gradient(dtarget_N, x_ND)
+        grad_ND, by_row_ND = self._own.gradient(dtarget_N, x_ND)
         for number, (max_N, sum_N) in enumerate(self._shares):
             block, weight_Nb = self._probabilities(number)
             share_N1 = (sum_N * (max_N - lse_N).exp()).unsqueeze(1)
@@ -314,10 +321,10 @@ class PaddleBackend:
     def _add_targets(self, name: str, part_N: paddle.Tensor) -> None:
         """Add the samples' gradients by their own rows to the bank's. Each of the samples of one class has
         their sum, so that the result does not depend on the order of a GPU."""
-        self.bank.add_gradient(name, self.given.column_N, paddle.matmul(self._same_class, part_N))
+        self.bank.add_gradient(name, self._own.column_N, paddle.matmul(self._same_class, part_N))
 
     @functools.cached_property
     def _same_class(self) -> paddle.Tensor:
         """[N, N]: 1 where two samples have the same class, else 0."""
-        column_N = self.given.column_N
+        column_N = self._own.column_N
         return (column_N.unsqueeze(1) == column_N.unsqueeze(0)).astype("float32")

@@ -241,13 +241,14 @@ class Similarity:
 
 
 class TargetRows:
-    """Compares each sample with one class, its own.
+    """Compares each sample with one class, its own: the selected row of number column_N.
 
-    Attributes: plain_N, the similarities.
+    Attributes: column_N; plain_N, the similarities.
     """
 
     def __init__(self, similarity: Similarity, x_ND: paddle.Tensor, column_N: paddle.Tensor):
         bank = similarity.bank
+        self.column_N = column_N
         self._nearest_NJ1 = None
         sub_centres = similarity.sub_centres
         rows_ND = bank.gather("centres", column_N)

@@ -100,21 +100,6 @@ class Momentum(Rule):
         _C_ops.momentum_(value, grad, *moments, rate, None, self.mu, self.nesterov, *rule, False, 1.0)
 
 
-class Frozen(Rule):
-    """Keeps rows as they are, without an optimizer's state; a head that has it is never stepped."""
-
-    moments = ()
-
-    def __init__(self):
-        super().__init__(weight_decay=0.0)
-
-    def update_host(self, name, value, moments, index_K, grad, update):
-        raise AssertionError("frozen rows are not updated")
-
-    def update_device(self, name, value, moments, grad, update):
-        raise AssertionError("frozen rows are not updated")
-
-
 class AdamW(Rule):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, "Decoupled weight decay
     regularization"), as Paddle's.

@@ -4,8 +4,7 @@
     C classes   S classes in this rank's shard   K of them chosen
 
 The draw is made by blocks of class numbers, each from (seed, block, step) alone: it is the same for any
-number of ranks, a resumed run draws it again, and it is known before the step's samples are. Integers only,
-in numpy but for `unite`.
+number of ranks, a resumed run draws it again, and it is known before the step's samples are. Integers only.
 
 Try it: `python -c "from plsc.heads.sampling import *; print(draw_classes(ClassShard.whole(100), 0.1, seed=0,
 step=7))"`.
@@ -13,10 +12,10 @@ step=7))"`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
-import paddle
 
 from plsc.utils.sharding import ClassShard
 
@@ -52,23 +51,23 @@ def draw_classes(shard: ClassShard, rate: float, seed: int, step: int) -> np.nda
     return drawn[low:high] - shard.start
 
 
-def choose_classes(positives: np.ndarray, shard: ClassShard, rate: float, seed: int, step: int) -> np.ndarray:
-    """Choose the classes of the shard that take part in a step: int64 [K], rising, the draw united with the
-    positives.
+def unite(drawn: np.ndarray, positives: np.ndarray) -> np.ndarray:
+    """Unite a draw with the classes of the step's samples that lie in this shard, both int64, rising, each
+    once: the classes that take part, int64 [K], rising.
 
     In the paper positives take places of the draw, and K = max(positives, rate S). Here they come on top,
     which makes the draw independent of them and of the ranks: K is about rate S, and larger by the positives
     that were not drawn.
-
-    Args:
-        positives: the classes of the step's samples that lie in this shard, int64, rising, each once,
-            numbered from its start.
-        rate, seed, step: as of `draw_classes`.
     """
-    drawn = draw_classes(shard, rate, seed, step)
     place = np.searchsorted(drawn, positives)
     missing = place == np.searchsorted(drawn, positives, side="right")
     return np.insert(drawn, place[missing], positives[missing])
+
+
+def choose_classes(positives: np.ndarray, shard: ClassShard, rate: float, seed: int, step: int) -> np.ndarray:
+    """Choose the classes of the shard that take part in a step; positives as of `unite`, the others as of
+    `draw_classes`."""
+    return unite(draw_classes(shard, rate, seed, step), positives)
 
 
 class DrawAhead:
@@ -91,29 +90,6 @@ class DrawAhead:
         self._ahead = step + 1, self._thread.submit(draw_classes, *self._drawn_by, step + 1)
         return drawn.result()
 
-
-def unite(
-    drawn: paddle.Tensor, class_N: paddle.Tensor, own_N: paddle.Tensor, size: int
-) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Choose the same classes as `choose_classes` on the device, where their number is not known to the host.
-
-    Args:
-        drawn: of `draw_classes`, then `size` at least once.
-        class_N: the samples' classes as the shard counts them, any in the shard for a sample of another.
-        own_N: bool, whether a sample's class is in the shard.
-        size: classes of the shard.
-
-    Returns: the chosen classes, int64 [length of drawn + N], rising; those that are left over are `size`.
-    And the place of each sample's class among them [N], any for a sample of another shard.
-    """
-    class_K = paddle.concat([drawn, paddle.where(own_N, class_N, paddle.full_like(class_N, size))])
-    sorted_K, order_K = paddle._C_ops.argsort(class_K, 0, False, False)
-    nobody_K = paddle.full_like(class_K, size)
-    new_K = paddle.concat([paddle.ones([1], "bool"), sorted_K[1:] != sorted_K[:-1]])
-    place_K = new_K.astype("int64").cumsum() - 1  # of each class among those that differ
-    last_K = paddle.full_like(class_K, len(class_K) - 1)  # takes what comes again
-    index_K = paddle.scatter(
-        nobody_K, paddle.where(new_K, place_K, last_K), paddle.where(new_K, sorted_K, nobody_K)
-    )
-    column_N = paddle.scatter(nobody_K, order_K, place_K)[len(drawn) :]
-    return index_K, paddle.where(own_N, column_N, paddle.zeros_like(column_N))
+    def following(self) -> Callable[[], np.ndarray]:
+        """Return a call that waits for the classes of the step after the last one taken."""
+        return self._ahead[1].result

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import paddle
@@ -32,7 +32,7 @@ from paddle.autograd import PyLayer
 from paddle.profiler import RecordEvent
 
 from plsc import distributed
-from plsc.distributed.device import asynchronous
+from plsc.distributed.device import asynchronous, to_device, to_host
 from plsc.errors import UserError
 from plsc.heads.backends import HeadMemory, multiplies_slowly
 from plsc.heads.banks.bank import Bank
@@ -51,15 +51,13 @@ class HeadOutput:
 
     loss: mean over the N samples of all ranks, scalar, the same on every rank; call backward() on it.
     accuracy: share of the N samples whose plain target logit, without margin, is the largest (top-1); the
-    same on every rank. losses_B, correct_B: the same for each of this rank's samples. stray: int64 scalar,
-    how many of the N labels are not in [0, C); always 0 where the call has checked them.
+    same on every rank. losses_B, correct_B: the same for each of this rank's samples.
     """
 
     loss: paddle.Tensor
     accuracy: paddle.Tensor
     losses_B: paddle.Tensor
     correct_B: paddle.Tensor
-    stray: paddle.Tensor
 
 
 @dataclass
@@ -111,45 +109,40 @@ class SoftmaxHead:
     def __call__(
         self,
         emb: paddle.Tensor,
-        label_B: paddle.Tensor,
+        labels: paddle.Tensor | np.ndarray,
         number: int = 0,
         *,
         counts: Sequence[int] | None = None,
-        check: bool = True,
     ) -> HeadOutput:
-        """Compute the loss of this rank's embeddings, float [B, D] or [B, D, 1, 1], with labels int64 [B].
-        Every rank calls it.
+        """Compute the loss of this rank's embeddings, float [B, D] or [B, D, 1, 1]. Every rank calls it.
 
         Args:
+            labels: of this rank's samples, int64 [B]; or as an array those of all ranks (see `gather_labels`),
+                so that nothing is read here.
             number: of the training step; with the seed it decides which classes are sampled.
             counts: samples of each rank; None: the ranks ask each other, which takes a collective and a read.
-            check: whether labels are checked at once, which waits for a GPU. If not, the caller looks at
-                `stray` later, and calls `refuse_labels`; until then a sample with a stray label counts as one
-                that every class is wrong for.
 
         Raises UserError naming the first sample whose label is not in [0, C).
         """
+        counts = distributed.gather_counts(len(emb)) if counts is None else counts
+        if not isinstance(labels, np.ndarray):
+            labels = gather_labels(labels.flatten().numpy(), counts)
+        self.check_labels(labels)
         with RecordEvent("head"):
-            step = Step(self.spec, self.memory, emb.flatten(1), label_B, number, counts)
+            step = Step(self.spec, self.memory, emb.flatten(1), labels, number, counts)
             with paddle.no_grad():
                 losses, saved = step.forward()
-            if check and losses.stray.item():
-                self.refuse_labels(label_B, step.counts)
             loss = _SoftmaxLoss.apply(step.emb_BD, step, losses, saved)
-        own = step.own(losses.losses_N), step.own(losses.correct_N)
-        return HeadOutput(loss, losses.accuracy, *own, losses.stray)
+        return HeadOutput(loss, losses.accuracy, step.own(losses.losses_N), step.own(losses.correct_N))
 
-    def refuse_labels(self, label_B: paddle.Tensor, counts: Sequence[int] | None = None) -> NoReturn:
-        """Raise UserError for the first label that is not in [0, C), of a step that had some. Every rank
-        calls it, with the labels of that step; counts: as of the call."""
-        label_B = label_B.flatten()
-        counts = distributed.gather_counts(len(label_B)) if counts is None else counts
-        label_N = distributed.gather_rows(label_B, counts).numpy()
+    def check_labels(self, label_N: np.ndarray) -> None:
+        """Raise UserError, on every rank, for the first label that is not in [0, C)."""
         outside = np.flatnonzero((label_N < 0) | (label_N >= self.shard.num_classes))
-        raise UserError(
-            f"sample {int(outside[0])} of the {len(label_N)} in this step has label {int(label_N[outside[0]])}, but "
-            f"labels must be in [0, {self.shard.num_classes}); {len(outside)} such samples in the step"
-        )
+        if len(outside):
+            raise UserError(
+                f"sample {int(outside[0])} of the {len(label_N)} in this step has label {int(label_N[outside[0]])}, but "
+                f"labels must be in [0, {self.shard.num_classes}); {len(outside)} such samples in the step"
+            )
 
     def step(self, lr: float, number: int = 0) -> None:
         """Update the centres by the gradients of the last backward. Every rank calls it.
@@ -189,11 +182,14 @@ class SoftmaxHead:
     @paddle.no_grad()
     def inspect(self, emb: paddle.Tensor, label_B: paddle.Tensor) -> ShardInfo:
         """Return the parts of the loss as whole [N, S] tensors. Small problems only. Every rank calls it."""
-        step = Step(self.spec, self.memory, emb.flatten(1), label_B, number=None)
+        counts = distributed.gather_counts(len(emb))
+        step = Step(
+            self.spec, self.memory, emb.flatten(1), self.gather_labels(label_B.numpy(), counts), None, counts
+        )
         _, saved = step.forward(keep=False)
         logit_NS = saved.backend.logits()
         shard = self.shard
-        local_N = distributed.shard_index(saved.samples.label_N, shard.start, shard.stop)
+        local_N = to_device(distributed.shard_index(step.label_N, shard.start, shard.stop))
         own_NS = (local_N.unsqueeze(1) == paddle.arange(shard.size)).astype("float32")
         target_N1 = self.spec.scale * saved.targets.target_N.unsqueeze(1)
         logit_NS = paddle.where(own_NS > 0, target_N1 * own_NS, logit_NS)
@@ -228,6 +224,14 @@ class SoftmaxHead:
         distributed.all_reduce(best_N, "max")
         none_N = paddle.full_like(class_N, self.shard.num_classes)
         return -distributed.all_reduce(-paddle.where(own_N == best_N, class_N, none_N), "max")
+
+
+def gather_labels(label_B: np.ndarray, counts: Sequence[int]) -> np.ndarray:
+    """Gather the labels of all ranks' samples into the host's memory. Every rank calls it; with several ranks
+    it waits for the device."""
+    if distributed.world_size() == 1:
+        return label_B
+    return to_host(distributed._c_allgather(to_device(label_B), counts))
 
 
 class _SoftmaxLoss(PyLayer):

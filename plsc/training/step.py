@@ -41,35 +41,41 @@ class Verdict:
     """What all ranks know of a step, the same on every rank.
 
     bad_backbone: whether a gradient of the backbone is not finite on some rank; bad_head: whether the loss, or a
-    gradient that the head has computed, is not. stray: labels that are no class. loss, accuracy: of the step.
+    gradient that the head has computed, is not. loss, accuracy: of the step.
     waited: the most seconds that a rank has waited for data. signal: that a rank was asked to stop by, 0 for none.
-    replaced_W: corrupt images that each rank has replaced in this epoch.
+    replaced_W: corrupt images that each rank has replaced in this epoch. label_N: of all ranks' samples of the
+    following step, int64; None where that is not of this epoch.
     """
 
     bad_backbone: bool
     bad_head: bool
-    stray: int
     loss: float
     accuracy: float
     waited: float
     signal: int
     replaced_W: list[int]
+    label_N: np.ndarray | None
 
     @property
     def good(self) -> bool:
         """Whether the step may change anything."""
-        return not (self.bad_backbone or self.bad_head or self.stray)
+        return not (self.bad_backbone or self.bad_head)
 
 
 @paddle.no_grad()
 def agree(
-    backbone: paddle.nn.Layer, head: SoftmaxHead, step: Step, waited: float, signal: int, replaced: int
+    backbone: paddle.nn.Layer,
+    head: SoftmaxHead,
+    step: Step,
+    waited: float,
+    signal: int,
+    following: Batch | None,
 ) -> Verdict:
     """Gather what each rank knows of a step, and read it: the one place where the host waits for the device.
     Every rank calls it, after the backward pass.
 
     Args:
-        waited, signal, replaced: of this rank, as in Verdict.
+        waited, signal: of this rank, as in Verdict. following: the batch of the next step of this epoch.
 
     Collectives: one all_gather of a few numbers.
     """
@@ -77,17 +83,24 @@ def agree(
     loss = out.loss.detach().clone().reshape([1])  # a copy: what is not finite may be overwritten
     bad_backbone = nonfinite([p.grad for p in backbone.parameters() if p.grad is not None])
     bad_head = nonfinite([*_head_gradients(head, step.emb_BD), loss])
-    tensors = [bad_backbone, bad_head, out.stray, out.loss, out.accuracy]
+    tensors = [bad_backbone, bad_head, out.loss, out.accuracy]
     numbers = [_C_ops.flatten(tensor.detach().astype("float64"), 0, -1) for tensor in tensors]
-    of_rank = to_device(np.array([waited, signal, replaced], np.float64))
-    row_1F = paddle.concat([*numbers, of_rank]).unsqueeze(0)
-    rows_WF = to_host(distributed.gather_rows(row_1F, [1] * distributed.world_size()))
-    bad_backbone, bad_head, stray, *_, waited, signal, _ = rows_WF.max(axis=0).tolist()
-    loss, accuracy = rows_WF[0, 3:5].tolist()
-    replaced_W = rows_WF[:, -1].astype(int).tolist()
-    return Verdict(
-        bool(bad_backbone), bool(bad_head), int(stray), loss, accuracy, waited, int(signal), replaced_W
-    )
+    most = max(following.counts) if following else 0  # labels ride along: the next step begins with them
+    of_rank = np.zeros(3 + most)
+    of_rank[:3] = waited, signal, step.batch.replaced
+    if following:
+        of_rank[3 : 3 + len(following.labels)] = following.labels
+    row_1F = paddle.concat([*numbers, to_device(of_rank)]).unsqueeze(0)
+    rows_WF = to_host(distributed._c_allgather(row_1F, [1] * distributed.world_size()))
+    bad_backbone, bad_head, _, _, waited, signal = rows_WF[:, :6].max(axis=0).tolist()
+    loss, accuracy = rows_WF[0, 2:4].tolist()
+    replaced_W = rows_WF[:, 6].astype(int).tolist()
+    label_N = None
+    if following:
+        labels = [row_F[7 : 7 + count] for row_F, count in zip(rows_WF, following.counts)]
+        label_N = np.concatenate(labels).astype(np.int64)
+    flags = bool(bad_backbone), bool(bad_head)
+    return Verdict(*flags, loss, accuracy, waited, int(signal), replaced_W, label_N)
 
 
 def _head_gradients(head: SoftmaxHead, emb_BD: paddle.Tensor) -> list[paddle.Tensor]:

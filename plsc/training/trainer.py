@@ -10,12 +10,14 @@ a config; what a user adds is a Part (part.py).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle.profiler import RecordEvent
 from pydantic import Field, FiniteFloat, NonNegativeInt
@@ -25,10 +27,9 @@ from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
 from plsc.data.dataset import Dataset
 from plsc.data.loader import Batch, Loader
-from plsc.distributed.device import to_device
 from plsc.distributed.guard import Guard
 from plsc.errors import UserError
-from plsc.heads.softmax import SoftmaxHead
+from plsc.heads.softmax import SoftmaxHead, gather_labels
 from plsc.training.checkpoints import Checkpoints
 from plsc.training.evaluator import Evaluator
 from plsc.training.network import Network
@@ -113,6 +114,8 @@ class Trainer:
         self.seconds = 0.0
         self._skipped_in_a_row = 0
         self._replaced_W = [0]  # corrupt images of each rank in this epoch
+        self._following: Batch | None = None  # the batch of the next step of this epoch
+        self._labels: dict[int, np.ndarray] = {}  # of all ranks in the next step, by its number
         self._paused = False  # since the last step
         self._progress: Progress | None = None
 
@@ -167,7 +170,8 @@ class Trainer:
     def _train_epoch(self) -> None:
         """Train the remaining steps of the epoch, up to the run's end."""
         with contextlib.closing(self.loader.from_step(self.step)) as batches:
-            for batch in batches:
+            batch = next(batches)
+            for self._following in itertools.chain(batches, [None]):
                 verdict, losses = self.train_step(batch)
                 self._log(batch, verdict, losses)
                 self._evaluate()
@@ -175,6 +179,7 @@ class Trainer:
                 self._heed(verdict.signal)
                 if self.step == self.total_steps or self.stopped:
                     return
+                batch = self._following
 
     def train_step(self, batch: Batch) -> tuple[Verdict, dict[str, paddle.Tensor]]:
         """Take one optimizer step on this rank's samples -> what all ranks know of it, and the parts' losses.
@@ -183,9 +188,12 @@ class Trainer:
         is no class, and for the last step of too many in a row that are left out. Every rank calls it.
         """
         undo = self.network.remember(), self.head.remember()
+        label_N = self._labels.pop(batch.step, None)
+        if label_N is None:  # the first step of an epoch
+            label_N = gather_labels(batch.labels, batch.counts)
+        self.head.check_labels(label_N)
         emb_BD = self.network.forward(batch.images, self.step)
-        label_B = to_device(batch.labels)
-        out = self.head(emb_BD, label_B, self.step, counts=batch.counts, check=False)
+        out = self.head(emb_BD, label_N, self.step, counts=batch.counts)
         losses = {part.name: part.loss(batch, emb_BD) for part in self.parts}
         losses = {name: loss for name, loss in losses.items() if loss is not None}
         sum(losses.values(), start=out.loss).backward()  # up to the embeddings, and the centres
@@ -216,16 +224,14 @@ class Trainer:
 
         Collectives: one all_gather of a few numbers.
         """
-        loader = self.loader
         with RecordEvent("check"):
-            return agree(
-                self.backbone, self.head, step, loader.wait_seconds, self.guard.signal, loader.replaced
-            )
+            waited, following = self.loader.wait_seconds, self._following
+            verdict = agree(self.backbone, self.head, step, waited, self.guard.signal, following)
+            self._labels = {following.step: verdict.label_N} if following else {}
+            return verdict
 
     def _leave_out(self, step: Step, verdict: Verdict) -> None:
-        """Say why a step changes nothing. UserError for a label that is no class, and for too many in a row."""
-        if verdict.stray:
-            self.head.refuse_labels(to_device(step.batch.labels))
+        """Say why a step changes nothing. UserError for too many in a row."""
         scale = self.network.loss_scale
         if scale and not verdict.bad_head and scale.halve():
             get_logger().info(

@@ -129,12 +129,13 @@ os.environ["PLSC_KERNELS"] = kernels
 # A label that is no class, on one rank: all refuse it by the same line.
 for head in ("arcface", "dist_arcface"):
     trainer = poisoned(folder / head, {}, *overrides, f"Head.name={head}")
-    step = trainer.train_step
+    batches = trainer.loader.from_step
 
-    def strayed(batch, trainer=trainer, step=step):
-        return step(batch._replace(labels=batch.labels + 23 * (trainer.step == 2 and r == W - 1)))
+    def strayed(first, batches=batches):
+        for batch in batches(first):
+            yield batch._replace(labels=batch.labels + 23 * (batch.step == 2 and r == W - 1))
 
-    trainer.train_step = strayed
+    trainer.loader.from_step = strayed
     try:
         trainer.train(None)
         line = "it did not end"

@@ -57,7 +57,7 @@ class Case:
 
     def forward(self, keep=None):
         """-> the step, and what its forward pass has saved."""
-        step = Step(self.head.spec, self.head.memory, self.emb, self.label_B, 0)
+        step = Step(self.head.spec, self.head.memory, self.emb, self.label, 0, [B] * self.world_size)
         return step, step.forward(keep)[1]
 
     def info(self):
@@ -93,7 +93,7 @@ def row_2_1():
 
 def row_2_3():
     case = Case()
-    labels = distributed.gather_rows(case.label_B, [B] * case.world_size)
+    labels = distributed._c_allgather(case.label_B, [B] * case.world_size)
     assert labels.numpy().tolist() == case.label.tolist() and labels.stop_gradient
     assert labels.dtype == paddle.int64
 
@@ -145,7 +145,9 @@ def row_2_8():
     """The head's one-hot: it never exists, but the logits that the sum of the others leaves out are where it
     is 1."""
     case = Case()
-    step = Step(case.head.spec, case.head.memory, case.emb, case.label_B, None)  # by Paddle's ops
+    step = Step(
+        case.head.spec, case.head.memory, case.emb, case.label, None, [B] * case.world_size
+    )  # by Paddle's ops
     with paddle.no_grad():
         left_out = step.forward(keep=False)[1].backend.logits().numpy() < LOWEST / 2
     assert np.array_equal(left_out, case.one_hot == 1)

@@ -174,10 +174,10 @@ def count_head(log: Path, *keys: str) -> Counts:
     head = build_head(cfg.Head, build_rule(cfg.Optimizer), CLASSES, WIDTH, cfg.Global.seed)
     rng = np.random.default_rng(0)
     emb_BD = paddle.to_tensor(rng.standard_normal((SAMPLES, WIDTH), np.float32), stop_gradient=False)
-    label_B = paddle.to_tensor(rng.integers(0, CLASSES, SAMPLES))
+    label_N = rng.integers(0, CLASSES, SAMPLES)
     for number in range(STEP + 1):
         with recorded(log):
-            out = head(emb_BD, label_B, number, counts=[SAMPLES], check=False)
+            out = head(emb_BD, label_N, number, counts=[SAMPLES])
             out.loss.backward()
             head.step(0.1, number)
         emb_BD.clear_grad()

@@ -55,7 +55,7 @@ def train(centres=CENTRES, embeddings=EMBEDDINGS, threads=1, **options):
 
 def backend_of(options):
     head = make_head(C, D, **options)
-    step = Step(head.spec, head.memory, paddle.ones([2, D]), paddle.to_tensor([1, 2]), 0)
+    step = Step(head.spec, head.memory, paddle.ones([2, D]), np.array([1, 2]), 0, [2])
     return step.forward()[1].backend
 
 

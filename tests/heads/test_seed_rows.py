@@ -1,16 +1,15 @@
 """Rows of docs/labbook.md about the head on one process that no other test shows."""
 
-import threading
-
 import numpy as np
 import paddle
 import pytest
 
 from plsc.config import ConfigError, load
 from plsc.heads import make_head
+from plsc.heads import softmax as softmax_module
 from plsc.heads import step as step_module
 from plsc.heads.margins import ArcFace, CosFace
-from plsc.heads.sampling import choose_classes
+from plsc.heads.sampling import DrawAhead
 from plsc.utils.sharding import ClassShard
 from tests.helpers.bounds import assert_within, cosines
 
@@ -80,11 +79,9 @@ def test_row_3_5_sampling_leaves_the_callers_labels_alone():
 def test_row_3_6_a_remapped_label_is_the_old_one(rate):
     head = make_head(20, D, CosFace(), sample_rate=rate)
     emb, label = batch()
-    given = step_module.Step(head.spec, head.memory, emb, label, 5).forward()[1].backend.given
-    if given.column_N is None:
-        assert np.array_equal(head.bank.index[given.column_P], label.numpy()[given.row_P])
-    else:
-        assert np.array_equal(head.bank.index[given.column_N.numpy()], label.numpy())
+    step = step_module.Step(head.spec, head.memory, emb, label.numpy(), 5, [len(label)])
+    place = step._find_targets()
+    assert np.array_equal(head.bank.index[place.column_P], label.numpy()[place.row_P])
 
 
 def test_row_3_8_one_head_state_whatever_is_sampled():
@@ -158,16 +155,12 @@ def test_row_3_19_when_the_draw_happens_cannot_change_a_number(monkeypatch):
             head.step(0.1)
         return head.bank.state()["centres"].tobytes()
 
-    in_the_step = train()
-    drawn = {}
+    ahead = train()
 
-    def draw():
-        for number in reversed(range(5)):
-            positives = np.unique(batch(seed=number, num_classes=200)[1].numpy())
-            drawn[number] = choose_classes(positives, ClassShard.whole(200), 0.1, 7, number)
+    class DrawInTheStep(DrawAhead):
+        def take(self, step):
+            self._ahead = None
+            return super().take(step)
 
-    beside = threading.Thread(target=draw)
-    beside.start()
-    beside.join()
-    monkeypatch.setattr(step_module, "choose_classes", lambda *arguments: drawn[arguments[4]])
-    assert train() == in_the_step
+    monkeypatch.setattr(softmax_module, "DrawAhead", DrawInTheStep)
+    assert train() == ahead

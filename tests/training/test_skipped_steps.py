@@ -96,16 +96,15 @@ def test_a_run_with_a_bad_step_is_one_that_leaves_it_out(tmp_path, monkeypatch, 
 def test_a_stray_label_is_refused_by_name_and_changes_nothing(tmp_path, monkeypatch, kernels):
     monkeypatch.setenv("PLSC_KERNELS", kernels)
     trainer = make_trainer(tmp_path, NO_PAIRS)
-    step, states = trainer.train_step, []
+    step, batches, states = trainer.train_step, trainer.loader.from_step, []
 
-    def strayed(batch):
-        states.append(everything(trainer))
-        if trainer.step == 3:
-            labels = np.where(np.arange(len(batch.labels)) == 5, 23, batch.labels)
-            batch = batch._replace(labels=labels)
-        return step(batch)
+    def strayed(first):
+        for batch in batches(first):
+            at_5 = (np.arange(len(batch.labels)) == 5) & (batch.step == 3)
+            yield batch._replace(labels=np.where(at_5, 23, batch.labels))
 
-    trainer.train_step = strayed
+    trainer.loader.from_step = strayed
+    trainer.train_step = lambda batch: (states.append(everything(trainer)), step(batch))[1]
     message = r"sample 5 of the 12 in this step has label 23, but labels must be in \[0, 23\); 1 such samples"
     with pytest.raises(UserError, match=message):
         trainer.train(None)

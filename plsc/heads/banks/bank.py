@@ -14,7 +14,7 @@ from plsc import native as kernels
 from plsc.heads.optimizer import Rule, Update, moment_name
 from plsc.native.heads import rows as row_kernels
 from plsc.utils.sharding import ClassShard
-from plsc.utils.tensors import large_tensor, rows_in_place, tensor_of, write_rows
+from plsc.utils.tensors import large_tensor, rows_in_place, write_rows
 
 INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
 UPDATE_ROWS = 4096  # selected rows that a CPU fetches, updates and writes back at a time
@@ -59,7 +59,6 @@ class Bank(ABC):
     """
 
     itemsize = 4  # bytes of a stored number, also in a checkpoint
-    on_device = False  # whether rows can be selected by a tensor, with `select_on_device`
     has_zeros = True  # whether centres of length 0 may be among the rows
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
@@ -86,7 +85,7 @@ class Bank(ABC):
     @property
     def selected(self) -> int:
         """K, the number of rows that take part in the step."""
-        return self.shard.size if self._index_K is None else len(self._index_K)
+        return self.used
 
     @property
     def index(self) -> np.ndarray:
@@ -94,23 +93,15 @@ class Bank(ABC):
         return np.arange(self.shard.size) if self._index_K is None else self._index_K
 
     @property
-    def index_tensor(self) -> paddle.Tensor:
-        """The selected rows on the device, int64 [K]; the shard's size for one that is not used."""
-        return paddle.arange(self.shard.size) if self._index_K is None else tensor_of(self._index_K)
+    def used(self) -> int:
+        """How many of the K selected rows, the first ones, are classes; the others only fill up."""
+        return self.shard.size if self._index_K is None else len(self._index_K)
 
-    @property
-    def certain(self) -> int:
-        """How many of the K selected rows, the first ones, are used for certain; see `unused`."""
-        return self.selected
+    def select(self, index_K: np.ndarray | None, spare: int = 0) -> None:
+        """Let these rows of the shard (int64 [K], rising) take part until the next call; None: all of them.
 
-    @property
-    def unused(self) -> paddle.Tensor:
-        """1 of the selected rows from `certain` on that are not used, else 0: float32 on the device."""
-        return paddle.zeros([0])
-
-    def select(self, index_K: np.ndarray | None) -> None:
-        """Let these rows of the shard (int64 [K], rising) take part until the next call; None: all of
-        them."""
+        spare: rows of zeros that fill up the selected ones; only a bank on the device has such.
+        """
         self._index_K = index_K
 
     def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)

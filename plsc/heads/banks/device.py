@@ -7,7 +7,7 @@ import paddle
 from paddle import _C_ops
 
 from plsc import native as kernels
-from plsc.distributed.device import asynchronous, on_device
+from plsc.distributed.device import asynchronous, on_device, to_device
 from plsc.heads.banks.bank import INIT_ROWS, UPDATE_ROWS, Bank, initial_blocks
 from plsc.heads.optimizer import Rule, Update
 from plsc.utils.bfloat16 import float32_of
@@ -31,11 +31,8 @@ def _sum_of_squares(rows: paddle.Tensor) -> paddle.Tensor:
 class DeviceBank(Bank):
     """Keeps the rows on the device that Paddle computes on; without sampling they are used in place.
 
-    Each array has one row more than the shard has classes, for numbers that nobody needs: those of selected
-    rows that turn out not to be used (see `select_on_device`).
+    Each array has one row more than the shard has classes, of zeros, which fills up the selected rows.
     """
-
-    on_device = True
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule, std: float, seed: int):
         super().__init__(shard, width, bias=bias, rule=rule)
@@ -64,45 +61,16 @@ class DeviceBank(Bank):
     # -- the rows of a step
     # -------------------------------------------------------------------------------------------------
 
-    def select(self, index_K):
+    def select(self, index_K, spare=0):
         super().select(index_K)
-        self._index_tensor = None if index_K is None else tensor_of(index_K)
-        self._selected = self.shard.size if index_K is None else len(index_K)
-        self._certain = self._selected
+        self._index_tensor = None
         self._fetched = {}
-
-    def select_on_device(self, index_K: paddle.Tensor, certain: int) -> None:
-        """Let these rows take part until the next selection: int64 [K] on the device, rising, the shard's
-        size for one that is not used; only such from number `certain` on."""
-        self.select(None)
-        self._index_tensor = index_K
-        self._selected = len(index_K)
-        self._certain = certain
+        if index_K is not None:
+            self._index_tensor = to_device(np.append(index_K, np.full(spare, self.shard.size)))
 
     @property
     def selected(self):
-        return self._selected
-
-    @property
-    def certain(self):
-        return self._certain
-
-    @property
-    def unused(self):
-        if self._certain == self._selected:
-            return super().unused
-        return (self._index_tensor[self._certain :] == self.shard.size).astype("float32")
-
-    @property
-    def index(self):
-        if self._certain == self._selected:
-            return super().index
-        index_K = self._index_tensor.numpy()
-        return index_K[index_K < self.shard.size]
-
-    @property
-    def index_tensor(self):
-        return super().index_tensor if self._index_tensor is None else self._index_tensor
+        return self.shard.size if self._index_tensor is None else len(self._index_tensor)
 
     def rows(self, name, start, stop):
         if self._index_tensor is None:
@@ -112,12 +80,9 @@ class DeviceBank(Bank):
         return paddle.gather(self._tables[name], self._index_tensor[start:stop])
 
     def _fetch(self, name: str) -> paddle.Tensor:
-        """Copy all selected rows, once in a step; for a row that is not used, any."""
+        """Copy all selected rows, once in a step."""
         if name not in self._fetched:
-            index_K = self._index_tensor
-            if self._certain < self._selected:
-                index_K = index_K.clip(max=self.shard.size - 1)
-            self._fetched[name] = paddle.gather(self._tables[name], index_K)
+            self._fetched[name] = paddle.gather(self._tables[name], self._index_tensor)
         return self._fetched[name]
 
     def gather(self, name, number_P):
@@ -164,13 +129,8 @@ class DeviceBank(Bank):
     def squares(self):
         if not asynchronous():
             return super().squares()
-        totals = []
-        for rows in (self.rows("centres", 0, self.selected), self.gradients()["centres"]):
-            if rows is not None and self._certain < self._selected:
-                used = (self._index_tensor < self.shard.size).astype("float32").unsqueeze(1)
-                rows = rows * used
-            totals.append(_sum_of_squares(rows))
-        return paddle.stack(totals).astype("float64")
+        both = (self.rows("centres", 0, self.selected), self.gradients()["centres"])
+        return paddle.stack([_sum_of_squares(rows) for rows in both]).astype("float64")
 
     # -- checkpoints
     # --------------------------------------------------------------------------------------------------------

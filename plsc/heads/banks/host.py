@@ -82,7 +82,7 @@ class HostBank(Bank):
                 self._arrays[moment] = np.zeros_like(self._arrays[name])
         self.select(None)
 
-    def select(self, index_K):
+    def select(self, index_K, spare=0):
         super().select(index_K)
         self._rows = HostRows(self._arrays, index_K)
 

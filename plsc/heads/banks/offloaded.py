@@ -283,7 +283,7 @@ class OffloadedBank(Bank):
     # -- the step
     # -----------------------------------------------------------------------------------------------------------
 
-    def select(self, index_K):
+    def select(self, index_K, spare=0):
         super().select(index_K)
         self._wait()
         if index_K is None:

@@ -9,7 +9,7 @@ import pytest
 from plsc.heads.banks import BANKS
 from plsc.heads.banks import bank as bank_module
 from plsc.heads.banks.bank import initial_rows
-from plsc.heads.optimizer import Frozen, Momentum
+from plsc.heads.optimizer import Momentum
 from plsc.utils.sharding import ClassShard, split
 from tests.heads.errors import OPTIMIZERS
 from tests.helpers.bounds import EPS, assert_within, growth, perturbed
@@ -38,14 +38,14 @@ def test_initial_rows_have_the_asked_deviation():
     assert rows.dtype == np.float32 and abs(rows.std() - 0.02) < 2e-4 and abs(rows.mean()) < 2e-4
 
 
-@pytest.mark.parametrize("kind,most", [("device", 3), ("host", 11 + 3)])
+@pytest.mark.parametrize("kind,most", [("device", 3), ("host", 22 + 3)])
 def test_initial_rows_are_drawn_where_they_stay(kind, most):
     """Beside the bank's own arrays, which for a host bank are NumPy's too, there are the rows of a block or
     two."""
     block = 64 * 4 * bank_module.INIT_ROWS
     tracemalloc.start()
     try:
-        options = {"bias": False, "std": 0.5, "seed": 1, "rule": Frozen()}
+        options = {"bias": False, "std": 0.5, "seed": 1, "rule": Momentum()}
         BANKS[kind](ClassShard.whole(11 * bank_module.INIT_ROWS), 64, **options)
         assert tracemalloc.get_traced_memory()[1] < most * block
     finally:
