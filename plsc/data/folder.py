@@ -24,9 +24,9 @@ UNREAD = (".gif", ".heic", ".heif", ".avif", ".jxl", ".svg", ".psd", ".dng", ".c
 ALIGNMENT = "alignment.csv"  # what plsc align writes beside the identities' folders
 
 
-def read_folder(folder: str, extensions: tuple[str, ...] = EXTENSIONS) -> tuple[Paths, np.ndarray, list[str]]:
-    """List the images, or other files of these extensions, below the folders of `folder`, in the order of
-    their names; their labels int64 [N]; the folders' names.
+def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
+    """List the images below the folders of `folder`, in the order of their names; their labels int64 [N]; the
+    folders' names.
 
     The labels number the folders in the order of their names. Subfolders of an identity's folder are read
     too. What begins with a dot is left out, and what plsc align writes beside the folders; other files are
@@ -42,14 +42,14 @@ def read_folder(folder: str, extensions: tuple[str, ...] = EXTENSIONS) -> tuple[
     for name in names:
         before = len(images)
         for file in _files_below(folder, name):
-            (images if file.lower().endswith(extensions) else others).append(file)
+            (images if file.lower().endswith(EXTENSIONS) else others).append(file)
         counts.append(len(images) - before)
     unread = [name for name in others if name.lower().endswith(UNREAD)]
     kinds = ", ".join(sorted({os.path.splitext(name)[1].lower() for name in unread}))
     if not images:
         remedy = f"; {kinds} is not read, convert it to .png or .jpg" if unread else ""
         raise UserError(
-            f"{folder}: has no images in folders of their own, one folder for each identity ({', '.join(extensions)}){remedy}"
+            f"{folder}: has no images in folders of their own, one folder for each identity ({', '.join(EXTENSIONS)}){remedy}"
         )
     if unread:
         what = f"left out, {kinds} is not read; convert to .png or .jpg"

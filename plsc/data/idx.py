@@ -18,9 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from plsc.data.augment import Augment
 from plsc.data.dataset import Dataset
-from plsc.data.transforms import generator
 from plsc.errors import MissingFileError, UserError, reading, shown
 from plsc.utils.files import open_regular
 
@@ -76,25 +74,14 @@ def _whole(file: BinaryIO, axes: int) -> bytes:
 class IdxImages(Dataset):
     """Grey images and their labels from two idx files, .gz or plain; the network's input is pixel / 255.
 
-    `images`, `labels`: the files. `title`: what logs and reports call the set; empty = the
-    name of the images' file. `flip`, `crop`, `cutout`: what training changes in a
-    picture, as in plsc.data.images.EncodedImages; all off by default.
+    `images`, `labels`: the files. `title`: what logs and reports call the set; empty = the name of the
+    images' file.
     """
 
     mean, scale = 0.0, 1 / 255  # the network sees numbers from 0 to 1
 
-    def __init__(
-        self,
-        images: str,
-        labels: str,
-        title: str = "",
-        flip: bool = Augment.flip,
-        crop: float = Augment.crop,
-        cutout: float = Augment.cutout,
-        seed: int = 0,
-    ):
-        self.augment = Augment(flip=flip, crop=crop, cutout=cutout)
-        self.check(images=images, labels=labels, **vars(self.augment))
+    def __init__(self, images: str, labels: str, title: str = ""):
+        self.check(images=images, labels=labels)
         pixels = read_idx(images, axes=3)
         self.labels = read_idx(labels, axes=1).astype(np.int64)
         if len(pixels) != len(self.labels) or not pixels.size:
@@ -112,12 +99,10 @@ class IdxImages(Dataset):
             )
         self.image_shape = (1, *pixels.shape[1:])
         self._pixels = pixels[:, np.newaxis]
-        self.seed = seed
         self._title = title or Path(images).name
 
     @classmethod
     def check(cls, **kwargs) -> None:
-        Augment.check(**kwargs)
         for key in kwargs.keys() & {"images", "labels"}:
             path = Path(kwargs[key])
             if not path.is_file():
@@ -130,11 +115,7 @@ class IdxImages(Dataset):
         return self._title
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
-        pixels = self._pixels[index]
-        if self.augment == Augment():
-            return pixels
-        # A copy: OpenCV refuses arrays that are read-only.
-        return self.augment(pixels[0].copy(), generator(self.seed, epoch, index))[np.newaxis]
+        return self._pixels[index]
 
     def images(self, start: int, stop: int) -> np.ndarray:
         return self._pixels[start:stop]

@@ -18,7 +18,7 @@ import numpy as np
 
 from plsc.data import MOST_PIXELS
 from plsc.data.augment import Augment
-from plsc.data.dataset import Dataset, IdentificationSet, PairSet
+from plsc.data.dataset import Dataset, PairSet
 from plsc.data.transforms import generator, resize
 from plsc.errors import CorruptImageError, UserError, reading, shown
 from plsc.utils.files import read_array
@@ -116,7 +116,7 @@ def sides(size: int | Sequence[int]) -> tuple[int, int]:
     return height, width
 
 
-class _Encoded:
+class Encoded:
     """The preprocessing of a set of encoded images."""
 
     def __init__(
@@ -155,7 +155,7 @@ class _Encoded:
         """Return the stored bytes of image `index`: uint8 [n]."""
 
 
-class EncodedImages(_Encoded, Dataset):
+class EncodedImages(Encoded, Dataset):
     """Labelled images that are decoded when they are needed; the base of all formats.
 
     `size`: [height, width] that images are resized to, or an integer for both. `channels`: "RGB", "BGR" or
@@ -219,30 +219,11 @@ class EncodedImages(_Encoded, Dataset):
         return read_sample(self.encoded(index), self.preprocessing, lambda: self.name(index), augment)
 
 
-class EncodedPairs(_Encoded, PairSet):
+class EncodedPairs(Encoded, PairSet):
     """Verification pairs of images that are decoded when they are needed; the base of all formats.
 
     `size`, `channels`, `mean`, `scale` as in EncodedImages; they must be those of training.
     """
-
-    def image(self, index: int) -> np.ndarray:
-        return read_sample(self.encoded(index), self.preprocessing, lambda: self.image_name(index))
-
-
-class EncodedSearch(_Encoded, IdentificationSet):
-    """Gallery and probes of images that are decoded when they are needed; `size`, ... as in EncodedPairs.
-
-    A format sets `_paths`: of the images of the gallery, and, if they are others, of the probes.
-    """
-
-    _paths: Sequence[Sequence[str]]
-
-    def encoded(self, index: int) -> np.ndarray:
-        return read_file(self.image_name(index))
-
-    def image_name(self, index: int) -> str:
-        gallery = self._paths[0]
-        return gallery[index] if index < len(gallery) else self._paths[1][index - len(gallery)]
 
     def image(self, index: int) -> np.ndarray:
         return read_sample(self.encoded(index), self.preprocessing, lambda: self.image_name(index))

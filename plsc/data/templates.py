@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.data.dataset import TemplatePairs
+from plsc.data.dataset import IdentificationSet, TemplatePairs
 from plsc.data.folder import read_folder
 from plsc.data.image_list import SHOWN, Paths, check_list, identity_names, read_list, refuse_missing
-from plsc.data.images import EncodedPairs, EncodedSearch, read_file
+from plsc.data.images import Encoded, EncodedPairs, read_file, read_sample
 from plsc.data.pair_sampling import check_pairs
 from plsc.data.pairs import is_number, open_text
 from plsc.errors import MissingFileError, UserError, shown
@@ -105,7 +105,7 @@ def _read_numbers(path: str) -> np.ndarray:
     return rows
 
 
-class GalleryProbe(EncodedSearch):
+class GalleryProbe(Encoded, IdentificationSet):
     """Probes to be found in a gallery.
 
     `gallery`, `probe`: two image folders, in which a folder's name is the identity, or two list files, whose
@@ -144,6 +144,16 @@ class GalleryProbe(EncodedSearch):
             raise UserError(
                 "gallery, probe: give two folders or two lists: the identities of a folder and a list are not comparable"
             )
+
+    def encoded(self, index: int) -> np.ndarray:
+        return read_file(self.image_name(index))
+
+    def image(self, index: int) -> np.ndarray:
+        return read_sample(self.image_name(index), self.preprocessing)
+
+    def image_name(self, index: int) -> str:
+        gallery, probe = self._paths
+        return gallery[index] if index < len(gallery) else probe[index - len(gallery)]
 
 
 def _read_part(path: str, root: str) -> tuple[Paths, np.ndarray]:
