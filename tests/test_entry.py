@@ -25,7 +25,6 @@ from plsc.training.embed import embed
 from plsc.training.start import RUN_FILES, find_checkpoint
 from plsc.training.trained import load_network
 from plsc.utils.logging import setup
-from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.bounds import assert_within, perturbed, rounded
 from tests.helpers.pictures import drawn
 from tests.helpers.tiny_runs import (
@@ -72,7 +71,7 @@ def embeddings(folder, flip=False):
     """Embed PIXELS by the newest checkpoint: unit vectors, and how far another path may lie from them."""
     saved = Checkpoint.open(checkpoint(folder))
     backbone = load_network(saved, entry(folder).config).backbone
-    preprocessing = Preprocessing.from_json(saved.preprocessing)
+    preprocessing = saved.preprocessing
 
     def compute():
         emb = embed(backbone, lambda start, stop: PIXELS[start:stop], len(PIXELS), preprocessing, 5, flip)

@@ -26,6 +26,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     ValidationError,
+    field_serializer,
     field_validator,
 )
 
@@ -92,8 +93,8 @@ class Manifest(BaseModel):
     heads: list[HeadFile]
     """In class order; together [0, num_classes)."""
     files: dict[Annotated[str, Field(pattern=_FILE_NAME)], FileSum]
-    preprocessing: dict[str, Any]
-    """How images are prepared, see plsc.utils.preprocessing; {} where it is not known."""
+    preprocessing: Preprocessing
+    """How images are prepared."""
     weights: str = BACKBONE
     """Whose arrays are the weights to use, for everything but to train on."""
     state: dict[Annotated[str, Field(pattern=rf"^{_OWNER}$")], dict[str, Any]]
@@ -101,12 +102,14 @@ class Manifest(BaseModel):
     config: dict[str, dict[str, Any] | list[Any]]
     """The resolved config by sections; {} for what no training has written."""
 
-    @field_validator("preprocessing")
+    @field_validator("preprocessing", mode="before")
     @classmethod
-    def _check_preprocessing(cls, fields: dict) -> dict:
-        if fields:
-            Preprocessing.from_json(fields)
-        return fields
+    def _read_preprocessing(cls, fields: Any) -> Any:
+        return Preprocessing.from_json(fields) if isinstance(fields, dict) else fields
+
+    @field_serializer("preprocessing")
+    def _write_preprocessing(self, preprocessing: Preprocessing) -> dict[str, Any]:
+        return preprocessing.to_json()
 
     @field_validator("state")
     @classmethod

@@ -69,16 +69,13 @@ class Checkpoint:
         path = Path(path)
         return cls(path, *open_folder(path, verify))
 
-    def require(self, section: str, *keys: str) -> None:
-        """Raise UserError unless `section`, "preprocessing" or the owner of a state, has all `keys`; imported
-        weights lack some."""
-        known = self.preprocessing if section == "preprocessing" else self.plain(section)
-        where = section if section == "preprocessing" else f"state.{section}"
-        lacking = [key for key in keys if known.get(key) is None]
+    def require(self, owner: str, *keys: str) -> None:
+        """Raise UserError unless the state of `owner` has all `keys`; imported weights have no states."""
+        lacking = [key for key in keys if self.plain(owner).get(key) is None]
         if lacking:
             raise UserError(
-                f"{self.path}/manifest.json: {where}.{lacking[0]}: is missing, so this cannot be used as a "
-                "run's checkpoint; name one of a training, or start from this one with Global.init_from"
+                f"{self.path}/manifest.json: state.{owner}.{lacking[0]}: is missing, so this cannot be used "
+                "as a run's checkpoint; name one of a training, or start from this one with Global.init_from"
             )
 
     def plain(self, owner: str) -> dict[str, Any]:
@@ -132,7 +129,7 @@ class Checkpoint:
         It is over the arrays of `weights` (name, dtype, shape and bytes of each, sorted by name) and the
         preprocessing. Embeddings of networks with another one cannot be compared.
         """
-        digest = hashlib.sha256(json.dumps(self.preprocessing, sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps(self.preprocessing.to_json(), sort_keys=True).encode())
         file = self._tensors[self.weights_file]
         for name, entry in sorted(file.arrays.items()):
             digest.update(json.dumps([name, entry.dtype.name, entry.shape]).encode())

@@ -33,6 +33,7 @@ from plsc.checkpoint.tensorfile import DamagedError, layout, sync_folder, write_
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.atomic_write import remove
 from plsc.utils.disk import no_space
+from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.sharding import ClassShard
 
 _log = logging.getLogger("plsc")
@@ -63,7 +64,7 @@ class Content:
     rows: Mapping[str, np.ndarray]
     shard: ClassShard
     config: Mapping[str, Any]
-    preprocessing: dict
+    preprocessing: Preprocessing
     classes: list[str] | None = None
     weights: str = BACKBONE
 

@@ -34,7 +34,7 @@ def inspect(folder: str) -> str:
         ("world size", manifest.world_size),
         ("head", arrays),
         ("weights to use", saved.weights_file),
-        ("preprocessing", _line(saved.preprocessing)),
+        ("preprocessing", _line(saved.preprocessing.to_json())),
         ("best", _line(saved.best.model_dump()) if saved.best else "none so far"),
         *((name, _line(config[name])) for name in _SHOWN if name in config),
         ("written by", f"plsc {manifest.plsc}"),

@@ -27,6 +27,7 @@ from plsc.distributed import environment, launcher
 from plsc.distributed.environment import CPU
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.self_check import head_differences
+from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.sharding import ClassShard, split
 from plsc.utils.text import table
 
@@ -113,7 +114,7 @@ def check_checkpoint() -> float:
             rows={"centres": centres[start:stop]},
             shard=ClassShard(23, start, stop),
             config={},
-            preprocessing={},
+            preprocessing=Preprocessing((3, 1, 1)),
         )
         ranks = store.Ranks(distributed.rank(), distributed.world_size(), distributed.gather_objects)
         saved = store.Checkpoint.open(store.save(folder, content, ranks))

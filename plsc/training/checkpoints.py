@@ -128,7 +128,7 @@ class Checkpoints:
             rows=rows,
             shard=run.head.shard,
             config=run.cfg.plain(),
-            preprocessing=run.dataset.preprocessing.to_json(),
+            preprocessing=run.dataset.preprocessing,
             classes=class_names(run.dataset) if distributed.rank() == 0 else None,
             weights=self._weights,
         )

@@ -206,8 +206,7 @@ class Evaluator:
 
 def build_saved_sets(cfg: Config, saved: Checkpoint) -> dict[str, EvalSet]:
     """Build the sets of DataLoader.Eval for the network of a checkpoint, as `build_sets`."""
-    preprocessing = Preprocessing.from_json(saved.preprocessing)
-    return build_sets(cfg, preprocessing, saved.num_classes, names=saved.classes())
+    return build_sets(cfg, saved.preprocessing, saved.num_classes, names=saved.classes())
 
 
 def build_saved_evaluator(

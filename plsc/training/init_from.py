@@ -67,10 +67,8 @@ def _load_backbone(
         raise UserError(format_lines(f"{START}: {where}", differences))
     for name, array in arrays.items():
         own[name].set_value(array)
-    if Preprocessing.from_json(saved.preprocessing).differences(preprocessing):
-        warn(
-            f"{saved.path} was trained on samples {saved.preprocessing}, this run has {preprocessing.to_json()}"
-        )
+    if saved.preprocessing.differences(preprocessing):
+        warn(f"{saved.path} was trained on {saved.preprocessing}, this run has {preprocessing}")
     return f"starting with the {len(arrays)} tensors of the backbone in {saved.path}, {saved.weights_file}"
 
 

@@ -19,7 +19,6 @@ from plsc.training.thresholds import threshold_of
 from plsc.training.trained import load_network
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.logging import warn
-from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.vectors import unit_rows
 
 
@@ -35,7 +34,7 @@ def predict(
     model: a Layer that takes the weights instead of Model.name's.
     """
     saved = open_checkpoint(cfg)
-    preprocessing = Preprocessing.from_json(saved.preprocessing)
+    preprocessing = saved.preprocessing
     read, names = samples_to_predict(images, preprocessing)
     if not names:
         raise UserError("predict: no images given, give at least one")

@@ -126,7 +126,7 @@ def refuse_other_run(
         "optimizer": (theirs.get("optimizer"), ours["optimizer"]),
         "class centres' optimizer": (theirs.get("head_optimizer"), ours["head_optimizer"]),
         "head": (theirs.get("head"), ours["head"]),
-        "preprocessing": (saved.preprocessing, data.preprocessing.to_json()),
+        "preprocessing": (saved.preprocessing, data.preprocessing),
         "Optimizer.freeze": (optimizer.get("freeze", []), cfg.Optimizer.freeze),
         "Optimizer.freeze_norms": (optimizer.get("freeze_norms", False), cfg.Optimizer.freeze_norms),
     }

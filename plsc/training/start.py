@@ -97,7 +97,7 @@ def open_checkpoint(cfg: Config) -> store.Checkpoint:
     """Open the checkpoint that Global.checkpoint names, by default the newest in Global.output_dir. Every
     rank calls it.
 
-    Raises MissingFileError if there is none, UserError for one without a preprocessing.
+    Raises MissingFileError if there is none.
     """
     path = find_checkpoint(cfg)
     if path is None:
@@ -105,9 +105,7 @@ def open_checkpoint(cfg: Config) -> store.Checkpoint:
         raise MissingFileError(
             f"{folder}: no checkpoint there; train first, or set Global.checkpoint or Global.output_dir"
         )
-    saved = store.Checkpoint.open(path, verify=False)
-    saved.require("preprocessing", "shape", "mean", "scale")
-    return saved
+    return store.Checkpoint.open(path, verify=False)
 
 
 def find_start(cfg: Config) -> Path:

@@ -80,11 +80,10 @@ def load_network(saved: Checkpoint, cfg: Config, model: paddle.nn.Layer | None =
 
     Raises UserError if they are of another network.
     """
-    preprocessing = Preprocessing.from_json(saved.preprocessing)
-    backbone = model or build_backbone(cfg.Model, cfg.Global.seed, preprocessing.shape)
+    backbone = model or build_backbone(cfg.Model, cfg.Global.seed, saved.preprocessing.shape)
     load_backbone(backbone, saved)
     if saved.manifest.weights != BACKBONE:
         get_logger().info(f"the weights are those of {saved.weights_file}, not the ones that are trained")
     amp = cfg.Global.amp_of_prediction
     check_amp(amp)
-    return TrainedNetwork(backbone, preprocessing, saved, amp)
+    return TrainedNetwork(backbone, saved.preprocessing, saved, amp)

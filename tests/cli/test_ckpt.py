@@ -39,7 +39,7 @@ def test_inspect_is_a_table(saved, capsys):
     assert lines["names"] == "11, from a, b, c, d, e"
     assert lines["world size"] == "2"
     assert lines["head"].startswith("bias F64 [11]; centres F32 [11, 4]; momentum F32 [11, 4]")
-    assert lines["preprocessing"] == "shape [1, 32, 32], channels grey, mean 127.5, scale 0.0078431"
+    assert lines["preprocessing"] == "shape [1, 32, 32], mean 127.5, scale 0.0078431, channels grey"
     assert lines["best"] == "step 90, set lfw, metric accuracy, value 0.9"
     assert lines["Model"] == "name LeNet, embedding_size 4" and lines["Head"].endswith("margin 0.5")
     size = (saved[0] / "head-00001-of-00002.safetensors").stat().st_size

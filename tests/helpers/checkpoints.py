@@ -10,14 +10,10 @@ import numpy as np
 from plsc.checkpoint.manifest import seal
 from plsc.checkpoint.store import Checkpoint, Content, Ranks, save
 from plsc.errors import UserError
+from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.sharding import ClassShard, split
 
-PREPROCESSING = {
-    "shape": [1, 32, 32],
-    "channels": "grey",
-    "mean": 127.5,
-    "scale": 0.0078431,
-}
+PREPROCESSING = Preprocessing((1, 32, 32), 127.5, 0.0078431)
 
 
 def content(seed, classes=11, dim=4):

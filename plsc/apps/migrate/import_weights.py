@@ -173,7 +173,7 @@ def _save(folder: Path, arrays: dict, width: int, config: Config, preprocessing:
             rows={"centres": np.zeros((0, width), np.float32)},
             shard=ClassShard.whole(0),
             config=config.plain(),
-            preprocessing=preprocessing.to_json(),
+            preprocessing=preprocessing,
         ),
     )
 

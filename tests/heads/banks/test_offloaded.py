@@ -15,6 +15,7 @@ from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import LARS, AdamW, Momentum
 from plsc.utils import bfloat16
 from plsc.utils.logging import setup
+from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.sharding import ClassShard
 
 KINDS = [("host", "bfloat16"), ("disk", "float32"), ("disk", "bfloat16")]
@@ -149,7 +150,7 @@ def test_a_run_resumed_from_a_checkpoint_is_the_run_that_was_not_stopped(kind, d
 def checkpoint_of(head, folder):
     content = Content(
         5, 1, {"backbone": {"arrays": {}}}, head.bank.state(), ClassShard.whole(C), config={},
-        preprocessing={},
+        preprocessing=Preprocessing((3, 1, 1)),
     )  # fmt: skip
     return Checkpoint.open(save(folder / "checkpoints", content))
 
