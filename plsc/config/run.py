@@ -20,7 +20,8 @@ DEFAULT_EPOCHS = 10
 
 
 class AmpCfg(Section):
-    """Mixed precision: which 16-bit numbers a training computes with."""
+    """Mixed precision: which 16-bit numbers convolutions and matrix products of a training compute with. Weights,
+    sums, checkpoints and evaluations are float32."""
 
     dtype: Literal["bfloat16", "float16"] = Field(...)
     """bfloat16 has float32's range, and needs an A100 or later among GPUs; float16 has more digits, its

@@ -30,13 +30,6 @@ def build_margin(cfg: HeadCfg) -> Margin | None:
     return margin if cfg.filter_above is None else InterClassFilter(margin, cfg.filter_above)
 
 
-def changes_others(cfg: HeadCfg) -> bool:
-    """Say whether the margin changes the logits of the other classes, too."""
-    if not isinstance(cfg, MarginCfg):
-        return False
-    return cfg.filter_above is not None or MARGINS.get(cfg.kind).has_others
-
-
 def build_rule(cfg: OptimizerCfg) -> Rule:
     """Build the class centres' optimizer that the config asks for."""
     rule = cfg.rule_of_head

@@ -25,17 +25,10 @@ from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.sharding import split
 
 
-def to_send(samples: np.ndarray) -> np.ndarray:
-    """Return samples in the dtype in which they go to the device: pixels uint8, all others float32."""
-    # Pixels are a quarter of the bytes; of other dtypes Paddle lacks some.
-    return samples if samples.dtype == np.uint8 else samples.astype(np.float32, copy=False)
-
-
 def to_input(samples: np.ndarray | paddle.Tensor, preprocessing: Preprocessing) -> paddle.Tensor:
     """Turn samples [B, *shape], there already if they are a tensor, into the backbone's float32 input on the
     device."""
     if isinstance(samples, np.ndarray):
-        samples = to_send(samples)
         samples = to_device(samples) if asynchronous() else paddle.to_tensor(samples)
     return preprocessing(samples)
 

@@ -30,7 +30,7 @@ from plsc.config.run import AmpCfg
 from plsc.distributed.device import asynchronous, to_device
 from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
-from plsc.training.embed import check_output, to_input, to_send
+from plsc.training.embed import check_output, to_input
 from plsc.training.freeze import statistics_of
 from plsc.training.loss_scale import LossScale
 from plsc.training.mixed_precision import autocast, autocast_on_cpu
@@ -110,8 +110,7 @@ class Network:
     def forward(self, images: np.ndarray, step: int) -> paddle.Tensor:
         """Compute the embeddings of this rank's samples [B, *shape] in step `step` (from 0): float32 [B, D],
         a leaf whose gradient `backward` takes."""
-        samples = to_send(images)
-        self._parts = self._cut(to_device(samples) if asynchronous() else samples, step)
+        self._parts = self._cut(to_device(images) if asynchronous() else images, step)
         with RecordEvent("forward"):
             if len(self._parts) == 1:
                 self._out = self._embed(self._model, self._parts[0])
