@@ -37,7 +37,7 @@ def weak_lines(cfg: Config, steps_per_epoch: int, sets: Mapping[str, EvalSet]) -
         if share < 1 and draws < FEW_DRAWS:
             lines.append(
                 f"Head.sample_rate: {share:g} in {steps:,} steps draws a class some {draws} times; below "
-                f"{FEW_DRAWS} it costs accuracy (docs/labbook.md): more steps, or a higher rate"
+                f"{FEW_DRAWS} it costs accuracy (docs/labbook.md): more steps, or a higher sample rate"
             )
     for title, data in sets.items():
         if data.pairs is not None and (few := few_identities(data.data)):

@@ -25,6 +25,7 @@ def refuse_beyond_memory(need: float, what: str, remedy: str, key: str = "") -> 
     free = available_bytes()
     if need > free:
         raise UserError(
-            f"{what} would take {need / 1e9:,.3g} GB of memory, this machine has {free / 1e9:.3g} GB free; {remedy}",
+            f"{what} would take {need / 1e9:,.3g} GB of memory, this machine has {free / 1e9:.3g} GB free; "
+            f"{remedy}",
             key=key,
         )

@@ -22,8 +22,8 @@ class Metrics:
     """Writes `<folder>/metrics.jsonl`, one JSON object a line, and copies for other programs; made on rank 0
     only.
 
-    Rows have a "step"; a row with "eval" (the name of a pair set) is an evaluation, the others are training. A
-    number that is not finite becomes null. The copies have the numbers as "train/loss" and
+    Rows have a "step"; a row with "eval" (the name of a pair set) is an evaluation, the others are training.
+    A number that is not finite becomes null. The copies have the numbers as "train/loss" and
     "eval/<set>/accuracy". One warning is logged if a copy cannot be written (any more), and the run goes on
     without it.
 
@@ -39,7 +39,8 @@ class Metrics:
         rows = read_metrics(self.path) if self.path.exists() else []
         self._copied = {_kind(row): row["step"] for row in rows}  # the last of each
         replace_file(self.path, b"".join(_line(row) for row in rows if row["step"] <= step))
-        self._file = open(self.path, "ab", buffering=2**20)  # noqa: SIM115 (what a full disk refuses waits there)
+        # What a full disk refuses waits in the buffer.
+        self._file = open(self.path, "ab", buffering=2**20)  # noqa: SIM115 (as long as the run)
         self._loggers: dict[str, Any] = {}
         for name in loggers:
             with self._may_fail(name):
@@ -108,6 +109,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
             rows.append({"step": row["step"], **row})
         except (ValueError, TypeError, KeyError):
             raise UserError(
-                f"{path}:{number}: not a row of metrics (got {line[:40]!r}), a row is a JSON object with a step"
+                f"{path}:{number}: not a row of metrics (got {line[:40]!r}), "
+                "a row is a JSON object with a step"
             ) from None
     return rows

@@ -131,7 +131,8 @@ import plsc.training.trainer
 plsc.training.checkpoints.LAST_SAVE_PAUSES = ()
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-print("ended at", train({str(tmp_path)!r}, {NO_PAIRS!r}, "Global.max_steps=4", "Checkpoint.every_steps=3").step)
+overrides = [{NO_PAIRS!r}, "Global.max_steps=4", "Checkpoint.every_steps=3"]
+print("ended at", train({str(tmp_path)!r}, *overrides).step)
 """
     done = run_python("-c", code, cwd=tmp_path, check=False)
     assert "[Errno 27] File too large" in done.stdout and "training goes on" in done.stdout

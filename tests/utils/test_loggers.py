@@ -2,7 +2,6 @@
 not installed is stood in for by a fake that knows the calls."""
 
 import importlib.util
-import json
 import struct
 import sys
 import types
@@ -114,38 +113,14 @@ def test_wandb_is_offline_with_one_id_and_heeds_the_environment(tmp_path, monkey
     assert (keywords["mode"], keywords["project"]) == ("online", "mine")
 
 
-def test_wandb_itself(tmp_path, monkeypatch):
-    needs("wandb")
-    for name in ("MODE", "PROJECT", "NAME", "DIR", "RUN_ID"):
-        monkeypatch.delenv(f"WANDB_{name}", raising=False)
-    run(tmp_path, "wandb")
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    run_id = (tmp_path / "wandb/plsc-run-id").read_text()
-    found = {tag: [] for tag in POINTS}
-    for file in sorted((tmp_path / "wandb").glob(f"offline-run-*-{run_id}/run-{run_id}.wandb")):
-        data = file.read_bytes()[
-            7:
-        ]  # LevelDB's log, shorter than one of its blocks; records of 7 bytes and theirs
-        while data:
-            size = int.from_bytes(data[4:6], "little")
-            history = Record.FromString(data[7 : 7 + size]).history
-            data = data[7 + size :]
-            values = {
-                item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in history.item
-            }
-            for tag in found.keys() & values.keys():
-                found[tag].append((history.step.num, values[tag]))
-    assert found == POINTS
-
-
 @pytest.mark.parametrize("name, package", [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
 def test_a_missing_package_is_one_line_before_the_first_step(tmp_path, monkeypatch, name, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError) as error:
         check_packages(["visualdl", name])
     assert str(error.value) == (
-        f"Global.loggers: {name} needs a package that is not installed: pip install {package}, or leave {name} out"
+        f"Global.loggers: {name} needs a package that is not installed: "
+        f"pip install {package}, or leave {name} out"
     )
     entry = Entry(TINY, [f"Global.output_dir={tmp_path}", f"Global.loggers=[{name}]"])
     for verb in (entry.train, entry.dry_run):

@@ -60,8 +60,9 @@ def test_python_2_strings_and_arrays_come_back(load):
     images, flags = load(text)
     assert [image.encode("latin-1") for image in images] == [b"\xff\xd8", b"b"] and flags == [True, False]
     array = (
-        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87Rq\x03(K\x01K\x02\x85"
-        b"cnumpy\ndtype\nq\x04U\x02u1K\x00K\x01\x87Rq\x05(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89U\x02\x01\xfftb."
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87Rq\x03"
+        b"(K\x01K\x02\x85cnumpy\ndtype\nq\x04U\x02u1K\x00K\x01\x87Rq\x05(K\x03U\x01|NNNJ"
+        b"\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89U\x02\x01\xfftb."
     )
     found = load(array)
     assert found.tolist() == [1, 255] and found.dtype == np.uint8
