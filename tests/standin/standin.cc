@@ -1,24 +1,12 @@
-// A stand-in for an accelerator: a plug-in for Paddle's CPU wheel, with memory apart from the host's.
+// A stand-in for a device: a plug-in for Paddle's CPU wheel, with memory apart from the host's, and two cards.
 //
-// Paddle runs an operator without a kernel on the CPU, with its inputs and outputs copied; the few kernels that it
-// has are at the end of this file. What it shows:
+// Paddle runs an operator without a kernel on the CPU, with its inputs and outputs copied. What it shows:
 //   memory       starts as 0xff, which is NaN, and cannot be touched outside of copies: SIGSEGV ends who tries
 //   late copies  a queued copy is done when somebody waits for it, and reads its source only then if it is large
-//   counts       of copies, bytes and waits, those for operators without a kernel apart, by name: standin_counts
-//   collectives  through memory that the processes share; a rank that is gone, late or sends another size fails the rest
-//
-// In the environment: STANDIN_CARDS (2); STANDIN_BYTES of a card (no limit); STANDIN_PATIENCE, seconds that a collective
-// waits for a rank (30); STANDIN_SHORT="rank:collective:FILE", a rank that says a byte less than it should in its collective of
-// this number, once: FILE, which is made, says that it has; STANDIN_COLLECTIVES=0, a plug-in without any; STANDIN_KERNELS=FILE, the
-// kernels that the device has: see keep_kernels.
-#include <cxxabi.h>
-#include <dlfcn.h>
-#include <execinfo.h>
+//   collectives  through memory that the processes share
 #include <fcntl.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -26,12 +14,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <fstream>
 #include <map>
 #include <mutex>
-#include <set>
-#include <sstream>
-#include <string>
 #include <vector>
 
 #include "paddle/phi/backends/device_ext.h"
@@ -41,70 +25,10 @@
 
 namespace {
 
-size_t setting(const char* name, size_t otherwise) {
-  const char* text = getenv(name);
-  return text ? strtoull(text, nullptr, 10) : otherwise;
-}
-
-double now() {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return time.tv_sec + 1e-9 * time.tv_nsec;
-}
-
-// ---- counts -------------------------------------------------------------------------------------------------------------
-
-struct Count {
-  long calls = 0;
-  long bytes = 0;
-};
-std::recursive_mutex lock;                  // of all that follows
-std::map<std::string, Count> counts;        // "to_device", "to_host", "on_device", "waits", "collectives"
-std::map<std::string, Count> of_operators;  // copies for an operator without a kernel, by its name
-
-// Returns the name of the function of paddle::experimental that an address lies in; "" if it lies elsewhere.
-const std::string& function_at(void* address) {
-  static std::map<void*, std::string> known;
-  auto found = known.find(address);
-  if (found != known.end()) return found->second;
-  Dl_info info;
-  std::string& name = known[address];
-  if (!dladdr(address, &info) || !info.dli_sname || !strstr(info.dli_sname, "6paddle12experimental")) return name;
-  int status;
-  char* whole = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
-  name = status ? "" : whole;
-  free(whole);
-  name = name.substr(0, name.find('('));
-  return name = name.substr(name.rfind(':') + 1);
-}
-
-// Returns the operator of Paddle's whose inputs or outputs are being copied because it has no kernel here; "" if none is.
-std::string operator_without_kernel() {
-  void* frames[64];
-  int depth = backtrace(frames, 64);
-  bool moves = false;
-  for (int i = 0; i < depth; i++) {
-    const std::string& name = function_at(frames[i]);
-    if (name.find("Trans") == 0 || name.find("PrepareData") == 0)
-      moves = true;
-    else if (moves && !name.empty())
-      return name;
-  }
-  return "";
-}
-
-void count(const char* what, size_t bytes = 0) {
-  std::lock_guard<std::recursive_mutex> held(lock);
-  std::string name = operator_without_kernel();
-  Count& entry = name.empty() ? counts[what] : of_operators[name];
-  entry.calls++;
-  entry.bytes += bytes;
-}
-
+std::recursive_mutex lock;  // of all that follows
 // ---- memory -------------------------------------------------------------------------------------------------------------
 
 std::map<char*, size_t> blocks;  // of device memory: start and bytes, whole pages
-size_t used = 0;
 thread_local int current = 0;
 
 size_t whole_pages(size_t bytes) {
@@ -143,13 +67,11 @@ void copy(void* to, const void* from, size_t bytes) {
 C_Status allocate(const C_Device, void** address, size_t bytes) {
   std::lock_guard<std::recursive_mutex> held(lock);
   bytes = whole_pages(bytes ? bytes : 1);
-  if (used + bytes > setting("STANDIN_BYTES", SIZE_MAX)) return C_FAILED;
   char* block = (char*)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (block == MAP_FAILED) return C_FAILED;
   memset(block, 0xff, bytes);
   mprotect(block, bytes, PROT_NONE);
   blocks[block] = bytes;
-  used += bytes;
   *address = block;
   return C_SUCCESS;
 }
@@ -168,9 +90,7 @@ C_Status fill(const C_Device, void* address, unsigned char value, size_t bytes) 
   return C_SUCCESS;
 }
 C_Status statistics(const C_Device, size_t* total, size_t* free) {
-  std::lock_guard<std::recursive_mutex> held(lock);
-  *total = setting("STANDIN_BYTES", 8ul << 30);
-  *free = *total - used;
+  *total = *free = 8ul << 30;
   return C_SUCCESS;
 }
 C_Status chunk(const C_Device, size_t* bytes) {
@@ -213,7 +133,6 @@ C_Status release(const C_Device, void* address, size_t) {
   std::lock_guard<std::recursive_mutex> held(lock);
   finish_all();  // a queued copy may be of this memory
   auto block = blocks.find((char*)address);
-  used -= block->second;
   munmap(block->first, block->second);
   blocks.erase(block);
   return C_SUCCESS;
@@ -251,17 +170,14 @@ C_Status stream_waits(const C_Device, C_Stream, C_Event event) {
   return C_SUCCESS;
 }
 C_Status wait_device(const C_Device) {
-  count("waits");
   finish_all();
   return C_SUCCESS;
 }
 C_Status wait_stream(const C_Device, C_Stream stream) {
-  count("waits");
   ((Stream*)stream)->finish();
   return C_SUCCESS;
 }
 C_Status wait_event(const C_Device, C_Event event) {
-  count("waits");
   return stream_waits(nullptr, nullptr, event);
 }
 C_Status call_back(const C_Device device, C_Stream stream, C_Callback function, void* data) {
@@ -272,26 +188,22 @@ C_Status call_back(const C_Device device, C_Stream stream, C_Callback function, 
 }
 
 constexpr size_t STAGED = 1 << 16;
-constexpr char TO_DEVICE[] = "to_device", TO_HOST[] = "to_host", ON_DEVICE[] = "on_device";
-template <const char* what>
 C_Status copy_now(const C_Device, void* to, const void* from, size_t bytes) {
-  count(what, bytes);
   finish_all();
   copy(to, from, bytes);
   return C_SUCCESS;
 }
-template <const char* what>
+template <bool to_device>
 C_Status copy_queued(const C_Device, C_Stream stream, void* to, const void* from, size_t bytes) {
-  count(what, bytes);
   std::lock_guard<std::recursive_mutex> held(lock);
   std::vector<char> staged;
   // Drivers keep the bytes of small sources, and Paddle relies on it.
-  if (what == TO_DEVICE && bytes <= STAGED) staged.assign((const char*)from, (const char*)from + bytes);
+  if (to_device && bytes <= STAGED) staged.assign((const char*)from, (const char*)from + bytes);
   ((Stream*)stream)->queue.push_back({to, from, bytes, std::move(staged)});
   return C_SUCCESS;
 }
 C_Status copy_between(const C_Device, const C_Device, void* to, const void* from, size_t bytes) {
-  return copy_now<ON_DEVICE>(nullptr, to, from, bytes);
+  return copy_now(nullptr, to, from, bytes);
 }
 
 // ---- the device -----------------------------------------------------------------------------------------------------------
@@ -307,11 +219,11 @@ C_Status get_device(const C_Device device) {
   return C_SUCCESS;
 }
 C_Status cards(size_t* number) {
-  *number = setting("STANDIN_CARDS", 2);
+  *number = 2;
   return C_SUCCESS;
 }
 C_Status list(size_t* numbers) {
-  for (size_t card = 0; card < setting("STANDIN_CARDS", 2); card++) numbers[card] = card;
+  for (size_t card = 0; card < 2; card++) numbers[card] = card;
   return C_SUCCESS;
 }
 C_Status yes(const C_Device, bool* answer) {
@@ -327,69 +239,28 @@ C_Status version(const C_Device, size_t* number) {
 
 constexpr size_t PIECE = 1ul << 20;
 constexpr size_t HEADER = 4096;
-constexpr int RANKS = 64;
 
 struct Shared {
   std::atomic<int> arrived;
   std::atomic<int> turn;
-  std::atomic<int> failed;
-  std::atomic<int> pid[RANKS];
-  std::atomic<size_t> bytes[RANKS];  // of the collective that a rank is in
 };
 struct Group {
   int rank;
   int ranks;
-  long calls;
   Shared* shared;
   char* pieces;
   char* piece(int rank) { return pieces + rank * PIECE; }
 };
 
-bool fail(Group* group, const char* why) {
-  group->shared->failed = 1;
-  fprintf(stderr, "standin: rank %d: %s\n", group->rank, why);
-  return false;
-}
-
-// Waits for all ranks; false, with a line on stderr, if one is gone, does not come, or has failed.
+// Waits for all ranks.
 bool meet(Group* group) {
   Shared* shared = group->shared;
   int turn = shared->turn;
   if (shared->arrived.fetch_add(1) + 1 == group->ranks) {
     shared->arrived = 0;
     shared->turn++;
-    return !shared->failed;
   }
-  double began = now();
-  for (long turns = 0; shared->turn == turn; turns++) {
-    if (shared->failed) return fail(group, "another rank's collective has failed");
-    if (turns % 100 == 99) {
-      for (int rank = 0; rank < group->ranks; rank++)
-        if (shared->pid[rank] && kill(shared->pid[rank], 0)) return fail(group, "connection closed by peer: a rank is gone");
-      if (now() - began > setting("STANDIN_PATIENCE", 30)) return fail(group, "timed out: a rank did not come");
-    }
-    turns < 20 ? sched_yield() : usleep(50);
-  }
-  return !shared->failed;
-}
-
-// Begins a collective of so many bytes; false if the ranks do not agree on them.
-bool begin(Group* group, size_t bytes) {
-  count("collectives", bytes);
-  group->calls++;
-  int rank;
-  long call;
-  char mark[4096];
-  const char* fault = getenv("STANDIN_SHORT");
-  if (fault && sscanf(fault, "%d:%ld:%4095s", &rank, &call, mark) == 3 && rank == group->rank && call == group->calls &&
-      access(mark, F_OK)) {
-    fclose(fopen(mark, "w"));
-    bytes--;
-  }
-  group->shared->bytes[group->rank] = bytes;
-  if (!meet(group)) return false;
-  for (int rank = 0; rank < group->ranks; rank++)
-    if (group->shared->bytes[rank] != group->shared->bytes[0]) return fail(group, "the ranks send different numbers of bytes");
+  while (shared->turn == turn) usleep(50);
   return true;
 }
 
@@ -443,12 +314,11 @@ C_Status join(size_t ranks, C_CCLRootId* id, size_t rank, C_CCLComm* handle) {
   const char* name = (const char*)id->data;
   int file = shm_open(name, O_RDWR | O_CREAT, 0600);
   size_t bytes = HEADER + ranks * PIECE;
-  if (file < 0 || ranks > RANKS || ftruncate(file, bytes)) return C_FAILED;
+  if (file < 0 || ftruncate(file, bytes)) return C_FAILED;
   char* start = (char*)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   close(file);
-  auto* group = new Group{(int)rank, (int)ranks, 0, (Shared*)start, start + HEADER};
-  group->shared->pid[rank] = getpid();
-  if (!meet(group)) return C_FAILED;
+  auto* group = new Group{(int)rank, (int)ranks, (Shared*)start, start + HEADER};
+  meet(group);
   if (rank == 0) shm_unlink(name);
   *handle = (C_CCLComm)group;
   return C_SUCCESS;
@@ -468,14 +338,13 @@ C_Status all_reduce(void* from, void* to, size_t count, C_DataType type, C_CCLRe
   auto* group = (Group*)handle;
   size_t number = width(type);
   ((Stream*)stream)->finish();
-  if (!begin(group, count * number)) return C_FAILED;
   std::vector<char> sum(PIECE);
   return in_pieces(count * number, number, [&](size_t first, size_t bytes) {
     copy(group->piece(group->rank), (char*)from + first, bytes);
     if (!meet(group)) return false;
     memcpy(sum.data(), group->piece(0), bytes);
     for (int rank = 1; rank < group->ranks; rank++)
-      if (!combine(sum.data(), group->piece(rank), bytes / number, type, op)) return fail(group, "no such reduction");
+      if (!combine(sum.data(), group->piece(rank), bytes / number, type, op)) return false;
     copy((char*)to + first, sum.data(), bytes);
     return meet(group);
   });
@@ -494,7 +363,6 @@ C_Status reduce_scatter(void* from, void* to, size_t count, C_DataType type, C_C
 C_Status broadcast(void* data, size_t count, C_DataType type, size_t root, C_CCLComm handle, C_Stream stream) {
   auto* group = (Group*)handle;
   ((Stream*)stream)->finish();
-  if (!begin(group, count * width(type))) return C_FAILED;
   return in_pieces(count * width(type), 1, [&](size_t first, size_t bytes) {
     if (group->rank == (int)root) copy(group->piece(0), (char*)data + first, bytes);
     if (!meet(group)) return false;
@@ -506,7 +374,6 @@ C_Status all_gather(void* from, void* to, size_t count, C_DataType type, C_CCLCo
   auto* group = (Group*)handle;
   size_t whole = count * width(type);
   ((Stream*)stream)->finish();
-  if (!begin(group, whole)) return C_FAILED;
   return in_pieces(whole, 1, [&](size_t first, size_t bytes) {
     copy(group->piece(group->rank), (char*)from + first, bytes);
     if (!meet(group)) return false;
@@ -515,7 +382,7 @@ C_Status all_gather(void* from, void* to, size_t count, C_DataType type, C_CCLCo
   });
 }
 
-// ---- kernels: those that no CPU has, and `add`, which Paddle calls for gradients without copying what it adds ------------------------
+// ---- the kernel `add`, which Paddle calls for gradients without copying what it adds ------------------------
 
 // Returns the number of the element of a tensor that is broadcast to the element `at` of another one.
 int64_t element(const phi::DDim& dims, const phi::DDim& whole, int64_t at) {
@@ -533,42 +400,6 @@ int64_t element(const phi::DDim& dims, const phi::DDim& whole, int64_t at) {
 
 }  // namespace
 
-// Of the BLAS that Paddle's own product takes. 101: by rows; 111: as it is, 112: transposed.
-extern "C" void cblas_sgemm(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*, int);
-
-// Multiplies matrices of 16 bits as a GPU does, with sums in float32.
-template <class Number, class Context>
-void Multiply(const Context& context, const phi::DenseTensor& x, bool transpose_x, const phi::DenseTensor& y, bool transpose_y,
-              phi::DenseTensor* out) {
-  if (!out) return;
-  auto* result = context.template Alloc<Number>(out);
-  finish_all();
-  std::lock_guard<std::recursive_mutex> held(lock);
-  auto numbers = [](const phi::DenseTensor& tensor) {
-    Open open(tensor.data());
-    auto* data = tensor.template data<Number>();
-    return std::vector<float>(data, data + tensor.numel());
-  };
-  std::vector<float> a = numbers(x), b = numbers(y), c(out->numel());
-  int columns_x = x.dims()[1], columns_y = y.dims()[1];
-  int m = out->dims()[0], n = out->dims()[1], k = transpose_x ? x.dims()[0] : x.dims()[1];
-  cblas_sgemm(101, transpose_x ? 112 : 111, transpose_y ? 112 : 111, m, n, k, 1, a.data(), columns_x, b.data(), columns_y,
-              0, c.data(), n);
-  Open open(result);
-  for (size_t i = 0; i < c.size(); i++) result[i] = Number(c[i]);
-}
-template <class Number, class Context>
-void MatmulKernel(const Context& context, const phi::DenseTensor& x, const phi::DenseTensor& y, bool transpose_x,
-                  bool transpose_y, phi::DenseTensor* out) {
-  Multiply<Number>(context, x, transpose_x, y, transpose_y, out);
-}
-// Of a product without transposed factors.
-template <class Number, class Context>
-void MatmulGradKernel(const Context& context, const phi::DenseTensor& x, const phi::DenseTensor& y,
-                      const phi::DenseTensor& out_grad, bool, bool, phi::DenseTensor* x_grad, phi::DenseTensor* y_grad) {
-  Multiply<Number>(context, out_grad, false, y, true, x_grad);
-  Multiply<Number>(context, x, true, out_grad, false, y_grad);
-}
 template <class Number, class Context>
 void AddKernel(const Context& context, const phi::DenseTensor& x, const phi::DenseTensor& y, phi::DenseTensor* out) {
   auto* result = context.template Alloc<Number>(out);
@@ -581,52 +412,6 @@ void AddKernel(const Context& context, const phi::DenseTensor& x, const phi::Den
     result[i] = a[element(x.dims(), out->dims(), i)] + b[element(y.dims(), out->dims(), i)];
 }
 PD_REGISTER_PLUGIN_KERNEL(add, standin, ALL_LAYOUT, AddKernel, float) {}
-PD_REGISTER_PLUGIN_KERNEL(matmul_grad, standin, ALL_LAYOUT, MatmulGradKernel, phi::dtype::bfloat16, phi::dtype::float16) {}
-PD_REGISTER_PLUGIN_KERNEL(matmul, standin, ALL_LAYOUT, MatmulKernel, phi::dtype::bfloat16, phi::dtype::float16) {}
-
-// Lets the device have the kernels of a file, of lines "operator dtype ...": who asks Paddle for its kernels sees these,
-// and Paddle's CPU, which computes for the device, has no other, so that an operator that is not listed fails by its name.
-//
-// A kernel that hands any operator on to the CPU cannot be written: Paddle calls a kernel's typed function
-// (Kernel::GetVariadicKernelFn), and each has a type of its own. So the listed ones have a layout that no tensor has.
-void keep_kernels(const char* path) {
-  std::ifstream file(path);
-  auto& all = phi::KernelFactory::Instance().kernels();
-  std::map<std::string, std::set<std::string>> listed;
-  for (std::string line, name, dtype; std::getline(file, line);) {
-    std::istringstream words(line);
-    for (words >> name; words >> dtype;) listed[name].insert(dtype);
-  }
-  for (auto& [name, kernels] : all) {
-    auto before = kernels;
-    auto& dtypes = listed[name];
-    for (auto& [key, kernel] : before) {
-      if (key.backend() != phi::Backend::CPU) continue;
-      if (dtypes.count("any") || dtypes.count(phi::DataTypeToString(key.dtype())))
-        kernels[{phi::Backend::CUSTOM, phi::DataLayout::ONEDNN, key.dtype()}] = kernel;
-      else
-        kernels.erase(key);
-    }
-  }
-}
-
-// Writes all counts to a file as JSON, and starts them anew.
-extern "C" __attribute__((visibility("default"))) void standin_counts(const char* path) {
-  std::lock_guard<std::recursive_mutex> held(lock);
-  FILE* file = fopen(path, "w");
-  fprintf(file, "{\"operators\": {");
-  const char* between = "";
-  for (auto& [name, entry] : of_operators) {
-    fprintf(file, "%s\"%s\": [%ld, %ld]", between, name.c_str(), entry.calls, entry.bytes);
-    between = ", ";
-  }
-  fprintf(file, "}");
-  for (auto& [name, entry] : counts) fprintf(file, ", \"%s\": [%ld, %ld]", name.c_str(), entry.calls, entry.bytes);
-  fprintf(file, "}\n");
-  fclose(file);
-  counts.clear();
-  of_operators.clear();
-}
 
 extern "C" void InitPlugin(CustomRuntimeParams* plugin) {
   plugin->device_type = const_cast<char*>("standin");
@@ -666,28 +451,25 @@ extern "C" void InitPlugin(CustomRuntimeParams* plugin) {
   device->device_memory_set = fill;
   device->device_memory_stats = statistics;
   device->device_min_chunk_size = chunk;
-  device->memory_copy_h2d = copy_now<TO_DEVICE>;
-  device->memory_copy_d2h = copy_now<TO_HOST>;
-  device->memory_copy_d2d = copy_now<ON_DEVICE>;
+  device->memory_copy_h2d = copy_now;
+  device->memory_copy_d2h = copy_now;
+  device->memory_copy_d2d = copy_now;
   device->memory_copy_p2p = copy_between;
-  device->async_memory_copy_h2d = copy_queued<TO_DEVICE>;
-  device->async_memory_copy_d2h = copy_queued<TO_HOST>;
-  device->async_memory_copy_d2d = copy_queued<ON_DEVICE>;
-  if (setting("STANDIN_COLLECTIVES", 1)) {
-    device->xccl_get_comm_name = name_of_group;
-    device->xccl_get_unique_id_size = id_bytes;
-    device->xccl_get_unique_id = make_id;
-    device->xccl_comm_init_rank = join;
-    device->xccl_destroy_comm = leave;
-    device->xccl_all_reduce = all_reduce;
-    device->xccl_reduce = reduce;
-    device->xccl_reduce_scatter = reduce_scatter;
-    device->xccl_broadcast = broadcast;
-    device->xccl_all_gather = all_gather;
-    device->xccl_group_start = nothing;
-    device->xccl_group_end = nothing;
-  }
-  if (const char* path = getenv("STANDIN_KERNELS")) keep_kernels(path);
+  device->async_memory_copy_h2d = copy_queued<true>;
+  device->async_memory_copy_d2h = copy_queued<false>;
+  device->async_memory_copy_d2d = copy_queued<false>;
+  device->xccl_get_comm_name = name_of_group;
+  device->xccl_get_unique_id_size = id_bytes;
+  device->xccl_get_unique_id = make_id;
+  device->xccl_comm_init_rank = join;
+  device->xccl_destroy_comm = leave;
+  device->xccl_all_reduce = all_reduce;
+  device->xccl_reduce = reduce;
+  device->xccl_reduce_scatter = reduce_scatter;
+  device->xccl_broadcast = broadcast;
+  device->xccl_all_gather = all_gather;
+  device->xccl_group_start = nothing;
+  device->xccl_group_end = nothing;
   device->is_bfloat16_supported = yes;
   device->is_float16_supported = yes;
   device->get_compute_capability = version;
