@@ -103,16 +103,16 @@ def test_a_zero_embedding_resembles_nothing():
             [0, 1, 2],
             [3, 2, 1],
             (
-                "identification: image 1 is in the gallery and a probe (2 such images); it would find itself, "
-                "leave it out of one of them"
+                "identification: image 1 is in the gallery and a probe (2 such images); it would find "
+                "itself, leave it out of one of them"
             ),
         ),
         (
             [0, 1],
             [2, 4],
             (
-                "identification: the embedding of image 4 is not finite; the network has diverged or its images are broken, "
-                "lower the learning rate or check them"
+                "identification: the embedding of image 4 is not finite; the network has diverged or its "
+                "images are broken, lower the learning rate or check them"
             ),
         ),
     ],

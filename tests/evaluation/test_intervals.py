@@ -38,8 +38,13 @@ def test_how_many_resamples():
 
 @pytest.mark.parametrize(
     "rate, count, expected",  # Newcombe 1998, table I
-    [(81 / 263, 263, (0.2553, 0.3662)), (15 / 148, 148, (0.0624, 0.1605)), (0, 20, (0, 0.1611)), (1 / 29, 29, (0.0061, 0.1718))],
-)  # fmt: skip
+    [
+        (81 / 263, 263, (0.2553, 0.3662)),
+        (15 / 148, 148, (0.0624, 0.1605)),
+        (0, 20, (0, 0.1611)),
+        (1 / 29, 29, (0.0061, 0.1718)),
+    ],
+)
 def test_wilson_equals_the_published_examples(rate, count, expected):
     assert wilson(rate, count) == pytest.approx(expected, abs=5e-5)
     assert wilson(1 - rate, count) == pytest.approx((1 - expected[1], 1 - expected[0]), abs=5e-5)
