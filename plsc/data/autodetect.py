@@ -61,7 +61,8 @@ def _folders_kind(path: str) -> type[EncodedImages]:
     if any(entry.name.lower().endswith(UNREAD) for entry in entries):
         kinds = sorted({Path(entry.name).suffix.lower() for entry in entries})
         raise UserError(
-            f"{path}: has files that are not read ({', '.join(kinds)}); convert the images to .png or .jpg, and make a "
+            f"{path}: has files that are not read ({', '.join(kinds)}); convert the images to .png or "
+            ".jpg, and make a "
             "folder for each identity"
         )
     raise UserError(f"{path}: has no images; give a folder with a folder for each identity, or with a .rec")

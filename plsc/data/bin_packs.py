@@ -80,7 +80,8 @@ def read_pack(path: str) -> tuple[list[bytes], np.ndarray]:
     images, flags = pack
     if not flags or len(images) != 2 * len(flags):
         raise UserError(
-            f"{path}: has {len(images):,} images and {len(flags):,} flags; a pack has two images for each flag, and a flag at least"
+            f"{path}: has {len(images):,} images and {len(flags):,} flags; a pack has two images for each "
+            "flag, and a flag at least"
         )
     wrong = next((number for number, flag in enumerate(flags) if not _is_flag(flag)), None)
     if wrong is not None:

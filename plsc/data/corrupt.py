@@ -95,7 +95,8 @@ class CorruptImages:
 
     def _remedy(self) -> str:
         return (
-            f"DataLoader.Train.max_corrupt allows {100 * self.share:g} %, {self.limit:,} of a rank's images an "
+            f"DataLoader.Train.max_corrupt allows {100 * self.share:g} %, {self.limit:,} of a rank's "
+            "images an "
             "epoch; plsc doctor lists them all: mend or remove them, or raise max_corrupt"
         )
 

@@ -214,7 +214,8 @@ def check_identities(data: PairSet, count: int) -> None:
         number = int(wrong[0])
         kind = "the same identity" if data.same[number] else "different identities"
         raise UserError(
-            f"{what}: pair {number} is of {kind}, its images are of {shown(first[number])} and {shown(second[number])}"
+            f"{what}: pair {number} is of {kind}, its images are of {shown(first[number])} and "
+            f"{shown(second[number])}"
         )
 
 

@@ -49,7 +49,8 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
     if not images:
         remedy = f"; {kinds} is not read, convert it to .png or .jpg" if unread else ""
         raise UserError(
-            f"{folder}: has no images in folders of their own, one folder for each identity ({', '.join(EXTENSIONS)}){remedy}"
+            f"{folder}: has no images in folders of their own, one folder for each identity "
+            f"({', '.join(EXTENSIONS)}){remedy}"
         )
     if unread:
         what = f"left out, {kinds} is not read; convert to .png or .jpg"
@@ -113,7 +114,8 @@ def nested_hint(folder: str, paths: Paths) -> str:
     first = min(below)
     meant = os.path.join(folder, first.partition("/")[0])
     return (
-        f"its images lie one level further down, in {len(below):,} folders such as {shown(first)}; if those are the identities, "
+        f"its images lie one level further down, in {len(below):,} folders such as {shown(first)}; if "
+        "those are the identities, "
         f"give {shown(meant)}"
     )
 

@@ -72,7 +72,8 @@ def few_identities(pairs: PairSet) -> str | None:
     share = getattr(pairs, "enough_held_out", None)
     remedy = f"give hold_out: {share:g} to training and evaluation" if share else "take pairs of more"
     return (
-        f"verified on {count} identities, {len(pairs.pairs):,} pairs: fewer than {FEWEST} identities tell networks and thresholds hardly "
+        f"verified on {count} identities, {len(pairs.pairs):,} pairs: fewer than {FEWEST} identities tell "
+        "networks and thresholds hardly "
         f"apart; {remedy}"
     )
 
@@ -87,7 +88,8 @@ def choose_held_out(names: Sequence[str], share: float, where: str) -> np.ndarra
             f"from {math.ceil(100 * enough[0] + 0.01) / 100:g} on" if len(enough) else "with more classes"
         )
         raise UserError(
-            f"{share:g} of {where} holds out {count} of its {len(names):,} classes, which their names decide; at least "
+            f"{share:g} of {where} holds out {count} of its {len(names):,} classes, which their names "
+            "decide; at least "
             f"{LEAST} have to be held out and {LEAST} trained on, as they are {shares}",
             key="hold_out",
         )

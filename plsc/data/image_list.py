@@ -23,7 +23,8 @@ from plsc.utils.files import open_regular, refuse_irregular
 from plsc.utils.logging import get_logger
 
 SHOWN = 5  # bad lines and missing images that a message names
-CHECKED = 1_000_000  # images of a list whose files are checked at the start; the identities of longer lists stay unknown
+# Images of a list whose files are checked at the start; the identities of longer lists stay unknown.
+CHECKED = 1_000_000
 LABEL_DIGITS = 18  # fit into an int64
 
 
@@ -147,7 +148,8 @@ def refuse_missing(paths: Paths, where: str, lines: Mapping[int, int] | None = N
             for index in missing[:SHOWN]
         )
         raise MissingFileError(
-            f"{where}: {named}; {len(missing):,} missing images in all (relative paths start at {os.path.abspath(paths.root)})"
+            f"{where}: {named}; {len(missing):,} missing images in all (relative paths start at "
+            f"{os.path.abspath(paths.root)})"
         )
 
 

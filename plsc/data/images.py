@@ -47,7 +47,8 @@ def decode_pixels(data: np.ndarray, grey: bool, name: Callable[[], str]) -> np.n
         picture = None
     if picture is None:
         raise CorruptImageError(
-            f"{shown(name())}: not an image that OpenCV can decode ({data.size} bytes); cut off, not an image, "
+            f"{shown(name())}: not an image that OpenCV can decode ({data.size} bytes); cut off, not an "
+            "image, "
             f"or of more than {MOST_PIXELS:,} pixels?"
         )
     return picture
@@ -208,7 +209,8 @@ class EncodedImages(Encoded, Dataset):
             gap = int(np.argmax(present != np.arange(len(present))))
             missing = self.num_classes - len(present)
             raise UserError(
-                f"{where}: no image has label {gap} ({missing} of the labels 0 to {present[-1]} are missing); "
+                f"{where}: no image has label {gap} ({missing} of the labels 0 to {present[-1]} are "
+                "missing); "
                 "number the classes 0, 1, 2, ... without gaps"
             )
 

@@ -93,7 +93,8 @@ def _draw_positives(labels: np.ndarray, count: int, where: str, rng: np.random.G
     order, starts, available = _positives(labels)
     if available.sum() < count:
         raise UserError(
-            f"must be at most {2 * available.sum():,} (got {2 * count:,}): {where} has no more different positive pairs",
+            f"must be at most {2 * available.sum():,} (got {2 * count:,}): {where} has no more different "
+            "positive pairs",
             key="num_pairs",
         )
     quota = 1

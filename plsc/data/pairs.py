@@ -158,11 +158,13 @@ def _listed_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], 
             and not any(os.path.exists(os.path.join(root, field)) for field in fields[:2])
         ):
             get_logger().info(
-                f"{path}: line 1 is taken for headings, its third column is '{shown(fields[2][:60])}', neither 0 nor 1"
+                f"{path}: line 1 is taken for headings, its third column is '{shown(fields[2][:60])}', "
+                "neither 0 nor 1"
             )
         else:
             bad.append(
-                f"line {number}: must be 'path_a<TAB>path_b<TAB>1' or 0, or with commas (got '{shown(line[:60])}')"
+                f"line {number}: must be 'path_a<TAB>path_b<TAB>1' or 0, or with commas (got "
+                f"'{shown(line[:60])}')"
             )
     return pairs, bad
 
@@ -205,7 +207,8 @@ def _lfw_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], lis
         pairs.append(_Pair(number, images, people[0] == people[1], tuple(people)))
     if not bad and len(pairs) != 2 * folds * each:
         raise UserError(
-            f"{path}: line 1 promises {folds} x 2 x {each} = {2 * folds * each:,} pairs, the file has {len(pairs):,}"
+            f"{path}: line 1 promises {folds} x 2 x {each} = {2 * folds * each:,} pairs, the file has "
+            f"{len(pairs):,}"
         )
     if folds == 1:
         pairs = _alternating(pairs)
@@ -259,7 +262,8 @@ class ImagePairs(EncodedPairs):
             held = choose_held_out(names, hold_out, images)
             self.enough_held_out = None if classes else enough_held_out(names)
             get_logger().info(
-                f"{shown(images)}: {held.sum():,} of {len(held):,} classes are held out (hold_out: {hold_out:g})"
+                f"{shown(images)}: {held.sum():,} of {len(held):,} classes are held out (hold_out: "
+                f"{hold_out:g})"
             )
             chosen = chosen[held[self.source.labels[chosen]]]
             where = f"{images} (held out)"

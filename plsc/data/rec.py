@@ -72,7 +72,8 @@ class RecImages(EncodedImages):
         if bad.any():
             first = int(np.argmax(bad))
             raise UserError(
-                f"{self.records.path}: {self.name(first)} has label {labels[first]:g}, which is not a whole number from 0 up"
+                f"{self.records.path}: {self.name(first)} has label {labels[first]:g}, which is not a "
+                "whole number from 0 up"
                 f" ({bad.sum():,} such labels in all)"
             )
         return labels.astype(np.int64)
@@ -86,7 +87,8 @@ def _images_of(records: RecordFile, headers: Headers) -> np.ndarray:
         return _with_images(records, headers, order)
     if records.keys[first] != 0:
         raise UserError(
-            f"{records.index}: its first key is {records.keys[first]}, must be 0 in a file that begins with a header record; "
+            f"{records.index}: its first key is {records.keys[first]}, must be 0 in a file that begins "
+            "with a header record; "
             "delete it, and the records are found by a scan"
         )
     stop = float(headers.labels[first])
@@ -94,7 +96,8 @@ def _images_of(records: RecordFile, headers: Headers) -> np.ndarray:
     images = order[(keys >= 1) & (keys < stop)]
     if not stop >= 2 or len(images) != int(stop) - 1:
         raise UserError(
-            f"{records.path}: its header record promises {stop - 1:,.0f} images, the index has {len(images):,} of them; the two "
+            f"{records.path}: its header record promises {stop - 1:,.0f} images, the index has "
+            f"{len(images):,} of them; the two "
             "files do not belong together, or are not whole"
         )
     return _with_images(records, headers, images)

@@ -168,7 +168,8 @@ class RecordFile:
                 if not cut and kind not in ((2, 3) if inside else (0, 1)):
                     raise UserError(
                         f"{self.path}: record {len(offsets)} @ {start} is damaged: a header of kind {kind} "
-                        f"{'within' if inside else 'outside of'} a record in parts; fetch or make the file again"
+                        f"{'within' if inside else 'outside of'} a record in parts; fetch or make the file "
+                        "again"
                     )
                 inside = kind in (1, 2)
                 if kind < 2:
@@ -176,12 +177,14 @@ class RecordFile:
                 start += 8 + _padded(length)
                 if start > self.size:
                     raise UserError(
-                        f"{self.path} ends inside record {len(offsets) - 1}: the file is cut (have {_mb(self.size)}, needs at "
+                        f"{self.path} ends inside record {len(offsets) - 1}: the file is cut (have "
+                        f"{_mb(self.size)}, needs at "
                         f"least {_mb(start)}); fetch or make it again"
                     )
         if inside:
             raise UserError(
-                f"{self.path} ends inside record {len(offsets) - 1}, whose last part is missing; fetch or make it again"
+                f"{self.path} ends inside record {len(offsets) - 1}, whose last part is missing; fetch or "
+                "make it again"
             )
         return np.array(offsets, np.int64)
 
@@ -221,7 +224,8 @@ class RecordFile:
         if (ended != ends).any():
             at = int(np.argmax(ended != ends))
             self._refuse_index(
-                f"{self.name(int(order[at]))} ends at {ended[at]}, but the next is said to begin at {ends[at]}"
+                f"{self.name(int(order[at]))} ends at {ended[at]}, but the next is said to begin at "
+                f"{ends[at]}"
             )
 
     def _end_of_split(self, start: int, words: np.ndarray, position: int) -> int:
@@ -261,13 +265,15 @@ class RecordFile:
 
     def _refuse_index(self, why: str) -> None:
         raise UserError(
-            f"{self.index}: does not belong to {self.path}: {why}; delete it, and the records are found by a scan"
+            f"{self.index}: does not belong to {self.path}: {why}; delete it, and the records are found by "
+            "a scan"
         )
 
     def _refuse_cut(self, position: int, needed: int) -> None:
         rank = int((self.offsets < self.offsets[position]).sum())
         raise UserError(
-            f"{self.path} ends inside record {rank} of {len(self)}: the file is cut (have {_mb(self.size)}, index needs at least "
+            f"{self.path} ends inside record {rank} of {len(self)}: the file is cut (have "
+            f"{_mb(self.size)}, index needs at least "
             f"{_mb(needed)}); fetch or make it again"
         )
 
@@ -285,12 +291,14 @@ def read_index(path: str) -> tuple[np.ndarray, np.ndarray]:
     lines = text.count(b"\n") + (not text.endswith(b"\n"))
     if not numbers.size or numbers.size != 2 * lines:
         raise UserError(
-            f"{path}: is no index of records, whose lines are 'key<TAB>offset'; delete it, and the records are found by a scan"
+            f"{path}: is no index of records, whose lines are 'key<TAB>offset'; delete it, and the records "
+            "are found by a scan"
         )
     keys, offsets = np.ascontiguousarray(numbers.reshape(-1, 2).T)
     if offsets.min() < 0 or _repeats(keys) or _repeats(offsets):
         raise UserError(
-            f"{path}: has a key or an offset twice, or one below 0; delete it, and the records are found by a scan"
+            f"{path}: has a key or an offset twice, or one below 0; delete it, and the records are found "
+            "by a scan"
         )
     return keys, offsets
 

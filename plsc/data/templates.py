@@ -100,7 +100,8 @@ def _read_numbers(path: str) -> np.ndarray:
         ) from None
     if rows.shape[1:] != (3,) or not len(rows) or not np.isin(rows[:, 2], (0, 1)).all():
         raise UserError(
-            f"{path}: lines must be 'template template 1' or 0, three whole numbers each, and there must be one at least"
+            f"{path}: lines must be 'template template 1' or 0, three whole numbers each, and there must "
+            "be one at least"
         )
     return rows
 
@@ -142,7 +143,8 @@ class GalleryProbe(Encoded, IdentificationSet):
                 raise MissingFileError(f"gallery, probe: '{path}' does not exist (looked in {Path.cwd()})")
         if len({os.path.isdir(path) for path in given}) == 2:
             raise UserError(
-                "gallery, probe: give two folders or two lists: the identities of a folder and a list are not comparable"
+                "gallery, probe: give two folders or two lists: the identities of a folder and a list are "
+                "not comparable"
             )
 
     def encoded(self, index: int) -> np.ndarray:

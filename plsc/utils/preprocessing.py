@@ -16,7 +16,8 @@ from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat
 from pydantic.dataclasses import dataclass
 
 MEAN, SCALE = 127.5, 1 / 127.5  # of pixels
-DARKEST = 3.0  # an image without a brighter pixel was normalised before, by whatever mean and deviation, or is black
+# An image without a brighter pixel was normalised before, by whatever mean and deviation, or is black.
+DARKEST = 3.0
 _NAMES = {1: "grey", 3: "RGB"}
 _MOST = 2**34  # numbers of an image
 
