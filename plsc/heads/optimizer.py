@@ -60,8 +60,7 @@ class Rule(ABC):
         grad: np.ndarray | paddle.Tensor,
         update: Update,
     ) -> None:
-        """Update rows `index_K` (None: all) of arrays in host memory in place; where there are kernels, of
-        CPU tensors too."""
+        """Update rows `index_K` (None: all) of arrays in host memory in place, by kernels."""
 
     @abstractmethod
     def update_device(

@@ -5,7 +5,7 @@ matrix products come from the libraries that Paddle has brought into the process
 OpenMP runtime would fight the first for the processors. PLSC_KERNELS=0 in the environment turns the kernels
 off. Build them in a checkout and try them:
 
-    python setup.py build_ext --inplace && pytest tests/native/heads tests/backbones/test_norm.py
+    python setup.py build_ext --inplace && pytest tests/native/heads tests/backbones/test_normalisation.py
 """
 
 from __future__ import annotations
@@ -18,21 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.native.paddle_library import paddle_library
 from plsc.utils.logging import get_logger
 
-# One file for every Python; builds from before that have the name of one. They serve as well, if their
-# version fits.
-_FOLDER = Path(__file__).parent
-_FILE = min(_FOLDER.glob("_native.*.so"), default=_FOLDER / "_native.abi3.so")
-LEVELS = (
-    "baseline",
-    "AVX2",
-    "AVX-512",
-)  # instruction sets that the loops are compiled for, as native.cpp numbers them
+_FILE = Path(__file__).parent / "_native.abi3.so"
+# Instruction sets that the loops are compiled for, as native.cpp numbers them.
+LEVELS = ("baseline", "AVX2", "AVX-512")
 _VERSION = 14  # of the functions below, as in native.cpp: a library from before a change must not be called
 _ARGUMENTS = {
-    "plsc_version": [],
     "plsc_setup": [c_void_p] * 5,
     "plsc_instructions": [c_int],
     "plsc_threads": [],
@@ -75,17 +67,8 @@ def library() -> ctypes.CDLL | None:
     return None if turned_off() else _load()
 
 
-def describe() -> str:
-    """Describe the compiled kernels, without importing Paddle: "version 10", or "none" and why."""
-    if turned_off():
-        return "none (PLSC_KERNELS=0)"
-    native, why = _open()
-    return f"version {_VERSION}" if native else f"none ({why})"
-
-
 def multiplies() -> bool:
-    """Say whether there are kernels with matrix products: Paddle's wheels for x86-64 contain the library for
-    them."""
+    """Say whether there are kernels with matrix products, whose library is in Paddle's wheels for x86-64."""
     return library() is not None and bool(library().plsc_multiplies())
 
 
@@ -101,35 +84,38 @@ def address(array, dtype: str = "float32") -> int | None:
     if isinstance(array, np.ndarray):
         assert array.dtype == dtype and array.flags.c_contiguous
         return array.ctypes.data
-    in_order = (
-        array.is_contiguous() or array.size == 0
-    )  # Paddle says of an empty slice that it is not contiguous
+    # Paddle says of an empty slice that it is not contiguous.
+    in_order = array.is_contiguous() or array.size == 0
     assert str(array.dtype) == f"paddle.{dtype}" and in_order and array.place.is_cpu_place()
     return array.data_ptr()
 
 
-def _open() -> tuple[ctypes.CDLL | None, str]:
-    """Open the library; None, and why, where there is none that fits."""
-    if not _FILE.exists():
-        return None, "not built"
-    try:
-        native = ctypes.CDLL(str(_FILE))
-    except OSError as error:
-        return None, str(error)
-    return (native, "") if _fits(native) else (None, "built from other sources; build them again")
+@functools.cache
+def paddle_library(name: str) -> ctypes.CDLL | None:
+    """Load a library of this file name that Paddle's wheel carries, to call it beside Paddle: the process has it
+    once. None in a build of Paddle without it."""
+    import paddle
+
+    path = Path(paddle.__file__).parent / "libs" / name
+    return ctypes.CDLL(str(path)) if path.exists() else None
 
 
 @functools.cache
 def _load() -> ctypes.CDLL | None:
-    native, why = _open()
-    if native is None:
+    try:
+        native = ctypes.CDLL(str(_FILE))
+        why = "" if native.plsc_version() == _VERSION else "built from other sources; build them again"
+    except OSError as error:
+        why = str(error) if _FILE.exists() else "not built"
+    if why:
         get_logger().info(
             f"kernels: none ({why}); everything runs on Paddle's ops, several times slower on a CPU"
         )
         return None
-    openmp, mkl, onednn = (
-        paddle_library(name) for name in ("libiomp5.so", "libmklml_intel.so", "libdnnl.so.3")
-    )
+    for name, arguments in _ARGUMENTS.items():
+        getattr(native, name).argtypes = arguments
+    native.plsc_sum_of_squares.restype = c_double
+    openmp, mkl, onednn = map(paddle_library, ("libiomp5.so", "libmklml_intel.so", "libdnnl.so.3"))
     native.plsc_setup(
         *(_address(openmp, name) for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")),
         _address(mkl, "cblas_sgemm"),
@@ -137,17 +123,6 @@ def _load() -> ctypes.CDLL | None:
     )
     native.plsc_instructions(len(LEVELS) - 1)
     return native
-
-
-def _fits(native: ctypes.CDLL) -> bool:
-    """Set the functions' argument types; False for a library without these functions (results: int, which
-    some leave undefined)."""
-    if not all(hasattr(native, name) for name in _ARGUMENTS) or native.plsc_version() != _VERSION:
-        return False
-    for name, arguments in _ARGUMENTS.items():
-        getattr(native, name).argtypes = arguments
-    native.plsc_sum_of_squares.restype = c_double
-    return True
 
 
 def _address(library: ctypes.CDLL | None, name: str) -> int | None:

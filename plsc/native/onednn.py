@@ -21,17 +21,14 @@ from ctypes import byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 
 import numpy as np
 
-from plsc.native.paddle_library import paddle_library
+from plsc.native import paddle_library
 
 # dnnl_prop_kind_t
 FORWARD_TRAINING = 64
-FORWARD_INFERENCE = 96
 BACKWARD = 128
 # dnnl_alg_kind_t
 CONVOLUTION = 0x1
 RELU_OF_OUTPUT = 0x100
-GELU = 0x31
-MAX_POOLING = 0x1FF
 AVERAGE_POOLING = 0x3FF  # of what is inside the picture
 LINEAR = 0x26
 CLIP = 0x2F  # dnnl_eltwise_clip_v2

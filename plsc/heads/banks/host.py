@@ -41,7 +41,10 @@ class HostRows:
     def _fetch(self, name: str, index: np.ndarray) -> paddle.Tensor:
         array = self.arrays[name]
         fetched = np.empty((len(index), *array.shape[1:]), np.float32)
-        row_kernels.gather(array, index, fetched)
+        if kernels.library():
+            row_kernels.gather(array, index, fetched)
+        else:
+            np.take(array, index, axis=0, out=fetched)
         return tensor_of(fetched)
 
     def update(
@@ -59,6 +62,10 @@ class HostRows:
             piece = max(1, len(grad)) if in_one else UPDATE_ROWS
             for start in range(0, len(grad), piece):
                 part = slice(start, min(start + piece, len(grad)))
+                if not kernels.library():
+                    rows = part if self.index_K is None else self.index_K[part]
+                    _update_by_paddle(rule, name, arrays, rows, grad[part], update)
+                    continue
                 if self.index_K is None:
                     value, *moments = (array[part] for array in arrays)
                     index = None
@@ -66,6 +73,21 @@ class HostRows:
                     value, *moments = arrays
                     index = self.index_K[part]
                 rule.update_host(name, value, moments, index, host_view(grad[part]), update)
+
+
+def _update_by_paddle(
+    rule: Rule,
+    name: str,
+    arrays: list[np.ndarray],
+    rows: slice | np.ndarray,
+    grad: paddle.Tensor,
+    update: Update,
+) -> None:
+    """Update these rows of a value and its moments on the device."""
+    value, *moments = tensors = [tensor_of(array[rows]) for array in arrays]
+    rule.update_device(name, value, moments, grad, update)
+    for array, tensor in zip(arrays, tensors):
+        array[rows] = tensor.numpy()
 
 
 class HostBank(Bank):

@@ -1,9 +1,9 @@
-"""Normalise, multiply, gather and update rows of a float32 matrix in host memory, by kernels or by numpy.
+"""Normalise, multiply, gather and update rows of a float32 matrix in host memory, by kernels.
 
     S rows of the matrix   K of them selected, by their numbers int64 [K] or, with None, all (K = S)   D their width
 
-Arrays are C-contiguous and used in place; kernels take CPU tensors as well. With kernels the work is shared
-by the threads of the caller's OpenMP team (Global.threads). Try it: `pytest
+Arrays and CPU tensors are C-contiguous and used in place. The work is shared by the threads of the caller's
+OpenMP team (Global.threads). Where there are no kernels, callers use Paddle's ops. Try it: `pytest
 tests/native/heads/test_rows.py`.
 """
 
@@ -35,32 +35,20 @@ class AdamNumbers(NamedTuple):
 
 def unit_rows(rows_KD, unit_KD, inverse_K) -> None:
     """Write the rows at length 1 into `unit_KD`, 1 / length into `inverse_K`; both 0 of a zero row."""
-    if native := library():
-        native.plsc_unit_rows(address(rows_KD), *_size(rows_KD), address(unit_KD), address(inverse_K))
-        return
-    square_K = np.einsum("kd,kd->k", rows_KD, rows_KD)
-    inverse_K[...] = np.divide(1.0, np.sqrt(square_K), out=square_K, where=square_K != 0)
-    np.multiply(rows_KD, inverse_K[:, None], out=unit_KD)
+    library().plsc_unit_rows(address(rows_KD), *_size(rows_KD), address(unit_KD), address(inverse_K))
 
 
 def turn_units(grad_KD, unit_KD, factor_K, out_KD) -> None:
     """Compute (grad - (grad . unit) unit) * factor for each row: with factor 1 / length it turns a gradient
     by the unit rows into that by the rows."""
-    if native := library():
-        arrays = address(grad_KD), address(unit_KD), address(factor_K)
-        native.plsc_turn_units(*arrays, *_size(grad_KD), address(out_KD))
-        return
-    along_K1 = np.einsum("kd,kd->k", grad_KD, unit_KD)[:, None]
-    np.multiply(grad_KD - along_K1 * unit_KD, factor_K[:, None], out=out_KD)
+    arrays = address(grad_KD), address(unit_KD), address(factor_K)
+    library().plsc_turn_units(*arrays, *_size(grad_KD), address(out_KD))
 
 
 def gather(rows_SD: np.ndarray, index_K: np.ndarray, out_KD: np.ndarray) -> None:
     """Copy these rows, side by side, into `out_KD`. Rows of one number may come as [S]."""
-    if native := library():
-        _check(rows_SD, index_K, out_KD)
-        native.plsc_gather(address(rows_SD), address(index_K, "int64"), *_size(out_KD), address(out_KD))
-    else:
-        np.take(rows_SD, index_K, axis=0, out=out_KD)
+    _check(rows_SD, index_K, out_KD)
+    library().plsc_gather(address(rows_SD), address(index_K, "int64"), *_size(out_KD), address(out_KD))
 
 
 def momentum(
@@ -76,17 +64,8 @@ def momentum(
     """Update these rows by momentum SGD: v <- mu v + g + decay w;  w <- w - lr v, with nesterov
     w <- w - lr (g + decay w + mu v). The numbers in index_K are all different; other rows keep their bytes.
     Rows of one number may come as [S]."""
-    if native := library():
-        arrays = _update_arguments(values_SD, [momenta_SD], index_K, grads_KD)
-        native.plsc_momentum(*arrays, lr, mu, decay, nesterov)
-        return
-    rows = slice(None) if index_K is None else index_K
-    value_KD = values_SD[rows]
-    decayed_KD = grads_KD + np.float32(decay) * value_KD
-    momentum_KD = np.float32(mu) * momenta_SD[rows] + decayed_KD
-    momenta_SD[rows] = momentum_KD
-    step_KD = decayed_KD + np.float32(mu) * momentum_KD if nesterov else momentum_KD
-    values_SD[rows] = value_KD - np.float32(lr) * step_KD
+    arrays = _update_arguments(values_SD, [momenta_SD], index_K, grads_KD)
+    library().plsc_momentum(*arrays, lr, mu, decay, nesterov)
 
 
 def lars(
@@ -100,16 +79,8 @@ def lars(
 ) -> None:
     """Update these rows by momentum SGD with the rate in the velocity: v <- mu v + rate (g + decay w);
     w <- w - v. Arrays as of `momentum`."""
-    if native := library():
-        arrays = _update_arguments(values_SD, [velocities_SD], index_K, grads_KD)
-        native.plsc_lars(*arrays, rate, mu, decay)
-        return
-    rows = slice(None) if index_K is None else index_K
-    value_KD = values_SD[rows]
-    scaled_KD = np.float32(rate) * (grads_KD + np.float32(decay) * value_KD)
-    velocity_KD = np.float32(mu) * velocities_SD[rows] + scaled_KD
-    velocities_SD[rows] = velocity_KD
-    values_SD[rows] = value_KD - velocity_KD
+    arrays = _update_arguments(values_SD, [velocities_SD], index_K, grads_KD)
+    library().plsc_lars(*arrays, rate, mu, decay)
 
 
 def adamw(
@@ -122,19 +93,8 @@ def adamw(
 ) -> None:
     """Update these rows by AdamW: m <- beta1 m + rest1 g;  v <- beta2 v + rest2 g^2;
     w <- w - shrink w - rate m / (root sqrt(v) + epsilon). Arrays as of `momentum`."""
-    if native := library():
-        arrays = _update_arguments(values_SD, [moments1_SD, moments2_SD], index_K, grads_KD)
-        native.plsc_adamw(*arrays, *numbers)
-        return
-    rows = slice(None) if index_K is None else index_K
-    numbers = AdamNumbers(*map(np.float32, numbers))
-    value_KD = values_SD[rows]
-    moment1_KD = numbers.beta1 * moments1_SD[rows] + numbers.rest1 * grads_KD
-    moment2_KD = numbers.beta2 * moments2_SD[rows] + numbers.rest2 * (grads_KD * grads_KD)
-    moments1_SD[rows] = moment1_KD
-    moments2_SD[rows] = moment2_KD
-    length_KD = numbers.root * np.sqrt(moment2_KD) + numbers.epsilon
-    values_SD[rows] = value_KD - (numbers.shrink * value_KD + numbers.rate * moment1_KD / length_KD)
+    arrays = _update_arguments(values_SD, [moments1_SD, moments2_SD], index_K, grads_KD)
+    library().plsc_adamw(*arrays, *numbers)
 
 
 def _update_arguments(values_SD, moments, index_K, grads_KD) -> tuple:
@@ -148,31 +108,23 @@ def _update_arguments(values_SD, moments, index_K, grads_KD) -> tuple:
 def pair_products(x_ND, left_P: np.ndarray, rows_SD, right_P: np.ndarray, unit: bool) -> np.ndarray:
     """Multiply row left_P of x with row right_P of the matrix, pair by pair -> [P]; `unit`: the second at
     length 1, where a zero row stays zero."""
-    if native := library():
-        out_P = np.empty(len(left_P), np.float32)
-        assert x_ND.shape[1] == rows_SD.shape[1] and len(left_P) == len(right_P)
-        assert not len(left_P) or (0 <= left_P.min() and left_P.max() < len(x_ND))
-        assert not len(right_P) or (0 <= right_P.min() and right_P.max() < len(rows_SD))
-        pairs = address(x_ND), address(left_P, "int64"), address(rows_SD), address(right_P, "int64")
-        native.plsc_pair_products(*pairs, len(left_P), x_ND.shape[1], unit, address(out_P))
-        return out_P
-    row_PD = rows_SD[right_P]
-    if unit:
-        unit_rows(row_PD, row_PD, np.empty(len(row_PD), np.float32))
-    return np.einsum("pd,pd->p", x_ND[left_P], row_PD)
+    out_P = np.empty(len(left_P), np.float32)
+    assert x_ND.shape[1] == rows_SD.shape[1] and len(left_P) == len(right_P)
+    assert not len(left_P) or (0 <= left_P.min() and left_P.max() < len(x_ND))
+    assert not len(right_P) or (0 <= right_P.min() and right_P.max() < len(rows_SD))
+    pairs = address(x_ND), address(left_P, "int64"), address(rows_SD), address(right_P, "int64")
+    library().plsc_pair_products(*pairs, len(left_P), x_ND.shape[1], unit, address(out_P))
+    return out_P
 
 
 def sum_of_squares(rows_KD) -> float:
     """Add up the squares of all numbers. The sum is not finite if one of them is not, or if a square is too
     large for float32."""
-    if native := library():
-        return native.plsc_sum_of_squares(address(rows_KD), int(np.prod(rows_KD.shape)))
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.vdot(rows_KD, rows_KD))
+    return library().plsc_sum_of_squares(address(rows_KD), int(np.prod(rows_KD.shape)))
 
 
 def _check(rows_SD: np.ndarray, index_K: np.ndarray | None, rows_KD: np.ndarray) -> None:
-    """Assert what numpy would refuse: a kernel would read or write other memory."""
+    """Assert that a kernel will read and write these arrays, and no other memory."""
     count = len(rows_KD)
     assert list(rows_SD.shape[1:]) == list(rows_KD.shape[1:])
     assert count == (len(rows_SD) if index_K is None else len(index_K))

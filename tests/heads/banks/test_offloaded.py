@@ -31,7 +31,8 @@ every_rule = pytest.mark.parametrize("rule", RULES)
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(window_module, "_ROWS_AT_ONCE", 7)
+    # Of whole vectors: without kernels Paddle's ops take roots of what is left over with another last bit.
+    monkeypatch.setattr(window_module, "_ROWS_AT_ONCE", 16)
     monkeypatch.setattr(window_module, "_SPARE", 3)
 
 
@@ -84,9 +85,8 @@ def bits(head):
 @pytest.mark.parametrize("rate", [0.3, 1.0])
 def test_a_float32_bank_on_disk_is_the_host_bank_bit_for_bit(rate, plain, rule, tmp_path, monkeypatch):
     if rate == 1:
-        monkeypatch.setenv(
-            "PLSC_KERNELS", "0"
-        )  # they take rows in memory, and without sampling those on disk are not
+        # They take rows in memory, and without sampling those on disk are not.
+        monkeypatch.setenv("PLSC_KERNELS", "0")
     losses, host = train(tmp_path, "host", "float32", rate, plain=plain, skip=5, rule=rule)
     found, disk = train(tmp_path, "disk", "float32", rate, plain=plain, skip=5, rule=rule)
     assert found == losses and bits(disk) == bits(host)
