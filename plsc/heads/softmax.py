@@ -184,7 +184,7 @@ class SoftmaxHead:
         """Return the parts of the loss as whole [N, S] tensors. Small problems only. Every rank calls it."""
         counts = distributed.gather_counts(len(emb))
         step = Step(
-            self.spec, self.memory, emb.flatten(1), self.gather_labels(label_B.numpy(), counts), None, counts
+            self.spec, self.memory, emb.flatten(1), gather_labels(label_B.numpy(), counts), None, counts
         )
         _, saved = step.forward(keep=False)
         logit_NS = saved.backend.logits()

@@ -12,8 +12,7 @@ pytestmark = pytest.mark.slow
 
 PREPARE = """
 import {first}plsc.distributed.environment
-threads, notes = plsc.distributed.environment.prepare()
-print(threads, *notes, sep="\\n")
+print(plsc.distributed.environment.prepare())
 """
 AS_A_LAUNCHER = """
 import os, subprocess, sys
