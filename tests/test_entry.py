@@ -345,11 +345,15 @@ def test_the_onnx_export_gives_the_embeddings_of_predict(trained):
     "verb, overrides, line",
     [
         (
-            "test",
+            "evaluate",
             ["DataLoader.Eval.dataset=null"],
             "DataLoader.Eval.dataset: is null; name a data set to test on",
         ),
-        ("test", [], "{folder}/checkpoints: no checkpoint there; train first, or set Global.checkpoint or "),
+        (
+            "evaluate",
+            [],
+            "{folder}/checkpoints: no checkpoint there; train first, or set Global.checkpoint or ",
+        ),
         ("export", ["Global.checkpoint=no/such"], "no/such: there is no such checkpoint folder"),
         (
             "train",

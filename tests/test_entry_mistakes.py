@@ -43,13 +43,16 @@ def refused(act) -> str:
 def test_overrides_win_over_a_config_too():
     config = load(TINY, {"Global.max_steps": 2, "Head.scale": 9.0})
     found = Entry(config, ["Global.epochs=7", "Head.scale=5"]).config
-    assert (found.Global.max_steps, found.Global.epochs, found.Head.scale) == (None, 7, 5.0)
+    assert (found.Global.max_steps, found.Global.epochs, found.Head.scale) == (2, 7, 5.0)
     assert found.source("Head.scale") == "-o" and config.Head.scale == 9.0 and Entry(config).config == config
 
 
 def test_a_batch_of_more_samples_than_there_are_is_refused(tmp_path):
     wide = entry(tmp_path / "out", "DataLoader.Train.batch_size=116")
-    line = "-o: DataLoader.Train.batch_size: 116 x 1 rank is more than the 115 samples of an epoch; lower it"
+    line = (
+        "-o DataLoader.Train.batch_size=116: DataLoader.Train.batch_size: 116 samples of a step are more than the "
+        "115 of an epoch; lower it"
+    )
     assert refused(wide.train) == refused(wide.dry_run) == line
     entry(tmp_path, "DataLoader.Train.batch_size=115").dry_run()
 
@@ -60,12 +63,12 @@ def test_a_batch_of_more_samples_than_there_are_is_refused(tmp_path):
         (
             ["DataLoader.Train.batch_size=58"],
             2,
-            "-o.*: DataLoader.Train.batch_size: 58 x 2 ranks: 116 samples of a step are more than the 115 of an epoch",
+            "DataLoader.Train.batch_size: 58 x 2 ranks: 116 samples of a step are more than the 115 of an epoch; lower it",
         ),
         (
             ["DataLoader.Train.global_batch=120"],
             2,
-            "-o.*: DataLoader.Train.global_batch: 120 samples of a step are more than the 115 of an epoch; lower it$",
+            "DataLoader.Train.global_batch: 120 samples of a step are more than the 115 of an epoch; lower it$",
         ),
         (
             ["DataLoader.Train.batch_size=2"],
@@ -162,7 +165,9 @@ def test_one_class_is_nothing_to_learn(tmp_path):
     one = entry(tmp_path, "DataLoader.Train.dataset.num_classes=1")
     line = refused(one.train)
     assert line == refused(one.dry_run)
-    assert line == "DataLoader.Train.dataset: has 1 class, and nothing to tell it from; it needs at least 2"
+    assert line.endswith(
+        "tiny.yaml:9: DataLoader.Train.dataset: has 1 class, and nothing to tell it from; it needs at least 2"
+    )
 
 
 class Twice(Linear):

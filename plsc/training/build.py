@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
     """What a run needs before its ranks compute or share anything: the dry run prepares the same, and so
     refuses the same.
 
-    still: layers in evaluation mode. sets: to evaluate on, by title. parts: in the order in which they are
+    frozen_norms: in evaluation mode. sets: to evaluate on, by title. parts: in the order in which they are
     called.
     """
 
@@ -56,7 +56,7 @@ class Prepared(NamedTuple):
     backbone: paddle.nn.Layer
     statistics: list[paddle.Tensor]
     optimizer: optim.BackboneOptimizer
-    still: list[paddle.nn.Layer]
+    frozen_norms: list[paddle.nn.Layer]
     recomputed: list[paddle.nn.Layer]
     sets: dict[str, EvalSet]
     parts: list[Part]
@@ -85,22 +85,23 @@ def prepare(
     if cfg.Model.sync_batchnorm and not alone:
         _synchronise_norms(backbone)
     statistics = statistics_of(backbone)
-    still = freeze(cfg.Optimizer, backbone)
+    frozen_norms = freeze(cfg.Optimizer, backbone)
     optimizer = optim.build_optimizer(cfg.Optimizer, backbone)
-    _refuse_lone_samples(cfg, backbone, still, ranks)
+    _refuse_lone_samples(cfg, backbone, frozen_norms, ranks)
     recomputed = layers_to_recompute(cfg.Model.recompute, backbone)
-    sets = build_evaluation_sets(cfg, dataset)
+    seen = getattr(dataset, "identities", None)
+    sets = build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
     parts = build_parts(cfg, backbone)
-    return Prepared(dataset, loader, backbone, statistics, optimizer, still, recomputed, sets, parts)
+    return Prepared(dataset, loader, backbone, statistics, optimizer, frozen_norms, recomputed, sets, parts)
 
 
 def _refuse_lone_samples(
-    cfg: Config, backbone: paddle.nn.Layer, still: list[paddle.nn.Layer], ranks: int
+    cfg: Config, backbone: paddle.nn.Layer, frozen_norms: list[paddle.nn.Layer], ranks: int
 ) -> None:
     """Refuse by UserError a batch of one sample for a batch norm, which would make all embeddings the same."""
     lone = min(map(min, cfg.DataLoader.Train.micro_batches_on(ranks))) < 2
     norms = [layer for layer in backbone.sublayers() if "BatchNorm" in type(layer).__name__]
-    if lone and any(layer not in still for layer in norms):
+    if lone and any(layer not in frozen_norms for layer in norms):
         raise UserError(
             "must be at least 2 for a network with batch norm, which learns nothing from a single sample",
             key="DataLoader.Train.batch_size",
@@ -188,7 +189,7 @@ def build_trainer(
         batch_size=cfg.DataLoader.Train.batch_size,
         shares=loader.shares,
         recomputed=ready.recomputed,
-        still=ready.still,
+        frozen_norms=ready.frozen_norms,
         amp=cfg.Global.amp,
         loss_scale=scale,
         statistics=ready.statistics,
@@ -236,17 +237,22 @@ def build_training_set(cfg: Config) -> Dataset:
     return dataset
 
 
-def build_evaluation_sets(cfg: Config, dataset: Dataset) -> dict[str, EvalSet]:
-    """Build the sets of DataLoader.Eval; UserError for one that does not fit the data set to train on."""
-    seen = getattr(dataset, "identities", None)
-    return build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
-
-
 def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> Loader:
     """Build the loader of one rank. UserError if the global batch or the ranks do not fit the data."""
     train = cfg.DataLoader.Train
     global_batch = train.global_batch_on(world_size)
-    _check_sizes(cfg, len(dataset), dataset.num_classes, world_size)
+    samples, classes = len(dataset), dataset.num_classes
+    if global_batch > samples:
+        key = "global_batch" if train.global_batch else "batch_size"
+        each = "" if train.global_batch or world_size == 1 else f"{train.batch_size:,} x {world_size} ranks: "
+        raise UserError(
+            f"{each}{global_batch:,} samples of a step are more than the {samples:,} of an epoch; lower it",
+            key=f"DataLoader.Train.{key}",
+        )
+    if cfg.Head.sharded and world_size > classes:
+        raise UserError(
+            f"{world_size} ranks are more than the {classes} classes that they share out; start {classes} or fewer"
+        )
     return Loader(
         dataset,
         global_batch,
@@ -257,23 +263,3 @@ def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> L
         train.max_corrupt,
         batches=-(-global_batch // train.batch_size),
     )
-
-
-def _check_sizes(cfg: Config, samples: int, classes: int, ranks: int) -> None:
-    """Raise UserError for a global batch of more samples than an epoch has, and for more ranks than classes
-    to share out."""
-    train = cfg.DataLoader.Train
-    batch = train.global_batch_on(ranks)
-    if batch > samples:
-        whole = f"{batch:,} samples of a step are more than the {samples:,} of an epoch; lower it"
-        if train.global_batch:
-            raise UserError(whole, key="DataLoader.Train.global_batch")
-        raise UserError(
-            f"{train.batch_size:,} x {ranks} rank{'s' * (ranks > 1)}: {whole}"
-            + ", or start fewer ranks" * (ranks > 1),
-            key="DataLoader.Train.batch_size",
-        )
-    if cfg.Head.sharded and ranks > classes:
-        raise UserError(
-            f"{ranks} ranks are more than the {classes} class{'es' * (classes > 1)} that they share out; start {classes} or fewer"
-        )

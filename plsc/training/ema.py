@@ -28,7 +28,7 @@ from pydantic import NonNegativeInt
 
 from plsc.errors import UserError
 from plsc.training.part import Part, State
-from plsc.training.step import Step
+from plsc.training.step import StepOutput
 from plsc.utils.logging import warn
 
 
@@ -67,7 +67,7 @@ class Ema(Part):
                 )
 
     @paddle.no_grad()
-    def update(self, run: Any, step: Step) -> None:
+    def update(self, run: Any, step: StepOutput) -> None:
         """Take in the weights as they are after an optimizer step."""
         share = paddle.full([1], 1 - min(self._decay, self.steps / (self.steps + 9)), "float32")
         self.steps += 1

@@ -175,7 +175,7 @@ class Evaluator:
         except UserError as error:
             raise UserError(f"{title}: {error}") from error
         self.results[title] = result
-        self._log(title, result)
+        get_logger().info(f"{data.task}: {result.headline} on {data.size} {title}")
         return result.row()
 
     def _embed(self, data: EvalSet) -> np.ndarray:
@@ -198,10 +198,6 @@ class Evaluator:
         batch = self._section.batch_size
         parts = [embeddings[start : start + batch] for start in range(0, len(embeddings), batch)]
         return np.concatenate([self._head.classify(paddle.to_tensor(part)).numpy() for part in parts])
-
-    def _log(self, title: str, result: Result) -> None:
-        data = self.sets[title]
-        get_logger().info(f"{data.task}: {result.headline} on {data.size} {title}")
 
 
 def build_saved_sets(cfg: Config, saved: Checkpoint) -> dict[str, EvalSet]:

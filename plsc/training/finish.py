@@ -76,5 +76,4 @@ def _command() -> str:
 
 
 def _describe_set(section: TrainDatasetCfg) -> str:
-    given = {**section.keywords, **section.model_dump(include={"weight", "head"}, exclude_defaults=True)}
-    return " ".join([section.name, *(f"{key}={value}" for key, value in given.items())])
+    return " ".join([section.name, *(f"{key}={value}" for key, value in section.keywords.items())])

@@ -20,7 +20,7 @@ from pydantic import Field, FiniteFloat, NonNegativeInt
 
 from plsc.training.finite import unscale
 from plsc.training.part import Part, State
-from plsc.training.step import Step
+from plsc.training.step import StepOutput
 
 INITIAL = 65536.0
 LOWEST = 1.0  # a gradient that overflows without scaling is none of float16's small numbers
@@ -55,7 +55,7 @@ class LossScale(Part):
         for dtype in {grad.dtype for grad in gradients}:
             unscale([grad for grad in gradients if grad.dtype == dtype], self.scale)
 
-    def update(self, run: Any, step: Step) -> None:
+    def update(self, run: Any, step: StepOutput) -> None:
         """Count a step whose gradients were finite, and double the scale after the 2000th in a row."""
         self.good_steps += 1
         if self.good_steps == GROWTH_STEPS:

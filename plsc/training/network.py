@@ -64,7 +64,7 @@ class Network:
         batch_size: most samples in a micro-batch; at most two more where few are left over.
         shares: step -> the range of each rank's samples in its global batch.
         recomputed: layers that keep no activations for the backward pass, which runs them again.
-        still: layers that are in evaluation mode in training, too: frozen norms.
+        frozen_norms: layers that are in evaluation mode in training, too.
         amp: computes in 16 bits (see plsc.training.mixed_precision). Parameters, their gradients and the embeddings
             that `forward` gives are float32 all the same.
         loss_scale: of the gradients, for float16.
@@ -81,7 +81,7 @@ class Network:
         batch_size: int,
         shares: Callable[[int], list[tuple[int, int]]],
         recomputed: Sequence[paddle.nn.Layer] = (),
-        still: Sequence[paddle.nn.Layer] = (),
+        frozen_norms: Sequence[paddle.nn.Layer] = (),
         amp: AmpCfg | None = None,
         loss_scale: LossScale | None = None,
         statistics: Sequence[paddle.Tensor] | None = None,
@@ -93,7 +93,7 @@ class Network:
         self._batch_size = batch_size
         self._shares = shares
         self._recomputed = recomputed
-        self._still = still
+        self._frozen_norms = frozen_norms
         self._amp = amp
         self.loss_scale = loss_scale
         self._addresses = Addresses(backbone, seed)
@@ -189,7 +189,7 @@ class Network:
         # For the layers of a user's own that draw from Paddle's generator.
         paddle.seed(hash((self._seed, part.step, distributed.rank(), part.number)) & 0x7FFFFFFF)
         model.train()
-        for layer in self._still:
+        for layer in self._frozen_norms:
             layer.eval()
         with self._addressed(part), recomputing(self._recomputed), autocast(self._amp):
             out = model(to_input(part.images, self._preprocessing))

@@ -17,7 +17,7 @@ import paddle
 from pydantic import BaseModel, ConfigDict
 
 from plsc.data.loader import Batch
-from plsc.training.step import Step
+from plsc.training.step import StepOutput
 
 
 class State(BaseModel):
@@ -54,10 +54,10 @@ class Part:
         """
         return None
 
-    def before_update(self, run: Any, step: Step) -> None:
+    def before_update(self, run: Any, step: StepOutput) -> None:
         """Take in a step that is not left out, while the gradients are as they were computed: not yet clipped."""
 
-    def update(self, run: Any, step: Step) -> None:
+    def update(self, run: Any, step: StepOutput) -> None:
         """Take in a step that was not left out, after the update of the weights."""
 
     def state_dict(self) -> dict[str, Any]:

@@ -49,19 +49,12 @@ def _refuse_impossible(section: ModelCfg, image_shape: tuple[int, ...]) -> None:
 def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint) -> None:
     """Load a checkpoint's weights, those to use, into `backbone`; UserError if they are of another
     network."""
-    refuse_other_backbone(backbone, saved)
-    own = backbone.state_dict()
-    for name, array in saved.weights().items():
-        own[name].set_value(array)
-
-
-def refuse_other_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint) -> None:
-    """Refuse by UserError a checkpoint of another network."""
     config = saved.path.parent.parent / "config.yaml"
     remedy = "the Model section must be that of the run that made it" + f": -c {config}" * config.is_file()
-    saved.check_matches(
-        saved.num_classes, saved.embedding_size, backbone=backbone.state_dict(), remedy=remedy
-    )
+    own = backbone.state_dict()
+    saved.check_matches(saved.num_classes, saved.embedding_size, backbone=own, remedy=remedy)
+    for name, array in saved.weights().items():
+        own[name].set_value(array)
 
 
 # They affect the training, and `refuse_other_run` compares them.

@@ -17,7 +17,7 @@ from plsc.training.finite import nonfinite
 
 
 @dataclass(frozen=True)
-class Step:
+class StepOutput:
     """A step as this rank has it after the backward pass.
 
     learning_rate: of the backbone's update. emb_BD: with its gradient. out: of the head. losses: of the parts, by
@@ -66,7 +66,7 @@ class Verdict:
 def agree(
     backbone: paddle.nn.Layer,
     head: SoftmaxHead,
-    step: Step,
+    step: StepOutput,
     waited: float,
     signal: int,
     following: Batch | None,

@@ -73,7 +73,7 @@ def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tupl
     path = find_checkpoint(cfg, writes=True) if resumes else None
     if path and cfg.DataLoader.Train.global_batch is None:  # the ranks may be others than before
         saved = store.Checkpoint.open(path, verify=False)
-        saved.require("run", "global_batch")
+        saved.require("run", "seed", "steps_per_epoch", "global_batch")
         cfg = load(cfg, {"DataLoader.Train.global_batch": saved.plain("run")["global_batch"]})
     trainer = build_trainer(cfg, model, guard=guarded)
     output_dir = Path(cfg.Global.output_dir)

@@ -41,7 +41,7 @@ from plsc.training.resume import (
     refuse_other_run,
     warn_of_changed_keys,
 )
-from plsc.training.step import Step, Verdict, agree
+from plsc.training.step import StepOutput, Verdict, agree
 from plsc.utils.logging import get_logger, warn
 from plsc.utils.metrics import Metrics
 from plsc.utils.progress import Progress
@@ -199,7 +199,7 @@ class Trainer:
         sum(losses.values(), start=out.loss).backward()  # up to the embeddings, and the centres
         self.network.backward(emb_BD.grad)
         rate = self.schedule(self.step)
-        step = Step(batch, rate, emb_BD, out, losses)
+        step = StepOutput(batch, rate, emb_BD, out, losses)
         verdict = self.agree(step)
         if verdict.good:
             self._skipped_in_a_row = 0
@@ -218,7 +218,7 @@ class Trainer:
         self.step += 1
         return verdict, {name: loss.detach() for name, loss in losses.items()}
 
-    def agree(self, step: Step) -> Verdict:
+    def agree(self, step: StepOutput) -> Verdict:
         """Let all ranks learn of a step what each of them must know. Every rank calls it, after the backward
         pass.
 
@@ -230,7 +230,7 @@ class Trainer:
             self._labels = {following.step: verdict.label_N} if following else {}
             return verdict
 
-    def _leave_out(self, step: Step, verdict: Verdict) -> None:
+    def _leave_out(self, step: StepOutput, verdict: Verdict) -> None:
         """Say why a step changes nothing. UserError for too many in a row."""
         scale = self.network.loss_scale
         if scale and not verdict.bad_head and scale.halve():

@@ -51,7 +51,7 @@ def test_a_part_of_ones_own_takes_part_and_is_resumed_exactly(tmp_path):
     train(tmp_path / "cut", OWN, resume=checkpoint(tmp_path / "whole", 4))
     assert rows(tmp_path / "cut") == found[4:]
     assert_same_arrays(checkpoint(tmp_path / "cut"), checkpoint(tmp_path / "whole"))
-    assert "Parts:\n  - name: tests" in load(TINY, [OWN]).to_yaml()
+    assert "Parts:\n- name: tests" in load(TINY, [OWN]).to_yaml()
 
 
 def test_a_checkpoint_without_it_cannot_be_taken_over_by_one_that_needs_its_state(tmp_path):
