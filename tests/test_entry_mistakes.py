@@ -271,8 +271,8 @@ def test_labelled_images_with_a_folder_less_are_refused_in_training_and_after_it
         f"DataLoader.Train.dataset={sets[0]}",
     ]
     Entry(TINY, [*keys, "DataLoader.Eval.dataset=null"]).train()
-    fewer = Entry(TINY, [*keys, f"DataLoader.Eval.dataset={sets[1]}"])
-    for verb in (fewer.test, fewer.train):
+    fewer = Entry(TINY, [*keys, f"DataLoader.Eval.dataset={sets[1]}", "Global.overwrite=true"])
+    for verb in (fewer.evaluate, fewer.train):
         line = refused(verb)
         assert line.startswith(
             "DataLoader.Eval.dataset: its class 0 is 'Bob', the one trained on is 'Ann', so right "

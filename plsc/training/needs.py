@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from plsc.config import Config
-from plsc.config.optimizer import moments_of
 from plsc.heads.config import rows_bytes
 from plsc.training.build import Prepared
 from plsc.training.build_head import build_rule, logits_budget
-from plsc.training.optim import sizes_of
+from plsc.training.optim import checkpoint_numbers
 from plsc.utils.disk import free_bytes
 from plsc.utils.memory import available_bytes
 from plsc.utils.sharding import split
@@ -58,9 +57,8 @@ class Needs(NamedTuple):
         samples = run.loader.global_batch if head.sharded else cfg.DataLoader.Train.batch_size
         selected = min(shard, round(head.sample_rate * shard) + samples) if head.sample_rate < 1 else shard
         arrays = 1 + len(build_rule(cfg.Optimizer).moments)
-        trained, frozen = sizes_of(run.optimizer, run.backbone)
-        average = trained + frozen if cfg.Global.ema else 0
-        saved = (1 + moments_of(cfg.Optimizer.name)) * trained + frozen + average
+        saved = checkpoint_numbers(run.optimizer, run.backbone, averaged=cfg.Global.ema is not None)
+        trained = sum(parameter.size for parameter in run.optimizer.parameters)
         return cls(
             network=4 * (saved + trained),
             head=4 * selected * head.row_size(size) + logits_budget(head),

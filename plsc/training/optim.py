@@ -161,14 +161,8 @@ def _make(
 
 def checkpoint_numbers(optimizer: BackboneOptimizer, backbone: paddle.nn.Layer, averaged: bool) -> int:
     """Count the numbers in a checkpoint of a backbone: weights, the optimizer's arrays, and an average."""
-    trained, frozen = sizes_of(optimizer, backbone)
-    return (1 + averaged) * (trained + frozen) + optimizer.state_size
-
-
-def sizes_of(optimizer: BackboneOptimizer, backbone: paddle.nn.Layer) -> tuple[int, int]:
-    """Count the numbers of a backbone that are trained, and the others."""
-    trained = sum(parameter.size for parameter in optimizer.parameters)
-    return trained, sum(tensor.size for tensor in backbone.state_dict().values()) - trained
+    weights = sum(tensor.size for tensor in backbone.state_dict().values())
+    return (1 + averaged) * weights + optimizer.state_size
 
 
 def _owner(key: str, names: Iterable[str]) -> str | None:
