@@ -21,6 +21,7 @@ from typing import Annotated
 import paddle
 from pydantic import Field
 
+from plsc.errors import UserError
 from plsc.utils.ranges import MarginSize
 
 # Below this sine the derivative of cos(theta + m) by cos(theta) is cut off: it grows as 1 / sin(theta) while
@@ -52,9 +53,9 @@ class Margin(ABC):
     trains_norm = False
 
     @abstractmethod
-    def __call__(self, cos_P: paddle.Tensor, norm_P: paddle.Tensor) -> Target:
-        """Change target cosines [P], float32 in [-1, 1], of embeddings with these norms [P]. Slopes are
-        exact."""
+    def __call__(self, cos_P: paddle.Tensor, norm_P: paddle.Tensor) -> Target | paddle.Tensor:
+        """Change target cosines [P], float32 in [-1, 1], of embeddings with these norms [P]. Where the new
+        cosines are returned alone, autograd finds their slopes."""
 
     def observe(self, norm_N: paddle.Tensor) -> None:  # noqa: B027 (most margins have nothing to do)
         """Note the norms of all ranks' samples, before the call of a training step."""
@@ -89,6 +90,30 @@ class Margin(ABC):
         to
         keep references: `state_dict()` would read them."""
         return partial(self.load_state_dict, self.state_dict())
+
+
+def change_targets(margin: Margin, cos_P: paddle.Tensor, norm_P: paddle.Tensor) -> Target:
+    """Call a margin, and find the slopes of one that gives its new cosines alone. UserError for a result that
+    is neither."""
+    target = margin(cos_P, norm_P)
+    if paddle.is_tensor(target):
+        with paddle.enable_grad():
+            inputs = [cos_P.detach(), norm_P.detach()]
+            for tensor in inputs:
+                tensor.stop_gradient = False
+            target = margin(*inputs)
+            grads = paddle.grad([target.sum()], inputs, allow_unused=True)
+        slopes = [paddle.zeros_like(cos_P) if grad is None else grad for grad in grads]
+        target = Target(target.detach(), slopes[0], slopes[1] if margin.trains_norm else None)
+    found = [target.cosine, target.slope] if isinstance(target, Target) else [None]
+    if any(not paddle.is_tensor(tensor) or tensor.shape != cos_P.shape for tensor in found):
+        shapes = [tensor.shape if paddle.is_tensor(tensor) else type(tensor).__name__ for tensor in found]
+        what = f"a Target of {shapes}" if isinstance(target, Target) else f"a {type(target).__name__}"
+        raise UserError(
+            f"Head.name: {type(margin).__name__} returned {what}; a margin returns the new cosines, a tensor of the "
+            f"shape {cos_P.shape} that it was given, or a Target of them and their slopes"
+        )
+    return target
 
 
 def angle(cos: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
@@ -200,5 +225,5 @@ class StraightThrough(Wrapped):
     under no_grad. For comparing runs; the exact gradient is the default."""
 
     def __call__(self, cos_P, norm_P):
-        target = self.inner(cos_P, norm_P)
+        target = change_targets(self.inner, cos_P, norm_P)
         return Target(target.cosine, paddle.ones_like(cos_P), target.norm_slope)

@@ -19,6 +19,7 @@ from plsc import distributed
 from plsc.distributed.device import asynchronous, to_device
 from plsc.heads.backends import HeadMemory, KernelBackend, PaddleBackend, takes_kernels
 from plsc.heads.blocks import Rows
+from plsc.heads.margins import change_targets
 from plsc.heads.sampling import unite
 from plsc.heads.spec import HeadSpec
 
@@ -219,7 +220,7 @@ class Step:
         if not self.margin:
             plain_N = plain_N * owned_N
             return Targets(owned_N, plain_N, plain_N, owned_N)
-        moved = self.margin(plain_N, samples.norm_N)
+        moved = change_targets(self.margin, plain_N, samples.norm_N)
         values = [plain_N, moved.cosine, moved.slope]
         values += [] if moved.norm_slope is None else [moved.norm_slope]
         return Targets(owned_N, *paddle.stack(values).multiply_(owned_N).unbind())

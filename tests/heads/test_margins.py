@@ -6,8 +6,9 @@ import paddle
 import pytest
 
 from plsc.config import load
+from plsc.errors import UserError
 from plsc.heads.config import MARGINS, MarginCfg
-from plsc.heads.margins import CombinedMargin
+from plsc.heads.margins import CombinedMargin, Margin, change_targets
 from plsc.training.build_head import build_margin
 from plsc.utils.messages import arguments_of
 from tests.heads.autograd import (
@@ -95,3 +96,33 @@ def test_straight_through_has_the_value_with_margin_and_the_gradient_without():
     cos = paddle.to_tensor(GRID, dtype="float32")
     assert (through.margin(cos, None).slope.numpy() == 1).all()
     assert relative(dx, gradients(exact, x, label)[1]) > 1e-2
+
+
+class Formula(Margin):
+    def __call__(self, cos_P, norm_P):
+        return cos_P * cos_P - 0.1
+
+
+@without_kernels
+def test_a_margin_that_gives_its_formula_alone_has_the_slope_of_autograd():
+    cos = paddle.to_tensor(GRID, dtype="float32")
+    with paddle.no_grad():
+        found = change_targets(Formula(), cos, paddle.ones([len(GRID)]))
+    np.testing.assert_allclose(found.slope.numpy(), 2 * GRID, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(found.cosine.numpy(), GRID**2 - 0.1, rtol=1e-6, atol=1e-7)
+    assert found.norm_slope is None and found.cosine.stop_gradient
+
+
+@without_kernels
+@pytest.mark.parametrize(
+    "result, said", [((1.0, 2.0), "a tuple"), (paddle.ones([2]), "a Target of"), (None, "a NoneType")]
+)
+def test_a_margin_that_returns_something_else_is_one_line(result, said):
+    class Wrong(Margin):
+        def __call__(self, cos_P, norm_P):
+            return result + 0.0 * cos_P.sum() if paddle.is_tensor(result) else result
+
+    with pytest.raises(
+        UserError, match=f"Head.name: Wrong returned {said}.* a margin returns the new cosines"
+    ):
+        change_targets(Wrong(), paddle.ones([3]), paddle.ones([3]))
