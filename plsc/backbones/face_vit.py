@@ -160,15 +160,6 @@ class FaceViT(nn.Layer):
             x = _pick(paddle.concat([x, hidden], 1), order_BN.argsort(1))
         return self.feature(x.flatten(1))
 
-    def layer_of(self, name: str) -> tuple[int, int]:
-        """Return the number of a parameter's layer and the last one, for Optimizer.layer_decay: the patches
-        and their positions are 0, the blocks 1 to depth, all above them depth + 1."""
-        part, *rest = name.split(".")
-        last = self.depth + 1
-        if part in ("patch_embed", "pos_embed"):
-            return 0, last
-        return (1 + int(rest[0]) if part == "blocks" else last), last
-
 
 def _pick(tokens_BNW: paddle.Tensor, which_BM: paddle.Tensor) -> paddle.Tensor:
     """Pick the tokens with these numbers of each image: [B, M, W]."""
