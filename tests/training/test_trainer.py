@@ -2,6 +2,7 @@
 refuses."""
 
 import re
+import tempfile
 from itertools import islice
 
 import numpy as np
@@ -105,8 +106,8 @@ def test_steps_equal_momentum_sgd_in_float64(tmp_path):
     [
         (["Global.max_steps=12"], [(12, 2)]),
         (["Global.max_steps=12", "Global.eval_every=1"], [(10, 1), (12, 2)]),
-        (["Global={epochs: 2, max_steps: null}", "Global.eval_every=2"], [(20, 2)]),
-        (["Global={epochs: 2, max_steps: null}", "Global.eval_every=1"], [(10, 1), (20, 2)]),
+        (["Global.epochs=2", "Global.max_steps=null", "Global.eval_every=2"], [(20, 2)]),
+        (["Global.epochs=2", "Global.max_steps=null", "Global.eval_every=1"], [(10, 1), (20, 2)]),
         (["Global.max_steps=12", "Global.eval_every_steps=5"], [(5, 1), (10, 1), (12, 2)]),
         (
             ["Global.max_steps=12", "Global.eval_every_steps=5", "Global.eval_every=1"],
@@ -318,8 +319,8 @@ def test_too_many_corrupt_images_end_a_run_before_its_first_step(tmp_path, damag
 
 def refused(*overrides, resume=None):
     """What building the trainer, or resuming, says."""
-    with pytest.raises(UserError) as raised:
-        make_trainer("unused", *overrides).resume(resume)
+    with tempfile.TemporaryDirectory() as folder, pytest.raises(UserError) as raised:
+        make_trainer(folder, *overrides).resume(resume)
     return str(raised.value)
 
 
