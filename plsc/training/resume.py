@@ -128,6 +128,11 @@ def refuse_other_run(
             raise UserError(
                 f"{where} was made with the {what} {there}, this run has {here}: resume with the same, {anew}"
             )
+    if theirs["global_batch"] != ours["global_batch"]:
+        raise UserError(
+            f"{where} was made with a global batch of {theirs['global_batch']}, this run has {ours['global_batch']}: set "
+            f"DataLoader.Train.global_batch={theirs['global_batch']}, or leave the key out"
+        )
     for owner in saved.manifest.state.keys() - owners:
         warn(f"{where} has a state of '{owner}', which this run is without: it is left out from now on")
     # Random numbers and the order of the data depend on these.
@@ -141,11 +146,6 @@ def refuse_other_run(
                 f"{where} was made with {what} {there}, this run has {here}: the run goes on with other random numbers "
                 "and data than it would have had"
             )
-    if theirs["global_batch"] != ours["global_batch"]:
-        raise UserError(
-            f"{where} was made with a global batch of {theirs['global_batch']}, this run has {ours['global_batch']}: set "
-            f"DataLoader.Train.global_batch={theirs['global_batch']}, or leave the key out"
-        )
 
 
 def refuse_other_classes(saved: store.Checkpoint, data: Dataset) -> None:
