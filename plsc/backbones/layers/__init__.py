@@ -4,8 +4,7 @@ from plsc.backbones.layers.addresses import Addresses, Dropout, random_scores
 from plsc.backbones.layers.convolution import Conv2D
 from plsc.backbones.layers.layout import by_onednn, enter, in_bfloat16, leave
 from plsc.backbones.layers.normalisation import normalise, normalise_beside
-from plsc.backbones.layers.pooling import AvgPool2D
-from plsc.backbones.layers.relu import ReLU
+from plsc.backbones.layers.pointwise import AvgPool2D, ReLU
 
 __all__ = [
     "Addresses",

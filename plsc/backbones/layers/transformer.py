@@ -22,9 +22,12 @@ from paddle.autograd import PyLayer
 
 from plsc.backbones.layers.addresses import Dropout
 from plsc.backbones.layers.layout import by_onednn, dense, empty, number, run
+from plsc.backbones.layers.pointwise import eltwise
 from plsc.backbones.layers.weights import Weights
 from plsc.native import library, onednn
 from plsc.native.onednn import BFLOAT16, FLOAT32, describe, describe_any, kept
+
+_LIMIT = (onednn.CLIP_OF_OUTPUT, 0.0, 6.0)  # of ReLU6
 
 
 class Linear(nn.Linear):
@@ -119,7 +122,7 @@ class _Product:
 def _linear(count: int, inputs: int, outputs: int, bias: bool, limited: bool, dtype: int) -> _Product:
     """x [count, inputs], weight, bias if there is one -> [count, outputs]."""
     shapes = ((count, inputs), (inputs, outputs), (count, outputs))
-    limit = [("eltwise", onednn.CLIP, 0.0, 6.0)] if limited else []
+    limit = [("eltwise", *_LIMIT)] if limited else []
     return _Product(shapes, None, dtype, bias, limit)
 
 
@@ -135,21 +138,6 @@ def _weight_gradient(count: int, inputs: int, outputs: int) -> onednn.Operation:
     """x and the gradient of the result, bfloat16 -> gradient of the weight, float32."""
     turned = describe((inputs, count), (1, inputs), BFLOAT16)
     return _matmul(turned, describe((count, outputs), dtype=BFLOAT16), None, describe((inputs, outputs)))
-
-
-@kept
-def _limit_backward(count: int, dtype: int) -> onednn.Operation:
-    """Result, its gradient -> gradient of what was limited to 0..6."""
-    x = describe((count,), dtype=dtype)
-    limits = (c_float(0), c_float(6))
-    forward = onednn.Operation(
-        "eltwise_forward", [onednn.FORWARD_TRAINING, onednn.CLIP, x, x, *limits], [onednn.SRC, onednn.DST]
-    )
-    return onednn.Operation(
-        "eltwise_backward",
-        [onednn.CLIP_OF_OUTPUT, x, x, x, *limits, forward.descriptor],
-        [onednn.DST, onednn.DIFF_DST, onednn.DIFF_SRC],
-    )
 
 
 @kept
@@ -190,9 +178,8 @@ class _Linear(PyLayer):
         inputs, outputs = weight.shape
         if limited:
             before = empty(grad.shape, grad.dtype)
-            _limit_backward(grad.size, number(grad))(
-                limited[0].data_ptr(), grad.data_ptr(), before.data_ptr()
-            )
+            _, backward = eltwise(grad.size, *_LIMIT, number(grad))
+            backward(limited[0].data_ptr(), grad.data_ptr(), before.data_ptr())
             grad = before
         of_x = of_weight = of_bias = None
         if ctx.wanted[0]:
@@ -344,41 +331,35 @@ class _Attention(PyLayer):
 
 
 @kept
-def _sum(count: int, width: int, scaled: bool, dtype: int) -> onednn.Operation:
-    """x [count, width] + y, or with scale [count] of y: y, scale, out, x."""
+def _binary(
+    kind: int, shape: tuple, other: tuple, dtype: int, other_dtype: int, added: bool = False
+) -> onednn.Operation:
+    """x of `shape`, y of `other`, whose sides of 1 stand for all, z if `added` -> x + y, x y or x y + z; as
+    addresses x, y, out, z."""
     o = onednn
-    if not scaled:
-        x = describe((count, width), dtype=dtype)
-        return o.Operation("binary", [o.ADD, x, x, x], [o.SRC, o.SRC_1, o.DST])
-    x = describe((1, count, width), dtype=dtype)
-    return o.Operation(
-        "binary",
-        [o.MULTIPLY, x, describe((1, count, 1)), x],
-        [o.SRC, o.SRC_1, o.DST, o.POST_OP | o.SRC_1],
-        post_ops=[("binary", o.ADD, x)],
-    )
-
-
-@kept
-def _scaling(count: int, width: int, dtype: int) -> onednn.Operation:
-    o = onednn
-    x = describe((1, count, width), dtype=dtype)
-    return o.Operation("binary", [o.MULTIPLY, x, describe((1, count, 1)), x], [o.SRC, o.SRC_1, o.DST])
+    x = describe(shape, dtype=dtype)
+    settings = [kind, x, describe(other, dtype=other_dtype), x]
+    arguments = [o.SRC, o.SRC_1, o.DST, *([o.POST_OP | o.SRC_1] if added else [])]
+    return o.Operation("binary", settings, arguments, [("binary", o.ADD, x)] if added else [])
 
 
 class _Add(PyLayer):
+    """x + branch, or x + scale branch with a number for each image."""
+
     @staticmethod
     def forward(ctx, x, branch, scale):
         x, branch = dense(x), dense(branch)
         out = empty(x.shape, x.dtype)
         count, width = x.shape[0], x.size // x.shape[0]
         if scale is None:
-            _sum(count, width, False, number(x))(x.data_ptr(), branch.data_ptr(), out.data_ptr())
+            shape = (count, width)
+            add = _binary(onednn.ADD, shape, shape, number(x), number(x))
+            add(x.data_ptr(), branch.data_ptr(), out.data_ptr())
+            ctx.save_for_backward()
         else:
-            _sum(count, width, True, number(x))(
-                branch.data_ptr(), scale.data_ptr(), out.data_ptr(), x.data_ptr()
-            )
-        ctx.save_for_backward(*([] if scale is None else [scale]))
+            add = _binary(onednn.MULTIPLY, (1, count, width), (1, count, 1), number(x), FLOAT32, True)
+            add(branch.data_ptr(), scale.data_ptr(), out.data_ptr(), x.data_ptr())
+            ctx.save_for_backward(scale)
         return out
 
     @staticmethod
@@ -388,17 +369,10 @@ class _Add(PyLayer):
             return grad, grad
         grad = dense(grad)
         of_branch = empty(grad.shape, grad.dtype)
-        _scaling(grad.shape[0], grad.size // grad.shape[0], number(grad))(
-            grad.data_ptr(), scale[0].data_ptr(), of_branch.data_ptr()
-        )
+        count, width = grad.shape[0], grad.size // grad.shape[0]
+        multiply = _binary(onednn.MULTIPLY, (1, count, width), (1, count, 1), number(grad), FLOAT32)
+        multiply(grad.data_ptr(), scale[0].data_ptr(), of_branch.data_ptr())
         return grad, of_branch, None
-
-
-@kept
-def _broadcast_sum(count: int, width: int, dtype: int) -> onednn.Operation:
-    o = onednn
-    x = describe((count, width), dtype=dtype)
-    return o.Operation("binary", [o.ADD, x, describe((1, width)), x], [o.SRC, o.SRC_1, o.DST])
 
 
 class _AddPositions(PyLayer):
@@ -406,9 +380,9 @@ class _AddPositions(PyLayer):
     def forward(ctx, x, positions):
         x = dense(x)
         out = empty(x.shape, x.dtype)
-        _broadcast_sum(x.shape[0], positions.size, number(x))(
-            x.data_ptr(), positions.data_ptr(), out.data_ptr()
-        )
+        width = positions.size
+        add = _binary(onednn.ADD, (x.shape[0], width), (1, width), number(x), FLOAT32)
+        add(x.data_ptr(), positions.data_ptr(), out.data_ptr())
         ctx.shape = positions.shape
         return out
 

@@ -1,0 +1,98 @@
+"""Cut negative numbers to 0, and average parts of pictures, by oneDNN or by Paddle's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import c_float
+
+from paddle import nn
+from paddle.autograd import PyLayer
+
+from plsc.backbones.layers.layout import by_onednn, dense, empty, number, run
+from plsc.native import onednn
+
+
+class ReLU(nn.ReLU):
+    """Cuts negative numbers to 0, of tensors of any shape."""
+
+    def forward(self, x):
+        if by_onednn(x):
+            return run(_Pair, x, x.shape, eltwise, x.size, onednn.RELU_OF_OUTPUT, 0.0, 0.0)
+        return nn.ReLU.forward(self, x)  # no super(): Paddle 2.6 cannot trace it
+
+
+class AvgPool2D(nn.AvgPool2D):
+    """Averages squares of a picture that do not overlap; what is left at its right and at its bottom is left
+    out.
+
+    Args:
+        side: of a square, in pixels.
+    """
+
+    def __init__(self, side: int):
+        super().__init__(side, side)
+
+    def forward(self, x):
+        if not by_onednn(x):
+            return nn.AvgPool2D.forward(self, x)
+        samples, height, width, channels = x.shape
+        shape = [samples, height // self.ksize, width // self.ksize, channels]
+        return run(_Pair, x, shape, _pool, tuple(x.shape), self.ksize)
+
+
+@onednn.kept
+def eltwise(count: int, kind: int, alpha: float, beta: float, dtype: int) -> tuple[onednn.Operation, ...]:
+    """Make the operations on this many numbers, forward, and backward by the result; `kind` ends in
+    _OF_OUTPUT."""
+    x = onednn.describe((count,), dtype=dtype)
+    numbers = [c_float(alpha), c_float(beta)]
+    forward = onednn.Operation(
+        "eltwise_forward", [onednn.FORWARD_TRAINING, kind, x, x, *numbers], [onednn.SRC, onednn.DST]
+    )
+    backward = onednn.Operation(
+        "eltwise_backward",
+        [kind, x, x, x, *numbers, forward.descriptor],
+        [onednn.DST, onednn.DIFF_DST, onednn.DIFF_SRC],
+    )
+    return forward, backward
+
+
+@onednn.kept
+def _pool(shape: tuple[int, ...], side: int, dtype: int) -> tuple[onednn.Operation, ...]:
+    """Make the operations on pictures [N, H, W, C] of this shape, forward and backward."""
+    samples, height, width, channels = shape
+    source = onednn.channels_last(shape, dtype)
+    target = onednn.channels_last((samples, height // side, width // side, channels), dtype)
+    # What is left out stands as a negative padding at the end.
+    rest = onednn.pair(-(height % side), -(width % side))
+    steps = [onednn.pair(side), onednn.pair(side), onednn.pair(0), onednn.pair(0), rest]
+    settings = [onednn.AVERAGE_POOLING, source, target, *steps]
+    forward = onednn.Operation(
+        "pooling_forward", [onednn.FORWARD_TRAINING, *settings], [onednn.SRC, onednn.DST]
+    )
+    backward = onednn.Operation(
+        "pooling_backward", [*settings, forward.descriptor], [onednn.DIFF_DST, onednn.DIFF_SRC]
+    )
+    return forward, backward
+
+
+class _Pair(PyLayer):
+    """A pair of operations of one tensor that `make` returns; that of the backward pass takes the result,
+    too, if `make` is `eltwise`."""
+
+    @staticmethod
+    def forward(ctx, x, shape: list[int], make: Callable, *key):
+        ctx.shape = x.shape
+        ctx.make = make
+        ctx.key = (*key, number(x))
+        out = empty(shape, x.dtype)
+        make(*ctx.key)[0](dense(x).data_ptr(), out.data_ptr())
+        ctx.save_for_backward(*([out] if make is eltwise else []))
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        of_x = empty(ctx.shape, grad.dtype)
+        arrays = (*ctx.saved_tensor(), dense(grad), of_x)
+        ctx.make(*ctx.key)[1](*(array.data_ptr() for array in arrays))
+        return of_x
