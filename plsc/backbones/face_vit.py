@@ -11,11 +11,8 @@ Single-device code; it knows no ranks. Try it: `plsc train -c configs/ -o Model.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import paddle
 from paddle import nn
-from pydantic import Field
 
 from plsc.backbones.layers import Conv2D, Dropout, by_onednn, enter, leave, random_scores
 from plsc.backbones.layers.transformer import LayerNorm, Linear, add_branch, add_positions, attention
@@ -82,11 +79,11 @@ class _Patches(nn.Layer):
     """Turns [B, channels, H, W] into patches [B, N, width]; rows and columns that fill no patch are left
     out."""
 
-    def __init__(self, channels: int, patch_size: int, width: int):
+    def __init__(self, channels: int, side: int, width: int):
         super().__init__()
-        bound = (channels * patch_size**2) ** -0.5
+        bound = (channels * side**2) ** -0.5
         start = nn.initializer.Uniform(-bound, bound)
-        self.proj = Conv2D(channels, width, patch_size, patch_size, weight_attr=start, bias_attr=start)
+        self.proj = Conv2D(channels, width, side, side, weight_attr=start, bias_attr=start)
 
     def forward(self, x):
         x = self.proj(enter(x))
@@ -104,11 +101,11 @@ class FaceViT(nn.Layer):
             between them it grows evenly (stochastic depth).
         mask_ratio: share of the patches that no block sees in training; a learned token stands for them in
             the end.
-        patch_size: side of a patch in pixels.
     """
 
     width: int  # of the tokens
     depth: int  # blocks
+    side = 9  # of a patch, in pixels
     recomputed = ("blocks",)
 
     def __init__(
@@ -118,20 +115,17 @@ class FaceViT(nn.Layer):
         dropout: Share = 0.0,
         drop_path: Share = 0.1,
         mask_ratio: Share = 0.1,
-        patch_size: Annotated[int, Field(ge=1)] = 9,
     ):
         super().__init__()
         channels, height, width = image_shape
-        count = (height // patch_size) * (width // patch_size)
+        count = (height // self.side) * (width // self.side)
         if count < 2:
             raise UserError(
-                f"Model.patch_size: FaceViT needs at least two patches (got {count} of {patch_size} x {patch_size} pixels in "
-                f"images of {height} x {width})"
+                f"Model.name: FaceViT needs images of at least two patches of {self.side} x {self.side} pixels "
+                f"(got {height} x {width})"
             )
-        if not 0 <= mask_ratio < 1:
-            raise UserError(f"Model.mask_ratio: must be at least 0 and below 1 (got {mask_ratio})")
         self.kept = max(1, int(count * (1 - mask_ratio))) if mask_ratio else count
-        self.patch_embed = _Patches(channels, patch_size, self.width)
+        self.patch_embed = _Patches(channels, self.side, self.width)
         self.pos_embed = self.create_parameter([1, count, self.width], default_initializer=_start)
         if self.kept < count:
             self.mask_token = self.create_parameter([1, 1, self.width], default_initializer=_start)
@@ -164,9 +158,8 @@ class FaceViT(nn.Layer):
 def _pick(tokens_BNW: paddle.Tensor, which_BM: paddle.Tensor) -> paddle.Tensor:
     """Pick the tokens with these numbers of each image: [B, M, W]."""
     images, count, width = tokens_BNW.shape
-    rows = which_BM + count * paddle.arange(images).unsqueeze(
-        1
-    )  # whole rows, which take_along_axis does not see
+    # Whole rows, which take_along_axis does not see.
+    rows = which_BM + count * paddle.arange(images).unsqueeze(1)
     return tokens_BNW.reshape([-1, width]).gather(rows.flatten()).reshape([images, -1, width])
 
 

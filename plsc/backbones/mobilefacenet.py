@@ -100,8 +100,6 @@ class MobileFaceNet(nn.Layer):
         blocks: Depths = (1, 4, 6, 2),
     ):
         super().__init__()
-        if scale < 1:
-            raise UserError(f"Model.scale: must be at least 1 (got {scale})")
         if len(blocks) != 4 or min(blocks) < 1:
             raise UserError(f"Model.blocks: must be four numbers, each at least 1 (got {list(blocks)})")
         channels, height, width = image_shape

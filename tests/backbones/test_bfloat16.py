@@ -228,14 +228,14 @@ class SmallViT(FaceViT):
 
 def vit():
     paddle.seed(0)
-    return SmallViT(8, (3, 20, 20), patch_size=5, dropout=0.2, drop_path=0.5, mask_ratio=0.4)
+    return SmallViT(8, (3, 36, 36), dropout=0.2, drop_path=0.5, mask_ratio=0.4)
 
 
 def passes(net, recomputed=()):
     """Run a step's passes and return embeddings and gradients."""
     net.train()
     net.clear_gradients()
-    images = paddle.to_tensor(randn(5, 3, 20, 20))
+    images = paddle.to_tensor(randn(5, 3, 36, 36))
     with Addresses(net, 0).of(4, 0, 5), recomputing(list(recomputed)), in_bfloat16():
         out = net(images)
         out.backward(paddle.to_tensor(randn(*out.shape, seed=1)))

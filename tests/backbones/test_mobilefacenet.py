@@ -74,7 +74,6 @@ def test_the_initial_weights_are_those_of_the_source():
 @pytest.mark.parametrize(
     "options, said",
     [
-        ({"scale": 0}, "Model.scale: must be at least 1 (got 0)"),
         ({"blocks": [1, 2, 3]}, "Model.blocks: must be four numbers, each at least 1 (got [1, 2, 3])"),
         ({"blocks": [1, 0, 3, 2]}, "Model.blocks: must be four numbers, each at least 1 (got [1, 0, 3, 2])"),
     ],

@@ -141,7 +141,7 @@ def test_float64_is_computed_by_paddle():
 
 def build(**options):
     paddle.seed(0)
-    net = SmallViT(8, (3, 20, 20), patch_size=5, **options)
+    net = SmallViT(8, (3, 36, 36), **options)
     for parameter in net.parameters():  # away from weights that make a branch nothing
         if parameter.ndim == 2:
             parameter.set_value(8 * parameter)
@@ -156,7 +156,7 @@ def build(**options):
 def test_a_network(monkeypatch, options, recomputed):
     net = build(**options)
     weights = paddle.randn([5, 8])
-    images = paddle.randn([5, 3, 20, 20])
+    images = paddle.randn([5, 3, 36, 36])
 
     def run(net):
         net.clear_gradients()

@@ -42,7 +42,10 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
         ("Model: {name: MobileFaceNet, scale: 0}", "Model.scale: must be an integer in [1, 1000] (got 0)"),
         ("Model: {name: IResNet50, dropout: 2}", "Model.dropout: must be a number in [0, 1) (got 2)"),
         ("Model: {name: ResNet50, dropout: 2}", "Model.dropout: must be a number in [0, 1) (got 2)"),
-        ("Model: {name: FaceViT_tiny, patch_size: 0}", "Model.patch_size: must be an integer >= 1 (got 0)"),
+        (
+            "Model: {name: FaceViT_tiny, mask_ratio: 1}",
+            "Model.mask_ratio: must be a number in [0, 1) (got 1)",
+        ),
         ("Model: {name: LeNet, init_std: 0}", "Model.init_std: must be a number in (0, 10000] (got 0)"),
         # shapes
         (

@@ -70,7 +70,7 @@ class TinyIResNet(IResNet):
 
 
 class TinyViT(FaceViT):
-    width, depth = 16, 3
+    width, depth, side = 16, 3, 4
 
 
 def make(net, batch_size=12, recomputed=(), **more) -> Network:
@@ -153,7 +153,7 @@ def test_the_second_pass_is_the_first_one_again():
     [
         (lambda: TinyIResNet(8, IMAGE_SHAPE, dropout=0.3), True),
         (lambda: TinyIResNet(8, IMAGE_SHAPE, dropout=0.3), ["layer1", "layer4.1", "conv1"]),
-        (lambda: TinyViT(8, IMAGE_SHAPE, dropout=0.2, drop_path=0.5, patch_size=4), True),
+        (lambda: TinyViT(8, IMAGE_SHAPE, dropout=0.2, drop_path=0.5), True),
         (lambda: MobileFaceNet(8, IMAGE_SHAPE, dropout=0.2, scale=1), True),
         (lambda: SmallResNet(8, IMAGE_SHAPE, dropout=0.2), ["stages", "embed"]),
     ],
