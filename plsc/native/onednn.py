@@ -98,19 +98,6 @@ class _Library:
         self.call("engine_create", byref(self.engine), _CPU, c_size_t(0))
         self.call("stream_create", byref(self.stream), self.engine, _IN_ORDER)
 
-    def attributes(self, post_ops: Sequence[tuple]) -> c_void_p:
-        """Make the attributes of an operation, which are the caller's to destroy."""
-        chain = c_void_p()
-        attributes = c_void_p()
-        self.call("post_ops_create", byref(chain))
-        for kind, *numbers in post_ops:
-            self.call(f"post_ops_append_{kind}", chain, *numbers)
-        self.call("primitive_attr_create", byref(attributes))
-        self.call("primitive_attr_set_post_ops", attributes, chain)
-        self.call("primitive_attr_set_scratchpad_mode", attributes, _BY_CALLER)
-        self.call("post_ops_destroy", chain)
-        return attributes
-
     def call(self, name: str, *arguments) -> None:
         status = getattr(self.functions, f"dnnl_{name}")(*arguments)
         assert status == 0, f"oneDNN: {name} returned {status}"
@@ -159,31 +146,18 @@ def describe(
     """Describe an array of these strides (in numbers, not bytes); None: in C order."""
     if strides is None:
         strides = tuple(np.cumprod((1, *shape[:0:-1]))[::-1].tolist())
-    sizes = c_int64 * len(shape)
-    descriptor = c_void_p()
-    library().call(
-        "memory_desc_create_with_strides",
-        byref(descriptor),
-        len(shape),
-        sizes(*shape),
-        dtype,
-        sizes(*strides),
-    )
-    return descriptor
+    return _described("memory_desc_create_with_strides", shape, dtype, (c_int64 * len(shape))(*strides))
 
 
 @functools.cache
 def describe_any(shape: tuple[int, ...], dtype: int = FLOAT32) -> c_void_p:
     """Describe an array in the layout that is best for the operation that it is for."""
+    return _described("memory_desc_create_with_tag", shape, dtype, _ANY)
+
+
+def _described(function: str, shape: tuple[int, ...], dtype: int, layout) -> c_void_p:
     descriptor = c_void_p()
-    library().call(
-        "memory_desc_create_with_tag",
-        byref(descriptor),
-        len(shape),
-        (c_int64 * len(shape))(*shape),
-        dtype,
-        _ANY,
-    )
+    library().call(function, byref(descriptor), len(shape), (c_int64 * len(shape))(*shape), dtype, layout)
     return descriptor
 
 
@@ -229,9 +203,17 @@ class Operation:
             settings = [settings[0], onednn.engine, settings[1], onednn.engine]
         else:
             settings = [onednn.engine, *settings]
-        attributes = onednn.attributes(post_ops)
+        chain = c_void_p()
+        attributes = c_void_p()
+        onednn.call("post_ops_create", byref(chain))
+        for kind, *numbers in post_ops:
+            onednn.call(f"post_ops_append_{kind}", chain, *numbers)
+        onednn.call("primitive_attr_create", byref(attributes))
+        onednn.call("primitive_attr_set_post_ops", attributes, chain)
+        onednn.call("primitive_attr_set_scratchpad_mode", attributes, _BY_CALLER)
         onednn.call(f"{name}_primitive_desc_create", byref(self.descriptor), *settings, attributes)
         onednn.call("primitive_attr_destroy", attributes)
+        onednn.call("post_ops_destroy", chain)
         while avoid and self._implementation().startswith(avoid):
             onednn.call("primitive_desc_next_impl", self.descriptor)
         onednn.call("primitive_create", byref(self._primitive), self.descriptor)

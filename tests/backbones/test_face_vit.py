@@ -5,7 +5,7 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.backbones.face_vit import FaceViT, FaceViT_base, FaceViT_small, FaceViT_tiny
+from plsc.backbones.face_vit import FaceViT, FaceViT_tiny
 from plsc.errors import UserError
 from tests.backbones.numpy_layers import assert_same, batch_norm, scatter
 
@@ -104,13 +104,6 @@ def test_the_initial_weights_are_those_of_the_source():
             assert abs(value.std() / 0.02 - 1) < 5 / np.sqrt(value.size), name
         elif name.endswith("bias") and "patch" not in name:
             assert not value.any(), name
-
-
-@pytest.mark.parametrize(
-    "cls, sizes", [(FaceViT_tiny, (256, 12)), (FaceViT_small, (512, 12)), (FaceViT_base, (512, 24))]
-)
-def test_the_sizes(cls, sizes):
-    assert (cls.width, cls.depth) == sizes
 
 
 def test_the_trained_parameters_at_112_are_those_of_the_source():

@@ -1,12 +1,11 @@
-"""ResNet of PLSC 0.x: every number against plain NumPy, its sizes, and what sets it apart from IResNet."""
+"""ResNet of PLSC 0.x: every number against plain NumPy, and what sets it apart from IResNet."""
 
 from functools import partial
 
 import numpy as np
 import paddle
-import pytest
 
-from plsc.backbones.resnet import ResNet, ResNet50, ResNet100, ResNet101, ResNet152
+from plsc.backbones.resnet import ResNet
 from tests.backbones.numpy_layers import assert_same, scatter
 from tests.backbones.test_iresnet import by_hand
 
@@ -20,19 +19,6 @@ def test_the_numbers_are_those_of_plain_numpy():
     state = scatter(net)
     images = np.random.default_rng(1).normal(size=(2, 3, 20, 16))
     assert_same(net, partial(by_hand, blocks=Tiny.blocks, epsilon=2e-5), state, images)
-
-
-@pytest.mark.parametrize(
-    "cls, blocks",
-    [
-        (ResNet50, (3, 4, 14, 3)),
-        (ResNet100, (3, 13, 30, 3)),
-        (ResNet101, (3, 4, 23, 3)),
-        (ResNet152, (3, 8, 36, 3)),
-    ],
-)
-def test_the_sizes(cls, blocks):
-    assert cls.blocks == blocks
 
 
 def test_what_sets_it_apart():

@@ -133,12 +133,6 @@ def test_frozen_parameters_get_no_gradient():
     assert linear.bias.grad is not None and norm.weight.grad is not None
 
 
-def test_float64_is_computed_by_paddle():
-    net = LayerNorm(8)
-    net.to(dtype="float64")
-    assert net(paddle.randn([2, 8]).astype("float64")).dtype == paddle.float64
-
-
 def build(**options):
     paddle.seed(0)
     net = SmallViT(8, (3, 36, 36), **options)

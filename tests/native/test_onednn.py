@@ -20,13 +20,6 @@ def turn(shape, strides):
     )
 
 
-def test_a_reorder_transposes():
-    source = np.arange(12, dtype=np.float32).reshape(3, 4)
-    target = np.zeros((4, 3), np.float32)
-    turn((3, 4), (1, 3))(source.ctypes.data, target.ctypes.data)
-    np.testing.assert_array_equal(target, source.T)
-
-
 def test_a_matrix_product_takes_a_scratchpad_of_the_caller():
     """Weights in a layout of the library's choice, so that there is more to it than addresses."""
     rng = np.random.default_rng(0)

@@ -10,46 +10,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from ctypes import c_int64, c_void_p
 
 import numpy as np
 
 from plsc.native import library
 from plsc.utils import bfloat16
 
-_AHEAD = 512  # records that are announced to the disk before they are read; records.cpp has the same
-
 
 def read_records(file: int, rows: np.ndarray, out: np.ndarray) -> None:
     """Fill `out` [k, width] with the records `rows` (int64 [k]) of an open file. Raises OSError; EOFError
     where it ends too early."""
-    assert (
-        rows.dtype == np.int64
-        and rows.flags.c_contiguous
-        and out.flags.c_contiguous
-        and len(out) == len(rows)
-    )
-    size = _size(out)
+    size = _size(rows, out)
     if native := library():
         _raise(native.plsc_read_records(file, rows.ctypes.data, len(rows), size, out.ctypes.data))
         return
-    offsets, views = (rows * size).tolist(), memoryview(out.reshape(-1).view(np.uint8))
-    for number, offset in enumerate(offsets):
-        if number % _AHEAD == 0:
-            for coming in offsets[number + _AHEAD * (number > 0) : number + 2 * _AHEAD]:
-                os.posix_fadvise(file, coming, size, os.POSIX_FADV_WILLNEED)
+    views = memoryview(out.reshape(-1).view(np.uint8))
+    for number, offset in enumerate((rows * size).tolist()):
         if os.preadv(file, [views[number * size : (number + 1) * size]], offset) != size:
             raise EOFError
 
 
 def write_records(file: int, rows: np.ndarray, records: np.ndarray) -> None:
     """Write the records `rows` (int64 [k]) to an open file. Raises OSError."""
-    assert (
-        rows.dtype == np.int64
-        and rows.flags.c_contiguous
-        and records.flags.c_contiguous
-        and len(records) == len(rows)
-    )
-    size = _size(records)
+    size = _size(rows, records)
     if native := library():
         _raise(native.plsc_write_records(file, rows.ctypes.data, len(rows), size, records.ctypes.data))
         return
@@ -70,20 +54,10 @@ def pack(arrays: Sequence[np.ndarray], slots: np.ndarray, keys: np.ndarray | Non
     widths = _widths(arrays)
     dtype = np.float32 if keys is None else np.uint16
     if native := library():
-        _check(arrays, slots)
         records = np.empty((len(slots), sum(widths)), dtype)
         given = None if keys is None else keys.ctypes.data
-        pointers, sizes = _pointers(arrays), np.array(widths, np.int64)
-        finite = native.plsc_pack(
-            pointers.ctypes.data,
-            sizes.ctypes.data,
-            len(arrays),
-            slots.ctypes.data,
-            len(slots),
-            given,
-            records.ctypes.data,
-        )
-        return records, bool(finite)
+        with_arrays = _arguments(arrays, widths, slots)
+        return records, bool(native.plsc_pack(*with_arrays, len(slots), given, records.ctypes.data))
     parts = [array[slots].reshape(len(slots), width) for array, width in zip(arrays, widths)]
     records = np.concatenate(parts, axis=1)
     finite = bool(np.isfinite(records).all())
@@ -95,17 +69,8 @@ def unpack(records: np.ndarray, arrays: Sequence[np.ndarray], slots: np.ndarray)
     widths = _widths(arrays)
     assert records.shape == (len(slots), sum(widths)) and records.flags.c_contiguous
     if native := library():
-        _check(arrays, slots)
-        pointers, sizes = _pointers(arrays), np.array(widths, np.int64)
-        native.plsc_unpack(
-            records.ctypes.data,
-            records.dtype == np.uint16,
-            len(slots),
-            pointers.ctypes.data,
-            sizes.ctypes.data,
-            len(arrays),
-            slots.ctypes.data,
-        )
+        is_half = records.dtype == np.uint16
+        native.plsc_unpack(records.ctypes.data, is_half, len(slots), *_arguments(arrays, widths, slots))
         return
     numbers, column = bfloat16.float32_of(records), 0
     for array, width in zip(arrays, widths):
@@ -117,18 +82,21 @@ def _widths(arrays: Sequence[np.ndarray]) -> list[int]:
     return [array.shape[1] if array.ndim == 2 else 1 for array in arrays]
 
 
-def _pointers(arrays: Sequence[np.ndarray]) -> np.ndarray:
+def _arguments(arrays: Sequence[np.ndarray], widths: list[int], slots: np.ndarray) -> tuple:
+    """Return the kernels' arguments for rows `slots` of the arrays, after asserting what numpy would refuse: a
+    kernel would read or write other memory."""
     assert all(array.dtype == np.float32 and array.flags.c_contiguous for array in arrays)
-    return np.array([array.ctypes.data for array in arrays], np.uintp)
-
-
-def _check(arrays: Sequence[np.ndarray], slots: np.ndarray) -> None:
-    """Assert what numpy would refuse: a kernel would read or write other memory."""
     assert slots.dtype == np.int64 and slots.flags.c_contiguous
     assert not len(slots) or (slots.min() >= 0 and slots.max() < min(map(len, arrays)))
+    count = len(arrays)
+    pointers = (c_void_p * count)(*(array.ctypes.data for array in arrays))
+    return pointers, (c_int64 * count)(*widths), count, slots.ctypes.data
 
 
-def _size(records: np.ndarray) -> int:
+def _size(rows: np.ndarray, records: np.ndarray) -> int:
+    """Return the bytes of a record, after asserting that a kernel reads and writes no other memory."""
+    assert rows.dtype == np.int64 and rows.flags.c_contiguous
+    assert records.flags.c_contiguous and len(records) == len(rows)
     return records.shape[1] * records.itemsize
 
 

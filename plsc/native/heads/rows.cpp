@@ -32,26 +32,28 @@ PLSC_API void plsc_gather(const float* rows, const int64_t* index, int64_t count
   });
 }
 
+// of(where in the arrays, where in the gradients) for rows `index`, or the first `count` where it is null.
+template <typename F>
+static void each_row(const int64_t* index, int64_t count, int64_t width, const F& of) {
+  share(count, [&](int64_t start, int64_t stop) {
+    for (int64_t i = start; i < stop; ++i) of((index ? index[i] : i) * width, i * width);
+  });
+}
+
 // Momentum SGD on rows `index` (null: the first `count`) with their gradients [count, width].
 PLSC_API void plsc_momentum(float* values, float* momenta, const int64_t* index, const float* grads, int64_t count,
                             int64_t width, float lr, float mu, float decay, int nesterov) {
   const auto row_of = nesterov ? loops()->nesterov_row : loops()->momentum_row;
-  share(count, [&](int64_t start, int64_t stop) {
-    for (int64_t i = start; i < stop; ++i) {
-      const int64_t at = (index ? index[i] : i) * width;
-      row_of(values + at, momenta + at, grads + i * width, width, lr, mu, decay);
-    }
+  each_row(index, count, width, [&](int64_t at, int64_t from) {
+    row_of(values + at, momenta + at, grads + from, width, lr, mu, decay);
   });
 }
 
 // Momentum SGD with the rate in the velocity; arrays as above.
 PLSC_API void plsc_lars(float* values, float* velocities, const int64_t* index, const float* grads, int64_t count,
                         int64_t width, float rate, float mu, float decay) {
-  share(count, [&](int64_t start, int64_t stop) {
-    for (int64_t i = start; i < stop; ++i) {
-      const int64_t at = (index ? index[i] : i) * width;
-      loops()->lars_row(values + at, velocities + at, grads + i * width, width, rate, mu, decay);
-    }
+  each_row(index, count, width, [&](int64_t at, int64_t from) {
+    loops()->lars_row(values + at, velocities + at, grads + from, width, rate, mu, decay);
   });
 }
 
@@ -60,11 +62,8 @@ PLSC_API void plsc_adamw(float* values, float* moments1, float* moments2, const 
                          int64_t count, int64_t width, float beta1, float rest1, float beta2, float rest2, float rate,
                          float root, float epsilon, float shrink) {
   const Adam numbers = {beta1, rest1, beta2, rest2, rate, root, epsilon, shrink};
-  share(count, [&](int64_t start, int64_t stop) {
-    for (int64_t i = start; i < stop; ++i) {
-      const int64_t at = (index ? index[i] : i) * width;
-      loops()->adamw_row(values + at, moments1 + at, moments2 + at, grads + i * width, width, numbers);
-    }
+  each_row(index, count, width, [&](int64_t at, int64_t from) {
+    loops()->adamw_row(values + at, moments1 + at, moments2 + at, grads + from, width, numbers);
   });
 }
 
