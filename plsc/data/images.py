@@ -37,19 +37,28 @@ def read_file(path: str) -> np.ndarray:
             raise UserError(f"{shown(path)}: is a folder; name the pictures in it") from None
 
 
+def _is_cut_off_png(data: np.ndarray) -> bool:
+    """Say whether a chunk of a PNG reaches beyond its end: OpenCV 5 allocates what a chunk's length says, 4 GB
+    for 61 bytes."""
+    at, kind = 8 if data[:8].tobytes() == b"\x89PNG\r\n\x1a\n" else len(data), b""
+    while at < len(data) and kind != b"IEND":
+        length, kind = data[at : at + 4].tobytes(), data[at + 4 : at + 8].tobytes()
+        at += 12 + int.from_bytes(length, "big")  # length, kind, content and checksum
+    return at > len(data)
+
+
 def decode_pixels(data: np.ndarray, grey: bool, name: Callable[[], str]) -> np.ndarray:
     """Decode an image, uint8 [n], unchanged: uint8 [H, W, 3] in OpenCV's order BGR, or grey [H, W]. Raises
     CorruptImageError, with the image's `name()`, also for one of more than MOST_PIXELS."""
     try:
         flags = cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR
-        picture = cv2.imdecode(data, flags) if data.size else None
+        picture = cv2.imdecode(data, flags) if data.size and not _is_cut_off_png(data) else None
     except cv2.error:  # where a header is impossible or promises too much; else None is returned
         picture = None
     if picture is None:
         raise CorruptImageError(
             f"{shown(name())}: not an image that OpenCV can decode ({data.size} bytes); cut off, not an "
-            "image, "
-            f"or of more than {MOST_PIXELS:,} pixels?"
+            f"image, or of more than {MOST_PIXELS:,} pixels?"
         )
     return picture
 

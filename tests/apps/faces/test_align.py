@@ -117,7 +117,7 @@ def test_a_folder_of_photos(tmp_path, capsys):
     assert rows["Ann/five.jpg"]["faces"] == "5"
     why = {name: row["left_out"] for name, row in rows.items() if row["left_out"]}
     assert why["Bob/none.jpg"] == "no face found" and "HEIC" in why["Bob/a.heic"] and len(why) == 4
-    assert "not an image" in why["Bob/text.jpg"] and why["Bob/bomb.png"] == "is a PNG that is cut off"
+    assert "not an image" in why["Bob/text.jpg"] and "not an image" in why["Bob/bomb.png"]
     assert "10 photos: 6 faces written, 1 of them the largest of several, 4 left out" in said.out
     assert said.out.count("left out Bob/") == 4 and len(names) == 5
     # A photo that lies on its side is cut out upright.
@@ -128,7 +128,7 @@ def test_a_folder_of_photos(tmp_path, capsys):
 def test_pictures_that_promise_much_are_refused_before_they_are_decoded(tmp_path):
     assert len(png_bomb()) == 61
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(UserError, match="the picture: is a PNG that is cut off"):
+    with pytest.raises(UserError, match="the picture: not an image"):
         read_photo(png_bomb())
     large = b"P5 60000 60000 255\n" + bytes(100)
     with pytest.raises(UserError, match="not an image"):
