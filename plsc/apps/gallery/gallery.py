@@ -102,9 +102,9 @@ class Gallery:
         def fill(store: Any) -> None:
             store.set_facts(network=network.identity, title=network.title, origin=network.origin)
             store.set_facts(threshold={"rate": rate}, own=network.threshold)
-            store.set_strangers(*held_out)
             for name, pictures in stored.items():
                 store.add(name, pictures, measures=last_part(name) not in seen)
+            store.set_strangers(*held_out)
             _measure(store)
 
         return cls(engine.create(path, fill), network, left_out)

@@ -46,10 +46,10 @@ class MilvusStore:
         self.name = shown(url)
         self._lock = threading.RLock()
         uri, self._base = _place(url)
-        with self._said():
+        with self.transaction():
             self._client = _connect(uri)
-            for part in filter(self._has, _FIELDS):
-                self._client.load_collection(self._base + part)
+        for part in filter(self._has, _FIELDS):
+            self._do("load_collection", part)
 
     @classmethod
     def open(cls, url: str) -> MilvusStore:
@@ -75,22 +75,24 @@ class MilvusStore:
             fill(store)
         except BaseException:
             for part in _FIELDS:
-                store._client.drop_collection(store._base + part)
+                store._do("drop_collection", part)
             raise
         return store
-
-    def _has(self, part: str) -> bool:
-        with self._said():
-            return self._client.has_collection(self._base + part)
 
     def close(self) -> None:
         self._client.close()
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Write; what is refused halfway leaves the rest."""
-        with self._lock, self._said():
-            yield
+        """Write; what is refused halfway leaves the rest. Milvus' refusals are a line for the user."""
+        with self._lock:
+            try:
+                yield
+            except Exception as error:
+                if not type(error).__module__.startswith(("pymilvus", "milvus_lite", "grpc")):
+                    raise
+                reason = shown(getattr(error, "message", error))
+                raise UserError(f"{self.name}: Milvus refuses: {reason}") from error
 
     def facts(self) -> dict[str, Any]:
         rows = self._query("_facts", "id == 0", ["value"])
@@ -98,68 +100,69 @@ class MilvusStore:
 
     def set_facts(self, **facts: Any) -> None:
         row = {"id": 0, "value": json.dumps({**self.facts(), **facts}), "vector": [1.0, 0.0]}  # it wants one
-        self._client.upsert(f"{self._base}_facts", [row])
+        self._do("upsert", "_facts", [row])
 
     def __len__(self) -> int:
-        return self._count("")
+        return self._query("", "", ["count(*)"])[0]["count(*)"]
 
     def __contains__(self, name: str) -> bool:
         return bool(self._query("", f"id == {_hash(name)}", ["name"]))
 
     def names(self) -> list[str]:
-        return sorted(row["name"] for row in self._query("", "id >= 0", ["name"]))
+        with self.transaction():
+            pages = self._client.query_iterator(self._base, filter="id >= 0", output_fields=["name"])
+            return sorted(row["name"] for page in iter(pages.next, []) for row in page)
 
     def pictures(self) -> int:
-        return self._count("_pictures", f"kind != {_STRANGER}")
+        return self._query("_pictures", f"kind != {_STRANGER}", ["count(*)"])[0]["count(*)"]
 
     def add(self, name: str, pictures: Sequence[Stored], measures: bool = True) -> None:
         person, kind = _hash(name), _MEASURES if measures else _KNOWN
-        self._make("", len(pictures[0].vector))
-        rows = [(person, name, kind, base64.b64encode(each.face).decode(), each.vector) for each in pictures]
-        self._insert(rows)
+        for part in ("", "_pictures"):
+            self._make(part, len(pictures[0].vector))
+        faces = [base64.b64encode(each.face).decode() for each in pictures]
+        of_person = {"person": person, "name": name, "kind": kind}
+        rows = [{**of_person, "face": face, "vector": each.vector} for each, face in zip(pictures, faces)]
+        self._do("insert", "_pictures", rows)
         found = self._query("_pictures", f"person == {person}", ["vector"])
         mean = unit_rows(np.sum([row["vector"] for row in found], axis=0, dtype=np.float32)[np.newaxis])[0]
-        self._client.upsert(self._base, [{"id": person, "name": name, "vector": mean}])
+        self._do("upsert", "", [{"id": person, "name": name, "vector": mean}])
 
     def remove(self, name: str) -> None:
-        self._client.delete(self._base, filter=f"id == {_hash(name)}")
-        self._client.delete(f"{self._base}_pictures", filter=f"person == {_hash(name)}")
+        self._do("delete", "", filter=f"id == {_hash(name)}")
+        self._do("delete", "_pictures", filter=f"person == {_hash(name)}")
 
     def search(self, embeddings: np.ndarray, top: int) -> list[list[tuple[str, float]]]:
         if not len(embeddings):
             return []
-        with self._said():
-            found = self._client.search(self._base, [*embeddings], limit=top, output_fields=["name"])
+        found = self._do("search", "", [*embeddings], limit=top, output_fields=["name"])
         return [[(hit["entity"]["name"], float(hit["distance"])) for hit in hits] for hits in found]
 
     def measuring(self) -> tuple[np.ndarray, np.ndarray]:
         return self._of_kind(_MEASURES)
 
     def face(self, name: str, embedding: np.ndarray) -> bytes:
-        with self._said():
-            which = f"person == {_hash(name)}"
-            (hits,) = self._client.search(
-                f"{self._base}_pictures", [embedding], filter=which, limit=1, output_fields=["face"]
-            )
+        which = f"person == {_hash(name)}"
+        (hits,) = self._do("search", "_pictures", [embedding], filter=which, limit=1, output_fields=["face"])
         return base64.b64decode(hits[0]["entity"]["face"]) if hits else b""
 
     def strangers(self) -> tuple[np.ndarray, np.ndarray]:
         return self._of_kind(_STRANGER)
 
     def set_strangers(self, vectors: np.ndarray, names: Sequence[str]) -> None:
-        """Store the pictures of people held out from training, once."""
-        self._insert([(0, name, _STRANGER, "", vector) for name, vector in zip(names, vectors)])
-
-    def _insert(self, rows: Sequence[tuple]) -> None:
+        """Store the pictures of people held out from training, once, after some of known people."""
+        common = {"person": 0, "kind": _STRANGER, "face": ""}
+        rows = [{**common, "name": name, "vector": vector} for name, vector in zip(names, vectors)]
         if rows:
-            self._make("_pictures", len(rows[0][-1]))
-            fields = (*_FIELDS["_pictures"], "vector")
-            self._client.insert(f"{self._base}_pictures", [dict(zip(fields, row)) for row in rows])
+            self._do("insert", "_pictures", rows)
 
     def _of_kind(self, kind: int) -> tuple[np.ndarray, np.ndarray]:
         rows = self._query("_pictures", f"kind == {kind}", ["name", "vector"])
         names = np.array([row["name"] for row in rows], object)
         return np.array([row["vector"] for row in rows], np.float32), names
+
+    def _has(self, part: str) -> bool:
+        return self._do("has_collection", part)
 
     def _make(self, part: str, width: int) -> None:
         """Make a collection for vectors of `width` numbers, if it is not there."""
@@ -174,36 +177,17 @@ class MilvusStore:
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=width)
         index = self._client.prepare_index_params()
         index.add_index("vector", index_type="FLAT", metric_type="IP")
-        self._client.create_collection(
-            self._base + part, schema=schema, index_params=index, consistency_level="Strong"
-        )
+        self._do("create_collection", part, schema=schema, index_params=index, consistency_level="Strong")
 
     def _query(self, part: str, which: str, fields: list[str]) -> list[dict[str, Any]]:
-        """Read the rows for which a filter is true, of pictures at most _MOST."""
-        with self._said():
-            if not self._has(part):
-                return []
-            if part == "_pictures":
-                return self._client.query(self._base + part, filter=which, output_fields=fields, limit=_MOST)
-            pages = self._client.query_iterator(self._base + part, filter=which, output_fields=fields)
-            return [row for page in iter(pages.next, []) for row in page]
+        """Read the rows for which a filter is true, at most _MOST."""
+        limit = {} if fields == ["count(*)"] else {"limit": _MOST}
+        return self._do("query", part, filter=which, output_fields=fields, **limit)
 
-    def _count(self, part: str, which: str = "") -> int:
-        with self._said():
-            (row,) = self._client.query(self._base + part, filter=which, output_fields=["count(*)"])
-        return int(row["count(*)"])
-
-    @contextlib.contextmanager
-    def _said(self) -> Iterator[None]:
-        """Turn Milvus' refusals into a line for the user."""
-        try:
-            yield
-        except Exception as error:
-            if not type(error).__module__.startswith(("pymilvus", "milvus_lite", "grpc")):
-                raise
-            raise UserError(
-                f"{self.name}: Milvus refuses: {shown(getattr(error, 'message', error))}"
-            ) from error
+    def _do(self, action: str, part: str, *given: Any, **options: Any) -> Any:
+        """Call a method of Milvus' client for a collection."""
+        with self.transaction():
+            return getattr(self._client, action)(self._base + part, *given, **options)
 
 
 def _place(url: str) -> tuple[str, str]:

@@ -5,8 +5,8 @@
         store.add("Ann", [Stored(embedding)])
 
 A change is on the disk when its transaction ends. Processes on one machine may read and write at the same
-time: readers see whole transactions, writers wait for each other. All embeddings are kept in one array in
-memory, which is read again when another process has written. `-wal` and `-shm` beside the file belong to it;
+time: readers see whole transactions, writers wait for each other. The means of people's embeddings are kept
+in memory, and made again when another process has written. `-wal` and `-shm` beside the file belong to it;
 `sqlite3 people.gallery ".backup copy.gallery"` copies it while it is used.
 """
 
@@ -42,6 +42,7 @@ CREATE TABLE faces (picture INTEGER PRIMARY KEY REFERENCES pictures ON DELETE CA
 CREATE INDEX pictures_of_a_person ON pictures (person);
 CREATE TABLE strangers (name TEXT NOT NULL, vector BLOB NOT NULL);
 """
+_PICTURES = "SELECT name, vector, pictures.id FROM pictures JOIN people ON people.id = person"
 
 
 class Stored(NamedTuple):
@@ -53,18 +54,11 @@ class Stored(NamedTuple):
     """JPEG of what the network was shown."""
 
 
-class _Rows(NamedTuple):
+class _People(NamedTuple):
     """What is searched."""
 
     version: int
     names: list[str]
-    """Of the people."""
-    measures: np.ndarray
-    """bool [people]."""
-    vectors: np.ndarray
-    """float32 [pictures, D]."""
-    owners: np.ndarray
-    """int64 [pictures], indices of people, increasing."""
     means: np.ndarray
     """float32 [people, D]: of each person's pictures, of length 1."""
 
@@ -73,10 +67,10 @@ class SqliteStore:
     """A gallery's file; `open` or `create` makes one. Threads may share one."""
 
     def __init__(self, path: str | os.PathLike):
-        self.path = Path(path)
+        self.name = shown(path)
         self._lock = threading.RLock()
-        self._rows: _Rows | None = None
-        with _said(self.path):
+        self._people: _People | None = None
+        with _said(path):
             self._sql = sqlite3.connect(path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
             if self._all("PRAGMA application_id") != [(_APPLICATION,)]:
                 raise UserError(f"{self.name}: is no gallery; name a file that plsc gallery build wrote")
@@ -112,18 +106,13 @@ class SqliteStore:
         sync_folder(os.path.dirname(path) or ".")
         return cls(path)
 
-    @property
-    def name(self) -> str:
-        """What the user calls it, for messages."""
-        return shown(self.path)
-
     def close(self) -> None:
         self._sql.close()
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Write: all or nothing, and on the disk at the end. Waits for other writers."""
-        with self._lock, _said(self.path):
+        with self._lock, _said(self.name):
             self._sql.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -133,32 +122,26 @@ class SqliteStore:
                     self._sql.execute("ROLLBACK")
                 raise
             finally:
-                self._rows = None
+                self._people = None
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts."""
         return {key: json.loads(value) for key, value in self._all("SELECT key, value FROM facts")}
 
     def set_facts(self, **facts: Any) -> None:
-        """Set facts, JSON values."""
-        self._many(
-            "REPLACE INTO facts VALUES (?, ?)", [(key, json.dumps(value)) for key, value in facts.items()]
-        )
+        for key, value in facts.items():
+            self._all("REPLACE INTO facts VALUES (?, ?)", key, json.dumps(value))
 
     def __len__(self) -> int:
-        """Return how many people there are."""
         return len(self._current().names)
 
     def __contains__(self, name: str) -> bool:
         return name in self._current().names
 
     def names(self) -> list[str]:
-        """Return the names of all people."""
         return self._current().names
 
     def pictures(self) -> int:
-        """Return how many pictures there are."""
-        return len(self._current().vectors)
+        return self._all("SELECT COUNT(*) FROM pictures")[0][0]
 
     def add(self, name: str, pictures: Sequence[Stored], measures: bool = True) -> None:
         """Add pictures of a person, new or known; measures: whether they measure the threshold."""
@@ -167,78 +150,57 @@ class SqliteStore:
         for each in pictures:
             self._all("INSERT INTO pictures (person, vector) VALUES (?, ?)", person, _bytes(each.vector))
             self._all("INSERT INTO faces VALUES (last_insert_rowid(), ?)", each.face)
-        self._rows = None
+        self._people = None
 
     def remove(self, name: str) -> None:
-        """Remove a person with all pictures."""
         self._all("DELETE FROM people WHERE name = ?", name)
-        self._rows = None
+        self._people = None
 
     def search(self, embeddings: np.ndarray, top: int) -> list[list[tuple[str, float]]]:
         """Find the most similar people for each embedding [n, D]: names and cosines, best first."""
-        rows = self._current()
-        if not rows.names:
+        _, names, means = self._current()
+        if not names:
             return [[] for _ in embeddings]
-        cosines, people = search(embeddings, rows.means, top)
+        cosines, people = search(embeddings, means, top)
         return [
-            [(rows.names[person], cosine) for person, cosine in zip(*both)]
+            [(names[person], cosine) for person, cosine in zip(*both)]
             for both in zip(people.tolist(), cosines.tolist())
         ]
 
     def measuring(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the pictures that measure the threshold, float32 [n, D], and whose they are, text [n]."""
-        rows = self._current()
-        chosen = rows.measures[rows.owners]
-        return rows.vectors[chosen], np.array(rows.names, object)[rows.owners[chosen]]
+        return _columns(self._all(f"{_PICTURES} WHERE measures ORDER BY person, pictures.id"))
 
     def face(self, name: str, embedding: np.ndarray) -> bytes:
         """Return the picture of a person that is most like an embedding, JPEG."""
-        of = "FROM pictures JOIN people ON people.id = person WHERE name = ?"
-        found = self._all(f"SELECT pictures.id, vector {of}", name)
+        found = self._all(f"{_PICTURES} WHERE name = ?", name)
         if not found:
             return b""
-        nearest = max(found, key=lambda row: float(_vector(row[1]) @ embedding))
-        return self._all("SELECT jpeg FROM faces WHERE picture = ?", nearest[0])[0][0]
+        _, _, nearest = max(found, key=lambda row: float(_vector(row[1]) @ embedding))
+        return self._all("SELECT jpeg FROM faces WHERE picture = ?", nearest)[0][0]
 
     def strangers(self) -> tuple[np.ndarray, np.ndarray]:
         """Return pictures of people held out from training, float32 [n, D], and whose they are, text [n]."""
-        found = self._all("SELECT name, vector FROM strangers")
-        vectors = np.array([_vector(vector) for _, vector in found])
-        return vectors, np.array([name for name, _ in found], object)
+        return _columns(self._all("SELECT name, vector FROM strangers"))
 
     def set_strangers(self, vectors: np.ndarray, names: Sequence[str]) -> None:
-        """Replace the pictures of people held out from training."""
-        self._all("DELETE FROM strangers")
-        self._many("INSERT INTO strangers VALUES (?, ?)", [*zip(names, map(_bytes, vectors))])
+        """Store the pictures of people held out from training, once."""
+        for name, vector in zip(names, vectors):
+            self._all("INSERT INTO strangers VALUES (?, ?)", name, _bytes(vector))
 
-    def _current(self) -> _Rows:
+    def _current(self) -> _People:
         with self._lock:
             ((version,),) = self._all("PRAGMA data_version")
-            if self._rows is None or self._rows.version != version:
-                self._rows = self._read(version)
-            return self._rows
-
-    def _read(self, version: int) -> _Rows:
-        found = self._all(
-            "SELECT name, measures, vector FROM pictures JOIN people ON people.id = person"
-            " ORDER BY person, pictures.id"
-        )
-        people = {name: measures for name, measures, _ in found}
-        numbers = {name: number for number, name in enumerate(people)}
-        owners = np.array([numbers[name] for name, _, _ in found], np.int64)
-        width = len(_vector(found[0][2])) if found else 0
-        vectors = _vector(b"".join(vector for *_, vector in found)).reshape(len(found), width)
-        starts = np.searchsorted(owners, np.arange(len(people)))
-        means = unit_rows(np.add.reduceat(vectors, starts)) if len(people) else vectors
-        return _Rows(version, [*people], np.array([*people.values()], bool), vectors, owners, means)
+            if self._people is None or self._people.version != version:
+                vectors, owners = _columns(self._all(f"{_PICTURES} ORDER BY person, pictures.id"))
+                starts = np.flatnonzero(np.append(True, owners[1:] != owners[:-1])[: len(owners)])
+                means = unit_rows(np.add.reduceat(vectors, starts)) if len(starts) else vectors
+                self._people = _People(version, owners[starts].tolist(), means)
+            return self._people
 
     def _all(self, statement: str, *values: Any) -> list[tuple]:
-        with self._lock, _said(self.path):
+        with self._lock, _said(self.name):
             return self._sql.execute(statement, values).fetchall()
-
-    def _many(self, statement: str, rows: Sequence[tuple]) -> None:
-        with self._lock, _said(self.path):
-            self._sql.executemany(statement, rows)
 
 
 @contextlib.contextmanager
@@ -255,6 +217,12 @@ def _said(path: str | os.PathLike) -> Iterator[None]:
 
 def _bytes(vector: np.ndarray) -> bytes:
     return vector.astype("<f4").tobytes()
+
+
+def _columns(rows: Sequence[tuple]) -> tuple[np.ndarray, np.ndarray]:
+    """Turn rows of name and vector into float32 [n, D], and text [n]."""
+    vectors = np.array([_vector(row[1]) for row in rows], np.float32)
+    return vectors, np.array([row[0] for row in rows], object)
 
 
 def _vector(data: bytes) -> np.ndarray:
