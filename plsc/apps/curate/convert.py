@@ -122,9 +122,7 @@ def _shown(indices: Sequence[int], target: str) -> Iterator[int]:
             bar.update()
 
 
-def convert(
-    source: str, target: str, root: str = "", num_pairs: int | None = None, classes: Sequence[int] = ()
-) -> str:
+def convert(source: str, target: str, root: str = "", num_pairs: int | None = None) -> str:
     """Convert `source`, and return a sentence about the result. See main() for the arguments."""
     target = target.rstrip(os.sep) or target  # a folder may be written as faces/
     written = [target]
@@ -135,21 +133,19 @@ def convert(
             raise UserError(f"{path}: exists already; remove it, or name another target")
     check_parent(target)
     if target.endswith(".bin"):
-        pairs = _open_pairs(source, root, num_pairs, classes)
+        pairs = _open_pairs(source, root, num_pairs)
         write_bin(pairs, target)
         return f"{target}: {len(pairs.same):,} pairs, {int(pairs.same.sum()):,} of them positive"
-    if num_pairs is not None or classes:
-        raise UserError(f"--num-pairs, --classes: draw pairs, which go to a .bin (got the target '{target}')")
+    if num_pairs is not None:
+        raise UserError(f"--num-pairs: draws pairs, which go to a .bin (got the target '{target}')")
     images = open_images(source, root=root)
     (write_rec if target.endswith(".rec") else write_folder)(images, target)
     return f"{target}: {len(images):,} images of {images.num_classes:,} identities"
 
 
-def _open_pairs(source: str, root: str, num_pairs: int | None, classes: Sequence[int]) -> EncodedPairs:
+def _open_pairs(source: str, root: str, num_pairs: int | None) -> EncodedPairs:
     if num_pairs is not None:
-        return ImagePairs(source, root=root, num_pairs=num_pairs, classes=tuple(classes))
-    if classes:
-        raise UserError("--classes: says which classes pairs are drawn from; give --num-pairs too")
+        return ImagePairs(source, root=root, num_pairs=num_pairs)
     if os.path.isdir(source) or source.endswith(".rec"):
         raise UserError(
             f"{source}: has labelled images, no pairs; give --num-pairs to draw so many from them"
@@ -169,8 +165,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", default="", metavar="FOLDER", help=what)
     what = "draw so many pairs from labelled images, for a .bin"
     parser.add_argument("--num-pairs", type=int, metavar="N", help=what)
-    what = "draw from these classes only"
-    parser.add_argument("--classes", type=int, nargs=2, default=[], metavar=("START", "STOP"), help=what)
     args = parser.parse_args(argv)
-    get_logger().info(convert(args.source, args.target, args.root, args.num_pairs, args.classes))
+    get_logger().info(convert(args.source, args.target, args.root, args.num_pairs))
     return 0

@@ -50,7 +50,6 @@ class Seen(NamedTuple):
         height, width: of the median picture of a sample.
         grey: whether all of the sample are.
         hold_out: share of the classes to verify on; None: there are too few for any.
-        unread: how many of the sample cannot be decoded.
     """
 
     pictures: int
@@ -59,7 +58,6 @@ class Seen(NamedTuple):
     width: int
     grey: bool
     hold_out: float | None
-    unread: int = 0
 
 
 def look(images: EncodedImages, name: str) -> Seen:
@@ -69,8 +67,7 @@ def look(images: EncodedImages, name: str) -> Seen:
         raise UserError(f"{shown(name)}: has 1 class, training needs {LEAST}; {hint}")
     sizes = []
     grey = True
-    sample = np.unique(np.linspace(0, len(images) - 1, _SAMPLE).astype(int)).tolist()
-    for index in sample:
+    for index in np.unique(np.linspace(0, len(images) - 1, _SAMPLE).astype(int)).tolist():
         try:
             picture = decode_pixels(images.encoded(index), False, lambda: images.name(index))  # noqa: B023
         except UserError:
@@ -82,8 +79,7 @@ def look(images: EncodedImages, name: str) -> Seen:
         raise UserError(f"{shown(name)}: none of its {len(images):,} pictures can be read")
     height, width = np.median(sizes, axis=0).astype(int).tolist()
     hold_out = _share_to_hold_out(class_keys(images.identities, images.num_classes))
-    unread = len(sample) - len(sizes)
-    return Seen(len(images), images.num_classes, height, width, grey, hold_out, unread)
+    return Seen(len(images), images.num_classes, height, width, grey, hold_out)
 
 
 def _share_to_hold_out(names: Sequence[str]) -> float | None:
@@ -185,8 +181,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     with writing(target):
         replace_file(target, to_yaml(values, f"Written by plsc init for {shown(path)}: {about}.").encode())
     pictures, config, run = (quote(shown(word)) for word in (path, target, output))
-    if seen.unread:
-        print(f"{seen.unread:,} of {_SAMPLE:,} pictures cannot be read: plsc doctor {pictures} names them")
     if seen.hold_out is None:
         print(f"{classes} are too few to hold some out: nothing is verified")
     print(f"{shown(target)}: for {about}; next:")

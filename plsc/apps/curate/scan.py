@@ -28,14 +28,12 @@ class Scan(NamedTuple):
     Attributes:
         digests: uint64 [N, 2], of the encoded bytes, or of the pixels of a set that has none; 0: not read.
         sizes: int32 [N, 2], height and width before any resizing; 0 where one cannot be read.
-        means: float32 [N], of 0 to 255.
         faults: image -> why it cannot be used.
         dark: image with next to nothing in it -> what is the matter with it.
     """
 
     digests: np.ndarray
     sizes: np.ndarray
-    means: np.ndarray
     faults: dict[int, str]
     dark: dict[int, str]
 
@@ -43,9 +41,7 @@ class Scan(NamedTuple):
 def scan(images: EvalSet) -> Scan:
     """Examine all images, with as many threads as processors."""
     count = images.count
-    found = Scan(
-        np.zeros((count, 2), np.uint64), np.zeros((count, 2), np.int32), np.zeros(count, np.float32), {}, {}
-    )
+    found = Scan(np.zeros((count, 2), np.uint64), np.zeros((count, 2), np.int32), {}, {})
 
     def look_at(start: int) -> int:
         stop = min(start + _PART, count)
@@ -56,15 +52,10 @@ def scan(images: EvalSet) -> Scan:
                 found.faults[index] = str(error)
         return stop - start
 
-    before = cv2.getNumThreads()
     cv2.setNumThreads(1)  # the threads are the parallelism
-    try:
-        bar = Bar(f"reading {images.title}", count, "images")
-        with ThreadPoolExecutor(os.cpu_count()) as pool, bar:
-            for done in pool.map(look_at, range(0, count, _PART)):
-                bar.update(done)
-    finally:
-        cv2.setNumThreads(before)
+    with ThreadPoolExecutor(os.cpu_count()) as pool, Bar(f"reading {images.title}", count, "images") as bar:
+        for done in pool.map(look_at, range(0, count, _PART)):
+            bar.update(done)
     return found._replace(faults=dict(sorted(found.faults.items())), dark=dict(sorted(found.dark.items())))
 
 
@@ -81,7 +72,6 @@ def _examine(images: EvalSet, index: int, found: Scan) -> None:
     content = pixels.tobytes() if data is None else data
     digest = hashlib.blake2b(content, digest_size=16).digest()
     found.digests[index] = np.frombuffer(digest, np.uint64)
-    found.means[index] = pixels.mean()
     if is_dark(pixels):
         found.dark[index] = why_dark(data, pixels)
 

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import cv2
 
-from plsc.apps.faces.alignment import SIZE
 from plsc.apps.faces.detector import Detector
 from plsc.apps.faces.photos import largest_face, read_photo
 from plsc.data.folder import ALIGNMENT, check_folder
@@ -48,16 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("plsc align", description="Cut the faces out of photos, aligned.")
     parser.add_argument("photos", help="a folder of photos, with folders in it or without")
     parser.add_argument("aligned", help="a new or empty folder for the faces and alignment.csv")
-    side = "pixels; default: %(default)s"
-    parser.add_argument("--size", type=int, default=SIZE, help=f"side of what is written, {side}")
-    parser.add_argument("--smallest", type=int, default=SMALLEST, help=f"side in a photo, {side}")
+    what = "side of a face in a photo, in pixels; default: %(default)s"
+    parser.add_argument("--smallest", type=int, default=SMALLEST, help=what)
     args = parser.parse_args(argv)
-    if not 16 <= args.size <= 2048:
-        raise UserError(f"--size: must be 16 to 2048, got {args.size}")
-    return align_folder(args.photos, args.aligned, args.size, args.smallest)
+    return align_folder(args.photos, args.aligned, args.smallest)
 
 
-def align_folder(source: str, target: str, size: int, smallest: int) -> int:
+def align_folder(source: str, target: str, smallest: int) -> int:
     """Align all photos of a folder, print what became of them, and return the exit code."""
     check_folder(source)
     here, there = os.path.realpath(source), os.path.realpath(target)
@@ -74,7 +70,7 @@ def align_folder(source: str, target: str, size: int, smallest: int) -> int:
         name, output = item
         photo = os.path.join(source, name)
         try:
-            face, faces = largest_face(detector, read_photo(photo), size)
+            face, faces = largest_face(detector, read_photo(photo))
         except UserError as error:
             return Row(name, left_out=str(error).removeprefix(f"{shown(photo)}: "))
         row = Row(name, side=round(faces[0].side), faces=len(faces))
@@ -100,14 +96,11 @@ def align_folder(source: str, target: str, size: int, smallest: int) -> int:
 def _outputs(source: str) -> dict[str, str]:
     """List the files below a folder, and the name of what is made of each; hidden ones are left out."""
     outputs: dict[str, str] = {}
-    taken: set[str] = set()
-    for root, folders, files in os.walk(source):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(file for file in files if not file.startswith(".")):
-            photo = os.path.relpath(os.path.join(root, name), source)
-            output = f"{os.path.splitext(photo)[0]}.png"
-            outputs[photo] = f"{photo}.png" if output in taken else output
-            taken.add(outputs[photo])
+    for path in sorted(path for path in Path(source).rglob("*") if path.is_file()):
+        photo = path.relative_to(source)
+        if not any(part.startswith(".") for part in photo.parts):
+            output = str(photo.with_suffix(".png"))
+            outputs[str(photo)] = f"{photo}.png" if output in outputs.values() else output
     return outputs
 
 

@@ -54,15 +54,10 @@ SFACE = Published(
 )
 
 
-def cache_folder() -> Path:
-    """Name the folder of the files."""
-    return Path(os.environ.get("PLSC_CACHE") or os.path.expanduser("~/.cache/plsc"))
-
-
 def path_of(published: Published) -> Path:
     """Return where a file is, and fetch it before if it is not there. UserError: it cannot be fetched, or is
     another file."""
-    path = cache_folder() / published.file
+    path = Path(os.environ.get("PLSC_CACHE") or os.path.expanduser("~/.cache/plsc"), published.file)
     if not path.is_file():
         _fetch(published, path)
     if sha256_of(path) != published.sha256:

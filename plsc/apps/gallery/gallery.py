@@ -19,7 +19,7 @@ from plsc.data.folder import read_folder
 from plsc.errors import UserError, shown
 from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
-from plsc.utils.text import counted, last_part
+from plsc.utils.text import last_part
 
 _LONGEST_NAME = 200  # characters
 _AT_ONCE = 64  # pictures that are in memory
@@ -94,8 +94,7 @@ class Gallery:
         network = network or open_network()
         stored, left_out = _embed(network, named)
         if not stored:
-            first = f", the first: {left_out[0].picture}: {left_out[0].reason}" if left_out else ""
-            raise UserError(f"{shown(path)}: not made, since no picture can be used{first}")
+            raise UserError(f"{shown(path)}: not made, since no picture can be used")
         seen = _seen(network)
         held_out = network.held_out(MOST_PICTURES)
 
@@ -119,9 +118,6 @@ class Gallery:
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""
         return iter(self._store.names())
-
-    def __repr__(self) -> str:
-        return f"<Gallery: {counted(len(self), 'person', 'people')} in {self._store.name}>"
 
     def close(self) -> None:
         self._store.close()
@@ -161,7 +157,7 @@ class Gallery:
         stored, left_out = _embed(network, {name: pictures})
         if not stored:
             reasons = "; ".join(f"{each.picture}: {each.reason}" for each in left_out)
-            raise UserError(f"{shown(name)}: nothing was added: {reasons or 'no pictures were given'}")
+            raise UserError(f"{shown(name)}: nothing was added: {reasons}")
         with self._store.transaction():
             self._store.add(name, stored[name], measures=last_part(name) not in _seen(network))
             _measure(self._store)

@@ -24,8 +24,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plsc.errors import UserError
-
 LEAST_PEOPLE = 10
 """Whose searches are needed: of fewer people the tail says next to nothing."""
 _LEAST_SEARCHES = 20  # that are fitted, where they are half of all at most
@@ -76,12 +74,9 @@ def fit_tail(
 
     cosines: float64 [n], with the nearest person of the gallery. people: int64 [n], whose search it was.
     fpir: the rate that is asked for; the tail begins there at the latest. met: int64 [n], whom each search
-    came nearest to, where people are searched for among
-    themselves: Ann is as near to Bob as Bob to Ann, so the two are one observation. UserError unless fpir is
-    between 0 and 0.5.
+    came nearest to, where people are searched for among themselves: Ann is as near to Bob as Bob to Ann, so
+    the two are one observation.
     """
-    if not 0 < fpir < 0.5:
-        raise UserError(f"a share of strangers' searches must be between 0 and 0.5, got {fpir:g}")
     if len(np.unique(people)) < LEAST_PEOPLE:
         return None
     order = np.argsort(-cosines, kind="stable")

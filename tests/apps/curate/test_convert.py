@@ -83,8 +83,8 @@ def test_pairs_become_a_pack(faces, tmp_path):
     assert pack.same.tolist() == [True, False]
     convert(str(tmp_path / "a.bin"), str(tmp_path / "b.bin"))
     assert (tmp_path / "a.bin").read_bytes() == (tmp_path / "b.bin").read_bytes()
-    convert(str(faces), str(tmp_path / "drawn.bin"), num_pairs=4, classes=(0, 2))
-    drawn, wanted = BinPairs(str(tmp_path / "drawn.bin")), ImagePairs(str(faces), num_pairs=4, classes=(0, 2))
+    convert(str(faces), str(tmp_path / "drawn.bin"), num_pairs=4)
+    drawn, wanted = BinPairs(str(tmp_path / "drawn.bin")), ImagePairs(str(faces), num_pairs=4)
     assert np.array_equal(drawn.same, wanted.same)
     assert [drawn.encoded(n).tobytes() for n in range(8)] == [
         wanted.encoded(n).tobytes() for n in wanted.pairs.ravel()
@@ -140,10 +140,7 @@ def refusal(*arguments, **options):
 def test_what_cannot_be_converted_leaves_nothing_behind(faces, tmp_path):
     assert refusal(faces, faces) == f"{faces}: exists already; remove it, or name another target"
     assert refusal(faces, tmp_path / "a.rec", num_pairs=3).startswith(
-        "--num-pairs, --classes: draw pairs, which go to a .bin"
-    )
-    assert refusal(faces, tmp_path / "a.bin", classes=(0, 1)).startswith(
-        "--classes: says which classes pairs are drawn from"
+        "--num-pairs: draws pairs, which go to a .bin"
     )
     (faces / "Cy" / "Cy_0001.png").write_bytes(b"")
     before = sorted(os.listdir(tmp_path))

@@ -64,17 +64,15 @@ def test_a_folder_one_level_too_high_is_told(tmp_path, monkeypatch, capsys):
     )
 
 
-def test_damaged_pictures_are_counted_and_a_file_is_never_overwritten(tmp_path, monkeypatch, capsys):
+def test_damaged_pictures_are_passed_over_and_a_file_is_never_overwritten(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     fill(tmp_path / "things", 20, pictures=6)
     (tmp_path / "things/class 3/0.png").write_bytes(b"no picture")
     assert init("things", "--output", "mine.yaml") == 0
-    said = capsys.readouterr().out
-    assert said.startswith("1 of 200 pictures cannot be read: plsc doctor things names them\n")
     (tmp_path / "things").rename(tmp_path / "my things")
     assert init("my things") == 0
     said = capsys.readouterr().out
-    assert "plsc doctor 'my things' names them\n" in said and "plsc train -c 'my things.yaml' --" in said
+    assert "plsc train -c 'my things.yaml' --" in said
     assert "plsc gallery build people.gallery -c 'output/my things' 'my things'\n" in said
     (tmp_path / "my things").rename(tmp_path / "things")
     written = (tmp_path / "mine.yaml").read_text()

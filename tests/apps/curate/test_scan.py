@@ -42,7 +42,7 @@ def test_sets_without_files_and_pairs_are_looked_at_too(tmp_path):
     write_pack(str(tmp_path / "a.bin"), [png(0), png(1)] * 2, [True, True])
     for images in (Synthetic(num_classes=3), GlyphPairs(num_pairs=5), BinPairs(str(tmp_path / "a.bin"))):
         found = scan(eval_set(images))
-        assert len(found.digests) == eval_set(images).count and not found.faults and found.means.min() > 0
+        assert len(found.digests) == eval_set(images).count and not found.faults
     assert [group.tolist() for group in same_content(found.digests)] == [[0, 2], [1, 3]]
 
 

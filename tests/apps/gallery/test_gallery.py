@@ -21,7 +21,6 @@ def gallery(tmp_path):
 def test_a_gallery_is_built_opened_and_searched(gallery, tmp_path):
     assert [*gallery] == NAMES and len(gallery) == 3 and gallery.pictures == 6 and not gallery.left_out
     assert "Ann" in gallery and "Dan" not in gallery and 7 not in gallery
-    assert repr(gallery) == f"<Gallery: 3 people in {tmp_path / 'a.gallery'}>"
     again = Gallery.open(tmp_path / "a.gallery", Pixels())
     (path := tmp_path / "who.png").write_bytes(picture("Bob", 9))
     for asked in ([str(path)], [path], [picture("Bob", 9)]):
@@ -108,8 +107,6 @@ def test_pictures_that_cannot_be_used_are_left_out_and_named(tmp_path, capsys):
     assert [each.picture for each in left_out] == [str(black)] and gallery.pictures == 7
     with pytest.raises(UserError, match=r"Eve: nothing was added: .*black\.png: not an image"):
         gallery.add("Eve", [str(black)])
-    with pytest.raises(UserError, match="nothing was added: no pictures were given"):
-        gallery.add("Eve", [])
     with pytest.raises(UserError, match=r"black\.png: not an image"):
         gallery.search([str(black)])
     assert "Eve" not in gallery
@@ -118,7 +115,7 @@ def test_pictures_that_cannot_be_used_are_left_out_and_named(tmp_path, capsys):
 def test_a_build_is_all_or_nothing(tmp_path):
     path = tmp_path / "a.gallery"
     for wrong, text in (
-        ({"Ann": [b"x"]}, "no picture can be used, the first: the picture: not an image"),
+        ({"Ann": [b"x"]}, "no picture can be used$"),
         ({}, "no picture can be used$"),
         ({"": [picture("a")]}, "a name has 1 to 200"),
         ({"a\nb": [picture("a")]}, r"'a\\nb': a name has"),
