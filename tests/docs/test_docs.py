@@ -163,7 +163,7 @@ def test_the_run_of_the_extend_page_takes_all_its_classes(tmp_path):
         (tmp_path / name).write_text(text, encoding="utf-8")
     run_forked("-m", *re.search(r"`(plsc train .*?)`", page)[1].split(), cwd=tmp_path)
     assert list((tmp_path / "output/mine/checkpoints").glob("step-*4"))
-    assert '"length": ' in (tmp_path / "output/mine/metrics.jsonl").read_text()
+    assert '"loss/triplet": ' in (tmp_path / "output/mine/metrics.jsonl").read_text()
     config = (tmp_path / "my_run.yaml").read_text(encoding="utf-8")
     for name in files:
         assert name == "my_run.yaml" or f"{name.removesuffix('.py')}:" in config
