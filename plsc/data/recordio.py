@@ -93,53 +93,38 @@ class RecordFile:
         """Read the payload of a record, uint8 [n]. Read with pread: threads share the file."""
         span, offset = int(self.spans[position]), int(self.offsets[position])
         data = os.pread(self._file.fileno(), span, offset)
-        if len(data) < span or data[:4] != _MAGIC:
-            raise UserError(
-                f"{self.path}: {self.name(position)} has changed since the file was opened; start anew"
-            )
-        kind, length = _kind_and_length(data, 4)
-        if kind == 0:
-            return np.frombuffer(data, np.uint8, length, 8)
-        parts, start = [], 0
-        while start < span:
-            length = _kind_and_length(data, start + 4)[1]
+        if len(data) < span:
+            self._refuse(position, "has changed since the file was opened; start anew")
+        parts, kinds, start = [], [], 0
+        while data[start : start + 4] == _MAGIC and len(data) >= start + 8:
+            kind, length = _kind_and_length(data, start + 4)
+            kinds.append(kind)
             parts.append(data[start + 8 : start + 8 + length])
             start += 8 + _padded(length)
+        if start != span or kinds != ([1, *[2] * (len(kinds) - 2), 3] if len(kinds) > 1 else [0]):
+            self._refuse(position, "is damaged; fetch or make the file again")
         return np.frombuffer(_MAGIC.join(parts), np.uint8)
 
     def headers(self) -> Headers:
         """Read the labels of all records, without their images. 5 million take about 3 s once the file is in
         the page cache."""
         count = len(self)
-        headers = Headers(
-            np.empty(count, np.float32),
-            np.empty(count, bool),
-            np.empty(count, np.int64),
-        )
+        headers = Headers(np.empty(count, np.float32), np.empty(count, bool), np.empty(count, np.int64))
         words = np.memmap(self.path, "<u4", "r", shape=self.size // 4)
         for start in range(0, count, _CHUNK):
             part = slice(start, start + _CHUNK)
             first = self.offsets[part] // 4
             length = (words[first + 1] & _LONGEST).astype(np.int64)
-            short = (length < _IR_HEADER.size) & (words[first + 1] >> 29 == 0)
-            if short.any():
-                self._refuse(
-                    start + int(np.argmax(short)), "is no image: its payload is too short for an IRHeader"
-                )
-            flag = words[first + 2].astype(np.int64)
+            # A record too short for an IRHeader may end the file; _read_header looks at it below.
+            flag = words[np.minimum(first + 2, len(words) - 1)].astype(np.int64)
             headers.image_bytes[part] = length - _IR_HEADER.size - 4 * flag
-            headers.labels[part] = words[first + 3].view("<f4")
+            headers.labels[part] = words[np.minimum(first + 3, len(words) - 1)].view("<f4")
             headers.vectors[part] = flag > 0
             has = np.flatnonzero((flag >= 1) & (headers.image_bytes[part] >= 0))
             headers.labels[start + has] = words[first[has] + 8].view("<f4")
-        split = np.flatnonzero(words[self.offsets // 4 + 1] >> 29)
-        for position in split.tolist():
+        split = words[self.offsets // 4 + 1] >> 29 != 0
+        for position in np.flatnonzero(split | (headers.image_bytes < 0)).tolist():
             self._read_header(position, headers)
-        if headers.image_bytes.min() < 0:
-            self._refuse(
-                int(np.argmin(headers.image_bytes)),
-                "is damaged: its header promises more labels than it has bytes",
-            )
         return headers
 
     def _read_header(self, position: int, headers: Headers) -> None:
@@ -148,134 +133,54 @@ class RecordFile:
             self._refuse(position, "is no image: its payload is too short for an IRHeader")
         flag, label, *_ = _IR_HEADER.unpack_from(payload)
         headers.image_bytes[position] = len(payload) - _IR_HEADER.size - 4 * flag
+        if headers.image_bytes[position] < 0:
+            self._refuse(position, "is damaged: its header promises more labels than it has bytes")
+        numbers = payload[_IR_HEADER.size : _IR_HEADER.size + 4 * flag].view("<f4")
+        headers.labels[position] = numbers[0] if flag else label
         headers.vectors[position] = flag > 0
-        if headers.image_bytes[position] >= 0:
-            numbers = payload[_IR_HEADER.size : _IR_HEADER.size + 4 * flag].view("<f4")
-            headers.labels[position] = numbers[0] if flag else label
 
     def _scan(self) -> np.ndarray:
         """Find where the records begin, by reading from header to header."""
         offsets, start = [], 0
-        inside = False  # a record in parts
         with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            while start < self.size:
-                cut = start + 8 > self.size
-                if not cut and data[start : start + 4] != _MAGIC:
-                    raise UserError(
-                        f"{self.path}: record {len(offsets)} @ {start} is damaged: it {_begins(data, start)}"
-                    )
-                kind, length = (0, 0) if cut else _kind_and_length(data, start + 4)
-                if not cut and kind not in ((2, 3) if inside else (0, 1)):
-                    raise UserError(
-                        f"{self.path}: record {len(offsets)} @ {start} is damaged: a header of kind {kind} "
-                        f"{'within' if inside else 'outside of'} a record in parts; fetch or make the file "
-                        "again"
-                    )
-                inside = kind in (1, 2)
-                if kind < 2:
+            while start + 8 <= self.size:
+                kind, length = _kind_and_length(data, start + 4)
+                if data[start : start + 4] != _MAGIC:
+                    break
+                if kind < 2 or not offsets:
                     offsets.append(start)
                 start += 8 + _padded(length)
-                if start > self.size:
-                    raise UserError(
-                        f"{self.path} ends inside record {len(offsets) - 1}: the file is cut (have "
-                        f"{_mb(self.size)}, needs at "
-                        f"least {_mb(start)}); fetch or make it again"
-                    )
-        if inside:
+        if start != self.size:
             raise UserError(
-                f"{self.path} ends inside record {len(offsets) - 1}, whose last part is missing; fetch or "
-                "make it again"
+                f"{self.path}: is damaged or cut off at record {len(offsets)}, byte {min(start, self.size)} of "
+                f"{self.size:,}; fetch or make it again"
             )
         return np.array(offsets, np.int64)
 
     def _checked_spans(self) -> np.ndarray:
-        """Compute the length of each record; raises UserError unless the index names the beginnings of all
-        records, and they are whole."""
+        """Compute the length of each record; UserError unless the index names the beginnings of all records,
+        and they are whole. Records in parts are looked at when they are read."""
         order = np.argsort(self.offsets, kind="stable")
         starts = self.offsets[order]
-        words = np.memmap(self.path, "<u4", "r", shape=self.size // 4)
         ends = np.append(starts[1:], self.size)
-        inside = int(np.searchsorted(starts, self.size - 8, side="right"))
-        for begin in range(0, inside, _CHUNK):
-            stop = min(begin + _CHUNK, inside)
-            self._check_starts(order[begin:stop], starts[begin:stop], ends[begin:stop], words)
-        if inside < len(starts):
-            self._refuse_cut(order[inside], int(starts[-1]) + 8)
+        words = np.memmap(self.path, "<u4", "r", shape=self.size // 4)
+        good = (starts % 4 == 0) & (starts <= self.size - 8)
+        good[good] = words[starts[good] // 4] == MAGIC
+        header = words[starts[good] // 4 + 1]
+        ended = starts[good] + 8 + _padded((header & _LONGEST).astype(np.int64))
+        good[good] = np.where(header >> 29, ended <= ends[good], ended == ends[good])
+        if not good.all():
+            position = int(order[np.argmin(good)])
+            raise UserError(
+                f"{self.path}: {self.name(position)} is damaged or cut off, or {self.index} does not belong "
+                "to the file; fetch both again, or delete the index, and the records are found by a scan"
+            )
         spans = np.empty_like(starts)
         spans[order] = ends - starts
         return spans
 
-    def _check_starts(
-        self, order: np.ndarray, starts: np.ndarray, ends: np.ndarray, words: np.ndarray
-    ) -> None:
-        wrong = starts % 4 != 0
-        wrong |= words[starts // 4] != MAGIC
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            self._refuse_start(int(order[at]), words)
-        header = words[starts // 4 + 1]
-        kind, length = header >> 29, (header & _LONGEST).astype(np.int64)
-        ended = starts + 8 + (length + 3) // 4 * 4
-        for at in np.flatnonzero(kind != 0).tolist():
-            ended[at] = self._end_of_split(int(starts[at]), words, int(order[at]))
-        cut = ended > self.size
-        if cut.any():
-            self._refuse_cut(int(order[np.argmax(cut)]), int(max(ended.max(), self.offsets.max() + 8)))
-        if (ended != ends).any():
-            at = int(np.argmax(ended != ends))
-            self._refuse_index(
-                f"{self.name(int(order[at]))} ends at {ended[at]}, but the next is said to begin at "
-                f"{ends[at]}"
-            )
-
-    def _end_of_split(self, start: int, words: np.ndarray, position: int) -> int:
-        """Find the end of the record in parts that begins at `start`: after a part of kind 1, any of kind 2,
-        and one of kind 3. Parts of another record end the search: all records together take one pass over the
-        file."""
-        allowed = (1,)
-        while start + 8 <= self.size and words[start // 4] == MAGIC:
-            header = int(words[start // 4 + 1])
-            if header >> 29 not in allowed:
-                self._refuse(
-                    position, f"is damaged: a part of kind {header >> 29}, must be of kind {allowed[-1]}"
-                )
-            start += 8 + _padded(header & _LONGEST)
-            if header >> 29 == 3:
-                return start
-            allowed = (2, 3)
-        return start if start > self.size else self.size + 8  # the last part is missing
-
     def _refuse(self, position: int, what: str) -> None:
         raise UserError(f"{self.path}: {self.name(position)} {what}")
-
-    def _refuse_start(self, position: int, words: np.ndarray) -> None:
-        offset = int(self.offsets[position])
-        before = self.offsets[self.offsets < offset]
-        if offset % 4 == 0 and len(before):
-            last = int(before.max())
-            if (
-                words[last // 4] == MAGIC
-                and last + 8 + _padded(int(words[last // 4 + 1]) & _LONGEST) == offset
-            ):
-                self._refuse(
-                    position,
-                    f"is damaged: it {_begins(words.view(np.uint8), offset)}; fetch or make the file again",
-                )
-        self._refuse_index(f"no record begins at byte {offset}, where it has record {self.keys[position]}")
-
-    def _refuse_index(self, why: str) -> None:
-        raise UserError(
-            f"{self.index}: does not belong to {self.path}: {why}; delete it, and the records are found by "
-            "a scan"
-        )
-
-    def _refuse_cut(self, position: int, needed: int) -> None:
-        rank = int((self.offsets < self.offsets[position]).sum())
-        raise UserError(
-            f"{self.path} ends inside record {rank} of {len(self)}: the file is cut (have "
-            f"{_mb(self.size)}, index needs at least "
-            f"{_mb(needed)}); fetch or make it again"
-        )
 
 
 def read_index(path: str) -> tuple[np.ndarray, np.ndarray]:
@@ -289,23 +194,13 @@ def read_index(path: str) -> tuple[np.ndarray, np.ndarray]:
         except (DeprecationWarning, ValueError):
             numbers = np.empty(0, np.int64)
     lines = text.count(b"\n") + (not text.endswith(b"\n"))
-    if not numbers.size or numbers.size != 2 * lines:
+    offsets = numbers[1::2]
+    if not numbers.size or numbers.size != 2 * lines or len(np.unique(offsets)) < lines or offsets.min() < 0:
         raise UserError(
             f"{path}: is no index of records, whose lines are 'key<TAB>offset'; delete it, and the records "
             "are found by a scan"
         )
-    keys, offsets = np.ascontiguousarray(numbers.reshape(-1, 2).T)
-    if offsets.min() < 0 or _repeats(keys) or _repeats(offsets):
-        raise UserError(
-            f"{path}: has a key or an offset twice, or one below 0; delete it, and the records are found "
-            "by a scan"
-        )
-    return keys, offsets
-
-
-def _repeats(numbers: np.ndarray) -> bool:
-    steps = np.diff(numbers)
-    return not (steps > 0).all() and not np.diff(np.sort(numbers)).all()
+    return numbers[0::2].copy(), offsets.copy()
 
 
 class RecordWriter:
@@ -355,11 +250,3 @@ def _kind_and_length(data: bytes, at: int) -> tuple[int, int]:
 
 def _padded(length: int) -> int:
     return (length + 3) // 4 * 4
-
-
-def _begins(data: bytes | np.ndarray, start: int) -> str:
-    return f"begins with 0x{bytes(data[start : start + 4])[::-1].hex()}, must be {MAGIC:#x}"
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1e6:.1f} MB"

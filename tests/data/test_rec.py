@@ -77,8 +77,8 @@ def test_an_index_that_counts_from_1_is_refused(tmp_path):
         "".join(f"{key}\t{offset}\n" for key, offset in enumerate(offsets, start=1))
     )
     assert refusal(path) == (
-        "a.idx: its first key is 1, must be 0 in a file that begins with a header record; delete it, and the records are found by "
-        "a scan"
+        "a.idx: its first key is 1, must be 0 in a file that begins with a header record; delete it, and the "
+        "records are found by a scan"
     )
 
 

