@@ -1,12 +1,10 @@
 import errno
 import os
-import unicodedata
 
 import pytest
 
 from plsc.data.folder import ImageFolder, read_folder
 from plsc.errors import MissingFileError, UserError
-from plsc.utils.logging import setup
 from tests.helpers.image_files import png, write_folder
 
 
@@ -46,17 +44,6 @@ def test_a_folder_that_was_aligned_says_so(folder):
     assert ImageFolder(str(folder), aligned=False).preprocessing.aligned is False
 
 
-def test_formats_that_are_not_read_are_named(folder, tmp_path, capsys):
-    (folder / "Ann" / "1.gif").write_bytes(b"")
-    assert len(ImageFolder(str(folder))) == 6
-    assert "faces: 1 file left out, .gif is not read; convert to" in capsys.readouterr().out
-    only = tmp_path / "only" / "Ann"
-    only.mkdir(parents=True)
-    (only / "1.gif").write_bytes(b"")
-    with pytest.raises(UserError, match=r"has no images in folders of their own.*; \.gif is not read"):
-        ImageFolder(str(tmp_path / "only"))
-
-
 def test_empty_folders_are_named(folder, tmp_path):
     for name in "Xyz":
         (folder / name).mkdir()
@@ -74,42 +61,11 @@ def test_empty_folders_are_named(folder, tmp_path):
         ImageFolder.check(folder="none")
 
 
-def test_what_blocks_loops_or_leads_nowhere_is_refused(tmp_path):
+def test_a_link_into_a_loop_ends(tmp_path):
     folder = write_folder(tmp_path / "faces", {"Ann": 2, "Bob": 2})
-
-    def refused():
-        with pytest.raises(UserError) as raised:
-            read_folder(str(folder))
-        assert "\n" not in str(raised.value)
-        return str(raised.value)
-
-    odd = folder / "Bob" / "x.png"
-    os.mkfifo(odd)
-    assert refused() == f"{odd}: is a pipe, no regular file; remove it, or name another"
-    odd.unlink()
-    odd.symlink_to("nothing")
-    assert refused() == f"{odd}: is a link to nothing; remove it, or mend it"
-    odd.unlink()
     (folder / "Ann" / "more").mkdir()
     (folder / "Ann" / "more" / "up").symlink_to("..")
-    assert refused() == f"{folder}/Ann/more/up: is a link to a folder that it lies in; remove it"
-    (folder / "Ann" / "more" / "up").unlink()
-    (folder / "Ann" / "self").symlink_to("self")
-    assert "self: cannot be read" in refused()
-
-
-def test_folders_are_read_however_deep_they_are(tmp_path):
-    folder = write_folder(tmp_path / "faces", {"Ann": 1, "Bob": 1})
-    deep = os.open(folder / "Ann", os.O_RDONLY)
-    for _ in range(1100):  # deeper than Python calls functions
-        os.mkdir("d", dir_fd=deep)
-        below = os.open("d", os.O_RDONLY, dir_fd=deep)
-        os.close(deep)
-        deep = below
-    os.close(deep)
-    _, labels, _ = read_folder(str(folder))
-    assert labels.tolist() == [0, 1]
-    os.removedirs(f"{folder}/Ann{'/d' * 1100}")  # pytest would remove them by recursion
+    assert len(read_folder(str(folder))[0]) == 4
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
@@ -124,13 +80,6 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("os.scandir", scandir)
     with pytest.raises(UserError, match=r"faces/Bob: cannot be read: Permission denied$"):
         read_folder(str(folder))
-
-
-def test_one_name_in_two_unicode_forms_is_warned_of(tmp_path, capsys):
-    names = {"Ann": 1, unicodedata.normalize("NFC", "Jörg"): 1, unicodedata.normalize("NFD", "Jörg"): 1}
-    setup()
-    read_folder(str(write_folder(tmp_path / "faces", names)))
-    assert "1 folder with another's name in other Unicode characters" in capsys.readouterr().out
 
 
 def test_a_folder_whose_name_has_a_line_break_forges_no_line(tmp_path):

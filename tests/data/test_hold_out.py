@@ -46,15 +46,6 @@ def test_who_is_held_out_is_said_once(faces, capsys):
     assert said.endswith(f"{faces}: {held} of 20 classes are held out (hold_out: 0.3)")
 
 
-def test_a_folder_one_level_too_high_is_pointed_out_beside_what_hold_out_says(faces, tmp_path):
-    with pytest.raises(UserError) as raised:
-        ImageFolder(str(tmp_path), hold_out=0.3)
-    line = str(raised.value)
-    assert line.startswith(f"hold_out: 0.3 of {tmp_path} holds out ") and line.endswith(
-        f"in 20 folders such as faces/n0000; if those are the identities, give {faces}"
-    )
-
-
 @pytest.mark.parametrize("kind", ["folder", "list"])
 def test_training_and_its_pairs_share_nobody_and_miss_nobody(faces, tmp_path, kind):
     images = faces

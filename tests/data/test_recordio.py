@@ -134,7 +134,9 @@ def refusal(path, index=""):
 @pytest.mark.parametrize("size, record", [(9_500, 9), (8_070, 8), (1_012, 1)])
 def test_a_file_that_is_cut_is_found_before_first_use(plain, size, record):
     os.truncate(plain, size)
-    assert refusal(plain).startswith(f"train.rec: record {record} (train.rec @ {1008 * record}) is damaged or cut")
+    assert refusal(plain).startswith(
+        f"train.rec: record {record} (train.rec @ {1008 * record}) is damaged or cut"
+    )
     plain.with_suffix(".idx").unlink()
     assert refusal(plain).startswith("train.rec: is damaged or cut off at record ")
 
@@ -167,8 +169,14 @@ def test_a_damaged_record_is_named(plain):
 @pytest.mark.parametrize(
     "lines, said",
     [
-        ("0\t0\n1\t1000\n", "train.rec: record 0 (train.rec @ 0) is damaged or cut off, or train.idx does not"),
-        ("0\t0\n1\t1010\n", "train.rec: record 0 (train.rec @ 0) is damaged or cut off, or train.idx does not"),
+        (
+            "0\t0\n1\t1000\n",
+            "train.rec: record 0 (train.rec @ 0) is damaged or cut off, or train.idx does not",
+        ),
+        (
+            "0\t0\n1\t1010\n",
+            "train.rec: record 0 (train.rec @ 0) is damaged or cut off, or train.idx does not",
+        ),
         ("0\t0\n", "train.rec: record 0 (train.rec @ 0) is damaged or cut off, or train.idx does not belong"),
         (f"10\t{2**63 - 1}\n", f"train.rec: record 10 (train.rec @ {2**63 - 1}) is damaged or cut off, or"),
         ("0\t0\n1\t0\n", "train.idx: is no index of records, whose lines are 'key<TAB>offset'"),

@@ -24,7 +24,6 @@ from plsc.config import add_overrides, load
 from plsc.data.autodetect import open_any
 from plsc.data.build import build_dataset, keys_of_sets
 from plsc.data.dataset import Dataset, PairSet, shared_identities
-from plsc.data.folder import collected_problems
 from plsc.data.hold_out import few_identities
 from plsc.data.image_list import ImageFiles
 from plsc.data.pairs import PairList, is_pair_list
@@ -158,13 +157,10 @@ def doctor(
     """
     examined = []
     for name, make in sets.items():
-        with collected_problems() as problems:
-            try:
-                examined.append(examine(name, eval_set(make()), findings))
-            except UserError as error:
-                findings.note("error", name, str(error))
-        for problem in problems:
-            findings.note(problem.level, name, problem.text, problem.names)
+        try:
+            examined.append(examine(name, eval_set(make()), findings))
+        except UserError as error:
+            findings.note("error", name, str(error))
     names = [*sets][:trained]
     for one, other in itertools.combinations(examined, 2):
         if one.name in names:
