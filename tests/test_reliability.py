@@ -55,7 +55,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(whole, tmp
     assert found == checkpoint(tmp_path / "out", 4)
     (line,) = set(caplog.messages)
     assert line.startswith("checkpoint step-00000008 is unusable (") and "\n" not in line
-    assert line.endswith("; kept as step-00000008.bad, trying the one before it")
+    assert line.endswith("; passed over as step-00000008.bad")
     assert (tmp_path / "out/checkpoints/step-00000008.bad").is_dir()
 
 

@@ -18,28 +18,25 @@ from plsc.utils.bfloat16 import float32_of, nearest
 from plsc.utils.sharding import ClassShard
 
 
-def average(folders: Sequence[str], last: int | None, target: str) -> str:
-    """Write the mean of checkpoints to the new folder `target`/step-XXXXXXXX; return a report.
+def average(run: str, last: int | None, target: str) -> str:
+    """Write the mean of a run's checkpoints to the new folder `target`/step-XXXXXXXX; return a report.
 
     Each gives its weights to use, an average of them where the run had one. Numbers are added in float64;
     integers are the newest checkpoint's. The result is for everything but to resume a run.
 
-    Args:
-        folders: checkpoints, or the folder of a run.
-        last: how many of the run's, the newest; None: all that are there.
-
-    Raises UserError for fewer than two checkpoints, and for those of different networks or classes.
+    last: how many, the newest; None: all that are there. UserError for fewer than two.
     """
     if Path(target).exists():
         raise UserError(f"{target}: is there already, and nothing is overwritten; name another folder")
-    saved = sorted(map(Checkpoint.open, _paths(folders, last)), key=lambda checkpoint: checkpoint.step)
+    paths = completed(Path(run, "checkpoints"))
+    wanted = last or max(2, len(paths))
+    if wanted < 2 or wanted > len(paths):
+        raise UserError(
+            f"{run}: has {len(paths)} checkpoints, cannot average {wanted}: give --last 2 or more, and train with "
+            "a larger Checkpoint.keep"
+        )
+    saved = [Checkpoint.open(path) for path in paths[-wanted:]]
     newest, weights = saved[-1], [checkpoint.weights() for checkpoint in saved]
-    for other in saved[:-1]:
-        remedy = f"average checkpoints of one run (the newest is {newest.path.name})"
-        sizes = newest.num_classes, newest.embedding_size
-        other.check_matches(*sizes, backbone=weights[-1], head=newest.head_arrays, remedy=remedy)
-        if (other.preprocessing, other.classes()) != (newest.preprocessing, newest.classes()):
-            raise UserError(f"checkpoint {other.path.name} has other preprocessing or classes: {remedy}")
     mean = {name: _mean_of([each[name] for each in weights]) for name in weights[-1]}
     content = Content(
         step=newest.step,
@@ -53,22 +50,6 @@ def average(folders: Sequence[str], last: int | None, target: str) -> str:
     )
     steps = ", ".join(f"{checkpoint.step:,}" for checkpoint in saved)
     return f"{save(target, content)}: the mean of {len(saved)} checkpoints, steps {steps}"
-
-
-def _paths(folders: Sequence[str], last: int | None) -> list[Path]:
-    """Find the checkpoints. UserError for too few, or `last` without a run."""
-    runs = [folder for folder in folders if Path(folder, "checkpoints").is_dir()]
-    if last is not None and last < 2:
-        raise UserError(f"--last: must be 2 or more (got {last})")
-    if len(folders) > 1 and (runs or last):
-        raise UserError(f"{(runs or folders)[0]}: name one run, with --last, or checkpoints")
-    paths = [*completed(Path(folders[0], "checkpoints"))] if runs else [*map(Path, folders)]
-    if len(paths) < (last or 2):
-        raise UserError(
-            f"{folders[0]}: has {len(paths)} checkpoint{'s' * (len(paths) != 1)}, {last or 2} are wanted; "
-            "train with a larger Checkpoint.keep, or name the checkpoints"
-        )
-    return paths[-last:] if last else paths
 
 
 class _MeanRows:

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, ValidationError
 
 from plsc.checkpoint.manifest import BACKBONE, Manifest, file_of, open_folder
-from plsc.checkpoint.tensorfile import DamagedError, TensorFile
+from plsc.checkpoint.tensorfile import TensorFile, tensor_differences
 from plsc.errors import UserError, shown
 from plsc.utils.files import read_json
 from plsc.utils.messages import first_problem
@@ -41,11 +41,7 @@ class Best(BaseModel):
 
 
 class Checkpoint:
-    """A checkpoint, open for reading; arrays come as copies. Make one with `Checkpoint.open`.
-
-    Attributes: path, manifest (a `Manifest`), and from it step, epoch, num_classes, embedding_size, state,
-    preprocessing, config.
-    """
+    """A checkpoint, open for reading; arrays come as copies. Make one with `Checkpoint.open`."""
 
     def __init__(self, path: Path, manifest: Manifest, tensors: dict[str, TensorFile]):
         self.path = path
@@ -59,15 +55,10 @@ class Checkpoint:
     def open(cls, path: str | os.PathLike, verify: bool = True) -> Checkpoint:
         """Open the folder `path`.
 
-        Args:
-            verify: read every file and compare its checksum. Without, only sizes, headers and ranges are
-                checked; right after `store.find` has verified, that is enough.
-
-        Raises: DamagedError (cut, altered, never completed, hostile), MissingFileError, UserError (another
-        format, no permission).
+        verify: read every file and compare its checksum. Without, only sizes and headers are checked; right
+        after `store.find` has verified, that is enough. Raises what `open_folder` raises.
         """
-        path = Path(path)
-        return cls(path, *open_folder(path, verify))
+        return cls(Path(path), *open_folder(Path(path), verify))
 
     def require(self, owner: str, *keys: str) -> None:
         """Raise UserError unless the state of `owner` has all `keys`; imported weights have no states."""
@@ -119,7 +110,7 @@ class Checkpoint:
         return file_of(self.manifest.weights)
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Read all arrays of `weights_file`; the names are those of the backbone's."""
+        """Read all arrays of `weights_file`."""
         return self.arrays(self.manifest.weights)
 
     @functools.cached_property
@@ -140,14 +131,7 @@ class Checkpoint:
         """Read the name of each class, or None if the run had none."""
         if "classes.json" not in self.manifest.files:
             return None
-        names = read_json(self.path / "classes.json")
-        if (
-            not isinstance(names, list)
-            or len(names) != self.num_classes
-            or not all(isinstance(n, str) for n in names)
-        ):
-            raise DamagedError(f"{self.path}/classes.json: is not a list of {self.num_classes} names")
-        return names
+        return read_json(self.path / "classes.json")
 
     @property
     def head_arrays(self) -> dict[str, Any]:
@@ -178,41 +162,24 @@ class Checkpoint:
         head: Mapping[str, Any] | None = None,
         remedy: str = _RESUME,
     ) -> None:
-        """Raise UserError for a checkpoint of another model or data, with each difference and `remedy`.
+        """Raise UserError for a checkpoint of another model or data, with a difference and `remedy`.
 
-        Args:
-            backbone, head: this run's arrays or tensors by name; names and shapes must agree (of
-                the head's, all axes but the first). None = not compared.
+        backbone, head: this run's arrays or tensors by name; names and shapes must agree (of the head's, all
+        axes but the first). None: not compared.
         """
-        differences = []
-        if self.num_classes != num_classes:
-            differences.append(f"has {self.num_classes} classes, this run has {num_classes}")
-        if self.embedding_size != embedding_size:
-            differences.append(f"has embedding size {self.embedding_size}, this run has {embedding_size}")
-        for part, wanted in (("backbone", backbone), ("head", head)):
-            if wanted is not None and not (part == "head" and self.embedding_size != embedding_size):
-                arrays = self.head_arrays if part == "head" else self._tensors[file_of(BACKBONE)].arrays
-                differences += _differences(part, arrays, wanted)
+        differences = [
+            f"its {what} is {there}, this run's {here}"
+            for what, there, here in (
+                ("number of classes", self.num_classes, num_classes),
+                ("embedding size", self.embedding_size, embedding_size),
+            )
+            if there != here
+        ]
+        saved, run = "the checkpoint", "this run"
+        if backbone is not None:
+            differences += tensor_differences(self._tensors[file_of(BACKBONE)].arrays, backbone, saved, run)
+        if head is not None:
+            differences += tensor_differences(self.head_arrays, head, saved, run, first_axis=1)
         if differences:
-            raise UserError(f"checkpoint {self.path.name} {'; '.join(differences)}: {remedy}")
-
-
-def _differences(part: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """List at most one difference of each kind: missing names, extra names, other shapes."""
-    axes = slice(1 if part == "head" else 0, None)
-    lack, surplus = sorted(set(wanted) - set(saved)), sorted(set(saved) - set(wanted))
-    other = [
-        n
-        for n in sorted(set(saved) & set(wanted))
-        if list(saved[n].shape)[axes] != list(wanted[n].shape)[axes]
-    ]
-    differences = []
-    if lack:
-        differences.append(f"lacks {len(lack)} {part} arrays that this run has ({lack[0]})")
-    if surplus:
-        differences.append(f"has {len(surplus)} {part} arrays that this run lacks ({surplus[0]})")
-    if other:
-        name = other[0]
-        shapes = f"{list(saved[name].shape)[axes]}, this run has {list(wanted[name].shape)[axes]}"
-        differences.append(f"has {len(other)} {part} arrays of another shape ({name}: {shapes})")
-    return differences
+            more = f" (one of {len(differences)} differences)" if len(differences) > 1 else ""
+            raise UserError(f"checkpoint {self.path.name}: {differences[0]}{more}: {remedy}")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import logging
 import os
@@ -47,15 +48,12 @@ class SaveError(UserError):
 class Content:
     """The content of a checkpoint on one rank; of all but `rows` and `shard`, rank 0's is written.
 
-    states: the state of each owner, by its name: plain values, and under "arrays" arrays by name. "backbone"
-    has
-        some.
+    states: the state of each owner, by its name: plain values, and under "arrays" arrays by name.
     rows: this rank's class rows, first axis = class: "centres" [S, D], perhaps "bias" [S],
         and the arrays of their optimizer, such as "momentum" [S, D].
     shard: the classes of those rows; all classes on every rank: a replicated head.
-    preprocessing: how images are prepared. classes: a name for each class; None: no names.
-    weights: whose arrays are the weights to use, for everything but to train on, if it has any: they have the
-        names of the backbone's.
+    classes: a name for each class; None: no names.
+    weights: whose arrays are the weights to use, for everything but to train on, if it has any.
     """
 
     step: int
@@ -73,9 +71,8 @@ class Content:
 class Ranks:
     """The ranks that write a checkpoint together.
 
-    gather: the only collective, called three times: each rank's value -> the list of all, on every rank. It
-    must
-        wait longer than Gloo's 30 s, since the disks of the ranks may differ in speed.
+    gather: each rank's value -> the list of all, on every rank. It must wait longer than Gloo's 30 s, since the
+        disks of the ranks may differ in speed.
     """
 
     rank: int
@@ -86,11 +83,7 @@ class Ranks:
 ONE_RANK = Ranks(0, 1, lambda value: [value])
 
 
-def save(
-    root: str | os.PathLike,
-    content: Content,
-    ranks: Ranks = ONE_RANK,
-) -> Path:
+def save(root: str | os.PathLike, content: Content, ranks: Ranks = ONE_RANK) -> Path:
     """Write the folder `root`/step-XXXXXXXX, in place of an existing one. Every rank calls it.
 
     The arrays are not copied and must not change until it returns; then all of it is on the disk.
@@ -98,8 +91,6 @@ def save(
     Returns the folder. Raises SaveError on every rank, with the rank that failed and why.
     """
     num_classes = content.shard.num_classes
-    assert all(len(array) == content.shard.size for array in content.rows.values()), "not a row per class"
-    assert content.classes is None or len(content.classes) == num_classes
     root = Path(root)
     final = root / f"step-{content.step:08d}"
     fields = {
@@ -237,81 +228,58 @@ def _entries(root: Path, pattern: str) -> list[Path]:
 
 
 def find(root: str | os.PathLike, which: str = "newest", rename: bool = False) -> Path | None:
-    """Find a checkpoint, every checksum verified; None if the newest is wanted and none was ever completed.
+    """Find a checkpoint, every checksum verified; None if none was ever completed.
 
     One rank calls it and sends the others the path, which all open with verify=False. An unusable newer one
-    gives a warning and, with `rename`, is set aside as step-XXXXXXXX.bad (never deleted). A checkpoint that a
-    running training deletes meanwhile is skipped.
+    gives a warning and, with `rename`, is set aside as step-XXXXXXXX.bad (never deleted). One that a running
+    training deletes meanwhile is skipped.
 
     Args:
-        which: "newest" or "best" of those in `root`, or the folder of one or of a run (Global.checkpoint).
+        which: "newest" or "best" of those in `root`, or the folder of a checkpoint or a run.
         rename: for a run that will write here.
 
     Raises: UserError if there are checkpoints and none is usable, so that a run never starts anew over a
     damaged one; if nothing has been evaluated, or the best is missing; also for one of another format, or not
-    readable now or by this user, which is not damage.
+    readable now, which is not damage.
     """
     root = Path(root)
     try:
-        if which == "newest":
-            return _newest(root, rename)
-        if which == "best":
-            return _best(root)
-        for below in (Path(which, "checkpoints"), Path(which)):
-            if completed(below):  # a run's
-                return _newest(below, rename=False)
-        return Checkpoint.open(which).path
+        if which not in ("newest", "best"):
+            below = Path(which, "checkpoints")
+            return _newest(below, False) if completed(below) else Checkpoint.open(which).path
+        newest = _newest(root, rename)
     except OSError as error:
         raise UserError(f"{root}: cannot be read now ({error}); try again") from error
+    if which == "newest" or newest is None:
+        return newest
+    best = Checkpoint.open(newest, verify=False).best
+    if not best:
+        raise UserError(f"{newest}: nothing has been evaluated, so none is the best; take the newest")
+    return Checkpoint.open(root / f"step-{best.step:08d}").path
 
 
 def _newest(root: Path, rename: bool) -> Path | None:
     """Find the newest whole checkpoint, see `find`."""
-    complete = completed(root)
-    for path in reversed(complete):
+    bad = 0
+    for path in reversed(completed(root)):
         try:
             Checkpoint.open(path)
-        except UserError as error:
-            if not path.exists():
+        except (DamagedError, MissingFileError) as error:
+            if not path.exists():  # deleted meanwhile
                 continue
-            if not isinstance(error, DamagedError):
-                raise
+            bad += 1
             aside = set_aside(path) if rename else path
-            _log.warning(
-                "checkpoint %s is unusable (%s); %s, trying the one before it",
-                path.name,
-                error,
-                f"kept as {aside.name}" if rename else "left as it is",
-            )
+            _log.warning("checkpoint %s is unusable (%s); passed over as %s", path.name, error, aside.name)
             continue
         if rename and path.suffix:  # a replacement was killed halfway
             path = path.rename(path.with_suffix(""))
         return path
-    present = completed(root)
-    if set(present) - set(complete):  # written since
-        return _newest(root, rename)
-    bad = len(_entries(root, r"step-\d{8,}\.bad\d*")) or len(present)
-    if bad:
-        kept = "; they are kept as .bad" if rename else ""
+    if bad or _entries(root, r"step-\d{8,}\.bad\d*"):
         raise UserError(
-            f"{root}: none of the {bad} checkpoints is usable (the warnings say why{kept}): "
+            f"{root}: none of its checkpoints is usable (the warnings say why; those set aside are called .bad): "
             "put a good copy back, or start anew with another Global.output_dir"
         )
     return None
-
-
-def _best(root: Path) -> Path:
-    """Find the best checkpoint by the main evaluation, which the newest one names."""
-    newest = _newest(root, rename=False)
-    if newest is None:
-        raise MissingFileError(f"{root}: no checkpoint there; train first")
-    known = Checkpoint.open(newest, verify=False).best
-    if not known:
-        raise UserError(
-            f"{newest}: no evaluation has been made up to this checkpoint, so none is the best; take the "
-            "newest"
-        )
-    return Checkpoint.open(root / f"step-{known.step:08d}").path
 
 
 def step_of(path: Path) -> int:
@@ -321,7 +289,7 @@ def step_of(path: Path) -> int:
 
 def completed(root: Path) -> list[Path]:
     """List the completed checkpoints in `root`, damaged ones too, the oldest first."""
-    folders = [path for path in _entries(root, r"step-\d{8,}(\.old)?") if _may_be_folder(path)]
+    folders = [path for path in _entries(root, r"step-\d{8,}(\.old)?") if path.is_dir()]
     return sorted(folders, key=lambda path: (step_of(path), not path.suffix))
 
 
@@ -331,28 +299,16 @@ def newest_step(root: Path) -> int | None:
     return step_of(present[-1]) if present else None
 
 
-def _may_be_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # a lost disk: opening the checkpoint reports it
-        return True
-
-
 def set_aside(path: Path) -> Path:
     """Rename the checkpoint to `path`.bad, .bad2, ...; return the new path."""
     name = path.with_name(path.name.removesuffix(".old"))
-    number = 1
-    while (aside := _beside(name, "bad" if number == 1 else f"bad{number}")).exists():
-        number += 1
-    return path.rename(aside)
+    names = (_beside(name, f"bad{number}" if number > 1 else "bad") for number in itertools.count(1))
+    return path.rename(next(aside for aside in names if not aside.exists()))
 
 
 def set_aside_after(root: Path, step: int) -> list[Path]:
     """Set the checkpoints of later steps in `root` aside, so that a run that has gone back is not resumed
-    from them.
-
-    Returns their new paths, in the order of the steps.
-    """
+    from them; return their new paths."""
     later = (path for path in _entries(root, r"step-\d{8,}") if step_of(path) > step)
     return [set_aside(path) for path in sorted(later, key=step_of)]
 
@@ -360,19 +316,11 @@ def set_aside_after(root: Path, step: int) -> list[Path]:
 def prune(root: str | os.PathLike, keep: int, protect: Collection[int] = ()) -> list[Path]:
     """Delete the oldest checkpoints beyond the newest `keep`; rank 0 calls it after a save.
 
-    Args:
-        protect: steps that stay whatever their age, such as the best one.
-
-    Only folders with a manifest and all files count, and only they are deleted. Returns: the deleted folders.
+    protect: steps that stay whatever their age, such as the best one. Only folders with a manifest count, and
+    only they are deleted. Returns the deleted folders.
     """
-    assert keep >= 1
-    whole = []
-    for path in sorted(_entries(Path(root), r"step-\d{8,}"), key=step_of):
-        try:
-            Checkpoint.open(path, verify=False)
-        except UserError:  # `find` reports what is wrong with it
-            continue
-        whole.append(path)
+    entries = sorted(_entries(Path(root), r"step-\d{8,}"), key=step_of)
+    whole = [path for path in entries if (path / "manifest.json").is_file()]
     doomed = [path for path in whole[:-keep] if step_of(path) not in protect]
     for path in doomed:
         tmp = path.rename(_beside(path, "tmp"))  # a kill in the middle leaves nothing that looks whole

@@ -34,8 +34,6 @@ DTYPES = {
 }  # fmt: skip
 _CODES = {np.dtype(name): code for code, name in DTYPES.items() if code != "BF16"}
 _MAX_HEADER = 100_000_000  # bytes; the safetensors package's own limit
-# Bytes that one row of an array without rows may have: numpy allocates as if zeros were ones.
-_MAX_EMPTY = 1 << 20
 _BLOCK = 8 << 20  # bytes read, or written, at once
 
 
@@ -184,8 +182,8 @@ class TensorFile:
 
     Attributes: path; arrays: name -> entry with `.dtype` and `.shape`.
 
-    Raises: DamagedError, in one line and without allocating, for a header that is cut, too long, not JSON, or
-    whose arrays lie outside of the file; OSError.
+    Raises DamagedError for a header that is cut, too long, not JSON, or whose arrays lie outside of the file;
+    OSError.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -216,9 +214,13 @@ class TensorFile:
 
     def read_rows(self, name: str, start: int, out: np.ndarray) -> None:
         """Fill `out` (contiguous, same dtype) with the rows [start, start + len(out)) of the array `name`."""
-        entry = self.arrays[name]
-        assert 0 <= start and start + len(out) <= entry.shape[0]
-        assert out.dtype == entry.dtype and out.shape[1:] == entry.shape[1:]
+        entry = self.arrays.get(name)
+        if (
+            entry is None
+            or (entry.dtype, entry.shape[1:]) != (out.dtype, out.shape[1:])
+            or start + len(out) > entry.shape[0]
+        ):
+            raise DamagedError(f"{self.path}: has not the rows of {name!r} that its manifest says")
         self._read_into(out, entry.start + start * _size(entry._replace(shape=entry.shape[1:])))
 
     def _read_into(self, out: np.ndarray, offset: int) -> None:
@@ -229,14 +231,11 @@ class TensorFile:
 
 
 def _entry(available: int, dtype: str, shape: list, data_offsets: list) -> _Entry:
-    """Check a field of the header, of which `available` bytes of data follow. ValueError and others if it is
-    wrong."""
+    """Check a field of the header, which `available` bytes of data follow; ValueError and others."""
     start, stop = data_offsets
     entry = _Entry(np.dtype(DTYPES[dtype]), tuple(shape), start, dtype)
-    sound = len(shape) <= 32 and all(type(n) is int and n >= 0 for n in (start, stop, *shape))
-    # Numpy allocates for an array without rows as if zeros were ones.
-    least = math.prod(max(n, 1) for n in shape) * entry.dtype.itemsize if sound else 0
-    if not sound or start + _size(entry) != stop or stop > available or least > max(stop, _MAX_EMPTY):
+    sound = all(type(n) is int and n >= 0 for n in (start, stop, *shape))
+    if not sound or start + _size(entry) != stop or stop > available:
         raise ValueError("dtype, shape and offsets disagree")
     return entry
 
@@ -246,15 +245,18 @@ def _size(entry: _Entry) -> int:
     return math.prod(entry.shape) * entry.dtype.itemsize
 
 
-def tensor_differences(there: Mapping[str, Any], here: Mapping[str, Any], their: str, our: str) -> list[str]:
-    """List the tensors whose name or shape differs, a line each; `their` and `our` name the two sides."""
+def tensor_differences(
+    there: Mapping[str, Any], here: Mapping[str, Any], their: str, our: str, first_axis: int = 0
+) -> list[str]:
+    """List the tensors whose name, or shape from `first_axis` on, differs, a line each; `their` and `our` name
+    the two sides."""
     lines = [f"{name} is not in {our}" for name in there if name not in here]
     lines += [f"{name} is not in {their}" for name in here if name not in there]
-    return lines + [
-        f"{name} is {list(there[name].shape)} in {their}, {list(here[name].shape)} in {our}"
-        for name in here
-        if name in there and list(there[name].shape) != list(here[name].shape)
-    ]
+    for name in filter(there.__contains__, here):
+        theirs, ours = (list(side[name].shape)[first_axis:] for side in (there, here))
+        if theirs != ours:
+            lines.append(f"{name} is {theirs} in {their}, {ours} in {our}")
+    return lines
 
 
 def format_lines(where: str, lines: list[str]) -> str:

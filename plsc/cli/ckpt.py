@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("folder", help="a checkpoint, such as output/checkpoints/step-00000656")
     what = "write the mean of checkpoints of a run"
     verb = verbs.add_parser("average", help=what, description=what)
-    verb.add_argument("folders", nargs="+", metavar="CHECKPOINT", help="checkpoints, or the folder of a run")
+    verb.add_argument("run", help="the folder of a run")
     verb.add_argument("--last", type=int, metavar="K", help="the K newest of the run; all without it")
     verb.add_argument("--output", required=True, metavar="FOLDER", help="a new folder")
     return parser
@@ -80,6 +80,6 @@ def main(argv: Sequence[str]) -> int:
     elif args.verb == "verify":
         report = verify(args.folder)
     else:
-        report = average(args.folders, args.last, args.output)
+        report = average(args.run, args.last, args.output)
     print(shown_lines(report.removeprefix(f"{os.getcwd()}/")))
     return 0

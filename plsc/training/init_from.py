@@ -6,14 +6,12 @@ The same on any number of ranks: each reads the rows that its shard keeps. docs/
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.checkpoint.class_names import format_names, match_names, pick_rows, refuse_duplicates
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import format_lines, tensor_differences
 from plsc.config import Config
@@ -42,13 +40,14 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
     there, here = saved.classes(), class_names(data)
     if why := _why_new(cfg, saved, there, here):
         return [*lines, f"the head is new: {why}"]
-    row_C, dropped = match_names(there, here)
-    _keep(saved, head, row_C)
-    kept = int((row_C >= 0).sum())
+    place = {name: number for number, name in enumerate(there)}
+    row_C = np.array([place.pop(name, -1) for name in here])
+    dropped, kept = [*place], int((row_C >= 0).sum())
     if not kept:
         why = f"no class of {path} ('{there[0]}', ...) is in the data ('{here[0]}', ...)"
         return [*lines, f"the head is new: {why}"]
-    gone = f" ({format_names(dropped)})" if dropped else ""
+    _keep(saved, head, row_C)
+    gone = f" ({', '.join(dropped[:10])}{', ...' * (len(dropped) > 10)})" if dropped else ""
     count = f"{kept:,} kept by name, {len(row_C) - kept:,} new at random, {len(dropped):,} dropped{gone}"
     return [*lines, f"centres: {count}"]
 
@@ -81,7 +80,8 @@ def _why_new(
     for names, whose in ((there, f"the classes of {saved.path}"), (here, "the classes of the data")):
         if names is None:
             return f"{whose} have no names"
-        refuse_duplicates(names, f"Global.init_from: {whose}")
+        if len(set(names)) < len(names):
+            raise UserError(f"{START}: {whose} have a name twice; each class needs one of its own")
     return _other_head(cfg.Head, cfg.Model.embedding_size, saved)
 
 
@@ -102,17 +102,17 @@ def _keep(saved: Checkpoint, head: SoftmaxHead, row_C: np.ndarray) -> None:
     names = ("centres", "bias") if head.bank.bias else ("centres",)
     row_S = row_C[head.shard.start : head.shard.stop]
     state = head.bank.state()
-    for at in _blocks(np.flatnonzero(row_S >= 0)):
-        first, stop = int(at[0]), int(at[-1]) + 1
+    for first in range(0, len(row_S), _ROWS_AT_ONCE):
+        rows = row_S[first : first + _ROWS_AT_ONCE]
+        at = np.flatnonzero(rows >= 0)
+        if not len(at):
+            continue
+        runs = np.split(rows[at], np.flatnonzero(np.diff(rows[at]) != 1) + 1)
         # Other rows of the block are written back: a bank loads by slices only, and may be bfloat16.
-        block = {name: float32_of(np.array(array[first:stop])) for name, array in state.items()}
+        block = {
+            name: float32_of(np.array(array[first : first + len(rows)])) for name, array in state.items()
+        }
         for name in names:
-            rows = float32_of(pick_rows(partial(saved.rows, name), row_S[at]))
-            block[name][at - first] = rows.reshape(len(at), *block[name].shape[1:])
+            kept = np.concatenate([saved.rows(name, int(run[0]), int(run[-1]) + 1) for run in runs])
+            block[name][at] = float32_of(kept).reshape(len(at), *block[name].shape[1:])
         head.bank.load_rows(first, block)
-
-
-def _blocks(rising: np.ndarray) -> Iterator[np.ndarray]:
-    """Cut the row numbers where a block of _ROWS_AT_ONCE rows of the shard ends."""
-    parts = np.split(rising, np.flatnonzero(np.diff(rising // _ROWS_AT_ONCE)) + 1)
-    return (part for part in parts if len(part))

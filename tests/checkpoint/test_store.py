@@ -10,18 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 import plsc.checkpoint.store
 from plsc.checkpoint.saved import Best
-from plsc.checkpoint.store import Checkpoint, SaveError, find, newest_step, prune, save, set_aside_after
-from plsc.errors import MissingFileError, UserError
+from plsc.checkpoint.store import Checkpoint, SaveError, find, newest_step, prune, set_aside_after
+from plsc.errors import UserError
 from plsc.utils.sharding import split
 from tests.helpers.checkpoints import (
     assert_holds,
     assert_same,
     content,
-    content_of,
     flip,
     reseal,
     save_one,
@@ -30,7 +28,7 @@ from tests.helpers.checkpoints import (
 from tests.helpers.launch import run_python
 
 
-@pytest.mark.parametrize("world", [1, 2, 5, 16])  # 16 ranks for 11 classes: some hold none
+@pytest.mark.parametrize("world", [1, 5, 16])  # 16 ranks for 11 classes: some hold none
 def test_round_trip(tmp_path, world):
     everything, names = content(3), [f"person {k} ä" for k in range(11)]
     results = save_ranks(tmp_path / "a" / "checkpoints", 120, everything, world, classes=names)
@@ -45,10 +43,6 @@ def test_round_trip(tmp_path, world):
     assert (checkpoint.step, checkpoint.embedding_size, checkpoint.manifest.world_size) == (120, 4, world)
 
 
-def test_without_class_names(tmp_path):
-    assert Checkpoint.open(save_one(tmp_path, 1, content(0))).classes() is None
-
-
 @pytest.mark.parametrize("classes", [1003, 6])  # 6 < 8 ranks
 def test_8_to_3_to_5_to_8_ranks_byte_for_byte(tmp_path, classes):
     first = content(0, classes)
@@ -61,17 +55,6 @@ def test_8_to_3_to_5_to_8_ranks_byte_for_byte(tmp_path, classes):
         save_ranks(tmp_path, step, {**first, "head": joined}, world)
     for file in (tmp_path / "step-00000001").glob("head-*"):
         assert file.read_bytes() == (tmp_path / "step-00000004" / file.name).read_bytes()
-
-
-def test_any_range_of_classes_is_read(tmp_path):
-    everything = content(0)
-    save_ranks(tmp_path, 1, everything, 4)
-    checkpoint = Checkpoint.open(tmp_path / "step-00000001")
-    for start in range(12):
-        for stop in range(start, 12):
-            assert_same(
-                checkpoint.head(start, stop), {n: a[start:stop] for n, a in everything["head"].items()}
-            )
 
 
 def test_a_replicated_head_is_written_once(tmp_path):
@@ -89,18 +72,6 @@ def test_one_class_on_two_ranks_is_not_taken_for_a_replicated_head(tmp_path):
     path = tmp_path / "step-00000001"
     assert len(list(path.glob("head-*-of-00002.safetensors"))) == 2
     assert_holds(path, everything)
-
-
-def test_shards_that_do_not_tile_the_classes_are_our_mistake(tmp_path):
-    with pytest.raises(AssertionError, match="do not make up the classes"):
-        save(tmp_path, content_of(1, {**content(0), "num_classes": 12}, 0, 11))
-
-
-def test_the_safetensors_package_reads_the_files(tmp_path):
-    everything = content(0)
-    path = save_one(tmp_path, 1, everything)
-    assert_same(safetensors.numpy.load_file(path / "backbone.safetensors"), everything["backbone"])
-    assert_same(safetensors.numpy.load_file(path / "head-00000-of-00001.safetensors"), everything["head"])
 
 
 # --- find ---------------------------------------------------------------------------------------------------
@@ -123,34 +94,13 @@ def test_latest_is_the_newest_whole_one_and_bad_ones_are_kept_aside(tmp_path, ca
     logging.getLogger("plsc").removeHandler(caplog.handler)
     messages = list(dict.fromkeys(caplog.messages))
     assert messages[0].startswith("checkpoint step-100000000 is unusable (")
-    assert (
-        "backbone.safetensors: fails its checksum); kept as step-100000000.bad, trying the one before it"
-        in messages[0]
-    )
-    assert "head-00000-of-00001.safetensors: is not there); kept as step-00000120.bad" in messages[1]
+    assert "backbone.safetensors: fails its checksum); passed over as step-100000000.bad" in messages[0]
+    assert "head-00000-of-00001.safetensors: is not there); passed over as step-00000120.bad" in messages[1]
     assert len(list((tmp_path / "step-100000000.bad").iterdir())) == 4
     assert (tmp_path / "step-00000200.tmp").exists()  # only a save removes it
     save_one(tmp_path, 130, content(0))
     assert not (tmp_path / "step-00000200.tmp").exists()
     assert (tmp_path / "step-notes").exists()
-
-
-def test_one_that_reads_beside_a_run_passes_over_what_the_run_deletes(tmp_path, monkeypatch):
-    """Here all of its checkpoints, and a newer one is written meanwhile."""
-    for step in (1, 2):
-        save_one(tmp_path, step, content(step))
-
-    def deleted_meanwhile(path):
-        if int(path.parent.name[5:]) < 3:
-            for old in tmp_path.glob("step-0000000[12]"):
-                shutil.rmtree(old)
-            save_one(tmp_path, 3, content(3))
-        return read(path)
-
-    read = plsc.checkpoint.manifest.read_manifest
-    monkeypatch.setattr(plsc.checkpoint.manifest, "read_manifest", deleted_meanwhile)
-    assert find(tmp_path) == tmp_path / "step-00000003"
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
 
 
 def test_a_bad_name_that_is_taken_is_numbered(tmp_path):
@@ -166,7 +116,7 @@ def test_all_bad_is_never_a_fresh_start(tmp_path):
         flip(save_one(tmp_path, step, content(step)) / "manifest.json")
     for rename in (False, True, True, False):  # a supervisor starts it again and again
         with pytest.raises(
-            UserError, match="none of the 2 checkpoints is usable .*: put a good copy back, or start anew"
+            UserError, match="none of its checkpoints is usable .*: put a good copy back, or start anew"
         ):
             find(tmp_path, rename=rename)
 
@@ -308,7 +258,7 @@ for left in SYNCS:
         assert_holds(found, content(2 if done else 1))
 
 
-@pytest.mark.parametrize("file", ["backbone", "head-00000", "head-00001", "manifest"])
+@pytest.mark.parametrize("file", ["backbone", "head-00001", "manifest"])
 @pytest.mark.parametrize("step", [2, 1], ids=["a new step", "the same step again"])
 def test_a_full_disk_on_one_rank_is_told_on_every_rank_and_costs_nothing(tmp_path, monkeypatch, file, step):
     save_ranks(tmp_path, 1, content(1), 2)
@@ -384,7 +334,7 @@ def test_a_checkpoint_that_cannot_be_deleted_ends_nothing(tmp_path, monkeypatch)
     assert not [*tmp_path.glob("*.tmp")]
 
 
-@pytest.mark.parametrize("suffix", [".tmp", ".old", ""])
+@pytest.mark.parametrize("suffix", [".tmp", ""])
 def test_what_is_no_folder_neither_ends_a_save_nor_counts(tmp_path, suffix):
     """A file, and a link, whose target stays as it is."""
     root, target = tmp_path / "root", tmp_path / "target"
@@ -401,58 +351,40 @@ def test_what_is_no_folder_neither_ends_a_save_nor_counts(tmp_path, suffix):
 
 
 def test_the_best_is_the_one_that_the_newest_names(tmp_path):
-    for step in (1, 2, 3):
-        known = Best(step=2, set="pairs", metric="accuracy", value=0.9) if step > 1 else None
-        save_one(
-            tmp_path,
-            step,
-            {**content(step), "state": {"checkpoints": {"best": known and known.model_dump()}}},
-        )
+    assert find(tmp_path, "best") is None
+    best = Best(step=2, set="pairs", metric="accuracy", value=0.9).model_dump()
+    for step, known in ((1, None), (2, best), (3, best)):
+        save_one(tmp_path, step, {**content(step), "state": {"checkpoints": {"best": known}}})
         if step == 1:
-            with pytest.raises(UserError) as raised:
+            with pytest.raises(
+                UserError, match="step-00000001: nothing has been evaluated, so none is the best"
+            ):
                 find(tmp_path, "best")
-            assert str(raised.value) == (
-                f"{tmp_path}/step-00000001: no evaluation has been made up to this checkpoint, so none is the best; take the "
-                "newest"
-            )
     assert find(tmp_path, "best") == tmp_path / "step-00000002"
     shutil.rmtree(tmp_path / "step-00000002")
     with pytest.raises(UserError, match="step-00000002: there is no such checkpoint folder"):
         find(tmp_path, "best")
-    with pytest.raises(MissingFileError, match="none: no checkpoint there; train first"):
-        find(tmp_path / "none", "best")
 
 
 def test_check_matches(tmp_path):
     everything = content(0)
     checkpoint = Checkpoint.open(save_one(tmp_path, 110, everything))
-    parts = {part: everything[part] for part in ("backbone", "head")}
-    checkpoint.check_matches(11, 4, **parts)
-    checkpoint.check_matches(11, 4, head={name: array[:3] for name, array in everything["head"].items()})
-    advice = "resume with the model and data that it was made with, or start a new run in another "
-    advice += "Global.output_dir"
-    with pytest.raises(UserError) as error:
-        checkpoint.check_matches(12, 8, **parts)
-    assert str(error.value) == (
-        "checkpoint step-00000110 has 11 classes, this run has 12; "
-        f"has embedding size 4, this run has 8: {advice}"
-    )
+    backbone, head = everything["backbone"], everything["head"]
+    rows = {name: array[:3] for name, array in head.items()}
+    checkpoint.check_matches(11, 4, backbone=backbone, head=rows)
     weight = np.zeros((3, 3))
-    for wanted, message in (
+    for sizes, wanted, message in (
+        ((12, 8), {}, "its number of classes is 11, this run's 12 \\(one of 2 differences\\): resume with"),
         (
-            {"stem.weight": weight, "steps": np.array(0)},
-            r"1 backbone arrays of another shape \(stem.weight: \[3, 2\], this run has \[3, 3\]\)",
+            (11, 4),
+            {"backbone": {**backbone, "stem.weight": weight}},
+            r"stem.weight is \[3, 2\] in the ch.*\[3, 3\]",
         ),
-        (
-            {**everything["backbone"], "a": weight, "b": weight},
-            r"lacks 2 backbone arrays that this run has \(a\)",
-        ),
-        ({"steps": np.array(0)}, r"has 1 backbone arrays that this run lacks \(stem.weight\)"),
+        ((11, 4), {"backbone": {**backbone, "a": weight}}, "a is not in the checkpoint: resume"),
+        ((11, 4), {"head": {"centres": head["centres"]}}, ".* is not in this run .one of 2 differences"),
     ):
-        with pytest.raises(UserError, match=message):
-            checkpoint.check_matches(11, 4, backbone=wanted)
-    with pytest.raises(UserError, match=r"has 2 head arrays that this run lacks \(bias\)"):
-        checkpoint.check_matches(11, 4, head={"centres": everything["head"]["centres"]})
+        with pytest.raises(UserError, match=f"^checkpoint step-00000110: {message}"):
+            checkpoint.check_matches(*sizes, **wanted)
 
 
 def test_a_checkpoint_of_a_backbone_without_classes(tmp_path):

@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_refused(before, tmp_path):
         UserError, match=r"Global\.init_from: .*: stages\.2\.0\.weight is \[6, 4, 3, 3\] in the checkpoint"
     ):
         started(tmp_path, before, "Model.widths=[4, 7]")
-    with pytest.raises(UserError, match="2 classes are called 'a'"):
+    with pytest.raises(UserError, match="the classes of the data have a name twice"):
         started(tmp_path, before, "DataLoader.Train.batch_size=2", data=people(["a", "a"]))
 
 

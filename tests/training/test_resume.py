@@ -60,7 +60,7 @@ def test_backbone_and_head_are_those_of_the_checkpoint(saved, monkeypatch):
 
 def test_another_network_is_refused(saved):
     other = backbone_of(load(TINY, ["Model.widths=[4, 7]"]))
-    with pytest.raises(UserError, match="of another shape"):
+    with pytest.raises(UserError, match="is .* in the checkpoint, .* in this run"):
         load_backbone(other, Checkpoint.open(saved))
 
 
@@ -132,9 +132,7 @@ def test_centres_of_adamw_go_over_any_ranks_byte_for_byte(kind, dtype, tmp_path)
 
 def test_centres_go_on_with_their_own_optimizer_only(saved, tmp_path):
     head = make_head(23, 8, ArcFace(), rule=ADAMW)
-    with pytest.raises(
-        UserError, match=r"lacks 2 head arrays .*\(moment1\); has 1 head arrays .*\(momentum\)"
-    ):
+    with pytest.raises(UserError, match="momentum is not in this run .one of 3 differences"):
         load_rows(head, Checkpoint.open(saved))
 
 
