@@ -90,7 +90,7 @@ class Momentum(Rule):
 
     def update_host(self, name, value, moments, index_K, grad, update):
         numbers = update.lr, self.mu, self._decay(name), self.nesterov
-        row_kernels.momentum(value, *moments, index_K, grad, *numbers)
+        row_kernels.update("momentum", value, moments, index_K, grad, numbers)
 
     def update_device(self, name, value, moments, grad, update):
         decay = self._decay(name)
@@ -134,7 +134,7 @@ class AdamW(Rule):
         )
 
     def update_host(self, name, value, moments, index_K, grad, update):
-        row_kernels.adamw(value, *moments, index_K, grad, self._numbers(name, update))
+        row_kernels.update("adamw", value, moments, index_K, grad, self._numbers(name, update))
 
     def update_device(self, name, value, moments, grad, update):
         numbers = self._numbers(name, update)
@@ -177,7 +177,8 @@ class LARS(Rule):
         return update.lr * self.coefficient * weight / (grad + decay * weight + self.epsilon)
 
     def update_host(self, name, value, moments, index_K, grad, update):
-        row_kernels.lars(value, *moments, index_K, grad, self._rate(name, update), self.mu, self._decay(name))
+        numbers = self._rate(name, update), self.mu, self._decay(name)
+        row_kernels.update("lars", value, moments, index_K, grad, numbers)
 
     def update_device(self, name, value, moments, grad, update):
         (velocity,) = moments

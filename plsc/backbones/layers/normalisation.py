@@ -19,7 +19,7 @@ from paddle.autograd import PyLayer
 from plsc.backbones.layers.layout import by_onednn, dense, empty, run
 from plsc.native import library
 
-_NONE, _RELU, _PRELU = range(3)  # as kernels/norm.cpp numbers them
+_NONE, _RELU, _PRELU = range(3)  # as norm.cpp numbers them
 _NORMS = (nn.BatchNorm1D, nn.BatchNorm2D)
 
 
@@ -37,7 +37,9 @@ def normalise(
     if not by_onednn(x):
         return _apart(norm, x, active, skip)
     if _can_fuse(norm, active, skip):
-        return _fused(norm, x, active, skip)
+        slope = active._weight if isinstance(active, nn.PReLU) else None
+        kind = _NONE if active is None else _RELU if slope is None else _PRELU
+        return run(_Normalise, x, skip, norm.weight, norm.bias, slope, norm, kind)
     if x.ndim == 2:
         return _apart(norm, x, active, skip)
     if _is_half(x):  # Paddle has no such operators of bfloat16 for CPUs
@@ -73,12 +75,6 @@ def _can_fuse(norm, active, skip) -> bool:
         return False
     known = type(norm) in _NORMS or getattr(norm, "only_normalises", False)
     return known and norm._use_global_stats is None
-
-
-def _fused(norm, x, active, skip):
-    slope = active._weight if isinstance(active, nn.PReLU) else None
-    kind = _NONE if active is None else _RELU if slope is None else _PRELU
-    return run(_Normalise, x, skip, norm.weight, norm.bias, slope, norm, kind)
 
 
 class _Normalise(PyLayer):

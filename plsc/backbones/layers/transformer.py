@@ -73,12 +73,12 @@ def add_branch(x: paddle.Tensor, branch: paddle.Tensor, drop_path: Dropout) -> p
         return x + drop_path(branch)
     drops = drop_path.training and drop_path.p > 0
     scale = drop_path(paddle.ones([x.shape[0], 1, 1])) if drops else None
-    return run(_Add, x, branch, scale)
+    return run(_Add, x, branch, scale, False)
 
 
 def add_positions(x: paddle.Tensor, positions: paddle.Tensor) -> paddle.Tensor:
     """Add the same [1, N, W] to each image's tokens [B, N, W]."""
-    return run(_AddPositions, x, positions) if by_onednn(x) else x + positions
+    return run(_Add, x, positions, None, True) if by_onednn(x) else x + positions
 
 
 def _rows(x: paddle.Tensor) -> int:
@@ -344,49 +344,33 @@ def _binary(
 
 
 class _Add(PyLayer):
-    """x + branch, or x + scale branch with a number for each image."""
+    """x + y, where y may be of one image `for_all`; or x + scale y, with a number for each image."""
 
     @staticmethod
-    def forward(ctx, x, branch, scale):
-        x, branch = dense(x), dense(branch)
+    def forward(ctx, x, y, scale, for_all):
+        x, y = dense(x), dense(y)
         out = empty(x.shape, x.dtype)
         count, width = x.shape[0], x.size // x.shape[0]
         if scale is None:
-            shape = (count, width)
-            add = _binary(onednn.ADD, shape, shape, number(x), number(x))
-            add(x.data_ptr(), branch.data_ptr(), out.data_ptr())
-            ctx.save_for_backward()
+            add = _binary(onednn.ADD, (count, width), (1 if for_all else count, width), number(x), number(y))
+            add(x.data_ptr(), y.data_ptr(), out.data_ptr())
         else:
             add = _binary(onednn.MULTIPLY, (1, count, width), (1, count, 1), number(x), FLOAT32, True)
-            add(branch.data_ptr(), scale.data_ptr(), out.data_ptr(), x.data_ptr())
-            ctx.save_for_backward(scale)
+            add(y.data_ptr(), scale.data_ptr(), out.data_ptr(), x.data_ptr())
+        ctx.for_all = y.shape if for_all else None
+        ctx.save_for_backward(*([] if scale is None else [scale]))
         return out
 
     @staticmethod
     def backward(ctx, grad):
+        grad = dense(grad)
+        count, width = grad.shape[0], grad.size // grad.shape[0]
+        if ctx.for_all:
+            return grad, _column_sums(grad, count, width).reshape(ctx.for_all)
         scale = ctx.saved_tensor()
         if not scale:
             return grad, grad
-        grad = dense(grad)
-        of_branch = empty(grad.shape, grad.dtype)
-        count, width = grad.shape[0], grad.size // grad.shape[0]
+        of_y = empty(grad.shape, grad.dtype)
         multiply = _binary(onednn.MULTIPLY, (1, count, width), (1, count, 1), number(grad), FLOAT32)
-        multiply(grad.data_ptr(), scale[0].data_ptr(), of_branch.data_ptr())
-        return grad, of_branch, None
-
-
-class _AddPositions(PyLayer):
-    @staticmethod
-    def forward(ctx, x, positions):
-        x = dense(x)
-        out = empty(x.shape, x.dtype)
-        width = positions.size
-        add = _binary(onednn.ADD, (x.shape[0], width), (1, width), number(x), FLOAT32)
-        add(x.data_ptr(), positions.data_ptr(), out.data_ptr())
-        ctx.shape = positions.shape
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad = dense(grad)
-        return grad, _column_sums(grad, grad.shape[0], grad.size // grad.shape[0]).reshape(ctx.shape)
+        multiply(grad.data_ptr(), scale[0].data_ptr(), of_y.data_ptr())
+        return grad, of_y, None

@@ -9,6 +9,7 @@ tests/native/heads/test_rows.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,58 +52,29 @@ def gather(rows_SD: np.ndarray, index_K: np.ndarray, out_KD: np.ndarray) -> None
     library().plsc_gather(address(rows_SD), address(index_K, "int64"), *_size(out_KD), address(out_KD))
 
 
-def momentum(
+def update(
+    rule: str,
     values_SD: np.ndarray,
-    momenta_SD: np.ndarray,
+    moments: Sequence[np.ndarray],
     index_K: np.ndarray | None,
     grads_KD: np.ndarray,
-    lr: float,
-    mu: float,
-    decay: float,
-    nesterov: bool = False,
+    numbers: tuple[float, ...],
 ) -> None:
-    """Update these rows by momentum SGD: v <- mu v + g + decay w;  w <- w - lr v, with nesterov
-    w <- w - lr (g + decay w + mu v). The numbers in index_K are all different; other rows keep their bytes.
-    Rows of one number may come as [S]."""
-    arrays = _update_arguments(values_SD, [momenta_SD], index_K, grads_KD)
-    library().plsc_momentum(*arrays, lr, mu, decay, nesterov)
+    """Update these rows by a rule.
 
+        momentum  (lr, mu, decay, nesterov): v <- mu v + g + decay w;  w <- w - lr v, with nesterov
+                  w <- w - lr (g + decay w + mu v)
+        lars      (rate, mu, decay): v <- mu v + rate (g + decay w);  w <- w - v
+        adamw     AdamNumbers: m <- beta1 m + rest1 g;  v <- beta2 v + rest2 g^2;
+                  w <- w - shrink w - rate m / (root sqrt(v) + epsilon)
 
-def lars(
-    values_SD: np.ndarray,
-    velocities_SD: np.ndarray,
-    index_K: np.ndarray | None,
-    grads_KD: np.ndarray,
-    rate: float,
-    mu: float,
-    decay: float,
-) -> None:
-    """Update these rows by momentum SGD with the rate in the velocity: v <- mu v + rate (g + decay w);
-    w <- w - v. Arrays as of `momentum`."""
-    arrays = _update_arguments(values_SD, [velocities_SD], index_K, grads_KD)
-    library().plsc_lars(*arrays, rate, mu, decay)
-
-
-def adamw(
-    values_SD: np.ndarray,
-    moments1_SD: np.ndarray,
-    moments2_SD: np.ndarray,
-    index_K: np.ndarray | None,
-    grads_KD: np.ndarray,
-    numbers: AdamNumbers,
-) -> None:
-    """Update these rows by AdamW: m <- beta1 m + rest1 g;  v <- beta2 v + rest2 g^2;
-    w <- w - shrink w - rate m / (root sqrt(v) + epsilon). Arrays as of `momentum`."""
-    arrays = _update_arguments(values_SD, [moments1_SD, moments2_SD], index_K, grads_KD)
-    library().plsc_adamw(*arrays, *numbers)
-
-
-def _update_arguments(values_SD, moments, index_K, grads_KD) -> tuple:
-    """Check the arrays of an update, and return the kernel's arguments for them."""
+    The numbers in index_K are all different; other rows keep their bytes. Rows of one number may come as [S].
+    """
     _check(values_SD, index_K, grads_KD)
     assert all(list(values_SD.shape) == list(each.shape) for each in moments)
     arrays = map(address, (values_SD, *moments))
-    return *arrays, address(index_K, "int64"), address(grads_KD), *_size(grads_KD)
+    rows = address(index_K, "int64"), address(grads_KD), *_size(grads_KD)
+    getattr(library(), f"plsc_{rule}")(*arrays, *rows, *numbers)
 
 
 def pair_products(x_ND, left_P: np.ndarray, rows_SD, right_P: np.ndarray, unit: bool) -> np.ndarray:

@@ -21,12 +21,6 @@ from plsc.native import address, library, onednn
 BLOCK = 128  # classes whose rows and logits lie in a processor's second-level cache together
 
 
-def block_size(bfloat16: bool) -> int:
-    """Return the number of classes that a thread works on at a time: twice as many if numbers are half as
-    wide."""
-    return 2 * BLOCK if bfloat16 else BLOCK
-
-
 def kept_dtype(bfloat16: bool) -> np.dtype:
     """Return the dtype of exponentials that are kept: the bits of bfloat16 where products are rounded to
     it."""
@@ -70,14 +64,11 @@ class Softmax:
         p = problem
         samples, width = p.x_ND.shape
         self.classes = len(p.rows_SD if p.index_K is None else p.index_K)
-        block = block_size(p.bfloat16)
+        block = 2 * BLOCK if p.bfloat16 else BLOCK  # numbers are half as wide
         blocks = -(-self.classes // block)
         self.max_bN, self.sum_bN = np.empty((2, blocks, samples), np.float32)
-        self._kept = (
-            p,
-            exps_KN,
-            np.empty(self.classes, np.float32),
-        )  # kept as long as kernels have their addresses
+        # Kept as long as kernels have their addresses.
+        self._kept = (p, exps_KN, np.empty(self.classes, np.float32))
         assert p.rows_SD.shape[1] == width and len(p.class_P) == len(p.sample_P) <= samples
         kept = kept_dtype(p.bfloat16)
         assert exps_KN is None or exps_KN.shape == (self.classes, samples)

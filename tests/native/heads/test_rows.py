@@ -83,12 +83,18 @@ def dense_of(rule):
         v = 0.9 * v + 0.3 * (g + 0.01 * w)
         return w - v, v
 
-    return {
-        "momentum": (1, lambda *arrays: rows.momentum(*arrays, 0.1, 0.9, 0.01), momentum),
-        "nesterov": (1, lambda *arrays: rows.momentum(*arrays, 0.1, 0.9, 0.01, True), nesterov),
-        "lars": (1, lambda *arrays: rows.lars(*arrays, 0.3, 0.9, 0.01), lars),
-        "adamw": (2, lambda *arrays: rows.adamw(*arrays, numbers), adamw),
+    count, name, numbers, dense = {
+        "momentum": (1, "momentum", (0.1, 0.9, 0.01, False), momentum),
+        "nesterov": (1, "momentum", (0.1, 0.9, 0.01, True), nesterov),
+        "lars": (1, "lars", (0.3, 0.9, 0.01), lars),
+        "adamw": (2, "adamw", numbers, adamw),
     }[rule]
+
+    def update(value, *others):
+        *moments, index, grad = others
+        rows.update(name, value, moments, index, grad, numbers)
+
+    return count, update, dense
 
 
 @pytest.mark.parametrize("index", [None, INDEX], ids=["all", "sampled"])
