@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks import head
 from plsc.config import load
-from plsc.heads.reference import DenseHead, arcface
+from tests.heads.reference import DenseHead, arcface
 from tests.helpers.bounds import assert_within, perturbed
 
 pytestmark = pytest.mark.slow

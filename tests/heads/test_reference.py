@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from plsc.heads import reference
-from plsc.heads.reference import DenseHead
+from tests.heads import reference
+from tests.heads.reference import DenseHead
 from tests.heads.ways import without_kernels
 
 pytestmark = without_kernels

@@ -14,10 +14,10 @@ from plsc.checkpoint.store import Checkpoint, SaveError
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
-from plsc.heads import reference
 from plsc.training.evaluator import Evaluator
 from plsc.training.thresholds import threshold_of
 from plsc.utils.metrics import Metrics, read_metrics
+from tests.heads import reference
 from tests.helpers.bounds import assert_within, perturbed
 from tests.helpers.tiny_runs import (
     IMAGE_SHAPE,

@@ -1,9 +1,6 @@
 """Compute the softmax head slowly and obviously, dense in float64 numpy, for every sharded number to be
 compared with.
 
-In the package because a training (self_check.py) and `plsc selftest` compare with it on a user's own machine;
-the tests do the same on ours.
-
     DenseHead(centres [C, D], margin=(arcface, 0.5), scale=64).loss_and_gradients(x [N, D], label [N])
 """
 
