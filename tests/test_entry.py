@@ -410,11 +410,6 @@ def test_names_that_are_no_text_do_not_end_a_prediction(trained, tmp_path, pictu
 # ---- the plan
 
 
-@pytest.mark.parametrize("epochs, said", [(0.1, "0.05 after 1 step, "), (0.2, "0.05 after 2 steps, ")])
-def test_the_plan_says_how_long_the_warm_up_is(tmp_path, epochs, said):
-    assert said in entry(tmp_path, f"LRScheduler.warmup_epochs={epochs}").dry_run()
-
-
 @pytest.mark.parametrize(
     ("ranks", "shares"),
     [

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import NamedTuple
 
 import paddle
 from paddle import nn
@@ -21,7 +20,7 @@ from plsc.data.loader import Loader
 from plsc.distributed.device import on_device
 from plsc.distributed.guard import Guard
 from plsc.errors import UserError, shown
-from plsc.evaluation.sets import EvalSet
+from plsc.heads.softmax import SoftmaxHead
 from plsc.training import optim
 from plsc.training.build_head import build_head, build_margin, build_rule
 from plsc.training.checkpoints import Checkpoints
@@ -29,7 +28,7 @@ from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator, build_sets
 from plsc.training.freeze import freeze, statistics_of
 from plsc.training.loss_scale import LossScale
-from plsc.training.mixed_precision import check_amp, check_layers
+from plsc.training.mixed_precision import check_amp
 from plsc.training.network import Network, layers_to_recompute
 from plsc.training.part import Part
 from plsc.training.resume import build_backbone
@@ -43,46 +42,29 @@ from plsc.utils.memory import refuse_beyond_memory
 OWNERS = ("run", "backbone", "optimizer", "head", "margin", "evaluation", "checkpoints")
 
 
-class Prepared(NamedTuple):
-    """What a run needs before its ranks compute or share anything: the dry run prepares the same, and so
-    refuses the same.
-
-    frozen_norms: in evaluation mode. sets: to evaluate on, by title. parts: in the order in which they are
-    called.
-    """
-
-    dataset: Dataset
-    loader: Loader
-    backbone: paddle.nn.Layer
-    statistics: list[paddle.Tensor]
-    optimizer: optim.BackboneOptimizer
-    frozen_norms: list[paddle.nn.Layer]
-    recomputed: list[paddle.nn.Layer]
-    sets: dict[str, EvalSet]
-    parts: list[Part]
-
-
-def prepare(
+def build_trainer(
     cfg: Config,
-    rank: int,
-    ranks: int,
     backbone: paddle.nn.Layer | None = None,
-    alone: bool = False,
-) -> Prepared:
-    """Prepare the run of a config on one of its ranks. UserError for what cannot be trained.
+    guard: Guard | None = None,
+    planned_ranks: int | None = None,
+) -> Trainer:
+    """Build the Trainer of a config with all that it needs. Every rank calls it, after `distributed.init`.
 
     Args:
-        backbone: as of `build_trainer`.
-        alone: without the other ranks, as for a dry run.
+        backbone: a Layer to train instead of Model.name's.
+        guard: notes signals that ask the run to stop, and hangs; None: there are none.
+        planned_ranks: build rank 0 of so many, without the others and without a head, to plan the run.
     """
-    if not alone:  # a dry run of a training on GPUs is on a CPU
-        check_amp(cfg.Global.amp)
+    planned = planned_ranks is not None
+    rank, ranks = (0, planned_ranks) if planned else (distributed.rank(), distributed.world_size())
+    amp = cfg.Global.amp
+    if not planned:  # a dry run of a training on GPUs is on a CPU
+        check_amp(amp)
     build_margin(cfg.Head)  # for what it refuses, before the centres take memory
     dataset = build_training_set(cfg)
     loader = build_loader(cfg, dataset, rank, ranks)
     backbone = backbone or build_backbone(cfg.Model, cfg.Global.seed, dataset.preprocessing.shape)
-    check_layers(cfg.Global.amp, backbone)
-    if cfg.Model.sync_batchnorm and not alone:
+    if cfg.Model.sync_batchnorm and not planned:
         _synchronise_norms(backbone)
     statistics = statistics_of(backbone)
     frozen_norms = freeze(cfg.Optimizer, backbone)
@@ -92,7 +74,62 @@ def prepare(
     seen = getattr(dataset, "identities", None)
     sets = build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
     parts = build_parts(cfg, backbone)
-    return Prepared(dataset, loader, backbone, statistics, optimizer, frozen_norms, recomputed, sets, parts)
+    ema = next((part for part in parts if isinstance(part, Ema)), None)
+    scale = next((part for part in parts if isinstance(part, LossScale)), None)
+    head = None if planned else _build_head(cfg, dataset.num_classes)
+    evaluator = Evaluator(
+        cfg.DataLoader.Eval,
+        sets,
+        backbone,
+        dataset.num_classes,
+        head,
+        ema.in_place_of_weights if ema else None,
+        amp=cfg.Global.amp_of_prediction,
+    )
+    network = Network(
+        backbone,
+        dataset.preprocessing,
+        cfg.Model.embedding_size,
+        seed=cfg.Global.seed,
+        batch_size=cfg.DataLoader.Train.batch_size,
+        shares=loader.shares,
+        recomputed=recomputed,
+        frozen_norms=frozen_norms,
+        amp=amp,
+        loss_scale=scale,
+        statistics=statistics,
+    )
+    per_epoch = loader.steps_per_epoch
+    return Trainer(
+        cfg,
+        dataset,
+        loader,
+        network,
+        head,
+        optimizer,
+        optim.build_schedule(cfg.LRScheduler, per_epoch, cfg.Global.total_steps(per_epoch)),
+        evaluator,
+        Checkpoints(cfg, weights=ema.name if ema else "backbone"),
+        parts,
+        guard or Guard(),
+    )
+
+
+def _build_head(cfg: Config, num_classes: int) -> SoftmaxHead:
+    """Build the head of a training, in a process that is about to train."""
+    if not on_device():
+        # Recomputation saves about what malloc would keep; without it fresh pages cost a tenth of a step.
+        return_large_blocks() if cfg.Model.recompute else keep_freed_blocks()
+    make_folder(Path(cfg.Global.output_dir), "Global.output_dir")  # a head's bank may have its file there
+    return build_head(
+        cfg.Head,
+        build_rule(cfg.Optimizer),
+        num_classes,
+        cfg.Model.embedding_size,
+        cfg.Global.seed,
+        cfg.Global.output_dir,
+        cfg.Global.amp,
+    )
 
 
 def _refuse_lone_samples(
@@ -141,73 +178,6 @@ def build_parts(cfg: Config, backbone: paddle.nn.Layer) -> list[Part]:
             )
         parts.append(part)
     return parts
-
-
-def build_trainer(
-    cfg: Config,
-    backbone: paddle.nn.Layer | None = None,
-    guard: Guard | None = None,
-) -> Trainer:
-    """Build the Trainer of a config with all that it needs. Every rank calls it, after `distributed.init`.
-
-    Args:
-        backbone: a Layer to train instead of Model.name's.
-        guard: notes signals that ask the run to stop, and hangs; None: there are none.
-    """
-    ranks = distributed.rank(), distributed.world_size()
-    ready = prepare(cfg, *ranks, backbone)
-    if not on_device():
-        # Recomputation saves about what malloc would keep; without it fresh pages cost a tenth of a step.
-        return_large_blocks() if cfg.Model.recompute else keep_freed_blocks()
-    dataset, loader, backbone = ready.dataset, ready.loader, ready.backbone
-    make_folder(Path(cfg.Global.output_dir), "Global.output_dir")  # a head's bank may have its file there
-    head = build_head(
-        cfg.Head,
-        build_rule(cfg.Optimizer),
-        dataset.num_classes,
-        cfg.Model.embedding_size,
-        cfg.Global.seed,
-        cfg.Global.output_dir,
-        cfg.Global.amp,
-    )
-    ema = next((part for part in ready.parts if isinstance(part, Ema)), None)
-    scale = next((part for part in ready.parts if isinstance(part, LossScale)), None)
-    evaluator = Evaluator(
-        cfg.DataLoader.Eval,
-        ready.sets,
-        backbone,
-        dataset.num_classes,
-        head,
-        ema.in_place_of_weights if ema else None,
-        amp=cfg.Global.amp_of_prediction,
-    )
-    network = Network(
-        backbone,
-        dataset.preprocessing,
-        cfg.Model.embedding_size,
-        seed=cfg.Global.seed,
-        batch_size=cfg.DataLoader.Train.batch_size,
-        shares=loader.shares,
-        recomputed=ready.recomputed,
-        frozen_norms=ready.frozen_norms,
-        amp=cfg.Global.amp,
-        loss_scale=scale,
-        statistics=ready.statistics,
-    )
-    per_epoch = loader.steps_per_epoch
-    return Trainer(
-        cfg,
-        dataset,
-        loader,
-        network,
-        head,
-        ready.optimizer,
-        optim.build_schedule(cfg.LRScheduler, per_epoch, cfg.Global.total_steps(per_epoch)),
-        evaluator,
-        Checkpoints(cfg, weights=ema.name if ema else "backbone"),
-        ready.parts,
-        guard or Guard(),
-    )
 
 
 def build_training_set(cfg: Config) -> Dataset:

@@ -26,19 +26,16 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> str:
     check_packages(cfg.Global.loggers)
     environment.prepare(cfg.Global.threads, cfg.Global.device)
     from plsc.distributed import device
-    from plsc.training.build import prepare
-    from plsc.training.needs import byte_lines
-    from plsc.training.plan_lines import plan_lines, weak_lines
+    from plsc.training.build import build_trainer
+    from plsc.training.plan import byte_lines, plan_lines
 
     kind = device.decide(cfg.Global.device, [device.why_none(cfg.Global.device)])
     in_memory = kind == environment.CPU or cfg.Head.bank != "device"
     device.use(environment.CPU)
-    run = prepare(cfg, environment.rank_from_env(), ranks, model, alone=True)
-    steps_per_epoch = run.loader.steps_per_epoch
-    weak = weak_lines(cfg, steps_per_epoch, run.sets)
-    plan = [f"WARNING {line}" for line in [*advice(cfg), *weak]]
-    plan += plan_lines(cfg, run.dataset, run.backbone, steps_per_epoch, ranks)
-    plan += byte_lines(cfg, run, ranks, in_memory)
+    run = build_trainer(cfg, model, planned_ranks=ranks)
+    plan = [f"WARNING {line}" for line in advice(cfg)]
+    plan += plan_lines(run, ranks)
+    plan += byte_lines(run, ranks, in_memory)
     if cfg.Global.init_from and (
         cfg.Global.overwrite or not newest_step(Path(cfg.Global.output_dir, "checkpoints"))
     ):

@@ -94,7 +94,6 @@ class Evaluator:
         weights: Callable[[], AbstractContextManager[None]] | None = None,
         amp: AmpCfg | None = None,
     ):
-        assert head is not None or not needs_head(sets), "labelled images need a head"
         self.sets = sets
         self.rows: dict[str, dict[str, Any]] = {}
         self.results: dict[str, Result] = {}

@@ -14,8 +14,7 @@ import contextlib
 import paddle
 
 from plsc import native
-from plsc.backbones.layers import Conv2D, in_bfloat16
-from plsc.backbones.layers.transformer import Linear
+from plsc.backbones.layers import in_bfloat16
 from plsc.config.run import AmpCfg
 from plsc.distributed.device import asynchronous, autocasts, on_device
 from plsc.errors import UserError
@@ -59,16 +58,6 @@ def check_amp(amp: AmpCfg | None) -> None:
         )
     elif why := _why_float32(amp.dtype):
         warn(f"Global.amp: the backbone computes in float32, as {why}")
-
-
-def check_layers(amp: AmpCfg | None, backbone: paddle.nn.Layer) -> None:
-    """Warn of a backbone that a CPU computes in float32 since none of its layers is of
-    plsc.backbones.layers."""
-    mixes = not on_device() and dtype_on_cpu(amp) != "float32"
-    if mixes and not any(isinstance(layer, (Conv2D, Linear)) for layer in backbone.sublayers()):
-        warn(
-            f"Global.amp: on a CPU {type(backbone).__name__} computes in float32, as it has no layers of plsc.backbones.layers"
-        )
 
 
 def _why_float32(dtype: str) -> str:

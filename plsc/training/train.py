@@ -68,7 +68,7 @@ def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tupl
     from plsc import distributed
     from plsc.training.build import build_trainer
     from plsc.training.init_from import start_from
-    from plsc.training.plan_lines import plan_lines, weak_lines
+    from plsc.training.plan import plan_lines
 
     path = find_checkpoint(cfg, writes=True) if resumes else None
     if path and cfg.DataLoader.Train.global_batch is None:  # the ranks may be others than before
@@ -88,14 +88,9 @@ def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tupl
         if not path:
             delete_run(output_dir)
         setup(0, output_dir / "train.log")
-        per_epoch = trainer.loader.steps_per_epoch
-        weak = [] if path else weak_lines(cfg, per_epoch, trainer.evaluator.sets)
-        for line in [*advice(cfg), *weak]:
+        for line in advice(cfg):
             get_logger().warning(line)
-        plan = plan_lines(
-            cfg, trainer.dataset, trainer.backbone, per_epoch, distributed.world_size(), trainer.step
-        )
-        for line in [*notes, *plan]:
+        for line in [*notes, *plan_lines(trainer, distributed.world_size())]:
             get_logger().info(line)
         replace_file(output_dir / "config.yaml", cfg.to_yaml(sources=True).encode())
         metrics = Metrics(output_dir, trainer.step, cfg.Global.loggers)

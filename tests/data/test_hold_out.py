@@ -99,7 +99,6 @@ def test_too_few_on_either_side_are_refused_with_a_share_that_does(faces):
 
 
 def test_pairs_of_few_identities_are_warned_of_with_a_share_that_does(tmp_path):
-    """Before the first step, in a dry run, and of steps that are few for a network that starts anew."""
     folder = write_folder(tmp_path / "faces", {name: 2 for name in NAMES[:50]})
     shares = {share: int(held_out(NAMES[:50], share).sum()) for share in (0.1, 0.2, 0.3, 0.4)}
     enough = min(share for share, count in shares.items() if count >= FEWEST)
@@ -112,47 +111,6 @@ def test_pairs_of_few_identities_are_warned_of_with_a_share_that_does(tmp_path):
     assert counted[0].endswith(f"; give hold_out: {enough:g} to training and evaluation")
     few = few_identities(ImagePairs(str(folder), classes=(0, 5), size=(12, 10), channels="grey"))
     assert "verified on 5 identities" in few and few.endswith("; take pairs of more")
-
-    def warnings(share, *keys):
-        data = f"size: [12, 10], channels: grey, hold_out: {share}"
-        given = [
-            f"DataLoader.Train.dataset={{name: ImageFolder, folder: {folder}, {data}}}",
-            f"DataLoader.Eval.dataset={{name: ImagePairs, images: {folder}, {data}}}",
-            f"Global.output_dir={tmp_path / 'out'}",
-        ]
-        said = Entry(load(TINY, [*given, *keys])).dry_run()
-        return [line for line in said.splitlines() if "WARNING" in line]
-
-    people, steps = (
-        "WARNING held-out pairs of faces: verified on ",
-        " steps are few for a network that starts anew",
-    )
-    assert [people in line for line in warnings(0.1)] == [True]  # tiny.yaml has max_steps, as its user wants
-    assert [steps in line for line in warnings(enough, "Global.epochs=2", "Global.max_steps=null")] == [True]
-    assert "Global.max_steps=300" in warnings(enough, "Global.epochs=2", "Global.max_steps=null")[0]
-    seldom = warnings(
-        enough,
-        "Global.epochs=300",
-        "Global.max_steps=null",
-        "Head.name=dist_arcface",
-        "Head.sample_rate=0.02",
-    )
-    assert ["Head.sample_rate: 0.02 in " in line and "times; below 200" in line for line in seldom] == [True]
-    assert (
-        warnings(
-            enough,
-            "Global.epochs=300",
-            "Global.max_steps=null",
-            "Head.name=dist_arcface",
-            "Head.sample_rate=0.9",
-        )
-        == []
-    )
-    assert (
-        warnings(enough, "Global.max_steps=300")
-        == warnings(enough, "Global.epochs=300", "Global.max_steps=null")
-        == []
-    )
 
 
 def test_the_example_trains_and_verifies_on_people_that_it_did_not_see(faces, tmp_path):

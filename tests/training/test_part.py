@@ -7,7 +7,7 @@ import pytest
 
 from plsc.config import ConfigError, load
 from plsc.errors import UserError
-from plsc.training.build import prepare
+from plsc.training.build import build_trainer
 from plsc.training.part import Part
 from tests.helpers.tiny_runs import TINY, assert_same_arrays, checkpoint, make_trainer, rows, train
 
@@ -87,7 +87,7 @@ def test_what_is_no_part_is_refused_with_the_config(named, line):
 )
 def test_a_name_that_is_taken_is_refused_before_the_first_step(named, got):
     with pytest.raises(UserError, match=rf"Parts\..: .* must have a name of its own .* \(got '{got}'\)"):
-        prepare(load(TINY, [f"Parts=[{named}]"]), 0, 1, alone=True)
+        build_trainer(load(TINY, [f"Parts=[{named}]"]), planned_ranks=1)
 
 
 class Remembering(Part):

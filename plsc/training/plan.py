@@ -1,0 +1,78 @@
+"""Describe a run in a few lines before it starts, with the bytes that it takes: `plsc train --dry-run`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from plsc.heads.config import rows_bytes
+from plsc.training.build_head import build_rule, logits_budget
+from plsc.training.optim import checkpoint_numbers
+from plsc.training.trainer import Trainer
+from plsc.utils.disk import free_bytes
+from plsc.utils.memory import available_bytes
+from plsc.utils.sharding import split
+
+
+def plan_lines(run: Trainer, ranks: int) -> list[str]:
+    """Format the plan of a run on so many ranks: "plan: steps ..." and so on."""
+    cfg = run.cfg
+    classes = run.dataset.num_classes
+    shards = split(classes, ranks) if cfg.Head.sharded else [(0, classes)]
+    parts = cfg.DataLoader.Train.micro_batches_on(ranks)
+    count = len(parts[0])
+    cut = f" in {count} batches of {_either(itertools.chain(*parts))}" if count > 1 else ""
+    trained = sum(parameter.size for parameter in run.optimizer.parameters)
+    shape = list(run.dataset.preprocessing.shape)
+    first, last = run.schedule(run.step), run.schedule(run.total_steps - 1)
+    rows = {
+        "ranks": f"{ranks}, global batch {run.loader.global_batch} ({_either(map(sum, parts))} each{cut})",
+        "data": f"{len(run.dataset):,} images of {classes:,} classes, shape {shape}",
+        "steps": f"{run.total_steps:,}, {run.steps_per_epoch:,} an epoch",
+        "lr": f"{first:.3g} at first, {last:.3g} in the last step",
+        "backbone": f"{type(run.backbone).__name__}, {trained:,} parameters",
+        "head": f"{cfg.Head.name}, {_either(stop - start for start, stop in shards)} classes per rank",
+    }
+    return [f"plan: {name:9}{text}" for name, text in rows.items()]
+
+
+def byte_lines(run: Trainer, ranks: int, in_memory: bool) -> list[str]:
+    """Format the bytes that a run takes, and the most classes that this machine has room for, with all ranks.
+
+    in_memory: the banks are in the machine's memory or on its disk, not on a device.
+    """
+    cfg = run.cfg
+    head = cfg.Head
+    size = cfg.Model.embedding_size
+    classes = run.dataset.num_classes
+    shard = split(classes, ranks)[0][1] if head.sharded else classes
+    samples = run.loader.global_batch if head.sharded else cfg.DataLoader.Train.batch_size
+    selected = min(shard, round(head.sample_rate * shard) + samples) if head.sample_rate < 1 else shard
+    arrays = 1 + len(build_rule(cfg.Optimizer).moments)
+    saved = checkpoint_numbers(run.optimizer, run.backbone, averaged=cfg.Global.ema is not None)
+    network = 4 * (saved + sum(parameter.size for parameter in run.optimizer.parameters))
+    gradients = 4 * selected * head.row_size(size)
+    logits = logits_budget(head)
+    bank = rows_bytes(head, arrays, shard, size)
+    checkpoint = 4 * saved + rows_bytes(head, arrays, classes, size)
+    # Those that are kept, the best, and one that is being written.
+    checkpoints = cfg.Checkpoint.keep + (cfg.DataLoader.Eval.dataset is not None) + 1
+    on_disk = head.bank == "disk"
+    where = " on the disk" if on_disk else ""
+    of_rank = f"network {_shown(network)}, head {_shown(gradients + logits)}, bank {_shown(bank)}{where}"
+    beside = f"checkpoint {_shown(checkpoint)}, at most {checkpoints} at a time"
+    lines = [f"plan: bytes    of a rank: {of_rank}, and the activations; {beside}"]
+    if in_memory:
+        memory = (available_bytes() / ranks - network - logits) / (gradients + (0 if on_disk else bank))
+        stored = checkpoints * checkpoint + (ranks * bank if on_disk else 0)
+        most = max(0, int(classes * min(memory, free_bytes(cfg.Global.output_dir) / stored)))
+        lines.append(f"plan: room     {most:,} classes at most fit this machine")
+    return lines
+
+
+def _either(sizes: Iterable[int]) -> str:
+    return " or ".join(f"{size:,}" for size in sorted(set(sizes)))
+
+
+def _shown(size: int) -> str:
+    return f"{size / 2**30:.1f} GB" if size >= 2**30 else f"{size / 2**20:.1f} MB"
