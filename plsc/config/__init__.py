@@ -76,7 +76,9 @@ class Config(Section):
 
     def place(self, key: str) -> str:
         """Return where the value of "Section.key" is written, for errors: "configs/a.yaml:12"; "" for a default."""
-        return self._layers.source(_path(key)).place
+        path = _path(key)
+        source = self._layers.source(path)  # of a default in a file, that of its section
+        return source.place if source.level == 0 or path in self._layers.sources else ""
 
     @contextlib.contextmanager
     def naming_places(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from plsc.distributed import environment
 from plsc.heads.config import HeadCfg
 from plsc.utils.registry import Registry
-from plsc.utils.section import NOT_TRAINING, Plug, Section, few_for_this_machine
+from plsc.utils.section import NOT_TRAINING, Plug, Section
 
 PARTS = Registry("part", {}, bases=("plsc.training.part:Part",))
 
@@ -111,7 +111,7 @@ class GlobalCfg(Section):
     ema: EmaCfg | None = None
     """Average the backbone's weights over the steps, `{decay: 0.9999}`, beside training; the
     average is what is evaluated, exported and predicted with (docs/training.md). null: no average."""
-    threads: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    threads: int | None = Field(None, ge=1, le=1024, json_schema_extra=NOT_TRAINING)
     """CPU threads per rank. null shares the processors out among the ranks; set it when others need some."""
 
     @field_validator("device")
@@ -121,15 +121,6 @@ class GlobalCfg(Section):
             raise ValueError(
                 "must be a kind that Paddle lists, such as cpu, gpu, npu, or one card of it, gpu:1; auto takes what is there"
             )
-        return value
-
-    _few = field_validator("threads")(few_for_this_machine)
-
-    @field_validator("loggers")
-    @classmethod
-    def _once(cls, value: list[str]) -> list[str]:
-        if len(set(value)) < len(value):
-            raise ValueError("must name each program once")
         return value
 
     @property
@@ -176,10 +167,3 @@ class ExportCfg(Section):
     )
     """paddle: for Paddle Inference; onnx: for ONNX Runtime and others; insightface, paddlex: for these
     packages (docs/export.md). All but paddle and paddlex need the extra `export`."""
-
-    @field_validator("formats")
-    @classmethod
-    def _once(cls, value: list[str]) -> list[str]:
-        if len(set(value)) < len(value):
-            raise ValueError("must name each format once")
-        return value

@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from plsc.utils.messages import UNION_TAGS, arguments_of
 from plsc.utils.registry import Registry
-from plsc.utils.section import NOT_TRAINING, Plug, Section, few_for_this_machine
+from plsc.utils.section import NOT_TRAINING, Plug, Section
 from plsc.utils.sharding import count_micro_batches, split
 from plsc.utils.yaml_lines import KeyPath
 
@@ -113,7 +113,7 @@ class TrainCfg(Section):
     num_classes: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """A check only: refuse data with another number of classes. null takes what the data
     has."""
-    num_workers: int = Field(1, ge=1, json_schema_extra=NOT_TRAINING)
+    num_workers: int = Field(1, ge=1, le=1024, json_schema_extra=NOT_TRAINING)
     """Threads per rank that prepare batches. Raise it when the images per second are bound by the data; the
     batches stay the same."""
     max_corrupt: float = Field(0.01, ge=0, lt=1, json_schema_extra=NOT_TRAINING)
@@ -132,8 +132,6 @@ class TrainCfg(Section):
         if not value:
             raise ValueError("must name at least one data set")
         return value
-
-    _few = field_validator("num_workers")(few_for_this_machine)
 
     def global_batch_on(self, ranks: int) -> int:
         """Return the samples of all of so many ranks in one step."""

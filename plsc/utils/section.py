@@ -11,7 +11,6 @@ a key, add a field and use it; nothing else lists the keys. What depends on a na
     AnySchedule = one_of(Cosine, Poly, OwnSchedule)  # the first is the default
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Union
 
@@ -131,12 +130,3 @@ def affects_training(section: type[BaseModel], path: Sequence[str]) -> bool:
             return False
         sections = [below for field in fields for below in sections_in(field.annotation)]
     return True
-
-
-def few_for_this_machine(value: int | None) -> int | None:
-    """Return `value`, a number of threads or processes; ValueError if it is too large for this machine."""
-    processors = os.cpu_count() or 1
-    most = max(64, 8 * processors)
-    if value is not None and value > most:
-        raise ValueError(f"must be at most {most} on this machine of {processors} processors")
-    return value

@@ -1,7 +1,5 @@
 """What the sections refuse, word for word: every rule of a field and between fields."""
 
-import os
-
 import pytest
 
 from plsc.config import Config, ConfigError, load
@@ -72,7 +70,6 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
         ),
         ("Global: {amp: {predict: true}}", "Global.amp.dtype: is required"),
         # combinations
-        ("Export: {formats: [onnx, onnx]}", "Export.formats: must name each format once (got [onnx, onnx])"),
         (
             "Head: {name: arcface, sample_rate: 0.1}",
             "Head.sample_rate: has no meaning with arcface, only with a sharded head (dist_...) (got 0.1)",
@@ -193,16 +190,6 @@ def test_the_data_of_further_sets_is_checked(write):
     assert str(raised.value) == (
         "-o DataLoader.Eval.more.clean.num_pairs=0: DataLoader.Eval.more.clean.num_pairs: must be at least 1, got 0"
     )
-
-
-@pytest.mark.parametrize("key", ["Global.threads", "DataLoader.Train.num_workers"])
-def test_threads_and_processes_are_bounded_by_the_machine(monkeypatch, key):
-    monkeypatch.setattr(os, "cpu_count", lambda: 100)
-    load(None, [f"{key}=800"])
-    with pytest.raises(
-        ConfigError, match=f"{key}: must be at most 800 on this machine of 100 processors .got 801."
-    ):
-        load(None, [f"{key}=801"])
 
 
 def test_the_head_computes_in_the_dtype_of_amp_unless_it_has_its_own():
