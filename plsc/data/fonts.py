@@ -10,22 +10,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib import ft2font
-
-from plsc.errors import UserError
-
-# Of the keys that data sets of drawn characters share: the rule in words, and whether a value keeps it.
-BOUNDS = {
-    "held_out": ("from 0 to 0.9", lambda value: 0 <= value <= 0.9),
-    "size": ("from 16 to 128", lambda value: 16 <= value <= 128),
-    "augment": ("from 0 to 2", lambda value: 0 <= value <= 2),
-}
 
 # The first four cover more code points, so they may be used alone.
 FACES = {
@@ -54,16 +44,7 @@ class GlyphClasses(NamedTuple):
     """Parallel int64 arrays [C], ordered by `codepoint`."""
 
     codepoint: np.ndarray  # the smallest code point of the class that all the asked faces hold
-    identity: (
-        np.ndarray
-    )  # the smallest code point of the class in any of the eight faces: the same whatever is asked
-
-
-def check_bounds(values: Mapping, bounds: Mapping[str, tuple[str, Callable[..., bool]]]) -> None:
-    """Refuse by UserError a value that does not keep its key's rule; the bounds as in BOUNDS."""
-    for key, value in values.items():
-        if key in bounds and not bounds[key][1](value):
-            raise UserError(f"must be {bounds[key][0]}, got {value}", key=key)
+    identity: np.ndarray  # the smallest code point of the class in any of the eight faces
 
 
 def open_face(face: str) -> ft2font.FT2Font:

@@ -20,6 +20,8 @@ from plsc.data.transforms import PAIRS, distort, generator
 from plsc.errors import UserError
 
 HELD_OUT = 0.1
+# Least and greatest values of keys.
+BOUNDS = {"held_out": (0, 0.9), "size": (16, 128), "augment": (0, 2), "num_pairs": (1, 10**6)}
 
 
 class Glyphs(Dataset):
@@ -112,12 +114,10 @@ class GlyphPairs(PairSet):
 
 
 def _check(values: dict) -> None:
-    bounds = {
-        **fonts.BOUNDS,
-        "faces": ("4 or 8", lambda value: value in (4, 8)),
-        "num_pairs": ("at least 1", lambda value: value >= 1),
-    }
-    fonts.check_bounds(values, bounds)
+    for key, value in values.items():
+        if key in BOUNDS and not BOUNDS[key][0] <= value <= BOUNDS[key][1]:
+            least, most = BOUNDS[key]
+            raise UserError(f"must be from {least} to {most}, got {value}", key=key)
 
 
 def _draw_views(codepoints: np.ndarray, faces: int, size: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import functools
 import os
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -129,10 +129,8 @@ def check_list(path: str, root: str = "") -> None:
         raise MissingFileError(f"folder '{root}' does not exist (looked in {Path.cwd()})", key="root")
 
 
-def refuse_missing(paths: Paths, where: str, lines: Mapping[int, int] | None = None) -> None:
+def refuse_missing(paths: Paths, where: str) -> None:
     """Raise MissingFileError, which begins with `where`, if one of the images is not there.
-
-    `lines`: index -> the line that names it; None: index + 1.
 
     Of more than CHECKED images, so many are looked for, evenly spaced, and the log says so.
     """
@@ -143,12 +141,9 @@ def refuse_missing(paths: Paths, where: str, lines: Mapping[int, int] | None = N
         get_logger().info(f"{where}: {count:,} images; looked for {CHECKED:,} of them, evenly spaced")
     missing = [index for index in looked_at if not os.path.exists(paths[index])]
     if missing:
-        named = "; ".join(
-            f"line {lines[index] if lines else index + 1}: {shown(paths.written(index))} does not exist"
-            for index in missing[:SHOWN]
-        )
+        named = ", ".join(shown(paths.written(index)) for index in missing[:SHOWN])
         raise MissingFileError(
-            f"{where}: {named}; {len(missing):,} missing images in all (relative paths start at "
+            f"{where}: {len(missing):,} of its images do not exist: {named} (relative paths start at "
             f"{os.path.abspath(paths.root)})"
         )
 
@@ -255,9 +250,8 @@ class ImageList(ImageFiles):
         paths, labels = read_list(list, root)
         refuse_missing(paths, list)
         self._set_files(paths, labels, list)
-        self._title = os.path.join(
-            *Path(os.path.abspath(list)).parts[-2:]
-        )  # label.txt alone would be any list
+        # label.txt alone would be any list.
+        self._title = os.path.join(*Path(os.path.abspath(list)).parts[-2:])
 
     @classmethod
     def check(cls, **kwargs) -> None:

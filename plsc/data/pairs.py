@@ -8,10 +8,9 @@ pairs from any format that plsc.data.autodetect recognises. Each image is stored
 
 from __future__ import annotations
 
-import csv
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,7 +47,7 @@ class PairList(EncodedPairs):
     """The pairs of a text file.
 
     `list`: a pair a line, `path_a<TAB>path_b<TAB>1` for two images of one identity, 0 for two identities;
-    commas will do too, and a line of headings. Or LFW's pairs.txt: first the number of pairs of each kind, or
+    commas will do too, and a first line of headings. Or LFW's pairs.txt: first the number of pairs of each kind, or
     folds and that number; then `name n1 n2` or `name1 n1 name2 n2`, which means the images name/name_0001.jpg
     (or another extension). `root`: where relative paths start; empty = the list's own folder. `title`: what
     logs and reports call the set; empty = the file's name. Further keys: those of
@@ -66,19 +65,20 @@ class PairList(EncodedPairs):
         if alternate:
             pairs = _alternating(pairs)
         index: dict[str, int] = {}
-        lines: dict[int, int] = {}
         for pair in pairs:
             for path in pair.images:
-                lines.setdefault(index.setdefault(path, len(index)), pair.line)
+                index.setdefault(path, len(index))
         self.paths = Paths.of(root, index)
-        refuse_missing(self.paths, list, lines)
+        refuse_missing(self.paths, list)
         self.num_images = len(index)
         self.name = title or Path(list).stem
         self.pairs = np.array([[index[path] for path in pair.images] for pair in pairs], np.int64)
         self.same = np.array([pair.same for pair in pairs], bool)
         check_pairs(self.pairs, self.same, shown(list), lambda number: f"line {pairs[number].line}")
-        self.identities = _identities(pairs, root)
-        self.identity_of = _identity_of(pairs, index, root) if self.identities is not None else None
+        people = _people(pairs, index, root)
+        if np.array_equal(people[self.pairs[:, 0]] == people[self.pairs[:, 1]], self.same):
+            self.identity_of = people
+            self.identities = np.unique(people)
 
     @classmethod
     def check(cls, **kwargs) -> None:
@@ -97,26 +97,12 @@ def _alternating(pairs: list[_Pair]) -> list[_Pair]:
     return [pairs[place] for place in alternating(np.array([pair.same for pair in pairs], bool))]
 
 
-def _identities(pairs: Sequence[_Pair], root: str) -> np.ndarray | None:
-    """Find the identities: LFW's names; else the images' folders, if a pair is positive just where its two
-    are in one folder."""
+def _people(pairs: Sequence[_Pair], images: Iterable[str], root: str) -> np.ndarray:
+    """Say whom each image probably shows, text [num_images]: LFW's names, or the images' folders."""
     if pairs[0].people:
-        return np.array(sorted({person for pair in pairs for person in pair.people}))
-    folders = [[os.path.dirname(os.path.join(root, path)) for path in pair.images] for pair in pairs]
-    if any((first == second) != pair.same for (first, second), pair in zip(folders, pairs)):
-        return None
-    return identity_names(sorted({folder for both in folders for folder in both}))
-
-
-def _identity_of(pairs: Sequence[_Pair], index: dict[str, int], root: str) -> np.ndarray:
-    """Find the identity of each image, text [num_images]: LFW's name, or the folder below `root`."""
-    identities = [""] * len(index)
-    for pair in pairs:
-        folders = (os.path.dirname(os.path.join(root, path)) for path in pair.images)
-        people = pair.people or [os.path.relpath(folder, root or ".") for folder in folders]
-        for path, person in zip(pair.images, people):
-            identities[index[path]] = person
-    return np.array(identities)
+        named = {image: person for pair in pairs for image, person in zip(pair.images, pair.people)}
+        return np.array([named[image] for image in images])
+    return identity_names([os.path.dirname(os.path.join(root, image)) for image in images])
 
 
 def read_pairs(path: str, root: str) -> list[_Pair]:
@@ -145,23 +131,10 @@ def open_text(path: str) -> list[str]:
 def _listed_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], list[str]]:
     pairs, bad = [], []
     for number, line in enumerate(lines, start=1):
-        try:
-            fields = line.split("\t") if "\t" in line else next(csv.reader([line]), [])
-        except csv.Error:  # a field of more than 131,072 characters, or a quote that does not end
-            fields = []
-        fields = [field.strip() for field in fields]
+        fields = [field.strip() for field in line.split("\t" if "\t" in line else ",")]
         if len(fields) == 3 and all(fields) and fields[2] in ("0", "1"):
             pairs.append(_Pair(number, (fields[0], fields[1]), fields[2] == "1"))
-        elif (
-            number == 1
-            and len(fields) == 3
-            and not any(os.path.exists(os.path.join(root, field)) for field in fields[:2])
-        ):
-            get_logger().info(
-                f"{path}: line 1 is taken for headings, its third column is '{shown(fields[2][:60])}', "
-                "neither 0 nor 1"
-            )
-        else:
+        elif number > 1 or len(fields) != 3 or os.path.exists(os.path.join(root, fields[0])):
             bad.append(
                 f"line {number}: must be 'path_a<TAB>path_b<TAB>1' or 0, or with commas (got "
                 f"'{shown(line[:60])}')"
@@ -192,7 +165,6 @@ def _lfw_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], lis
     head = [int(number) for number in lines[0].split()]
     folds, each = head if len(head) == 2 else (1, head[0])
     pairs, bad = [], []
-    extension: dict[str, str] = {}
     for number, line in enumerate(lines[1:], start=2):
         fields = line.split("\t") if "\t" in line else line.split()
         if len(fields) == 3:
@@ -203,7 +175,7 @@ def _lfw_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], lis
             )
             continue
         people, numbers = fields[0::2], fields[1::2]
-        images = tuple(_lfw_image(root, *one, extension) for one in zip(people, numbers))
+        images = tuple(_lfw_image(root, *one) for one in zip(people, numbers))
         pairs.append(_Pair(number, images, people[0] == people[1], tuple(people)))
     if not bad and len(pairs) != 2 * folds * each:
         raise UserError(
@@ -215,25 +187,20 @@ def _lfw_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], lis
     return pairs, bad
 
 
-def _lfw_image(root: str, person: str, number: str, extension: dict[str, str]) -> str:
-    """Find an image's file; `extension` keeps the extension of the last one."""
+def _lfw_image(root: str, person: str, number: str) -> str:
     stem = f"{person}/{person}_{int(number):04}"
-    known = extension.get("", EXTENSIONS[0])
-    for candidate in (known, *EXTENSIONS):
-        if os.path.exists(os.path.join(root, stem + candidate)):
-            extension[""] = candidate
-            return stem + candidate
-    return stem + known  # reported as missing with all others
+    there = (extension for extension in EXTENSIONS if os.path.exists(os.path.join(root, stem + extension)))
+    return stem + next(there, EXTENSIONS[0])  # else reported as missing with all others
 
 
 class ImagePairs(EncodedPairs):
     """Pairs drawn from labelled images: half positive and half negative in turn, no pair twice, the same in
     every run.
 
-    `images`: an image folder, a list or a .rec file; in a config that lacks it, those of the
-    training, prepared as there.
-    `root`: of a list, see plsc.data.image_list.ImageList. `classes`: [start, stop] draws from the classes start to stop - 1 only;
-    []: from all. `hold_out`: draws from the share of the classes that training with the same `hold_out` of
+    `images`: an image folder, a list or a .rec file; in a config that lacks it, those of the training,
+    prepared as there.
+    `root`: of a list, see plsc.data.image_list.ImageList. `classes`: [start, stop] draws from the classes
+    start to stop - 1 only; []: from all. `hold_out`: draws from the share of the classes that training with the same `hold_out` of
     the same images leaves out. `num_pairs`: how many; null: 6,000, or as many as there are. `title`: what
     logs and reports call the set; empty = "pairs of", or "held-out pairs of", and the name of `images`.
     Further keys: those of plsc.data.images.EncodedPairs.
@@ -261,10 +228,8 @@ class ImagePairs(EncodedPairs):
             names = class_keys(self.source.identities, self.source.num_classes)
             held = choose_held_out(names, hold_out, images)
             self.enough_held_out = None if classes else enough_held_out(names)
-            get_logger().info(
-                f"{shown(images)}: {held.sum():,} of {len(held):,} classes are held out (hold_out: "
-                f"{hold_out:g})"
-            )
+            counts = f"{held.sum():,} of {len(held):,} classes are held out (hold_out: {hold_out:g})"
+            get_logger().info(f"{shown(images)}: {counts}")
             chosen = chosen[held[self.source.labels[chosen]]]
             where = f"{images} (held out)"
         pairs, self.same = draw_pairs(self.source.labels[chosen], num_pairs, where)
@@ -272,11 +237,10 @@ class ImagePairs(EncodedPairs):
         self.pairs = places.reshape(-1, 2).astype(np.int64)
         self.num_images = len(self._used)
         self.name = title or f"{'held-out ' if hold_out else ''}pairs of {self.source.title}"
+        self.identity_of = self.source.labels[self._used]
         if self.source.identities is not None:
-            self.identities = self.source.identities[np.unique(self.source.labels[self._used])]
-        labels = self.source.labels[self._used]
-        named = self.source.identities is not None
-        self.identity_of = self.source.identities[labels] if named else labels
+            self.identities = self.source.identities[np.unique(self.identity_of)]
+            self.identity_of = self.source.identities[self.identity_of]
 
     @classmethod
     def check(cls, **kwargs) -> None:

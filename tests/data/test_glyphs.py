@@ -94,7 +94,6 @@ def test_an_odd_number_of_pairs():
 @pytest.mark.parametrize(
     "kwargs, message",
     [
-        ({"faces": 5}, "faces: must be 4 or 8, got 5"),
         ({"held_out": 0.95}, "held_out: must be from 0 to 0.9, got 0.95"),
         ({"size": 8}, "size: must be from 16 to 128, got 8"),
         ({"augment": -1.0}, "augment: must be from 0 to 2, got -1.0"),

@@ -133,11 +133,9 @@ def test_missing_images_are_counted_and_named_before_the_first_step(folder):
     with pytest.raises(MissingFileError) as raised:
         ImageList(path)
     assert str(raised.value) == (
-        f"{path}: line 2: x.png does not exist; line 3: y0.png does not exist; line 4: y1.png does not exist; "
-        f"line 5: y2.png does not exist; 4 missing images in all (relative paths start at {folder})"
+        f"{path}: 4 of its images do not exist: x.png, y0.png, y1.png, y2.png "
+        f"(relative paths start at {folder})"
     )
-    with pytest.raises(MissingFileError, match="line 5: n does not exist; 7 missing images in all"):
-        ImageList(write(folder, "n\t0\n" * 7))
 
 
 def test_of_very_many_images_some_are_looked_for(folder, monkeypatch, capsys):
@@ -146,9 +144,7 @@ def test_of_very_many_images_some_are_looked_for(folder, monkeypatch, capsys):
     data = ImageList(path)
     assert len(data) == 5 and data.identities is None
     assert f"{path}: 5 images; looked for 3 of them, evenly spaced\n" in capsys.readouterr().out
-    with pytest.raises(
-        MissingFileError, match=r"list.txt: line 5: no.png does not exist; 1 missing images in all"
-    ):
+    with pytest.raises(MissingFileError, match=r"list.txt: 1 of its images do not exist: no.png"):
         ImageList(write(folder, "a.png\t0\n" * 4 + "no.png\t0"))
 
 
@@ -196,7 +192,7 @@ def test_a_list_that_is_no_text_is_refused_in_printable_words(folder):
     )
     with pytest.raises(MissingFileError) as raised:
         ImageList(write(folder, b"\xff.png\t0\n"))
-    assert r"line 1: \xff.png does not exist" in str(raised.value)
+    assert r"do not exist: \xff.png" in str(raised.value)
 
 
 def test_an_empty_line_alone_is_a_bad_line(folder):
@@ -207,9 +203,7 @@ def test_an_empty_line_alone_is_a_bad_line(folder):
 def test_paths_with_a_zero_byte_and_pipes_are_named(tmp_path):
     path = tmp_path / "list.txt"
     path.write_bytes(b"a\0b.png\t0\n\x1b[2J.png\t1\n")
-    with pytest.raises(
-        MissingFileError, match=r"line 1: a\\x00b.png does not exist; line 2: \\x1b\[2J.png does"
-    ):
+    with pytest.raises(MissingFileError, match=r"2 of its images do not exist: a\\x00b.png, \\x1b\[2J.png"):
         ImageList(str(path))
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(UserError, match=r"pipe.txt: is a pipe, no regular file"):

