@@ -11,7 +11,7 @@ from paddle import _C_ops
 
 from plsc import native as kernels
 from plsc.distributed.device import asynchronous
-from plsc.heads.banks.offloaded import StoredRows
+from plsc.heads.banks.state_rows import StateRows
 from plsc.native.heads.rows import sum_of_squares
 from plsc.utils.bfloat16 import float32_of
 
@@ -60,7 +60,7 @@ def unscale(gradients: list[paddle.Tensor], scale: float) -> paddle.Tensor:
     return _C_ops.check_finite_and_unscale_(gradients, paddle.full([1], scale, dtype))[-1]
 
 
-def finite_arrays(arrays: Iterable[np.ndarray | StoredRows]) -> bool:
+def finite_arrays(arrays: Iterable[np.ndarray | StateRows]) -> bool:
     """Say whether all numbers of arrays are finite; an offloaded bank's rows are read only if some may not
     be."""
     with np.errstate(over="ignore", invalid="ignore"):
@@ -72,7 +72,7 @@ def finite_arrays(arrays: Iterable[np.ndarray | StoredRows]) -> bool:
         )
 
 
-def _blocks_of(array: np.ndarray | StoredRows) -> Iterator[np.ndarray]:
+def _blocks_of(array: np.ndarray | StateRows) -> Iterator[np.ndarray]:
     """Yield an array as it is, or stored rows as float32 blocks."""
     if isinstance(array, np.ndarray):
         yield array

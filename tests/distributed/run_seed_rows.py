@@ -12,11 +12,12 @@ import paddle
 import paddle.distributed as dist
 
 from plsc import distributed
-from plsc.heads import make_head, reference
+from plsc.heads import make_head
 from plsc.heads.backends import LOWEST
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.step import Step
+from tests.heads import reference
 from tests.helpers.bounds import EPS, assert_within, perturbed
 
 B, C, D = 6, 23, 16

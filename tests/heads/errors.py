@@ -7,12 +7,13 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.heads import make_head, reference
+from plsc.heads import make_head
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.optimizer import LARS, AdamW, Momentum
 from plsc.heads.sampling import choose_classes
 from plsc.utils.sharding import ClassShard, split
+from tests.heads import reference
 
 D = 16  # of every head here
 MARGINS = {

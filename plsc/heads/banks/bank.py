@@ -11,6 +11,8 @@ import paddle
 from paddle import _C_ops
 
 from plsc import native as kernels
+from plsc.distributed.device import asynchronous
+from plsc.heads.banks.state_rows import StateRows
 from plsc.heads.optimizer import Rule, Update, moment_name
 from plsc.native.heads import rows as row_kernels
 from plsc.utils.sharding import ClassShard
@@ -55,6 +57,7 @@ class Bank(ABC):
         rule: updates the rows.
 
     Attributes:
+        names: the parts of a row: "centres", and "bias" where there is one.
         updates: how often the rows have been updated since their initial values.
     """
 
@@ -65,15 +68,11 @@ class Bank(ABC):
         self.shard = shard
         self.width = width
         self.bias = bias
+        self.names = ["centres", "bias"] if bias else ["centres"]
         self.rule = rule
         self.updates = 0
         self._grads: dict[str, paddle.Tensor] = {}
         self._index_K: np.ndarray | None = None
-
-    @property
-    def names(self) -> list[str]:
-        """The parts of a row: "centres", and "bias" where there is one."""
-        return ["centres", "bias"] if self.bias else ["centres"]
 
     def moments_of(self, name: str) -> list[str]:
         """Name the arrays of the optimizer state of one part: ["momentum"] of "centres"."""
@@ -143,18 +142,22 @@ class Bank(ABC):
     @abstractmethod
     def _update(self, update: Update, step: int) -> None: ...
 
+    @property
+    def rows_at_once(self) -> int:
+        """How many selected rows are fetched and updated at a time."""
+        return UPDATE_ROWS
+
     def squares(self) -> tuple[float, float] | paddle.Tensor:
         """Sum the squares of the selected centres, and of their gradient; both on this rank. Where reading
         them would wait, they are a tensor [2]."""
         centres = gradient = 0.0
-        for start in range(0, self.selected, UPDATE_ROWS):
-            stop = min(start + UPDATE_ROWS, self.selected)
+        for start in range(0, self.selected, self.rows_at_once):
+            stop = min(start + self.rows_at_once, self.selected)
             centres += _square(self.rows("centres", start, stop))
             gradient += _square(self._grads["centres"][start:stop])
+        if asynchronous() and self.selected:
+            return paddle.stack([centres, gradient])
         return float(centres), float(gradient)
-
-    def finish(self) -> None:  # noqa: B027 (most banks have nothing to do)
-        """Wait for the reads and writes that an offloaded bank does beside a step, as the next step does."""
 
     # -- gradients
     # ----------------------------------------------------------------------------------------------------------
@@ -202,16 +205,12 @@ class Bank(ABC):
         """Numbers of a class in a checkpoint: values and moments."""
         return (self.width + self.bias) * (1 + len(self.rule.moments))
 
-    def resume(self, updates: int) -> None:
-        """Go on counting updates from those of a checkpoint."""
-        self.updates = updates
-
     def write_initial_rows(self) -> None:  # noqa: B027 (most banks have nothing to do)
         """Write the initial rows that no checkpoint has brought, which would delay the first step. Only an
         offloaded bank has to."""
 
     @abstractmethod
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self) -> dict[str, np.ndarray | StateRows]:
         """Return the arrays of a checkpoint by name, first axis the shard's classes. In host memory these are
         views, not copies: they change with the next update."""
 

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import paddle
-from paddle import _C_ops
 
 from plsc import native as kernels
 from plsc.distributed.device import asynchronous, on_device, to_device
-from plsc.heads.banks.bank import INIT_ROWS, UPDATE_ROWS, Bank, initial_blocks
+from plsc.heads.banks.bank import INIT_ROWS, Bank, initial_blocks
+from plsc.heads.banks.state_rows import StateRows
 from plsc.heads.optimizer import Rule, Update
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.sharding import ClassShard
-from plsc.utils.tensors import host_view, large_tensor, rows_in_place, tensor_of, write_rows
+from plsc.utils.tensors import host_view, large_tensor, rows_in_place, write_rows
 
-_NUMBERS_AT_ONCE = 1 << 30  # that one reduction on a device adds up: some count them in 32 bits
-_UPDATE_NUMBERS = 1 << 28  # of each array that a GPU updates at a time: an update has temporaries as large
-
-
-def _sum_of_squares(rows: paddle.Tensor) -> paddle.Tensor:
-    """Sum the squares, however many numbers there are -> float32 scalar on the device."""
-    piece = max(1, _NUMBERS_AT_ONCE * len(rows) // max(1, rows.size))
-    totals = [
-        _C_ops.squared_l2_norm(rows[start : start + piece]).reshape([])
-        for start in range(0, len(rows), piece)
-    ]
-    return paddle.add_n(totals) if totals else paddle.zeros([])
+_UPDATE_NUMBERS = 1 << 28  # of each array that a GPU takes at a time: an update has temporaries as large
 
 
 class DeviceBank(Bank):
@@ -72,6 +63,10 @@ class DeviceBank(Bank):
     def selected(self):
         return self.shard.size if self._index_tensor is None else len(self._index_tensor)
 
+    @property
+    def rows_at_once(self):
+        return max(1, _UPDATE_NUMBERS // self.width) if asynchronous() else super().rows_at_once
+
     def rows(self, name, start, stop):
         if self._index_tensor is None:
             return rows_in_place(self._tables[name], start, stop)
@@ -107,9 +102,8 @@ class DeviceBank(Bank):
                 value, *moments = map(self._array, names)
                 self.rule.update_host(name, value, moments, self._index_K, grad, update)
                 continue
-            piece = max(1, _UPDATE_NUMBERS // self.width) if asynchronous() else UPDATE_ROWS
-            for start in range(0, self.selected, piece):
-                stop = min(start + piece, self.selected)
+            for start in range(0, self.selected, self.rows_at_once):
+                stop = min(start + self.rows_at_once, self.selected)
                 self._update_rows(names, start, stop, grad[start:stop], update)
         self._fetched = {}
 
@@ -126,44 +120,23 @@ class DeviceBank(Bank):
             else:
                 paddle.scatter_(self._tables[name], self._index_tensor[start:stop], updated)
 
-    def squares(self):
-        if not asynchronous():
-            return super().squares()
-        both = (self.rows("centres", 0, self.selected), self.gradients()["centres"])
-        return paddle.stack([_sum_of_squares(rows) for rows in both]).astype("float64")
-
     # -- checkpoints
     # --------------------------------------------------------------------------------------------------------
 
     def state(self):
-        make = host_view if not on_device() else DeviceRows
-        return {name: make(self._array(name)) for name in self._tables}
+        if not on_device():
+            return {name: host_view(self._array(name)) for name in self._tables}
+        return {
+            name: StateRows(partial(self._read, name), np.float32, tuple(self._array(name).shape))
+            for name in self._tables
+        }
+
+    def _read(self, name: str, rows: slice | np.ndarray) -> np.ndarray:
+        if isinstance(rows, slice):
+            return self._array(name)[rows].numpy()
+        return paddle.gather(self._array(name), to_device(rows)).numpy()
 
     def load_rows(self, start, rows):
         for name in self._tables:
             if len(rows[name]):
                 self._write(name, start, float32_of(rows[name]))
-
-
-class DeviceRows:
-    """Presents an array on a device to a checkpoint, and copies rows to the host only when they are indexed,
-    by slice or by numbers."""
-
-    code = None
-
-    def __init__(self, array: paddle.Tensor):
-        self._array = array
-        self.dtype = np.dtype(np.float32)
-        self.shape = tuple(array.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        if isinstance(rows, slice):
-            start, stop, _ = rows.indices(len(self))
-            return self._array[start : max(start, stop)].numpy()
-        return paddle.gather(self._array, tensor_of(np.asarray(rows, np.int64))).numpy()
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        return np.asarray(self._array.numpy(), dtype)

@@ -16,9 +16,9 @@ update. Try it:
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import paddle
@@ -26,6 +26,7 @@ import paddle
 from plsc.heads.banks.bank import Bank, initial_rows
 from plsc.heads.banks.host import HostRows
 from plsc.heads.banks.row_storage import FileRowStorage, MemoryRowStorage
+from plsc.heads.banks.state_rows import StateRows
 from plsc.heads.optimizer import Rule, Update, moment_name
 from plsc.native.heads.records import pack, unpack
 from plsc.utils import bfloat16
@@ -37,25 +38,6 @@ _ROWS_AT_ONCE = 8192  # rows between storage and float32: no second copy of a bu
 _THREADS = min(4, os.cpu_count() or 1)
 _LOGGED_BYTES = 1 << 30  # from so many bytes on writing takes long enough to be logged
 _SPARE = 65_536  # rows of a buffer beyond the draw, for positives that were not drawn; memory only where they are used
-
-
-def buffer_bytes(row_numbers: int, itemsize: int, classes: int, selected: int) -> dict[str, int]:
-    """Compute the memory of an offloaded bank besides gradient and stored rows, in bytes.
-
-    buffers: two of them, or without sampling that of a block. "rows in transit": between storage and float32,
-    of the threads that draw the initial rows and of the one that reads and writes. How much of these the
-    process keeps is malloc's choice; the numbers fit what was measured.
-
-    Args:
-        row_numbers: numbers of a stored row. itemsize: bytes of each. classes: S. selected: K, all of them
-            without sampling.
-    """
-    block = min(classes, _ROWS_AT_ONCE)
-    rows = block if selected == classes else 2 * selected
-    return {
-        "buffers": rows * row_numbers * 4,
-        "rows in transit": block * row_numbers * itemsize * (5 * _THREADS + 8) // 4,
-    }
 
 
 class RowLayout:
@@ -87,38 +69,6 @@ class RowLayout:
     def encode(self, rows: np.ndarray) -> np.ndarray:
         """Round float32 rows to the stored dtype, to the nearest."""
         return rows if self.dtype == np.float32 else bfloat16.nearest(rows)
-
-
-class StoredRows:
-    """Presents one array of an offloaded bank to a checkpoint, and reads rows only when they are indexed, by
-    slice or by numbers.
-
-    bfloat16 is given as uint16, its bits; `code` names it in a checkpoint's file.
-    """
-
-    def __init__(self, bank: OffloadedBank, name: str, dtype: np.dtype, shape: tuple[int, ...]):
-        self._bank = bank
-        self._name = name
-        self.dtype = dtype
-        self.shape = shape
-        self.code = "BF16" if dtype == np.uint16 else None
-
-    @property
-    def finite(self) -> bool:
-        """Whether all rows of the bank have been finite numbers since they were last loaded whole."""
-        return self._bank.finite
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        if isinstance(rows, slice):
-            start, stop, _ = rows.indices(len(self))
-            rows = slice(start, max(start, stop))
-        return self._bank.read_rows(rows)[self._name]
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        return np.asarray(bfloat16.float32_of(self[:]), dtype)
 
 
 class _Buffer:
@@ -205,14 +155,11 @@ class OffloadedBank(Bank):
             return
         starts = range(self._initialised, self.shard.size, _ROWS_AT_ONCE)
         self._initialised = self.shard.size
-        began = time.monotonic()
         size = count * self._layout.numbers * self.itemsize
         if size > _LOGGED_BYTES:
             get_logger().info(f"writing the initial rows of {count:,} classes, {size / 2**20:,.0f} MB")
         with ThreadPoolExecutor(_THREADS) as threads:
             list(threads.map(self._write_initial, starts))
-        if size > _LOGGED_BYTES:
-            get_logger().info(f"written in {time.monotonic() - began:.0f} s")
 
     def _write_initial(self, start: int) -> None:
         stop = min(start + _ROWS_AT_ONCE, self.shard.size)
@@ -239,14 +186,6 @@ class OffloadedBank(Bank):
             stored, finite = pack(list(buffer.arrays.values()), slots[part], keys)
             self.finite = self.finite and finite
             self._written.write(rows[part], stored)
-
-    def finish(self):
-        self._wait()
-
-    def sync(self, drop: bool = False) -> float:
-        """Wait for the thread's reads and writes, then as `FileRowStorage.sync`; only of a bank in a file."""
-        self._wait()
-        return self._written.sync(drop)
 
     # -- the thread
     # ---------------------------------------------------------------------------------------------------------
@@ -308,7 +247,7 @@ class OffloadedBank(Bank):
     def rows(self, name, start, stop):
         if self._index_K is not None:
             return self._selected.read(name, start, stop)
-        stored = self.read_rows(slice(start, stop))[name]
+        stored = self._read(name, slice(start, stop))
         return paddle.to_tensor(np.ascontiguousarray(bfloat16.float32_of(stored)))
 
     def gather(self, name, number_P):
@@ -343,31 +282,29 @@ class OffloadedBank(Bank):
     # --------------------------------------------------------------------------------------------------------
 
     def state(self):
-        return {
-            name: StoredRows(
-                self, name, self._layout.dtype, (self.shard.size, width) if width else (self.shard.size,)
-            )
-            for name, width in self._layout.widths.items()
-        }
-
-    def read_rows(self, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
-        """Read these rows of the shard as they are stored -> views by name."""
         self._wait()
-        return self._layout.split(self._written.read(rows))
+        arrays = {}
+        for name, width in self._layout.widths.items():
+            shape = (self.shard.size, width) if width else (self.shard.size,)
+            arrays[name] = StateRows(partial(self._read, name), self._layout.dtype, shape, self.finite)
+        return arrays
+
+    def _read(self, name: str, rows: slice | np.ndarray) -> np.ndarray:
+        """Read these rows of an array as they are stored."""
+        self._wait()
+        return self._layout.split(self._written.read(rows))[name]
 
     def load_rows(self, start, rows):
         self._wait()
         self._prefetched = _Prefetched()
         layout = self._layout
         stop = start + len(rows["centres"])
-        given = {rows[name].dtype for name in layout.widths}
-        stored = np.empty(
-            (stop - start, layout.numbers), layout.dtype if given == {layout.dtype} else np.float32
-        )
+        stored = np.empty((stop - start, layout.numbers), layout.dtype)
         for name, array in layout.split(stored).items():
-            array[...] = rows[name] if stored.dtype == rows[name].dtype else bfloat16.float32_of(rows[name])
+            given = rows[name]
+            array[...] = given if given.dtype == layout.dtype else layout.encode(bfloat16.float32_of(given))
         if start == self._initialised:
             self._initialised = stop  # the initial rows are not needed
         storage = self._written if self._initialised < stop else self._storage
-        storage.write(slice(start, stop), stored if stored.dtype == layout.dtype else layout.encode(stored))
+        storage.write(slice(start, stop), stored)
         self.finite = (self.finite or start == 0) and bool(np.isfinite(bfloat16.float32_of(stored)).all())

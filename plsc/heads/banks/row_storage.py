@@ -10,10 +10,8 @@ name, so it disappears with the process, however that ends. Try it:
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
-import time
 
 import numpy as np
 
@@ -51,37 +49,24 @@ class FileRowStorage:
         self._folder = folder
         self._bytes = width * self._dtype.itemsize
         if lack := no_space(folder, count * self._bytes):
-            raise UserError(self._no_space(lack))
+            raise UserError(
+                f"Head.bank_folder: {folder}: no space for the class centres and the state of their optimizer "
+                f"({lack}); make space, name another folder, or halve it with Head.bank_dtype=bfloat16"
+            )
         with writing(f"Head.bank_folder: {folder}", remedy="name another folder"):
-            try:
-                os.makedirs(folder, exist_ok=True)
-                self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (as long as the bank)
-                if count:
-                    os.posix_fallocate(self._file.fileno(), 0, count * self._bytes)
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                raise UserError(self._no_space(error.strerror)) from error
-
-    def _no_space(self, numbers: str) -> str:
-        return (
-            f"Head.bank_folder: {self._folder}: no space for the class centres and the state of their optimizer ({numbers}); make space, name another "
-            "folder, or halve it with Head.bank_dtype=bfloat16"
-        )
+            os.makedirs(folder, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (as long as the bank)
+            if count:
+                os.posix_fallocate(self._file.fileno(), 0, count * self._bytes)
 
     def read(self, rows: np.ndarray | slice) -> np.ndarray:
         whole = isinstance(rows, slice)
         stored = np.empty((rows.stop - rows.start if whole else len(rows), self._width), self._dtype)
-        try:
-            with reading(f"{self._folder}: class centres", remedy=_RESUME):
-                if whole:
-                    self._read_range(rows.start, stored)
-                else:
-                    read_records(self._file.fileno(), rows, stored)
-        except EOFError as error:
-            raise UserError(
-                f"{self._folder}: the file with the class centres became shorter than it was made; resume from the newest checkpoint"
-            ) from error
+        with reading(f"{self._folder}: class centres", remedy=_RESUME):
+            if whole:
+                self._read_range(rows.start, stored)
+            else:
+                read_records(self._file.fileno(), rows, stored)
         return stored
 
     def _read_range(self, start: int, stored: np.ndarray) -> None:
@@ -91,8 +76,7 @@ class FileRowStorage:
         os.posix_fadvise(file, offset + len(left), len(left), os.POSIX_FADV_WILLNEED)  # the next range
         while left:
             count = os.preadv(file, [left], offset)
-            if not count:
-                raise EOFError
+            assert count, "nobody else can cut a file without a name"
             left, offset = left[count:], offset + count
 
     def write(self, rows: np.ndarray | slice, stored: np.ndarray) -> None:
@@ -110,16 +94,6 @@ class FileRowStorage:
         while left:
             count = os.pwrite(file, left, offset)
             left, offset = left[count:], offset + count
-
-    def sync(self, drop: bool) -> float:
-        """Flush the file to the disk -> seconds. `drop`: forget the cached pages, so that the next reads come
-        from the disk. For measuring."""
-        began = time.perf_counter()
-        os.fdatasync(self._file.fileno())
-        seconds = time.perf_counter() - began
-        if drop:
-            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return seconds
 
 
 def _bytes_of(stored: np.ndarray) -> memoryview:

