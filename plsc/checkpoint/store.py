@@ -19,8 +19,7 @@ import json
 import logging
 import os
 import re
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -128,17 +127,6 @@ def save(root: str | os.PathLike, content: Content, ranks: Ranks = ONE_RANK) -> 
             _tidy(root)  # the disk may be full or gone; the next save tries again
         raise
     return final
-
-
-def save_patiently(write: Callable[[], Path], pauses: Iterable[float]) -> Path:
-    """Call `write`, again after each of `pauses` (seconds) while it raises SaveError; alike on all ranks."""
-    for pause in pauses:
-        try:
-            return write()
-        except SaveError as error:
-            _log.error("%s; it is the last: trying again in %g s, free some space meanwhile", error, pause)
-            time.sleep(pause)
-    return write()
 
 
 def _files_of_rank_0(content: Content) -> dict[str, list]:

@@ -26,7 +26,6 @@ from plsc.training.part import State
 from plsc.utils.disk import no_space
 from plsc.utils.logging import get_logger
 
-LAST_SAVE_PAUSES = (10, 60, 300)  # seconds before the save of the last step is tried again
 MOST_FAILED_SAVES = 3  # in a row; all steps since the last checkpoint are lost when the run ends
 
 
@@ -134,8 +133,7 @@ class Checkpoints:
         )
         ranks = store.Ranks(distributed.rank(), distributed.world_size(), distributed.gather_objects)
         try:
-            write = partial(store.save, self._root, content, ranks)
-            path = store.save_patiently(write, LAST_SAVE_PAUSES if last else ())
+            path = store.save(self._root, content, ranks)
         except store.SaveError as error:
             self._failed += 1
             line = f"{error}; last good: {f'step {self._saved}' if self._saved else 'none'}"

@@ -103,18 +103,7 @@ def test_three_in_a_row_end_the_run(tmp_path, monkeypatch):
     assert checkpoints(tmp_path) == [2]
 
 
-def test_the_only_checkpoint_waits_for_space(tmp_path, monkeypatch, capsys):
-    """The disk fills after the first step, and somebody frees space in the second pause."""
-    pauses = []
-    monkeypatch.setattr(plsc.checkpoint.store.time, "sleep", pauses.append)
-    full_from(monkeypatch, [2, 3])
-    train(tmp_path, NO_PAIRS, "Global.max_steps=2")
-    assert checkpoints(tmp_path) == [2] and pauses == [10, 60]
-    assert "it is the last: trying again in 10 s, free some space meanwhile" in capsys.readouterr().out
-
-
 def test_a_run_whose_last_step_cannot_be_saved_says_so_and_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(plsc.training.checkpoints, "LAST_SAVE_PAUSES", ())
     full_from(monkeypatch, [2])
     with pytest.raises(
         SaveError, match="step 2 not written.*; last good: none; it was the last step: make space"
@@ -128,7 +117,6 @@ def test_a_limit_of_the_system_ends_a_save_and_not_the_run(tmp_path):
 import resource, signal
 from tests.helpers.tiny_runs import train
 import plsc.training.trainer
-plsc.training.checkpoints.LAST_SAVE_PAUSES = ()
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 overrides = [{NO_PAIRS!r}, "Global.max_steps=4", "Checkpoint.every_steps=3"]
