@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from plsc.utils.registry import Registry
-from plsc.utils.section import NOT_TRAINING, Plug
+from plsc.utils.section import Plug
 
 BACKBONES = Registry(
     "backbone",
@@ -37,7 +37,7 @@ class ModelCfg(Plug):
     """In training, batch normalisation takes mean and variance over the samples of all ranks, not of each
     rank alone, by paddle.nn.SyncBatchNorm. Try it when a rank has few samples, 32 or less. It costs a
     collective forward and one backward in each layer. Refused on CPUs. Not run on a GPU."""
-    recompute: bool | list[str] = Field(False, json_schema_extra=NOT_TRAINING)
+    recompute: bool | list[str] = False
     """Which layers are computed again in the backward pass instead of kept in memory: `true`, the blocks that
     the backbone declares (IResNet, ResNet, MobileFaceNet, FaceViT); or a list of layers by name, `[layer1,
     layer2]`. The same results in less memory and about a third more time (docs/training.md). On several ranks

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, PrivateAttr, ValidationError, field_validator
+from pydantic import PrivateAttr, ValidationError, field_validator
 
 from plsc.backbones.config import ModelCfg
 from plsc.config.layers import DEFAULT, Layers, config_file
@@ -33,7 +33,7 @@ from plsc.data.config import DATASETS, TRAIN_SET, DataLoaderCfg
 from plsc.errors import MissingFileError, UserError
 from plsc.heads.config import AnyHead, ArcFaceCfg
 from plsc.utils.messages import ConfigError, ConfigProblem, problems_of, sections_in
-from plsc.utils.section import NOT_TRAINING, Section, kind_named
+from plsc.utils.section import Section, kind_named
 from plsc.utils.yaml_lines import KeyPath, dump_lines, parse
 
 __all__ = ["Config", "ConfigError", "add_arguments", "add_device", "add_overrides", "load"]
@@ -48,8 +48,8 @@ class Config(Section):
     Optimizer: AnyOptimizer = MomentumOptimizerCfg()
     LRScheduler: AnySchedule = CosineCfg()
     DataLoader: DataLoaderCfg = DataLoaderCfg()
-    Checkpoint: CheckpointCfg = Field(CheckpointCfg(), json_schema_extra=NOT_TRAINING)
-    Export: ExportCfg = Field(ExportCfg(), json_schema_extra=NOT_TRAINING)
+    Checkpoint: CheckpointCfg = CheckpointCfg()
+    Export: ExportCfg = ExportCfg()
 
     Parts: list[PartCfg] = []
     """Additions of your own to a training, `["package.module:Class"]`: losses, numbers for the log

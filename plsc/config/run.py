@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from plsc.distributed import environment
 from plsc.heads.config import HeadCfg
 from plsc.utils.registry import Registry
-from plsc.utils.section import NOT_TRAINING, Plug, Section
+from plsc.utils.section import Plug, Section
 
 PARTS = Registry("part", {}, bases=("plsc.training.part:Part",))
 
@@ -26,7 +26,7 @@ class AmpCfg(Section):
     dtype: Literal["bfloat16", "float16"] = Field(...)
     """bfloat16 has float32's range, and needs an A100 or later among GPUs; float16 has more digits, its
     gradients are scaled, and CPUs refuse it."""
-    predict: bool = Field(False, json_schema_extra=NOT_TRAINING)
+    predict: bool = False
     """Compute evaluations, predictions, galleries and the service so, too. An exported network is float32 all
     the same."""
 
@@ -53,17 +53,17 @@ class GlobalCfg(Section):
     seed: int = Field(0, ge=0, le=2**31 - 1)
     """Seed of everything random. With the same machine and number of ranks the same seed gives the same run;
     on GPUs with `deterministic`."""
-    output_dir: str = Field("output", min_length=1, json_schema_extra=NOT_TRAINING)
+    output_dir: str = Field("output", min_length=1)
     """Folder for config, `metrics.jsonl`, checkpoints, exported models and `report.html`.
 
     Give each run its own: one that is at its end is not overwritten.
     """
-    resume: bool = Field(False, json_schema_extra=NOT_TRAINING)
+    resume: bool = False
     """Go on with a run in `output_dir` that is at its end, too, with more epochs. A run that is not at its end
     goes on without this. The number of ranks may differ from before."""
-    overwrite: bool = Field(False, json_schema_extra=NOT_TRAINING)
+    overwrite: bool = False
     """Delete an earlier run in `output_dir`, unless `resume` is set, and begin anew."""
-    device: str = Field("auto", json_schema_extra=NOT_TRAINING)
+    device: str = "auto"
     """`cpu`, a kind of device that Paddle lists, such as `gpu`, `npu`, `xpu` or `mlu`, or one card of it,
     `gpu:1`. `auto` takes the kind that Paddle has when every rank has a card, the CPU when none has
     (docs/running.md)."""
@@ -71,37 +71,35 @@ class GlobalCfg(Section):
     """Let a GPU compute products of float32 numbers in TensorFloat-32, with 10 bits of the 23 after the point
     and
     float32 sums: several times faster from Ampere (A100) on. false: in float32. Without effect on CPUs."""
-    deterministic: bool = Field(False, json_schema_extra=NOT_TRAINING)
+    deterministic: bool = False
     """Let a GPU use only algorithms of Paddle that repeat their bits, at some cost in speed: the same seed,
     machine, software and number of ranks then give the same run (docs/running.md). A CPU always does."""
-    checkpoint: str | None = Field(None, json_schema_extra=NOT_TRAINING)
+    checkpoint: str | None = None
     """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of
     those in `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest
     whole one."""
-    init_from: str | None = Field(None, json_schema_extra=NOT_TRAINING)
+    init_from: str | None = None
     """Folder of a run, whose newest checkpoint is taken, or of a checkpoint, such as `plsc import` writes: training
     starts with its weights, and with its centres of the classes of the same name (docs/training.md). A run that is
     resumed has its own."""
-    log_every: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
+    log_every: int = Field(10, ge=1)
     """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
-    eval_every: int = Field(1, ge=0, json_schema_extra=NOT_TRAINING)
+    eval_every: int = Field(1, ge=0)
     """Epochs between two evaluations; 0 evaluates only at the end. Raise it when evaluation takes long."""
-    eval_every_steps: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    eval_every_steps: int | None = Field(None, ge=1)
     """Steps between two evaluations, besides those of `eval_every`. Set it when an epoch takes hours."""
-    loggers: list[Literal["visualdl", "tensorboard", "wandb"]] = Field(
-        ["visualdl"], json_schema_extra=NOT_TRAINING
-    )
+    loggers: list[Literal["visualdl", "tensorboard", "wandb"]] = ["visualdl"]
     """Programs for which the numbers of `metrics.jsonl`, which is always written, are copied to `output_dir`
     (docs/training.md). tensorboard and wandb need the extra `loggers`; wandb works offline. Its own
     variables of the environment hold, such as `WANDB_MODE` and `WANDB_PROJECT`. To look at the numbers:
     `visualdl --logdir output/visualdl`, `tensorboard --logdir output/tensorboard`, `wandb sync --append
     output/wandb/offline-run-*`. A logger that fails later costs a warning and its own copy, not the
     run."""
-    hang_seconds: int = Field(600, ge=0, le=31_536_000, json_schema_extra=NOT_TRAINING)
+    hang_seconds: int = Field(600, ge=0, le=31_536_000)
     """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or
     is restarted (`plsc train --ranks`); evaluations and checkpoints may take six times as long. 0 waits for
     ever."""
-    max_skipped: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
+    max_skipped: int = Field(10, ge=1)
     """Steps in a row whose loss or gradients are NaN or infinite, and that are left out, before the run ends.
     1 ends it at the first (docs/running.md)."""
     amp: AmpCfg | None = None
@@ -111,7 +109,7 @@ class GlobalCfg(Section):
     ema: EmaCfg | None = None
     """Average the backbone's weights over the steps, `{decay: 0.9999}`, beside training; the
     average is what is evaluated, exported and predicted with (docs/training.md). null: no average."""
-    threads: int | None = Field(None, ge=1, le=1024, json_schema_extra=NOT_TRAINING)
+    threads: int | None = Field(None, ge=1, le=1024)
     """CPU threads per rank. null shares the processors out among the ranks; set it when others need some."""
 
     @field_validator("device")

@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from plsc.utils.messages import UNION_TAGS, arguments_of
 from plsc.utils.registry import Registry
-from plsc.utils.section import NOT_TRAINING, Plug, Section
+from plsc.utils.section import Plug, Section
 from plsc.utils.sharding import count_micro_batches, split
 from plsc.utils.yaml_lines import KeyPath
 
@@ -106,17 +106,17 @@ class TrainCfg(Section):
     ] = TrainDatasetCfg()
     batch_size: int = Field(128, ge=1)
     """Samples that a rank computes at a time. Lower it when memory runs out, with `global_batch` as it is."""
-    global_batch: int | None = Field(None, ge=2, json_schema_extra=NOT_TRAINING)
+    global_batch: int | None = Field(None, ge=2)
     """Samples of all ranks in one step, which the learning rate is meant for (docs/training.md). A rank's share goes
     through the backbone in as few batches of `batch_size` as it needs, at about a third more time; the head sees
     all samples of the step at once. null: `batch_size` x ranks; a resumed run keeps that of its checkpoint."""
-    num_classes: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    num_classes: int | None = Field(None, ge=1)
     """A check only: refuse data with another number of classes. null takes what the data
     has."""
-    num_workers: int = Field(1, ge=1, le=1024, json_schema_extra=NOT_TRAINING)
+    num_workers: int = Field(1, ge=1, le=1024)
     """Threads per rank that prepare batches. Raise it when the images per second are bound by the data; the
     batches stay the same."""
-    max_corrupt: float = Field(0.01, ge=0, lt=1, json_schema_extra=NOT_TRAINING)
+    max_corrupt: float = Field(0.01, ge=0, lt=1)
     """Share of a rank's images of an epoch that may be replaced by others because they cannot be decoded;
     each is named in the log. More than that ends the run, if possible before its first step. 0 ends it at the
     first one."""
@@ -180,7 +180,7 @@ class DataLoaderCfg(Section):
     """Where images come from, and how many at a time."""
 
     Train: TrainCfg = TrainCfg()
-    Eval: EvalCfg = Field(EvalCfg(), json_schema_extra=NOT_TRAINING)
+    Eval: EvalCfg = EvalCfg()
 
     def sets(self) -> dict[KeyPath, DatasetCfg]:
         """Return the data sets by their paths in a config, those to train on first."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from plsc.utils.registry import Registry, is_import_path
-from plsc.utils.section import NOT_TRAINING, Plug, Section, one_of
+from plsc.utils.section import Plug, Section, one_of
 
 MARGINS = Registry(
     "margin",
@@ -51,18 +51,18 @@ class HeadCfg(Section):
     """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/training.md). Steps
     compute in float32; rows are rounded stochastically when they are written back. A run may be resumed with
     another bank and dtype."""
-    bank_folder: str | None = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
+    bank_folder: str | None = Field(None, min_length=1)
     """Where disk keeps its file, best on the rank's own fastest disk. null: `output_dir`. The file has no
     name: it takes all of its space at the start, is gone when the process is, and `df` shows it, not `du`.
     Too little space for it and one checkpoint is refused."""
-    logits_budget_mb: float | None = Field(None, gt=0, le=10**9, json_schema_extra=NOT_TRAINING)
+    logits_budget_mb: float | None = Field(None, gt=0, le=10**9)
     """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the
     memory. Results do not depend on it. null: 256 on CPUs, 4096 on GPUs."""
     compute_dtype: Literal["float32", "bfloat16"] | None = None
     """What the head rounds its matrix products' inputs to; sums, losses and centres are float32. Faster on
     GPUs, and bfloat16 on processors that have it (AVX512-BF16, AMX: about half the head's time). null:
     bfloat16 where `Global.amp` has it, else float32."""
-    init_std: float | None = Field(None, gt=0, le=10, json_schema_extra=NOT_TRAINING)
+    init_std: float | None = Field(None, gt=0, le=10)
     """Standard deviation of the initial class centres. null: 0.01 with a margin, sqrt(2 / (D + classes))
     without."""
 

@@ -35,12 +35,7 @@ from plsc.training.evaluator import Evaluator
 from plsc.training.network import Network
 from plsc.training.optim import BackboneOptimizer
 from plsc.training.part import Part, State
-from plsc.training.resume import (
-    load_rows,
-    refuse_other_classes,
-    refuse_other_run,
-    warn_of_changed_keys,
-)
+from plsc.training.resume import load_rows, refuse_other_run
 from plsc.training.step import StepOutput, Verdict, agree
 from plsc.utils.logging import get_logger, warn
 from plsc.utils.metrics import Metrics
@@ -342,6 +337,8 @@ class Trainer:
             "optimizer": self.optimizer.name,
             "head": self.cfg.Head.kind,
             "head_optimizer": type(self.head.bank.rule).__name__,
+            "freeze": self.cfg.Optimizer.freeze,
+            "freeze_norms": self.cfg.Optimizer.freeze_norms,
             **counts.model_dump(),
         }
 
@@ -364,12 +361,11 @@ class Trainer:
         owners = self.stateful
         sizes = self.head.shard.num_classes, self.head.bank.width
         saved.check_matches(*sizes, backbone=self.backbone.state_dict())
-        refuse_other_run(self.cfg, saved, self.state_dict(), owners.keys(), self.dataset)
+        refuse_other_run(saved, self.state_dict(), self.dataset)
         load_rows(self.head, saved)
         for name, owner in owners.items():
             with saved.loading(name):
                 owner.load_state_dict(saved.state_dict(name))
-        refuse_other_classes(saved, self.dataset)
         self.resumed = True
         self.step = saved.step
         if self.step >= self.total_steps:
@@ -383,4 +379,3 @@ class Trainer:
                 f"resuming at step {saved.step} from {saved.path}: learning rate {self.schedule(self.step):.3g} "
                 f"(was {was:.3g})"
             )
-        warn_of_changed_keys(self.cfg, saved)

@@ -32,13 +32,9 @@ from plsc.utils.messages import (
     check_keywords,
     names_of,
     problems_of,
-    sections_in,
     takes,
 )
 from plsc.utils.registry import Registry, is_import_path
-
-NOT_TRAINING = {"affects_training": False}
-"Marks a field or a section: resuming with another value gives the same weights, except for rounding."
 
 
 class Section(BaseModel):
@@ -119,14 +115,3 @@ def one_of(*kinds: type[Section]) -> Any:
 
     alternatives = tuple(Annotated[kind, Tag(kind.__name__)] for kind in kinds)
     return Annotated[Union[alternatives], Discriminator(tag)]  # noqa: UP007 of a tuple
-
-
-def affects_training(section: type[BaseModel], path: Sequence[str]) -> bool:
-    """Return whether the key at `path` below a section affects the training; True for an unknown key."""
-    sections = [section]
-    for key in path:
-        fields = [each.model_fields[key] for each in sections if key in each.model_fields]
-        if any((field.json_schema_extra or {}).get("affects_training") is False for field in fields):
-            return False
-        sections = [below for field in fields for below in sections_in(field.annotation)]
-    return True

@@ -157,9 +157,6 @@ def test_resuming_with_it_and_without(averaged, tmp_path, caplog):
         trainer.resume(checkpoint(averaged[1], 4))
         assert "the checkpoint has no averaged weights: Global.ema begins with its weights" in caplog.text
         assert trainer.part("ema").state_dict() == {"steps": 0}
-        caplog.clear()
         make_trainer(tmp_path).resume(checkpoint(averaged[0], 4))
-        assert "has a state of 'ema', which this run is without" in caplog.text
-        assert "Global.ema.decay null (was 0.9)" in caplog.text
     finally:
         logging.getLogger("plsc").removeHandler(caplog.handler)

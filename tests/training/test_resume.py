@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from plsc.checkpoint.store import Checkpoint
-from plsc.config import Config, _keys, load
+from plsc.config import load
 from plsc.errors import UserError
 from plsc.heads import make_head
 from plsc.heads.banks import build_bank
@@ -18,11 +18,9 @@ from plsc.heads.spec import HeadSpec
 from plsc.training.resume import (
     build_backbone,
     build_saved_head,
-    changed_keys,
     load_backbone,
     load_rows,
 )
-from plsc.utils.section import affects_training
 from plsc.utils.sharding import ClassShard, split
 from tests.helpers.checkpoints import Bits, content, reseal, save_ranks
 from tests.helpers.tiny_runs import IMAGE_SHAPE, TINY, arrays, checkpoint, make_trainer, train
@@ -65,20 +63,6 @@ def test_another_network_is_refused(saved):
 
 
 ADAMW = AdamW(0.9, 0.999, 1e-8, 0.1)
-
-
-def test_keys_that_differ_are_named(saved):
-    there = Checkpoint.open(saved)
-    there.config["Optimizer"] |= {"nesterov": False, "weight_decay": 0.0005}
-    assert changed_keys(load(TINY, ["Global.max_steps=2"]), there) == []
-    changed = ["Global.max_steps=2", "Optimizer.nesterov=true", "Optimizer.weight_decay=0.1"]
-    assert changed_keys(load(TINY, changed), there) == [
-        "Optimizer.nesterov True (was False)",
-        "Optimizer.weight_decay 0.1 (was 0.0005)",
-    ]
-    assert changed_keys(load(TINY, ["Global.max_steps=2", "Global.amp={dtype: bfloat16}"]), there) == [
-        "Global.amp.dtype bfloat16 (was null)",
-    ]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -134,46 +118,6 @@ def test_centres_go_on_with_their_own_optimizer_only(saved, tmp_path):
     head = make_head(23, 8, ArcFace(), rule=ADAMW)
     with pytest.raises(UserError, match="momentum is not in this run .one of 3 differences"):
         load_rows(head, Checkpoint.open(saved))
-
-
-# The keys with which a run may be resumed without a word: they do not change the weights that it ends with.
-NOT_TRAINING = {
-    "Checkpoint": None,
-    "Export": None,
-    "DataLoader": {
-        "Eval",
-        "num_classes",
-        "global_batch",
-        "num_workers",
-        "max_corrupt",
-    },
-    "Model": {"recompute"},
-    "Head": {"bank_folder", "logits_budget_mb", "init_std"},
-    "Global": {
-        *(
-            "output_dir",
-            "resume",
-            "overwrite",
-            "device",
-            "deterministic",
-            "checkpoint",
-            "init_from",
-            "log_every",
-            "loggers",
-        ),
-        *("eval_every", "eval_every_steps", "hang_seconds", "max_skipped", "threads"),
-    },
-}
-
-
-def test_each_key_says_whether_it_affects_the_training():
-    for path in _keys(Config):
-        section, *keys = path
-        quiet = NOT_TRAINING.get(section, set())
-        expected = quiet is None or bool(quiet & set(keys))
-        assert affects_training(Config, path) is not expected, path
-    assert not affects_training(Config, ["DataLoader", "Eval", "more", "a title", "name"])
-    assert affects_training(Config, ["Global", "of_another_version"])
 
 
 @pytest.mark.parametrize(
