@@ -100,7 +100,7 @@ class Manifest(_Fields):
     @field_validator("preprocessing", mode="before")
     @classmethod
     def _read_preprocessing(cls, fields: Any) -> Any:
-        return Preprocessing.from_json(fields) if isinstance(fields, dict) else fields
+        return Preprocessing(**fields) if isinstance(fields, dict) else fields
 
     @field_serializer("preprocessing")
     def _write_preprocessing(self, preprocessing: Preprocessing) -> dict[str, Any]:

@@ -15,13 +15,6 @@ import numpy as np
 
 from plsc.errors import UserError, reading, shown
 
-_KINDS = {
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
-
 
 def check_parent(path: str | os.PathLike) -> None:
     """Refuse a new file whose folder is not there, before the work whose result goes there. UserError."""
@@ -64,9 +57,8 @@ def read_array(path: str | os.PathLike) -> np.ndarray:
 
 def refuse_irregular(path: str | os.PathLike, mode: int) -> None:
     """Raise UserError if `mode`, of os.stat, is that of a pipe, a device or a socket."""
-    kind = _KINDS.get(stat.S_IFMT(mode))
-    if kind:
-        raise UserError(f"{shown(path)}: is {kind}, no regular file; remove it, or name another")
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UserError(f"{shown(path)}: is no regular file; remove it, or name another")
 
 
 def sha256_of(path: str | os.PathLike) -> str:

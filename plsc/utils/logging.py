@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections import deque
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +52,6 @@ class _LogFile(logging.FileHandler):
         """Go on when the disk is full."""
 
 
-class _Early(logging.Handler):
-    """Keeps the last lines for a log file that is not open yet."""
-
-    def __init__(self):
-        super().__init__()
-        self.records: deque[logging.LogRecord] = deque(maxlen=1000)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
 def setup(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
     """Send the log to stdout, and to `log_file` (appended to) if given.
 
@@ -74,21 +63,24 @@ def setup(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
     # formats.
     _logger.propagate = False
     _logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
-    early = [record for handler in _handlers if isinstance(handler, _Early) for record in handler.records]
+    early = [record for handler in _handlers for record in getattr(handler, "buffer", ())]
     for handler in _handlers:
         _logger.removeHandler(handler)
         with contextlib.suppress(OSError):
             handler.close()
-    if log_file is not None:
+    if log_file is None:
+        kept = MemoryHandler(sys.maxsize, sys.maxsize)  # for a log file that is not open yet
+    else:
         log_file.parent.mkdir(parents=True, exist_ok=True)
-    _handlers[:] = [_Console(), _LogFile(log_file, encoding="utf-8") if log_file else _Early()]
+        kept = _LogFile(log_file, encoding="utf-8")
+    _handlers[:] = [_Console(), kept]
     mark = f"[rank {rank}] " if rank else ""
     for handler in _handlers:
         handler.setFormatter(_Formatter(f"%(asctime)s %(levelname)s {mark}%(message)s", "%Y-%m-%d %H:%M:%S"))
         _logger.addHandler(handler)
     if log_file is not None:
         for record in early:
-            _handlers[1].handle(record)
+            kept.handle(record)
     return _logger
 
 

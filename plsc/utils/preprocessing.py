@@ -8,7 +8,6 @@ The data set has it; training, evaluation, prediction, export and plsc doctor us
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -18,8 +17,8 @@ from pydantic.dataclasses import dataclass
 MEAN, SCALE = 127.5, 1 / 127.5  # of pixels
 # An image without a brighter pixel was normalised before, by whatever mean and deviation, or is black.
 DARKEST = 3.0
+_MOST = 2**34  # numbers of an image, such as a checkpoint from outside may have
 _NAMES = {1: "grey", 3: "RGB"}
-_MOST = 2**34  # numbers of an image
 
 Pixels = TypeVar("Pixels")
 """A NumPy array or a Paddle tensor."""
@@ -54,13 +53,8 @@ class Preprocessing:
         if not self.channels:
             object.__setattr__(self, "channels", _NAMES.get(self.shape[0], str(self.shape[0])))
 
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Preprocessing:
-        """Build it from what `to_json` gave."""
-        return cls(**fields)
-
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values, without `aligned` where that is not known."""
+        """Return the fields as plain values, without `aligned` where that is not known. They build it again."""
         fields = {**vars(self), "shape": list(self.shape)}
         if self.aligned is None:
             del fields["aligned"]

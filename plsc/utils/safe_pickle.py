@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import pickle
-import struct
 from collections.abc import Iterator
 from typing import BinaryIO, ClassVar
 
@@ -22,10 +21,6 @@ from plsc.utils.atomic_write import atomic_write
 from plsc.utils.files import open_regular
 
 _LONGEST_NAME = 80  # characters of a name from the file that a message quotes
-_DAMAGE = (
-    *(pickle.UnpicklingError, ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError),
-    *(struct.error, MemoryError, OverflowError, RecursionError),
-)
 
 
 class Refused(Exception):
@@ -115,9 +110,6 @@ class Unpickler(pickle._Unpickler):
         except KeyError:
             raise Refused(_quoted(f"{module}.{name}")) from None
 
-    def persistent_load(self, pid: object) -> object:
-        raise Refused("a persistent object")
-
     def load_build(self) -> None:
         if not isinstance(self.stack[-2], (_Dtype, _Array, collections.OrderedDict)):
             raise Refused("a change of what is finished")
@@ -141,11 +133,13 @@ def user_errors(path: str, what: str) -> Iterator[None]:
     with reading(path):
         try:
             yield
+        except (UserError, OSError):
+            raise
         except Refused as error:
             raise UserError(
                 f"{shown(path)}: refused: the file asks for {error}; nothing of it was run"
             ) from None
-        except _DAMAGE as error:
+        except Exception as error:
             detail = " ".join(str(error).split()) or type(error).__name__
             raise UserError(
                 f"{shown(path)}: is no {what}, or is damaged or cut off ({_quoted(detail)}); fetch it again"

@@ -37,7 +37,7 @@ def test_arrays_and_tensors_come_out_the_same():
 
 def test_json_keeps_everything():
     for one in (Preprocessing((1, 2, 3), 1.0, 0.5), Preprocessing((3, 2, 9), channels="BGR", aligned=False)):
-        assert Preprocessing.from_json(one.to_json()) == one
+        assert Preprocessing(**one.to_json()) == one
     assert "aligned" not in Preprocessing((1, 2, 3)).to_json()
 
 

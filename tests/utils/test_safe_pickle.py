@@ -106,7 +106,6 @@ def test_arrays_of_objects_or_records_and_other_codecs_are_refused(load):
     assert "the codec rot13" in refusal(
         load, b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R."
     )
-    assert "a persistent object" in refusal(load, b"Pabc\n.")
     assert "posix.mkdir" in refusal(load, b"\x80\x04\x8c\x05posix\x8c\x05mkdir\x93.")
 
 
@@ -128,6 +127,7 @@ def test_damaged_files_are_named(load, tmp_path):
         whole[:500],
         whole[:-1],
         b"\x80\x09.",
+        b"Pabc\n.",
         b".",
     ):
         assert refusal(load, data).startswith("is no pickle, or is damaged or cut off (")
@@ -206,7 +206,7 @@ def test_a_refused_name_is_printable(load):
 
 def test_a_pipe_is_refused(tmp_path):
     os.mkfifo(tmp_path / "x.bin")
-    with pytest.raises(UserError, match=r"x\.bin: is a pipe, no regular file"):
+    with pytest.raises(UserError, match=r"x\.bin: is no regular file"):
         load_pickle(str(tmp_path / "x.bin"))
 
 

@@ -69,18 +69,12 @@ def load_torch(path: str) -> object:
 
     Raises MissingFileError, and UserError for a file that is damaged, or asks for anything but tensors.
     """
-    with user_errors(path, "file of torch.save"), open_regular(path) as file:
-        try:
-            with zipfile.ZipFile(file) as archive:
-                return _load(archive)
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # RuntimeError: encrypted
-            raise ValueError(str(error)) from error
-
-
-def _load(archive: zipfile.ZipFile) -> object:
-    (pickled,) = [name for name in archive.namelist() if name.endswith("data.pkl") and name.count("/") < 2]
-    folder = pickled[: -len("data.pkl")]
-    order = f"{folder}byteorder"
-    if order in archive.namelist() and archive.read(order) != b"little":
-        raise ValueError("its numbers are big-endian")
-    return _TorchUnpickler(archive.read(pickled), archive, folder).load()
+    with (
+        user_errors(path, "file of torch.save"),
+        open_regular(path) as file,
+        zipfile.ZipFile(file) as archive,
+    ):
+        (pickled,) = [
+            name for name in archive.namelist() if name.endswith("data.pkl") and name.count("/") < 2
+        ]
+        return _TorchUnpickler(archive.read(pickled), archive, pickled[: -len("data.pkl")]).load()

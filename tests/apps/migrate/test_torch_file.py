@@ -79,18 +79,7 @@ def test_damage(tmp_path):
     data = Path(write_torch(tmp_path / "whole.pt", {"a": numbers(500)})).read_bytes()
     flipped = bytearray(data)
     flipped[data.index(numbers(500).tobytes()) + 9] ^= 1
-    big = tmp_path / "big.pt"
-    with zipfile.ZipFile(big, "w") as archive:
-        archive.writestr("a/data.pkl", b"")
-        archive.writestr("a/byteorder", b"big")
-    for bad in (
-        data[:-30],
-        data[:100],
-        bytes(flipped),
-        b"PK",
-        b"",
-        big.read_bytes(),
-    ):
+    for bad in (data[:-30], data[:100], bytes(flipped), b"PK", b""):
         (tmp_path / "bad.pt").write_bytes(bad)
         with pytest.raises(UserError, match=r"bad\.pt: is no file of torch\.save, or is damaged") as raised:
             load_torch(str(tmp_path / "bad.pt"))
