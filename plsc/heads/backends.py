@@ -66,8 +66,9 @@ def takes_kernels(spec: HeadSpec, bank: Bank, inspected: bool) -> bool:
 
     inspected: whether the caller wants the logits themselves.
     """
+    multiplies = kernels.has_bfloat16() if spec.compute_dtype == "bfloat16" else kernels.multiplies()
     return (
-        by_kernels(spec.compute_dtype)
+        multiplies
         and not on_device()
         and bank.selected > 0
         and not inspected
@@ -77,28 +78,12 @@ def takes_kernels(spec: HeadSpec, bank: Bank, inspected: bool) -> bool:
     )
 
 
-def by_kernels(dtype: str) -> bool:
-    """Say whether kernels of this process multiply numbers of this dtype: float32, and bfloat16 where the
-    processor has it."""
-    return kernels.has_bfloat16() if dtype == "bfloat16" else dtype == "float32" and kernels.multiplies()
-
-
-def multiplies_slowly(spec: HeadSpec) -> bool:
-    """Say whether the head's products take longer here than float32's: on a CPU without kernels for them,
-    where Paddle's ops round the numbers and then multiply in float32."""
-    if spec.compute_dtype == "float32" or on_device():
-        return False
-    known = spec.sub_centres == 1 and not (spec.margin and spec.margin.has_others)
-    return not (known and by_kernels(spec.compute_dtype))
-
-
 class KernelBackend:
     """Runs compiled kernels on the bank's own memory.
 
     Args:
         scaled_ND: the samples times the head's scale. row_P: those whose class is in the shard. column_P:
             their classes, rising, as the bank's selected rows are counted.
-        keep: whether exponentials are kept for backward; None: if they fit into the budget.
     """
 
     def __init__(
@@ -108,7 +93,6 @@ class KernelBackend:
         scaled_ND: paddle.Tensor,
         row_P: np.ndarray,
         column_P: np.ndarray,
-        keep: bool | None,
     ):
         self.spec = spec
         self.bank = memory.bank
@@ -118,7 +102,7 @@ class KernelBackend:
         numbers = samples * self.bank.selected
         dtype = softmax.kept_dtype(spec.compute_dtype == "bfloat16")
         fits = dtype.itemsize * numbers <= spec.logits_budget
-        self.exps = memory.workspace.take(numbers, dtype) if (fits if keep is None else keep) else None
+        self.exps = memory.workspace.take(numbers, dtype) if fits else None
         exps_KN = None if self.exps is None else self.exps[:numbers].reshape(self.bank.selected, samples)
         rows_SD, index_K = self.bank.host_rows("centres")
         bias_S = self.bank.host_rows("bias")[0] if self.bank.bias else None
@@ -168,7 +152,6 @@ class PaddleBackend:
             owned_N: 1 of the samples whose class is in the shard, else 0.
         cosines: of each sample with its class, without and with margin [N, 1], for a margin that changes the
             other logits. most: the samples that blocks are planned for.
-        keep: whether exponentials are kept for backward; None: if they fit into the budget.
     """
 
     def __init__(
@@ -180,7 +163,6 @@ class PaddleBackend:
         owned_N: paddle.Tensor,
         cosines: tuple[paddle.Tensor, paddle.Tensor] | None,
         most: int,
-        keep: bool | None,
     ):
         self.similarity = memory.similarity
         self._own = own
@@ -201,8 +183,8 @@ class PaddleBackend:
         self.spans = [
             (start, min(start + block, self.bank.selected)) for start in range(0, self.bank.selected, block)
         ]
-        keep = (fits if keep is None else keep) and spec.sub_centres == 1
-        self._kept: list[tuple[Block, paddle.Tensor]] | None = [] if keep else None
+        keeps = fits and spec.sub_centres == 1
+        self._kept: list[tuple[Block, paddle.Tensor]] | None = [] if keeps else None
         self._shares: list[tuple[paddle.Tensor, paddle.Tensor]] = []  # maximum and sum of each block, [N]
         self._x_ND = rounded(scaled_ND, spec.compute_dtype)
 

@@ -26,38 +26,25 @@ _CACHED_ROWS = 4096  # a block of this many classes stays in a processor's cache
 _TINY = 1e-30
 
 
-def bytes_per_class(num_samples: int, width: int, sub_centres: int, dtype: str = "float32") -> int:
-    """Compute the bytes that a class of a block takes.
-
-    These are 3 numbers per sample and sub-centre (logits, their exponentials, one temporary) and 4 rows of
-    the bank's `width`; where products round what they multiply to a `dtype` of 16 bits, 2 numbers and 2 rows
-    more.
-    """
-    rounded = 2 * (dtype != "float32")
-    return 4 * ((3 + rounded) * num_samples * sub_centres + (4 + rounded) * width)
-
-
-def kept_bytes(num_samples: int, num_classes: int, width: int, dtype: str = "float32") -> int:
-    """Compute the bytes that are kept for a backward pass that makes no logits again: exponentials and
-    normalised rows of all classes."""
-    return num_classes * (4 * num_samples + (4 if dtype == "float32" else 6) * width)
-
-
 def plan_blocks(
     num_samples: int, num_classes: int, width: int, sub_centres: int, budget: int, dtype: str = "float32"
 ) -> tuple[int, bool]:
     """Plan the classes per block, and whether to keep all exponentials and normalised rows, so that the
     temporaries stay within `budget` bytes.
 
-    A CPU's blocks are also no larger than its cache; a GPU is the faster, the larger they are.
+    A class of a block takes 3 numbers per sample and sub-centre (logits, their exponentials, one temporary)
+    and 4 rows of the bank's `width`; where products round what they multiply to 16 bits, 2 numbers and 2 rows
+    more. A class that is kept takes its exponentials and its normalised row. A CPU's blocks are also no
+    larger than its cache; a GPU is the faster, the larger they are.
 
     dtype: that the matrix products round to.
     """
-    per_class = bytes_per_class(num_samples, width, sub_centres, dtype)
+    rounds = dtype != "float32"
+    per_class = 4 * ((3 + 2 * rounds) * num_samples * sub_centres + (4 + 2 * rounds) * width)
     most = num_classes if asynchronous() else _CACHED_ROWS
     if num_classes <= most and num_classes * per_class <= budget:
         return max(1, num_classes), True
-    kept = kept_bytes(num_samples, num_classes, width, dtype)
+    kept = num_classes * (4 * num_samples + (4 + 2 * rounds) * width)
     keep = kept + min(num_classes, 256) * per_class <= budget
     block = (budget - kept * keep) // per_class
     return max(1, min(num_classes, most, block)), keep
@@ -104,13 +91,6 @@ def product(
     """
     if a.dtype == paddle.float32:
         return paddle.matmul(a, b, transpose_a, transpose_b)
-    return product_of_16_bits(a, b, transpose_a, transpose_b)
-
-
-def product_of_16_bits(
-    a: paddle.Tensor, b: paddle.Tensor, transpose_a: bool, transpose_b: bool
-) -> paddle.Tensor:
-    """Multiply matrices of a dtype of 16 bits -> float32; on a GPU by a product of 16 bits."""
     if on_device():
         return paddle.matmul(a, b, transpose_a, transpose_b).astype("float32")
     return paddle.matmul(a.astype("float32"), b.astype("float32"), transpose_a, transpose_b)
@@ -234,10 +214,6 @@ class Similarity:
         if self.bank.bias:
             plain_N[row_P] += self.bank.gather("bias", tensor_of(column_P)).numpy()
         return tensor_of(plain_N)
-
-    def targets(self, x_ND: paddle.Tensor, column_N: paddle.Tensor) -> TargetRows:
-        """Compare each row of x with the selected row of this number."""
-        return TargetRows(self, x_ND, column_N)
 
 
 class TargetRows:

@@ -34,14 +34,13 @@ from paddle.profiler import RecordEvent
 from plsc import distributed
 from plsc.distributed.device import asynchronous, to_device, to_host
 from plsc.errors import UserError
-from plsc.heads.backends import HeadMemory, multiplies_slowly
+from plsc.heads.backends import HeadMemory
 from plsc.heads.banks.bank import Bank
 from plsc.heads.blocks import Similarity, plan_blocks
 from plsc.heads.margins import Margin
 from plsc.heads.sampling import DrawAhead
 from plsc.heads.spec import HeadSpec
 from plsc.heads.step import Step
-from plsc.utils.logging import warn
 from plsc.utils.sharding import ClassShard
 
 
@@ -84,11 +83,6 @@ class SoftmaxHead:
 
     def __init__(self, bank: Bank, spec: HeadSpec):
         assert spec.margin is None or not bank.bias, "a bias is no part of a cosine"
-        if multiplies_slowly(spec):
-            warn(
-                f"Head.compute_dtype: {spec.compute_dtype} only rounds the inputs of this head's products here, and is slower than "
-                "float32; GPUs compute in it, and processors with AVX512-BF16 in bfloat16 where the kernels can do what it does"
-            )
         self.bank = bank
         self.spec = spec
         self.memory = HeadMemory(
@@ -186,7 +180,7 @@ class SoftmaxHead:
         step = Step(
             self.spec, self.memory, emb.flatten(1), gather_labels(label_B.numpy(), counts), None, counts
         )
-        _, saved = step.forward(keep=False)
+        _, saved = step.forward()
         logit_NS = saved.backend.logits()
         shard = self.shard
         local_N = to_device(distributed.shard_index(step.label_N, shard.start, shard.stop))

@@ -18,7 +18,7 @@ import paddle.nn.functional as F
 from plsc import distributed
 from plsc.distributed.device import asynchronous, to_device
 from plsc.heads.backends import HeadMemory, KernelBackend, PaddleBackend, takes_kernels
-from plsc.heads.blocks import Rows
+from plsc.heads.blocks import Rows, TargetRows
 from plsc.heads.margins import change_targets
 from plsc.heads.sampling import unite
 from plsc.heads.spec import HeadSpec
@@ -154,8 +154,8 @@ class Step:
     # -- forward
     # ------------------------------------------------------------------------------------------------------------
 
-    def forward(self, keep: bool | None = None) -> tuple[Losses, Saved]:
-        """Compute the losses. keep: whether exponentials are kept for backward; None: if they fit into the
+    def forward(self) -> tuple[Losses, Saved]:
+        """Compute the losses, and keep what the backward pass needs: exponentials if they fit into the
         budget."""
         place = self._find_targets()
         samples = self._gather_samples()
@@ -164,18 +164,18 @@ class Step:
             plain_N = self.memory.similarity.host_targets(x_ND, place.row_P, place.column_P)
             targets = self._move_targets(samples, place.owned_N, plain_N)
             given = (self.spec, self.memory, samples.scaled_ND, place.row_P, place.column_P)
-            backend = KernelBackend(*given, keep)
+            backend = KernelBackend(*given)
         else:
             column_N = np.zeros(len(self.label_N), np.int64)
             column_N[place.row_P] = place.column_P
             own = None
             if self.bank.selected:
-                own = self.memory.similarity.targets(x_ND, to_device(column_N))
+                own = TargetRows(self.memory.similarity, x_ND, to_device(column_N))
             targets = self._move_targets(samples, place.owned_N, own and own.plain_N)
             cosines = self._share_targets(targets)
             most = self.num_samples if self.spec.sharded else max(self.counts)
             given = (self.spec, self.memory, samples.scaled_ND, own, place.owned_N, cosines)
-            backend = PaddleBackend(*given, most, keep)
+            backend = PaddleBackend(*given, most)
         losses_N, correct_N, lse_N, miss_N = self._join_ranks(targets, self._join_maxima(backend))
         penalty_slope_N = None
         if self.margin and self.margin.trains_norm:

@@ -56,10 +56,10 @@ class Case:
         losses = logsumexp(logits) - logits[np.arange(len(x)), self.label]
         return logits, losses, losses.mean()
 
-    def forward(self, keep=None):
+    def forward(self):
         """-> the step, and what its forward pass has saved."""
         step = Step(self.head.spec, self.head.memory, self.emb, self.label, 0, [B] * self.world_size)
-        return step, step.forward(keep)[1]
+        return step, step.forward()[1]
 
     def info(self):
         return self.head.inspect(self.emb, self.label_B)
@@ -116,7 +116,7 @@ def row_2_5():
 def row_2_6():
     """The maximum of this shard survives the all_reduce; logits 10,000 higher leave the loss as it is."""
     case = Case()
-    step, saved = case.forward(keep=True)
+    step, saved = case.forward()
     others = np.where(np.arange(C) == case.label[:, None], -np.inf, case.logits)
     most = case.of_logits.max()
     assert_within(step._join_maxima(saved.backend).max_N.numpy(), others.max(axis=1), most)
@@ -150,7 +150,7 @@ def row_2_8():
         case.head.spec, case.head.memory, case.emb, case.label, None, [B] * case.world_size
     )  # by Paddle's ops
     with paddle.no_grad():
-        left_out = step.forward(keep=False)[1].backend.logits().numpy() < LOWEST / 2
+        left_out = step.forward()[1].backend.logits().numpy() < LOWEST / 2
     assert np.array_equal(left_out, case.one_hot == 1)
     assert not left_out[case.local == -1].any()
 

@@ -150,23 +150,18 @@ def test_the_workspace_is_used_again():
     assert space.take(106, np.float32) is first  # sampling takes a few more or less each step
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_the_kernels_multiply_bfloat16_where_the_processor_does_else_ops_round(
-    way, dtype, monkeypatch, caplog
-):
-    options = {**HEADS["sampled"], "compute_dtype": dtype}
+def test_the_kernels_multiply_bfloat16_where_the_processor_does_else_ops_round(way, monkeypatch):
+    options = {**HEADS["sampled"], "compute_dtype": "bfloat16"}
     for processor in (True, False):
         monkeypatch.setattr(kernels, "has_bfloat16", lambda has=processor: has and way == "kernels")
-        caplog.clear()
-        by_kernels = dtype == "bfloat16" and kernels.has_bfloat16()
+        by_kernels = kernels.has_bfloat16()
         assert isinstance(backend_of(options), KernelBackend if by_kernels else PaddleBackend)
-        assert ("is slower than float32" in caplog.text) == (not by_kernels)
 
 
 @pytest.mark.parametrize("name", ["sampled", "host", "bias"])
-@pytest.mark.parametrize("dtype,bound", [("bfloat16", 0.1), ("float16", 0.01)])
-def test_16_bits_train_as_float32_does_within_their_rounding(way, name, dtype, bound):
-    losses, grad, state = train(embeddings=EMBEDDINGS[:5], **HEADS[name], compute_dtype=dtype)
+def test_bfloat16_trains_as_float32_does_within_its_rounding(way, name):
+    bound = 0.1
+    losses, grad, state = train(embeddings=EMBEDDINGS[:5], **HEADS[name], compute_dtype="bfloat16")
     want_losses, want_grad, want_state = train(embeddings=EMBEDDINGS[:5], **HEADS[name])
     assert 0 < relative(losses, want_losses) < bound / 10 and relative(grad, want_grad) < bound
     assert relative(state["centres"], want_state["centres"]) < bound / 10

@@ -6,7 +6,6 @@ import pytest
 
 from plsc.heads import blocks
 from plsc.heads.blocks import (
-    bytes_per_class,
     plan_blocks,
     unit_rows,
     unit_rows_gradient,
@@ -31,9 +30,8 @@ def test_plan_stays_within_the_budget(num_samples, size, width, budget):
 
 @without_kernels
 def test_rounded_products_take_more_of_the_budget():
-    plain, rounded = (bytes_per_class(256, 512, 2, dtype) for dtype in ("float32", "bfloat16"))
-    assert rounded - plain == 4 * (2 * 256 * 2 + 2 * 512)
-    assert plan_blocks(256, 10_000, 512, 2, 8 << 20, "bfloat16") == (8 * 2**20 // rounded, False)
+    per_class = 4 * (5 * 256 * 2 + 6 * 512)
+    assert plan_blocks(256, 10_000, 512, 2, 8 << 20, "bfloat16") == (8 * 2**20 // per_class, False)
 
 
 def rounded(x, dtype):
