@@ -6,7 +6,6 @@ trainer.train(metrics=None)
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import paddle
@@ -36,7 +35,6 @@ from plsc.training.start import make_folder
 from plsc.training.trainer import Trainer
 from plsc.utils.logging import warn
 from plsc.utils.malloc import keep_freed_blocks, return_large_blocks
-from plsc.utils.memory import refuse_beyond_memory
 
 # The names of the other states of a run.
 OWNERS = ("run", "backbone", "optimizer", "head", "margin", "evaluation", "checkpoints")
@@ -198,12 +196,6 @@ def build_training_set(cfg: Config) -> Dataset:
         raise UserError(f"{text}; {hint}" if hint else text, key="DataLoader.Train.dataset")
     if hint:
         warn(f"DataLoader.Train.dataset: {hint}")
-    samples = min(train.batch_size, len(dataset))
-    refuse_beyond_memory(
-        4 * samples * math.prod(dataset.preprocessing.shape),  # float32, the network's input
-        f"DataLoader.Train.batch_size: {samples} images {list(dataset.preprocessing.shape)}",
-        "lower it, or the size of the images",
-    )
     return dataset
 
 

@@ -50,7 +50,6 @@ class Checkpoints:
         self.best: Best | None = None
         self._root = Path(cfg.Global.output_dir, "checkpoints")
         self._section = cfg.Checkpoint
-        self._on_disk = cfg.Head.bank == "disk"
         self._weights = weights
         self._saved = 0  # step of the newest checkpoint
         self._failed = 0  # saves since then
@@ -70,9 +69,8 @@ class Checkpoints:
         # Files of a killed save: the next save removes them before it writes.
         left = sum(file.stat().st_size for file in self._root.glob("step-*.tmp/*"))
         if lack := no_space(self._root, need - left):
-            beside = " beside the class centres" if self._on_disk else ""
             raise UserError(
-                f"{self._root}: no space for a checkpoint{beside} ({lack}); free some space, "
+                f"{self._root}: no space for a checkpoint ({lack}); free some space, "
                 "or set another Global.output_dir"
             )
 

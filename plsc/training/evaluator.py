@@ -25,9 +25,7 @@ from plsc.errors import UserError
 from plsc.evaluation.sets import EvalSet, Result, eval_set
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import embed
-from plsc.training.resume import build_saved_head
 from plsc.training.thresholds import Threshold
-from plsc.training.trained import load_network
 from plsc.utils.logging import get_logger
 from plsc.utils.metrics import Metrics
 from plsc.utils.preprocessing import Preprocessing
@@ -118,11 +116,6 @@ class Evaluator:
         return next((key for key in keys if self.row and self.row.get(key) is not None), keys[0])
 
     @property
-    def flip(self) -> bool:
-        """Whether embeddings are of a sample and its mirror image together."""
-        return self._section.flip
-
-    @property
     def row(self) -> dict[str, Any] | None:
         """Return the main set's last row, on every rank; None before the first evaluation."""
         return self.rows.get(self.main)
@@ -130,13 +123,13 @@ class Evaluator:
     def state_dict(self) -> dict[str, Any]:
         """Return the threshold, of the last evaluation of the main set."""
         if self.row is not None:
-            self._threshold = Threshold(cosine=self.row.get("threshold"), flip=self.flip)
+            self._threshold = Threshold(cosine=self.row.get("threshold"), flip=self._section.flip)
         return self._threshold.model_dump()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the threshold, unless it is of other embeddings."""
         saved = Threshold.model_validate(state)
-        if saved.flip == self.flip:
+        if saved.flip == self._section.flip:
             self._threshold = saved
 
     def evaluate(self, step: int = 0, epoch: int | None = None, metrics: Metrics | None = None) -> None:
@@ -202,29 +195,6 @@ class Evaluator:
 def build_saved_sets(cfg: Config, saved: Checkpoint) -> dict[str, EvalSet]:
     """Build the sets of DataLoader.Eval for the network of a checkpoint, as `build_sets`."""
     return build_sets(cfg, saved.preprocessing, saved.num_classes, names=saved.classes())
-
-
-def build_saved_evaluator(
-    cfg: Config,
-    saved: Checkpoint,
-    sets: dict[str, EvalSet],
-    model: paddle.nn.Layer | None = None,
-) -> Evaluator:
-    """Build the evaluator of a checkpoint on `sets`, with a head if they need one.
-
-    model: a Layer that takes the weights instead of Model.name's.
-    """
-    network = load_network(saved, cfg, model)
-    head = build_saved_head(cfg, saved) if needs_head(sets) else None
-    section = cfg.DataLoader.Eval
-    return Evaluator(
-        section,
-        sets,
-        network.backbone,
-        saved.num_classes,
-        head,
-        amp=network.amp,
-    )
 
 
 def _check_preprocessing(key: str, theirs: Preprocessing, trained: Preprocessing) -> None:

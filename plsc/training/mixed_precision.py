@@ -28,18 +28,13 @@ def autocast(amp: AmpCfg | None) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
     if on_device():
         return paddle.amp.auto_cast(level="O1", dtype=amp.dtype)
-    return contextlib.nullcontext() if dtype_on_cpu(amp) == "float32" else in_bfloat16()
+    return contextlib.nullcontext() if _why_float32(amp.dtype) else in_bfloat16()
 
 
 def autocast_on_cpu(amp: AmpCfg | None) -> contextlib.AbstractContextManager[None]:
     """Do as `autocast` on a CPU, and nothing on devices: for backward passes that run layers again, which
     Paddle sees to there."""
     return contextlib.nullcontext() if on_device() else autocast(amp)
-
-
-def dtype_on_cpu(amp: AmpCfg | None) -> str:
-    """Return the dtype of the activations inside `autocast` on a CPU."""
-    return "float32" if amp is None or _why_float32(amp.dtype) else amp.dtype
 
 
 def check_amp(amp: AmpCfg | None) -> None:

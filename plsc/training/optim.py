@@ -63,11 +63,6 @@ class BackboneOptimizer:
         """All parameters that it updates."""
         return [parameter for each in self._slices for parameter in each.parameters]
 
-    @property
-    def state_size(self) -> int:
-        """About how many numbers of state it keeps."""
-        return moments_of(self.name) * sum(p.size for p in self.parameters if not p.stop_gradient)
-
     def step(self, rate: float) -> None:
         """Update all parameters that have a gradient, at this learning rate."""
         for each in self._slices:
@@ -162,7 +157,8 @@ def _make(
 def checkpoint_numbers(optimizer: BackboneOptimizer, backbone: paddle.nn.Layer, averaged: bool) -> int:
     """Count the numbers in a checkpoint of a backbone: weights, the optimizer's arrays, and an average."""
     weights = sum(tensor.size for tensor in backbone.state_dict().values())
-    return (1 + averaged) * weights + optimizer.state_size
+    trained = sum(parameter.size for parameter in optimizer.parameters)
+    return (1 + averaged) * weights + moments_of(optimizer.name) * trained
 
 
 def _owner(key: str, names: Iterable[str]) -> str | None:

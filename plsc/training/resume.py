@@ -6,12 +6,11 @@ checkpoint: `plsc ckpt inspect output/checkpoints/step-00000656`.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import paddle
 
-from plsc.backbones.config import BACKBONES, ModelCfg
+from plsc.backbones.config import ModelCfg
 from plsc.checkpoint import store
 from plsc.config import Config
 from plsc.data.dataset import Dataset, misnumbered_class
@@ -19,29 +18,14 @@ from plsc.errors import UserError
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head, build_rule
 from plsc.utils.logging import warn
-from plsc.utils.memory import refuse_beyond_memory
 
 _ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
 
 
 def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -> paddle.nn.Layer:
     """Build the backbone with its initial weights, the same on every rank."""
-    if section.name in BACKBONES.builtin:
-        _refuse_impossible(section, image_shape)
     paddle.seed(seed)
     return section.build(embedding_size=section.embedding_size, image_shape=image_shape)
-
-
-def _refuse_impossible(section: ModelCfg, image_shape: tuple[int, ...]) -> None:
-    """Raise UserError if the weights of a built-in network do not fit the memory."""
-    what = f"Model: the weights of {section.name} for images {list(image_shape)}"
-    remedy = "lower its widths, Model.embedding_size or the size of the images"
-    try:
-        with paddle.LazyGuard(), paddle.utils.unique_name.guard():  # of weights there are shapes alone
-            backbone = section.build(embedding_size=section.embedding_size, image_shape=image_shape)
-    except IndexError:  # where Paddle makes 32 bits of a shape
-        raise UserError(f"{what}: a matrix would have a side of more than 2^31 numbers; {remedy}") from None
-    refuse_beyond_memory(4 * sum(math.prod(weight.shape) for weight in backbone.parameters()), what, remedy)
 
 
 def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint) -> None:

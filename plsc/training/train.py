@@ -11,7 +11,6 @@ from plsc.config import Config, load
 from plsc.config.advice import advice
 from plsc.distributed import environment, guard
 from plsc.errors import UserError, writing
-from plsc.training.finish import finish
 from plsc.training.start import delete_run, find_checkpoint, find_start, goes_on, start
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.loggers import check_packages
@@ -28,43 +27,48 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
     cfg.check_ranks(environment.world_size_from_env())
     cfg.check_data()  # before anything is written
     resumes = goes_on(cfg)
+    named = cfg.Global.checkpoint
+    if named not in (None, "newest", "best") and not resumes:
+        raise UserError(
+            f"training starts anew and would not read {named}; set Global.resume=true to go on from it, or "
+            "Global.init_from to begin a new run with its weights",
+            key="Global.checkpoint",
+        )
     if cfg.Global.init_from and not resumes:
         find_start(cfg)
-    _refuse_unread_checkpoint(cfg, resumes)
-    with guard.Guard(Path(cfg.Global.output_dir), cfg.Global.hang_seconds) as guarded:
-        return _train(cfg, resumes, guarded, model)
-
-
-def _train(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> dict[str, Any]:
-    start(cfg)
-    from plsc import distributed
-    from plsc.distributed.device import explained
-    from plsc.heads.self_check import refuse_a_wrong_head
-
-    with explained("lower DataLoader.Train.batch_size, or Head.logits_budget_mb"):
-        distributed.run_on_rank_0(partial(check_packages, cfg.Global.loggers))
-        refuse_a_wrong_head(cfg.Global.tf32)
-        guarded.listen()
-        trainer, metrics = _begin(cfg, resumes, guarded, model)
-    if trainer.stopped:
-        return _stopped(cfg, trainer, metrics)
     output_dir = Path(cfg.Global.output_dir)
-    evaluator = trainer.evaluator
-    if evaluator.sets and evaluator.row is None:
-        evaluator.evaluate()  # resumed after the last step, whose row the metrics have already
-    result = {**(evaluator.row or {"accuracy": None})}
-    result.update(seconds=trainer.seconds, output_dir=str(output_dir))
-    if metrics:
-        metrics.close()
-        took = f"took {duration(trainer.seconds)}"
-        best = trainer.checkpoints.best
-        facts = {"step": trainer.step, "best": best.model_dump() if best else None}
-        finish(cfg, evaluator, output_dir, took, facts)
-    return result
+    with guard.Guard(output_dir, cfg.Global.hang_seconds) as guarded:
+        start(cfg)
+        from plsc import distributed
+        from plsc.distributed.device import explained
+        from plsc.heads.self_check import refuse_a_wrong_head
+        from plsc.training.evaluate import finish
+
+        with explained("lower DataLoader.Train.batch_size, or Head.logits_budget_mb"):
+            distributed.run_on_rank_0(partial(check_packages, cfg.Global.loggers))
+            refuse_a_wrong_head(cfg.Global.tf32)
+            guarded.listen()
+            trainer, metrics = _begin(cfg, resumes, guarded, model)
+            trainer.train(metrics)
+        if metrics:
+            metrics.close()
+        if trainer.stopped:
+            stopped = f"stopped on {trainer.stopped} at step {trainer.step}"
+            get_logger().info(f"{stopped}; the same command goes on")
+            return {"stopped": trainer.stopped, "step": trainer.step, "output_dir": str(output_dir)}
+        evaluator = trainer.evaluator
+        if evaluator.sets and evaluator.row is None:
+            evaluator.evaluate()  # resumed after the last step, whose row the metrics have already
+        if metrics:
+            best = trainer.checkpoints.best
+            facts = {"step": trainer.step, "best": best.model_dump() if best else None}
+            finish(cfg, evaluator, output_dir, f"took {duration(trainer.seconds)}", facts)
+        row = evaluator.row or {"accuracy": None}
+        return {**row, "seconds": trainer.seconds, "output_dir": str(output_dir)}
 
 
 def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tuple[Any, Metrics | None]:
-    """Build a Trainer and train; return it, and rank 0's metrics. Every rank calls it."""
+    """Build a Trainer, and rank 0's metrics, with a run's weights or those to start with. Every rank calls it."""
     from plsc import distributed
     from plsc.training.build import build_trainer
     from plsc.training.init_from import start_from
@@ -95,27 +99,7 @@ def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tupl
         replace_file(output_dir / "config.yaml", cfg.to_yaml(sources=True).encode())
         metrics = Metrics(output_dir, trainer.step, cfg.Global.loggers)
     distributed.barrier()
-    trainer.train(metrics)
     return trainer, metrics
-
-
-def _stopped(cfg: Config, trainer: Any, metrics: Metrics | None) -> dict[str, Any]:
-    if metrics:
-        metrics.close()
-        stopped = f"stopped on {trainer.stopped} at step {trainer.step}"
-        get_logger().info(f"{stopped}; the same command goes on")
-    return {"stopped": trainer.stopped, "step": trainer.step, "output_dir": str(Path(cfg.Global.output_dir))}
-
-
-def _refuse_unread_checkpoint(cfg: Config, resumes: bool) -> None:
-    """Refuse a named checkpoint that this training would not read; newest and best are for other verbs."""
-    section = cfg.Global
-    if section.checkpoint not in (None, "newest", "best") and not resumes:
-        where = cfg.source("Global.checkpoint")
-        raise UserError(
-            f"{where}: Global.checkpoint: training starts anew and would not read {section.checkpoint}; set Global.resume=true "
-            "to go on from it, or Global.init_from to begin a new run with its weights"
-        )
 
 
 def _set_later_aside(folder: Path, step: int) -> None:

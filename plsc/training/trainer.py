@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle.profiler import RecordEvent
-from pydantic import Field, FiniteFloat, NonNegativeInt
+from pydantic import Field, NonNegativeInt
 
 from plsc import distributed
 from plsc.checkpoint.saved import Checkpoint
@@ -47,13 +47,12 @@ class Counts(State):
     """What a run goes on to count.
 
     skipped: steps that were left out; in_a_row: those since the last that was not. replaced: corrupt images of
-    each rank in this epoch. learning_rate: of the last step.
+    each rank in this epoch.
     """
 
     skipped: NonNegativeInt = 0
     in_a_row: NonNegativeInt = 0
     replaced: list[NonNegativeInt] = Field([0], min_length=1)
-    learning_rate: FiniteFloat = 0.0
 
 
 class Trainer:
@@ -195,7 +194,11 @@ class Trainer:
         self.network.backward(emb_BD.grad)
         rate = self.schedule(self.step)
         step = StepOutput(batch, rate, emb_BD, out, losses)
-        verdict = self.agree(step)
+        following = self._following
+        with RecordEvent("check"):
+            signalled = self.guard.signal
+            verdict = agree(self.backbone, self.head, step, self.loader.wait_seconds, signalled, following)
+        self._labels = {following.step: verdict.label_N} if following else {}
         if verdict.good:
             self._skipped_in_a_row = 0
             for part in self.parts:
@@ -212,18 +215,6 @@ class Trainer:
         self.optimizer.clear_grad()
         self.step += 1
         return verdict, {name: loss.detach() for name, loss in losses.items()}
-
-    def agree(self, step: StepOutput) -> Verdict:
-        """Let all ranks learn of a step what each of them must know. Every rank calls it, after the backward
-        pass.
-
-        Collectives: one all_gather of a few numbers.
-        """
-        with RecordEvent("check"):
-            waited, following = self.loader.wait_seconds, self._following
-            verdict = agree(self.backbone, self.head, step, waited, self.guard.signal, following)
-            self._labels = {following.step: verdict.label_N} if following else {}
-            return verdict
 
     def _leave_out(self, step: StepOutput, verdict: Verdict) -> None:
         """Say why a step changes nothing. UserError for too many in a row."""
@@ -328,7 +319,6 @@ class Trainer:
             skipped=self.skipped,
             in_a_row=self._skipped_in_a_row,
             replaced=self._replaced_W,
-            learning_rate=self.schedule(max(0, self.step - 1)),
         )
         return {
             "seed": self.cfg.Global.seed,
@@ -374,8 +364,4 @@ class Trainer:
                 "Global.max_steps"
             )
         else:
-            was = Counts.model_validate(saved.plain("run")).learning_rate
-            get_logger().info(
-                f"resuming at step {saved.step} from {saved.path}: learning rate {self.schedule(self.step):.3g} "
-                f"(was {was:.3g})"
-            )
+            get_logger().info(f"resuming at step {saved.step} from {saved.path}")

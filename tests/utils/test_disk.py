@@ -64,13 +64,6 @@ def test_the_space_checked_is_that_of_the_arrays(tmp_path, monkeypatch, more):
     assert asked == [sum(array.nbytes for array in found.values())]
 
 
-def test_a_bank_that_has_its_space_on_the_disk_is_mentioned(tmp_path, monkeypatch):
-    trainer = make_trainer(tmp_path, NO_PAIRS, "Head.bank=disk")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 2_000))
-    with pytest.raises(UserError, match="no space for a checkpoint beside the class centres "):
-        trainer.train(None)
-
-
 def full_from(monkeypatch, checks):
     """The disk is full at these calls of disk_usage (from 1: the first is that before the first step)."""
     calls = []
