@@ -14,15 +14,6 @@ def test_the_new_content_takes_the_place_of_the_old(tmp_path):
     assert path.read_bytes() == b"new" and os.listdir(tmp_path) == ["a.json"]
 
 
-def test_the_umask_is_obeyed(tmp_path):
-    before = os.umask(0o027)
-    try:
-        replace_file(tmp_path / "a", b"")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
-
-
 @pytest.mark.parametrize("leftover", ["file", "folder", "link"])
 def test_what_has_the_temporary_name_is_removed_and_no_link_is_followed(tmp_path, leftover):
     victim, beside = tmp_path / "victim", tmp_path / "a.tmp"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from plsc.errors import MissingFileError, UserError
-from plsc.utils.safe_pickle import load_pickle, save_pickle
+from plsc.utils.safe_pickle import load_pickle
 
 
 @pytest.fixture
@@ -208,10 +208,3 @@ def test_a_pipe_is_refused(tmp_path):
     os.mkfifo(tmp_path / "x.bin")
     with pytest.raises(UserError, match=r"x\.bin: is no regular file"):
         load_pickle(str(tmp_path / "x.bin"))
-
-
-def test_what_is_saved_is_loaded(tmp_path):
-    save_pickle(str(tmp_path / "a.bin"), ([b"1", np.arange(3)], [True]))
-    images, flags = load_pickle(str(tmp_path / "a.bin"))
-    assert images[0] == b"1" and images[1].tolist() == [0, 1, 2] and flags == [True]
-    assert os.listdir(tmp_path) == ["a.bin"]

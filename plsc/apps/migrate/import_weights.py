@@ -179,8 +179,6 @@ def _save(folder: Path, arrays: dict, width: int, config: Config, preprocessing:
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
-    if args.embedding_size is not None and args.embedding_size < 1:
-        raise UserError(f"--embedding-size: must be 1 or more (got {args.embedding_size})")
     if min(args.size) < 1:
         raise UserError(f"--size: must be height and width of at least 1 (got {args.size[0]} {args.size[1]})")
     if not 0 < args.scale < math.inf:
@@ -202,7 +200,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("-c", "--config", metavar="FILE", help=what)
     add_overrides(parser, "a key of the network, such as Model.embedding_size=256")
     parser.add_argument("--model", metavar="NAME", help="the same as -o Model.name=NAME")
-    parser.add_argument("--embedding-size", type=int, help="default: 512, with -c what the file has")
     parser.add_argument("--output", metavar="FOLDER", required=True, help="a new folder")
     what = "of the pictures; default: 112 112"
     parser.add_argument("--size", type=int, nargs=2, default=[112, 112], metavar=("H", "W"), help=what)
@@ -216,8 +213,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not args.config and not args.model:
         raise UserError("plsc import: give the network, by --model NAME or by -c FILE")
     _check_numbers(args)
-    size = args.embedding_size or (None if args.config else 512)
-    given = {"Model.name": args.model, "Model.embedding_size": size}
+    given = {"Model.name": args.model, "Model.embedding_size": None if args.config else 512}
     overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
     image_shape = (1 if args.channels == "grey" else 3, *args.size)
     preprocessing = Preprocessing(image_shape, args.mean, args.scale, args.channels, args.aligned)

@@ -8,7 +8,6 @@ from plsc import cli
 from plsc.apps.curate.init import Seen, recommend, to_yaml
 from plsc.config import load
 from plsc.entry import Entry
-from plsc.errors import UserError
 from tests.helpers.tiny_runs import rows
 
 SEEN = Seen(pictures=280, classes=35, height=112, width=112, grey=False, hold_out=0.5)
@@ -117,17 +116,6 @@ def test_the_text_loads_to_the_values(tmp_path):
     values = recommend(SEEN, *FOLDER, "output/people")
     (tmp_path / "c.yaml").write_text(to_yaml(values, "Written."))
     assert load(tmp_path / "c.yaml") == load(values)
-
-
-def test_a_class_alone_is_refused_with_its_reason(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    fill(tmp_path / "one", 1)
-    with pytest.raises(
-        UserError, match="one: has 1 class, training needs 2; make a folder for each identity"
-    ):
-        from plsc.apps.curate.init import main
-
-        main(["one"])
 
 
 @pytest.mark.parametrize(("pictures", "every"), [(280, 5), (24, 7), (19_000, 2), (600_000, 1)])

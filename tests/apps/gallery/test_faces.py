@@ -125,8 +125,6 @@ def test_mistakes_are_one_line(built, tmp_path, capsys):
     empty = tmp_path / "empty"
     empty.mkdir()
     for arguments, text in (
-        (["search", tmp_path / "none", "a.jpg"], "there is no gallery; make one with plsc gallery build"),
-        (["build", built, tmp_path], "is there already; remove it first, or take another name"),
         (["build", tmp_path / "a", empty], "has no images in folders of their own"),
         (["build", tmp_path / "a", empty, "--network", "gone.onnx"], "is no file; give sface, or the path"),
         (

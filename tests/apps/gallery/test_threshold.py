@@ -98,8 +98,3 @@ def test_others_count_where_they_contradict_the_galleries_own(store_of):
     own = measure(store_of(vectors), 0.01, None)
     both = measure(store_of(vectors, strangers=alike.astype(np.float32)), 0.01, None)
     assert both.by == "held out from training" and both.cosine > own.cosine
-
-
-def test_equal_pictures_keep_the_threshold_finite(store_of):
-    vectors = np.repeat(drawn(np.random.default_rng(6), 1, 1), 12, axis=0)
-    assert -1 <= measure(store_of(vectors), 0.01, None).cosine <= 1
