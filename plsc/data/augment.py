@@ -2,10 +2,7 @@
 photograph.
 
 OpenCV on uint8 [H, W, 3] (its order, BGR) or grey [H, W], tens of microseconds each; all colour is one 3x4
-matrix, so that nothing is rounded twice. To see one:
-
-    python -c "import cv2; from plsc.data.augment import Augment; from plsc.data.transforms import generator; \
-    cv2.imwrite('new.png', Augment(crop=0.2, colour=0.4)(cv2.imread('old.png'), generator(0)))"
+matrix, so that nothing is rounded twice. Try it: `Augment(crop=0.2, colour=0.4)(picture, generator(0))`.
 """
 
 from __future__ import annotations

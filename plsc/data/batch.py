@@ -1,7 +1,7 @@
 """Make a batch: write its samples one after another into its memory, and replace corrupt ones by others.
 
-A substitute is drawn from (seed, index), so it is the same on any number of ranks and threads. How many may be
-replaced is up to corrupt.py.
+A substitute is drawn from (seed, index), so it is the same on any number of ranks and threads. How many may
+be replaced is up to corrupt.py.
 """
 
 from __future__ import annotations

@@ -85,16 +85,11 @@ def read_pack(path: str) -> tuple[list[bytes], np.ndarray]:
         )
     wrong = next((number for number, flag in enumerate(flags) if not _is_flag(flag)), None)
     if wrong is not None:
-        flag = flags[wrong]
-        value = (
-            f"{flag}" if isinstance(flag, (int, float)) and abs(flag) < 1e9 else f"a {type(flag).__name__}"
+        raise UserError(
+            f"{path}: flag {wrong} is a {type(flags[wrong]).__name__}, must be true or false, 1 or 0"
         )
-        raise UserError(f"{path}: flag {wrong} is {value}, must be true or false")
-    known: dict[int, bytes] = {}  # by the object: one that is named a million times is converted once
-    for number, image in enumerate(images):
-        if id(image) not in known:
-            known[id(image)] = _as_bytes(path, number, image)
-    return [known[id(image)] for image in images], np.array(flags, bool)
+    encoded = [_as_bytes(path, number, image) for number, image in enumerate(images)]
+    return encoded, np.array(flags, bool)
 
 
 def _is_flag(flag: object) -> bool:

@@ -75,9 +75,9 @@ class TrainDatasetCfg(DatasetCfg):
 
     name: str = "Glyphs"
     """`Glyphs`, characters drawn at run time; your images in a list file (`ImageList`), in a folder for each
-    identity (`ImageFolder`) or in a .rec file (`RecImages`); `IdxImages`, the files of MNIST and Fashion-MNIST;
-    `Synthetic`, noise for measuring speed; or your own class as
-    `package.module:Class`. The number of classes is read from the data; docs/data.md has examples."""
+    identity (`ImageFolder`) or in a .rec file (`RecImages`); `IdxImages`, the files of MNIST and
+    Fashion-MNIST; `Synthetic`, noise for measuring speed; or your own class as `package.module:Class`. The
+    number of classes is read from the data; docs/data.md has examples."""
 
 
 def _one_or_several(value: Any) -> str | None:
@@ -91,10 +91,10 @@ class EvalDatasetCfg(DatasetCfg):
     `dataset: null` evaluates nothing."""
 
     name: str = "GlyphPairs"
-    """`GlyphPairs`, pairs of characters that training never sees; pairs named in a file (`PairList`), in a .bin
-    pack (`BinPairs`) or drawn from labelled images (`ImagePairs`); IJB's templates (`IjbPairs`); a search in a
-    gallery (`GalleryProbe`); any data set that `Train.dataset` may name; or your
-    own class as `package.module:Class`."""
+    """`GlyphPairs`, pairs of characters that training never sees; pairs named in a file (`PairList`), in a
+    .bin pack (`BinPairs`) or drawn from labelled images (`ImagePairs`); IJB's templates (`IjbPairs`); a
+    search in a gallery (`GalleryProbe`); any data set that `Train.dataset` may name; or your own class as
+    `package.module:Class`."""
 
 
 class TrainCfg(Section):
@@ -107,12 +107,12 @@ class TrainCfg(Section):
     batch_size: int = Field(128, ge=1)
     """Samples that a rank computes at a time. Lower it when memory runs out, with `global_batch` as it is."""
     global_batch: int | None = Field(None, ge=2)
-    """Samples of all ranks in one step, which the learning rate is meant for (docs/training.md). A rank's share goes
-    through the backbone in as few batches of `batch_size` as it needs, at about a third more time; the head sees
-    all samples of the step at once. null: `batch_size` x ranks; a resumed run keeps that of its checkpoint."""
+    """Samples of all ranks in one step, which the learning rate is meant for (docs/training.md). A rank's
+    share goes through the backbone in as few batches of `batch_size` as it needs, at about a third more time;
+    the head sees all samples of the step at once. null: `batch_size` x ranks; a resumed run keeps that of its
+    checkpoint."""
     num_classes: int | None = Field(None, ge=1)
-    """A check only: refuse data with another number of classes. null takes what the data
-    has."""
+    """A check only: refuse data with another number of classes. null takes what the data has."""
     num_workers: int = Field(1, ge=1, le=1024)
     """Threads per rank that prepare batches. Raise it when the images per second are bound by the data; the
     batches stay the same."""

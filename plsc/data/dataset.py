@@ -50,8 +50,8 @@ class ImageSet:
             names = dict(zip("01234", ("image_shape", "mean", "scale", "channels", "aligned")))
             raise UserError(f"{where}.{names.get(key[:1], key)}: {message}") from error
 
-    def _checked(self, made: object, what: str, name: Callable[[], str]) -> np.ndarray:
-        return check_image(made, self.preprocessing.shape, lambda: f"{type(self).__name__}.{what} ({name()})")
+    def _checked(self, made: object, call: str) -> np.ndarray:
+        return check_image(made, self.preprocessing.shape, lambda: f"{type(self).__name__}.{call}")
 
 
 def check_image(made: object, shape: tuple[int, ...], what: Callable[[], str]) -> np.ndarray:
@@ -103,13 +103,10 @@ class Dataset(ImageSet, ABC):
     def images(self, start: int, stop: int) -> np.ndarray:
         """Make samples [start, stop) to evaluate on, [n, *shape], as augmented in an epoch that training
         never has."""
-        indices = range(start, stop)
         return np.stack(
             [
-                self._checked(
-                    self.sample(index, EVALUATION), f"sample({index})", lambda index=index: self.name(index)
-                )
-                for index in indices
+                self._checked(self.sample(index, EVALUATION), f"sample({index}) ({self.name(index)})")
+                for index in range(start, stop)
             ]
         )
 
@@ -135,13 +132,11 @@ class _Images(ImageSet, ABC):
 
     def images(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Make images [start, stop) as one array [n, *shape]."""
-        indices = range(start, self.num_images if stop is None else stop)
+        stop = self.num_images if stop is None else stop
         return np.stack(
             [
-                self._checked(
-                    self.image(index), f"image({index})", lambda index=index: self.image_name(index)
-                )
-                for index in indices
+                self._checked(self.image(index), f"image({index}) ({self.image_name(index)})")
+                for index in range(start, stop)
             ]
         )
 

@@ -10,7 +10,6 @@ later:
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import unicodedata
 from collections.abc import Sequence
@@ -73,8 +72,7 @@ def few_identities(pairs: PairSet) -> str | None:
     remedy = f"give hold_out: {share:g} to training and evaluation" if share else "take pairs of more"
     return (
         f"verified on {count} identities, {len(pairs.pairs):,} pairs: fewer than {FEWEST} identities tell "
-        "networks and thresholds hardly "
-        f"apart; {remedy}"
+        f"networks and thresholds hardly apart; {remedy}"
     )
 
 
@@ -83,14 +81,9 @@ def choose_held_out(names: Sequence[str], share: float, where: str) -> np.ndarra
     chosen = held_out(names, share)
     count = int(chosen.sum())
     if not LEAST <= count <= len(names) - LEAST:
-        enough = np.sort(_places(names))[LEAST - 1 : -LEAST]
-        shares = (
-            f"from {math.ceil(100 * enough[0] + 0.01) / 100:g} on" if len(enough) else "with more classes"
-        )
         raise UserError(
-            f"{share:g} of {where} holds out {count} of its {len(names):,} classes, which their names "
-            "decide; at least "
-            f"{LEAST} have to be held out and {LEAST} trained on, as they are {shares}",
+            f"{share:g} of {where} holds out {count} of its {len(names):,} classes, as their names decide: "
+            f"{LEAST} at least have to be held out and {LEAST} trained on; take another share",
             key="hold_out",
         )
     return chosen

@@ -38,8 +38,8 @@ def read_file(path: str) -> np.ndarray:
 
 
 def _is_cut_off_png(data: np.ndarray) -> bool:
-    """Say whether a chunk of a PNG reaches beyond its end: OpenCV 5 allocates what a chunk's length says, 4 GB
-    for 61 bytes."""
+    """Say whether a chunk of a PNG reaches beyond its end: OpenCV 5 allocates what a chunk's length says,
+    4 GB for 61 bytes."""
     at, kind = 8 if data[:8].tobytes() == b"\x89PNG\r\n\x1a\n" else len(data), b""
     while at < len(data) and kind != b"IEND":
         length, kind = data[at : at + 4].tobytes(), data[at + 4 : at + 8].tobytes()
@@ -146,17 +146,10 @@ class Encoded:
 
     @classmethod
     def check(cls, **kwargs) -> None:
-        if "size" in kwargs and min(sides(kwargs["size"])) < 1:
-            raise UserError(
-                f"must be [height, width] of at least 1, got {[*sides(kwargs['size'])]}", key="size"
-            )
-        if math.prod(sides(kwargs.get("size", (1, 1)))) > MOST_PIXELS:
-            raise UserError(
-                f"must be at most {MOST_PIXELS:,} pixels, got {[*sides(kwargs['size'])]}", key="size"
-            )
-        channels = kwargs.get("channels", "RGB")
-        if channels not in CHANNELS:
-            raise UserError(f"must be one of {', '.join(CHANNELS)}, got '{channels}'", key="channels")
+        size = sides(kwargs.get("size", 1))
+        if min(size) < 1 or math.prod(size) > MOST_PIXELS:
+            rule = f"must be [height, width] of at least 1, and at most {MOST_PIXELS:,} pixels"
+            raise UserError(f"{rule}, got {[*size]}", key="size")
         if kwargs.get("scale", 1) <= 0:
             raise UserError(f"must be more than 0, got {kwargs['scale']}", key="scale")
 

@@ -47,10 +47,10 @@ class PairList(EncodedPairs):
     """The pairs of a text file.
 
     `list`: a pair a line, `path_a<TAB>path_b<TAB>1` for two images of one identity, 0 for two identities;
-    commas will do too, and a first line of headings. Or LFW's pairs.txt: first the number of pairs of each kind, or
-    folds and that number; then `name n1 n2` or `name1 n1 name2 n2`, which means the images name/name_0001.jpg
-    (or another extension). `root`: where relative paths start; empty = the list's own folder. `title`: what
-    logs and reports call the set; empty = the file's name. Further keys: those of
+    commas will do too, and a first line of headings. Or LFW's pairs.txt: first the number of pairs of each
+    kind, or folds and that number; then `name n1 n2` or `name1 n1 name2 n2`, which means the images
+    name/name_0001.jpg (or another extension). `root`: where relative paths start; empty = the list's own
+    folder. `title`: what logs and reports call the set; empty = the file's name. Further keys: those of
     plsc.data.images.EncodedPairs.
 
     The pairs keep the order of the file. `alternate`: spread the positive pairs evenly over the negative
@@ -198,12 +198,11 @@ class ImagePairs(EncodedPairs):
     every run.
 
     `images`: an image folder, a list or a .rec file; in a config that lacks it, those of the training,
-    prepared as there.
-    `root`: of a list, see plsc.data.image_list.ImageList. `classes`: [start, stop] draws from the classes
-    start to stop - 1 only; []: from all. `hold_out`: draws from the share of the classes that training with the same `hold_out` of
-    the same images leaves out. `num_pairs`: how many; null: 6,000, or as many as there are. `title`: what
-    logs and reports call the set; empty = "pairs of", or "held-out pairs of", and the name of `images`.
-    Further keys: those of plsc.data.images.EncodedPairs.
+    prepared as there. `root`: of a list, see plsc.data.image_list.ImageList. `classes`: [start, stop] draws
+    from the classes start to stop - 1 only; []: from all. `hold_out`: draws from the share of the classes
+    that training with the same `hold_out` of the same images leaves out. `num_pairs`: how many; null: 6,000,
+    or as many as there are. `title`: what logs and reports call the set; empty = "pairs of", or "held-out
+    pairs of", and the name of `images`. Further keys: those of plsc.data.images.EncodedPairs.
     """
 
     def __init__(

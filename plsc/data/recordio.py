@@ -152,8 +152,8 @@ class RecordFile:
                 start += 8 + _padded(length)
         if start != self.size:
             raise UserError(
-                f"{self.path}: is damaged or cut off at record {len(offsets)}, byte {min(start, self.size)} of "
-                f"{self.size:,}; fetch or make it again"
+                f"{self.path}: is damaged or cut off at record {len(offsets)}, byte {min(start, self.size)} "
+                f"of {self.size:,}; fetch or make it again"
             )
         return np.array(offsets, np.int64)
 

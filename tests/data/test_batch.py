@@ -32,7 +32,8 @@ def test_a_set_without_any_sound_image_is_an_error():
     with pytest.raises(CorruptImageError) as raised:
         batch(Damaged(10, tuple(range(10))), [3])
     assert str(raised.value) == (
-        "record 3 (train.rec @ 12288): not an image that OpenCV can decode; and so are 100 others drawn instead"
+        "record 3 (train.rec @ 12288): not an image that OpenCV can decode; and so are 100 others drawn "
+        "instead"
     )
 
 
@@ -64,7 +65,7 @@ def test_a_sample_of_another_dtype_or_shape_is_refused_in_one_line():
             return made.astype(np.float32) if index == 4 else made[..., :1] if index == 5 else made
 
     for index, got in {4: r"float32 \[1, 1, 2\]; mean and scale .*", 5: r"uint8 \[1, 1, 1\]"}.items():
-        line = rf"^Mine.sample\({index}\) \(record {index} .*\): must be an array uint8 \[1, 1, 2\] .*, got {got}$"
+        line = rf"^Mine.sample\({index}\) \(record {index} .*\): must be an array uint8 \[1, 1, 2\] .*{got}$"
         for make in (
             lambda index=index: batch(Mine(10, ()), [0, index]),
             lambda index=index: Mine(10, ()).images(index - 1, index + 1),

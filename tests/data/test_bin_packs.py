@@ -71,15 +71,12 @@ def test_a_pack_that_asks_for_more_is_refused(tmp_path):
     "pack, said",
     [
         ([1, 2, 3], "is no verification pack, which holds a list of images and a list of flags"),
-        ((b"images", [True]), "is no verification pack, which holds a list of images and a list of flags"),
         (
             ([b"a"] * 3, [True]),
             "has 3 images and 1 flags; a pack has two images for each flag, and a flag at least",
         ),
         (([], []), "has 0 images and 0 flags; a pack has two images for each flag, and a flag at least"),
-        (([b"a"] * 4, [True, 2]), "flag 1 is 2, must be true or false"),
-        (([b"a"] * 4, [True, 10**5000]), "flag 1 is a int, must be true or false"),
-        (([b"a"] * 4, [True, np.arange(2)]), "flag 1 is a _Array, must be true or false"),
+        (([b"a"] * 4, [True, 2]), "flag 1 is a int, must be true or false, 1 or 0"),
         (([b"a", None], [True]), "image 1 is NoneType, must be the bytes of an encoded image"),
         (
             ([b"a", np.zeros(3)], [True]),

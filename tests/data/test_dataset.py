@@ -82,11 +82,6 @@ def test_templates_and_galleries_offer_images_as_pairs_do():
         IdentificationSet()
 
 
-def test_preprocessing_maps_bytes_to_minus_one_and_one():
-    pixels = np.array([[[[0, 255]]]], np.uint8)
-    assert Preprocessing((1, 1, 2))(pixels).tolist() == [[[[-1, 1]]]]
-
-
 def test_shared_identities_are_found_where_both_sets_know_theirs():
     def of(base, **known):
         shared = {"num_images": 4, "name": "known", "image_shape": (1, 2, 2), "labels": np.array([0, 1])}
@@ -148,24 +143,11 @@ def test_arrays_as_the_base_class_says_are_taken(base):
     [
         (Dataset, {"labels": [0, 1]}, "labels: must be an array int64 [N], got list"),
         (Dataset, {"labels": np.array([0, 1], np.int32)}, "labels: must be int64 [N], got int32 [2]"),
-        (Dataset, {"labels": np.array([[0, 1]])}, "labels: must be int64 [N], got int64 [1, 2]"),
         (PairSet, {"pairs": np.array([[0, 4], [1, 2]])}, "pairs: must be in [0, 4), has 0 to 4"),
-        (PairSet, {"pairs": np.array([[-1, 3], [1, 2]])}, "pairs: must be in [0, 4), has -1 to 3"),
         (PairSet, {"pairs": np.array([[0, 1, 2]])}, "pairs: must be int64 [P, 2], got int64 [1, 3]"),
         (PairSet, {"same": np.array([True])}, "same: must be bool [P] of 2 rows, got bool [1]"),
-        (PairSet, {"same": np.array([1, 0])}, "same: must be bool [P] of 2 rows, got int64 [2]"),
         (TemplatePairs, {"template": np.array([0, 0, 1, 1])}, "pairs: must be in [0, 2), has 0 to 3"),
-        (
-            TemplatePairs,
-            {"media": np.arange(3)},
-            "media: must be int64 [num_images] of 4 rows, got int64 [3]",
-        ),
         (IdentificationSet, {"probe": np.array([4])}, "probe: must be in [0, 4), has 4 to 4"),
-        (
-            IdentificationSet,
-            {"identities": np.arange(2)},
-            "identities: must be int64 [num_images] of 4 rows, got int64 [2]",
-        ),
     ],
 )
 def test_other_arrays_are_refused(base, attributes, line):

@@ -86,14 +86,10 @@ def test_classes_and_hold_out_go_together(faces):
     assert {*train.folders} | names_of(pairs) == {*NAMES[:12]} and not {*train.folders} & names_of(pairs)
 
 
-def test_too_few_on_either_side_are_refused_with_a_share_that_does(faces):
+def test_too_few_on_either_side_are_refused(faces):
     for make in (ImageFolder, ImagePairs):
-        with pytest.raises(
-            UserError, match=r"^hold_out: 0\.001 of .*faces holds out 0 of its 20 classes"
-        ) as raised:
+        with pytest.raises(UserError, match=r"^hold_out: 0\.001 of .*faces holds out 0 of its 20 classes"):
             make(str(faces), hold_out=0.001)
-        share = float(str(raised.value).split("from ")[-1].split(" on")[0])
-        assert make(str(faces), hold_out=share)
         with pytest.raises(UserError, match=r"^hold_out: must be in \[0, 1\), got 1$"):
             make.check(hold_out=1.0)
 

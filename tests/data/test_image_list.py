@@ -91,37 +91,6 @@ def test_gaps_between_labels_are_refused(folder):
         ImageList(write(folder, "a.png\t0\na.png\t3\n"))
 
 
-def slow_reading(text):
-    """What read_list's docstring says, line by line."""
-    found = []
-    for line in text.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
-        line = line.strip(b"\r")
-        image, _, label = line.rpartition(b"\t" if b"\t" in line else b" ")
-        found.append((image.strip().decode(), int(label)))
-    return found
-
-
-def test_any_mixture_of_lines_is_read_alike(folder):
-    rng = np.random.default_rng(7)
-    forms = [
-        "{0}.png\t{1}",
-        "{0}.png\t{1}\r",
-        "{0} b.png\t{1}",
-        "{0}.png {1}",
-        " {0}.png\t {1} ",
-        "{0}\tb.png\t{1}",
-        "{0}.png  {1}",
-    ]
-    for _ in range(20):
-        numbers = rng.integers(0, 10 ** rng.integers(1, 18), (30, 2))
-        text = "\n".join(
-            forms[number % 7].format(*pair) for number, pair in zip(rng.integers(0, 7, 30), numbers.tolist())
-        )
-        text = b"\xef\xbb\xbf" * int(rng.integers(0, 2)) + text.encode()
-        paths, labels = read_list(write(folder, text + b"\n" * int(rng.integers(0, 2))))
-        assert [*zip(map(paths.written, range(30)), labels.tolist())] == slow_reading(text)
-
-
 def test_some_of_many_paths():
     names = ["a", "", "bcd", "ä", "e"]
     some = Paths.of("root", names).where(np.array([True, False, True, True, False]))

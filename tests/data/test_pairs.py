@@ -199,10 +199,9 @@ def test_identities_that_contradict_the_flags_are_refused(folder):
 
 def test_digits_that_are_no_numbers_are_named(folder):
     assert "must be 'path_a<TAB>" in refusal(write(folder, "²\nAnn\t1\t2\n"))
-    assert refusal(write(folder, "1\nAnn\t1\t²\nAnn\t1\tBob\t1\n")).startswith("line 2: must be 'name n1 n2'")
-    assert refusal(write(folder, "1\nAnn\t1\t" + "1" * 5000 + "\n")).startswith(
-        "line 2: must be 'name n1 n2'"
-    )
+    for third in ("²", "1" * 5000):
+        said = refusal(write(folder, f"1\nAnn\t1\t{third}\nAnn\t1\tBob\t1\n"))
+        assert said.startswith("line 2: must be 'name n1 n2'")
     assert "(got 'a\\x1b[2J,b')" in refusal(write(folder, "a.png,b.png,1\na\x1b[2J,b\n"))
 
 

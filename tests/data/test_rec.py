@@ -53,9 +53,7 @@ def refusal(path, **options):
     return said
 
 
-@pytest.mark.parametrize(
-    "label, shown", [(0.5, "0.5"), (-1, "-1"), (float("nan"), "nan"), (float("inf"), "inf"), (3e9, "3e+09")]
-)
+@pytest.mark.parametrize("label, shown", [(0.5, "0.5"), (-1, "-1"), (float("nan"), "nan")])
 def test_labels_that_are_no_whole_numbers_name_the_record(label, shown, tmp_path):
     path = write_rec(tmp_path / "a.rec", [0, 1, label, label], header=False)
     said = refusal(path)

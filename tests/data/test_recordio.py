@@ -157,8 +157,8 @@ def test_a_damaged_record_is_named(plain):
     damaged[4 * 1008 : 4 * 1008 + 4] = bytes(4)
     plain.write_bytes(damaged)
     assert refusal(plain) == (
-        "train.rec: record 4 (train.rec @ 4032) is damaged or cut off, or train.idx does not belong to the file; "
-        "fetch both again, or delete the index, and the records are found by a scan"
+        "train.rec: record 4 (train.rec @ 4032) is damaged or cut off, or train.idx does not belong to the "
+        "file; fetch both again, or delete the index, and the records are found by a scan"
     )
     plain.with_suffix(".idx").unlink()
     assert refusal(plain) == (

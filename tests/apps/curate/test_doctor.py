@@ -96,7 +96,7 @@ def test_a_set_that_cannot_be_opened_is_an_error_and_the_others_are_examined(fac
     code, lines = run(tmp_path / "list.txt", "--validation", faces, tmp_path / "pairs.csv")
     assert code == 2 and "no image has label 1 (1 of the labels 0 to 2 are missing)" in lines[0]
     assert lines[1] == f"WARNING {faces}: 1 images are there twice or more, byte for byte"
-    assert "pairs.csv: line 1: none.png does not exist" in lines[3]
+    assert "pairs.csv: 1 of its images do not exist: none.png" in lines[3]
 
 
 def test_the_sets_of_a_config(run, tmp_path):
