@@ -31,19 +31,14 @@ _YML = "inference.yml"
 
 def refuse_other_pictures(formats: Sequence[str], preprocessing: Any) -> None:
     """Refuse by UserError a network that one of the packages cannot feed."""
-    is_rgb = preprocessing.channels == "RGB"
-    is_square = is_rgb and preprocessing.shape[1] == preprocessing.shape[2]
-    fits = {
-        "insightface": is_square and any(preprocessing.shape[1] % side == 0 for side in _SIDES),
-        "paddlex": is_rgb,
-    }
-    sizes = {"insightface": " of 112 x 112 or 128 x 128 or a multiple of these", "paddlex": ""}
+    height, width = preprocessing.size
+    fits = {"insightface": height == width and any(height % side == 0 for side in _SIDES), "paddlex": True}
     for kind in fits.keys() & set(formats):
-        if not fits[kind]:
+        if preprocessing.channels != "RGB" or not fits[kind]:
+            sizes = " of 112 x 112 or 128 x 128 or a multiple of these" if kind == "insightface" else ""
             given = f"{preprocessing.channels} {list(preprocessing.shape)}"
             raise UserError(
-                f"Export.formats: {kind} takes RGB pictures{sizes[kind]}; this network takes {given}: "
-                f"leave {kind} out"
+                f"Export.formats: {kind} takes RGB pictures{sizes}; this network takes {given}: leave {kind} out"
             )
 
 
