@@ -12,6 +12,7 @@ from plsc.heads.banks.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.optimizer import LARS, AdamW, Momentum
 from plsc.heads.sampling import choose_classes
+from plsc.heads.self_check import relative
 from plsc.utils.sharding import ClassShard, split
 from tests.heads import reference
 
@@ -27,13 +28,6 @@ OPTIMIZERS = {
     "AdamW": (AdamW(0.9, 0.999, 1e-8, 0.1), reference.DenseAdamW(0.9, 0.999, 1e-8, 0.1)),
     "LARS": (LARS(0.9, 5e-4, 0.02, 1e-9), reference.DenseLARS(0.9, 5e-4, 0.02, 1e-9)),
 }
-
-
-def relative(got, want) -> float:
-    """Return the largest difference, relative to the largest number of `want`."""
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    assert got.shape == want.shape, (got.shape, want.shape)
-    return float(np.abs(got - want).max() / max(np.abs(want).max(), 1e-12)) if got.size else 0.0
 
 
 def different_bytes(got: np.ndarray, want: np.ndarray) -> float:

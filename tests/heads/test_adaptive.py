@@ -1,7 +1,5 @@
 """What the margins with a memory remember, and the filter; their formulas: test_margins.py."""
 
-import math
-
 import numpy as np
 import paddle
 import pytest
@@ -35,16 +33,6 @@ def test_adaface_follows_the_norms_and_gives_them_to_a_checkpoint():
     other = AdaFace()
     other.load_state_dict(margin.state_dict())
     assert other.state_dict() == margin.state_dict()
-
-
-def test_a_good_picture_gets_an_angle_and_a_bad_one_an_addition():
-    margin = AdaFace(margin=0.4)
-    margin.mean, margin.deviation = 20.0, 1.0
-    cos = paddle.full([2], 0.5)
-    good, bad = margin(cos, paddle.to_tensor([90.0, 0.1])).cosine.numpy()
-    turn = lambda cos, m, more: [math.cos(math.acos(cos) - m) - 2 * m, math.cos(math.acos(cos) + more)]
-    numbers = map(np.float64, (0.5, 0.4, 0.4))
-    assert_within([good, bad], *perturbed(turn, *numbers, terms=1))
 
 
 def test_curricularface_remembers_the_mean_target_cosine():

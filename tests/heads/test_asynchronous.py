@@ -86,26 +86,6 @@ def test_draws_ahead_are_the_draws():
         assert np.array_equal(ahead.take(number), draw_classes(ClassShard.whole(1000), 0.1, 5, number))
 
 
-def test_a_centre_of_length_0_stays_and_gets_no_gradient():
-    head = head_of("arcface")
-    rows = {name: np.array(array) for name, array in head.bank.state().items()}
-    rows["centres"][:3] = 0
-    head.bank.load_rows(0, rows)
-    emb, _ = batch()
-    head(emb, np.arange(N)).loss.backward()
-    grads = head.bank.gradients()["centres"].numpy()
-    assert not grads[:3].any() and grads[3:].all() and np.isfinite(emb.grad.numpy()).all()
-
-
-def test_an_embedding_of_length_0_gets_no_gradient():
-    emb, label = batch()
-    emb.stop_gradient = True
-    emb[2] = 0.0
-    emb.stop_gradient = False
-    head_of("arcface")(emb, label).loss.backward()
-    assert not emb.grad.numpy()[2].any() and emb.grad.numpy()[[0, 1, 3]].all()
-
-
 def test_rows_on_a_device_are_copied_when_they_are_indexed():
     array = paddle.arange(12, dtype="float32").reshape([6, 2])
     rows = StateRows(lambda rows: array.numpy()[rows], np.float32, (6, 2))

@@ -8,7 +8,7 @@ import pytest
 from plsc.config import load
 from plsc.errors import UserError
 from plsc.heads.config import MARGINS, MarginCfg
-from plsc.heads.margins import CombinedMargin, Margin, change_targets
+from plsc.heads.margins import Margin, change_targets
 from plsc.training.build_head import build_margin
 from plsc.utils.messages import arguments_of
 from tests.heads.autograd import (
@@ -22,7 +22,7 @@ from tests.heads.autograd import (
 )
 from tests.heads.errors import relative
 from tests.heads.ways import without_kernels
-from tests.helpers.bounds import EPS, assert_within, perturbed, roundings
+from tests.helpers.bounds import EPS, roundings
 
 GRID = np.linspace(-1, 1, 2001)
 
@@ -78,14 +78,6 @@ def head_config(kind):
     return (
         load(cfg, {f"Head.{key}": value for key, value in COMBINED.items()}) if kind == "combined" else cfg
     ).Head
-
-
-@without_kernels
-def test_combined_with_a_zero_margin_is_the_cosine():
-    found = CombinedMargin(1.0, 0.0, 0.0)(paddle.to_tensor(GRID, dtype="float32"), None)
-    through_angle = lambda cos, off: np.cos(np.arccos(np.clip(cos, -1, 1)) * off)
-    assert_within(found.cosine.numpy(), *perturbed(through_angle, GRID, np.ones(len(GRID)), terms=1))
-    assert np.abs(found.slope.numpy() - 1)[1:-1].max() < 2e-2 and found.slope.numpy()[-1] == 1
 
 
 def test_straight_through_has_the_value_with_margin_and_the_gradient_without():

@@ -11,7 +11,7 @@ from plsc import native as kernels
 from plsc.distributed.device import asynchronous, on_device, to_device
 from plsc.heads.banks.bank import INIT_ROWS, Bank, initial_blocks
 from plsc.heads.banks.state_rows import StateRows
-from plsc.heads.optimizer import Rule, Update
+from plsc.heads.optimizer import Rule
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.sharding import ClassShard
 from plsc.utils.tensors import host_view, large_tensor, rows_in_place, write_rows
@@ -104,21 +104,14 @@ class DeviceBank(Bank):
                 continue
             for start in range(0, self.selected, self.rows_at_once):
                 stop = min(start + self.rows_at_once, self.selected)
-                self._update_rows(names, start, stop, grad[start:stop], update)
+                tensors = [self.rows(each, start, stop) for each in names]
+                self.rule.update_device(name, tensors[0], tensors[1:], grad[start:stop], update)
+                for each, updated in zip(names, tensors):
+                    if self._index_tensor is None:
+                        write_rows(self._tables[each], start, updated)
+                    else:
+                        paddle.scatter_(self._tables[each], self._index_tensor[start:stop], updated)
         self._fetched = {}
-
-    def _update_rows(
-        self, names: list[str], start: int, stop: int, grad: paddle.Tensor, update: Update
-    ) -> None:
-        """Update selected rows [start, stop) of a part and its moments: in place where they have their
-        address, or in copies that are written where they belong."""
-        value, *moments = (self.rows(name, start, stop) for name in names)
-        self.rule.update_device(names[0], value, moments, grad, update)
-        for name, updated in zip(names, (value, *moments)):
-            if self._index_tensor is None:
-                write_rows(self._tables[name], start, updated)
-            else:
-                paddle.scatter_(self._tables[name], self._index_tensor[start:stop], updated)
 
     # -- checkpoints
     # --------------------------------------------------------------------------------------------------------

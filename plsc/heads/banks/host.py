@@ -64,7 +64,10 @@ class HostRows:
                 part = slice(start, min(start + piece, len(grad)))
                 if not kernels.library():
                     rows = part if self.index_K is None else self.index_K[part]
-                    _update_by_paddle(rule, name, arrays, rows, grad[part], update)
+                    value, *moments = tensors = [tensor_of(array[rows]) for array in arrays]
+                    rule.update_device(name, value, moments, grad[part], update)
+                    for array, tensor in zip(arrays, tensors):
+                        array[rows] = tensor.numpy()
                     continue
                 if self.index_K is None:
                     value, *moments = (array[part] for array in arrays)
@@ -73,21 +76,6 @@ class HostRows:
                     value, *moments = arrays
                     index = self.index_K[part]
                 rule.update_host(name, value, moments, index, host_view(grad[part]), update)
-
-
-def _update_by_paddle(
-    rule: Rule,
-    name: str,
-    arrays: list[np.ndarray],
-    rows: slice | np.ndarray,
-    grad: paddle.Tensor,
-    update: Update,
-) -> None:
-    """Update these rows of a value and its moments on the device."""
-    value, *moments = tensors = [tensor_of(array[rows]) for array in arrays]
-    rule.update_device(name, value, moments, grad, update)
-    for array, tensor in zip(arrays, tensors):
-        array[rows] = tensor.numpy()
 
 
 class HostBank(Bank):
