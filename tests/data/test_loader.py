@@ -98,14 +98,6 @@ def test_too_small_a_data_set_is_refused():
     )
 
 
-def test_a_batch_is_images_labels_and_indices():
-    loader = Loader(Counting(20), 8, 0, 1, seed=1)
-    for images, labels, indices in loader.epoch(3):
-        assert images.dtype == np.uint8 and images.shape == (len(indices), 1, 1, 2)
-        assert labels.dtype == np.int64 and np.array_equal(labels, indices)
-        assert np.array_equal(images[:, 0, 0, 0], indices) and np.all(images[:, 0, 0, 1] == 3)
-
-
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_an_epoch_can_start_at_any_step(num_workers):
     loader = Loader(Counting(40), 4, 0, 1, seed=1, num_workers=num_workers)
