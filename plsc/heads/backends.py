@@ -1,6 +1,7 @@
 """Compute a shard's logits, their maxima and sums, and all gradients, by one of two equivalent backends.
 
-    N samples   D embedding size   K classes of the step, b of them in a block   J sub-centres   P targets in this shard
+    N samples   D embedding size   K classes of the step, b of them in a block   J sub-centres
+    P targets in this shard
 
 `PaddleBackend` uses Paddle's ops, on any device and with any margin. `KernelBackend` does the same on CPUs in
 two calls of plsc/native/heads, several times faster, where the margin does not change the other logits, in

@@ -110,8 +110,8 @@ def change_targets(margin: Margin, cos_P: paddle.Tensor, norm_P: paddle.Tensor) 
         shapes = [tensor.shape if paddle.is_tensor(tensor) else type(tensor).__name__ for tensor in found]
         what = f"a Target of {shapes}" if isinstance(target, Target) else f"a {type(target).__name__}"
         raise UserError(
-            f"Head.name: {type(margin).__name__} returned {what}; a margin returns the new cosines, a tensor of the "
-            f"shape {cos_P.shape} that it was given, or a Target of them and their slopes"
+            f"Head.name: {type(margin).__name__} returned {what}; a margin returns the new cosines, a tensor "
+            f"of the shape {cos_P.shape} that it was given, or a Target of them and their slopes"
         )
     return target
 

@@ -2,7 +2,8 @@
 target.
 
     B samples of this rank   N samples of all ranks   W ranks   D embedding size
-    C classes   S classes in this rank's shard   K of them sampled for this step (all: K = S)   b classes of a block
+    C classes   S classes in this rank's shard   K of them sampled for this step (all: K = S)
+    b classes of a block
     P samples whose class is in this rank's shard
 
 The whole [N, K] logits never exist. The shard is computed in blocks of classes, and a block yields each
@@ -76,8 +77,8 @@ class SoftmaxHead:
     bank.
 
     Args:
-        bank: the class centres of this rank's shard, or all of them; its rows hold `spec.sub_centres` embeddings
-            each.
+        bank: the class centres of this rank's shard, or all of them; its rows hold `spec.sub_centres`
+            embeddings each.
         spec: what is computed.
     """
 
@@ -111,8 +112,8 @@ class SoftmaxHead:
         """Compute the loss of this rank's embeddings, float [B, D] or [B, D, 1, 1]. Every rank calls it.
 
         Args:
-            labels: of this rank's samples, int64 [B]; or as an array those of all ranks (see `gather_labels`),
-                so that nothing is read here.
+            labels: of this rank's samples, int64 [B]; or as an array those of all ranks (see
+                `gather_labels`), so that nothing is read here.
             number: of the training step; with the seed it decides which classes are sampled.
             counts: samples of each rank; None: the ranks ask each other, which takes a collective and a read.
 
@@ -134,8 +135,9 @@ class SoftmaxHead:
         outside = np.flatnonzero((label_N < 0) | (label_N >= self.shard.num_classes))
         if len(outside):
             raise UserError(
-                f"sample {int(outside[0])} of the {len(label_N)} in this step has label {int(label_N[outside[0]])}, but "
-                f"labels must be in [0, {self.shard.num_classes}); {len(outside)} such samples in the step"
+                f"sample {int(outside[0])} of the {len(label_N)} in this step has label "
+                f"{int(label_N[outside[0]])}, but labels must be in [0, {self.shard.num_classes}); "
+                f"{len(outside)} such samples in the step"
             )
 
     def step(self, lr: float, number: int = 0) -> None:

@@ -30,7 +30,8 @@ class HeadSpec:
             Only with a margin.
         sample_rate: share of the classes that are drawn anew for each step (Partial FC), to take part
             together with all positives of the step; 1.0 takes all. Only with `sharded`. seed: of the draw.
-        budget: bytes for logits, exponentials and the other temporaries of a class block; None: `default_budget`.
+        budget: bytes for logits, exponentials and the other temporaries of a class block; None:
+            `default_budget`.
         compute_dtype: "float32" or "bfloat16", to which a step rounds what its three matrix products multiply
             (`product` in blocks.py); all else is float32, `classify` entirely.
     """

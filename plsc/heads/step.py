@@ -2,8 +2,9 @@
 
 Each phase takes the results of the ones before it and returns a frozen dataclass:
 
-    find_targets -> Places; gather -> Samples; move_targets -> Targets -> a backend (backends.py) -> maxima and sums -> join the ranks -> Losses, Saved
-    Saved, gradient of the loss -> backward -> gradient of this rank's embeddings; those of the centres go to the bank
+    find_targets -> Places; gather -> Samples; move_targets -> Targets
+    a backend (backends.py) -> maxima and sums -> join the ranks -> Losses, Saved
+    Saved, gradient of the loss -> backward -> gradient of this rank's embeddings; the bank gets the centres'
 """
 
 from __future__ import annotations
@@ -152,7 +153,6 @@ class Step:
         return x_N if self.spec.sharded else distributed._c_allgather(x_N, self.counts)
 
     # -- forward
-    # ------------------------------------------------------------------------------------------------------------
 
     def forward(self) -> tuple[Losses, Saved]:
         """Compute the losses, and keep what the backward pass needs: exponentials if they fit into the
@@ -269,7 +269,6 @@ class Step:
         return (totals / self.num_samples).unbind()
 
     # -- backward
-    # -----------------------------------------------------------------------------------------------------------
 
     def backward(self, saved: Saved, grad: paddle.Tensor) -> paddle.Tensor:
         """Compute the loss's gradient by this rank's embeddings, times W (see `distributed`); those of

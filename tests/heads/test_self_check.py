@@ -52,7 +52,8 @@ def test_a_wrong_head_is_refused_in_one_line(break_it, what, difference, monkeyp
     with pytest.raises(UserError) as refused:
         refuse_a_wrong_head(tf32=False)
     refused.match(
-        f"^this machine computes the head wrongly: {what} of a tiny case differ from float64's by {difference} of "
+        f"^this machine computes the head wrongly: {what} of a tiny case "
+        f"differ from float64's by {difference} of "
     )
     assert str(refused.value).endswith("shows which parts are wrong; unset FLAGS_use_stride_kernel=0")
     assert "\n" not in str(refused.value)

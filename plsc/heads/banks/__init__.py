@@ -1,6 +1,7 @@
 """Hold a shard's class centres with their optimizer state, and update them.
 
-    S classes in this rank's shard   K of them selected for the step (all: K = S)   D embedding size   b rows of a class block
+    S classes in this rank's shard   K of them selected for the step (all: K = S)
+    D embedding size   b rows of a class block
 
 A step selects rows, addresses them by their numbers 0..K-1, and updates only these, by one rule
 (plsc/heads/optimizer.py). `DeviceBank` keeps the rows on the device that computes, `HostBank` in host memory,

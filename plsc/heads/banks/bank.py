@@ -79,7 +79,6 @@ class Bank(ABC):
         return [moment_name(name, moment) for moment in self.rule.moments]
 
     # -- the rows of a step
-    # -------------------------------------------------------------------------------------------------
 
     @property
     def selected(self) -> int:
@@ -160,7 +159,6 @@ class Bank(ABC):
         return float(centres), float(gradient)
 
     # -- gradients
-    # ----------------------------------------------------------------------------------------------------------
 
     def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
         """Keep the gradient of selected rows [start, stop) for the next `update`. Every selected row must be
@@ -198,7 +196,6 @@ class Bank(ABC):
         return {name: rows_in_place(memory, 0, self.selected) for name, memory in self._grads.items()}
 
     # -- checkpoints
-    # --------------------------------------------------------------------------------------------------------
 
     @property
     def numbers(self) -> int:

@@ -50,7 +50,6 @@ class DeviceBank(Bank):
         return rows_in_place(self._tables[name], 0, self.shard.size)
 
     # -- the rows of a step
-    # -------------------------------------------------------------------------------------------------
 
     def select(self, index_K, spare=0):
         super().select(index_K)
@@ -92,7 +91,6 @@ class DeviceBank(Bank):
         return (array, self._index_K) if array.place.is_cpu_place() else None
 
     # -- updates
-    # ------------------------------------------------------------------------------------------------------------
 
     def _update(self, update, step):
         by_kernels = kernels.library() is not None and not on_device()
@@ -114,7 +112,6 @@ class DeviceBank(Bank):
         self._fetched = {}
 
     # -- checkpoints
-    # --------------------------------------------------------------------------------------------------------
 
     def state(self):
         if not on_device():

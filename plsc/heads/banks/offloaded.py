@@ -10,7 +10,8 @@ the stored rows are the whole state: a run resumed from them goes on with the sa
 nothing is kept in a buffer: rows are fetched block by block, in the forward pass, the backward pass and the
 update. Try it:
 
-    build_bank("disk", "bfloat16", "/tmp", ClassShard.whole(1000), 8, bias=False, std=0.01, seed=0, rule=Momentum())
+    options = {"bias": False, "std": 0.01, "seed": 0, "rule": Momentum()}
+    build_bank("disk", "bfloat16", "/tmp", ClassShard.whole(1000), 8, **options)
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _ROWS_AT_ONCE = 8192  # rows between storage and float32: no second copy of a bu
 # Threads that draw the initial rows: more are not faster than a disk, and each has rows in memory.
 _THREADS = min(4, os.cpu_count() or 1)
 _LOGGED_BYTES = 1 << 30  # from so many bytes on writing takes long enough to be logged
-_SPARE = 65_536  # rows of a buffer beyond the draw, for positives that were not drawn; memory only where they are used
+# Rows of a buffer beyond the draw, for positives that were not drawn; memory only where they are used.
+_SPARE = 65_536
 
 
 class RowLayout:
@@ -141,7 +143,6 @@ class OffloadedBank(Bank):
         self._jobs: list[Future] = []
 
     # -- stored rows
-    # --------------------------------------------------------------------------------------------------------
 
     @property
     def _written(self) -> FileRowStorage | MemoryRowStorage:
@@ -188,7 +189,6 @@ class OffloadedBank(Bank):
             self._written.write(rows[part], stored)
 
     # -- the thread
-    # ---------------------------------------------------------------------------------------------------------
 
     def _queue(self, work: Callable, *args) -> Future:
         """Queue a job for the thread, after all earlier ones."""
@@ -220,7 +220,6 @@ class OffloadedBank(Bank):
         prefetched.loaded[:] = True
 
     # -- the step
-    # -----------------------------------------------------------------------------------------------------------
 
     def select(self, index_K, spare=0):
         super().select(index_K)
@@ -279,7 +278,6 @@ class OffloadedBank(Bank):
             self._store(rows, self._buffer, slots, step)
 
     # -- checkpoints
-    # --------------------------------------------------------------------------------------------------------
 
     def state(self):
         self._wait()

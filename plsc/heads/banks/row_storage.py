@@ -50,8 +50,9 @@ class FileRowStorage:
         self._bytes = width * self._dtype.itemsize
         if lack := no_space(folder, count * self._bytes):
             raise UserError(
-                f"Head.bank_folder: {folder}: no space for the class centres and the state of their optimizer "
-                f"({lack}); make space, name another folder, or halve it with Head.bank_dtype=bfloat16"
+                f"Head.bank_folder: {folder}: no space for the class centres and the state of their "
+                f"optimizer ({lack}); make space, name another folder, or halve it with "
+                "Head.bank_dtype=bfloat16"
             )
         with writing(f"Head.bank_folder: {folder}", remedy="name another folder"):
             os.makedirs(folder, exist_ok=True)
