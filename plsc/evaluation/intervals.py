@@ -1,13 +1,9 @@
-"""Compute 95 % confidence intervals of rates: by the bootstrap over identities or pairs, and Wilson's for
-plain shares.
+"""Compute 95 % confidence intervals of rates: by the bootstrap over identities, and Wilson's for plain shares.
 
-The bootstrap draws as many pairs as there are, with replacement, 1,000 times, and takes the middle 95 % of
-the rates of the draws (Efron's percentile interval). The seed is fixed: equal pairs give equal intervals.
-
-Pairs of one person are alike: of 6,000 pairs of 30 people, the 30 people are the sample. Where the identities
-are known, they are drawn instead: a same pair counts as often as its identity was drawn, a different pair the
-product of its two (the pigeonhole bootstrap of Owen 2007, The Annals of Applied Statistics 1(2), which errs
-on the wide side).
+Pairs of one person are alike: of 6,000 pairs of 30 people, the 30 people are the sample. They are drawn with
+replacement: a same pair counts as often as its identity was drawn, a different pair the product of its two (the
+pigeonhole bootstrap of Owen 2007, The Annals of Applied Statistics 1(2), which errs on the wide side). The
+interval is the middle 95 % of the rates of the draws. The seed is fixed: equal pairs give equal intervals.
 """
 
 from __future__ import annotations
@@ -32,21 +28,17 @@ def resamples(pairs: int) -> int:
     return RESAMPLES if pairs <= MANY_PAIRS else FEWER_RESAMPLES
 
 
-def resampled(pairs: int, identities: np.ndarray | None = None) -> Iterator[np.ndarray]:
+def resampled(identities: np.ndarray) -> Iterator[np.ndarray]:
     """Yield how often each pair is in each resample, int64 [P].
 
-    identities: the two of each pair, int64 [P, 2], from 0 on without gaps, which are drawn; None: the pairs
-    are.
+    identities: the two of each pair, int64 [P, 2], from 0 on without gaps, which are drawn.
     """
     rng = np.random.default_rng(_SEED)
-    count = pairs if identities is None else int(identities.max()) + 1
-    for _ in range(resamples(pairs)):
+    count = int(identities.max()) + 1
+    first, second = identities.T
+    for _ in range(resamples(len(identities))):
         times = np.bincount(rng.integers(0, count, count), minlength=count)
-        if identities is None:
-            yield times
-        else:
-            first, second = identities.T
-            yield times[first] * np.where(first == second, 1, times[second])
+        yield times[first] * np.where(first == second, 1, times[second])
 
 
 def percentile_interval(draws: Sequence[Sequence[float]]) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Compute the exact ROC of scored pairs, from the sorted similarities instead of a grid, and rates from it.
 
-The functions work along the last axis, so that they work for one set of pairs and for its resamples. Try it:
+Try it:
 
     roc_curve(np.array([0.9, 0.2, 0.1]), np.array([True, True, False])).tar
 """
@@ -48,22 +48,17 @@ def roc_curve(similarity: np.ndarray, same: np.ndarray) -> Roc:
     )
 
 
-def equal_error_rate(far: np.ndarray, tar: np.ndarray) -> np.ndarray:
-    """Compute the rate at which FAR = FRR, on the straight line between the two points of [..., K] around it:
-    [...]."""
+def equal_error_rate(far: np.ndarray, tar: np.ndarray) -> float:
+    """Compute the rate at which FAR = FRR, on the straight line between the two points around it."""
     gap = far - (1 - tar)  # rises from -1 to 1
-    after = np.argmax(gap >= 0, axis=-1)[..., None]
+    after = int(np.argmax(gap >= 0))
     before = after - 1
-    far_before, far_after = (np.take_along_axis(far, k, -1)[..., 0] for k in (before, after))
-    gap_before, gap_after = (np.take_along_axis(gap, k, -1)[..., 0] for k in (before, after))
-    return far_before - gap_before / (gap_after - gap_before) * (far_after - far_before)
+    return far[before] - gap[before] / (gap[after] - gap[before]) * (far[after] - far[before])
 
 
-def tar_at_far(far: np.ndarray, tar: np.ndarray, limit: float) -> np.ndarray:
-    """Find the highest TAR among the points of [..., K] whose FAR does not exceed `limit`, not interpolated:
-    [...]."""
-    last = np.count_nonzero(far <= limit, axis=-1)[..., None] - 1
-    return np.take_along_axis(tar, last, -1)[..., 0]
+def tar_at_far(far: np.ndarray, tar: np.ndarray, limit: float) -> float:
+    """Find the highest TAR among the points whose FAR does not exceed `limit`, not interpolated."""
+    return tar[np.count_nonzero(far <= limit) - 1]
 
 
 def threshold_at_far(roc: Roc, limit: float) -> float:

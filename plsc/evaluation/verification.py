@@ -21,7 +21,6 @@ from plsc.errors import UserError
 from plsc.evaluation.intervals import (
     IN_BRACKETS,
     LEAST_PEOPLE,
-    MANY_PAIRS,
     percent,
     percentile_interval,
     resampled,
@@ -98,18 +97,16 @@ class Verification:
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Key of `row` -> its 95 % confidence interval by the bootstrap over identities, over pairs where
-        those are not known (see plsc.evaluation.intervals).
+        """Key of `row` -> its 95 % confidence interval by the bootstrap over identities.
 
-        Wilson's of very many pairs without identities, and where all resamples agree, as they do when every
-        pair is right. Empty for fewer than LEAST_PEOPLE identities. Computed at the first use.
+        Wilson's where those are not known, and where all resamples agree, as they do when every pair is right. Empty for fewer than LEAST_PEOPLE identities. Computed at the first use.
         """
         if self.people is not None and len(self.people) < LEAST_PEOPLE:
             return {}
         rates = {key: rate for key, rate in self.row().items() if key.startswith(("accuracy", "eer", "tar@"))}
         rates = {key: rate for key, rate in rates.items() if rate is not None}
         bounds = np.zeros((2, len(rates)))
-        if rates and (self.people is not None or len(self.same) <= MANY_PAIRS):
+        if rates and self.people is not None:
             bounds = percentile_interval(self._resampled_rates())
         positives = int(self.same.sum())
         trials = {"accuracy": len(self.same), "eer": min(positives, len(self.same) - positives)}
@@ -128,7 +125,7 @@ class Verification:
         last = np.append(np.flatnonzero(np.diff(self.similarity[order])), len(order) - 1)
         fars = [far for far, tar in self.tar_at_far.items() if tar is not None]
         draws = []
-        for times in resampled(len(self.same), self.of_pair):
+        for times in resampled(self.of_pair):
             rates = []
             if self.accuracy is not None:
                 rates.append(_fold_accuracies(_table(self.cell, len(self.fold_accuracy), times))[0].mean())
@@ -182,8 +179,10 @@ class Verification:
             lower = "TAR at lower FAR" if len(lacking) < len(self.tar_at_far) else "TAR at FAR"
             labels[lower] = f"{lacking[0]:g} needs at least {needed(lacking[0]):,} negatives"
         if given:
-            units = "pairs" if self.people is None else f"{len(self.people):,} identities"
-            labels[IN_BRACKETS] = f"95 % confidence, {resamples(len(self.same)):,} resamples of {units}"
+            labels[IN_BRACKETS] = "95 % confidence interval (Wilson)"
+            if self.people is not None:
+                how = f"{resamples(len(self.same)):,} resamples of {len(self.people):,} identities"
+                labels[IN_BRACKETS] = f"95 % confidence, {how}"
         elif self.people is not None and len(self.people) < LEAST_PEOPLE:
             labels["intervals"] = f"need at least {LEAST_PEOPLE} identities, these are {len(self.people)}"
         return labels

@@ -23,11 +23,6 @@ def test_classification_by_hand():
     assert numbers["confidence_95"]["accuracy"] == pytest.approx((0.3, 0.9032), abs=1e-4)
 
 
-def test_a_class_without_images_is_not_the_worst():
-    found = classify(np.array([1, 1, 2]), np.array([1, 1, 2]), num_classes=3)
-    assert found.headline == "accuracy 100.00 %" and found.results()["worst class"] == "1: 100.00 % of 2"
-
-
 def test_nothing_to_classify():
     with pytest.raises(UserError) as raised:
         classify(np.empty(0, np.int64), np.empty(0, np.int64), 3)

@@ -13,17 +13,10 @@ from plsc.evaluation.intervals import (
 )
 
 
-def test_the_bootstrap_of_a_share_is_the_binomials():
-    right = np.arange(5000) < 1000
-    found = percentile_interval([[right @ times / 5000] for times in resampled(5000)])
-    half = 1.96 * np.sqrt(0.2 * 0.8 / 5000)
-    assert found[:, 0] == pytest.approx([0.2 - half, 0.2 + half], abs=0.0015)
-
-
 def test_identities_are_drawn_and_their_pairs_with_them():
     identities = np.array([[0, 0], [1, 1], [0, 1]])
-    draws = np.array([*resampled(3, identities)])
-    assert len(draws) == 1000 and np.array_equal(draws, [*resampled(3, identities)])
+    draws = np.array([*resampled(identities)])
+    assert len(draws) == 1000 and np.array_equal(draws, [*resampled(identities)])
     assert {*map(tuple, draws.tolist())} == {(2, 0, 0), (1, 1, 1), (0, 2, 0)}
 
 

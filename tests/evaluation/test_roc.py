@@ -18,14 +18,6 @@ def test_a_curve_by_hand():
     assert roc.threshold.tolist() == [np.inf, 0.9, 0.2, 0.1] and roc.area() == 0.875
 
 
-def test_rates_of_many_curves_at_once_are_those_of_each():
-    far, tar = (np.sort(np.random.default_rng(seed).random((5, 30)), axis=1) for seed in (1, 2))
-    far[:, 0] = tar[:, 0] = 0
-    far[:, -1] = tar[:, -1] = 1
-    for rate in (equal_error_rate, lambda f, t: tar_at_far(f, t, 0.3)):
-        np.testing.assert_array_equal(rate(far, tar), [rate(f, t) for f, t in zip(far, tar)])
-
-
 def test_tar_is_that_of_the_last_point_within_the_rate():
     for roc in curves():
         for limit in (0, 0.01, 0.1, 0.5, 1):

@@ -14,7 +14,7 @@ def slow(queries, gallery, k):
     return np.take_along_axis(similarity, order, 1), order
 
 
-@pytest.mark.parametrize("k", [1, 3, 7, 40, 100])
+@pytest.mark.parametrize("k", [1, 7, 100])
 @pytest.mark.parametrize("queries, block", [(5, 7), (4, 40), (1, 1), (100, 16)])
 def test_it_finds_what_sorting_everything_finds(monkeypatch, queries, block, k):
     monkeypatch.setattr("plsc.evaluation.search.QUERIES", queries)
