@@ -227,19 +227,6 @@ def test_predict_into_what_is_no_folder_and_from_a_folder(trained, tmp_path, mon
     )
 
 
-def test_embeddings_for_another_threshold_are_said(tmp_path, capsys):
-    keys = [f"Global.output_dir={tmp_path}", "Global.max_steps=2"]
-    pixels = np.zeros((1, 1, 12, 10), np.uint8)
-    Entry(TINY, [*keys, "DataLoader.Eval.flip=true"]).train()
-    Entry(TINY, keys).predict(pixels)
-    line = (
-        "WARNING DataLoader.Eval.flip is False, the threshold of step-00000002 is of embeddings with True\n"
-    )
-    assert line in capsys.readouterr().out
-    Entry(TINY, [*keys, "DataLoader.Eval.flip=true"]).predict(pixels)
-    assert "Eval.flip" not in capsys.readouterr().out
-
-
 def people(folder, names):
     for name in names:
         (folder / name).mkdir(parents=True)

@@ -1,8 +1,6 @@
 """Write the checkpoints of a run, and know which one is the best. When, says plsc/training/trainer.py.
 
 A checkpoint that cannot be written does not end the run, unless it is the last, or the third in a row.
-
-Try it: `pytest tests/training/test_trainer.py`; what a user sees is in docs/running.md.
 """
 
 from __future__ import annotations

@@ -13,8 +13,6 @@ about the last tenth of the steps, which improve fast; from n = 9 decay / (1 - d
 BatchNorm's running statistics are averaged as the parameters are, as by timm's ModelEmaV2: an activation
 depends on both together, and statistics of the last steps do not fit weights of earlier ones. A buffer of
 whole numbers cannot be averaged and stays the backbone's.
-
-Try it: `pytest tests/training/test_ema.py`.
 """
 
 from __future__ import annotations

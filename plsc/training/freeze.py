@@ -40,7 +40,13 @@ def freeze(cfg: OptimizerCfg, backbone: nn.Layer) -> list[nn.Layer]:
     for parameter in parameters.values():
         if id(parameter) in frozen:
             parameter.stop_gradient = True
-    return [layer for layer in norms if cfg.freeze_norms or _stands_still(layer, frozen)]
+    still = []
+    for layer in norms:
+        own = layer.parameters(include_sublayers=False)
+        stands_still = all(p.stop_gradient for p in own) and any(id(p) in frozen for p in own)
+        if cfg.freeze_norms or stands_still:
+            still.append(layer)
+    return still
 
 
 def statistics_of(backbone: nn.Layer) -> list[paddle.Tensor]:
@@ -60,11 +66,6 @@ def parameters_of(backbone: nn.Layer) -> dict[str, paddle.Tensor]:
         for tensor in (getattr(layer, "_mean", None), getattr(layer, "_variance", None))
     }
     return {name: p for name, p in backbone.named_parameters() if id(p) not in statistics}
-
-
-def _stands_still(norm: nn.Layer, frozen: set[int]) -> bool:
-    own = norm.parameters(include_sublayers=False)
-    return all(p.stop_gradient for p in own) and any(id(p) in frozen for p in own)
 
 
 def _norms(backbone: nn.Layer) -> list[nn.Layer]:

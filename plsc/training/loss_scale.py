@@ -6,8 +6,6 @@ ranks and the scale halved; after 2000 steps without it is doubled. These are th
 torch.cuda.amp.GradScaler and paddle.amp.GradScaler (Micikevicius et al., "Mixed Precision Training", 2018,
 section 3.2), whose scale multiplies the loss: here it would reach the gradients of the class centres, which
 are float32 and updated by the head. bfloat16 has float32's range and needs no scale.
-
-Try it: `pytest tests/training/test_loss_scale.py`; what a user sees is in docs/training.md.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ graph; backward runs each of them again with its graph and its samples' gradient
 Contrastive Learning Batch Size under Memory Limited Setup", 2021). But for BatchNorm, whose statistics are
 those of a micro-batch, the gradients are those of the whole batch. Whatever runs a layer again leaves
 BatchNorm's running statistics, and all else in the state that has no gradient, as the first pass made them.
-
-Try it: `pytest tests/training/test_network.py`.
 """
 
 from __future__ import annotations
@@ -128,10 +126,12 @@ class Network:
         if self.loss_scale:
             grad_BD = grad_BD * self.loss_scale.scale
         with RecordEvent("backward"), self._statistics_kept():
-            if out is not None:
-                self._backward(out, grad_BD, self._parts[0])
-            else:
-                self._replay(self._model, grad_BD)
+            # Data parallel's wrapper averages over the ranks what the parameters have gathered by the end of its own
+            # backward pass, so all micro-batches but the last go through the bare backbone.
+            for part in self._parts[:-1]:
+                self._backward(self._embed(self.backbone, part), grad_BD, part)
+            last = self._parts[-1]
+            self._backward(self._embed(self._model, last) if out is None else out, grad_BD, last)
             if self._recomputed:
                 distributed.average_gradients(self.backbone)
             if self.loss_scale:
@@ -206,16 +206,6 @@ class Network:
         with self._addressed(part), autocast_on_cpu(self._amp):  # for what is recomputed
             out.backward(grad_BD[part.rows])
 
-    def _replay(self, model: paddle.nn.Layer, grad_BD: paddle.Tensor) -> None:
-        """Run all micro-batches forward and backward; `model` runs the last one.
-
-        Data parallel's wrapper averages over the ranks what the parameters have gathered by the end of its
-        own backward pass, so the others go through the bare backbone.
-        """
-        for part in self._parts:
-            last = part is self._parts[-1]
-            self._backward(self._embed(model if last else self.backbone, part), grad_BD, part)
-
     def _addressed(self, part: MicroBatch) -> contextlib.AbstractContextManager[None]:
         return self._addresses.of(part.step, part.first, len(part.images))
 
@@ -240,21 +230,16 @@ def layers_to_recompute(asked: bool | list[str], backbone: paddle.nn.Layer) -> l
     """Find the layers of Model.recompute: those that the backbone declares in `recomputed`, or those of these
     names. A LayerList stands for the layers in it. UserError for what is no layer."""
     kind = type(backbone).__name__
-    if asked is True and not getattr(backbone, "recomputed", ()):
-        raise UserError(
-            f"Model.recompute: {kind} does not say which layers are worth it; list names of them, "
-            f"such as [{', '.join(name for name, _ in backbone.named_children()) or 'none here'}]"
-        )
-    names = backbone.recomputed if asked is True else asked or []
+    children = ", ".join(child for child, _ in backbone.named_children())
+    names = getattr(backbone, "recomputed", ()) if asked is True else asked or ()
+    if asked is True and not names:
+        raise UserError(f"Model.recompute: {kind} does not say which layers; name some of [{children}]")
     known = dict(backbone.named_sublayers())
     layers = []
     for name in names:
         if name not in known:
-            children = ", ".join(child for child, _ in backbone.named_children())
-            raise UserError(
-                f"Model.recompute: '{name}' is no layer of {kind}, which has {children}"
-                f"{did_you_mean(name, list(known))}"
-            )
+            hint = did_you_mean(name, list(known))
+            raise UserError(f"Model.recompute: '{name}' is no layer of {kind}, which has {children}{hint}")
         layer = known[name]
         layers += list(layer) if isinstance(layer, paddle.nn.LayerList) else [layer]
     return layers

@@ -6,7 +6,7 @@ The class centres are updated by the head's bank at the same rate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import paddle
@@ -90,8 +90,8 @@ class BackboneOptimizer:
         arrays = {}
         for each in self._slices:
             for key, value in each.optimizer.state_dict().items():
-                owner = _owner(key, ours)
-                if owner is not None:
+                owner = max((name for name in ours if key.startswith(f"{name}_")), key=len, default=None)
+                if owner is not None:  # else it is a state of no parameter
                     arrays[f"{ours[owner]}:{key[len(owner) + 1 :]}"] = value.numpy()
         return {"arrays": arrays}
 
@@ -159,8 +159,3 @@ def checkpoint_numbers(optimizer: BackboneOptimizer, backbone: paddle.nn.Layer, 
     weights = sum(tensor.size for tensor in backbone.state_dict().values())
     trained = sum(parameter.size for parameter in optimizer.parameters)
     return (1 + averaged) * weights + moments_of(optimizer.name) * trained
-
-
-def _owner(key: str, names: Iterable[str]) -> str | None:
-    """Find the parameter that a state, "linear_0.w_0_velocity_0", is of; None for the state of none."""
-    return max((name for name in names if key.startswith(f"{name}_")), key=len, default=None)

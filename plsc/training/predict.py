@@ -15,10 +15,8 @@ from plsc.data.to_predict import samples_to_predict
 from plsc.errors import UserError, shown, writing
 from plsc.training.embed import embed
 from plsc.training.start import make_folder, open_checkpoint
-from plsc.training.thresholds import threshold_of
 from plsc.training.trained import load_network
 from plsc.utils.atomic_write import atomic_write, replace_file
-from plsc.utils.logging import warn
 from plsc.utils.vectors import unit_rows
 
 
@@ -39,12 +37,6 @@ def predict(
     if not names:
         raise UserError("predict: no images given, give at least one")
     evaluation = cfg.DataLoader.Eval
-    known = threshold_of(saved)
-    if evaluation.flip != known.flip and known.cosine is not None:
-        warn(
-            f"DataLoader.Eval.flip is {evaluation.flip}, the threshold of {saved.path.name} is of embeddings "
-            f"with {known.flip}"
-        )
     network = load_network(saved, cfg, model)
     batch = evaluation.batch_size
     emb = embed(network.backbone, read, len(names), preprocessing, batch, evaluation.flip, network.amp)
@@ -53,14 +45,11 @@ def predict(
         folder = Path(output) if output else Path(cfg.Global.output_dir) / "predict"
         make_folder(folder, "output" if output else "Global.output_dir")
         with writing(folder, remedy="free some space, or name another folder"):
-            replace_file(folder / "names.txt", _lines_of(names))
+            # A name a line; bytes of file names stay as they are.
+            lines = (shown(name) if "\n" in name or "\r" in name else name for name in names)
+            text = "".join(f"{line}\n" for line in lines)
+            replace_file(folder / "names.txt", text.encode("utf-8", "surrogateescape"))
             with atomic_write(folder / "embeddings.npy") as beside, open(beside, "xb") as file:
                 np.save(file, emb)
         print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}")
     return emb, names
-
-
-def _lines_of(names: Sequence[str]) -> bytes:
-    """Encode names as a text with a name a line; bytes of file names stay as they are."""
-    lines = (shown(name) if "\n" in name or "\r" in name else name for name in names)
-    return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")

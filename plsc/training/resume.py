@@ -1,7 +1,6 @@
 """Build backbone and head of a config, and load a checkpoint's weights into them.
 
-Any number of ranks reads a checkpoint of any other. Training, testing and exporting share this. To look at a
-checkpoint: `plsc ckpt inspect output/checkpoints/step-00000656`.
+Any number of ranks reads a checkpoint of any other. Training, testing and exporting share this.
 """
 
 from __future__ import annotations

@@ -112,15 +112,11 @@ def find_start(cfg: Config) -> Path:
     """Find the checkpoint that Global.init_from names: the newest of a run, or the folder itself; its bytes are
     not read. MissingFileError if there is none."""
     path = Path(cfg.Global.init_from)
-    if not (path / "checkpoints").is_dir():
-        if not (path / "manifest.json").is_file():
-            raise MissingFileError(
-                f"{path}: there is no run, and no checkpoint; name the folder of one", key=START
-            )
+    if (path / "manifest.json").is_file():
         return path
     found = store.completed(path / "checkpoints")
     if not found:
-        raise MissingFileError(f"{path}: the run has no checkpoint yet; train it, or name another", key=START)
+        raise MissingFileError(f"{path}: has no checkpoint; name the folder of a run or of one", key=START)
     return found[-1]
 
 
