@@ -17,7 +17,6 @@ from plsc.evaluation.results import headlines, write_results
 from plsc.evaluation.sets import eval_set
 from tests.helpers.pictures import drawn, identification, verification
 from tests.helpers.tiny_runs import NoisePairs
-from tests.training.test_evaluator import NoiseTemplates
 
 ROWS = [{"step": step, "epoch": 1, "loss": 5.0, "lr": 0.1} for step in (10, 20)]
 
@@ -97,19 +96,6 @@ def test_worst_pairs_have_their_pictures_and_names(written):
         for png, number in zip(pair.pngs, (first, second)):
             pixels = cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_GRAYSCALE)
             assert np.array_equal(pixels, pairs.image(number)[0])
-
-
-def test_of_a_template_its_first_image_is_shown():
-    pairs = NoiseTemplates()
-    same = pairs.same
-    found = verify(
-        np.eye(len(same)), np.where(same[:, None], np.roll(np.eye(len(same)), 1, 0), np.eye(len(same))), same
-    )
-    worst = worst_of(found, eval_set(pairs))
-    assert worst
-    for pair in worst:
-        number = int(pair.names[0].split()[1])
-        assert pair.names[0] == f"template {number} (3 images): image {3 * number}"
 
 
 def test_results_json_is_the_last(tmp_path, monkeypatch):

@@ -18,14 +18,6 @@ def test_a_curve_by_hand():
     assert roc.threshold.tolist() == [np.inf, 0.9, 0.2, 0.1] and roc.area() == 0.875
 
 
-def test_tar_is_that_of_the_last_point_within_the_rate():
-    for roc in curves():
-        for limit in (0, 0.01, 0.1, 0.5, 1):
-            assert tar_at_far(roc.far, roc.tar, limit) == max(
-                t for f, t in zip(roc.far, roc.tar) if f <= limit
-            )
-
-
 def test_the_threshold_at_a_rate_accepts_what_the_rate_allows_and_no_more():
     rng = np.random.default_rng(3)
     score, same = np.round(rng.normal(size=200), 1), rng.random(200) < 0.4
