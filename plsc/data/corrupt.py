@@ -14,6 +14,7 @@ import numpy as np
 
 from plsc.data.batch import Replacement, make_sample
 from plsc.data.dataset import Dataset
+from plsc.data.images import EncodedImages, is_dark, why_dark
 from plsc.data.transforms import PROBES, generator
 from plsc.errors import CorruptImageError, shown
 from plsc.utils.logging import get_logger, warn
@@ -64,12 +65,19 @@ class CorruptImages:
         count = len(self.dataset)
         tried = np.sort(generator(seed, use=PROBES).choice(count, min(count, PROBE), replace=False))
         corrupt = []
+        dark, count_dark = "", 0
         image = self.dataset.preprocessing.empty(1)[0]
         for index in tried.tolist():
             try:
                 make_sample(self.dataset, 0, index, image)
             except CorruptImageError:
                 corrupt.append(index)
+                continue
+            if is_dark(image):
+                dark = dark or self._why_dark(index, image)
+                count_dark += 1
+        if 2 * count_dark > len(tried):
+            warn(f"{count_dark} of {len(tried)} images tried show next to nothing: {dark}")
         if not corrupt:
             return
         found = f"{len(corrupt)} of {len(tried)} images tried cannot be decoded: {self._names(corrupt)}"
@@ -77,14 +85,19 @@ class CorruptImages:
             raise CorruptImageError(f"{found}; {self._remedy()}")
         warn(f"{found}; others will replace them")
 
+    def _why_dark(self, index: int, image: np.ndarray) -> str:
+        data = self.dataset.encoded(index) if isinstance(self.dataset, EncodedImages) else None
+        return f"{shown(self.dataset.name(index))}: {why_dark(data, image)}"
+
     def _names(self, corrupt: list[int]) -> str:
         names = [shown(self.dataset.name(index)) for index in corrupt[:NAMES_SHOWN]]
         return ", ".join(names + ["..."] * (len(corrupt) > len(names)))
 
     def _remedy(self) -> str:
         return (
-            f"DataLoader.Train.max_corrupt allows {100 * self.share:g} %, {self.limit:,} of a rank's images "
-            "an epoch; plsc doctor lists them all: mend or remove them, or raise max_corrupt"
+            f"DataLoader.Train.max_corrupt allows {100 * self.share:g} %, {self.limit:,} of a rank's "
+            "images an "
+            "epoch; plsc doctor lists them all: mend or remove them, or raise max_corrupt"
         )
 
 

@@ -22,7 +22,7 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
     folders' names.
 
     The labels number the folders in the order of their names. Subfolders of an identity's folder are read
-    too, links to folders there are not. What begins with a dot is left out, and what plsc align writes beside
+    too, and links to folders that do not lead back. What begins with a dot is left out, and what plsc align writes beside
     the folders; other files are counted in the log. UserError names folders without an image.
     """
     check_folder(folder)
@@ -66,11 +66,17 @@ def _files_below(root: str, name: str) -> list[str]:
     files = []
     top = os.path.join(root, name)
     with reading(top):
-        for path, folders, inside in os.walk(top, onerror=fail):
-            folders[:] = [folder for folder in folders if folder[0] != "."]
+        for path, folders, inside in os.walk(top, onerror=fail, followlinks=True):
+            folders[:] = [name for name in folders if name[0] != "." and not _leads_back(path, name)]
             below = name + path[len(top) :]
             files += [f"{below}/{file}" for file in inside if file[0] != "."]
     return sorted(files, key=lambda file: file.split("/"))
+
+
+def _leads_back(path: str, name: str) -> bool:
+    """Say whether a folder of `path` is a link to one that `path` lies in."""
+    link = os.path.join(path, name)
+    return os.path.islink(link) and f"{os.path.realpath(path)}/".startswith(f"{os.path.realpath(link)}/")
 
 
 def nested_hint(folder: str, paths: Paths) -> str:

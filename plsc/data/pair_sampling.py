@@ -13,7 +13,8 @@ import numpy as np
 
 from plsc.data.transforms import PAIRS, generator
 from plsc.errors import UserError
-from plsc.utils.logging import get_logger
+from plsc.utils.logging import get_logger, warn
+from plsc.utils.text import counted
 
 PAIRS_SEED = 20180901
 SHOWN = 5  # pairs that a message names
@@ -49,7 +50,9 @@ def alternating(same: np.ndarray) -> np.ndarray:
     """Compute the order, int64 [P], that spreads positive and negative pairs (bool [P]) evenly; each kind
     keeps its own order.
 
-    Ten folds are cut from the pairs in their order: each needs pairs of both kinds.
+    Ten folds are cut from the pairs in their order, as LFW's are. Of pairs that are sorted by kind, each fold
+    has one kind only, and its threshold comes from folds that have too much of the other: the accuracy means
+    nothing.
     """
     place = np.empty(len(same))
     for kind in (True, False):
@@ -59,7 +62,7 @@ def alternating(same: np.ndarray) -> np.ndarray:
 
 
 def check_pairs(pairs: np.ndarray, same: np.ndarray, where: str, place: Callable[[int], str]) -> None:
-    """Refuse pairs that are positive and negative at once.
+    """Refuse pairs that are positive and negative at once; warn of those that prove nothing.
 
     Args:
         pairs: int64 [P, 2], the same number for the same image. same: bool [P].
@@ -79,6 +82,11 @@ def check_pairs(pairs: np.ndarray, same: np.ndarray, where: str, place: Callable
             f"{where}: {'; '.join(named)}: the same two, of one identity and of two; correct the labels "
             f"({len(wrong):,} such pairs in all)"
         )
+    own = np.flatnonzero(first == second)
+    for found, what in ((own, "of one with itself"), (np.sort(after), "given before, or turned round")):
+        if len(found):
+            examples = ", ".join(map(place, found[:SHOWN].tolist()))
+            warn(f"{where}: {counted(len(found), 'pair')} {what}, which proves nothing: {examples}")
 
 
 def _draw_positives(labels: np.ndarray, count: int, where: str, rng: np.random.Generator) -> np.ndarray:
@@ -96,7 +104,8 @@ def _draw_positives(labels: np.ndarray, count: int, where: str, rng: np.random.G
     turns = []
     for at in rng.permutation(np.flatnonzero(available)).tolist():
         chosen = rng.choice(available[at], min(quota, available[at]), replace=False)
-        # Pair n of a class is (first, second) with first < second and n = second (second - 1) / 2 + first.
+        # Pair number n of a class is (first, second) with first < second and n = second (second - 1) / 2 +
+        # first.
         second = ((1 + np.sqrt(1 + 8 * chosen.astype(np.float64))) / 2).astype(np.int64)
         second -= second * (second - 1) // 2 > chosen
         first = chosen - second * (second - 1) // 2

@@ -1,10 +1,12 @@
 """What becomes of images that cannot be decoded: a few replaced and said, many refused before the first
 step."""
 
+import cv2
 import numpy as np
 import pytest
 
 from plsc.data.corrupt import PROBE, CorruptImages
+from plsc.data.image_list import ImageList
 from plsc.data.loader import Loader
 from plsc.errors import CorruptImageError, MissingFileError
 from plsc.utils.logging import setup
@@ -44,11 +46,12 @@ def test_one_of_a_thousand_is_replaced_and_said_once(capsys, num_workers):
 def test_what_is_found_before_the_first_step_is_said_though_it_is_allowed(capsys):
     """A run that is resumed may not come to such an image for a long time."""
     CorruptImages(Damaged(256, tuple(range(255))), share=0.999, per_epoch=256).probe(0)
-    (line,) = said(capsys)
-    assert line == (
-        "255 of 256 images tried cannot be decoded: record 0 (train.rec @ 0), record 1 (train.rec @ 4096), "
-        "record 2 (train.rec @ 8192), ...; others will replace them"
-    )
+    assert said(capsys) == [
+        (
+            "255 of 256 images tried cannot be decoded: record 0 (train.rec @ 0), record 1 (train.rec @ 4096), record 2 "
+            "(train.rec @ 8192), ...; others will replace them"
+        )
+    ]
 
 
 def test_a_name_with_a_line_break_does_not_forge_a_line_of_the_log(capsys):
@@ -147,3 +150,18 @@ def test_a_small_set_is_probed_whole():
     with pytest.raises(CorruptImageError, match="^1 of 40 images tried"):
         Loader(Damaged(40, (39,)), 8, 0, 1, seed=0, max_corrupt=0.02).probe()
     Loader(Damaged(40, (39,)), 8, 0, 1, seed=0, max_corrupt=0.03).probe()
+
+
+def test_pictures_of_10_bits_in_16_are_said_before_the_first_step(tmp_path, capsys):
+    pixels = np.random.default_rng(0).integers(0, 1021, (8, 8), np.uint16)
+    pixels[0, 0] = 1020
+    for number in range(3):
+        cv2.imwrite(str(tmp_path / f"{number}.png"), pixels * (1 if number else 64))
+    (tmp_path / "list.txt").write_text("".join(f"{number}.png\t{number // 2}\n" for number in range(3)))
+    Loader(ImageList(str(tmp_path / "list.txt"), size=(8, 8)), 2, 0, 1, seed=0).probe()
+    assert said(capsys) == [
+        (
+            f"2 of 3 images tried show next to nothing: {tmp_path}/1.png: 16-bit, largest value 1,020: read as nearly "
+            "black; scale to 65,535 or to 8 bits"
+        )
+    ]

@@ -73,8 +73,18 @@ def test_kinds_are_spread_evenly_and_keep_their_own_order():
         assert max(counts) - min(counts) <= 2  # the folds themselves differ by one
 
 
-def test_contradictions_are_refused():
+def test_pairs_that_prove_nothing_are_said_and_contradictions_refused(capsys):
     pairs = np.array([[0, 1], [2, 2], [1, 0], [3, 4], [0, 1]])
-    same = np.array([True, True, False, False, True])
-    with pytest.raises(UserError, match="pairs.csv: line 1 and line 3; line 3 and line 5: the same two, of"):
+    same = np.array([True, True, True, False, True])
+    check_pairs(pairs, same, "pairs.csv", lambda number: f"line {number + 1}")
+    said = capsys.readouterr().out
+    assert "pairs.csv: 1 pair of one with itself, which proves nothing: line 2" in said
+    assert "pairs.csv: 2 pairs given before, or turned round, which proves nothing: line 3, line 5" in said
+    check_pairs(np.array([[0, 1], [0, 2]]), np.array([True, False]), "pairs.csv", str)
+    assert capsys.readouterr().out == ""
+    same[2] = False
+    with pytest.raises(UserError) as raised:
         check_pairs(pairs, same, "pairs.csv", lambda number: f"line {number + 1}")
+    assert str(raised.value).startswith(
+        "pairs.csv: line 1 and line 3; line 3 and line 5: the same two, of one"
+    )
