@@ -79,7 +79,8 @@ setup(
         "opencv-python-headless>=4.8",
         "pydantic>=2.7",
         "pyyaml",
-        "setuptools",  # imported by Paddle; Paddle 2.6 does not ask for it, and a venv of Python 3.12 on has none
+        # imported by Paddle; Paddle 2.6 does not ask for it, and a venv of Python 3.12 on has none
+        "setuptools",
         "tqdm",
         "visualdl",
     ],

@@ -8,7 +8,8 @@ MAIN = Path(__file__).with_name("__main__.py")
 
 
 def run_ranks(arguments: list[str], ranks: int, logs: Path, device: str) -> str:
-    """Run `python -m benchmarks *arguments` on `ranks` new processes, and return the last line that they print.
+    """Run `python -m benchmarks *arguments` on `ranks` new processes, and return the last line that they
+    print.
 
     device: which the arguments ask for. Raises UserError if there are more ranks than cards.
     """

@@ -2,7 +2,8 @@
 faces. An example of a data set of one's own (docs/extend.md).
 
     apt install fonts-noto-cjk fonts-noto-cjk-extra fonts-hanazono fonts-babelstone-han fonts-ipamj-mincho
-    plsc train -o "DataLoader.Train.dataset={name: benchmarks.cjk_glyphs:CjkGlyphs, classes: 60000}" Head.sample_rate=0.1
+    plsc train -o "DataLoader.Train.dataset={name: benchmarks.cjk_glyphs:CjkGlyphs, classes: 60000}"
+    Head.sample_rate=0.1
 """
 
 from __future__ import annotations

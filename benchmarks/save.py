@@ -29,6 +29,7 @@ from plsc.heads.banks import BANKS, Bank, build_bank
 from plsc.heads.optimizer import Momentum
 from plsc.training.finite import finite_arrays
 from plsc.utils.bfloat16 import float32_of
+from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.sharding import ClassShard
 
 _ROWS = 65_536  # filled at a time
@@ -117,7 +118,7 @@ def _save(folder: Path, state: dict) -> Path:
             rows=state,
             shard=ClassShard.whole(classes),
             config={},
-            preprocessing={},
+            preprocessing=Preprocessing((3, 112, 112)),
         ),
     )
 

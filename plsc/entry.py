@@ -29,9 +29,12 @@ class Entry:
         embeddings, names = Entry("output/faces").predict(["ann.jpg", "bob.jpg"])
 
     Args:
-        config: a YAML file, a folder (of a run, or with a default.yaml), a mapping, a Config, or None for the defaults.
-        overrides: "Section.key" -> value, or "Section.key=value" each, as `-o` takes them; they win over `config`.
-        model: a paddle.nn.Layer, samples [B, *shape] -> embeddings [B, Model.embedding_size], in place of Model.name's.
+        config: a YAML file, a folder (of a run, or with a default.yaml), a mapping, a Config, or None for
+            the defaults.
+        overrides: "Section.key" -> value, or "Section.key=value" each, as `-o` takes them; they win over
+            `config`.
+        model: a paddle.nn.Layer, samples [B, *shape] -> embeddings [B, Model.embedding_size], in place of
+            Model.name's.
 
     Raises UserError with all mistakes in the config, one line each.
     """
@@ -83,7 +86,8 @@ class Entry:
         """Embed images by a checkpoint's backbone, L2-normalised: their inner products are the cosines.
 
         Args:
-            images: a list file (a path a line, a label may follow), an image file, a list of image files, or an array of
+            images: a list file (a path a line, a label may follow), an image file, a list of image files, or
+                an array of
                 pixels uint8 [n, C, H, W].
             output: folder for embeddings.npy and names.txt; None: output_dir/predict.
 

@@ -18,8 +18,8 @@ _LONGEST_LINE = 2000  # characters
 class UserError(Exception):
     """A mistake in a config, a file or a call that the user can correct.
 
-    text: what is wrong. key: the key of the config that it is about, "Section.key", or a keyword argument of a
-    class that a config names.
+    text: what is wrong. key: the key of the config that it is about, "Section.key", or a keyword argument of
+    a class that a config names.
     """
 
     def __init__(self, text: object = "", key: str = ""):

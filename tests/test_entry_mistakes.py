@@ -50,7 +50,8 @@ def test_overrides_win_over_a_config_too():
 def test_a_batch_of_more_samples_than_there_are_is_refused(tmp_path):
     wide = entry(tmp_path / "out", "DataLoader.Train.batch_size=116")
     line = (
-        "-o DataLoader.Train.batch_size=116: DataLoader.Train.batch_size: 116 samples of a step are more than the "
+        "-o DataLoader.Train.batch_size=116: DataLoader.Train.batch_size: 116 samples of a step are more "
+        "than the "
         "115 of an epoch; lower it"
     )
     assert refused(wide.train) == refused(wide.dry_run) == line
@@ -63,12 +64,20 @@ def test_a_batch_of_more_samples_than_there_are_is_refused(tmp_path):
         (
             ["DataLoader.Train.batch_size=58"],
             2,
-            "DataLoader.Train.batch_size: 58 x 2 ranks: 116 samples of a step are more than the 115 of an epoch; lower it",
+            (
+                "DataLoader.Train.batch_size: 58 x 2 ranks: 116 samples of a step are more than the "
+                "115 of an "
+                "epoch; lower it"
+            ),
         ),
         (
             ["DataLoader.Train.global_batch=120"],
             2,
-            "DataLoader.Train.global_batch: 120 samples of a step are more than the 115 of an epoch; lower it$",
+            (
+                "DataLoader.Train.global_batch: 120 samples of a step are more than the 115 of an "
+                "epoch; lower "
+                "it$"
+            ),
         ),
         (
             ["DataLoader.Train.batch_size=2"],
@@ -142,7 +151,8 @@ def test_groups_of_identities_are_pointed_out(tmp_path, caplog):
     assert build_training_set(load(None, [folder])).num_classes == 2
     assert caplog.messages == [
         (
-            "DataLoader.Train.dataset: its images lie one level further down, in 4 folders such as a/Ann; if those are the "
+            "DataLoader.Train.dataset: its images lie one level further down, in 4 folders such as a/Ann; "
+            "if those are the "
             f"identities, give {tmp_path}/faces/a"
         )
     ]
@@ -182,7 +192,8 @@ class Bare(paddle.nn.Layer):
         (
             Linear(5),
             (
-                "the backbone must give embeddings [12, 8] of 12 images, it gave [12, 5]; Model.embedding_size says how "
+                "the backbone must give embeddings [12, 8] of 12 images, it gave [12, 5]; "
+                "Model.embedding_size says how "
                 "long they are"
             ),
         ),
@@ -197,7 +208,10 @@ class Bare(paddle.nn.Layer):
         ),
         (
             After(lambda out: out.detach()),
-            "the backbone's embeddings have no gradient, so nothing of it would be trained; leave out detach() and no_grad()",
+            (
+                "the backbone's embeddings have no gradient, so nothing of it would be trained; leave out "
+                "detach() and no_grad()"
+            ),
         ),
         (
             Bare(),
@@ -222,8 +236,8 @@ def test_predict_into_what_is_no_folder_and_from_a_folder(trained, tmp_path, mon
     monkeypatch.setattr(np, "save", full)
     line = refused(lambda: entry(trained).predict(pixels, tmp_path / "full"))
     assert (
-        line
-        == f"{tmp_path / 'full'}: cannot be written: 8 requested and 0 written; free some space, or name another folder"
+        line == f"{tmp_path / 'full'}: cannot be written: 8 requested and 0 written; free some space, "
+        "or name another folder"
     )
 
 
@@ -289,7 +303,11 @@ def test_a_folder_one_level_too_high_is_refused_with_the_one_meant(tmp_path):
     [
         (
             "DataLoader.Train.dataset={name: Synthetic, num_classes: 100000000000}",
-            "DataLoader.Train.dataset.num_classes: the labels of 1,000,000,000,000 samples would take 8e+03 GB of memory, this ",
+            (
+                "DataLoader.Train.dataset.num_classes: the labels of 1,000,000,000,000 samples would "
+                "take 8e+03 "
+                "GB of memory, this "
+            ),
         ),
     ],
 )

@@ -148,11 +148,15 @@ def test_a_head_that_the_checkpoint_has_not(run):
         ),
         (
             "{name: tests.test_fashion_mnist:Eleven}",
-            "its images are of 11 classes, but the head has learned 10; give images of the classes that are trained on, ",
+            (
+                "its images are of 11 classes, but the head has learned 10; give images of the "
+                "classes that are "
+                "trained on, "
+            ),
         ),
     ],
 )
-@pytest.mark.parametrize("verb", ["train", "test"])
+@pytest.mark.parametrize("verb", ["train", "evaluate"])
 def test_a_set_that_cannot_be_classified(verb, dataset, said, run, tmp_path):
     overrides = [*run[1], f"DataLoader.Eval.dataset={dataset}"]
     if verb == "train":

@@ -11,13 +11,16 @@ from tests.helpers.launch import run_python
 
 NAMES = """
 plsc:Entry plsc:Gallery plsc:__version__
-plsc.cli:main plsc.config:load plsc.config:Config plsc.errors:UserError plsc.errors:MissingFileError plsc.errors:CorruptImageError
+plsc.cli:main plsc.config:load plsc.config:Config plsc.errors:UserError plsc.errors:MissingFileError
+plsc.errors:CorruptImageError
  plsc.heads.softmax:SoftmaxHead plsc.heads.softmax:HeadOutput
 plsc.heads.margins:Margin plsc.heads.margins:Target plsc.heads.margins:ArcFace plsc.heads.margins:CosFace
-plsc.data.dataset:Dataset plsc.data.dataset:PairSet plsc.data.dataset:TemplatePairs plsc.data.dataset:IdentificationSet
+plsc.data.dataset:Dataset plsc.data.dataset:PairSet plsc.data.dataset:TemplatePairs
+plsc.data.dataset:IdentificationSet
 plsc.evaluation:verify plsc.evaluation:verify_pairs plsc.evaluation:identify plsc.evaluation:classify
 plsc.evaluation:template_features
-plsc.distributed:init plsc.distributed:rank plsc.distributed:world_size plsc.distributed:all_reduce plsc.distributed:barrier
+plsc.distributed:init plsc.distributed:rank plsc.distributed:world_size plsc.distributed:all_reduce
+plsc.distributed:barrier
 plsc.distributed:shard_index plsc.distributed:_c_allgather plsc.distributed:_c_reducescatter
 """
 

@@ -74,7 +74,7 @@ def test_all_damaged_is_exit_code_2_and_not_a_fresh_start(whole, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         assert cli.main(["train", *HERE]) == 2
-        assert "none of the 2 checkpoints is usable" in capsys.readouterr().err
+        assert "none of its checkpoints is usable" in capsys.readouterr().err
 
 
 # ---- another problem
@@ -86,7 +86,6 @@ def test_all_damaged_is_exit_code_2_and_not_a_fresh_start(whole, tmp_path, monke
         "Model.embedding_size=4",
         "Model.widths=[4, 8]",
         "Head={name: dist_softmax, bias: true}",
-        "DataLoader.Train.batch_size=6",
     ],
 )
 def test_a_refused_resume_writes_nothing(whole, tmp_path, monkeypatch, capsys, override):
@@ -95,6 +94,6 @@ def test_a_refused_resume_writes_nothing(whole, tmp_path, monkeypatch, capsys, o
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert cli.main(["train", *HERE, override]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("ERROR checkpoint step-00000008 ")
+    assert line.startswith("ERROR checkpoint step-00000008")
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert after == {**before, tmp_path / "out/.lock": after[tmp_path / "out/.lock"]}

@@ -99,7 +99,8 @@ def test_another_optimizer_is_refused(stopped, tmp_path):
     with pytest.raises(UserError) as raised:
         make_trainer(tmp_path, "Optimizer.name=AdamW", "LRScheduler.learning_rate=0.001").resume(stopped)
     assert str(raised.value) == (
-        "checkpoint step-00000004 was made with optimizer Momentum, this run has AdamW: resume with the same, or start a new "
+        "checkpoint step-00000004 was made with optimizer Momentum, this run has AdamW: resume with the "
+        "same, or start a new "
         "run with Global.init_from in another Global.output_dir"
     )
 
@@ -109,7 +110,8 @@ def test_another_optimizer_of_the_centres_is_refused(stopped, tmp_path, name):
     with pytest.raises(UserError) as raised:
         make_trainer(tmp_path, f"Optimizer.head={{name: {name}}}").resume(stopped)
     assert str(raised.value) == (
-        f"checkpoint step-00000004 was made with head_optimizer Momentum, this run has {name}: resume with the "
+        f"checkpoint step-00000004 was made with head_optimizer Momentum, this run has {name}: resume with "
+        "the "
         "same, or start a new run with Global.init_from in another Global.output_dir"
     )
 
@@ -119,7 +121,8 @@ def test_another_head_is_refused(stopped, tmp_path, name):
     with pytest.raises(UserError) as raised:
         make_trainer(tmp_path, f"Head={{name: {name}}}").resume(stopped)
     assert str(raised.value).startswith(
-        f"checkpoint step-00000004 was made with head arcface, this run has {name[5:]}: resume with the same, or start"
+        f"checkpoint step-00000004 was made with head arcface, this run has {name[5:]}: resume with the "
+        "same, or start"
     )
 
 

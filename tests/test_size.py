@@ -1,8 +1,11 @@
-"""Hold the size of the project: lines, statements and config keys only fall, towards the budgets of docs/design.md.
+"""Hold the size of the project: lines, statements and config keys only fall, towards the budgets of
+docs/design.md.
 
-    python -m tests.test_size    # lowers the limits of tests/size.json to what is there; prints what is above budget
+    # lowers the limits of tests/size.json to what is there; prints what is above budget
+    python -m tests.test_size
 
-Lines are those of all tracked files, in tests/ of Python alone; statements are `ast.stmt` of Python files, since denser lines are no gain.
+Lines are those of all tracked files, in tests/ of Python alone; statements are `ast.stmt` of Python files,
+since denser lines are no gain.
 """
 
 import ast
@@ -38,7 +41,8 @@ def all_sections(base: type[Section] = Section) -> set[type[Section]]:
 
 
 def config_keys(section: type[Section] = Config, path: str = "") -> set[str]:
-    """Return the keys of a config that have values, "Section.key"; one of sections of several names counts once.
+    """Return the keys of a config that have values, "Section.key"; one of sections of several names counts
+    once.
 
     The keys of Optimizer.head are those of Optimizer.
     """
@@ -73,7 +77,8 @@ def sizes() -> dict[str, int]:
 
 
 def budgets() -> dict[str, int]:
-    """Read the table of docs/design.md: a row is `| package | lines | statements |`, a dash where there is none."""
+    """Read the table of docs/design.md: a row is `| package | lines | statements |`, a dash where there is
+    none."""
     table = (ROOT / "docs/design.md").read_text(encoding="utf-8").split("## Budgets")[1].split("\n## ")[0]
     rows = [
         [cell.strip(" `") for cell in line.strip("|").split("|")]

@@ -37,13 +37,18 @@ DataLoader:
 
     plsc train -c faces.yaml
     plsc train -c faces.yaml -o Global.epochs=2 Head.margin=0.4
-    plsc train -c faces.yaml --dry-run      # prints the config with the source of each value, and trains nothing
+    # prints the config with the source of each value, and trains nothing
+    plsc train -c faces.yaml --dry-run
 
-- `-c` takes a file, a folder with a `default.yaml`, or the folder of a run. Without it all keys have their defaults.
-- A run is where its `config.yaml` lies, also after a move or a copy. Paths of data start in the current folder.
-- `-o Section.key=value` wins over the file. The value is YAML: `5e-4` is a number, `[4, 8]` a list, `null` nothing.
+- `-c` takes a file, a folder with a `default.yaml`, or the folder of a run. Without it all keys have their
+  defaults.
+- A run is where its `config.yaml` lies, also after a move or a copy. Paths of data start in the current
+  folder.
+- `-o Section.key=value` wins over the file. The value is YAML: `5e-4` is a number, `[4, 8]` a list, `null`
+  nothing.
 - `-o "Section={...}"` replaces a whole section.
-- Unknown keys, wrong types and keys that have no meaning with a name stop the start with exit code 2. All mistakes are shown
+- Unknown keys, wrong types and keys that have no meaning with a name stop the start with exit code 2. All
+  mistakes are shown
   at once, each with file and line.
 - Nothing is converted: a number is written as a number, text as text. An integer may stand for a number.
 

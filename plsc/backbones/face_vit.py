@@ -1,6 +1,7 @@
 """FaceViT: a vision transformer whose embedding is computed from all patches, at three sizes.
 
-    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head normalises)
+    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head
+    normalises)
 
 Patches of 9 x 9 become tokens, transformer blocks mix them, and all tokens in a row go through two linear
 layers with batch norms; there is no class token. In training a share of the patches is hidden. Dosovitskiy et
@@ -121,7 +122,8 @@ class FaceViT(nn.Layer):
         count = (height // self.side) * (width // self.side)
         if count < 2:
             raise UserError(
-                f"Model.name: FaceViT needs images of at least two patches of {self.side} x {self.side} pixels "
+                f"Model.name: FaceViT needs images of at least two patches of {self.side} x {self.side} "
+                "pixels "
                 f"(got {height} x {width})"
             )
         self.kept = max(1, int(count * (1 - mask_ratio))) if mask_ratio else count

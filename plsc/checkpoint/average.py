@@ -32,7 +32,8 @@ def average(run: str, last: int | None, target: str) -> str:
     wanted = last or max(2, len(paths))
     if wanted < 2 or wanted > len(paths):
         raise UserError(
-            f"{run}: has {len(paths)} checkpoints, cannot average {wanted}: give --last 2 or more, and train with "
+            f"{run}: has {len(paths)} checkpoints, cannot average {wanted}: give --last 2 or more, and "
+            "train with "
             "a larger Checkpoint.keep"
         )
     saved = [Checkpoint.open(path) for path in paths[-wanted:]]

@@ -70,7 +70,8 @@ class Content:
 class Ranks:
     """The ranks that write a checkpoint together.
 
-    gather: each rank's value -> the list of all, on every rank. It must wait longer than Gloo's 30 s, since the
+    gather: each rank's value -> the list of all, on every rank. It must wait longer than Gloo's 30 s, since
+    the
         disks of the ranks may differ in speed.
     """
 
@@ -264,7 +265,8 @@ def _newest(root: Path, rename: bool) -> Path | None:
         return path
     if bad or _entries(root, r"step-\d{8,}\.bad\d*"):
         raise UserError(
-            f"{root}: none of its checkpoints is usable (the warnings say why; those set aside are called .bad): "
+            f"{root}: none of its checkpoints is usable (the warnings say why; those set aside are called "
+            ".bad): "
             "put a good copy back, or start anew with another Global.output_dir"
         )
     return None

@@ -248,8 +248,8 @@ def _size(entry: _Entry) -> int:
 def tensor_differences(
     there: Mapping[str, Any], here: Mapping[str, Any], their: str, our: str, first_axis: int = 0
 ) -> list[str]:
-    """List the tensors whose name, or shape from `first_axis` on, differs, a line each; `their` and `our` name
-    the two sides."""
+    """List the tensors whose name, or shape from `first_axis` on, differs, a line each; `their` and `our`
+    name the two sides."""
     lines = [f"{name} is not in {our}" for name in there if name not in here]
     lines += [f"{name} is not in {their}" for name in here if name not in there]
     for name in filter(there.__contains__, here):

@@ -20,8 +20,8 @@ from plsc.utils.version import __version__
 
 
 class Verb(NamedTuple):
-    """A verb: the module that it calls, with the function if that is not `main`, its help text, and the heading
-    in `plsc --help` that it stands under."""
+    """A verb: the module that it calls, with the function if that is not `main`, its help text, and the
+    heading in `plsc --help` that it stands under."""
 
     module: str
     help: str
@@ -80,7 +80,11 @@ def _run(verb: Verb, arguments: Sequence[str]) -> int | None:
 def _overview() -> str:
     """Return the help of `plsc`: all verbs under their headings."""
     lines = [
-        "usage: plsc VERB ..., such as plsc train -c configs/ --ranks 2   (plsc VERB --help explains one; plsc --version)"
+        (
+            "usage: plsc VERB ..., such as plsc train -c configs/ --ranks 2   (plsc VERB --help "
+            "explains one; "
+            "plsc --version)"
+        )
     ]
     for heading in dict.fromkeys(verb.heading for verb in VERBS.values()):
         lines += ["", heading]

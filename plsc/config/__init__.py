@@ -1,7 +1,7 @@
 """Load a config from YAML and `-o Section.key=value`, check it, and return an immutable `Config`.
 
-The keys and their defaults are in the sections: run.py, schedule.py, optimizer.py, and config.py of data, backbones
-and heads; docs/config.md lists them.
+The keys and their defaults are in the sections: run.py, schedule.py, optimizer.py, and config.py of data,
+backbones and heads; docs/config.md lists them.
 All errors are reported at once, one line each with file and line. Nothing here imports Paddle: a wrong config
 stops within a second, before any process group starts.
 
@@ -71,11 +71,13 @@ class Config(Section):
     __hash__ = None
 
     def source(self, key: str) -> str:
-        """Name the source of the value of "Section.key": "default", "file:line", "-o" or the place of a mapping."""
+        """Name the source of the value of "Section.key": "default", "file:line", "-o" or the place of a
+        mapping."""
         return self._layers.sources.get(_path(key), DEFAULT).label
 
     def place(self, key: str) -> str:
-        """Return where the value of "Section.key" is written, for errors: "configs/a.yaml:12"; "" for a default."""
+        """Return where the value of "Section.key" is written, for errors: "configs/a.yaml:12"; "" for a
+        default."""
         path = _path(key)
         source = self._layers.source(path)  # of a default in a file, that of its section
         return source.place if source.level == 0 or path in self._layers.sources else ""
@@ -129,8 +131,8 @@ class Config(Section):
     def check_data(self, training: bool = True) -> None:
         """Check that the files of the data sets exist, by `check(**keywords)` of each class that defines it.
 
-        `check` is a classmethod that raises UserError (MissingFileError for a missing file) with the keyword as its
-        key. Raises MissingFileError or ConfigError with file, line and key in front.
+        `check` is a classmethod that raises UserError (MissingFileError for a missing file) with the keyword
+        as its key. Raises MissingFileError or ConfigError with file, line and key in front.
 
         Args:
             training: check the training set too; an evaluation needs only its own sets.
@@ -201,10 +203,13 @@ def load(
     """Read a config file, apply the overrides, and check the result.
 
     Args:
-        path: a YAML file; a folder means its default.yaml, or that of a run its config.yaml; None means the defaults;
-            a Config stays as it is. The config.yaml of a run means the run in the folder that it lies in. A mapping has
+        path: a YAML file; a folder means its default.yaml, or that of a run its config.yaml; None means the
+            defaults;
+            a Config stays as it is. The config.yaml of a run means the run in the folder that it lies in. A
+            mapping has
             "Section.key" or "Section" -> value.
-        overrides: "Section.key=value" each, the value in YAML; a later one wins over an earlier one. Or a mapping.
+        overrides: "Section.key=value" each, the value in YAML; a later one wins over an earlier one. Or a
+            mapping.
 
     Modules that lie beside the file, or in the current folder, can be named in it as package.module:Class.
 

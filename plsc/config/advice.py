@@ -15,7 +15,8 @@ def advice(cfg: Config) -> list[str]:
     """List warnings about what a config evaluates on."""
     if cfg.DataLoader.Eval.dataset is None and cfg.source("DataLoader.Eval.dataset") == "default":
         line = (
-            "DataLoader.Eval.dataset: none is named, so nothing is evaluated; to verify on people that training "
+            "DataLoader.Eval.dataset: none is named, so nothing is evaluated; to verify on people that "
+            "training "
             "does not see, write hold_out: 0.1 in Train.dataset and in an Eval.dataset with name: ImagePairs "
             "(docs/data.md)"
         )
@@ -37,7 +38,8 @@ def advice(cfg: Config) -> list[str]:
         else:
             continue
         lines.append(
-            f"{'.'.join(path)}: {why}; unless names show otherwise, the network is verified on classes that it has "
+            f"{'.'.join(path)}: {why}; unless names show otherwise, the network is verified on classes that "
+            "it has "
             "seen: give both the same images and the same hold_out"
         )
     return lines

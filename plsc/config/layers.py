@@ -49,7 +49,8 @@ class Layers:
         self.problems: list[tuple[Source, str]] = []
 
     def read_file(self, path: str | os.PathLike) -> None:
-        """Read a YAML file, or that of a folder; a run is where its config.yaml lies. Raises MissingFileError."""
+        """Read a YAML file, or that of a folder; a run is where its config.yaml lies. Raises
+        MissingFileError."""
         path = config_file(Path(path))
         document = parse(_read(path))
         for problem in document.problems:

@@ -36,8 +36,8 @@ class AdamWCfg(Section):
     epsilon: float = Field(1e-8, gt=0)
     """Added to the root of the mean squared gradient."""
     weight_decay: float = Field(0.1, ge=0, le=10)
-    """Decoupled decay, a share of the learning rate, on weights and class centres. Biases, norms and slopes get
-    none."""
+    """Decoupled decay, a share of the learning rate, on weights and class centres. Biases, norms and slopes
+    get none."""
 
 
 class LARSCfg(Section):

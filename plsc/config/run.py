@@ -20,8 +20,8 @@ DEFAULT_EPOCHS = 10
 
 
 class AmpCfg(Section):
-    """Mixed precision: which 16-bit numbers convolutions and matrix products of a training compute with. Weights,
-    sums, checkpoints and evaluations are float32."""
+    """Mixed precision: which 16-bit numbers convolutions and matrix products of a training compute with.
+    Weights, sums, checkpoints and evaluations are float32."""
 
     dtype: Literal["bfloat16", "float16"] = Field(...)
     """bfloat16 has float32's range, and needs an A100 or later among GPUs; float16 has more digits, its
@@ -59,8 +59,8 @@ class GlobalCfg(Section):
     Give each run its own: one that is at its end is not overwritten.
     """
     resume: bool = False
-    """Go on with a run in `output_dir` that is at its end, too, with more epochs. A run that is not at its end
-    goes on without this. The number of ranks may differ from before."""
+    """Go on with a run in `output_dir` that is at its end, too, with more epochs. A run that is not at its
+    end goes on without this. The number of ranks may differ from before."""
     overwrite: bool = False
     """Delete an earlier run in `output_dir`, unless `resume` is set, and begin anew."""
     device: str = "auto"
@@ -79,9 +79,9 @@ class GlobalCfg(Section):
     those in `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest
     whole one."""
     init_from: str | None = None
-    """Folder of a run, whose newest checkpoint is taken, or of a checkpoint, such as `plsc import` writes: training
-    starts with its weights, and with its centres of the classes of the same name (docs/training.md). A run that is
-    resumed has its own."""
+    """Folder of a run, whose newest checkpoint is taken, or of a checkpoint, such as `plsc import` writes:
+    training starts with its weights, and with its centres of the classes of the same name (docs/training.md).
+    A run that is resumed has its own."""
     log_every: int = Field(10, ge=1)
     """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
     eval_every: int = Field(1, ge=0)
@@ -117,7 +117,8 @@ class GlobalCfg(Section):
     def _device_or_card(cls, value: str) -> str:
         if not re.fullmatch(environment.DEVICES, value):
             raise ValueError(
-                "must be a kind that Paddle lists, such as cpu, gpu, npu, or one card of it, gpu:1; auto takes what is there"
+                "must be a kind that Paddle lists, such as cpu, gpu, npu, or one card of it, gpu:1; auto "
+                "takes what is there"
             )
         return value
 

@@ -22,8 +22,8 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
     folders' names.
 
     The labels number the folders in the order of their names. Subfolders of an identity's folder are read
-    too, and links to folders that do not lead back. What begins with a dot is left out, and what plsc align writes beside
-    the folders; other files are counted in the log. UserError names folders without an image.
+    too, and links to folders that do not lead back. What begins with a dot is left out, and what plsc align
+    writes beside the folders; other files are counted in the log. UserError names folders without an image.
     """
     check_folder(folder)
     with reading(folder):

@@ -51,7 +51,8 @@ def init(
     Every rank calls it once.
 
     Args:
-        device: "cpu", a kind that Paddle lists, one card of it ("gpu:1"), or "auto" (the first kind, if all ranks have a card).
+        device: "cpu", a kind that Paddle lists, one card of it ("gpu:1"), or "auto" (the first kind, if all
+            ranks have a card).
         threads: CPU threads for this rank's matrix products; None leaves Paddle's own choice.
         tf32: float32 products may be computed in TensorFloat-32, with 10 bits after the point.
         deterministic: of the device's algorithms those that repeat their bits.
@@ -64,7 +65,8 @@ def init(
     if world_size() > 1 and not dist.is_initialized():
         get_store()  # before the ranks exchange their addresses by it
         if world_size() == local_size_from_env():
-            # The name of this machine may have no address, or another's: Gloo meets on the loopback interface.
+            # The name of this machine may have no address, or another's: Gloo meets on the loopback
+            # interface.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         # For ranks on CPUs Paddle would take the device's collectives.
         os.environ.update(devices.backend_variables(kind))
@@ -232,7 +234,8 @@ def gather_array(x: np.ndarray) -> np.ndarray:
 
 
 def _c_allgather(x: paddle.Tensor, counts: Sequence[int] | None = None) -> paddle.Tensor:
-    """Gather rows, differentiably: [B, ...] -> [N, ...], rank-major, the same bits on every rank. PLSC's name.
+    """Gather rows, differentiably: [B, ...] -> [N, ...], rank-major, the same bits on every rank. PLSC's
+    name.
 
     Backward sums over the ranks the gradient of this rank's slice. Every rank calls it, forward and backward.
     Collectives: one all_gather forward (two without `counts`), one reduce-scatter backward; none at world

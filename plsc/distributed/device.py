@@ -82,7 +82,8 @@ def why_none(device: str, ranks: int = 1) -> str:
         return f"a launch of several ranks takes {has[0]}, the first kind that this Paddle has"
     _, named, card = device.partition(":")
     if named and ranks > 1:
-        return f"that is one card, and this is a run of {ranks} ranks (Global.device={kind} gives each rank its own)"
+        remedy = f"Global.device={kind} gives each rank its own"
+        return f"that is one card, and this is a run of {ranks} ranks ({remedy})"
     number = int(card) if named else _selected(kind)
     cards = count(kind)
     if number < cards:

@@ -1,9 +1,10 @@
 """Stop a training rank on a signal, record why it failed, and end it with its launcher.
 
-A signal only sets a flag; the trainer lets the ranks agree on the step, saves, and ends. A second Ctrl-C ends the
-process at once. A signal that was ignored when the process began (nohup) stays ignored. Under `plsc train --ranks N`
-each rank writes two files in output_dir/errors, by which plsc.apps.restart finds the rank that failed first:
-rank{r}.alive (process and step, removed after an orderly end) and rank{r}.json (the exception). Imports no Paddle.
+A signal only sets a flag; the trainer lets the ranks agree on the step, saves, and ends. A second Ctrl-C ends
+the process at once. A signal that was ignored when the process began (nohup) stays ignored. Under `plsc train
+--ranks N` each rank writes two files in output_dir/errors, by which plsc.apps.restart finds the rank that
+failed first: rank{r}.alive (process and step, removed after an orderly end) and rank{r}.json (the exception).
+Imports no Paddle.
 
 Try it: `kill -TERM` a rank of a training; all ranks save the same step and end.
 """

@@ -1,4 +1,5 @@
-"""Run Paddle's launcher: `python .../paddle_launch.py RANKS ...` in place of `python -m paddle.distributed.launch ...`.
+"""Run Paddle's launcher: `python .../paddle_launch.py RANKS ...` in place of `python -m
+paddle.distributed.launch ...`.
 
 With -m Python looks for modules in the working folder first, and would run a paddle.py there. The launcher
 gives each rank one of the labels in a variable of the environment, such as CUDA_VISIBLE_DEVICES, whether
@@ -31,7 +32,8 @@ def prepare(ranks: int, kind: str | None, cards: int, on_cpu: bool) -> str:
         os.environ[name] = ",".join(["-1"] * ranks)  # cards that are not there
     elif ranks > cards:
         shown = "1 visible card" if cards == 1 else f"{cards} visible cards"
-        return f"{ranks} ranks on this machine, but {shown}: a rank takes one; start at most {cards}, or set Global.device=cpu"
+        remedy = f"a rank takes one; start at most {cards}, or set Global.device=cpu"
+        return f"{ranks} ranks on this machine, but {shown}: {remedy}"
     return ""
 
 

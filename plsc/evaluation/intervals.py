@@ -1,9 +1,11 @@
-"""Compute 95 % confidence intervals of rates: by the bootstrap over identities, and Wilson's for plain shares.
+"""Compute 95 % confidence intervals of rates: by the bootstrap over identities, and Wilson's for plain
+shares.
 
 Pairs of one person are alike: of 6,000 pairs of 30 people, the 30 people are the sample. They are drawn with
-replacement: a same pair counts as often as its identity was drawn, a different pair the product of its two (the
-pigeonhole bootstrap of Owen 2007, The Annals of Applied Statistics 1(2), which errs on the wide side). The
-interval is the middle 95 % of the rates of the draws. The seed is fixed: equal pairs give equal intervals.
+replacement: a same pair counts as often as its identity was drawn, a different pair the product of its two
+(the pigeonhole bootstrap of Owen 2007, The Annals of Applied Statistics 1(2), which errs on the wide side).
+The interval is the middle 95 % of the rates of the draws. The seed is fixed: equal pairs give equal
+intervals.
 """
 
 from __future__ import annotations

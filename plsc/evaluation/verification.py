@@ -99,7 +99,8 @@ class Verification:
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Key of `row` -> its 95 % confidence interval by the bootstrap over identities.
 
-        Wilson's where those are not known, and where all resamples agree, as they do when every pair is right. Empty for fewer than LEAST_PEOPLE identities. Computed at the first use.
+        Wilson's where those are not known, and where all resamples agree, as they do when every pair is
+        right. Empty for fewer than LEAST_PEOPLE identities. Computed at the first use.
         """
         if self.people is not None and len(self.people) < LEAST_PEOPLE:
             return {}

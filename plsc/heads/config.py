@@ -37,15 +37,16 @@ class HeadCfg(Section):
     ranks, `x` keeps all of them on every rank."""
 
     name: str = "dist_arcface"
-    """The loss: `softmax`, which normalises nothing, or a margin, which works on cosines and makes the target's
-    harder to reach (docs/training.md says which to use when); each with `dist_` in front or without. Or your own
-    class as `package.module:Class`, which is always sharded (docs/extend.md)."""
+    """The loss: `softmax`, which normalises nothing, or a margin, which works on cosines and makes the
+    target's harder to reach (docs/training.md says which to use when); each with `dist_` in front or without.
+    Or your own class as `package.module:Class`, which is always sharded (docs/extend.md)."""
     sample_rate: float = Field(1.0, gt=0, le=1)
     """Fraction of the class centres that is drawn anew for each step (Partial FC); they take part in it
     together with all classes of the batch, the others do not. 0.1 makes the head about ten times cheaper;
     worth it from some 100,000 classes on."""
     bank: Literal["device", "host", "disk"] = "device"
-    """Where class centres and the state of their optimizer live (docs/training.md). host and disk fetch a step's
+    """Where class centres and the state of their optimizer live (docs/training.md). host and disk fetch a
+    step's
     rows: set `sample_rate`."""
     bank_dtype: Literal["float32", "bfloat16"] = "float32"
     """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/training.md). Steps
@@ -143,7 +144,8 @@ class ArcFaceCfg(MarginCfg):
 
     name: Literal["arcface", "dist_arcface"] = "dist_arcface"
     margin: float | None = Field(None, ge=0, le=4)
-    """The angle in radians, not degrees; null: 0.5. Lower it when the loss stays on a plateau at the start."""
+    """The angle in radians, not degrees; null: 0.5. Lower it when the loss stays on a plateau at the
+    start."""
 
 
 class CosFaceCfg(MarginCfg):

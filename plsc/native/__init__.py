@@ -92,8 +92,8 @@ def address(array, dtype: str = "float32") -> int | None:
 
 @functools.cache
 def paddle_library(name: str) -> ctypes.CDLL | None:
-    """Load a library of this file name that Paddle's wheel carries, to call it beside Paddle: the process has it
-    once. None in a build of Paddle without it."""
+    """Load a library of this file name that Paddle's wheel carries, to call it beside Paddle: the process has
+    it once. None in a build of Paddle without it."""
     import paddle
 
     path = Path(paddle.__file__).parent / "libs" / name

@@ -1,7 +1,8 @@
 """Call oneDNN, which Paddle's wheel carries, by its C interface.
 
     images, weights, maps = describe((8, 3, 32, 32)), describe((16, 3, 3, 3)), describe((8, 16, 30, 30))
-    settings = [FORWARD_TRAINING, CONVOLUTION, images, weights, None, maps, pair(1), pair(0), pair(0), pair(0)]
+    settings = [FORWARD_TRAINING, CONVOLUTION, images, weights, None, maps, pair(1), pair(0), pair(0),
+    pair(0)]
     convolve = Operation("convolution_forward", settings, [SRC, WEIGHTS, DST])
     convolve(images_address, weights_address, maps_address)
 
@@ -182,7 +183,8 @@ class Operation:
         settings: its arguments between the engine and the attributes.
         arguments: DNNL_ARG_* numbers of the arrays, in the order in which they are given.
         avoid: beginning of the names of oneDNN's implementations that are not to be taken.
-        post_ops: what is done to each result before it is stored: ("eltwise", algorithm, alpha, beta) or ("binary",
+        post_ops: what is done to each result before it is stored: ("eltwise", algorithm, alpha, beta) or
+            ("binary",
             algorithm, descriptor), whose array is argument POST_OP | SRC_1 if it comes first.
     """
 

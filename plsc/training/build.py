@@ -133,7 +133,8 @@ def _build_head(cfg: Config, num_classes: int) -> SoftmaxHead:
 def _refuse_lone_samples(
     cfg: Config, backbone: paddle.nn.Layer, frozen_norms: list[paddle.nn.Layer], ranks: int
 ) -> None:
-    """Refuse by UserError a batch of one sample for a batch norm, which would make all embeddings the same."""
+    """Refuse by UserError a batch of one sample for a batch norm, which would make all embeddings the
+    same."""
     lone = min(map(min, cfg.DataLoader.Train.micro_batches_on(ranks))) < 2
     norms = [layer for layer in backbone.sublayers() if "BatchNorm" in type(layer).__name__]
     if lone and any(layer not in frozen_norms for layer in norms):
@@ -170,7 +171,8 @@ def build_parts(cfg: Config, backbone: paddle.nn.Layer) -> list[Part]:
         name = getattr(part, "name", "")
         if name in ("", *OWNERS, *(other.name for other in parts)):
             raise UserError(
-                f"{section.name} must have a name of its own for its state and its loss (got '{shown(name)}'); set "
+                f"{section.name} must have a name of its own for its state and its loss (got "
+                f"'{shown(name)}'); set "
                 "the class's name, or name a part once",
                 key=f"Parts.{number}",
             )
@@ -186,7 +188,8 @@ def build_training_set(cfg: Config) -> Dataset:
     train = cfg.DataLoader.Train
     if train.num_classes not in (None, dataset.num_classes):
         raise UserError(
-            f"the data has {dataset.num_classes} classes (got {train.num_classes}); leave the key out to take "
+            f"the data has {dataset.num_classes} classes (got {train.num_classes}); leave the key out to "
+            "take "
             "what the data has",
             key="DataLoader.Train.num_classes",
         )
@@ -213,7 +216,8 @@ def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> L
         )
     if cfg.Head.sharded and world_size > classes:
         raise UserError(
-            f"{world_size} ranks are more than the {classes} classes that they share out; start {classes} or fewer"
+            f"{world_size} ranks are more than the {classes} classes that they share out; start {classes} "
+            "or fewer"
         )
     return Loader(
         dataset,

@@ -55,7 +55,8 @@ def build_head(
     amp: AmpCfg | None = None,
 ) -> SoftmaxHead:
     """Build the head that the config asks for, with its centres initialised from `seed`. `rule`: the centres'
-    optimizer. `folder`: for the file of a bank on disk without Head.bank_folder. `amp`: of the training, for the dtype of the head's products."""
+    optimizer. `folder`: for the file of a bank on disk without Head.bank_folder. `amp`: of the training, for
+    the dtype of the head's products."""
     margin = build_margin(cfg)
     if cfg.bank != "disk" and not on_device():
         classes = math.ceil(num_classes / distributed.world_size()) if cfg.sharded else num_classes

@@ -79,7 +79,8 @@ class Checkpoints:
         self.save(run)
         if self._saved != run.step:
             raise UserError(
-                f"stopped on {run.stopped} at step {run.step}, which could not be saved (see above); make space, and "
+                f"stopped on {run.stopped} at step {run.step}, which could not be saved (see above); make "
+                "space, and "
                 "resume from the checkpoint before it"
             )
 

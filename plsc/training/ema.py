@@ -60,8 +60,10 @@ class Ema(Part):
         for name, tensor in backbone.state_dict().items():
             if tensor.dtype in (paddle.float16, paddle.bfloat16):
                 raise UserError(
-                    f"Global.ema: '{name}' of the backbone has the dtype {str(tensor.dtype).removeprefix('paddle.')}, and "
-                    "an average of it would be lost in rounding; keep the weights in float32 (Global.amp does), or set it to null"
+                    f"Global.ema: '{name}' of the backbone has the dtype "
+                    f"{str(tensor.dtype).removeprefix('paddle.')}, and "
+                    "an average of it would be lost in rounding; keep the weights in float32 (Global.amp "
+                    "does), or set it to null"
                 )
 
     @paddle.no_grad()

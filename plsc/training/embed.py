@@ -69,11 +69,13 @@ def embed(
     runs.
 
     Args:
-        backbone: the bare layer, not its data parallel wrapper. It is put into evaluation mode and back into its own.
+        backbone: the bare layer, not its data parallel wrapper. It is put into evaluation mode and back into
+            its own.
         images: (start, stop) -> samples [stop - start, *shape].
         preprocessing: of these samples.
         amp: mixed precision; the embeddings are float32 all the same.
-        flip: the mean of the image's embedding and that of its mirror image (InsightFace takes the sum: the same direction).
+        flip: the mean of the image's embedding and that of its mirror image (InsightFace takes the sum: the
+            same direction).
     """
     rank = distributed.rank()
     start, stop = split(count, distributed.world_size())[rank]

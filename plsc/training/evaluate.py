@@ -1,4 +1,5 @@
-"""Evaluate a checkpoint on the sets of DataLoader.Eval, and write the report of a run or test: `plsc eval`."""
+"""Evaluate a checkpoint on the sets of DataLoader.Eval, and write the report of a run or test: `plsc
+eval`."""
 
 from __future__ import annotations
 

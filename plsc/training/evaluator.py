@@ -45,7 +45,8 @@ def build_sets(
     Args:
         preprocessing, num_classes: preprocessing and number of classes of the training set.
         seen: `identities` of the training set, which no pair and no search may have; None: not known.
-        names: of the classes trained on, in the order of their numbers, which labelled images must share; None: not known.
+        names: of the classes trained on, in the order of their numbers, which labelled images must share;
+            None: not known.
     """
     sets: dict[str, EvalSet] = {}
     for path in cfg.DataLoader.Eval.sets():

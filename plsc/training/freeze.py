@@ -1,4 +1,5 @@
-"""Freeze parameters of a backbone, as Optimizer.freeze and freeze_norms ask, and the norm layers that go along."""
+"""Freeze parameters of a backbone, as Optimizer.freeze and freeze_norms ask, and the norm layers that go
+along."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def freeze(cfg: OptimizerCfg, backbone: nn.Layer) -> list[nn.Layer]:
         if not fitting:
             near = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.3) or [*parameters][:3]
             raise UserError(
-                f"{shown(pattern)} fits none of the names of the backbone's {len(parameters)} parameters (near ones: "
+                f"{shown(pattern)} fits none of the names of the backbone's {len(parameters)} parameters "
+                "(near ones: "
                 f"{', '.join(near)})",
                 f"Optimizer.freeze.{number}",
             )

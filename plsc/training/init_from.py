@@ -28,8 +28,8 @@ _ROWS_AT_ONCE = 65_536  # of the centres
 
 
 def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: Dataset) -> list[str]:
-    """Load the weights that Global.init_from names into `backbone` and `head` -> lines for the log. Every rank
-    calls it.
+    """Load the weights that Global.init_from names into `backbone` and `head` -> lines for the log. Every
+    rank calls it.
 
     Raises UserError: no checkpoint there, a damaged one, another backbone, names that are not unique.
     """
@@ -74,7 +74,8 @@ def _load_backbone(
 def _why_new(
     cfg: Config, saved: Checkpoint, there: Sequence[str] | None, here: Sequence[str] | None
 ) -> str | None:
-    """Say why no centre of a checkpoint can be kept; None where they can. UserError for two classes of one name."""
+    """Say why no centre of a checkpoint can be kept; None where they can. UserError for two classes of one
+    name."""
     if saved.num_classes == 0:
         return f"{saved.path} has no classes"
     for names, whose in ((there, f"the classes of {saved.path}"), (here, "the classes of the data")):

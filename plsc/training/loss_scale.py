@@ -61,7 +61,8 @@ class LossScale(Part):
             self.good_steps = 0
 
     def halve(self) -> bool:
-        """Halve the scale, after a step in which the scaled gradients overflowed; False: it is at its lowest."""
+        """Halve the scale, after a step in which the scaled gradients overflowed; False: it is at its
+        lowest."""
         if self.scale / 2.0 < LOWEST:
             return False
         self.scale /= 2.0

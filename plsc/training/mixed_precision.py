@@ -44,12 +44,14 @@ def check_amp(amp: AmpCfg | None) -> None:
     if on_device():
         if not autocasts(amp.dtype):
             raise UserError(
-                f"Global.amp.dtype: Paddle's autocast has no {amp.dtype} on this device; set the other one of "
+                f"Global.amp.dtype: Paddle's autocast has no {amp.dtype} on this device; set the other one "
+                "of "
                 "float16 and bfloat16, or Global.amp to null"
             )
     elif amp.dtype == "float16" and not asynchronous():
         raise UserError(
-            "Global.amp.dtype: float16 is for GPUs, a CPU trains in bfloat16 or float32; set bfloat16 or Global.amp to null"
+            "Global.amp.dtype: float16 is for GPUs, a CPU trains in bfloat16 or float32; set bfloat16 or "
+            "Global.amp to null"
         )
     elif why := _why_float32(amp.dtype):
         warn(f"Global.amp: the backbone computes in float32, as {why}")

@@ -63,7 +63,8 @@ class Network:
         shares: step -> the range of each rank's samples in its global batch.
         recomputed: layers that keep no activations for the backward pass, which runs them again.
         frozen_norms: layers that are in evaluation mode in training, too.
-        amp: computes in 16 bits (see plsc.training.mixed_precision). Parameters, their gradients and the embeddings
+        amp: computes in 16 bits (see plsc.training.mixed_precision). Parameters, their gradients and the
+            embeddings
             that `forward` gives are float32 all the same.
         loss_scale: of the gradients, for float16.
         statistics: of the backbone, which a forward pass changes; None: all `statistics_of` it.
@@ -126,8 +127,8 @@ class Network:
         if self.loss_scale:
             grad_BD = grad_BD * self.loss_scale.scale
         with RecordEvent("backward"), self._statistics_kept():
-            # Data parallel's wrapper averages over the ranks what the parameters have gathered by the end of its own
-            # backward pass, so all micro-batches but the last go through the bare backbone.
+            # Data parallel's wrapper averages over the ranks what the parameters have gathered by the end of
+            # its own backward pass, so all micro-batches but the last go through the bare backbone.
             for part in self._parts[:-1]:
                 self._backward(self._embed(self.backbone, part), grad_BD, part)
             last = self._parts[-1]
@@ -198,7 +199,8 @@ class Network:
         check_output(out, len(part.images), self._embedding_size)
         if out.stop_gradient and paddle.is_grad_enabled():
             raise UserError(
-                "the backbone's embeddings have no gradient, so nothing of it would be trained; leave out detach() and no_grad()"
+                "the backbone's embeddings have no gradient, so nothing of it would be trained; leave out "
+                "detach() and no_grad()"
             )
         return out
 

@@ -24,7 +24,8 @@ def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) 
     late = [drop for drop in drops if drop >= total_steps]
     if late:
         warn(
-            f"LRScheduler: {len(late)} of {len(drops)} drops of the learning rate come at or after the run's end "
+            f"LRScheduler: {len(late)} of {len(drops)} drops of the learning rate come at or after the "
+            "run's end "
             f"(step {late[0]:,} of {total_steps:,})"
         )
     return lambda step: cfg.rate(step, steps_per_epoch, total_steps)
@@ -119,7 +120,8 @@ def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> BackboneOpt
             slices.setdefault(cfg.weight_decay if parameter.ndim > 1 else 0.0, []).append(parameter)
     if not slices:
         raise UserError(
-            f"Model: {type(backbone).__name__} has no parameters that are trained; give it some, or leave them unfrozen"
+            f"Model: {type(backbone).__name__} has no parameters that are trained; give it some, or leave "
+            "them unfrozen"
         )
     made = []
     for decay, parameters in slices.items():

@@ -1,4 +1,5 @@
-"""Define a `Part`: what a user adds to a training, and what EMA and the loss scale are. docs/extend.md shows one.
+"""Define a `Part`: what a user adds to a training, and what EMA and the loss scale are. docs/extend.md shows
+one.
 
 class GradientNorm(Part):
     name = "gradient_norm"
@@ -31,22 +32,24 @@ class Part:
 
     `run` is the Trainer.
 
-    Attributes: `name`, of its state in a checkpoint and of its loss in metrics.jsonl; `numbers`, by name what the
-    next line of the log and row of metrics.jsonl shall have: read on every rank, only when a row is due.
+    Attributes: `name`, of its state in a checkpoint and of its loss in metrics.jsonl; `numbers`, by name what
+    the next line of the log and row of metrics.jsonl shall have: read on every rank, only when a row is due.
     """
 
     name: str
     numbers: Mapping[str, Any] = {}
 
     def start(self, run: Any) -> None:
-        """Prepare before the first step of this process; `run.resumed`: whether a checkpoint was taken over."""
+        """Prepare before the first step of this process; `run.resumed`: whether a checkpoint was taken
+        over."""
 
     def loss(self, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor | None:
-        """Compute a loss to add to the head's: a scalar, the mean over the samples of all ranks, the same on every
-        rank.
+        """Compute a loss to add to the head's: a scalar, the mean over the samples of all ranks, the same on
+        every rank.
 
         Its gradient on this rank's embeddings is multiplied by the number of ranks, as the head's is;
-        `plsc.distributed.global_mean` does both. It reads no value of the device. A step with a gradient that is
+        `plsc.distributed.global_mean` does both. It reads no value of the device. A step with a gradient that
+        is
         not finite is left out. None: nothing is added.
 
         Args:
@@ -55,7 +58,8 @@ class Part:
         return None
 
     def before_update(self, run: Any, step: StepOutput) -> None:
-        """Take in a step that is not left out, while the gradients are as they were computed: not yet clipped."""
+        """Take in a step that is not left out, while the gradients are as they were computed: not yet
+        clipped."""
 
     def update(self, run: Any, step: StepOutput) -> None:
         """Take in a step that was not left out, after the update of the weights."""

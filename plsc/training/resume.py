@@ -49,7 +49,8 @@ def refuse_other_run(saved: store.Checkpoint, ours: dict[str, Any], data: Datase
     ours = {**ours, "preprocessing": data.preprocessing}
     # Random numbers and the order of the data depend on these two.
     order = "seed", "steps_per_epoch"
-    # The others must match, and the shapes of the arrays do not show it. What was frozen has no optimizer state.
+    # The others must match, and the shapes of the arrays do not show it. What was frozen has no optimizer
+    # state.
     must_match = (
         "optimizer",
         "head_optimizer",

@@ -57,7 +57,8 @@ def goes_on(cfg: Config) -> bool:
         return cfg.Global.resume
     if is_finished(folder):
         raise UserError(
-            f"{cfg.source('Global.output_dir')}: Global.output_dir: {folder} has a run that is at its end, step "
+            f"{cfg.source('Global.output_dir')}: Global.output_dir: {folder} has a run that is at its end, "
+            "step "
             f"{newest:,}; name another folder, or set Global.overwrite=true to delete that run, or "
             "Global.resume=true to go on with it for more epochs"
         )
@@ -109,8 +110,8 @@ def open_checkpoint(cfg: Config) -> store.Checkpoint:
 
 
 def find_start(cfg: Config) -> Path:
-    """Find the checkpoint that Global.init_from names: the newest of a run, or the folder itself; its bytes are
-    not read. MissingFileError if there is none."""
+    """Find the checkpoint that Global.init_from names: the newest of a run, or the folder itself; its bytes
+    are not read. MissingFileError if there is none."""
     path = Path(cfg.Global.init_from)
     if (path / "manifest.json").is_file():
         return path

@@ -1,4 +1,5 @@
-"""Describe a step of a training, and let all ranks agree on it by one small tensor, one collective, one read."""
+"""Describe a step of a training, and let all ranks agree on it by one small tensor, one collective, one
+read."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from plsc.training.finite import nonfinite
 class StepOutput:
     """A step as this rank has it after the backward pass.
 
-    learning_rate: of the backbone's update. emb_BD: with its gradient. out: of the head. losses: of the parts, by
-    their names.
+    learning_rate: of the backbone's update. emb_BD: with its gradient. out: of the head. losses: of the
+    parts, by their names.
     """
 
     batch: Batch
@@ -40,11 +41,12 @@ class StepOutput:
 class Verdict:
     """What all ranks know of a step, the same on every rank.
 
-    bad_backbone: whether a gradient of the backbone is not finite on some rank; bad_head: whether the loss, or a
-    gradient that the head has computed, is not. loss, accuracy: of the step.
-    waited: the most seconds that a rank has waited for data. signal: that a rank was asked to stop by, 0 for none.
-    replaced_W: corrupt images that each rank has replaced in this epoch. label_N: of all ranks' samples of the
-    following step, int64; None where that is not of this epoch.
+    bad_backbone: whether a gradient of the backbone is not finite on some rank; bad_head: whether the loss,
+    or a gradient that the head has computed, is not. loss, accuracy: of the step.
+    waited: the most seconds that a rank has waited for data. signal: that a rank was asked to stop by, 0 for
+    none.
+    replaced_W: corrupt images that each rank has replaced in this epoch. label_N: of all ranks' samples of
+    the following step, int64; None where that is not of this epoch.
     """
 
     bad_backbone: bool

@@ -68,7 +68,8 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
 
 
 def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tuple[Any, Metrics | None]:
-    """Build a Trainer, and rank 0's metrics, with a run's weights or those to start with. Every rank calls it."""
+    """Build a Trainer, and rank 0's metrics, with a run's weights or those to start with. Every rank calls
+    it."""
     from plsc import distributed
     from plsc.training.build import build_trainer
     from plsc.training.init_from import start_from

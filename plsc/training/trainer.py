@@ -1,10 +1,11 @@
 """Run a training: `train` is the loop, `train_step` shows the order of operations in a step.
 
-    data.loader -> backbone (data parallel) -> head (classes spread over the ranks) -> backward -> agree -> update
+    data.loader -> backbone (data parallel) -> head (classes spread over the ranks) -> backward -> agree ->
+    update
 
 The learning rate is a function of the step, the order of the data of (seed, epoch), dropout of (seed, step,
-layer, sample), so a resumed run needs nothing but step and states. plsc/training/build.py makes a Trainer from
-a config; what a user adds is a Part (part.py).
+layer, sample), so a resumed run needs nothing but step and states. plsc/training/build.py makes a Trainer
+from a config; what a user adds is a Part (part.py).
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ from plsc.utils.sharding import split
 class Counts(State):
     """What a run goes on to count.
 
-    skipped: steps that were left out; in_a_row: those since the last that was not. replaced: corrupt images of
-    each rank in this epoch.
+    skipped: steps that were left out; in_a_row: those since the last that was not. replaced: corrupt images
+    of each rank in this epoch.
     """
 
     skipped: NonNegativeInt = 0
@@ -67,10 +68,10 @@ class Trainer:
         evaluator, checkpoints: for what is done between steps.
         parts: called in this order. guard: notes signals and hangs.
 
-    Attributes: `step`, how many are done, and `total_steps`, that the run ends at; `skipped`, steps that were left
-    out because they were not finite; `resumed`, whether a checkpoint was taken over; `stopped`, the name of the
-    signal that the run was asked to stop by; `metrics`, rank 0's, while training; `seconds`, of training and
-    evaluation in this process.
+    Attributes: `step`, how many are done, and `total_steps`, that the run ends at; `skipped`, steps that were
+    left out because they were not finite; `resumed`, whether a checkpoint was taken over; `stopped`, the name
+    of the signal that the run was asked to stop by; `metrics`, rank 0's, while training; `seconds`, of
+    training and evaluation in this process.
     """
 
     def __init__(
@@ -135,8 +136,8 @@ class Trainer:
     # -- the loop
 
     def train(self, metrics: Metrics | None) -> None:
-        """Train to the end of the run, or to a signal after which all ranks save. metrics: rank 0's, None on the
-        others."""
+        """Train to the end of the run, or to a signal after which all ranks save. metrics: rank 0's, None on
+        the others."""
         self.metrics = metrics
         self.loader.probe()
         self.head.bank.write_initial_rows()
@@ -221,7 +222,8 @@ class Trainer:
         scale = self.network.loss_scale
         if scale and not verdict.bad_head and scale.halve():
             get_logger().info(
-                f"step {step.number}: the backbone's gradients overflowed in float16; step left out, loss scale "
+                f"step {step.number}: the backbone's gradients overflowed in float16; step left out, loss "
+                "scale "
                 f"{scale.scale:g} from here on"
             )
             return
@@ -232,8 +234,10 @@ class Trainer:
         line = f"step {step.number}: {what} is not finite (learning rate {step.learning_rate:.4g})"
         if self._skipped_in_a_row == most:
             raise UserError(
-                f"{line}, step {most} in a row that had to be left out; the checkpoints are as they were: lower "
-                "LRScheduler.learning_rate, lengthen its warm-up, set Optimizer.clip_norm, or look in the network "
+                f"{line}, step {most} in a row that had to be left out; the checkpoints are as they were: "
+                "lower "
+                "LRScheduler.learning_rate, lengthen its warm-up, set Optimizer.clip_norm, or look in the "
+                "network "
                 "for a division by 0, a log or a root of 0"
             )
         if distributed.rank() == 0:
@@ -287,7 +291,8 @@ class Trainer:
                 self.checkpoints.save(self, best)
 
     def _heed(self, number: int) -> None:
-        """End the training after this step where a rank was asked to by the signal of this number; 0: none was."""
+        """End the training after this step where a rank was asked to by the signal of this number; 0: none
+        was."""
         if self._paused:  # an evaluation or a save may take long: its signal does not wait for another step
             number = max(number, *distributed.gather_counts(self.guard.signal))
             self._paused = False

@@ -1,9 +1,9 @@
 """Copy the numbers of a run to VisualDL, TensorBoard and Weights & Biases (Global.loggers).
 
 Each is a class that is made with the run's folder, in which it has a folder of its own name, and has `write`
-and `close`. Its package is imported when it is made. Nothing goes over a network unless the user's environment
-says so (WANDB_MODE=online). plsc.utils.metrics decides what is written: numbers by name, such as "train/loss",
-of steps that only rise.
+and `close`. Its package is imported when it is made. Nothing goes over a network unless the user's
+environment says so (WANDB_MODE=online). plsc.utils.metrics decides what is written: numbers by name, such as
+"train/loss", of steps that only rise.
 """
 
 from __future__ import annotations

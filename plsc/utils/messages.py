@@ -30,7 +30,8 @@ UNION_TAGS = ("(mapping)", "(list)")
 """Tags that a section gives to the alternatives of a union; pydantic adds them to the place of an error."""
 
 KINDS: dict[str, tuple[type[BaseModel], tuple[type[BaseModel], ...]]] = {}
-"""The sections of which one is chosen by a name (`plsc.utils.section.one_of`): the tag that pydantic adds to the
+"""The sections of which one is chosen by a name (`plsc.utils.section.one_of`): the tag that pydantic adds to
+the
 place of an error -> the section, and all to choose from."""
 
 
@@ -236,7 +237,8 @@ def check_keywords(
 
     Args:
         section: its own fields may stand beside the keyword arguments; they are not checked here.
-            `section.supplied` maps arguments that plsc passes to the keys that they come from: a user must not
+            `section.supplied` maps arguments that plsc passes to the keys that they come from: a user must
+            not
             write them as keyword arguments, and the class must take those that are fields of the section.
         cls: the class. A parameter whose annotation is missing or cannot be resolved takes any value.
         given: the section as written, plain values.

@@ -39,7 +39,8 @@ class Preprocessing:
     """Turns images, uint8 [C, H, W], into the network's input, float32.
 
     shape: [C, H, W]. channels: "grey", "RGB" or "BGR", or how many they are; "": grey for one, RGB for three.
-    aligned: whether the images are faces whose landmarks lie at ArcFace's places, as `plsc align` writes them;
+    aligned: whether the images are faces whose landmarks lie at ArcFace's places, as `plsc align` writes
+    them;
     None: not known.
     """
 
@@ -54,7 +55,8 @@ class Preprocessing:
             object.__setattr__(self, "channels", _NAMES.get(self.shape[0], str(self.shape[0])))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values, without `aligned` where that is not known. They build it again."""
+        """Return the fields as plain values, without `aligned` where that is not known. They build it
+        again."""
         fields = {**vars(self), "shape": list(self.shape)}
         if self.aligned is None:
             del fields["aligned"]

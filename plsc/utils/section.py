@@ -93,7 +93,8 @@ class Plug(Section, extra="allow"):
 
 
 def kind_named(kinds: Sequence[type[Section]], name: Any) -> type[Section]:
-    """Return the section of a name: one that has it, or else the one for a class of one's own, or the first."""
+    """Return the section of a name: one that has it, or else the one for a class of one's own, or the
+    first."""
     for kind in kinds:
         if name in names_of(kind):
             return kind
@@ -102,7 +103,8 @@ def kind_named(kinds: Sequence[type[Section]], name: Any) -> type[Section]:
 
 
 def one_of(*kinds: type[Section]) -> Any:
-    """Annotate a section that is one of several, by its `name`; a Plug among them is for a class of one's own.
+    """Annotate a section that is one of several, by its `name`; a Plug among them is for a class of one's
+    own.
 
     Without a name it is the first. A name that none has is refused.
     """

@@ -70,6 +70,12 @@ def test_absent(tmp_path):
         read_manifest(tmp_path / "manifest.json")
 
 
+def test_it_is_json_for_any_reader(tmp_path):
+    read(tmp_path, GOOD)
+    fields = json.loads((tmp_path / "manifest.json").read_text())
+    assert fields.pop("crc32") and fields == GOOD
+
+
 @pytest.mark.parametrize("number", [6, 8])
 def test_another_format_is_refused_and_not_called_damaged(tmp_path, number):
     said = f"has format {number}, this plsc reads format 7 only; use the plsc that wrote it, or make it anew$"

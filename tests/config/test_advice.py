@@ -74,7 +74,8 @@ def test_a_hint_leads_to_the_key_that_was_meant(override, hint):
 def test_what_a_data_set_refuses_while_it_is_made_names_key_and_place(tmp_path):
     faces = write_folder(tmp_path / "faces", {"Ann": 2, "Bob": 2})
     (tmp_path / "my.yaml").write_text(
-        f"DataLoader:\n  Eval:\n    dataset:\n      name: ImagePairs\n      images: {faces}\n      num_pairs: 8\n"
+        f"DataLoader:\n  Eval:\n    dataset:\n      name: ImagePairs\n      images: {faces}\n      "
+        "num_pairs: 8\n"
     )
     with pytest.raises(UserError) as raised:
         dataset_of(load(tmp_path / "my.yaml"), "DataLoader.Eval.dataset")

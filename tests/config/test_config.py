@@ -222,7 +222,10 @@ def test_wrong_keywords(write):
         DATASETS.get("DummyPiars")
     assert errors(path, ["Model.embedding_size=x"]) == [
         "a.yaml:3: Model.widths: must be a list, each an integer (got 8)",
-        "a.yaml:4: Model.depht: unknown key (one of name, embedding_size, sync_batchnorm, recompute, widths, norm)",
+        (
+            "a.yaml:4: Model.depht: unknown key (one of name, embedding_size, sync_batchnorm, recompute, "
+            "widths, norm)"
+        ),
         "a.yaml:9: DataLoader.Train.dataset.seed: comes from Global.seed, set that (got 3)",
         f"a.yaml:11: DataLoader.Eval.dataset.name: {unknown.value}",
         "-o Model.embedding_size=x: Model.embedding_size: must be an integer in [1, 65536] (got 'x')",
@@ -344,7 +347,10 @@ def test_an_integer_of_more_than_64_bits_is_refused():
     assert load(None, [f"Global.max_steps={2**63 - 1}"]).Global.max_steps == 2**63 - 1
     for value in (2**63, 10**22, -(2**63) - 1):
         assert errors(None, [f"Global.max_steps={value}"]) == [
-            f"-o Global.max_steps={value}: Global.max_steps: must be an integer of at most 64 bits (got {value})"
+            (
+                f"-o Global.max_steps={value}: Global.max_steps: must be an integer of at most 64 bits (got "
+                f"{value})"
+            )
         ]
 
 
@@ -383,7 +389,8 @@ def test_a_global_batch_takes_any_number_of_ranks():
     with pytest.raises(UserError) as error:
         cfg.check_ranks(97)
     assert str(error.value) == (
-        "-o DataLoader.Train.global_batch=192: DataLoader.Train.global_batch: must have 2 samples for each rank, as BatchNorm needs, 194 on 97 ranks (got 192); "
+        "-o DataLoader.Train.global_batch=192: DataLoader.Train.global_batch: must have 2 samples for each "
+        "rank, as BatchNorm needs, 194 on 97 ranks (got 192); "
         "start 96 or fewer"
     )
 

@@ -62,7 +62,11 @@ def test_a_file_that_is_not_utf8():
         ("Head:\n\tmargin: 1", "a.yaml:2: a tab; YAML is indented with spaces"),
         (
             "a: b: c",
-            "a.yaml:1: a key that is indented otherwise than the keys around it, or a text with ': ' that needs quotes",
+            (
+                "a.yaml:1: a key that is indented otherwise than the keys around it, or a text with "
+                "': ' that "
+                "needs quotes"
+            ),
         ),
     ],
 )

@@ -7,7 +7,10 @@ import pytest
 
 from plsc.config import ConfigError, load
 
-NET = "from paddle import nn\nclass Net(nn.Layer):\n    def __init__(self, embedding_size: int, width: int = 1): ...\n"
+NET = """from paddle import nn
+class Net(nn.Layer):
+    def __init__(self, embedding_size: int, width: int = 1): ...
+"""
 
 
 @pytest.fixture(autouse=True)

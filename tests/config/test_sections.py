@@ -29,7 +29,10 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
         ("Global: {output_dir: 3}", "Global.output_dir: must be text (not empty) (got 3)"),
         (
             "Global: {device: 'gpu:x'}",
-            "Global.device: must be a kind that Paddle lists, such as cpu, gpu, npu, or one card of it, gpu:1; auto takes what is there (got 'gpu:x')",
+            (
+                "Global.device: must be a kind that Paddle lists, such as cpu, gpu, npu, or one card of it, "
+                "gpu:1; auto takes what is there (got 'gpu:x')"
+            ),
         ),
         ("Head: {scale: null}", "Head.scale: must be a number in (0, 1000] (got null)"),
         # numbers are finite and bounded
@@ -54,7 +57,10 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
         ("Head: arcface", "Head: must be a mapping of keys (got 'arcface'); write {name: arcface}"),
         (
             "DataLoader: {Train: {dataset: null}}",
-            "DataLoader.Train.dataset: must be a mapping of keys or a list, each a mapping of keys (got null)",
+            (
+                "DataLoader.Train.dataset: must be a mapping of keys or a list, each a mapping of keys (got "
+                "null)"
+            ),
         ),
         (
             "Export: {formats: [onnx, tflite]}",
@@ -62,7 +68,10 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
         ),
         (
             "Export: {formats: []}",
-            "Export.formats: must be a list (not empty), each one of paddle, onnx, insightface, paddlex (got [])",
+            (
+                "Export.formats: must be a list (not empty), each one of paddle, onnx, insightface, paddlex "
+                "(got [])"
+            ),
         ),
         (
             "Global: {amp: {dtype: fp16}}",
@@ -188,7 +197,8 @@ def test_the_data_of_further_sets_is_checked(write):
     with pytest.raises(ConfigError) as raised:
         load(write(MORE), ["DataLoader.Eval.more.clean.num_pairs=0"]).check_data()
     assert str(raised.value) == (
-        "-o DataLoader.Eval.more.clean.num_pairs=0: DataLoader.Eval.more.clean.num_pairs: must be at least 1, got 0"
+        "-o DataLoader.Eval.more.clean.num_pairs=0: DataLoader.Eval.more.clean.num_pairs: must be at least "
+        "1, got 0"
     )
 
 

@@ -48,7 +48,8 @@ def test_what_is_found_before_the_first_step_is_said_though_it_is_allowed(capsys
     CorruptImages(Damaged(256, tuple(range(255))), share=0.999, per_epoch=256).probe(0)
     assert said(capsys) == [
         (
-            "255 of 256 images tried cannot be decoded: record 0 (train.rec @ 0), record 1 (train.rec @ 4096), record 2 "
+            "255 of 256 images tried cannot be decoded: record 0 (train.rec @ 0), record 1 (train.rec @ "
+            "4096), record 2 "
             "(train.rec @ 8192), ...; others will replace them"
         )
     ]
@@ -161,7 +162,8 @@ def test_pictures_of_10_bits_in_16_are_said_before_the_first_step(tmp_path, caps
     Loader(ImageList(str(tmp_path / "list.txt"), size=(8, 8)), 2, 0, 1, seed=0).probe()
     assert said(capsys) == [
         (
-            f"2 of 3 images tried show next to nothing: {tmp_path}/1.png: 16-bit, largest value 1,020: read as nearly "
+            f"2 of 3 images tried show next to nothing: {tmp_path}/1.png: 16-bit, largest value 1,020: read "
+            "as nearly "
             "black; scale to 65,535 or to 8 bits"
         )
     ]

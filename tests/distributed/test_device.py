@@ -1,4 +1,5 @@
-"""Where a run computes, as far as it shows without a device: what is refused, and what Paddle is asked to do."""
+"""Where a run computes, as far as it shows without a device: what is refused, and what Paddle is asked to
+do."""
 
 import os
 from types import SimpleNamespace

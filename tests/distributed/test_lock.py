@@ -12,7 +12,10 @@ from plsc.distributed.lock import hold
 from plsc.errors import UserError
 from tests.helpers.launch import start_python
 
-HOLD = "import sys, time; from plsc.distributed.lock import hold; held = hold(sys.argv[1]); print('held', flush=True); time.sleep(60)"
+HOLD = (
+    "import sys, time; from plsc.distributed.lock import hold; held = hold(sys.argv[1]); "
+    "print('held', flush=True); time.sleep(60)"
+)
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
-"""Launches that are killed, stopped and started again: what is left must equal, bit for bit, a run that was not.
+"""Launches that are killed, stopped and started again: what is left must equal, bit for bit, a run that was
+not.
 
 What happens, and to whom, is the plan of tests/helpers/faults.py. All are forks of a warm process
-(tests/helpers/warm.py), but for the start of one test, which shows that real ones have the same bits. Partial FC
-throughout.
+(tests/helpers/warm.py), but for the start of one test, which shows that real ones have the same bits. Partial
+FC throughout.
 """
 
 import os
@@ -71,7 +72,8 @@ def assert_said(said, *patterns):
 
 @pytest.mark.slow
 def test_kill_and_ctrl_c_by_real_starts(warm, whole, tmp_path):
-    """As a user starts them, with one signal to all processes of the terminal; the end is as by any other start."""
+    """As a user starts them, with one signal to all processes of the terminal; the end is as by any other
+    start."""
     started = command(tmp_path, "1:3:SIGKILL", "0:4:terminal SIGINT")
     with open(tmp_path / "stderr", "wb") as said:
         streams = {"stdout": subprocess.DEVNULL, "stderr": said, "start_new_session": True}
@@ -105,8 +107,8 @@ IN_A_SAVE = {  # of step 1, 2, 3, ...: where, by whom, whether that step is whol
 
 @pytest.mark.slow
 def test_a_kill_inside_a_save_leaves_the_newest_whole_checkpoint(whole, run, tmp_path):
-    """At each point in turn, from a first checkpoint on; then the run goes to its end. Three failures without a newer
-    one end it, and the same command goes on."""
+    """At each point in turn, from a first checkpoint on; then the run goes to its end. Three failures without
+    a newer one end it, and the same command goes on."""
     plan = ["0:2:SIGKILL", *(f"{rank}:1:SIGKILL@{place}" for place, (rank, _) in IN_A_SAVE.items())]
     keep = ["Checkpoint.every_steps=1", "Checkpoint.keep=1"]
     code, said = run(*plan, more=keep)
@@ -163,7 +165,8 @@ def test_a_full_disk_want_of_memory_and_an_error_on_one_rank(whole, run, tmp_pat
         r"ERROR out/checkpoints: checkpoint of step 4 not written.* rank 1: OSError: \[Errno 27\]", log
     )
     assert code == 0
-    memory = r"WARNING rank 0 failed in step \d: MemoryError: .*; lower DataLoader.Train.batch_size; starting again .*"
+    remedy = "lower DataLoader.Train.batch_size; starting again .*"
+    memory = rf"WARNING rank 0 failed in step \d: MemoryError: .*; {remedy}"
     assert_said(
         said, memory, r"WARNING rank 1 failed in step \d: OSError: the network is down; starting again .*"
     )
@@ -174,7 +177,8 @@ def test_a_full_disk_want_of_memory_and_an_error_on_one_rank(whole, run, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_bank_on_disk_is_that_in_memory_and_kills_change_nothing(warm, tmp_path, dtype):
-    """Killed between two saves, and inside the save of step 8 with the update of that step on its way to the disk."""
+    """Killed between two saves, and inside the save of step 8 with the update of that step on its way to the
+    disk."""
     kills = ["1:6:SIGKILL", "0:4:SIGKILL@after write_synced head"]
     rows_in = {"host": [], "disk": ["Head.bank_folder=rows"]}
     for bank, more in rows_in.items():

@@ -96,7 +96,8 @@ def test_the_readme_links_every_page():
 
 
 def test_what_is_not_there_is_found():
-    page = "# One\n[a](docs/none.md) [b](#one) [c](#two) [d](https://x.y) [e](README.md#two-commands) [f](README.md#one)"
+    page = "# One\n[a](docs/none.md) [b](#one) [c](#two) [d](https://x.y) [e](README.md#two-commands)"
+    page += " [f](README.md#one)"
     assert dead_links(page) == ["docs/none.md", "#two", "README.md#one"]
     assert dead_paths("see plsc/nowhere.py, plsc/heads/, tools/train.py. And a/docs/x") == ["plsc/nowhere.py"]
     assert dead_names(

@@ -8,7 +8,8 @@ what launches nothing: views (Paddle's strided kernels) and memory without value
 Waits: the methods of Tensor by which Python reads a value, copies from pageable memory, and ops whose
 output's shape depends on values. What `device.to_device` copies waits for nothing on a GPU.
 
-    python -m tests.gpu_ops.count FILE FOLDER    # with environment(); FILE: JSON, case -> part -> kernels, waits
+    # with environment(); FILE: JSON, case -> part -> kernels, waits
+    python -m tests.gpu_ops.count FILE FOLDER
 """
 
 from __future__ import annotations

@@ -91,13 +91,17 @@ def test_its_head_trains():
         (
             ["Head.name=plsc_own_margin:Others", "Head.filter_above=0.4"],
             (
-                "Head: filter_above has no meaning with plsc_own_margin:Others, which changes the others itself "
+                "Head: filter_above has no meaning with plsc_own_margin:Others, which changes the others "
+                "itself "
                 "(got {name: 'plsc_own_margin:Others', filter_above: 0.4})"
             ),
         ),
         (
             ["Head.name=plsc_own_margin:Stranger"],
-            "Head.name: margin 'plsc_own_margin:Stranger': Stranger must derive from plsc.heads.margins.Margin",
+            (
+                "Head.name: margin 'plsc_own_margin:Stranger': Stranger must derive from "
+                "plsc.heads.margins.Margin"
+            ),
         ),
         (
             ["Head.name=plsc_own_margin:Empty"],
@@ -105,19 +109,25 @@ def test_its_head_trains():
         ),
         (
             ["Head.name=plsc_own_margin:Cat"],
-            "Head.name: margin 'plsc_own_margin:Cat': module plsc_own_margin has no class Cat, did you mean 'Cut'?",
+            (
+                "Head.name: margin 'plsc_own_margin:Cat': module plsc_own_margin has no class Cat, "
+                "did you mean "
+                "'Cut'?"
+            ),
         ),
         (
             ["Head.name=plsc_no_such_margin:Cut"],
             (
-                "Head.name: margin 'plsc_no_such_margin:Cut': cannot import plsc_no_such_margin: No module named "
+                "Head.name: margin 'plsc_no_such_margin:Cut': cannot import plsc_no_such_margin: No module "
+                "named "
                 "'plsc_no_such_margin'; put it beside the config, or its folder on PYTHONPATH"
             ),
         ),
         (
             ["Head.name=dist_plsc_own_margin:Cut"],
             (
-                "Head.name: margin 'dist_plsc_own_margin:Cut': cannot import dist_plsc_own_margin: No module named "
+                "Head.name: margin 'dist_plsc_own_margin:Cut': cannot import dist_plsc_own_margin: No "
+                "module named "
                 "'dist_plsc_own_margin'; put it beside the config, or its folder on PYTHONPATH"
             ),
         ),

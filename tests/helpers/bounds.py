@@ -7,8 +7,10 @@ n is large, roundings cancel: 4 sqrt(n) * EPS (8 sqrt(n) * EPS / 2) is exceeded 
 (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019: 2 n exp(-8**2 / 2)).
 
     product, bound = a @ b, sums(np.matmul, a, b)                      # one layer: sums of products alone
-    want, bound = perturbed(reference, state, images)                  # any float64 function of arrays, many layers or steps
-    want, bound = of_network(net, images)                              # its embeddings, without and with rounding in each layer
+    # any float64 function of arrays, many layers or steps
+    want, bound = perturbed(reference, state, images)
+    # its embeddings, without and with rounding in each layer
+    want, bound = of_network(net, images)
     want, bound = rounded(net, lambda: net(images).numpy())            # whatever a float64 network gives
     assert_within(got, want, bound)                                    # paths=2 where `want` is float32, too
 

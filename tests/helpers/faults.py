@@ -1,7 +1,8 @@
 """A network to which, at given steps of given ranks, something happens: signals, kills inside a save, full
 disks, want of memory.
 
-    plan: "rank:step:what[@place]", e.g. "1:3:SIGKILL", "0:5:supervisor SIGTERM", "0:4:SIGKILL@before rename", "1:2:late"
+    plan: "rank:step:what[@place]", e.g. "1:3:SIGKILL", "0:5:supervisor SIGTERM", "0:4:SIGKILL@before
+        rename", "1:2:late"
 
 Each item happens once, in the order of the plan, whatever is killed and started again in between: a file in
 `marks` says so. Two that follow each other must not be for the same step of two ranks, which may come to it

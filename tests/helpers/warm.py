@@ -1,5 +1,5 @@
-"""plsc train, Paddle's launcher and the ranks as they are, but forked from a process that has imported Paddle:
-a start costs a second and not eight.
+"""plsc train, Paddle's launcher and the ranks as they are, but forked from a process that has imported
+Paddle: a start costs a second and not eight.
 
 Popen is replaced, reports have no pictures, fsync does nothing, plsc train does not pause and the launcher
 looks at its ranks five times a second, not once; who starts, kills and waits for whom stays. The fork is

@@ -83,7 +83,10 @@ def test_rows_of_which_none_are_selected_have_an_address():
     "call",
     [
         "plsc_norm_forward(0, *5 * [None], 0, 0, 1, 2**50, 0, 1.0, 1.0, *4 * [None])",
-        "plsc_weight_gradient((c_int64 * 15)(1, 1, 2**45, 32, 1, 2**45, 32, 1, 1, 1, 1, 0, 0, 1, 1), 0, None, None, None)",
+        (
+            "plsc_weight_gradient((c_int64 * 15)(1, 1, 2**45, 32, 1, 2**45, 32, 1, 1, 1, 1, 0, 0, 1, 1), 0, "
+            "None, None, None)"
+        ),
     ],
 )
 def test_a_kernel_without_memory_ends_with_a_line(call):

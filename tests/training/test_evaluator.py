@@ -178,15 +178,25 @@ WIDE = '{name: "tests.helpers.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}'
     [
         (
             f"DataLoader.Eval.more.wide={WIDE}",
-            "DataLoader.Eval.more.wide: its samples have shape [1, 12, 12] (trained on [1, 12, 10]); the network needs what it was trained on",
+            (
+                "DataLoader.Eval.more.wide: its samples have shape [1, 12, 12] (trained on [1, 12, 10]); the "
+                "network needs what it was trained on"
+            ),
         ),
         (
             "DataLoader.Eval.more.many={name: Synthetic, num_classes: 24, image_shape: [1, 12, 10]}",
-            "DataLoader.Eval.more.many: its images are of 24 classes, but the head has learned 23; give images of ",
+            (
+                "DataLoader.Eval.more.many: its images are of 24 classes, but the head has learned 23; give "
+                "images of "
+            ),
         ),
         (
             'DataLoader.Eval.more.noise pairs={name: "tests.helpers.tiny_runs:NoisePairs"}',
-            "DataLoader.Eval.more.noise pairs: the main set has the title 'noise pairs' too, give this one another",
+            (
+                "DataLoader.Eval.more.noise pairs: the main set has the title 'noise pairs' too, give "
+                "this one "
+                "another"
+            ),
         ),
     ],
 )
@@ -206,7 +216,8 @@ def test_pairs_of_identities_that_are_trained_on_are_refused():
     with pytest.raises(UserError) as raised:
         make(known, seen=np.array(["Dora", "Bert"]))
     assert str(raised.value) == (
-        "DataLoader.Eval.more.known: 1 of its classes are trained on (the first is Bert), so the accuracy would be of classes "
+        "DataLoader.Eval.more.known: 1 of its classes are trained on (the first is Bert), so the accuracy "
+        "would be of classes "
         "seen before; leave them out of one of the two: give both the same hold_out (Glyphs: held_out)"
     )
 
@@ -233,6 +244,7 @@ def test_labelled_images_whose_classes_are_numbered_otherwise_are_refused(people
     with pytest.raises(UserError) as raised:
         make(FOLDER % people, names=["Anna", "Bert", "Carl"])
     assert str(raised.value) == (
-        f"DataLoader.Eval.more.labelled: its class {number} is '{theirs}', the one trained on is '{ours}', so right predictions "
+        f"DataLoader.Eval.more.labelled: its class {number} is '{theirs}', the one trained on is '{ours}', "
+        "so right predictions "
         "would count as wrong; give it the classes that are trained on, all of them, in the same order"
     )

@@ -49,7 +49,7 @@ def test_a_schedule_is_its_formula(keys, expected):
 
 def test_drops_that_never_come_are_said(capsys):
     rates(name="step", milestones=[2.0, 4.0, 6.0])
-    line = "WARNING LRScheduler: 2 of 3 drops of the learning rate come at or after the run's end (step 40 of 40)\n"
+    line = "2 of 3 drops of the learning rate come at or after the run's end (step 40 of 40)\n"
     assert capsys.readouterr().out.endswith(line)
     rates(name="step", milestones=[2.0, 3.9])
     assert "LRScheduler" not in capsys.readouterr().out

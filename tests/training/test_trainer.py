@@ -330,7 +330,10 @@ def refused(*overrides, resume=None):
         ),
         (
             'DataLoader.Eval.dataset={name: "tests.helpers.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}',
-            "DataLoader.Eval.dataset: its samples have shape [1, 12, 12] (trained on [1, 12, 10]); the network needs",
+            (
+                "DataLoader.Eval.dataset: its samples have shape [1, 12, 12] (trained on [1, 12, 10]); the "
+                "network needs"
+            ),
         ),
         ("Model.blocks=[1]", "Model.blocks: must have one number per stage, 2 as Model.widths has (got [1])"),
     ],

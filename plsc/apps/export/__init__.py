@@ -6,8 +6,8 @@
 Normalising the input and the embedding is part of the graph. What is left to do outside, and the cosine above
 which two images are of the same class, stands in preprocessing.json; README.txt says it to people.
 
-The graphs for Paddle Inference and ONNX Runtime lie in the folder itself, those for insightface and PaddleX in
-folders of their names.
+The graphs for Paddle Inference and ONNX Runtime lie in the folder itself, those for insightface and PaddleX
+in folders of their names.
 
 Try it: `pytest tests/apps/export/test_export.py`.
 """

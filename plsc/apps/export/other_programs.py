@@ -38,13 +38,14 @@ def refuse_other_pictures(formats: Sequence[str], preprocessing: Any) -> None:
             sizes = " of 112 x 112 or 128 x 128 or a multiple of these" if kind == "insightface" else ""
             given = f"{preprocessing.channels} {list(preprocessing.shape)}"
             raise UserError(
-                f"Export.formats: {kind} takes RGB pictures{sizes}; this network takes {given}: leave {kind} out"
+                f"Export.formats: {kind} takes RGB pictures{sizes}; this network takes {given}: leave "
+                f"{kind} out"
             )
 
 
 def save_insightface(folder: Path, names: dict) -> dict:
-    """Write the ONNX graph in `folder`, described by `names`, to its folder insightface with the two nodes that
-    insightface looks for; return the names of this graph.
+    """Write the ONNX graph in `folder`, described by `names`, to its folder insightface with the two nodes
+    that insightface looks for; return the names of this graph.
 
     They compute image - 0 and then * 1, which ONNX Runtime removes.
     """

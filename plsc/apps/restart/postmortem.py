@@ -1,7 +1,7 @@
 """Find the rank that failed first, and why, from the files of plsc.distributed.guard in output_dir/errors.
 
-Paddle's launcher names the failed rank of the lowest number. Here the earliest failure counts: of ranks that wrote
-an exception the first, unless it tells of a lost connection; else the rank that vanished without one.
+Paddle's launcher names the failed rank of the lowest number. Here the earliest failure counts: of ranks that
+wrote an exception the first, unless it tells of a lost connection; else the rank that vanished without one.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class Watch:
         log = self._logs / f"workerlog.{rank}"
         tail = log.read_bytes()[-_TAIL:].decode(errors="replace") if log.exists() else ""
         if found := _HUNG.findall(tail):
-            return f"rank {rank} hung for {found[-1]} (Global.hang_seconds) in step {step + 1}; its stack is in {log}"
+            where = f"in step {step + 1}; its stack is in {log}"
+            return f"rank {rank} hung for {found[-1]} (Global.hang_seconds) {where}"
         code = re.search(rf"Container rank {rank} status failed .* code (-?\d+) log", "".join(last_lines))
         if code and int(code[1]) < 0:
             text = f"rank {rank} was killed (signal {-int(code[1])}) in step {step + 1}"

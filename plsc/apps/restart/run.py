@@ -1,7 +1,8 @@
 """Start Paddle's launcher on this machine, and again after a failure: `plsc train --ranks N`.
 
-A start goes on from the newest checkpoint. There is none after a mistake of the user (exit code 2), nor after three
-failures without a newer checkpoint. SIGTERM and SIGINT go to the ranks, which save and stop. Imports no Paddle.
+A start goes on from the newest checkpoint. There is none after a mistake of the user (exit code 2), nor after
+three failures without a newer checkpoint. SIGTERM and SIGINT go to the ranks, which save and stop. Imports no
+Paddle.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ def _place(step: int | None) -> str:
 
 
 def _note_signals(signals: list[int]) -> None:
-    """Append the numbers of signals that ask to stop to `signals` from now on; an ignored one stays ignored."""
+    """Append the numbers of signals that ask to stop to `signals` from now on; an ignored one stays
+    ignored."""
     for number in (*guard.STOPPING, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             wanted = signal.SIGTERM if number == signal.SIGHUP else number

@@ -76,7 +76,8 @@ class _Convolution:
         self._source = onednn.channels_last(self._source_shape, dtype)
         self._target = onednn.channels_last(self._target_shape, dtype)
         self._bias = onednn.describe((outputs,)) if biased else None
-        self._sizes = None  # for the kernel of the gradient by the weights, which may refuse them (layers/convolution.cpp)
+        # for the kernel of the gradient by the weights, which may refuse them (layers/convolution.cpp)
+        self._sizes = None
         if groups == 1 and dtype == onednn.BFLOAT16 and not biased:
             of_steps = (*steps.stride, *steps.padding, *steps.dilation)
             sizes = (samples, height, width, inputs, *sides, outputs, *kernel, *of_steps)

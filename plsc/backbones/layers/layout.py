@@ -73,7 +73,8 @@ def empty(shape: list[int], dtype: paddle.dtype = paddle.float32) -> paddle.Tens
     return paddle._C_ops.empty(shape, dtype, _CPU)
 
 
-@paddle.jit.not_to_static  # Paddle 2.6 keeps a network's translated code after an export, and calls it in eager mode, too
+# Paddle 2.6 keeps a network's translated code after an export, and calls it in eager mode, too
+@paddle.jit.not_to_static
 def run(layer: type[PyLayer], *inputs):
     """Apply a layer; where no backward pass will come, run its forward pass alone, which keeps nothing."""
     tensors = [x for x in inputs if isinstance(x, paddle.Tensor)]

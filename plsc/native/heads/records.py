@@ -83,8 +83,8 @@ def _widths(arrays: Sequence[np.ndarray]) -> list[int]:
 
 
 def _arguments(arrays: Sequence[np.ndarray], widths: list[int], slots: np.ndarray) -> tuple:
-    """Return the kernels' arguments for rows `slots` of the arrays, after asserting what numpy would refuse: a
-    kernel would read or write other memory."""
+    """Return the kernels' arguments for rows `slots` of the arrays, after asserting what numpy would refuse:
+    a kernel would read or write other memory."""
     assert all(array.dtype == np.float32 and array.flags.c_contiguous for array in arrays)
     assert slots.dtype == np.int64 and slots.flags.c_contiguous
     assert not len(slots) or (slots.min() >= 0 and slots.max() < min(map(len, arrays)))
