@@ -76,7 +76,7 @@ def _shape(args: argparse.Namespace) -> list[int]:
     return [1 if args.name in ("SmallResNet", "LeNet") else 3, args.size, args.size]
 
 
-def _config(args: argparse.Namespace, batch: int, accumulate: int, key: str) -> Config:
+def _config(args: argparse.Namespace, batch: int, accumulate: int, key: str, folder: str) -> Config:
     images = -(-(args.runs + 1) * batch * accumulate * args.ranks // args.classes)
     data = {
         "name": "Synthetic",
@@ -85,6 +85,7 @@ def _config(args: argparse.Namespace, batch: int, accumulate: int, key: str) -> 
         "image_shape": _shape(args),
     }
     keys = {
+        "Global.output_dir": folder,
         "Model.name": args.name,
         "Model.embedding_size": args.dim,
         "DataLoader.Train.dataset": data,
@@ -107,7 +108,8 @@ def _measure(args: argparse.Namespace, batch: int, accumulate: int, key: str) ->
     distributed.init(args.device, threads)
     paddle.matmul(paddle.ones([64, 64]), paddle.ones([64, 64]))
     before = measure.used_bytes()
-    trainer = build_trainer(_config(args, batch, accumulate, key))
+    with tempfile.TemporaryDirectory() as folder:  # a training makes its folder
+        trainer = build_trainer(_config(args, batch, accumulate, key, folder))
     seconds = []
     measure.reset_peak()
     for samples in itertools.islice(trainer.loader.from_step(0), args.runs + 1):
