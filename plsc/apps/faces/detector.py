@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 import cv2
 import numpy as np
@@ -19,15 +19,6 @@ _ANY_SIZE, _OVERLAP, _MOST = (320, 320), 0.3, 5000  # OpenCV's own values
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)
 
 
-class Face(NamedTuple):
-    """A face in a photo, in its pixels."""
-
-    side: float
-    """The square root of its box's area."""
-    landmarks: np.ndarray
-    """float64 [5, 2], (x, y) in the order of plsc.apps.faces.alignment.TEMPLATE."""
-
-
 class Detector:
     """Finds faces. Threads may share one: each has a network of its own."""
 
@@ -35,16 +26,20 @@ class Detector:
         self._path = str(path_of(YUNET))
         self._here = threading.local()
 
-    def find(self, photo: np.ndarray) -> list[Face]:
-        """Find the faces of a photo, uint8 [H, W, 3] in OpenCV's order BGR, the largest first."""
+    def find(self, photo: np.ndarray) -> list[np.ndarray]:
+        """Find the faces of a photo, uint8 [H, W, 3] in OpenCV's order BGR, the largest first.
+
+        Returns the landmarks of each: float64 [5, 2], (x, y) in the photo, in the order of
+        plsc.apps.faces.alignment.TEMPLATE.
+        """
         longest = max(photo.shape[:2])
         for side in _SIDES:
             faces = self._find(photo, min(1.0, side / longest))
             if faces or longest <= side:
                 break
-        return sorted(faces, key=lambda face: -face.side)
+        return faces
 
-    def _find(self, photo: np.ndarray, scale: float) -> list[Face]:
+    def _find(self, photo: np.ndarray, scale: float) -> list[np.ndarray]:
         if scale < 1:
             height, width = photo.shape[:2]
             size = max(1, round(width * scale)), max(1, round(height * scale))
@@ -54,9 +49,8 @@ class Detector:
         found = network.detect(photo)[1]
         rows = np.empty((0, 15)) if found is None else found.astype(np.float64)
         # A row: left, top, width, height, five landmarks, score.
-        return [
-            Face(float(np.sqrt(row[2] * row[3])) / scale, row[4:14].reshape(5, 2) / scale) for row in rows
-        ]
+        largest_first = np.argsort(-rows[:, 2] * rows[:, 3], kind="stable")
+        return [row[4:14].reshape(5, 2) / scale for row in rows[largest_first]]
 
     def _network(self) -> Any:
         if not hasattr(self._here, "network"):

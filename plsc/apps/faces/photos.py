@@ -7,7 +7,7 @@ import os
 import numpy as np
 
 from plsc.apps.faces.alignment import SIZE, align
-from plsc.apps.faces.detector import Detector, Face
+from plsc.apps.faces.detector import Detector
 from plsc.data.images import decode_pixels, read_file
 from plsc.errors import CorruptImageError, UserError, shown
 
@@ -20,20 +20,23 @@ def read_photo(photo: str | os.PathLike | bytes) -> np.ndarray:
 
     UserError: it cannot be read; CorruptImageError: it is no picture, or too large a one.
     """
-    if isinstance(photo, bytes):
-        name, data = "the picture", np.frombuffer(photo, np.uint8)
-    else:
-        name = os.fspath(photo)
-        data = read_file(name)
+    name = _name_of(photo)
+    data = np.frombuffer(photo, np.uint8) if isinstance(photo, bytes) else read_file(name)
     if data[4:12].tobytes() in _HEIC:
         raise CorruptImageError(f"{shown(name)}: is HEIC, which cannot be read; save it as JPEG")
     return decode_pixels(data, False, lambda: name)
 
 
-def largest_face(detector: Detector, photo: np.ndarray, size: int = SIZE) -> tuple[np.ndarray, list[Face]]:
-    """Cut the largest face out of a photo, aligned: uint8 [size, size, 3], BGR; return all faces, too, the
-    largest first. UserError, NO_FACE: there is none."""
-    faces = detector.find(photo)
+def largest_face(
+    detector: Detector, photo: str | os.PathLike | bytes, pixels: np.ndarray, size: int = SIZE
+) -> tuple[np.ndarray, int]:
+    """Cut the largest face out of a photo's pixels, aligned: uint8 [size, size, 3], BGR; and count the faces.
+    UserError, which ends with NO_FACE: there is none."""
+    faces = detector.find(pixels)
     if not faces:
-        raise UserError(NO_FACE)
-    return align(photo, faces[0].landmarks, size), faces
+        raise UserError(f"{shown(_name_of(photo))}: {NO_FACE}")
+    return align(pixels, faces[0], size), len(faces)
+
+
+def _name_of(photo: str | os.PathLike | bytes) -> str:
+    return "the picture" if isinstance(photo, bytes) else os.fspath(photo)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from plsc.apps.gallery.embed import Network, open_network
-from plsc.apps.gallery.gallery import Gallery, LeftOut, Match
+from plsc.apps.gallery.gallery import Gallery, Match
 from plsc.apps.gallery.threshold import RATE, Threshold
 from plsc.config import add_device, add_overrides
 from plsc.errors import UserError, shown
@@ -109,7 +109,7 @@ def _people(gallery: Gallery) -> str:
     return counted(len(gallery), "person", "people")
 
 
-def _said(left_out: Sequence[LeftOut]) -> str:
+def _said(left_out: Sequence[str]) -> str:
     return f"\nleft out: {counted(len(left_out), 'picture')}, named above" if left_out else ""
 
 
@@ -131,10 +131,13 @@ def _search(args: argparse.Namespace, gallery: Gallery) -> Answer:
     found = iter(gallery.nearest(embeddings))
     lines, named = [], 0
     for picture, look in zip(args.pictures, looks):
-        matches = [] if look.left_out else next(found)
+        if look.left_out:
+            lines.append(look.left_out)
+            continue
+        matches = next(found)
         named += bool(matches) and matches[0].accepted
         several = f"; the largest of {look.faces} faces" if look.faces > 1 else ""
-        lines.append(f"{shown(picture)}: {look.left_out or verdict(matches, threshold)}{several}")
+        lines.append(f"{shown(picture)}: {verdict(matches, threshold)}{several}")
     return "\n".join(lines), int(named < len(looks))
 
 
@@ -153,13 +156,8 @@ def _evaluate(args: argparse.Namespace, gallery: Gallery) -> Answer:
     counts = gallery.evaluate(args.people)
     known, strangers = (counted(counts[kind], "picture") for kind in ("known", "strangers"))
     return (
-        f"{known} of people in the gallery: {_share(counts, 'right', 'known')} found, "
+        f"{known} of people in the gallery: {counts['right']:,} found, "
         f"{counts['nobody']:,} nobody, {counts['wrong']:,} by another's name\n"
-        f"{strangers} of strangers: {_share(counts, 'named', 'strangers')} by a name\n"
+        f"{strangers} of strangers: {counts['named']:,} by a name\n"
         f"left out: {counted(counts['left_out'], 'picture')}"
     ), 0
-
-
-def _share(counts: dict[str, int], part: str, of: str) -> str:
-    share = f" ({counts[part] / counts[of]:.1%})" if counts[of] else ""
-    return f"{counts[part]:,}{share}"

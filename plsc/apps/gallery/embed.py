@@ -33,6 +33,7 @@ from plsc.errors import UserError, shown
 from plsc.utils.files import read_json, sha256_of
 from plsc.utils.logging import get_logger
 from plsc.utils.preprocessing import Preprocessing
+from plsc.utils.text import last_part
 from plsc.utils.vectors import unit_rows
 
 Picture = str | os.PathLike | bytes
@@ -77,11 +78,10 @@ class Network(ABC):
         try:
             pixels, faces = read_photo(picture), 0
             if self.finds_faces and pixels.shape[:2] != self.preprocessing.size:
-                pixels, found = largest_face(self._detector, pixels, max(self.preprocessing.size))
-                faces = len(found)
+                size = max(self.preprocessing.size)
+                pixels, faces = largest_face(self._detector, picture, pixels, size)
         except UserError as error:
-            name = "the picture" if isinstance(picture, bytes) else shown(picture)
-            return Look(left_out=str(error).removeprefix(f"{name}: "))
+            return Look(left_out=str(error))
         shrink = min(1.0, SIZE / max(pixels.shape[:2]))
         small = cv2.resize(pixels, None, fx=shrink, fy=shrink, interpolation=cv2.INTER_AREA)
         return Look(to_sample(pixels, self.preprocessing), cv2.imencode(".jpg", small)[1].tobytes(), faces)
@@ -89,14 +89,12 @@ class Network(ABC):
     def embed(self, samples: Sequence[np.ndarray]) -> np.ndarray:
         """Embed samples: float32 [n, D] of length 1, zeros for a black one."""
         with self._lock:
-            parts = [np.stack(samples[start : start + _BATCH]) for start in range(0, len(samples), _BATCH)]
-            return np.concatenate([self._unit_embeddings(part) for part in parts])
-
-    def _unit_embeddings(self, samples: np.ndarray) -> np.ndarray:
-        embeddings = unit_rows(self._embed(samples))
-        if not self.flip:
+            batch = np.stack(samples)
+            embeddings = unit_rows(self._embed(batch))
+            if self.flip:
+                mirrored = unit_rows(self._embed(np.ascontiguousarray(batch[..., ::-1])))
+                embeddings = unit_rows(embeddings + mirrored)
             return embeddings
-        return unit_rows(embeddings + unit_rows(self._embed(np.ascontiguousarray(samples[..., ::-1]))))
 
     @abstractmethod
     def _embed(self, samples: np.ndarray) -> np.ndarray:
@@ -107,7 +105,8 @@ class Network(ABC):
         return Detector()
 
     def trained_on(self) -> frozenset[str]:
-        """Return the names of the people that the network was trained on; empty where they are not known."""
+        """Return the names of the people that the network was trained on, without folders; empty where they
+        are not known."""
         return frozenset()
 
     def held_out(self, most: int) -> tuple[np.ndarray, list[str]]:
@@ -185,24 +184,21 @@ class _OfRun(Network):
         return self._trained.embed(samples, _BATCH)
 
     def trained_on(self) -> frozenset[str]:
-        return frozenset(self._trained.checkpoint.classes() or ())
+        return frozenset(map(last_part, self._trained.checkpoint.classes() or ()))
 
     def held_out(self, most: int) -> tuple[np.ndarray, list[str]]:
         from plsc.training.evaluator import build_saved_sets
 
-        if self._config.DataLoader.Eval.dataset is None:
-            return super().held_out(most)
         try:
-            data = next(iter(build_saved_sets(self._config, self._trained.checkpoint).values()))
-            people = data.people()
-            chosen = one_of_everybody_first(people, most).tolist()
-            samples = [data.images(number, number + 1)[0] for number in chosen]
+            for data in build_saved_sets(self._config, self._trained.checkpoint).values():
+                people = data.people()
+                chosen = one_of_everybody_first(people, most).tolist()
+                if chosen:
+                    samples = [data.images(number, number + 1)[0] for number in chosen]
+                    return self.embed(samples), [str(people[number]) for number in chosen]
         except UserError as error:
             get_logger().warning(f"the people held out from training do not measure the threshold: {error}")
-            chosen = []
-        if not chosen:
-            return super().held_out(most)
-        return self.embed(samples), [str(people[number]) for number in chosen]
+        return super().held_out(most)
 
 
 def open_network(

@@ -35,13 +35,6 @@ class Match(NamedTuple):
     """Whether this is the answer: the nearest person, with a similarity above the threshold."""
 
 
-class LeftOut(NamedTuple):
-    """A picture that could not be used."""
-
-    picture: str
-    reason: str
-
-
 class Gallery:
     """Known people and their embeddings, in a file. `Gallery.build` or `Gallery.open` makes one.
 
@@ -52,10 +45,10 @@ class Gallery:
     answer of all other objects and processes. Threads may share one. Pictures are paths, or the bytes of
     files. The network is opened when it is needed first. Raises MissingFileError, UserError.
 
-    Attributes: left_out: the pictures that `build` could not use.
+    Attributes: left_out: a line for each picture that `build` could not use, and why.
     """
 
-    def __init__(self, store: Any, network: Network | None = None, left_out: Sequence[LeftOut] = ()):
+    def __init__(self, store: Any, network: Network | None = None, left_out: Sequence[str] = ()):
         self.left_out = [*left_out]
         self._store = store
         self._network = network
@@ -95,7 +88,7 @@ class Gallery:
         stored, left_out = _embed(network, named)
         if not stored:
             raise UserError(f"{shown(path)}: not made, since no picture can be used")
-        seen = _seen(network)
+        seen = network.trained_on()
         held_out = network.held_out(MOST_PICTURES)
 
         def fill(store: Any) -> None:
@@ -149,17 +142,16 @@ class Gallery:
                 "another network; name the one that made them by -c or --network, or build it again"
             )
 
-    def add(self, name: str, pictures: Sequence[Picture]) -> list[LeftOut]:
-        """Add pictures of a person, new or known, and return those that cannot be used. UserError if none
-        can."""
+    def add(self, name: str, pictures: Sequence[Picture]) -> list[str]:
+        """Add pictures of a person, new or known; return a line for each that cannot be used. UserError if
+        none can."""
         name = name_of(name)
         network = self.network
         stored, left_out = _embed(network, {name: pictures})
         if not stored:
-            reasons = "; ".join(f"{each.picture}: {each.reason}" for each in left_out)
-            raise UserError(f"{shown(name)}: nothing was added: {reasons}")
+            raise UserError(f"{shown(name)}: nothing was added: {'; '.join(left_out)}")
         with self._store.transaction():
-            self._store.add(name, stored[name], measures=last_part(name) not in _seen(network))
+            self._store.add(name, stored[name], measures=last_part(name) not in network.trained_on())
             _measure(self._store)
         return left_out
 
@@ -176,9 +168,9 @@ class Gallery:
         """Find the most similar people for each picture, best first; none where it has no face. UserError
         where one cannot be read."""
         looks, embeddings = self.embed(pictures)
-        for picture, look in zip(pictures, looks):
-            if look.left_out not in ("", NO_FACE):
-                raise UserError(f"{_shown(picture)}: {look.left_out}")
+        for look in looks:
+            if look.left_out and not look.left_out.endswith(NO_FACE):
+                raise UserError(look.left_out)
         found = iter(self.nearest(embeddings, top))
         return [[] if look.left_out else next(found) for look in looks]
 
@@ -254,13 +246,9 @@ def embed(network: Network, pictures: Sequence[Picture]) -> tuple[list[Look], np
     with Bar("embedding", len(pictures), "pictures") as bar:
         for start in range(0, len(pictures), _AT_ONCE):
             part = network.looks(pictures[start : start + _AT_ONCE])
-            good = [number for number, look in enumerate(part) if not look.left_out]
-            if good:
-                made = network.embed([part[number].sample for number in good])
-                whole = np.isfinite(made).all(1) & made.any(1)
-                for number in np.flatnonzero(~whole):
-                    part[good[number]] = Look(left_out="the network gives no embedding; is it black?")
-                embeddings.append(made[whole])
+            samples = [look.sample for look in part if not look.left_out]
+            if samples:
+                embeddings.append(network.embed(samples))
             looks += [look._replace(sample=None) for look in part]
             bar.update(len(part))
     return looks, np.concatenate(embeddings) if embeddings else np.empty((0, 0), np.float32)
@@ -268,30 +256,22 @@ def embed(network: Network, pictures: Sequence[Picture]) -> tuple[list[Look], np
 
 def _embed(
     network: Network, people: Mapping[str, Sequence[Picture]]
-) -> tuple[dict[str, list[Stored]], list[LeftOut]]:
-    """Embed the pictures of people; return what can be stored of each, and what cannot, which is logged."""
+) -> tuple[dict[str, list[Stored]], list[str]]:
+    """Embed the pictures of people; return what can be stored of each, and a line for each that cannot, which
+    is logged, too."""
     names = [name for name, pictures in people.items() for _ in pictures]
     pictures = [picture for pictures in people.values() for picture in pictures]
     looks, embeddings = embed(network, pictures)
     vectors = iter(embeddings)
     stored: dict[str, list[Stored]] = {}
     left_out = []
-    for name, picture, look in zip(names, pictures, looks):
+    for name, look in zip(names, looks):
         if look.left_out:
-            left_out.append(LeftOut(_shown(picture), look.left_out))
-            get_logger().warning(f"left out {left_out[-1].picture}: {look.left_out}")
+            left_out.append(look.left_out)
+            get_logger().warning(f"left out {look.left_out}")
         else:
             stored.setdefault(name, []).append(Stored(next(vectors), look.face))
     return stored, left_out
-
-
-def _seen(network: Network) -> set[str]:
-    """Return the names of the people that the network was trained on, without folders."""
-    return {last_part(name) for name in network.trained_on()}
-
-
-def _shown(picture: Picture) -> str:
-    return "the picture" if isinstance(picture, bytes) else shown(picture)
 
 
 def _measure(store: Any) -> None:

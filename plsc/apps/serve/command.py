@@ -94,7 +94,7 @@ def create_app(gallery: Gallery, token: str = "", here: bool = True) -> FastAPI:
         with working:
             (look,), embeddings = gallery.embed([picture.file.read()])
         if look.left_out:
-            raise HTTPException(422, f"picture: {look.left_out}")
+            raise HTTPException(422, look.left_out)
         threshold = gallery.threshold
         (matches,) = gallery.nearest(embeddings, max(1, min(top, 100)))
         answer = matches[0] if matches and matches[0].accepted else None
@@ -116,8 +116,7 @@ def create_app(gallery: Gallery, token: str = "", here: bool = True) -> FastAPI:
     def add(name: Annotated[str, Form()], pictures: Annotated[list[UploadFile], File()]) -> dict[str, Any]:
         with working:
             left_out = gallery.add(name, [each.file.read() for each in pictures])
-        reasons = [each.reason for each in left_out]
-        return {"added": len(pictures) - len(reasons), "left_out": reasons, "people": len(gallery)}
+        return {"added": len(pictures) - len(left_out), "left_out": left_out, "people": len(gallery)}
 
     @app.delete("/people", dependencies=with_token)
     def remove(name: str) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def test_the_transform_is_opencvs():
     )
     row = network.detect(photo)[1][0]
     recogniser = cv2.FaceRecognizerSF.create(str(ZOO / "face_recognition_sface_2021dec.onnx"), "")
-    theirs, ours = recogniser.alignCrop(photo, row), align(photo, face.landmarks)
+    theirs, ours = recogniser.alignCrop(photo, row), align(photo, face)
     assert np.abs(theirs.astype(int) - ours).mean() < 1
 
 
@@ -74,7 +74,8 @@ def test_faces_are_found_in_photos_of_all_sizes():
     faces = [first, *(other for (other,) in others)]
     detector = Detector()
     found = detector.find(scene(faces))
-    assert len(found) == 5 and found[0].side > found[1].side  # the largest first
+    eyes = [np.linalg.norm(landmarks[1] - landmarks[0]) for landmarks in found]
+    assert len(found) == 5 and eyes[0] == max(eyes)  # the largest first
     for side in (112, 400, 2000):  # a face that fills the picture
         assert len(detector.find(cv2.resize(first, (side, side)))) == 1
     assert (
@@ -101,27 +102,30 @@ def test_a_folder_of_photos(tmp_path, capsys):
     (photos / "Bob" / "bomb.png").write_bytes(png_bomb())
     (photos / "Bob" / "a.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
     (photos / ".hidden").write_text("")
-    assert main([str(photos), str(aligned), "--smallest", "60"]) == 0
+    assert main([str(photos), str(aligned)]) == 0
     said = capsys.readouterr()
     with open(aligned / "alignment.csv", newline="") as file:
         rows = {row["photo"]: row for row in csv.DictReader(file)}
     written = {name: row["aligned"] for name, row in rows.items() if row["aligned"]}
     assert written == {
-        "Ann/1.jpg": "Ann/1.png",
+        "Ann/1.jpg": "Ann/1.jpg.png",
         "Ann/1.png": "Ann/1.png.png",
-        "Ann/deep.png": "Ann/deep.png",
-        "Ann/five.jpg": "Ann/five.png",
-        "Ann/turned.jpg": "Ann/turned.png",
-        "Bob/small.jpg": "Bob/small.png",
+        "Ann/deep.png": "Ann/deep.png.png",
+        "Ann/five.jpg": "Ann/five.jpg.png",
+        "Ann/turned.jpg": "Ann/turned.jpg.png",
+        "Bob/small.jpg": "Bob/small.jpg.png",
     }
-    assert rows["Ann/five.jpg"]["faces"] == "5"
     why = {name: row["left_out"] for name, row in rows.items() if row["left_out"]}
-    assert why["Bob/none.jpg"] == "no face found" and "HEIC" in why["Bob/a.heic"] and len(why) == 4
+    assert (
+        why["Bob/none.jpg"].endswith("none.jpg: no face found")
+        and "HEIC" in why["Bob/a.heic"]
+        and len(why) == 4
+    )
     assert "not an image" in why["Bob/text.jpg"] and "not an image" in why["Bob/bomb.png"]
-    assert "10 photos: 6 faces written, 1 of them the largest of several, 4 left out" in said.out
-    assert said.out.count("left out Bob/") == 4 and len(names) == 5
+    assert "10 photos: 6 faces written, 4 left out" in said.out
+    assert said.out.count(f"left out {photos}/Bob/") == 4 and len(names) == 5
     # A photo that lies on its side is cut out upright.
-    turned, plain = (cv2.imread(str(aligned / "Ann" / name)) for name in ("turned.png", "five.png"))
+    turned, plain = (cv2.imread(str(aligned / "Ann" / name)) for name in ("turned.jpg.png", "five.jpg.png"))
     assert turned.shape == (112, 112, 3) and np.corrcoef(turned.ravel(), plain.ravel())[0, 1] > 0.7
 
 
@@ -149,13 +153,8 @@ def test_mistakes_are_one_line(tmp_path):
     with pytest.raises(UserError, match="is no folder"):
         main([str(photos), str(tmp_path / "aligned")])
     photos.mkdir()
-    for arguments, text in (
-        ([photos, photos / "in"], "lies in"),
-        ([photos, tmp_path], "lies in"),
-        ([photos, tmp_path / "new"], "has no files"),
-    ):
-        with pytest.raises(UserError, match=text):
-            main([*map(str, arguments)])
+    with pytest.raises(UserError, match="has no files"):
+        main([str(photos), str(tmp_path / "new")])
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a").write_text("")
     with pytest.raises(UserError, match="is there and not empty"):
