@@ -197,8 +197,8 @@ def test_the_data_of_further_sets_is_checked(write):
     with pytest.raises(ConfigError) as raised:
         load(write(MORE), ["DataLoader.Eval.more.clean.num_pairs=0"]).check_data()
     assert str(raised.value) == (
-        "-o DataLoader.Eval.more.clean.num_pairs=0: DataLoader.Eval.more.clean.num_pairs: must be at least "
-        "1, got 0"
+        "-o DataLoader.Eval.more.clean.num_pairs=0: DataLoader.Eval.more.clean.num_pairs: must be from 1 to "
+        "1000000, got 0"
     )
 
 
