@@ -183,7 +183,7 @@ def test_a_name_from_above_drops_what_has_no_meaning_with_it(write):
     assert (cfg.Head.margin, cfg.Head.scale) == (0.4, 32.0)
 
 
-# ---- registered classes
+# ---- classes and their keywords
 
 
 def test_keywords_of_classes(write):

@@ -1,4 +1,4 @@
-"""A margin in a config: a user's own by its import path or registered, its options by its annotations, and
+"""A margin in a config: a user's own by its import path, its options by its annotations, and
 what is refused."""
 
 import numpy as np

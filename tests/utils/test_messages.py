@@ -1,4 +1,4 @@
-"""Rules in words, and the keyword arguments of registered classes."""
+"""Rules in words, and the keyword arguments of classes."""
 
 import collections.abc
 import typing

@@ -1,4 +1,4 @@
-"""Every registered data set is built and keeps the promises of its kind."""
+"""Every built-in data set is built and keeps the promises of its kind."""
 
 import cv2
 import numpy as np
@@ -14,7 +14,7 @@ from tests.helpers.image_files import png, write_folder, write_rec
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory):
-    """Arguments that each registered data set is built with; one that is missing here fails its test."""
+    """Arguments that each built-in data set is built with; one that is missing here fails its test."""
     tmp_path = tmp_path_factory.mktemp("examples")
     for number in range(4):
         cv2.imwrite(str(tmp_path / f"{number}.png"), np.full((10, 10, 3), 60 * number, np.uint8))
@@ -45,7 +45,7 @@ def examples(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", DATASETS.builtin)
-def test_a_registered_data_set_is_built_and_keeps_its_promises(name, examples):
+def test_a_built_in_data_set_is_built_and_keeps_its_promises(name, examples):
     assert name in examples, f"give {name} its arguments in the fixture 'examples'"
     first, second = (DATASETS.get(name)(**examples[name]) for _ in range(2))
     eval_set(first).check()

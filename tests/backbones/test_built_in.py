@@ -1,4 +1,4 @@
-"""Every registered backbone is built, run, differentiated and exported."""
+"""Every built-in backbone is built, run, differentiated and exported."""
 
 import contextlib
 import inspect
@@ -31,7 +31,7 @@ def is_exported(name):
     "name",
     [name if is_exported(name) else pytest.param(name, marks=pytest.mark.slow) for name in BACKBONES.builtin],
 )
-def test_a_registered_backbone_is_built_run_and_exported(name, tmp_path):
+def test_a_built_in_backbone_is_built_run_and_exported(name, tmp_path):
     family, exported = family_of(name), is_exported(name)
     shape = inspect.signature(BACKBONES.get(name)).parameters["image_shape"].default
     if family in SMALL_IMAGES:
