@@ -1,2 +1,2 @@
-"""Train one run. Read trainer.py, whose train_step is the whole step, parts/part.py, then build.py, which
+"""Train one run. Read trainer.py, whose train_step is the whole step, part.py, then build.py, which
 puts a run together."""

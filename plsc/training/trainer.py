@@ -36,11 +36,11 @@ from plsc.training.evaluator import Evaluator
 from plsc.training.network import Network
 from plsc.training.optim import BackboneOptimizer
 from plsc.training.part import Part, State
+from plsc.training.progress import Progress
 from plsc.training.resume import load_rows, refuse_other_run
 from plsc.training.step import StepOutput, Verdict, agree
 from plsc.utils.logging import get_logger, warn
 from plsc.utils.metrics import Metrics
-from plsc.utils.progress import Progress
 from plsc.utils.sharding import split
 
 

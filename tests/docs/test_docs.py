@@ -101,8 +101,8 @@ def test_what_is_not_there_is_found():
     assert dead_links(page) == ["docs/none.md", "#two", "README.md#one"]
     assert dead_paths("see plsc/nowhere.py, plsc/heads/, tools/train.py. And a/docs/x") == ["plsc/nowhere.py"]
     assert dead_names(
-        "plsc.heads.softmax:SoftmaxHead plsc.utils.progress.Progress.update plsc.utils.progress.nothing"
-    ) == ["plsc.utils.progress.nothing"]
+        "plsc.heads.softmax:SoftmaxHead plsc.training.progress.Progress.update plsc.training.progress.nothing"
+    ) == ["plsc.training.progress.nothing"]
     assert dead_keys("Head.margin Head.margn Model.width DataLoader.Train.batch_size Optimizer.moment") == [
         "Head.margn",
         "Optimizer.moment",

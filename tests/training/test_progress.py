@@ -11,9 +11,9 @@ import termios
 
 import pytest
 
+from plsc.training.progress import Progress
 from plsc.utils.bar import Bar
 from plsc.utils.logging import setup
-from plsc.utils.progress import Progress
 from tests.helpers.launch import ROOT, run_python, start_python
 
 
@@ -116,7 +116,7 @@ def test_numbers_are_read_only_when_they_are_printed(capsys):
 
 RUN = """
 import time
-from plsc.utils.progress import Progress
+from plsc.training.progress import Progress
 from plsc.utils.logging import get_logger
 progress = Progress(total_steps=60, steps_per_epoch=30, every=10)
 for step in range(1, 61):
