@@ -1,11 +1,11 @@
 // Batch normalisation of channels-last rows with what follows it, the sum with a residual's input and an activation,
-// in two passes over the input forward and two backward. See norm.py.
+// in two passes over the input forward and two backward. See backbones/layers/normalisation.py.
 #include "plsc/native/native.h"
 
 #include <math.h>
 #include <string.h>
 
-enum Kind { NONE, RELU, PRELU };  // activations, as norm.py numbers them
+enum Kind { NONE, RELU, PRELU };  // activations, as normalisation.py numbers them
 
 // Of each channel: y = active((x - mean) * scale + bias); dx = (dz - constant - (x - mean) * along) * scale + more.
 struct Channels {
