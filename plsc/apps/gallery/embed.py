@@ -46,8 +46,6 @@ class Look(NamedTuple):
     """A picture, prepared for the network; or why it cannot be."""
 
     sample: np.ndarray | None = None
-    face: bytes = b""
-    """What the network is shown, as JPEG of at most 112 x 112."""
     faces: int = 0
     """Found in the picture; 0: nobody looked for any."""
     left_out: str = ""
@@ -82,9 +80,7 @@ class Network(ABC):
                 pixels, faces = largest_face(self._detector, picture, pixels, size)
         except UserError as error:
             return Look(left_out=str(error))
-        shrink = min(1.0, SIZE / max(pixels.shape[:2]))
-        small = cv2.resize(pixels, None, fx=shrink, fy=shrink, interpolation=cv2.INTER_AREA)
-        return Look(to_sample(pixels, self.preprocessing), cv2.imencode(".jpg", small)[1].tobytes(), faces)
+        return Look(to_sample(pixels, self.preprocessing), faces)
 
     def embed(self, samples: Sequence[np.ndarray]) -> np.ndarray:
         """Embed samples: float32 [n, D] of length 1, zeros for a black one."""

@@ -13,7 +13,7 @@ import numpy as np
 from plsc.apps.faces.photos import NO_FACE
 from plsc.apps.gallery.embed import Look, Network, Picture, open_network
 from plsc.apps.gallery.milvus import MilvusStore
-from plsc.apps.gallery.store import SqliteStore, Stored
+from plsc.apps.gallery.store import SqliteStore
 from plsc.apps.gallery.threshold import MOST_PICTURES, RATE, Threshold, measure
 from plsc.data.folder import read_folder
 from plsc.errors import UserError, shown
@@ -189,10 +189,6 @@ class Gallery:
             for matches in self._store.search(embeddings, top)
         ]
 
-    def face(self, name: str, embedding: np.ndarray) -> bytes:
-        """Return the picture of a person that is most like an embedding, JPEG; empty for nobody."""
-        return self._store.face(name, embedding)
-
     def evaluate(self, people: str | os.PathLike | Mapping[str, Sequence[Picture]]) -> dict[str, int]:
         """Search further pictures of people, as `build` takes them; who is not in the gallery is a stranger.
 
@@ -256,21 +252,21 @@ def embed(network: Network, pictures: Sequence[Picture]) -> tuple[list[Look], np
 
 def _embed(
     network: Network, people: Mapping[str, Sequence[Picture]]
-) -> tuple[dict[str, list[Stored]], list[str]]:
-    """Embed the pictures of people; return what can be stored of each, and a line for each that cannot, which
-    is logged, too."""
+) -> tuple[dict[str, list[np.ndarray]], list[str]]:
+    """Embed the pictures of people; return the embeddings of each, and a line for each picture that has none,
+    which is logged, too."""
     names = [name for name, pictures in people.items() for _ in pictures]
     pictures = [picture for pictures in people.values() for picture in pictures]
     looks, embeddings = embed(network, pictures)
     vectors = iter(embeddings)
-    stored: dict[str, list[Stored]] = {}
+    stored: dict[str, list[np.ndarray]] = {}
     left_out = []
     for name, look in zip(names, looks):
         if look.left_out:
             left_out.append(look.left_out)
             get_logger().warning(f"left out {look.left_out}")
         else:
-            stored.setdefault(name, []).append(Stored(next(vectors), look.face))
+            stored.setdefault(name, []).append(next(vectors))
     return stored, left_out
 
 

@@ -11,7 +11,6 @@ own row is written last, so whoever is found is whole.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import json
@@ -24,7 +23,6 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from plsc.apps.gallery.store import Stored
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.vectors import unit_rows
 
@@ -33,7 +31,7 @@ _LONGEST = 65_535  # bytes of a text, Milvus' limit
 _MOST = 16_384  # rows of an answer, Milvus' limit
 _FIELDS = {
     "": {"name": "VARCHAR"},
-    "_pictures": {"person": "INT64", "name": "VARCHAR", "kind": "INT64", "face": "VARCHAR"},
+    "_pictures": {"person": "INT64", "name": "VARCHAR", "kind": "INT64"},
     "_facts": {"value": "VARCHAR"},
 }
 _KNOWN, _MEASURES, _STRANGER = range(3)  # kinds of pictures
@@ -116,14 +114,12 @@ class MilvusStore:
     def pictures(self) -> int:
         return self._query("_pictures", f"kind != {_STRANGER}", ["count(*)"])[0]["count(*)"]
 
-    def add(self, name: str, pictures: Sequence[Stored], measures: bool = True) -> None:
+    def add(self, name: str, vectors: Sequence[np.ndarray], measures: bool = True) -> None:
         person, kind = _hash(name), _MEASURES if measures else _KNOWN
         for part in ("", "_pictures"):
-            self._make(part, len(pictures[0].vector))
-        faces = [base64.b64encode(each.face).decode() for each in pictures]
+            self._make(part, len(vectors[0]))
         of_person = {"person": person, "name": name, "kind": kind}
-        rows = [{**of_person, "face": face, "vector": each.vector} for each, face in zip(pictures, faces)]
-        self._do("insert", "_pictures", rows)
+        self._do("insert", "_pictures", [{**of_person, "vector": vector} for vector in vectors])
         found = self._query("_pictures", f"person == {person}", ["vector"])
         mean = unit_rows(np.sum([row["vector"] for row in found], axis=0, dtype=np.float32)[np.newaxis])[0]
         self._do("upsert", "", [{"id": person, "name": name, "vector": mean}])
@@ -141,17 +137,12 @@ class MilvusStore:
     def measuring(self) -> tuple[np.ndarray, np.ndarray]:
         return self._of_kind(_MEASURES)
 
-    def face(self, name: str, embedding: np.ndarray) -> bytes:
-        which = f"person == {_hash(name)}"
-        (hits,) = self._do("search", "_pictures", [embedding], filter=which, limit=1, output_fields=["face"])
-        return base64.b64decode(hits[0]["entity"]["face"]) if hits else b""
-
     def strangers(self) -> tuple[np.ndarray, np.ndarray]:
         return self._of_kind(_STRANGER)
 
     def set_strangers(self, vectors: np.ndarray, names: Sequence[str]) -> None:
         """Store the pictures of people held out from training, once, after some of known people."""
-        common = {"person": 0, "kind": _STRANGER, "face": ""}
+        common = {"person": 0, "kind": _STRANGER}
         rows = [{**common, "name": name, "vector": vector} for name, vector in zip(names, vectors)]
         if rows:
             self._do("insert", "_pictures", rows)

@@ -2,7 +2,7 @@
 
     store = SqliteStore("people.gallery")
     with store.transaction():
-        store.add("Ann", [Stored(embedding)])
+        store.add("Ann", [embedding])
 
 A change is on the disk when its transaction ends. Processes on one machine may read and write at the same
 time: readers see whole transactions, writers wait for each other. The means of people's embeddings are kept
@@ -39,20 +39,10 @@ CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, measures
 CREATE TABLE pictures (
     id INTEGER PRIMARY KEY, person INTEGER NOT NULL REFERENCES people ON DELETE CASCADE,
     vector BLOB NOT NULL);
-CREATE TABLE faces (picture INTEGER PRIMARY KEY REFERENCES pictures ON DELETE CASCADE, jpeg BLOB NOT NULL);
 CREATE INDEX pictures_of_a_person ON pictures (person);
 CREATE TABLE strangers (name TEXT NOT NULL, vector BLOB NOT NULL);
 """
-_PICTURES = "SELECT name, vector, pictures.id FROM pictures JOIN people ON people.id = person"
-
-
-class Stored(NamedTuple):
-    """A picture of a person."""
-
-    vector: np.ndarray
-    """float32 [D] of length 1."""
-    face: bytes = b""
-    """JPEG of what the network was shown."""
+_PICTURES = "SELECT name, vector FROM pictures JOIN people ON people.id = person"
 
 
 class _People(NamedTuple):
@@ -144,13 +134,13 @@ class SqliteStore:
     def pictures(self) -> int:
         return self._all("SELECT COUNT(*) FROM pictures")[0][0]
 
-    def add(self, name: str, pictures: Sequence[Stored], measures: bool = True) -> None:
-        """Add pictures of a person, new or known; measures: whether they measure the threshold."""
+    def add(self, name: str, vectors: Sequence[np.ndarray], measures: bool = True) -> None:
+        """Add pictures of a person, new or known: their embeddings float32 [D] of length 1. measures: whether
+        they measure the threshold."""
         self._all("INSERT OR IGNORE INTO people (name, measures) VALUES (?, ?)", name, measures)
         ((person,),) = self._all("SELECT id FROM people WHERE name = ?", name)
-        for each in pictures:
-            self._all("INSERT INTO pictures (person, vector) VALUES (?, ?)", person, _bytes(each.vector))
-            self._all("INSERT INTO faces VALUES (last_insert_rowid(), ?)", each.face)
+        for vector in vectors:
+            self._all("INSERT INTO pictures (person, vector) VALUES (?, ?)", person, _bytes(vector))
         self._people = None
 
     def remove(self, name: str) -> None:
@@ -171,14 +161,6 @@ class SqliteStore:
     def measuring(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the pictures that measure the threshold, float32 [n, D], and whose they are, text [n]."""
         return _columns(self._all(f"{_PICTURES} WHERE measures ORDER BY person, pictures.id"))
-
-    def face(self, name: str, embedding: np.ndarray) -> bytes:
-        """Return the picture of a person that is most like an embedding, JPEG."""
-        found = self._all(f"{_PICTURES} WHERE name = ?", name)
-        if not found:
-            return b""
-        _, _, nearest = max(found, key=lambda row: float(_vector(row[1]) @ embedding))
-        return self._all("SELECT jpeg FROM faces WHERE picture = ?", nearest)[0][0]
 
     def strangers(self) -> tuple[np.ndarray, np.ndarray]:
         """Return pictures of people held out from training, float32 [n, D], and whose they are, text [n]."""
@@ -222,9 +204,5 @@ def _bytes(vector: np.ndarray) -> bytes:
 
 def _columns(rows: Sequence[tuple]) -> tuple[np.ndarray, np.ndarray]:
     """Turn rows of name and vector into float32 [n, D], and text [n]."""
-    vectors = np.array([_vector(row[1]) for row in rows], np.float32)
-    return vectors, np.array([row[0] for row in rows], object)
-
-
-def _vector(data: bytes) -> np.ndarray:
-    return np.frombuffer(data, "<f4")
+    vectors = np.array([np.frombuffer(data, "<f4") for _, data in rows], np.float32)
+    return vectors, np.array([name for name, _ in rows], object)

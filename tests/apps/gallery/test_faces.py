@@ -147,7 +147,7 @@ def test_sface_gives_what_opencv_gives(photos):
     (name, *_) = portraits(4, 16)
     path = str(photos / "people" / name / "0.jpg")
     look = network.look(path)
-    assert look.faces == 1 and look.face[:2] == b"\xff\xd8" and look.sample.shape == (3, 112, 112)
+    assert look.faces == 1 and look.sample.shape == (3, 112, 112)
     (embedding,) = network.embed([look.sample])
     recogniser = cv2.FaceRecognizerSF.create(str(ZOO / "face_recognition_sface_2021dec.onnx"), "")
     theirs = recogniser.feature(np.ascontiguousarray(look.sample.transpose(1, 2, 0)))[0]

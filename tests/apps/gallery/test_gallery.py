@@ -34,12 +34,11 @@ def test_a_gallery_is_built_opened_and_searched(gallery, tmp_path):
 
 def test_similarities_are_those_with_the_mean_of_a_persons_pictures(gallery):
     looks, embeddings = gallery.embed([picture("Ann", n) for n in range(2)] + [picture("Zoe")])
-    assert all(look.face[:2] == b"\xff\xd8" and look.faces == 0 for look in looks)
+    assert all(look.faces == 0 for look in looks)
     mean = embeddings[0] + embeddings[1]
     (matches,) = gallery.nearest(embeddings[2:])
     similarity = next(match.similarity for match in matches if match.name == "Ann")
     assert similarity == pytest.approx(float(mean @ embeddings[2] / np.linalg.norm(mean)), abs=1e-6)
-    assert gallery.face("Ann", embeddings[1]) == looks[1].face and gallery.face("Zoe", embeddings[1]) == b""
 
 
 def test_people_are_added_and_removed(gallery):

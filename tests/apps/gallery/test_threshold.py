@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from plsc.apps.gallery.store import SqliteStore, Stored
+from plsc.apps.gallery.store import SqliteStore
 from plsc.apps.gallery.threshold import _held_out, _own_people, measure
 from plsc.utils.vectors import unit_rows
 
@@ -27,8 +27,7 @@ def store_of(tmp_path):
         def fill(store):
             store.set_facts(network="")
             for number, (name, pictures) in enumerate(zip(names, vectors)):
-                of_person = [Stored(vector) for vector in pictures]
-                store.add(name, of_person, measures=measures is None or measures[number])
+                store.add(name, pictures, measures=measures is None or measures[number])
             if len(strangers):
                 store.set_strangers(strangers, [f"s{number // 2}" for number in range(len(strangers))])
 

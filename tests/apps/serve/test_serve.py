@@ -1,6 +1,5 @@
 """The service over HTTP, and its page."""
 
-import base64
 import re
 import time
 
@@ -13,7 +12,7 @@ client_of = pytest.importorskip(
 
 from plsc import Gallery, cli
 from plsc.apps.serve import command
-from plsc.apps.serve.command import MOST_BYTES, TOKEN, create_app, main
+from plsc.apps.serve.command import TOKEN, create_app, main
 from plsc.errors import UserError
 from tests.apps.gallery.people import Pixels, people, picture
 from tests.apps.gallery.test_durability import kill, start
@@ -29,7 +28,7 @@ def gallery(tmp_path):
 
 @pytest.fixture
 def client(gallery):
-    return client_of(create_app(gallery, SECRET), base_url="http://127.0.0.1")
+    return client_of(create_app(gallery, SECRET))
 
 
 def form(*pictures, name="picture"):
@@ -43,11 +42,8 @@ def test_a_search(client, gallery):
     assert answer.status_code == 200 and said["name"] == "p3" and said["threshold"] == threshold
     assert said["matches"][0]["name"] == "p3" and len(said["matches"]) == 2
     assert said["text"].startswith("p3 (0.") and said["text"].endswith(f"would need {threshold:.2f})")
-    for shown in (said["asked"], said["found"]):
-        kind, _, data = shown.partition(",")
-        assert kind == "data:image/jpeg;base64" and base64.b64decode(data)[:2] == b"\xff\xd8"
     said = client.post("/search", files=form(picture("Zoe"))).json()
-    assert said["name"] is None and said["found"] is None and said["text"].startswith("nobody (nearest p")
+    assert said["name"] is None and said["text"].startswith("nobody (nearest p")
 
 
 def test_people_are_listed_added_and_removed_with_the_token(client, gallery):
@@ -68,7 +64,7 @@ def test_people_are_listed_added_and_removed_with_the_token(client, gallery):
             refused = client.request(method, "/people?name=p1", headers=headers)
             assert refused.status_code == 401 and "X-Token" in refused.json()["detail"]
     assert len(gallery) == 12
-    read_only = client_of(create_app(gallery), base_url="http://127.0.0.1")
+    read_only = client_of(create_app(gallery))
     assert read_only.get("/people", headers={"X-Token": ""}).status_code == 403
     assert read_only.post("/search", files=form(picture("p3", 0))).status_code == 200
 
@@ -95,7 +91,6 @@ def test_the_service_answers_and_adds_while_two_processes_write(client, gallery,
         ({"data": {"picture": "aGVsbG8="}}, 422, "send the file of a picture as a form: curl -F picture=@"),
         ({"content": b"raw bytes of a picture"}, 422, "send the file of a picture as a form"),
         ({"files": form(b"no picture")}, 422, "picture: not an image"),
-        ({"files": form(b"x" * MOST_BYTES)}, 413, "a request has at most 33,554,432 bytes"),
         (
             {"files": form(picture("a")), "params": {"top": "many"}},
             422,
@@ -113,30 +108,10 @@ def test_what_is_no_picture_gets_one_line(client, request_of, status, text):
     assert client.post("/search", files=form(picture("p3", 0))).status_code == 200
 
 
-def test_a_body_without_a_length_is_limited(client):
-    answer = client.post(
-        "/search",
-        content=(bytes(2**20) for _ in range(40)),
-        headers={"Content-Type": "multipart/form-data; boundary=b"},
-    )
-    assert answer.status_code in (400, 413)
-
-
-def test_another_name_of_this_machine_is_refused(gallery):
-    """A page of another site, whose name leads to 127.0.0.1, must not read the answers."""
-    app = create_app(gallery, SECRET)
-    for host, status in (("localhost:8000", 200), ("127.0.0.1", 200), ("evil.example", 400)):
-        assert client_of(app, base_url=f"http://{host}").get("/health").status_code == status
-    assert (
-        client_of(create_app(gallery, here=False), base_url="http://faces.example").get("/health").status_code
-        == 200
-    )
-
-
 def test_a_gallery_that_cannot_be_used_is_503_and_the_log_says_why(client, gallery, tmp_path, capsys):
     assert client.get("/health").json() == {"people": 12, "threshold": gallery.threshold.cosine}
     gallery.close()
-    answer = client_of(client.app, base_url="http://127.0.0.1").get("/health")
+    answer = client_of(client.app).get("/health")
     assert answer.status_code == 503 and str(tmp_path) not in answer.json()["detail"]
     assert "closed database" in capsys.readouterr().out
 
