@@ -116,10 +116,6 @@ class TrainCfg(Section):
     num_workers: int = Field(1, ge=1, le=1024)
     """Threads per rank that prepare batches. Raise it when the images per second are bound by the data; the
     batches stay the same."""
-    max_corrupt: float = Field(0.01, ge=0, lt=1)
-    """Share of a rank's images of an epoch that may be replaced by others because they cannot be decoded;
-    each is named in the log. More than that ends the run, if possible before its first step. 0 ends it at the
-    first one."""
 
     @property
     def sets(self) -> list[TrainDatasetCfg]:

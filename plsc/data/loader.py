@@ -34,7 +34,7 @@ class Batch(NamedTuple):
     """This rank's samples of a step.
 
     images: [B, *shape]. labels, indices: int64 [B]. step: the step's number, from 0. counts: samples of each
-    rank. replaced: corrupt images that this rank has replaced in the epoch, with those of this batch.
+    rank.
     """
 
     images: np.ndarray
@@ -42,7 +42,6 @@ class Batch(NamedTuple):
     indices: np.ndarray
     step: int
     counts: list[int]
-    replaced: int
 
 
 class Loader:
@@ -53,8 +52,6 @@ class Loader:
     global batch of fewer than 2 samples for each of its `batches` (BatchNorm needs two; None: `world_size`)
     joins the one before it, so the steps do not depend on how many ranks there are. Raises UserError if an
     epoch or its last step is too small for `world_size`. `num_workers`: threads that make batches.
-    `max_corrupt`: share of this rank's images of an epoch that may be replaced by others because they cannot
-    be decoded; see corrupt.py.
     """
 
     def __init__(
@@ -65,7 +62,6 @@ class Loader:
         world_size: int,
         seed: int,
         num_workers: int = 1,
-        max_corrupt: float = 0.0,
         batches: int | None = None,
     ):
         count = len(dataset)
@@ -76,8 +72,7 @@ class Loader:
             )
         self.dataset, self.rank, self.world_size, self.seed = dataset, rank, world_size, seed
         self._num_workers = num_workers
-        self._corrupt = CorruptImages(dataset, max_corrupt, count // world_size)
-        self._replaced_before = 0  # in the epoch that is resumed
+        self._corrupt = CorruptImages(dataset, count // world_size)
         self.wait_seconds = 0.0  # how long the consumer has waited for batches, since the loader was made
         self.global_batch = global_batch
         self._starts = np.arange(0, count, global_batch)  # of each global batch in the epoch's order
@@ -99,25 +94,18 @@ class Loader:
         start, stop = self._global_batch(step % self.steps_per_epoch)
         return split(stop - start, self.world_size)
 
-    @property
-    def replaced(self) -> int:
-        """Count the corrupt images of the present epoch that this rank has replaced."""
-        return self._corrupt.replaced
-
     def probe(self) -> None:
         """Try some images before the first step. CorruptImageError if many of them cannot be decoded."""
         self._corrupt.probe(self.seed)
 
-    def epoch(
-        self, epoch: int, start_step: int = 0, replaced: int = 0
-    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yield this rank's batches from `start_step` on: samples [B, *shape], labels and indices int64 [B].
 
-        Where an image is corrupt, label and index are the substitute's. `replaced`: as many were before
-        start_step. An error in a sample is raised here, when its batch is due: the data set's own UserError
-        (CorruptImageError where too many were replaced), or SampleError with the cause.
+        Where an image is corrupt, label and index are the substitute's. An error in a sample is raised here,
+        when its batch is due: the data set's own UserError (CorruptImageError where too many were replaced),
+        or SampleError with the cause.
         """
-        self._corrupt.start_epoch(replaced)
+        self._corrupt.start_epoch()
         order = generator(self.seed, epoch, use=ORDER).permutation(len(self.dataset))
         batches = (order[start:stop] for start, stop in itertools.islice(self._ranges(), start_step, None))
         under_way: deque = deque()  # indices of batches, and what will be their images, in order
@@ -146,20 +134,14 @@ class Loader:
         images = self.dataset.preprocessing.empty(len(indices))
         return images, make_batch(self.dataset, self.seed, epoch, indices, images)
 
-    def resume(self, replaced: int) -> None:
-        """Let the next `from_step` go on in an epoch in which so many corrupt images have been replaced."""
-        self._replaced_before = replaced
-
     def from_step(self, step: int) -> Iterator[Batch]:
         """Yield this rank's batches from a step (from 0, over all epochs) to the end of its epoch, as `epoch`
         does."""
         epoch, done = divmod(step, self.steps_per_epoch)
-        replaced = self._replaced_before
-        self._replaced_before = 0
-        with contextlib.closing(self.epoch(epoch, done, replaced)) as batches:
+        with contextlib.closing(self.epoch(epoch, done)) as batches:
             for number, samples in enumerate(batches, start=step):
                 counts = [stop - start for start, stop in self.shares(number)]
-                yield Batch(*samples, number, counts, self.replaced)
+                yield Batch(*samples, number, counts)
 
     def _global_batch(self, place: int) -> tuple[int, int]:
         """Return the range of a global batch in the epoch's order."""

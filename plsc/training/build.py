@@ -226,6 +226,5 @@ def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> L
         world_size,
         cfg.Global.seed,
         train.num_workers,
-        train.max_corrupt,
         batches=-(-global_batch // train.batch_size),
     )

@@ -23,8 +23,7 @@ class Progress:
 
         epoch 1/8 step 150/2000 loss 7.000 acc 0.1200 lr 0.1 1512 img/s eta 0:10:22
 
-    and at the end of an epoch `epoch 1, time 20.4 sec`: the time of its steps in this run without pauses, and
-    the number of corrupt images that were replaced, if any.
+    and at the end of an epoch `epoch 1, time 20.4 sec`: the time of its steps in this run without pauses.
 
     img/s: over the steps since the line before, without pauses. `data wait 34 %` comes before it if more than
     a tenth of that time was spent waiting for batches. eta: from the mean time of a step in this run, with
@@ -58,7 +57,6 @@ class Progress:
         lr: float,
         images: int,
         waited: float = 0.0,
-        replaced: int = 0,
         **numbers: SupportsFloat,
     ) -> dict[str, Any] | None:
         """Report that `step` is done, on `images` images of all ranks.
@@ -67,7 +65,7 @@ class Progress:
         and `numbers` (accuracy=...) are converted to floats only then: no other step waits for a number of a
         GPU.
 
-        waited: seconds spent waiting for batches so far. replaced: corrupt images of this epoch.
+        waited: seconds spent waiting for batches so far.
         """
         self._images += images
         self._bar.update()
@@ -75,11 +73,9 @@ class Progress:
         if step % self._every == 0 or step == self._total:
             read = {"loss": float(loss), **{name: float(value) for name, value in numbers.items()}}
             row = self._log_line(step, epoch, read, lr, waited)
-            row.update({"replaced": replaced} if replaced else {})
         if step % self._per_epoch == 0:
             now = time.monotonic()
-            corrupt = f", corrupt images replaced: {replaced}" if replaced else ""
-            get_logger().info(f"epoch {epoch}, time {now - self._epoch_start:.1f} sec{corrupt}")
+            get_logger().info(f"epoch {epoch}, time {now - self._epoch_start:.1f} sec")
             self._epoch_start = now
         return row
 

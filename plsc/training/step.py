@@ -44,9 +44,7 @@ class Verdict:
     bad_backbone: whether a gradient of the backbone is not finite on some rank; bad_head: whether the loss,
     or a gradient that the head has computed, is not. loss, accuracy: of the step.
     waited: the most seconds that a rank has waited for data. signal: that a rank was asked to stop by, 0 for
-    none.
-    replaced_W: corrupt images that each rank has replaced in this epoch. label_N: of all ranks' samples of
-    the following step, int64; None where that is not of this epoch.
+    none. label_N: of all ranks' samples of the following step, int64; None where that is not of this epoch.
     """
 
     bad_backbone: bool
@@ -55,7 +53,6 @@ class Verdict:
     accuracy: float
     waited: float
     signal: int
-    replaced_W: list[int]
     label_N: np.ndarray | None
 
     @property
@@ -88,21 +85,20 @@ def agree(
     tensors = [bad_backbone, bad_head, out.loss, out.accuracy]
     numbers = [_C_ops.flatten(tensor.detach().astype("float64"), 0, -1) for tensor in tensors]
     most = max(following.counts) if following else 0  # labels ride along: the next step begins with them
-    of_rank = np.zeros(3 + most)
-    of_rank[:3] = waited, signal, step.batch.replaced
+    of_rank = np.zeros(2 + most)
+    of_rank[:2] = waited, signal
     if following:
-        of_rank[3 : 3 + len(following.labels)] = following.labels
+        of_rank[2 : 2 + len(following.labels)] = following.labels
     row_1F = paddle.concat([*numbers, to_device(of_rank)]).unsqueeze(0)
     rows_WF = to_host(distributed._c_allgather(row_1F, [1] * distributed.world_size()))
     bad_backbone, bad_head, _, _, waited, signal = rows_WF[:, :6].max(axis=0).tolist()
     loss, accuracy = rows_WF[0, 2:4].tolist()
-    replaced_W = rows_WF[:, 6].astype(int).tolist()
     label_N = None
     if following:
-        labels = [row_F[7 : 7 + count] for row_F, count in zip(rows_WF, following.counts)]
+        labels = [row_F[6 : 6 + count] for row_F, count in zip(rows_WF, following.counts)]
         label_N = np.concatenate(labels).astype(np.int64)
     flags = bool(bad_backbone), bool(bad_head)
-    return Verdict(*flags, loss, accuracy, waited, int(signal), replaced_W, label_N)
+    return Verdict(*flags, loss, accuracy, waited, int(signal), label_N)
 
 
 def _head_gradients(head: SoftmaxHead, emb_BD: paddle.Tensor) -> list[paddle.Tensor]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle.profiler import RecordEvent
-from pydantic import Field, NonNegativeInt
+from pydantic import NonNegativeInt
 
 from plsc import distributed
 from plsc.checkpoint.saved import Checkpoint
@@ -41,19 +41,16 @@ from plsc.training.resume import load_rows, refuse_other_run
 from plsc.training.step import StepOutput, Verdict, agree
 from plsc.utils.logging import get_logger, warn
 from plsc.utils.metrics import Metrics
-from plsc.utils.sharding import split
 
 
 class Counts(State):
     """What a run goes on to count.
 
-    skipped: steps that were left out; in_a_row: those since the last that was not. replaced: corrupt images
-    of each rank in this epoch.
+    skipped: steps that were left out; in_a_row: those since the last that was not.
     """
 
     skipped: NonNegativeInt = 0
     in_a_row: NonNegativeInt = 0
-    replaced: list[NonNegativeInt] = Field([0], min_length=1)
 
 
 class Trainer:
@@ -108,7 +105,6 @@ class Trainer:
         self.metrics: Metrics | None = None
         self.seconds = 0.0
         self._skipped_in_a_row = 0
-        self._replaced_W = [0]  # corrupt images of each rank in this epoch
         self._following: Batch | None = None  # the batch of the next step of this epoch
         self._labels: dict[int, np.ndarray] = {}  # of all ranks in the next step, by its number
         self._paused = False  # since the last step
@@ -247,7 +243,6 @@ class Trainer:
 
     def _log(self, batch: Batch, verdict: Verdict, losses: dict[str, paddle.Tensor]) -> None:
         """Log a line and write a row of metrics.jsonl at regular steps."""
-        self._replaced_W = verdict.replaced_W
         numbers = {f"loss/{name}": loss for name, loss in losses.items()}
         for part in self.parts:
             numbers.update(part.numbers)
@@ -260,14 +255,11 @@ class Trainer:
             self.schedule(self.step - 1),
             sum(batch.counts),
             verdict.waited,
-            sum(self._replaced_W),
             accuracy=verdict.accuracy,
             **numbers,
         )
         if row and self.metrics:
             self.metrics.write(row)
-        if self.ends_epoch:
-            self._replaced_W = [0]
 
     def _evaluate(self) -> None:
         """Evaluate where the run ends, and after every so many epochs and steps."""
@@ -320,11 +312,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a run must have in common with the one that it goes on with, and its counts."""
-        counts = Counts(
-            skipped=self.skipped,
-            in_a_row=self._skipped_in_a_row,
-            replaced=self._replaced_W,
-        )
+        counts = Counts(skipped=self.skipped, in_a_row=self._skipped_in_a_row)
         return {
             "seed": self.cfg.Global.seed,
             "global_batch": self.loader.global_batch,
@@ -342,11 +330,6 @@ class Trainer:
         counts = Counts.model_validate(state)
         self.skipped = counts.skipped
         self._skipped_in_a_row = counts.in_a_row
-        replaced_W = counts.replaced
-        ranks = distributed.world_size()
-        if len(replaced_W) != ranks:  # what other ranks have replaced is split evenly
-            replaced_W = [stop - start for start, stop in split(sum(replaced_W), ranks)]
-        self.loader.resume(replaced_W[distributed.rank()])
 
     def resume(self, path: str | Path) -> None:
         """Take over a checkpoint of any world size: all states, and its step. UserError if it is of another

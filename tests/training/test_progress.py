@@ -88,16 +88,6 @@ def test_waiting_for_data_is_a_share(capsys, clock):
     assert lines == ["data wait 90 % 8.000 img/s", "8.000 img/s", "data wait 34 % 8.000 img/s"]
 
 
-def test_replaced_images_are_counted_in_the_row_and_at_the_end_of_an_epoch(capsys):
-    progress = Progress(total_steps=5, steps_per_epoch=3, every=2)
-    rows = [
-        progress.update(step, -(-step // 3), loss=1.0, lr=0.1, images=8, replaced=replaced)
-        for step, replaced in enumerate([0, 0, 2, 3, 0], 1)
-    ]
-    assert [row and row.get("replaced") for row in rows] == [None, None, None, 3, None]
-    assert any(line.endswith("sec, corrupt images replaced: 2") for line in said(capsys))
-
-
 def test_numbers_are_read_only_when_they_are_printed(capsys):
     class OnDevice:
         reads = 0

@@ -129,7 +129,6 @@ def test_centres_go_on_with_their_own_optimizer_only(saved, tmp_path):
             {"best": {"step": "1"}},
             "state.checkpoints.best.step: Input should be a valid integer",
         ),
-        ("run", {"replaced": []}, "state.run.replaced: List should have at least 1 item"),
         ("evaluation", {"cosine": "high"}, "state.evaluation.cosine: Input should be a valid number"),
     ],
 )
