@@ -181,18 +181,9 @@ def build_parts(cfg: Config, backbone: paddle.nn.Layer) -> list[Part]:
 
 
 def build_training_set(cfg: Config) -> Dataset:
-    """Build the data set to train on; UserError if it contradicts the config or has fewer than two
-    classes."""
+    """Build the data set to train on; UserError if it has fewer than two classes."""
     dataset = build_dataset(cfg.DataLoader, cfg.Global.seed)
     check_labels(dataset)
-    train = cfg.DataLoader.Train
-    if train.num_classes not in (None, dataset.num_classes):
-        raise UserError(
-            f"the data has {dataset.num_classes} classes (got {train.num_classes}); leave the key out to "
-            "take "
-            "what the data has",
-            key="DataLoader.Train.num_classes",
-        )
     hint = getattr(dataset, "nested_hint", "")
     if dataset.num_classes < 2:
         text = "has 1 class, and nothing to tell it from; it needs at least 2"

@@ -228,12 +228,12 @@ def test_a_finished_run_is_refused_before_ranks_start_and_overwritten_once(warm,
 
 
 def test_a_mistake_is_told_once_and_alone(warm, tmp_path):
-    words = command(tmp_path, more=["DataLoader.Train.num_classes=22"])
+    words = command(tmp_path, more=["DataLoader.Train.global_batch=116"])
     assert warm.start(words, tmp_path, str(tmp_path / "stdout")).wait(60) == 2
     (line,) = lines(tmp_path)
-    assert line.startswith("ERROR DataLoader.Train.num_classes: the data has 23 classes")
+    assert line.startswith("ERROR DataLoader.Train.global_batch: 116 samples of a step are more")
     said = (tmp_path / "stderr").read_text() + (tmp_path / "stdout").read_text()
-    assert said.count("the data has 23 classes") == 1 and "Traceback" not in said
+    assert said.count("116 samples of a step") == 1 and "Traceback" not in said
 
 
 @pytest.mark.slow

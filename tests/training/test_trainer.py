@@ -317,10 +317,6 @@ def refused(*overrides, resume=None):
     "override, line",
     [
         (
-            "DataLoader.Train.num_classes=24",
-            "DataLoader.Train.num_classes: the data has 23 classes (got 24); leave the key out to take what",
-        ),
-        (
             'DataLoader.Eval.dataset={name: "tests.helpers.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}',
             (
                 "DataLoader.Eval.dataset: its samples have shape [1, 12, 12] (trained on [1, 12, 10]); the "
