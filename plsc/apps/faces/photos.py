@@ -11,7 +11,6 @@ from plsc.apps.faces.detector import Detector
 from plsc.data.images import decode_pixels, read_file
 from plsc.errors import CorruptImageError, UserError, shown
 
-NO_FACE = "no face found"
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftyphevc")  # bytes 4 to 12
 
 
@@ -31,10 +30,10 @@ def largest_face(
     detector: Detector, photo: str | os.PathLike | bytes, pixels: np.ndarray, size: int = SIZE
 ) -> tuple[np.ndarray, int]:
     """Cut the largest face out of a photo's pixels, aligned: uint8 [size, size, 3], BGR; and count the faces.
-    UserError, which ends with NO_FACE: there is none."""
+    UserError, there is none."""
     faces = detector.find(pixels)
     if not faces:
-        raise UserError(f"{shown(_name_of(photo))}: {NO_FACE}")
+        raise UserError(f"{shown(_name_of(photo))}: no face found")
     return align(pixels, faces[0], size), len(faces)
 
 

@@ -66,10 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     verb("list", _list, "show who is in a gallery")
     search = verb("search", _search, "say whom pictures show", "the gallery's")
     search.add_argument("pictures", nargs="+", help="files; of several faces in one the largest is looked up")
-    evaluate = verb(
-        "evaluate", _evaluate, "count who is found, and which strangers get a name", "the gallery's"
-    )
-    evaluate.add_argument("people", help="further pictures, as for build; others in it are strangers")
     return parser
 
 
@@ -150,14 +146,3 @@ def verdict(matches: Sequence[Match], threshold: Threshold) -> str:
         return f"{name} ({cosine:.2f}; a stranger would need {threshold.cosine:.2f})"
     needed = "; no threshold is known" if threshold.cosine is None else f" of {threshold.cosine:.2f}"
     return f"nobody (nearest {name}, {cosine:.2f}{needed})"
-
-
-def _evaluate(args: argparse.Namespace, gallery: Gallery) -> Answer:
-    counts = gallery.evaluate(args.people)
-    known, strangers = (counted(counts[kind], "picture") for kind in ("known", "strangers"))
-    return (
-        f"{known} of people in the gallery: {counts['right']:,} found, "
-        f"{counts['nobody']:,} nobody, {counts['wrong']:,} by another's name\n"
-        f"{strangers} of strangers: {counts['named']:,} by a name\n"
-        f"left out: {counted(counts['left_out'], 'picture')}"
-    ), 0

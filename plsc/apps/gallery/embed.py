@@ -28,7 +28,7 @@ from plsc.apps.faces.detector import Detector
 from plsc.apps.faces.photos import largest_face, read_photo
 from plsc.apps.faces.published import SFACE, path_of
 from plsc.apps.gallery.strangers import one_of_everybody_first
-from plsc.data.images import CHANNELS, to_sample
+from plsc.data.images import to_sample
 from plsc.errors import UserError, shown
 from plsc.utils.files import read_json, sha256_of
 from plsc.utils.logging import get_logger
@@ -167,8 +167,6 @@ class _OfRun(Network):
         from plsc.training.trained import load_network
 
         self._trained = network = load_network(open_checkpoint(self._config), self._config)
-        if network.preprocessing.channels not in CHANNELS:
-            raise UserError(f"{shown(config)}: its network takes no pictures")
         checkpoint = f"Global.checkpoint={json.dumps(os.path.abspath(network.checkpoint.path))}"
         origin = {"config": os.path.abspath(config), "overrides": [*overrides, checkpoint]}
         super().__init__(network.described, network.checkpoint.network, origin, network.preprocessing)

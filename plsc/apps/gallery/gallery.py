@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plsc.apps.faces.photos import NO_FACE
 from plsc.apps.gallery.embed import Look, Network, Picture, open_network
 from plsc.apps.gallery.milvus import MilvusStore
 from plsc.apps.gallery.store import SqliteStore
@@ -81,22 +80,24 @@ class Gallery:
         engine.check_new(path)
         if not 0 < rate < 0.5:
             raise UserError(f"--rate: must be between 0 and 0.5, got {rate:g}")
+        if not isinstance(people, Mapping):
+            people = people_of(people)
         named: dict[str, list[Picture]] = {}
-        for name, pictures in (people if isinstance(people, Mapping) else people_of(people)).items():
+        for name, pictures in people.items():
             named.setdefault(name_of(name), []).extend(pictures)
         network = network or open_network()
-        stored, left_out = _embed(network, named)
+        stored, left_out = _embed_people(network, named)
         if not stored:
             raise UserError(f"{shown(path)}: not made, since no picture can be used")
         seen = network.trained_on()
         held_out = network.held_out(MOST_PICTURES)
 
         def fill(store: Any) -> None:
+            for name, vectors in stored.items():
+                store.add(name, vectors, measures=last_part(name) not in seen)
+            store.set_strangers(*held_out)
             store.set_facts(network=network.identity, title=network.title, origin=network.origin)
             store.set_facts(threshold={"rate": rate}, own=network.threshold)
-            for name, pictures in stored.items():
-                store.add(name, pictures, measures=last_part(name) not in seen)
-            store.set_strangers(*held_out)
             _measure(store)
 
         return cls(engine.create(path, fill), network, left_out)
@@ -104,9 +105,6 @@ class Gallery:
     def __len__(self) -> int:
         """Return the number of people."""
         return len(self._store)
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and unicodedata.normalize("NFC", name) in self._store
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""
@@ -147,7 +145,7 @@ class Gallery:
         none can."""
         name = name_of(name)
         network = self.network
-        stored, left_out = _embed(network, {name: pictures})
+        stored, left_out = _embed_people(network, {name: pictures})
         if not stored:
             raise UserError(f"{shown(name)}: nothing was added: {'; '.join(left_out)}")
         with self._store.transaction():
@@ -159,24 +157,21 @@ class Gallery:
         """Remove a person with all pictures. UserError: nobody has this name."""
         name = name_of(name)
         with self._store.transaction():
-            if name not in self._store:
+            if not self._store.remove(name):
                 raise UserError(f"{self._store.name}: has nobody called {shown(name)}")
-            self._store.remove(name)
             _measure(self._store)
 
     def search(self, pictures: Sequence[Picture], top: int = 5) -> list[list[Match]]:
-        """Find the most similar people for each picture, best first; none where it has no face. UserError
-        where one cannot be read."""
+        """Find the most similar people for each picture, best first; none where it cannot be read or has no
+        face, which the log says."""
         looks, embeddings = self.embed(pictures)
-        for look in looks:
-            if look.left_out and not look.left_out.endswith(NO_FACE):
-                raise UserError(look.left_out)
+        _log_left_out(looks)
         found = iter(self.nearest(embeddings, top))
         return [[] if look.left_out else next(found) for look in looks]
 
     def embed(self, pictures: Sequence[Picture]) -> tuple[list[Look], np.ndarray]:
         """Look at pictures, and embed those that are not left out: float32 [n, D] of length 1."""
-        return embed(self.network, pictures)
+        return _embed(self.network, pictures)
 
     def nearest(self, embeddings: np.ndarray, top: int = 5) -> list[list[Match]]:
         """Find the most similar people for each embedding, float32 [n, D] of length 1, best first."""
@@ -188,30 +183,6 @@ class Gallery:
             ]
             for matches in self._store.search(embeddings, top)
         ]
-
-    def evaluate(self, people: str | os.PathLike | Mapping[str, Sequence[Picture]]) -> dict[str, int]:
-        """Search further pictures of people, as `build` takes them; who is not in the gallery is a stranger.
-
-        Returns counts: known, of these right, nobody and wrong; strangers, of these named; left_out.
-        """
-        counts = dict.fromkeys(("known", "right", "nobody", "wrong", "strangers", "named", "left_out"), 0)
-        people = people if isinstance(people, Mapping) else people_of(people)
-        names = [name_of(name) for name, pictures in people.items() for _ in pictures]
-        looks, embeddings = self.embed([each for pictures in people.values() for each in pictures])
-        found = iter(self.nearest(embeddings, 1))
-        known = {*self}
-        for name, look in zip(names, looks):
-            if look.left_out:
-                counts["left_out"] += 1
-                continue
-            said = next((match.name for match in next(found) if match.accepted), None)
-            if name in known:
-                counts["known"] += 1
-                counts["nobody" if said is None else "right" if said == name else "wrong"] += 1
-            else:
-                counts["strangers"] += 1
-                counts["named"] += said is not None
-        return counts
 
 
 def people_of(folder: str | os.PathLike) -> dict[str, list[str]]:
@@ -235,7 +206,7 @@ def name_of(name: str) -> str:
     return name
 
 
-def embed(network: Network, pictures: Sequence[Picture]) -> tuple[list[Look], np.ndarray]:
+def _embed(network: Network, pictures: Sequence[Picture]) -> tuple[list[Look], np.ndarray]:
     """Look at pictures, and embed those that are not left out, float32 [n, D]; samples are not kept."""
     looks: list[Look] = []
     embeddings = []
@@ -250,24 +221,28 @@ def embed(network: Network, pictures: Sequence[Picture]) -> tuple[list[Look], np
     return looks, np.concatenate(embeddings) if embeddings else np.empty((0, 0), np.float32)
 
 
-def _embed(
+def _embed_people(
     network: Network, people: Mapping[str, Sequence[Picture]]
 ) -> tuple[dict[str, list[np.ndarray]], list[str]]:
     """Embed the pictures of people; return the embeddings of each, and a line for each picture that has none,
     which is logged, too."""
     names = [name for name, pictures in people.items() for _ in pictures]
     pictures = [picture for pictures in people.values() for picture in pictures]
-    looks, embeddings = embed(network, pictures)
+    looks, embeddings = _embed(network, pictures)
     vectors = iter(embeddings)
     stored: dict[str, list[np.ndarray]] = {}
-    left_out = []
     for name, look in zip(names, looks):
-        if look.left_out:
-            left_out.append(look.left_out)
-            get_logger().warning(f"left out {look.left_out}")
-        else:
+        if not look.left_out:
             stored.setdefault(name, []).append(next(vectors))
-    return stored, left_out
+    return stored, _log_left_out(looks)
+
+
+def _log_left_out(looks: Sequence[Look]) -> list[str]:
+    """Log why pictures are left out, and return these lines."""
+    lines = [look.left_out for look in looks if look.left_out]
+    for line in lines:
+        get_logger().warning(f"left out {line}")
+    return lines
 
 
 def _measure(store: Any) -> None:

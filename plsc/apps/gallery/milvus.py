@@ -3,10 +3,10 @@
     Gallery.open("milvus://host:19530/people")    # PLSC_MILVUS_TOKEN has the token, or user:password
     Gallery.open("milvus:people.db")              # a file of Milvus Lite, for one process
 
-Three collections: NAME has the people, each with the mean of the pictures as the vector; NAME_pictures the
-pictures, and the strangers'; NAME_facts the facts. The methods are those of SqliteStore. Milvus has no
-transactions: one process writes at a time, and what is killed leaves what it has written so far; a person's
-own row is written last, so whoever is found is whole.
+One collection has all rows: people, each with the mean of the pictures as the vector, their pictures, those
+of strangers, and the facts. The methods are those of SqliteStore. Milvus has no transactions: one process
+writes at a time, and what is killed leaves what it has written so far; a person's own row is written last, so
+whoever is found is whole.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,12 +30,7 @@ from plsc.utils.vectors import unit_rows
 TOKEN = "PLSC_MILVUS_TOKEN"  # noqa: S105 (the name of a variable)
 _LONGEST = 65_535  # bytes of a text, Milvus' limit
 _MOST = 16_384  # rows of an answer, Milvus' limit
-_FIELDS = {
-    "": {"name": "VARCHAR"},
-    "_pictures": {"person": "INT64", "name": "VARCHAR", "kind": "INT64"},
-    "_facts": {"value": "VARCHAR"},
-}
-_KNOWN, _MEASURES, _STRANGER = range(3)  # kinds of pictures
+_FACTS, _PERSON, _KNOWN, _MEASURES, _STRANGER = range(5)  # kinds of rows
 
 
 class MilvusStore:
@@ -43,17 +39,17 @@ class MilvusStore:
     def __init__(self, url: str):
         self.name = shown(url)
         self._lock = threading.RLock()
-        uri, self._base = _place(url)
+        uri, self._collection = _place(url)
         with self.transaction():
             self._client = _connect(uri)
-        for part in filter(self._has, _FIELDS):
-            self._do("load_collection", part)
+        if self._exists():
+            self._do("load_collection")
 
     @classmethod
     def open(cls, url: str) -> MilvusStore:
         """Open a gallery. Raises MissingFileError, UserError."""
         store = cls(url)
-        if not store._has("_facts"):
+        if not store._exists():
             raise MissingFileError(f"{store.name}: there is no gallery; make one with plsc gallery build")
         return store
 
@@ -61,7 +57,7 @@ class MilvusStore:
     def check_new(cls, url: str) -> None:
         """Refuse by UserError a place at which there is a gallery."""
         with contextlib.closing(cls(url)) as store:
-            if store._has("_facts"):
+            if store._exists():
                 raise UserError(f"{store.name}: is there already; remove it first, or take another name")
 
     @classmethod
@@ -69,11 +65,9 @@ class MilvusStore:
         """Make a gallery, and nothing where `fill` fails."""
         store = cls(url)
         try:
-            store._make("_facts", 2)
             fill(store)
         except BaseException:
-            for part in _FIELDS:
-                store._do("drop_collection", part)
+            store._do("drop_collection")
             raise
         return store
 
@@ -93,46 +87,50 @@ class MilvusStore:
                 raise UserError(f"{self.name}: Milvus refuses: {reason}") from error
 
     def facts(self) -> dict[str, Any]:
-        rows = self._query("_facts", "id == 0", ["value"])
-        return json.loads(rows[0]["value"]) if rows else {}
+        rows = self._rows(_FACTS, "text")
+        return json.loads(rows[0]["text"]) if rows else {}
 
     def set_facts(self, **facts: Any) -> None:
-        row = {"id": 0, "value": json.dumps({**self.facts(), **facts}), "vector": [1.0, 0.0]}  # it wants one
-        self._do("upsert", "_facts", [row])
+        """Change facts, after somebody was added."""
+        text = json.dumps({**self.facts(), **facts})
+        width = self._do("describe_collection")["fields"][-1]["params"]["dim"]
+        self._do("upsert", [_row(_FACTS, text, np.ones(width, np.float32), number=0)])
 
     def __len__(self) -> int:
-        return self._query("", "", ["count(*)"])[0]["count(*)"]
-
-    def __contains__(self, name: str) -> bool:
-        return bool(self._query("", f"id == {_hash(name)}", ["name"]))
+        return self._count(_PERSON)
 
     def names(self) -> list[str]:
         with self.transaction():
-            pages = self._client.query_iterator(self._base, filter="id >= 0", output_fields=["name"])
-            return sorted(row["name"] for page in iter(pages.next, []) for row in page)
+            given = {"filter": f"kind == {_PERSON}", "output_fields": ["text"]}
+            pages = self._client.query_iterator(self._collection, **given)
+            return sorted(row["text"] for page in iter(pages.next, []) for row in page)
 
     def pictures(self) -> int:
-        return self._query("_pictures", f"kind != {_STRANGER}", ["count(*)"])[0]["count(*)"]
+        return self._count(_KNOWN) + self._count(_MEASURES)
 
     def add(self, name: str, vectors: Sequence[np.ndarray], measures: bool = True) -> None:
-        person, kind = _hash(name), _MEASURES if measures else _KNOWN
-        for part in ("", "_pictures"):
-            self._make(part, len(vectors[0]))
-        of_person = {"person": person, "name": name, "kind": kind}
-        self._do("insert", "_pictures", [{**of_person, "vector": vector} for vector in vectors])
-        found = self._query("_pictures", f"person == {person}", ["vector"])
+        if not self._exists():
+            self._make(len(vectors[0]))
+        kind = _MEASURES if measures else _KNOWN
+        self._do("insert", [_row(kind, name, vector) for vector in vectors])
+        person = _hash(name)
+        which = f"person == {person} and kind in [{_KNOWN}, {_MEASURES}]"
+        found = self._do("query", filter=which, output_fields=["vector"])
         mean = unit_rows(np.sum([row["vector"] for row in found], axis=0, dtype=np.float32)[np.newaxis])[0]
-        self._do("upsert", "", [{"id": person, "name": name, "vector": mean}])
+        self._do("upsert", [_row(_PERSON, name, mean, number=person)])
 
-    def remove(self, name: str) -> None:
-        self._do("delete", "", filter=f"id == {_hash(name)}")
-        self._do("delete", "_pictures", filter=f"person == {_hash(name)}")
+    def remove(self, name: str) -> bool:
+        person = _hash(name)
+        there = self._do("query", filter=f"id == {person}", output_fields=["id"])
+        self._do("delete", filter=f"person == {person} and kind != {_STRANGER}")
+        return bool(there)
 
     def search(self, embeddings: np.ndarray, top: int) -> list[list[tuple[str, float]]]:
         if not len(embeddings):
             return []
-        found = self._do("search", "", [*embeddings], limit=top, output_fields=["name"])
-        return [[(hit["entity"]["name"], float(hit["distance"])) for hit in hits] for hits in found]
+        which = f"kind == {_PERSON}"
+        found = self._do("search", [*embeddings], filter=which, limit=top, output_fields=["text"])
+        return [[(hit["entity"]["text"], float(hit["distance"])) for hit in hits] for hits in found]
 
     def measuring(self) -> tuple[np.ndarray, np.ndarray]:
         return self._of_kind(_MEASURES)
@@ -141,48 +139,52 @@ class MilvusStore:
         return self._of_kind(_STRANGER)
 
     def set_strangers(self, vectors: np.ndarray, names: Sequence[str]) -> None:
-        """Store the pictures of people held out from training, once, after some of known people."""
-        common = {"person": 0, "kind": _STRANGER}
-        rows = [{**common, "name": name, "vector": vector} for name, vector in zip(names, vectors)]
-        if rows:
-            self._do("insert", "_pictures", rows)
+        """Store the pictures of people held out from training, once, after somebody was added."""
+        if len(names):
+            rows = [_row(_STRANGER, name, vector) for name, vector in zip(names, vectors)]
+            self._do("insert", rows)
 
     def _of_kind(self, kind: int) -> tuple[np.ndarray, np.ndarray]:
-        rows = self._query("_pictures", f"kind == {kind}", ["name", "vector"])
-        names = np.array([row["name"] for row in rows], object)
+        rows = self._rows(kind, "text", "vector")
+        names = np.array([row["text"] for row in rows], object)
         return np.array([row["vector"] for row in rows], np.float32), names
 
-    def _has(self, part: str) -> bool:
-        return self._do("has_collection", part)
+    def _rows(self, kind: int, *fields: str) -> list[dict[str, Any]]:
+        return self._do("query", filter=f"kind == {kind}", output_fields=[*fields], limit=_MOST)
 
-    def _make(self, part: str, width: int) -> None:
-        """Make a collection for vectors of `width` numbers, if it is not there."""
+    def _count(self, kind: int) -> int:
+        return self._do("query", filter=f"kind == {kind}", output_fields=["count(*)"])[0]["count(*)"]
+
+    def _exists(self) -> bool:
+        return self._do("has_collection")
+
+    def _make(self, width: int) -> None:
+        """Make the collection, for vectors of `width` numbers."""
         from pymilvus import DataType
 
-        if self._has(part):
-            return
-        schema = self._client.create_schema(auto_id=part == "_pictures", enable_dynamic_field=False)
+        schema = self._client.create_schema(enable_dynamic_field=False)
         schema.add_field("id", DataType.INT64, is_primary=True)
-        for field, kind in _FIELDS[part].items():
-            schema.add_field(field, DataType[kind], **({"max_length": _LONGEST} if kind == "VARCHAR" else {}))
+        schema.add_field("kind", DataType.INT64)
+        schema.add_field("person", DataType.INT64)
+        schema.add_field("text", DataType.VARCHAR, max_length=_LONGEST)
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=width)
         index = self._client.prepare_index_params()
         index.add_index("vector", index_type="FLAT", metric_type="IP")
-        self._do("create_collection", part, schema=schema, index_params=index, consistency_level="Strong")
+        self._do("create_collection", schema=schema, index_params=index, consistency_level="Strong")
 
-    def _query(self, part: str, which: str, fields: list[str]) -> list[dict[str, Any]]:
-        """Read the rows for which a filter is true, at most _MOST."""
-        limit = {} if fields == ["count(*)"] else {"limit": _MOST}
-        return self._do("query", part, filter=which, output_fields=fields, **limit)
-
-    def _do(self, action: str, part: str, *given: Any, **options: Any) -> Any:
-        """Call a method of Milvus' client for a collection."""
+    def _do(self, action: str, *given: Any, **options: Any) -> Any:
+        """Call a method of Milvus' client for the collection."""
         with self.transaction():
-            return getattr(self._client, action)(self._base + part, *given, **options)
+            return getattr(self._client, action)(self._collection, *given, **options)
+
+
+def _row(kind: int, text: str, vector: np.ndarray, number: int | None = None) -> dict[str, Any]:
+    number = secrets.randbits(63) if number is None else number
+    return {"id": number, "kind": kind, "person": _hash(text), "text": text, "vector": vector}
 
 
 def _place(url: str) -> tuple[str, str]:
-    """Return what pymilvus opens, and the name of the collections, for a gallery's URL."""
+    """Return what pymilvus opens, and the collection's name, for a gallery's URL."""
     parts = urlsplit(url)
     name = parts.path.strip("/")
     if parts.netloc and name.isidentifier() and name.isascii():

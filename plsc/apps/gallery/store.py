@@ -125,9 +125,6 @@ class SqliteStore:
     def __len__(self) -> int:
         return len(self._current().names)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._current().names
-
     def names(self) -> list[str]:
         return self._current().names
 
@@ -143,9 +140,11 @@ class SqliteStore:
             self._all("INSERT INTO pictures (person, vector) VALUES (?, ?)", person, _bytes(vector))
         self._people = None
 
-    def remove(self, name: str) -> None:
-        self._all("DELETE FROM people WHERE name = ?", name)
+    def remove(self, name: str) -> bool:
+        """Remove a person with all pictures; return whether there was one."""
+        removed = self._all("DELETE FROM people WHERE name = ? RETURNING id", name)
         self._people = None
+        return bool(removed)
 
     def search(self, embeddings: np.ndarray, top: int) -> list[list[tuple[str, float]]]:
         """Find the most similar people for each embedding [n, D]: names and cosines, best first."""

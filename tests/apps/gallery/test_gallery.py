@@ -20,7 +20,6 @@ def gallery(tmp_path):
 
 def test_a_gallery_is_built_opened_and_searched(gallery, tmp_path):
     assert [*gallery] == NAMES and len(gallery) == 3 and gallery.pictures == 6 and not gallery.left_out
-    assert "Ann" in gallery and "Dan" not in gallery and 7 not in gallery
     again = Gallery.open(tmp_path / "a.gallery", Pixels())
     (path := tmp_path / "who.png").write_bytes(picture("Bob", 9))
     for asked in ([str(path)], [path], [picture("Bob", 9)]):
@@ -106,8 +105,7 @@ def test_pictures_that_cannot_be_used_are_left_out_and_named(tmp_path, capsys):
     assert len(left_out) == 1 and left_out[0].startswith(f"{black}: ") and gallery.pictures == 7
     with pytest.raises(UserError, match=r"Eve: nothing was added: .*black\.png: not an image"):
         gallery.add("Eve", [str(black)])
-    with pytest.raises(UserError, match=r"black\.png: not an image"):
-        gallery.search([str(black)])
+    assert gallery.search([str(black)]) == [[]] and "black.png: not an image" in capsys.readouterr().out
     assert "Eve" not in gallery
 
 
@@ -153,7 +151,7 @@ def test_one_name_is_one_person_whatever_its_unicode_form(tmp_path):
     gallery = Gallery.build(
         tmp_path / "a.gallery", {form: [picture("Zoë", n)] for n, form in enumerate(forms)}, Pixels()
     )
-    assert [*gallery] == ["Zoë"] and gallery.pictures == 2 and all(form in gallery for form in forms)
+    assert [*gallery] == ["Zoë"] and gallery.pictures == 2
     gallery.remove(forms[1])
     assert len(gallery) == 0
 
@@ -191,24 +189,6 @@ def test_a_gallery_that_another_process_holds_is_one_line(gallery, tmp_path, mon
     assert len(waiting) == 3  # readers wait for nobody
     holder.execute("ROLLBACK")
     waiting.add("Dan", [picture("Dan")])
-
-
-def test_further_pictures_are_counted(gallery):
-    further = {
-        "Ann": [picture("Ann", 5), b"x"],
-        "Bob": [picture("Cy", 5), picture("Zoe", 1)],
-        "Eve": [picture("Eve")],
-    }
-    counts = gallery.evaluate(further)
-    assert counts == {
-        "known": 3,
-        "right": 1,
-        "wrong": 1,
-        "nobody": 1,
-        "strangers": 1,
-        "named": 0,
-        "left_out": 1,
-    }
 
 
 def test_a_small_gallery_takes_the_networks_threshold_and_a_larger_one_measures(tmp_path):
