@@ -10,6 +10,7 @@ nothing. Try it:
 from __future__ import annotations
 
 import os
+import pickle  # noqa: TID251 (to write)
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,7 +19,8 @@ import numpy as np
 from plsc.data.images import EncodedPairs
 from plsc.data.pair_sampling import alternating, check_pairs
 from plsc.errors import MissingFileError, UserError, shown
-from plsc.utils.safe_pickle import load_pickle, save_pickle
+from plsc.utils.atomic_write import atomic_write
+from plsc.utils.safe_pickle import load_pickle
 
 
 class BinPairs(EncodedPairs):
@@ -111,4 +113,5 @@ def write_pack(path: str, images: Iterable[bytes], same: Iterable[bool]) -> None
     """Write encoded images 2 i and 2 i + 1 and flags `same` as a pack that InsightFace reads too."""
     images, flags = [bytes(image) for image in images], [bool(flag) for flag in same]
     assert len(images) == 2 * len(flags)
-    save_pickle(path, (images, flags))
+    with atomic_write(path) as beside, open(beside, "xb") as file:
+        pickle.dump((images, flags), file, protocol=4)

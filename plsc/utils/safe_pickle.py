@@ -12,68 +12,43 @@ import collections
 import contextlib
 import pickle
 from collections.abc import Iterator
-from typing import BinaryIO, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from plsc.errors import UserError, reading, shown
-from plsc.utils.atomic_write import atomic_write
 from plsc.utils.files import open_regular
 
-_LONGEST_NAME = 80  # characters of a name from the file that a message quotes
+_LONGEST = 80  # characters of a name or text from the file that a message quotes
 
 
 class Refused(Exception):
     """A pickle asks for something that is not allowed."""
 
 
-class _Dtype:
-    """Stands for numpy.dtype, whose own __setstate__ would accept any flags from a file."""
-
-    def __init__(self, code: str, *_: object):
-        self.dtype = np.dtype(code)
-        if self.dtype.kind not in "biufc":
-            raise Refused(f"an array of numpy type '{_quoted(code)}', which is no number")
-
-    def __setstate__(self, state: tuple) -> None:
-        self.dtype = self.dtype.newbyteorder(">" if state[1] == ">" else "<")
+def _dtype(code: str, *_: object) -> np.dtype:
+    dtype = np.dtype(code)
+    if dtype.kind not in "biufc":
+        raise Refused(f"an array of numpy type '{code}', which is no number")
+    return dtype
 
 
-class _Array(np.ndarray):
-    """An array that takes its shape and numbers from a pickle, and its type from a _Dtype.
-
-    Only once: a second state would free the memory of the first, which views may still use.
-    """
-
-    def __setstate__(self, state: tuple) -> None:
-        _, shape, kind, fortran, data = state
-        if not self.flags.writeable:
-            raise Refused("a change of what is finished")
-        super().__setstate__((1, shape, kind.dtype, bool(fortran), data))
-        self.flags.writeable = False
+def _reconstruct(*_: object) -> np.ndarray:
+    return np.ndarray((0,), "b")  # shape, type and numbers follow as its state
 
 
-def _reconstruct(*_: object) -> _Array:
-    return np.ndarray.__new__(_Array, (0,), "b")  # shape and numbers follow as its state
+def _frombuffer(data: bytes, dtype: np.dtype, shape: tuple, order: str, *_: object) -> np.ndarray:
+    return np.frombuffer(bytes(memoryview(data)), dtype).reshape(shape, order=order)
 
 
-def _frombuffer(data: bytes, kind: _Dtype, shape: tuple, order: str, *_: object) -> np.ndarray:
-    return np.frombuffer(bytes(memoryview(data)), kind.dtype).reshape(shape, order=order)
-
-
-def _scalar(kind: _Dtype, data: bytes | str) -> np.generic:
-    text = data.encode("latin-1") if isinstance(data, str) else bytes(memoryview(data))
-    return np.frombuffer(text, kind.dtype)[0]
+def _scalar(dtype: np.dtype, data: bytes) -> np.generic:
+    return np.frombuffer(data, dtype)[0]
 
 
 def _encode(text: str, codec: str) -> bytes:
     if codec != "latin1":
-        raise Refused(f"the codec {_quoted(codec)}")
+        raise Refused(f"the codec {codec}")
     return text.encode("latin-1")
-
-
-def _quoted(name: object) -> str:
-    return shown(str(name)[:_LONGEST_NAME])
 
 
 class Unpickler(pickle._Unpickler):
@@ -83,37 +58,39 @@ class Unpickler(pickle._Unpickler):
     """
 
     allowed: ClassVar[dict[str, object]] = {
-        **{
-            f"{core}.{name}": ours
-            for core in ("numpy.core", "numpy._core")
-            for name, ours in {
-                "multiarray._reconstruct": _reconstruct,
-                "multiarray.scalar": _scalar,
-                "numeric._frombuffer": _frombuffer,
-            }.items()
-        },
+        "numpy.core.multiarray._reconstruct": _reconstruct,
+        "numpy.core.multiarray.scalar": _scalar,
+        "numpy.core.numeric._frombuffer": _frombuffer,
         "numpy.ndarray": "numpy.ndarray",  # an argument of _reconstruct; called, it would take any memory
-        "numpy.dtype": _Dtype,
+        "numpy.dtype": _dtype,
         "_codecs.encode": _encode,
-        "__builtin__.bytes": lambda: b"",  # what protocols 0 to 2 write for it
+        "builtins.bytes": lambda: b"",  # what protocols 0 to 2 write for it
         "builtins.tuple": tuple,  # Paddle's tensors are pairs of name and array
-        "__builtin__.tuple": tuple,
         "collections.OrderedDict": collections.OrderedDict,
     }
 
-    def __init__(self, file: BinaryIO):
-        super().__init__(file, encoding="latin1")
-
     def find_class(self, module: str, name: str) -> object:
+        """Return what is allowed by this name, as NumPy 1 and Python 3 call it."""
+        module = module.replace("numpy._core", "numpy.core").replace("__builtin__", "builtins")
         try:
             return self.allowed[f"{module}.{name}"]
         except KeyError:
-            raise Refused(_quoted(f"{module}.{name}")) from None
+            raise Refused(f"{module}.{name}") from None
 
     def load_build(self) -> None:
-        if not isinstance(self.stack[-2], (_Dtype, _Array, collections.OrderedDict)):
+        """Give an array its shape, type and numbers, once: again would free memory that views still use.
+
+        An OrderedDict keeps its items alone, and a number type of this machine's byte order none of the flags
+        that a file may give it.
+        """
+        state, made = self.stack.pop(), self.stack[-1]
+        if isinstance(made, np.ndarray) and made.flags.writeable:
+            made.__setstate__(state)
+            made.flags.writeable = False
+        elif isinstance(made, np.dtype) and state[1] == ">":
+            raise Refused("numbers of another byte order")
+        elif not isinstance(made, (np.dtype, collections.OrderedDict)):
             raise Refused("a change of what is finished")
-        super().load_build()
 
     dispatch: ClassVar[dict] = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: load_build}
 
@@ -124,7 +101,7 @@ def load_pickle(path: str) -> object:
     Raises MissingFileError, and UserError for a file that is damaged or no pickle, or asks for anything else.
     """
     with user_errors(path, "pickle"), open_regular(path) as file:
-        return Unpickler(file).load()
+        return Unpickler(file, encoding="latin1").load()
 
 
 @contextlib.contextmanager
@@ -136,17 +113,12 @@ def user_errors(path: str, what: str) -> Iterator[None]:
         except (UserError, OSError):
             raise
         except Refused as error:
+            asked = shown(str(error)[:_LONGEST])
             raise UserError(
-                f"{shown(path)}: refused: the file asks for {error}; nothing of it was run"
+                f"{shown(path)}: refused: the file asks for {asked}; nothing of it was run"
             ) from None
         except Exception as error:
-            detail = " ".join(str(error).split()) or type(error).__name__
+            detail = shown(" ".join(str(error).split())[:_LONGEST]) or type(error).__name__
             raise UserError(
-                f"{shown(path)}: is no {what}, or is damaged or cut off ({_quoted(detail)}); fetch it again"
+                f"{shown(path)}: is no {what}, or is damaged or cut off ({detail}); fetch it again"
             ) from error
-
-
-def save_pickle(path: str, value: object) -> None:
-    """Write a value as a pickle that InsightFace reads, beside `path` and renamed."""
-    with atomic_write(path) as beside, open(beside, "xb") as file:
-        pickle.dump(value, file, protocol=4)

@@ -38,7 +38,6 @@ def test_what_packs_and_parameters_hold_comes_back(load, protocol):
         collections.OrderedDict(
             weight=rng.standard_normal((3, 4)).astype(np.float32),
             fortran=np.asfortranarray(rng.standard_normal((3, 4))),
-            big=np.arange(5, dtype=">i4"),
             bools=np.array([True, False]),
             empty=np.zeros((0, 3), np.float16),
         ),
@@ -50,7 +49,8 @@ def test_what_packs_and_parameters_hold_comes_back(load, protocol):
     assert type(parameters) is collections.OrderedDict and parameters.keys() == value[2].keys()
     for name, array in value[2].items():
         assert np.array_equal(parameters[name], array) and parameters[name].shape == array.shape
-        assert parameters[name].dtype.newbyteorder("=") == array.dtype.newbyteorder("="), name
+        assert parameters[name].dtype == array.dtype, name
+        assert not (array.size and parameters[name].flags.writeable), name
 
 
 def test_python_2_strings_and_arrays_come_back(load):
@@ -179,12 +179,6 @@ def test_a_buffer_that_a_file_can_change_is_copied(load):
     assert found.tobytes() == b"abcd"
 
 
-@pytest.mark.parametrize("protocol", range(6))
-def test_arrays_cannot_be_written_to(load, protocol):
-    found = load(pickle.dumps([np.arange(3), np.zeros(0)], protocol))
-    assert not any(array.flags.writeable for array in found if array.size)
-
-
 def test_an_array_is_no_larger_than_its_bytes(load):
     for shape in (b"(J\xff\xff\xff\x7fK\x00t", b"(J\xff\xff\xff\x7ft", b"(J\xff\xff\xff\xfft", b"(Nt"):
         state = Assembled.state(_bytes(b"\1"), 1).replace(b"(J\1\0\0\0t", shape)
@@ -194,7 +188,9 @@ def test_an_array_is_no_larger_than_its_bytes(load):
     assert "not callable" in refusal(load, call)
 
 
-def test_what_is_finished_cannot_be_changed(load):
+def test_what_is_finished_cannot_be_changed_and_the_byte_order_is_this_machines(load):
+    big = pickle.dumps(np.arange(5, dtype=">i4"), 2)
+    assert "numbers of another byte order" in refusal(load, big)
     assert "a change of what is finished" in refusal(load, b"\x80\x02cnumpy\ndtype\n}X\x04\0\0\0codeK\x01sb.")
 
 
@@ -202,9 +198,3 @@ def test_a_refused_name_is_printable(load):
     said = refusal(load, b"\x80\x04\x8c\x06\x1b[2J\r\n\x8c\x05mkdir\x93.")
     assert "the file asks for \\x1b[2J\\r\\n.mkdir;" in said
     assert len(refusal(load, b"c" + b"a" * 10**6 + b"\nb\n.")) < 200
-
-
-def test_a_pipe_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "x.bin")
-    with pytest.raises(UserError, match=r"x\.bin: is no regular file"):
-        load_pickle(str(tmp_path / "x.bin"))
