@@ -1,5 +1,6 @@
 """Train classifiers with more classes than one device can hold, on PaddlePaddle: `from plsc import Entry`."""
 
+import os
 import warnings
 import zlib  # noqa: F401 (before Paddle: on 2.6 a zlib that is loaded after it crashes)
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "Gallery", "__version__"]
 
+# OpenCV reads its limit when it is first imported, and checks it before it allocates. Its own is 2^30.
+os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26))
 warnings.filterwarnings("ignore", message="No ccache found")  # of Paddle, when it is imported
 
 if not TYPE_CHECKING:  # a type checker knows the names above, and should report any other

@@ -21,7 +21,6 @@ from plsc.utils.messages import ConfigError, ConfigProblem, shown
 from plsc.utils.yaml_lines import KeyPath, parse
 
 CONFIG = "config.yaml"  # the resolved config that a run, or plsc import, writes beside its checkpoints
-_MOST_BYTES = 2**24  # of a config file
 
 
 class Source(NamedTuple):
@@ -207,13 +206,13 @@ def _paths(value: Any) -> Iterator[KeyPath]:
 
 def _read(path: Path) -> str:
     try:
-        return read_regular(path, _MOST_BYTES).decode("utf-8-sig")
+        return read_regular(path).decode("utf-8-sig")
     except FileNotFoundError:
         beside = [str(other) for other in path.parent.glob("*.y*ml")]
         near = difflib.get_close_matches(str(path), beside, n=1)
         hint = f", did you mean '{near[0]}'?" if near else ""
         raise MissingFileError(f"{path}: no such config file{hint}") from None
-    except UserError as error:  # not a regular file, or too large for a config
+    except UserError as error:  # not a regular file
         raise ConfigError([str(error)]) from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1

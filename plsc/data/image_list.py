@@ -116,7 +116,7 @@ def check_list(path: str, root: str = "") -> None:
     """Raise MissingFileError unless the list file, and the folder if one is given, exist; UserError for a
     pipe or a device."""
     if os.path.exists(path):
-        refuse_irregular(path, os.stat(path).st_mode)
+        refuse_irregular(path)
     if os.path.isdir(path):
         raise UserError(
             f"'{path}' is a folder; name the text file that lists the images, or give name: ImageFolder and "

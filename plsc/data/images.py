@@ -21,7 +21,7 @@ from plsc.data.augment import Augment
 from plsc.data.dataset import Dataset, PairSet
 from plsc.data.transforms import generator, resize
 from plsc.errors import CorruptImageError, UserError, reading, shown
-from plsc.utils.files import read_array
+from plsc.utils.files import read_regular
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 
 DARK = 10  # mean of 255: below, there is next to nothing in a picture
@@ -32,7 +32,7 @@ def read_file(path: str) -> np.ndarray:
     """Read the bytes of a file, uint8 [n]. Raises MissingFileError, or UserError if it cannot be read."""
     with reading(path, missing="no such image"):
         try:
-            return read_array(path)
+            return np.frombuffer(read_regular(path), np.uint8)
         except IsADirectoryError:
             raise UserError(f"{shown(path)}: is a folder; name the pictures in it") from None
 
