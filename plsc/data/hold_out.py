@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from plsc.data.dataset import PairSet
 from plsc.errors import UserError
 
 # Of fewer identities the 95 % interval of an accuracy around 85 % is mostly wider than 15 points (8 pictures
@@ -58,22 +57,6 @@ def enough_held_out(names: Sequence[str]) -> float | None:
     names; None if none does."""
     tenths = (tenth / 10 for tenth in range(1, round(10 * _MOST) + 1))
     return next((share for share in tenths if held_out(names, share).sum() >= FEWEST), None)
-
-
-def few_identities(pairs: PairSet) -> str | None:
-    """Say that a verification on these pairs rests on too few identities, and what helps; None where they are
-    enough or not known."""
-    if pairs.identity_of is None:
-        return None
-    count = len(np.unique(pairs.identity_of))
-    if count >= FEWEST:
-        return None
-    share = getattr(pairs, "enough_held_out", None)
-    remedy = f"give hold_out: {share:g} to training and evaluation" if share else "take pairs of more"
-    return (
-        f"verified on {count} identities, {len(pairs.pairs):,} pairs: fewer than {FEWEST} identities tell "
-        f"networks and thresholds hardly apart; {remedy}"
-    )
 
 
 def choose_held_out(names: Sequence[str], share: float, where: str) -> np.ndarray:

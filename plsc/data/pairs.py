@@ -18,7 +18,7 @@ import numpy as np
 
 from plsc.data.autodetect import open_images
 from plsc.data.folder import EXTENSIONS
-from plsc.data.hold_out import check_hold_out, choose_held_out, class_keys, enough_held_out
+from plsc.data.hold_out import check_hold_out, choose_held_out, class_keys
 from plsc.data.image_list import (
     LABEL_DIGITS,
     SHOWN,
@@ -226,7 +226,6 @@ class ImagePairs(EncodedPairs):
         if hold_out:
             names = class_keys(self.source.identities, self.source.num_classes)
             held = choose_held_out(names, hold_out, images)
-            self.enough_held_out = None if classes else enough_held_out(names)
             counts = f"{held.sum():,} of {len(held):,} classes are held out (hold_out: {hold_out:g})"
             get_logger().info(f"{shown(images)}: {counts}")
             chosen = chosen[held[self.source.labels[chosen]]]

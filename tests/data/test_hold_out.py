@@ -7,7 +7,7 @@ import pytest
 
 from plsc.config import load
 from plsc.data.folder import ImageFolder
-from plsc.data.hold_out import FEWEST, few_identities, held_out
+from plsc.data.hold_out import held_out
 from plsc.data.image_list import ImageList
 from plsc.data.pairs import ImagePairs
 from plsc.data.rec import RecImages
@@ -92,21 +92,6 @@ def test_too_few_on_either_side_are_refused(faces):
             make(str(faces), hold_out=0.001)
         with pytest.raises(UserError, match=r"^hold_out: must be in \[0, 1\), got 1$"):
             make.check(hold_out=1.0)
-
-
-def test_pairs_of_few_identities_are_warned_of_with_a_share_that_does(tmp_path):
-    folder = write_folder(tmp_path / "faces", {name: 2 for name in NAMES[:50]})
-    shares = {share: int(held_out(NAMES[:50], share).sum()) for share in (0.1, 0.2, 0.3, 0.4)}
-    enough = min(share for share, count in shares.items() if count >= FEWEST)
-    counted = [
-        few_identities(ImagePairs(str(folder), hold_out=share, size=(12, 10), channels="grey"))
-        for share in shares
-    ]
-    assert [text is None for text in counted] == [count >= FEWEST for count in shares.values()]
-    assert counted[0].startswith(f"verified on {shares[0.1]} identities, ")
-    assert counted[0].endswith(f"; give hold_out: {enough:g} to training and evaluation")
-    few = few_identities(ImagePairs(str(folder), classes=(0, 5), size=(12, 10), channels="grey"))
-    assert "verified on 5 identities" in few and few.endswith("; take pairs of more")
 
 
 def test_the_example_trains_and_verifies_on_people_that_it_did_not_see(faces, tmp_path):

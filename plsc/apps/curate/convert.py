@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import unicodedata
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from plsc.data.autodetect import open_images
 from plsc.data.bin_packs import BinPairs, write_pack
 from plsc.data.images import EncodedImages, EncodedPairs
-from plsc.data.pairs import ImagePairs, PairList
+from plsc.data.pairs import PairList
 from plsc.data.recordio import RecordWriter, pack_image
 from plsc.errors import UserError
 from plsc.utils.atomic_write import atomic_write
@@ -40,7 +39,6 @@ _SIGNATURES = {
 
 # Numbers in the headers of a .rec are float32, which is exact up to here.
 _LARGEST_LABEL = 2**24
-_LONGEST_NAME = 255  # bytes, on most file systems
 
 
 def write_rec(images: EncodedImages, target: str) -> None:
@@ -100,18 +98,11 @@ def identity_folders(images: EncodedImages) -> list[str]:
     """Name a folder for each class by its identity if all make different folder names, else by its label."""
     if images.identities is not None:
         names = [os.path.basename(str(name)) for name in images.identities]
-        # For some file systems A and a, or the two encodings of an accent, are the same name.
-        different = {unicodedata.normalize("NFC", name).casefold() for name in names}
-        if len(different) == len(names) and all(map(_is_folder_name, names)):
-            return names
+        if len({*names}) == len(names) and not any(name.startswith(".") for name in names):
+            return names  # what begins with a dot would be hidden, and not be read again
         get_logger().info("the identities' names make no folder for each of them; numbers stand for them")
     digits = len(str(images.num_classes - 1))
     return [f"{label:0{digits}}" for label in range(images.num_classes)]
-
-
-def _is_folder_name(name: str) -> bool:
-    """Say whether a folder can have this name, and is read again: what begins with a dot is hidden."""
-    return name[:1] not in ("", ".") and "\0" not in name and len(os.fsencode(name)) <= _LONGEST_NAME
 
 
 def _shown(indices: Sequence[int], target: str) -> Iterator[int]:
@@ -122,7 +113,7 @@ def _shown(indices: Sequence[int], target: str) -> Iterator[int]:
             bar.update()
 
 
-def convert(source: str, target: str, root: str = "", num_pairs: int | None = None) -> str:
+def convert(source: str, target: str, root: str = "") -> str:
     """Convert `source`, and return a sentence about the result. See main() for the arguments."""
     target = target.rstrip(os.sep) or target  # a folder may be written as faces/
     written = [target]
@@ -133,24 +124,14 @@ def convert(source: str, target: str, root: str = "", num_pairs: int | None = No
             raise UserError(f"{path}: exists already; remove it, or name another target")
     check_parent(target)
     if target.endswith(".bin"):
-        pairs = _open_pairs(source, root, num_pairs)
+        if os.path.isdir(source) or source.endswith(".rec"):
+            raise UserError(f"{source}: has labelled images, no pairs; give a list of pairs for a .bin")
+        pairs = BinPairs(source) if source.endswith(".bin") else PairList(source, root=root)
         write_bin(pairs, target)
         return f"{target}: {len(pairs.same):,} pairs, {int(pairs.same.sum()):,} of them positive"
-    if num_pairs is not None:
-        raise UserError(f"--num-pairs: draws pairs, which go to a .bin (got the target '{target}')")
     images = open_images(source, root=root)
     (write_rec if target.endswith(".rec") else write_folder)(images, target)
     return f"{target}: {len(images):,} images of {images.num_classes:,} identities"
-
-
-def _open_pairs(source: str, root: str, num_pairs: int | None) -> EncodedPairs:
-    if num_pairs is not None:
-        return ImagePairs(source, root=root, num_pairs=num_pairs)
-    if os.path.isdir(source) or source.endswith(".rec"):
-        raise UserError(
-            f"{source}: has labelled images, no pairs; give --num-pairs to draw so many from them"
-        )
-    return BinPairs(source) if source.endswith(".bin") else PairList(source, root=root)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -158,13 +139,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "plsc convert", description="Convert a set of images; the images are copied byte for byte."
     )
-    what = ".rec, folder or list; for a .bin: a list of pairs, or with --num-pairs any of these"
-    parser.add_argument("source", help=what)
+    parser.add_argument("source", help=".rec, folder or list; for a .bin: a list of pairs")
     parser.add_argument("target", help="NAME.rec, NAME.bin, or the name of a new folder")
     what = "where the relative paths of a list start; default: its own folder"
     parser.add_argument("--root", default="", metavar="FOLDER", help=what)
-    what = "draw so many pairs from labelled images, for a .bin"
-    parser.add_argument("--num-pairs", type=int, metavar="N", help=what)
     args = parser.parse_args(argv)
-    get_logger().info(convert(args.source, args.target, args.root, args.num_pairs))
+    get_logger().info(convert(args.source, args.target, args.root))
     return 0

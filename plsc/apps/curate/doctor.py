@@ -1,10 +1,9 @@
 """Find errors in sets of images: `plsc doctor train.rec --validation lfw.bin`, or `plsc doctor -c my.yaml`.
 
 Every image is read and decoded once. It finds images that cannot be decoded or have next to nothing in them,
-the same bytes twice (in one identity, in two, in training and validation), identities in both sets, classes
-without or with one image, and pairs that say little. `--trained output` finds wrong labels, too, by the
-network of a run (wrong_labels.py). `--list clean.txt` writes a list of what is right. The exit code: 0
-nothing was found, 1 warnings, 2 errors.
+the same bytes twice (in one identity, in two, in training and validation), and identities in both sets.
+`--trained output` finds wrong labels, too, by the network of a run (wrong_labels.py). `--list clean.txt`
+writes a list of what is right. The exit code: 0 nothing was found, 1 warnings, 2 errors.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from plsc.config import add_overrides, load
 from plsc.data.autodetect import open_any
 from plsc.data.build import build_dataset, keys_of_sets
 from plsc.data.dataset import Dataset, PairSet, shared_identities
-from plsc.data.hold_out import few_identities
 from plsc.data.image_list import ImageFiles
 from plsc.data.pairs import PairList, is_pair_list
 from plsc.errors import UserError, shown, writing
@@ -52,11 +50,6 @@ class Findings:
             lines.append(f"... and {len(examples) - _SHOWN:,} more")
         print("\n    ".join(lines))
 
-    @property
-    def severity(self) -> int:
-        """The exit code: 2 where there is an error, 1 where there is a warning, else 0."""
-        return 2 if self.counts["error"] else 1 if self.counts["warning"] else 0
-
 
 class Examined(NamedTuple):
     """A set, its name and what was seen of its images."""
@@ -70,20 +63,15 @@ def examine(name: str, images: EvalSet, findings: Findings) -> Examined:
     """Examine one set by itself."""
     seen = scan(images)
     note = partial(findings.note, about=name)
-    read = seen.sizes[:, 0] > 0
-    if read.any():
-        height, width = np.median(seen.sizes[read], axis=0).astype(int).tolist()
-        classes = "" if images.num_classes is None else f" of {images.num_classes:,} classes"
-        note("note", text=f"{images.count:,} images{classes}, most of about {height} x {width}")
+    classes = "" if images.num_classes is None else f" of {images.num_classes:,} classes"
+    note("note", text=f"{images.count:,} images{classes}")
     if seen.faults:
         note("error", text=f"{len(seen.faults):,} images cannot be read", examples=seen.faults.values())
     if seen.dark:
         examples = [f"{images.name_of(index)}: {why}" for index, why in seen.dark.items()]
         note("warning", text=f"{len(seen.dark):,} images have next to nothing in them", examples=examples)
-    if images.labels is not None:
-        _examine_classes(images, note)
-    elif images.pairs is not None:
-        _examine_pairs(images, note)
+    if images.pairs is not None and folds_of_one_kind(images.data.same):
+        note("warning", text=ONE_KIND)
     groups = same_content(seen.digests)
     labels = images.labels
     across = [group for group in groups if labels is not None and len(np.unique(labels[group])) > 1]
@@ -97,33 +85,6 @@ def examine(name: str, images: EvalSet, findings: Findings) -> Examined:
             # A pack has an image once for each of its pairs.
             note("note" if labels is None else "warning", text=f"{len(found):,} {text}", examples=examples)
     return Examined(name, images, seen)
-
-
-def _examine_classes(images: EvalSet, note: Callable) -> None:
-    counts = np.bincount(images.labels, minlength=images.num_classes)
-    hint = getattr(images.data, "nested_hint", "")
-    if images.num_classes < 2:
-        note("error", text=f"has 1 class, training needs at least 2{f'; {hint}' * bool(hint)}")
-    elif hint:
-        note("warning", text=f"each of its {images.num_classes:,} classes has folders of its own: {hint}")
-    if empty := int((counts == 0).sum()):
-        text = (
-            f"{empty:,} of {images.num_classes:,} classes have no image: their centres are only pushed away"
-        )
-        note("warning", text=text)
-    if single := int((counts == 1).sum()):
-        note("note", text=f"{single:,} of {images.num_classes:,} classes have a single image")
-
-
-def _examine_pairs(images: EvalSet, note: Callable) -> None:
-    same = images.data.same
-    if few := few_identities(images.data):
-        note("warning", text=few)
-    if len(np.unique(same)) < 2:
-        kind = "positive" if same.all() else "negative"
-        note("warning", text=f"all of its {len(same):,} pairs are {kind}")
-    elif folds_of_one_kind(same):
-        note("warning", text=ONE_KIND)
 
 
 def compare(one: Examined, other: Examined, together: bool, findings: Findings) -> None:
@@ -203,20 +164,17 @@ def _open(path: str) -> Dataset | PairSet:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `plsc doctor`. Raises UserError."""
     parser = argparse.ArgumentParser("plsc doctor", description="Find errors in sets of images.")
-    parser.add_argument("train", nargs="?", help="images to train on: .rec, folder or list")
+    sources = parser.add_mutually_exclusive_group(required=True)
+    sources.add_argument("train", nargs="?", help="images to train on: .rec, folder or list")
+    sources.add_argument("-c", "--config", metavar="FILE", help="examine the data sets of a config instead")
+    what = "a run's folder: find wrong labels in its training set by its network"
+    sources.add_argument("--trained", metavar="RUN", help=what)
     what = "the same formats, .bin packs and lists of pairs"
     parser.add_argument("--validation", nargs="+", default=[], metavar="SET", help=what)
-    parser.add_argument("-c", "--config", metavar="FILE", help="examine the data sets of a config instead")
-    what = "a run's folder: find wrong labels in its training set by its network"
-    parser.add_argument("--trained", metavar="RUN", help=what)
     what = "write the images to train on that are right, with their labels, to a new list"
     parser.add_argument("--list", metavar="FILE", help=what)
     add_overrides(parser, "a key of that config, or of the run's")
     args = parser.parse_args(argv)
-    if sum(given is not None for given in (args.train, args.config, args.trained)) != 1:
-        raise UserError(
-            "give either a set of images to train on, or -c with a config, or --trained with a run"
-        )
     if args.override and args.train:
         raise UserError("-o: changes keys of a config; give that with -c instead of a set of images")
     if args.validation and not args.train:
@@ -245,4 +203,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{counted(findings.counts['error'], 'error')}, {counted(findings.counts['warning'], 'warning')}")
     if args.list and labels is not None:
         write_list(args.list, train, labels)
-    return findings.severity
+    return 2 if findings.counts["error"] else 1 if findings.counts["warning"] else 0

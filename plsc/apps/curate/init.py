@@ -31,7 +31,7 @@ from plsc.errors import UserError, shown, writing
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.files import check_parent
 from plsc.utils.text import counted
-from plsc.utils.yaml_lines import dump
+from plsc.utils.yaml_lines import dump_lines
 
 _SAMPLE = 200  # pictures that are decoded
 _FEW_PICTURES = 20_000  # below, a small network of 64 x 64 pixels learns as much in minutes
@@ -90,7 +90,7 @@ def _share_to_hold_out(names: Sequence[str]) -> float | None:
 
 
 def recommend(seen: Seen, kind: str, path: str, output: str) -> dict:
-    """Choose a config: "Section.key" -> value. kind: the class that reads the pictures at `path`."""
+    """Choose a config. kind: the class that reads the pictures at `path`."""
     few = seen.pictures < _FEW_PICTURES
     size = _size(seen, few)
     trained = round(seen.pictures * (1 - (seen.hold_out or 0)))
@@ -99,26 +99,23 @@ def recommend(seen: Seen, kind: str, path: str, output: str) -> dict:
         batch //= 2
     epochs = 40 if few else 20
     of_epoch = math.ceil(trained / (_RANKS * batch))
-    length = {"Global.epochs": epochs}
+    length = {"epochs": epochs}
     if epochs * of_epoch < _LEAST_STEPS:
-        length = {"Global.max_steps": _LEAST_STEPS}
+        length = {"max_steps": _LEAST_STEPS}
         epochs = math.ceil(_LEAST_STEPS / of_epoch)
     same = {"size": size, **({"channels": "grey"} if seen.grey else {})}
     if seen.hold_out:
         same["hold_out"] = seen.hold_out
     augmentation = {"crop": 0.2, **({} if seen.grey else {"flip": True, "colour": 0.3})}
     pairs = {"name": "ImagePairs", "images": path, **same} if seen.hold_out else None
+    train = {"name": kind, KEY_OF_IMAGES[kind]: path, **same, **augmentation}
     return {
-        **length,
-        "Global.eval_every": max(1, epochs // _EVALUATIONS),
-        "Global.output_dir": output,
-        **_network(seen, few, size),
-        **({"Head.margin": 0.1, "Head.scale": 16.0} if seen.classes < _FEW_CLASSES else {}),
-        "LRScheduler.warmup_epochs": 1,
-        "Optimizer.clip_norm": 5.0,
-        "DataLoader.Train.dataset": {"name": kind, KEY_OF_IMAGES[kind]: path, **same, **augmentation},
-        "DataLoader.Train.batch_size": batch,
-        "DataLoader.Eval.dataset": pairs,
+        "Global": {**length, "eval_every": max(1, epochs // _EVALUATIONS), "output_dir": output},
+        "Model": _network(seen, few, size),
+        "Head": {"margin": 0.1, "scale": 16.0} if seen.classes < _FEW_CLASSES else {},
+        "LRScheduler": {"warmup_epochs": 1},
+        "Optimizer": {"clip_norm": 5.0},
+        "DataLoader": {"Train": {"dataset": train, "batch_size": batch}, "Eval": {"dataset": pairs}},
     }
 
 
@@ -135,23 +132,9 @@ def _size(seen: Seen, few: bool) -> list[int]:
 def _network(seen: Seen, few: bool, size: list[int]) -> dict:
     if not few:
         name = "IResNet18" if seen.pictures < _MANY_PICTURES else "IResNet50"
-        return {"Model.name": name, "Model.embedding_size": 512}
+        return {"name": name, "embedding_size": 512}
     widths = [16, 32, 64] if min(size) <= 48 else [16, 32, 64, 128]
-    return {"Model.widths": widths, "Model.blocks": [1] * len(widths), "Model.dropout": 0.3}
-
-
-def to_yaml(values: dict, comment: str) -> str:
-    """Format a config, as of `recommend`, below a comment."""
-    lines = [f"# {comment}"]
-    above: list[str] = []
-    for key, value in values.items():
-        *sections, name = key.split(".")
-        for depth, section in enumerate(sections):
-            if above[: depth + 1] != sections[: depth + 1]:
-                lines.append(f"{'  ' * depth}{section}:")
-        above = sections
-        lines.append(f"{'  ' * len(sections)}{name}: {dump(value)}")
-    return "\n".join(lines) + "\n"
+    return {"widths": widths, "blocks": [1] * len(widths), "dropout": 0.3}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -179,7 +162,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     classes = counted(seen.classes, "class", "classes")
     about = f"{counted(seen.pictures, 'picture')} of {classes}, {seen.height} x {seen.width}"
     with writing(target):
-        replace_file(target, to_yaml(values, f"Written by plsc init for {shown(path)}: {about}.").encode())
+        text = f"# Written by plsc init for {shown(path)}: {about}.\n{dump_lines(values)}"
+        replace_file(target, text.encode())
     pictures, config, run = (quote(shown(word)) for word in (path, target, output))
     if seen.hold_out is None:
         print(f"{classes} are too few to hold some out: nothing is verified")

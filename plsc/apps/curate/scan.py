@@ -1,4 +1,4 @@
-"""Examine every image of a set once: whether it can be decoded, its size, its brightness, and copies of it.
+"""Examine every image of a set once: whether it can be decoded, its brightness, and copies of it.
 
 Threads are enough: reading, hashing and OpenCV's decoding all release Python's lock. Try it:
 `scan(eval_set(open_images("faces/")))`.
@@ -27,13 +27,11 @@ class Scan(NamedTuple):
 
     Attributes:
         digests: uint64 [N, 2], of the encoded bytes, or of the pixels of a set that has none; 0: not read.
-        sizes: int32 [N, 2], height and width before any resizing; 0 where one cannot be read.
         faults: image -> why it cannot be used.
         dark: image with next to nothing in it -> what is the matter with it.
     """
 
     digests: np.ndarray
-    sizes: np.ndarray
     faults: dict[int, str]
     dark: dict[int, str]
 
@@ -41,7 +39,7 @@ class Scan(NamedTuple):
 def scan(images: EvalSet) -> Scan:
     """Examine all images, with as many threads as processors."""
     count = images.count
-    found = Scan(np.zeros((count, 2), np.uint64), np.zeros((count, 2), np.int32), {}, {})
+    found = Scan(np.zeros((count, 2), np.uint64), {}, {})
 
     def look_at(start: int) -> int:
         stop = min(start + _PART, count)
@@ -64,11 +62,9 @@ def _examine(images: EvalSet, index: int, found: Scan) -> None:
     if hasattr(images.data, "encoded"):
         data = images.data.encoded(index)
         pixels = decode_pixels(data, images.data.channels == "grey", lambda: images.name_of(index))
-        found.sizes[index] = pixels.shape[:2]
     else:
         data = None
         pixels = images.images(index, index + 1)[0]
-        found.sizes[index] = pixels.shape[1:]
     content = pixels.tobytes() if data is None else data
     digest = hashlib.blake2b(content, digest_size=16).digest()
     found.digests[index] = np.frombuffer(digest, np.uint64)

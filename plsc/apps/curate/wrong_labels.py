@@ -17,12 +17,10 @@ from plsc.data.dataset import EVALUATION, Dataset
 from plsc.errors import CorruptImageError
 from plsc.evaluation.search import finite_unit_rows, search
 from plsc.training.start import open_checkpoint, start
-from plsc.utils.bar import Bar
 
 LIMIT = 3.0  # deviations beyond the median from which on a label is taken for wrong
 _LEAD = 0.25  # deviations by which the nearest class must lead the next one to be taken for the label
 _SAME = 0.5  # share of a class's samples that are nearest to one other class: the two may be one
-_BATCH = 256
 
 
 class Noise(NamedTuple):
@@ -106,20 +104,22 @@ def find_wrong_labels(cfg: Config, data: Dataset) -> tuple[np.ndarray, dict[str,
 def _embed(cfg: Config, data: Dataset) -> np.ndarray:
     """Embed all samples by a checkpoint's network, float32 [N, D]; zeros where one is corrupt."""
     start(cfg)
+    from plsc.training.embed import embed
     from plsc.training.trained import load_network
 
     network = load_network(open_checkpoint(cfg), cfg)
-    embeddings = np.zeros((len(data), network.checkpoint.embedding_size), np.float32)
-    with Bar("embedding", len(data), "samples") as bar:
-        for begin in range(0, len(data), _BATCH):
-            rows = np.arange(begin, min(begin + _BATCH, len(data)))
-            samples = data.preprocessing.empty(len(rows))
-            sound = np.ones(len(rows), bool)
-            for row, index in enumerate(rows.tolist()):
-                try:
-                    make_sample(data, EVALUATION, index, samples[row])
-                except CorruptImageError:
-                    sound[row] = False
-            embeddings[rows[sound]] = network.embed(samples[sound], cfg.DataLoader.Eval.batch_size)
-            bar.update(len(rows))
+    corrupt = []
+
+    def read(start: int, stop: int) -> np.ndarray:
+        samples = data.preprocessing.empty(stop - start)
+        for index in range(start, stop):
+            try:
+                make_sample(data, EVALUATION, index, samples[index - start])
+            except CorruptImageError:
+                corrupt.append(index)
+        return samples
+
+    batch = cfg.DataLoader.Eval.batch_size
+    embeddings = embed(network.backbone, read, len(data), data.preprocessing, batch, amp=network.amp)
+    embeddings[corrupt] = 0
     return embeddings

@@ -31,7 +31,7 @@ def run(capsys):
 def test_a_clean_set(faces, capsys):
     assert cli.main(["doctor", str(faces)]) == 0
     said = capsys.readouterr().out
-    assert said == f"NOTE {faces}: 10 images of 3 classes, most of about 12 x 10\n0 errors, 0 warnings\n"
+    assert said == f"NOTE {faces}: 10 images of 3 classes\n0 errors, 0 warnings\n"
 
 
 def test_copies_are_warned_of(faces, run):
@@ -66,14 +66,13 @@ def test_leakage_by_name_and_by_content(faces, run, tmp_path):
     write_pack(str(tmp_path / "a.bin"), [png(60), png(2)], [True])
     code, lines = run(faces, "--validation", other, tmp_path / "a.bin")
     assert code == 2 and lines == [
-        f"WARNING {tmp_path}/a.bin: all of its 1 pairs are positive",
         f"ERROR {faces} and {other}: 1 identities are in both",
         "    Bob",
         f"ERROR {faces} and {other}: 1 images are in both, byte for byte",
         f"    {faces}/Cy/Cy_0002.png = {other}/Dan/Dan_0001.png",
         f"ERROR {faces} and {tmp_path}/a.bin: 1 images are in both, byte for byte",
         f"    {faces}/Ann/Ann_0003.png = a.bin: image 1 (pair 0)",
-        "3 errors, 1 warning",
+        "3 errors, 0 warnings",
     ]
 
 
@@ -108,9 +107,9 @@ def test_the_sets_of_a_config(run, tmp_path):
         "classes: [2, 4], num_pairs: 4}\n"
     )
     code, lines = run("-c", tmp_path / "a.yaml")
-    assert code == 1 and "verified on 2 identities, 4 pairs: " in lines[0]
+    assert code == 0 and lines == ["0 errors, 0 warnings"]
     code, lines = run("-c", tmp_path / "a.yaml", "-o", "DataLoader.Eval.dataset.classes=[1,4]")
-    assert code == 2 and lines[1].endswith("Eval.dataset: 1 identities are in both")
+    assert code == 2 and lines[0].endswith("Eval.dataset: 1 identities are in both")
 
 
 def test_labelled_images_of_a_config_are_of_the_classes_that_are_trained_on(faces, run, tmp_path):
@@ -139,7 +138,6 @@ def test_the_list_has_what_is_right(faces, run, tmp_path):
 @pytest.mark.parametrize(
     "arguments, line",
     [
-        ([], "give either a set of images to train on, or -c with a config, or --trained with a run"),
         (["faces", "-o", "Head.margin=0.3"], "-o: changes keys of a config; give that with -c"),
         (["-c", "my.yaml", "--validation", "lfw.bin"], "--validation: the sets are the config's"),
         (["faces", "--list", "faces"], "faces: exists already; name a new list"),
@@ -151,14 +149,6 @@ def test_what_it_refuses(faces, tmp_path, monkeypatch, capsys, arguments, line):
     write_rec(tmp_path / "a.rec", [0, 1])
     assert cli.main(["doctor", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"ERROR {line}")
-
-
-def test_one_class_is_an_error(run, tmp_path):
-    folder = write_folder(tmp_path / "faces", {"Ann": 4})
-    assert run(folder) == (
-        2,
-        [f"ERROR {folder}: has 1 class, training needs at least 2", "1 error, 0 warnings"],
-    )
 
 
 def test_folders_without_an_image_are_named(faces, run):

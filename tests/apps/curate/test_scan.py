@@ -23,8 +23,6 @@ def test_every_image_is_looked_at(tmp_path):
     assert [*found.faults] == [1, 2, 3] and found.dark == {130: "all pixels are 0"}
     assert found.faults[1].startswith(f"{folder}/Ann/Ann_0002.png: not an image that OpenCV can decode")
     assert found.faults[2].endswith("Ann_0003.png: no such image")
-    assert found.sizes[:5].tolist() == [[12, 10], [0, 0], [0, 0], [0, 0], [12, 10]]
-    assert found.sizes[130].tolist() == [7, 9]
     digest = hashlib.blake2b(png(0), digest_size=16).digest()
     assert found.digests[0].tobytes() == digest and not found.digests[1].any()
 
