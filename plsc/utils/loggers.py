@@ -1,9 +1,7 @@
 """Copy the numbers of a run to VisualDL, TensorBoard and Weights & Biases (Global.loggers).
 
-Each is a class that is made with the run's folder, in which it has a folder of its own name, and has `write`
-and `close`. Its package is imported when it is made. Nothing goes over a network unless the user's
-environment says so (WANDB_MODE=online). plsc.utils.metrics decides what is written: numbers by name, such as
-"train/loss", of steps that only rise.
+Each has a folder of its own name in the run's, and its package is imported when it is made. Nothing goes over
+a network unless the user's environment says so (WANDB_MODE=online).
 """
 
 from __future__ import annotations
@@ -73,12 +71,8 @@ class Wandb:
         given = {"mode": "offline", "project": "plsc", "name": folder.resolve().name, "dir": str(folder)}
         given["run_id"] = kept.read_text()
         given = {key: os.environ.get(f"WANDB_{key.upper()}", value) for key, value in given.items()}
-        self._run = wandb.init(
-            id=given.pop("run_id"),
-            resume=None if given["mode"] == "offline" else "allow",
-            settings=wandb.Settings(silent=True, console="off", disable_git=True),
-            **given,
-        )
+        quiet = wandb.Settings(silent=True, console="off", disable_git=True)
+        self._run = wandb.init(id=given.pop("run_id"), resume="allow", settings=quiet, **given)
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)

@@ -12,25 +12,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from plsc.errors import UserError
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.loggers import LOGGERS
 from plsc.utils.logging import get_logger
 
 
 class Metrics:
-    """Writes `<folder>/metrics.jsonl`, one JSON object a line, and copies for other programs; made on rank 0
-    only.
+    """Writes `<folder>/metrics.jsonl`, one JSON object a line, and copies for other programs; on rank 0 only.
 
-    Rows have a "step"; a row with "eval" (the name of a pair set) is an evaluation, the others are training.
-    A number that is not finite becomes null. The copies have the numbers as "train/loss" and
+    Rows have a "step"; a row with "eval" (the name of a set) is an evaluation, the others are training. A
+    number that is not finite becomes null. The copies have the numbers as "train/loss" and
     "eval/<set>/accuracy". One warning is logged if a copy cannot be written (any more), and the run goes on
     without it.
 
-    Args:
-        step: where the run goes on. Rows of later steps are dropped, and will be written again; the copies
-            keep their points.
-        loggers: the copies, of Global.loggers.
+    step: where the run goes on; rows of later steps are dropped, and will be written again, while the copies
+    keep their points. loggers: the copies, of Global.loggers.
     """
 
     def __init__(self, folder: str | Path, step: int = 0, loggers: Sequence[str] = ("visualdl",)):
@@ -47,17 +43,13 @@ class Metrics:
                 self._loggers[name] = LOGGERS[name](self.path.parent)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append a row, of str, bool, None, numbers, 0-d arrays or tensors.
-
-        Usual keys: "step", "epoch", "loss", "lr", "images_per_second", "data_wait"; or "eval", "step",
-        "accuracy".
-        """
+        """Append a row, of str, bool, None, numbers, 0-d arrays or tensors."""
         plain = {key: value.item() if hasattr(value, "item") else value for key, value in row.items()}
         with contextlib.suppress(OSError):
             self._file.write(_line(plain))
             self._file.flush()
-        kind, step = _kind(plain), plain["step"]
-        if step <= self._copied.get(kind, -1):
+        kind = _kind(plain)
+        if plain["step"] <= self._copied.get(kind, -1):
             return
         values = {
             f"{kind}/{key}": float(value)
@@ -66,7 +58,7 @@ class Metrics:
         }
         for name, logger in list(self._loggers.items()):
             with self._may_fail(name):
-                logger.write(values, step)
+                logger.write(values, plain["step"])
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -98,18 +90,5 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Read the rows of a metrics.jsonl, without a last one that a killed run has cut off.
-
-    UserError for any other line that is not a JSON object with a "step".
-    """
-    rows = []
-    for number, line in enumerate(Path(path).read_text(errors="replace").split("\n")[:-1], start=1):
-        try:
-            row = json.loads(line)
-            rows.append({"step": row["step"], **row})
-        except (ValueError, TypeError, KeyError):
-            raise UserError(
-                f"{path}:{number}: not a row of metrics (got {line[:40]!r}), "
-                "a row is a JSON object with a step"
-            ) from None
-    return rows
+    """Read the rows of a metrics.jsonl, without a last one that a killed run has cut off."""
+    return [json.loads(line) for line in Path(path).read_text().split("\n")[:-1]]
