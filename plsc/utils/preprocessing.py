@@ -7,31 +7,22 @@ The data set has it; training, evaluation, prediction, export and plsc doctor us
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat
+from pydantic import ConfigDict, Field, FiniteFloat
 from pydantic.dataclasses import dataclass
 
 MEAN, SCALE = 127.5, 1 / 127.5  # of pixels
 # An image without a brighter pixel was normalised before, by whatever mean and deviation, or is black.
 DARKEST = 3.0
-_MOST = 2**34  # numbers of an image, such as a checkpoint from outside may have
 _NAMES = {1: "grey", 3: "RGB"}
 
 Pixels = TypeVar("Pixels")
 """A NumPy array or a Paddle tensor."""
 
 
-def _refuse_huge(shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    if math.prod(shape) > _MOST:
-        raise ValueError(f"an image must have at most {_MOST:,} numbers")
-    return shape
-
-
 _Side = Annotated[int, Field(ge=1)]
-_Shape = Annotated[tuple[_Side, _Side, _Side], AfterValidator(_refuse_huge)]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -40,11 +31,10 @@ class Preprocessing:
 
     shape: [C, H, W]. channels: "grey", "RGB" or "BGR", or how many they are; "": grey for one, RGB for three.
     aligned: whether the images are faces whose landmarks lie at ArcFace's places, as `plsc align` writes
-    them;
-    None: not known.
+    them; None: not known.
     """
 
-    shape: _Shape
+    shape: tuple[_Side, _Side, _Side]
     mean: FiniteFloat = MEAN
     scale: FiniteFloat = SCALE
     channels: str = ""
@@ -55,16 +45,17 @@ class Preprocessing:
             object.__setattr__(self, "channels", _NAMES.get(self.shape[0], str(self.shape[0])))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values, without `aligned` where that is not known. They build it
-        again."""
+        """Return the fields as plain values, which build it again, without an `aligned` that is not known."""
         fields = {**vars(self), "shape": list(self.shape)}
         if self.aligned is None:
             del fields["aligned"]
         return fields
 
     def differences(self, other: Preprocessing) -> list[tuple[str, Any, Any]]:
-        """List the fields that `other` has otherwise: name, own value, its value. What is not known of one is
-        no difference."""
+        """List the fields that `other` has otherwise: name, own value, its value.
+
+        What is not known of one is no difference.
+        """
         ours, theirs = self.to_json(), other.to_json()
         both = (name for name in ours if name in theirs)
         return [(name, ours[name], theirs[name]) for name in both if ours[name] != theirs[name]]

@@ -33,8 +33,7 @@ def tensor_of(array: np.ndarray, place: object = None) -> paddle.Tensor:
 def large_tensor(shape: Sequence[int]) -> paddle.Tensor:
     """Return a new tensor of float32 for numbers that every step reads or writes, not filled.
 
-    On a CPU its pages are large where the system has such: finding small ones takes 5 % of a step of the
-    head.
+    On a CPU its pages are large where the system has such: finding small ones takes 5 % of a head's step.
     """
     tensor = paddle.empty(shape)
     if tensor.size and tensor.place.is_cpu_place():
