@@ -38,9 +38,6 @@ from plsc.utils.atomic_write import atomic_write, remove
 
 _CHECKED_BATCHES = (1, 8)
 _NEED_ONNX = frozenset({"onnx", "insightface"})
-_FOLDERS = ("insightface", "paddlex")
-_FILES = {f"inference.{end}" for end in ("json", "pdmodel", "pdiparams", "pdiparams.info", "yml")}
-_FILES |= {"model.onnx", "preprocessing.json", "README.txt"}
 
 
 def export_checkpoint(
@@ -138,30 +135,18 @@ def _on_cpu(model: nn.Layer, preprocessing: Any, folder: Path) -> tuple[list, di
 
 
 def _check_packages(formats: Sequence[str]) -> None:
-    if _NEED_ONNX.isdisjoint(formats):
-        return
-    if paddle.__version__.startswith(("1.", "2.")):
-        raise UserError(
-            "Export.formats: ONNX export needs Paddle 3, paddle2onnx 2 refuses this one "
-            f"({paddle.__version__}): set Export.formats=[paddle]"
-        )
     needed = ("paddle2onnx", "onnx", "onnxruntime")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
+    if not _NEED_ONNX.isdisjoint(formats) and (missing or paddle.__version__.startswith("2.")):
+        what = f"{', '.join(missing)} not found" if missing else f"this is Paddle {paddle.__version__}"
         raise UserError(
-            f"Export.formats: ONNX export needs the extra, {', '.join(missing)} not found: "
-            "pip install -e '.[export]' in the clone of plsc, or set Export.formats=[paddle]"
+            f"Export.formats: ONNX export needs Paddle 3 and the extra export, {what}: pip install -e "
+            "'.[export]' in the clone of plsc, or set Export.formats=[paddle]"
         )
 
 
 def _refuse_other_files(out: Path) -> None:
-    """Refuse a folder that holds anything but an export, since it is replaced as a whole."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is a file; name a folder for the export")
-    folders = [folder for folder in (out, *(out / name for name in _FOLDERS)) if folder.is_dir()]
-    paths = [path for folder in folders for path in folder.iterdir()]
-    others = sorted(
-        str(path.relative_to(out)) for path in paths if path not in folders and path.name not in _FILES
-    )
-    if others:
-        raise UserError(f"{out}: holds other files ({others[0]}); name a new or empty folder for the export")
+    """Refuse a place that holds anything but an export, since it is replaced as a whole."""
+    is_export = (out / "preprocessing.json").is_file()
+    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not is_export):
+        raise UserError(f"{out}: is no export and not empty; name a new or empty folder for the export")

@@ -2,8 +2,8 @@
 Global.init_from.
 
 Reads arcface_torch's backbone.pt (any torch.save of a state dict), .safetensors and PLSC 2.4's .pdparams,
-without running code of the file. Names are mapped to the network's, and a tensor
-that is missing, left over or of another shape is an error. Try it:
+without running code of the file. Names are mapped to the network's, and a tensor that is missing, left over
+or of another shape is an error. Try it:
 
     plsc import backbone.pt --model IResNet50 --output imported
     plsc predict -c imported/config.yaml photo.jpg
@@ -12,7 +12,6 @@ that is missing, left over or of another shape is an error. Try it:
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import tempfile
 from collections import Counter
@@ -26,6 +25,7 @@ from plsc.apps.migrate.torch_file import load_torch
 from plsc.checkpoint import store
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, format_lines, tensor_differences
 from plsc.config import Config, add_overrides, load
+from plsc.data.images import CHANNELS
 from plsc.errors import UserError, shown, writing
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.bfloat16 import float32_of
@@ -71,8 +71,8 @@ def read_weights(path: str) -> dict[str, np.ndarray]:
 def match(
     tensors: Mapping[str, object], backbone: nn.Layer, path: str
 ) -> tuple[dict[str, np.ndarray], Counter]:
-    """Map the tensors of a file to the names of `backbone`; return the arrays, and how many
-    are skipped for which reason.
+    """Map the tensors of a file to the names of `backbone`; return the arrays, and how many are skipped for
+    which reason.
 
     torch's names (running_mean) and its linear weights, [outputs, inputs], are converted to Paddle's; a file
     with Paddle's names is used as it is. Raises UserError, a line for each tensor that is missing, left over
@@ -150,41 +150,25 @@ def import_weights(path: str, config: Config, output: str | os.PathLike, preproc
     output = Path(os.path.abspath(output))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output}: is there already; name a new folder for what is imported")
-    width = config.Model.embedding_size
     backbone = build_backbone(config.Model, config.Global.seed, preprocessing.shape)
     arrays, skipped = match(read_weights(path), backbone, path)
+    content = store.Content(
+        step=0,
+        epoch=0,
+        states={"backbone": {"arrays": arrays}},
+        rows={"centres": np.zeros((0, config.Model.embedding_size), np.float32)},
+        shard=ClassShard.whole(0),
+        config=config.plain(),
+        preprocessing=preprocessing,
+    )
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".import-") as folder:
-            made = _save(Path(folder), arrays, width, config, preprocessing)
+            made = store.save(Path(folder), content)
             replace_file(made / "config.yaml", config.to_yaml().encode())
             os.replace(made, output)
     lines = [f"skipped {counted(count, 'tensor')}: {why}" for why, count in skipped.items()]
     return "\n".join([*lines, f"done: {len(arrays):,} tensors in {shown(output)}"])
-
-
-def _save(folder: Path, arrays: dict, width: int, config: Config, preprocessing: Preprocessing) -> Path:
-    return store.save(
-        folder,
-        store.Content(
-            step=0,
-            epoch=0,
-            states={"backbone": {"arrays": arrays}},
-            rows={"centres": np.zeros((0, width), np.float32)},
-            shard=ClassShard.whole(0),
-            config=config.plain(),
-            preprocessing=preprocessing,
-        ),
-    )
-
-
-def _check_numbers(args: argparse.Namespace) -> None:
-    if min(args.size) < 1:
-        raise UserError(f"--size: must be height and width of at least 1 (got {args.size[0]} {args.size[1]})")
-    if not 0 < args.scale < math.inf:
-        raise UserError(f"--scale: must be more than 0, and finite (got {args.scale:g})")
-    if not math.isfinite(args.mean):
-        raise UserError(f"--mean: must be finite (got {args.mean:g})")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -196,29 +180,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "weights", help="backbone.pt of arcface_torch, .safetensors, or .pdparams of PLSC 2.4"
     )
-    what = "YAML file whose Model section is the network"
-    parser.add_argument("-c", "--config", metavar="FILE", help=what)
-    add_overrides(parser, "a key of the network, such as Model.embedding_size=256")
-    parser.add_argument("--model", metavar="NAME", help="the same as -o Model.name=NAME")
+    parser.add_argument("--model", metavar="NAME", required=True, help="the network, as Model.name has it")
+    add_overrides(parser, "a key of the network, such as Model.embedding_size=256; default of that: 512")
     parser.add_argument("--output", metavar="FOLDER", required=True, help="a new folder")
     what = "of the pictures; default: 112 112"
     parser.add_argument("--size", type=int, nargs=2, default=[112, 112], metavar=("H", "W"), help=what)
     what = "their order in what the weights were trained on; default: RGB"
-    parser.add_argument("--channels", choices=["RGB", "BGR", "grey"], default="RGB", help=what)
+    parser.add_argument("--channels", choices=CHANNELS, default="RGB", help=what)
     parser.add_argument("--mean", type=float, default=MEAN, help="subtracted from the pixels, 0 to 255")
     parser.add_argument("--scale", type=float, default=SCALE, help="of what is left; default: 1 / 127.5")
     what = "the weights were trained on aligned faces, as InsightFace's were: galleries then align"
     parser.add_argument("--aligned", action="store_true", default=None, help=what)
     args = parser.parse_args(argv)
-    if not args.config and not args.model:
-        raise UserError("plsc import: give the network, by --model NAME or by -c FILE")
-    _check_numbers(args)
-    given = {"Model.name": args.model, "Model.embedding_size": None if args.config else 512}
-    overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
-    image_shape = (1 if args.channels == "grey" else 3, *args.size)
+    config = load(None, [f"Model.name={args.model}", "Model.embedding_size=512", *args.override])
+    image_shape = (CHANNELS[args.channels], *args.size)
     preprocessing = Preprocessing(image_shape, args.mean, args.scale, args.channels, args.aligned)
-    print(
-        import_weights(
-            args.weights, load(args.config, [*overrides, *args.override]), args.output, preprocessing
-        )
-    )
+    print(import_weights(args.weights, config, args.output, preprocessing))

@@ -173,19 +173,6 @@ def test_the_card_of_the_whole_lists_every_file(made):
         assert np.isfinite(graphs.run_graph(out, names, PIXELS[:1].astype(np.float32))).all(), kind
 
 
-def test_a_folder_of_a_format_is_replaced_but_not_with_files_of_others(tmp_path):
-    out = tmp_path / "out"
-    export(Net(), out, preprocessing=PREPROCESSING, formats=["paddlex"])
-    assert {path.name for path in out.iterdir()} == BESIDE | {"paddlex"}
-    export(Net(), out, preprocessing=PREPROCESSING, formats=["paddle"])
-    assert not (out / "paddlex").exists()
-    (out / "paddlex").mkdir()
-    (out / "paddlex" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match=r"out: holds other files \(paddlex/thesis.tex\)"):
-        export(Net(), out, preprocessing=PREPROCESSING, formats=["paddle"])
-    assert (out / "paddlex" / "thesis.tex").read_text() == "years of work"
-
-
 @pytest.mark.parametrize(
     "kind, preprocessing, got",
     [

@@ -198,7 +198,7 @@ def test_damaged_safetensors(tmp_path):
         run(tmp_path, str(tmp_path / "a.safetensors"))
 
 
-def test_what_is_there_is_not_replaced_and_the_network_has_to_be_given(tmp_path, net, capsys):
+def test_what_is_there_is_not_replaced(tmp_path, net):
     weights = write(tmp_path / "a.pt", of_torch(net))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("")
@@ -210,18 +210,3 @@ def test_what_is_there_is_not_replaced_and_the_network_has_to_be_given(tmp_path,
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/out: cannot be written: (Not a directory|File exists)"):
         import_weights(weights, load(None, MODEL), tmp_path / "file" / "out", PREPROCESSING)
-    assert cli.main(["import", weights, "--output", str(tmp_path / "new")]) == 2
-    assert capsys.readouterr().err == "ERROR plsc import: give the network, by --model NAME or by -c FILE\n"
-
-
-@pytest.mark.parametrize(
-    "words, said",
-    [
-        ("--scale nan", "--scale: must be more than 0, and finite (got nan)"),
-        ("--size 0 5", "--size: must be height and width of at least 1 (got 0 5)"),
-    ],
-)
-def test_numbers_out_of_range_are_refused_first(tmp_path, capsys, words, said):
-    arguments = ["import", "none.pt", "--model", "LeNet", "--output", str(tmp_path / "out"), *words.split()]
-    assert cli.main(arguments) == 2
-    assert capsys.readouterr().err == f"ERROR {said}\n"
