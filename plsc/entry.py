@@ -113,7 +113,7 @@ class Entry:
         return export_checkpoint(self.config, output, self._model)
 
     def dry_run(self, ranks: int | None = None) -> str:
-        """Return the resolved config with the source of each value, and the plan of the run.
+        """Return the resolved config and the plan of the run.
 
         Trains nothing, starts no group, makes no head. `ranks`: for so many; None: for those of this launch.
         """

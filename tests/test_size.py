@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from plsc.config import Config
-from plsc.utils.messages import sections_in
-from plsc.utils.section import Section
+from plsc.utils.section import Section, sections_in
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = Path(__file__).with_name("size.json")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
@@ -16,11 +17,13 @@ from plsc.config import Config
 from plsc.data.config import DATASETS
 from plsc.data.image_list import ImageFiles
 from plsc.data.images import EncodedImages, EncodedPairs
-from plsc.utils.messages import describe, names_of, sections_in
-from plsc.utils.section import Plug, Section
+from plsc.utils.section import Plug, Section, names_of, sections_in
 from plsc.utils.yaml_lines import dump
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "config.md"
+
+_WORDS = {"object": "mapping of keys", "array": "list", "string": "text", "boolean": "true or false"}
+_BOUNDS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
 
 INTRODUCTION = """\
 # The config
@@ -37,7 +40,7 @@ DataLoader:
 
     plsc train -c faces.yaml
     plsc train -c faces.yaml -o Global.epochs=2 Head.margin=0.4
-    # prints the config with the source of each value, and trains nothing
+    # prints the whole config and the plan, and trains nothing
     plsc train -c faces.yaml --dry-run
 
 - `-c` takes a file, a folder with a `default.yaml`, or the folder of a run. Without it all keys have their
@@ -71,7 +74,7 @@ def _chapters(kinds: list[type[Section]], path: str) -> Iterator[str]:
         if number == 0 and path:
             yield f"\n## {path}\n\n{_one_line(section.__doc__)}\n"
         elif table and path:
-            names = [name for kind in kinds if issubclass(kind, section) for name in names_of(kind)]
+            names = names_of(kind for kind in kinds if issubclass(kind, section))
             chosen = ", ".join(f"`{name}`" for name in names) or "`package.module:Class`"
             yield f"\n{_one_line(section.__doc__)} `{path}.name` is one of {chosen}:\n"
         yield from table
@@ -88,8 +91,21 @@ def _table(section: type[Section]) -> Iterator[str]:
     if fields:
         yield "\n| key | type | default | what it does |\n|---|---|---|---|\n"
     for key, field in fields.items():
-        rule = describe(field.annotation, field.metadata)
+        rule = _type(section.model_json_schema(mode="validation")["properties"][key])
         yield f"| `{key}` | {rule} | {_default(field)} | {_one_line(field.description)} |\n"
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """Put a key's JSON schema into words: "integer, >= 1, or null"."""
+    if "anyOf" in schema or "oneOf" in schema:
+        return " or ".join(map(_type, schema.get("anyOf") or schema["oneOf"]))
+    if "enum" in schema or "const" in schema:
+        return "one of " + ", ".join(map(str, schema.get("enum") or [schema["const"]]))
+    words = _WORDS.get(schema.get("type", "object"), schema.get("type"))
+    if "items" in schema:
+        words += f", each {_type(schema['items'])}"
+    bounds = (f"{sign} {schema[key]}" for key, sign in _BOUNDS.items() if key in schema)
+    return f"{words} {' and '.join(bounds)}".rstrip()
 
 
 def _default(field: FieldInfo) -> str:

@@ -24,7 +24,7 @@ class ModelCfg(Plug):
     explains them."""
 
     registry = BACKBONES
-    supplied = {"embedding_size": "Model.embedding_size", "image_shape": "the data"}
+    supplied = ("image_shape",)
 
     name: str = "SmallResNet"
     """`SmallResNet`, a residual network for small pictures; `LeNet`; for faces `MobileFaceNet`, `IResNet18`,

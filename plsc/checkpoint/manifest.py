@@ -31,8 +31,8 @@ from pydantic import (
 
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, crc32_of
 from plsc.errors import MissingFileError, UserError, shown
-from plsc.utils.messages import first_problem
 from plsc.utils.preprocessing import Preprocessing
+from plsc.utils.section import first_problem
 from plsc.utils.version import __version__
 
 FORMAT = 7  # the only one that is read; 1 to 6 were written before the first release

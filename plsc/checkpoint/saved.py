@@ -23,7 +23,7 @@ from plsc.checkpoint.manifest import BACKBONE, Manifest, file_of, open_folder
 from plsc.checkpoint.tensorfile import TensorFile, tensor_differences
 from plsc.errors import UserError, shown
 from plsc.utils.files import read_json
-from plsc.utils.messages import first_problem
+from plsc.utils.section import first_problem
 
 _RESUME = (
     "resume with the model and data that it was made with, or start a new run in another Global.output_dir"

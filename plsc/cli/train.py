@@ -64,4 +64,6 @@ def _supervise(path: str | None, overrides: list[str], ranks: int) -> int:
         arguments += ["-c", path]
     if overrides:
         arguments += ["-o", *overrides]
-    return supervise(config.load(path, overrides), arguments, ranks)
+    cfg = config.load(path, overrides)
+    with cfg.naming_places():
+        return supervise(cfg, arguments, ranks)

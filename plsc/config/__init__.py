@@ -25,18 +25,17 @@ from typing import Any
 from pydantic import PrivateAttr, ValidationError, field_validator
 
 from plsc.backbones.config import ModelCfg
-from plsc.config.layers import DEFAULT, Layers, config_file
+from plsc.config.layers import ConfigError, Layers, config_file
 from plsc.config.optimizer import AnyOptimizer, MomentumOptimizerCfg
 from plsc.config.run import CheckpointCfg, ExportCfg, GlobalCfg, PartCfg
 from plsc.config.schedule import AnySchedule, CosineCfg
 from plsc.data.config import DATASETS, TRAIN_SET, DataLoaderCfg
 from plsc.errors import MissingFileError, UserError
 from plsc.heads.config import AnyHead, ArcFaceCfg
-from plsc.utils.messages import ConfigError, ConfigProblem, problems_of, sections_in
-from plsc.utils.section import Section, kind_named
-from plsc.utils.yaml_lines import KeyPath, dump_lines, parse
+from plsc.utils.section import ConfigProblem, Section, kind_named, sections_in
+from plsc.utils.yaml_lines import KeyPath, dump_lines
 
-__all__ = ["Config", "ConfigError", "add_arguments", "add_device", "add_overrides", "load"]
+__all__ = ["Config", "ConfigError", "add_arguments", "add_overrides", "load"]
 
 
 class Config(Section):
@@ -70,15 +69,10 @@ class Config(Section):
 
     __hash__ = None
 
-    def source(self, key: str) -> str:
-        """Name the source of the value of "Section.key": "default", "file:line", "-o" or the place of a
-        mapping."""
-        return self._layers.sources.get(_path(key), DEFAULT).label
-
     def place(self, key: str) -> str:
         """Return where the value of "Section.key" is written, for errors: "configs/a.yaml:12"; "" for a
         default."""
-        path = _path(key)
+        path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
         source = self._layers.source(path)  # of a default in a file, that of its section
         return source.place if source.level == 0 or path in self._layers.sources else ""
 
@@ -97,25 +91,9 @@ class Config(Section):
         """Return the sections as plain values."""
         return self.model_dump(mode="json")
 
-    def to_yaml(self, sources: bool = False) -> str:
-        """Format the config as YAML that loads to an equal Config.
-
-        Args:
-            sources: end each line of a value with a comment that names its source.
-        """
-        text = dump_lines(self.plain())
-        if not sources:
-            return text
-        lines = text.splitlines()
-        column = max(len(line) for line in lines if len(line) <= 60)  # longer lines stand out on their own
-        labels = {
-            line: self._layers.sources.get(path, DEFAULT).label for path, line in parse(text).lines.items()
-        }
-        labelled = (
-            line if line.endswith(":") else f"{line:{column}}  # {labels[number]}"
-            for number, line in enumerate(lines, 1)
-        )
-        return "".join(f"{line}\n" for line in labelled)
+    def to_yaml(self) -> str:
+        """Format the config as YAML that loads to an equal Config."""
+        return dump_lines(self.plain())
 
     def check_ranks(self, ranks: int) -> None:
         """Raise UserError for more ranks than share Train.global_batch."""
@@ -137,8 +115,7 @@ class Config(Section):
         Args:
             training: check the training set too; an evaluation needs only its own sets.
         """
-        layers = copy.deepcopy(self._layers)
-        errors = []
+        errors, lines = [], []
         for path, section in self.DataLoader.sets().items():
             if not training and path[: len(TRAIN_SET)] == TRAIN_SET:
                 continue
@@ -148,11 +125,12 @@ class Config(Section):
                     check(**section.keywords)
             except UserError as error:
                 errors.append(error)
-                layers.add_error(ConfigProblem((*path, *filter(None, [error.key])), error.text))
+                problem = ConfigProblem((*path, *filter(None, [error.key])), error.text)
+                lines.append(self._layers.line(problem))
         if errors and all(isinstance(error, MissingFileError) for error in errors):
-            raise MissingFileError("\n".join(layers.lines())) from errors[0]
+            raise MissingFileError("\n".join(lines)) from errors[0]
         if errors:
-            raise ConfigError(layers.lines()) from errors[0]
+            raise ConfigError(lines) from errors[0]
 
 
 class _Device(argparse.Action):
@@ -162,38 +140,19 @@ class _Device(argparse.Action):
         namespace.override = [*namespace.override, f"Global.device={values}"]
 
 
-def add_arguments(parser: argparse.ArgumentParser, device: bool = True) -> None:
-    """Add -c and -o, which `load(args.config, args.override)` takes, to a command; and --device, which is
-    short for an override."""
-    parser.add_argument(
-        "-c",
-        "--config",
-        metavar="FILE",
-        help="the config: a YAML file, or a folder with a default.yaml or config.yaml",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add -c, -o and --device to a command, for `load(args.config, args.override)`."""
+    what = "the config: a YAML file, or a folder with a default.yaml or config.yaml"
+    parser.add_argument("-c", "--config", metavar="FILE", help=what)
     add_overrides(parser, "a key for this run, such as Global.epochs=2; wins over the file")
-    if device:
-        add_device(parser)
-
-
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """Add --device, which is short for an override, to a command that has -o."""
-    parser.add_argument(
-        "--device", action=_Device, metavar="KIND", help="cpu, gpu, gpu:1, npu, ...: -o Global.device=KIND"
-    )
 
 
 def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """Add -o to a command, with its meaning as the help."""
-    parser.add_argument(
-        "-o",
-        "--override",
-        metavar="Section.key=value",
-        nargs="+",
-        action="extend",
-        default=[],
-        help=meaning,
-    )
+    """Add -o to a command, with its meaning as the help, and --device, which is short for an override."""
+    key = "Section.key=value"
+    parser.add_argument("-o", "--override", metavar=key, nargs="+", action="extend", default=[], help=meaning)
+    kinds = "cpu, gpu, gpu:1, npu, ...: -o Global.device=KIND"
+    parser.add_argument("--device", action=_Device, metavar="KIND", help=kinds)
 
 
 def load(
@@ -204,10 +163,8 @@ def load(
 
     Args:
         path: a YAML file; a folder means its default.yaml, or that of a run its config.yaml; None means the
-            defaults;
-            a Config stays as it is. The config.yaml of a run means the run in the folder that it lies in. A
-            mapping has
-            "Section.key" or "Section" -> value.
+            defaults; a Config stays as it is. The config.yaml of a run means the run in the folder that it
+            lies in. A mapping has "Section.key" or "Section" -> value.
         overrides: "Section.key=value" each, the value in YAML; a later one wins over an earlier one. Or a
             mapping.
 
@@ -247,15 +204,13 @@ def _find_modules_in(folders: Iterable[str], tree: Any) -> None:
 
 
 def _checked(layers: Layers) -> Config:
-    layers.check_values()
     _expand_home(layers.tree)
-    _drop_empty_sections(layers, (), Config)
     _drop_keys_of_another_name(layers)
     every_key = [".".join(path) for path in _keys(Config)]
     try:
         config = Config.model_validate_json(json.dumps(layers.tree), strict=True, context=every_key)
     except ValidationError as error:
-        for problem in problems_of(error, Config, layers.tree, every_key):
+        for problem in Config.explain(error, layers.tree, Config.model_fields, every_key):
             layers.add_error(problem)
     if layers.problems:
         raise ConfigError(layers.lines())
@@ -270,15 +225,6 @@ def _expand_home(tree: Any) -> None:
             _expand_home(value)
         elif isinstance(value, str) and value.startswith("~/"):
             tree[key] = os.path.expanduser(value)
-
-
-def _drop_empty_sections(layers: Layers, path: KeyPath, section: type[Section]) -> None:
-    """Let a section of which nothing is written mean its defaults."""
-    for key, field in section.model_fields.items():
-        if key[0].isupper() and sections_in(field.annotation):
-            _drop_empty_sections(layers, (*path, key), sections_in(field.annotation)[0])
-    if path and layers.get(path) is None:
-        layers.drop(path)
 
 
 def _drop_keys_of_another_name(layers: Layers) -> None:
@@ -301,8 +247,3 @@ def _keys(section: type[Section], path: KeyPath = ()) -> Iterator[KeyPath]:
             yield from _keys(kind, (*path, key))
         if not below:
             yield (*path, key)
-
-
-def _path(key: str) -> KeyPath:
-    """Return the path of "Section.key"."""
-    return tuple(int(part) if part.isdecimal() else part for part in key.split("."))

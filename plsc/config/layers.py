@@ -1,8 +1,7 @@
 """Merge the values of a config from the file and each `-o`; later layers win.
 
 `Layers` holds the plain values as one tree and the source of every path in it, so that an error can name file
-and line, and `--dry-run` can show the source of a value. It does not depend on the sections; plsc.config
-checks the tree.
+and line. It does not depend on the sections; plsc.config checks the tree.
 """
 
 from __future__ import annotations
@@ -10,17 +9,23 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plsc.errors import MissingFileError, UserError
-from plsc.utils.files import read_regular
-from plsc.utils.messages import ConfigError, ConfigProblem, shown
+from plsc.errors import UserError, reading
+from plsc.utils.section import ConfigProblem, formatted
 from plsc.utils.yaml_lines import KeyPath, parse
 
 CONFIG = "config.yaml"  # the resolved config that a run, or plsc import, writes beside its checkpoints
+
+
+class ConfigError(UserError):
+    """Everything that is wrong with a config, one line each in `errors`; `str()` joins them."""
+
+    def __init__(self, errors: Iterable[str]):
+        self.errors = [" ".join(error.splitlines()) for error in errors]
+        super().__init__("\n".join(self.errors))
 
 
 class Source(NamedTuple):
@@ -29,11 +34,6 @@ class Source(NamedTuple):
     level: int  # 0 the file, 1 and up: the overrides of each load
     order: int  # line in the file, position among the overrides
     place: str  # "configs/a.yaml:12", "-o Head.margin=x"
-
-    @property
-    def label(self) -> str:
-        """The short name of the source: "default", "configs/a.yaml:12", "-o"."""
-        return "-o" if self.place.startswith("-o ") else self.place or "default"
 
 
 DEFAULT = Source(-1, 0, "")
@@ -51,7 +51,10 @@ class Layers:
         """Read a YAML file, or that of a folder; a run is where its config.yaml lies. Raises
         MissingFileError."""
         path = config_file(Path(path))
-        document = parse(_read(path))
+        near = difflib.get_close_matches(str(path), map(str, path.parent.glob("*.y*ml")), n=1)
+        hint = f", did you mean '{near[0]}'?" if near else ""
+        with reading(path, missing=f"no such config file{hint}"):
+            document = parse(path.read_text(encoding="utf-8-sig"))
         for problem in document.problems:
             source = Source(0, problem.line, f"{path}:{problem.line}")
             self.add_error(ConfigProblem(problem.path, problem.message), source)
@@ -59,7 +62,7 @@ class Layers:
             self.tree = document.value
             self.sources = {at: Source(0, line, f"{path}:{line}") for at, line in document.lines.items()}
         elif document.value is not None:
-            message = f"a config must be a mapping of sections (got {shown(document.value)})"
+            message = f"a config must be a mapping of sections (got {formatted(document.value)})"
             self.add_error(ConfigProblem((), message), Source(0, 1, f"{path}:1"))
         key = _key_of_run(path.parent) if path.name == CONFIG else None
         if key and isinstance(self.get(("Global",)), (dict, type(None))):
@@ -85,8 +88,7 @@ class Layers:
             self.put(path, document.value, source)
 
     def put_all(self, changes: Mapping[str, Any], level: int, place: str) -> None:
-        """Set Python values by their keys, "Section.key" or "Section" with a mapping. UserError for what YAML
-        cannot hold."""
+        """Set Python values by their keys, "Section.key" or "Section" with a mapping."""
         for order, (key, value) in enumerate(changes.items()):
             self.put(tuple(str(key).split(".")), plain(value), Source(level, order, place))
 
@@ -129,25 +131,18 @@ class Layers:
         above = (path[:length] for length in range(len(path), 0, -1))
         return next((self.sources[p] for p in above if p in self.sources), DEFAULT)
 
-    def check_values(self) -> None:
-        """Raise ConfigError for values that no key has: texts, and keys, that could not be shown or be a
-        path, with a line break, another control character, or bytes that are not UTF-8; integers of more than
-        64 bits."""
-        values = [(path, value) for path in _paths(self.tree) for value in (self.get(path), *path[-1:])]
-        wrong = [(path, value, _rule_broken_by(value)) for path, value in values]
-        wrong = [(path, value, rule) for path, value, rule in wrong if rule]
-        for path, value, rule in wrong:
-            self.add_error(ConfigProblem(path, f"{rule} (got {shown(value)})"))
-        if wrong:  # JSON, which the other checks take, has no place for some of them
-            raise ConfigError(self.lines())
-
     def add_error(self, problem: ConfigProblem, source: Source | None = None) -> None:
         """Add the error line of a problem; its place is the source of its path unless another is given."""
         source = source or self.source(problem.path)
-        parts = (source.place, ".".join(map(str, problem.path)), problem.message)
-        line = ": ".join(part for part in parts if part)
+        line = self.line(problem, source)
         if (source, line) not in self.problems:
             self.problems.append((source, line))
+
+    def line(self, problem: ConfigProblem, source: Source | None = None) -> str:
+        """Return a problem as one line: its place, key and message."""
+        source = source or self.source(problem.path)
+        parts = (source.place, ".".join(map(str, problem.path)), problem.message)
+        return ": ".join(part for part in parts if part)
 
     def lines(self) -> list[str]:
         """Return the error lines, in the order of the file, then of the overrides."""
@@ -172,28 +167,8 @@ def _key_of_run(folder: Path) -> str | None:
 
 
 def plain(value: Any) -> Any:
-    """Convert a Python value to plain YAML: tuples to lists, paths to text, numpy scalars to numbers.
-
-    Raises UserError.
-    """
-
-    def convert(other: Any) -> Any:
-        if isinstance(other, os.PathLike):
-            return os.fspath(other)
-        if hasattr(other, "tolist"):
-            return other.tolist()
-        raise UserError(f"a config holds plain values, not {type(other).__name__} (got {other!r})")
-
-    return json.loads(json.dumps(value, default=convert))
-
-
-def _rule_broken_by(value: Any) -> str:
-    """Return the rule that a value breaks whatever its key is; "" if none."""
-    if isinstance(value, str) and any(unicodedata.category(character) in ("Cc", "Cs") for character in value):
-        return "must be one line of UTF-8 text without control characters"
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        return "must be an integer of at most 64 bits"
-    return ""
+    """Convert a Python value to plain YAML: tuples to lists, paths to text, numpy scalars to numbers."""
+    return json.loads(json.dumps(value, default=lambda x: x.item() if hasattr(x, "item") else os.fspath(x)))
 
 
 def _paths(value: Any) -> Iterator[KeyPath]:
@@ -202,21 +177,3 @@ def _paths(value: Any) -> Iterator[KeyPath]:
         for key, child in value.items() if isinstance(value, dict) else enumerate(value):
             for below in _paths(child):
                 yield (key, *below)
-
-
-def _read(path: Path) -> str:
-    try:
-        return read_regular(path).decode("utf-8-sig")
-    except FileNotFoundError:
-        beside = [str(other) for other in path.parent.glob("*.y*ml")]
-        near = difflib.get_close_matches(str(path), beside, n=1)
-        hint = f", did you mean '{near[0]}'?" if near else ""
-        raise MissingFileError(f"{path}: no such config file{hint}") from None
-    except UserError as error:  # not a regular file
-        raise ConfigError([str(error)]) from None
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        byte = error.object[error.start]
-        raise ConfigError([f"{path}:{line}: the file must be UTF-8 (got byte 0x{byte:02x})"]) from None
-    except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None

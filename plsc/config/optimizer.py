@@ -5,9 +5,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from plsc.utils.messages import takes
 from plsc.utils.registry import Registry
-from plsc.utils.section import Plug, Section, one_of
+from plsc.utils.section import Plug, Section, one_of, takes
 
 OPTIMIZERS = Registry("optimizer", {}, bases=("paddle.optimizer:Optimizer",))
 
@@ -121,11 +120,7 @@ class OwnOptimizerCfg(OptimizerCfg, Plug):
     """An optimizer of one's own for the backbone; further keys are keyword arguments of its class."""
 
     registry = OPTIMIZERS
-    supplied = {
-        "learning_rate": "LRScheduler.learning_rate",
-        "parameters": "the backbone",
-        "grad_clip": "Optimizer.clip_norm",
-    }
+    supplied = ("learning_rate", "parameters", "grad_clip")
     name: str
     weight_decay: float | None = Field(None, ge=0, le=10)
     """Of the class, on weights; null: what it has by itself."""

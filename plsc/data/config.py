@@ -4,7 +4,6 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from plsc.utils.messages import UNION_TAGS, arguments_of
 from plsc.utils.registry import Registry
 from plsc.utils.section import Plug, Section
 from plsc.utils.sharding import count_micro_batches, split
@@ -41,25 +40,6 @@ class DatasetCfg(Plug):
 
     registry = DATASETS
 
-    @classmethod
-    def hint(cls, name: str, key: str, text: str) -> str:
-        """Name the data sets that have the key that the class `name` lacks."""
-        if not text.startswith("unknown key"):
-            return ""
-        owners = [
-            other
-            for other in DATASETS.builtin
-            if cls.may_name(other) and key in arguments_of(DATASETS.get(other))[0]
-        ]
-        if not owners:
-            return ""
-        return f"; these are the keys of {name}; give name: {' or '.join(owners)} for '{key}'"
-
-    @classmethod
-    def may_name(cls, name: str) -> bool:
-        """Say whether a data set may be named here."""
-        return True
-
 
 class TrainDatasetCfg(DatasetCfg):
     """The images to train on. Further keys are keyword arguments of the class; its docstring explains
@@ -67,11 +47,7 @@ class TrainDatasetCfg(DatasetCfg):
     (docs/data.md)."""
 
     # The seed of an Eval set is a key of its own: runs with different seeds must have comparable results.
-    supplied = {"seed": "Global.seed"}
-
-    @classmethod
-    def may_name(cls, name: str) -> bool:
-        return hasattr(DATASETS.get(name), "sample")  # labelled images; pairs have image()
+    supplied = ("seed",)
 
     name: str = "Glyphs"
     """`Glyphs`, characters drawn at run time; your images in a list file (`ImageList`), in a folder for each
@@ -80,9 +56,9 @@ class TrainDatasetCfg(DatasetCfg):
     number of classes is read from the data; docs/data.md has examples."""
 
 
-def _one_or_several(value: Any) -> str | None:
+def _one_or_several(value: Any) -> str:
     """Say which alternative of TrainCfg.dataset a value is to be checked by."""
-    return UNION_TAGS[isinstance(value, list)] if isinstance(value, (dict, list, Section)) else None
+    return "several" if isinstance(value, list) else "one"
 
 
 class EvalDatasetCfg(DatasetCfg):
@@ -101,7 +77,7 @@ class TrainCfg(Section):
     """Training data."""
 
     dataset: Annotated[
-        Annotated[TrainDatasetCfg, Tag(UNION_TAGS[0])] | Annotated[list[TrainDatasetCfg], Tag(UNION_TAGS[1])],
+        Annotated[TrainDatasetCfg, Tag("one")] | Annotated[list[TrainDatasetCfg], Tag("several")],
         Discriminator(_one_or_several),
     ] = TrainDatasetCfg()
     batch_size: int = Field(128, ge=1)

@@ -19,8 +19,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from plsc.errors import UserError, shown
-from plsc.utils.messages import first_problem
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
+from plsc.utils.section import first_problem
 
 EVALUATION = 2**32  # the epoch of the images that are evaluated
 

@@ -7,15 +7,13 @@ from typing import Any
 
 from plsc.checkpoint.store import newest_step
 from plsc.config import Config
-from plsc.config.advice import advice
 from plsc.distributed import environment
 from plsc.training.start import find_start
 from plsc.utils.loggers import check_packages
 
 
 def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> str:
-    """Return the resolved config with the source of each value, and the plan of the run, as `Entry.dry_run`
-    says.
+    """Return the resolved config and the plan of the run, as `Entry.dry_run` says.
 
     ranks: for so many; None: for this launch's.
     model: a Layer in place of the config's.
@@ -33,11 +31,9 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> str:
     in_memory = kind == environment.CPU or cfg.Head.bank != "device"
     device.use(environment.CPU)
     run = build_trainer(cfg, model, planned_ranks=ranks)
-    plan = [f"WARNING {line}" for line in advice(cfg)]
-    plan += plan_lines(run, ranks)
-    plan += byte_lines(run, ranks, in_memory)
+    plan = [*plan_lines(run, ranks), *byte_lines(run, ranks, in_memory)]
     if cfg.Global.init_from and (
         cfg.Global.overwrite or not newest_step(Path(cfg.Global.output_dir, "checkpoints"))
     ):
         plan.append(f"plan: start    the weights of {find_start(cfg)}, and its centres by name")
-    return "\n".join([cfg.to_yaml(sources=True), *plan])
+    return "\n".join([cfg.to_yaml(), *plan])

@@ -33,6 +33,8 @@ def plan_lines(run: Trainer, ranks: int) -> list[str]:
         "backbone": f"{type(run.backbone).__name__}, {trained:,} parameters",
         "head": f"{cfg.Head.name}, {_either(stop - start for start, stop in shards)} classes per rank",
     }
+    if cfg.DataLoader.Eval.dataset is None:
+        rows["evaluate"] = "nothing, since DataLoader.Eval.dataset names no set"
     return [f"plan: {name:9}{text}" for name, text in rows.items()]
 
 

@@ -57,10 +57,9 @@ def goes_on(cfg: Config) -> bool:
         return cfg.Global.resume
     if is_finished(folder):
         raise UserError(
-            f"{cfg.source('Global.output_dir')}: Global.output_dir: {folder} has a run that is at its end, "
-            "step "
-            f"{newest:,}; name another folder, or set Global.overwrite=true to delete that run, or "
-            "Global.resume=true to go on with it for more epochs"
+            f"{folder} has a run that is at its end, step {newest:,}; name another folder, or set Global."
+            "overwrite=true to delete that run, or Global.resume=true to go on with it for more epochs",
+            key="Global.output_dir",
         )
     return True
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from plsc.checkpoint import store
 from plsc.config import Config, load
-from plsc.config.advice import advice
 from plsc.distributed import environment, guard
 from plsc.errors import UserError, writing
 from plsc.training.start import delete_run, find_checkpoint, find_start, goes_on, start
@@ -93,11 +92,9 @@ def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tupl
         if not path:
             delete_run(output_dir)
         setup(0, output_dir / "train.log")
-        for line in advice(cfg):
-            get_logger().warning(line)
         for line in [*notes, *plan_lines(trainer, distributed.world_size())]:
             get_logger().info(line)
-        replace_file(output_dir / "config.yaml", cfg.to_yaml(sources=True).encode())
+        replace_file(output_dir / "config.yaml", cfg.to_yaml().encode())
         metrics = Metrics(output_dir, trainer.step, cfg.Global.loggers)
     distributed.barrier()
     return trainer, metrics

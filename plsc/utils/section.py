@@ -9,32 +9,50 @@ a key, add a field and use it; nothing else lists the keys. What depends on a na
         "Exponent: 1 is a straight line."
 
     AnySchedule = one_of(Cosine, Poly, OwnSchedule)  # the first is the default
+
+A broken rule is said in pydantic's words, with the value; plsc.config adds file, line and key.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Union
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import re
+import typing
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple, Union
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Discriminator,
     Tag,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     model_validator,
 )
+from typing_extensions import NotRequired, TypedDict
 
 from plsc.errors import UserError
-from plsc.utils.messages import (
-    KINDS,
-    ConfigProblem,
-    Problems,
-    check_keywords,
-    names_of,
-    problems_of,
-    takes,
-)
-from plsc.utils.registry import Registry, is_import_path
+from plsc.utils.registry import Registry, did_you_mean, is_import_path
+from plsc.utils.yaml_lines import KeyPath, dump
+
+
+class ConfigProblem(NamedTuple):
+    """An error in a config: the path of the key, and the message without place and key."""
+
+    path: KeyPath
+    message: str
+
+
+class Problems(ValueError):
+    """What is wrong with a section, found while pydantic validates it; paths begin below the section."""
+
+    def __init__(self, problems: Iterable[ConfigProblem]):
+        self.problems = list(problems)
+        super().__init__("; ".join(problem.message for problem in self.problems))
 
 
 class Section(BaseModel):
@@ -42,12 +60,95 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
+    family: ClassVar[Sequence[type[Section]]] = ()  # of which `name` chooses this one: one_of
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _validated(cls, written: Any, validate: Any, info: ValidationInfo) -> Any:
+        """Let an empty section mean its defaults, and raise all that is wrong as Problems.
+
+        The context of the validation has the dotted keys of the whole config.
+        """
+        if not isinstance(written, dict):
+            return validate(written)
+        written = {key: value for key, value in written.items() if value is not None or not key[:1].isupper()}
+        every_key = info.context or ()
+        values, problems = cls.read_keywords(written, every_key)
+        try:
+            section = validate({**written, **values})
+        except ValidationError as error:
+            problems += cls.explain(error, written, cls.model_fields, every_key)
+        if problems:
+            raise Problems(problems)
+        return section
+
+    @classmethod
+    def read_keywords(
+        cls, written: Mapping[str, Any], every_key: Iterable[str]
+    ) -> tuple[dict[str, Any], list[ConfigProblem]]:
+        """Return the keyword arguments among the keys, and what is wrong with them; only a Plug has some."""
+        return {}, []
+
+    @classmethod
+    def explain(
+        cls, error: ValidationError, written: Any, known: Collection[str], every_key: Iterable[str]
+    ) -> list[ConfigProblem]:
+        """List what pydantic has found wrong in `written`, which may have the keys `known`."""
+        problems, broken = [], {}
+        for detail in error.errors():
+            path, value = (), written
+            for part in detail["loc"]:
+                keys = (
+                    range(len(value)) if isinstance(value, list) else value if isinstance(value, dict) else ()
+                )
+                if part in keys:  # otherwise it is pydantic's name for one of a union's alternatives
+                    path, value = (*path, part), value[part]
+            cause = detail.get("ctx", {}).get("error")
+            if isinstance(cause, Problems):
+                problems += [ConfigProblem((*path, *below), message) for below, message in cause.problems]
+            elif detail["type"] == "missing" and isinstance(value, dict):
+                problems.append(ConfigProblem((*path, detail["loc"][-1]), "is required"))
+            elif detail["type"] == "extra_forbidden":
+                problems.append(ConfigProblem(path, cls._unknown(path[-1], written, known, every_key)))
+            else:
+                broken.setdefault(path, (value, []))[1].append(cls._rule(detail, path))
+        for path, (value, rules) in broken.items():
+            rule = " or ".join(rules).replace(" or must be ", " or ")
+            hint = did_you_mean(value, re.findall("'([^']+)'", rule))
+            problems.append(ConfigProblem(path, f"{rule} (got {formatted(value)}){hint}"))
+        return problems
+
+    @classmethod
+    def _rule(cls, detail: Mapping[str, Any], path: KeyPath) -> str:
+        """Return the rule that a value breaks, as the end of a sentence that begins with its key."""
+        if cls.family and path == ("name",):
+            own = ", or your own as package.module:Class" if issubclass(cls.family[-1], Plug) else ""
+            return f"must be one of {', '.join(map(repr, names_of(cls.family)))}{own}"
+        rule = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        return re.sub("an object|a valid dictionary.*", "a mapping of keys", rule)
+
+    @classmethod
+    def _unknown(
+        cls, key: str, written: Mapping[str, Any], known: Collection[str], every_key: Iterable[str]
+    ) -> str:
+        """Say that the section has no such key."""
+        others = names_of([kind for kind in cls.family if key in kind.model_fields])
+        if others:
+            name = written.get("name", cls.model_fields["name"].default)
+            return (
+                f"has no meaning with {name}, only with {', '.join(others)} (got {formatted(written[key])})"
+            )
+        elsewhere = {dotted.rpartition(".")[2]: dotted for dotted in reversed([*every_key])}
+        near = difflib.get_close_matches(key, elsewhere, n=1, cutoff=0.8)
+        hint = did_you_mean(key, known) or "".join(f", did you mean '{elsewhere[word]}'?" for word in near)
+        return f"unknown key{hint or ' (one of ' + ', '.join(known) + ')'}"
+
 
 class Plug(Section, extra="allow"):
     """A section that names a class of a registry; its further keys are keyword arguments of that class."""
 
     registry: ClassVar[Registry]
-    supplied: ClassVar[dict[str, str]] = {}  # arguments that plsc passes -> the keys that they come from
+    supplied: ClassVar[Collection[str]] = ()  # arguments that plsc passes, which no config has
 
     @classmethod
     def class_of(cls, name: str) -> type:
@@ -65,50 +166,81 @@ class Plug(Section, extra="allow"):
         taken = {name: value for name, value in supplied.items() if takes(cls, name)}
         return cls(**{**taken, **self.keywords})
 
-    @model_validator(mode="wrap")
     @classmethod
-    def _by_class(cls, written: Any, validate: Any, info: ValidationInfo) -> Any:
-        """Check what is written by the class that it names, together with the section's own keys."""
+    def read_keywords(
+        cls, written: Mapping[str, Any], every_key: Iterable[str]
+    ) -> tuple[dict[str, Any], list[ConfigProblem]]:
+        """Check the keyword arguments by the signature of the class, and give them its types."""
+        given = {key: value for key, value in written.items() if key not in cls.model_fields}
         default = cls.model_fields["name"].default
-        name = written.get("name", default) if isinstance(written, dict) else None
-        if not isinstance(name, str) or (name == default and written.keys() <= cls.model_fields.keys()):
-            return validate(written)  # the default class works without arguments: Paddle is not imported
+        name = written.get("name", default)
+        if not isinstance(name, str) or (name == default and not given):
+            return {}, []  # the default class works without arguments: Paddle is not imported
         try:
-            values, problems = check_keywords(cls, cls.class_of(name), written, info.context or ())
+            arguments, takes_any = arguments_of(cls.class_of(name))
         except UserError as error:
-            values, problems = {}, [ConfigProblem(("name",), str(error))]
-        if not problems:
-            return validate({**written, **values})
-        problems = [ConfigProblem(path, text + cls.hint(name, path[0], text)) for path, text in problems]
+            return {}, [ConfigProblem(("name",), str(error))]
+        own = {key: kind for key, kind in arguments.items() if key not in (*cls.model_fields, *cls.supplied)}
+        keywords = TypedDict(name, own)
+        keywords.__pydantic_config__ = ConfigDict(
+            extra="allow" if takes_any else "forbid", allow_inf_nan=False, arbitrary_types_allowed=True
+        )
         try:
-            validate(written)
+            return TypeAdapter(keywords).validate_json(json.dumps(given), strict=True), []
         except ValidationError as error:
-            problems += problems_of(error, cls, written, info.context or ())
-        raise Problems(problems)
+            return {}, cls.explain(error, written, [*cls.model_fields, *own], every_key)
 
-    @classmethod
-    def hint(cls, name: str, key: str, text: str) -> str:
-        """Return what helps with a problem of a keyword argument of the class `name`, to follow its text."""
-        return ""
+
+def arguments_of(cls: type) -> tuple[dict[str, Any], bool]:
+    """Return the keyword arguments of a class with their types, and whether it takes any other.
+
+    An __init__ with `**options` passes them on to its base class, whose arguments are included. A type that
+    cannot be resolved, as of a name that is imported for type checkers only, is any.
+    """
+    arguments: dict[str, Any] = {}
+    others: list[str] = []
+    for init in (vars(base)["__init__"] for base in cls.__mro__[:-1] if "__init__" in vars(base)):
+        parameters = list(inspect.signature(init).parameters.values())[1:]  # without self
+        try:
+            hints = typing.get_type_hints(init, include_extras=True)
+        except (NameError, TypeError):
+            hints = {}
+        for p in parameters:
+            if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD):
+                kind = hints.get(p.name, Any)
+                arguments.setdefault(p.name, kind if p.default is p.empty else NotRequired[kind])
+        others = [p.name for p in parameters if p.kind is p.VAR_KEYWORD]
+        if others != ["options"]:
+            break
+    return arguments, bool(others)
+
+
+def takes(cls: type, name: str) -> bool:
+    """Return whether a class takes the keyword argument `name`."""
+    arguments, takes_any = arguments_of(cls)
+    return takes_any or name in arguments
+
+
+def names_of(kinds: Iterable[type[Section]]) -> list[str]:
+    """List the names that choose one of these sections; a section for a class of one's own has none."""
+    return [name for kind in kinds for name in typing.get_args(kind.model_fields["name"].annotation)]
 
 
 def kind_named(kinds: Sequence[type[Section]], name: Any) -> type[Section]:
-    """Return the section of a name: one that has it, or else the one for a class of one's own, or the
-    first."""
-    for kind in kinds:
-        if name in names_of(kind):
-            return kind
+    """Return the section of a name; without one, or with an unknown one, it is the first."""
     is_own = isinstance(name, str) and is_import_path(name)
-    return next((kind for kind in kinds if is_own and issubclass(kind, Plug)), kinds[0])
+    return next(
+        (kind for kind in kinds if name in names_of([kind]) or (is_own and issubclass(kind, Plug))), kinds[0]
+    )
 
 
 def one_of(*kinds: type[Section]) -> Any:
-    """Annotate a section that is one of several, by its `name`; a Plug among them is for a class of one's
-    own.
+    """Annotate a section that is one of several by its `name`; without a name it is the first.
 
-    Without a name it is the first. A name that none has is refused.
+    A Plug among them, the last, is for a class of one's own.
     """
-    KINDS.update({kind.__name__: (kind, kinds) for kind in kinds})
+    for kind in kinds:
+        kind.family = kinds
 
     def tag(value: Any) -> str:
         if isinstance(value, Section):
@@ -117,3 +249,22 @@ def one_of(*kinds: type[Section]) -> Any:
 
     alternatives = tuple(Annotated[kind, Tag(kind.__name__)] for kind in kinds)
     return Annotated[Union[alternatives], Discriminator(tag)]  # noqa: UP007 of a tuple
+
+
+def sections_in(annotation: Any) -> list[type[Section]]:
+    """List the sections that a field may hold, also those of a union or of the items of a list."""
+    if isinstance(annotation, type) and typing.get_origin(annotation) is None:
+        return [annotation] if issubclass(annotation, Section) else []
+    return [section for argument in typing.get_args(annotation) for section in sections_in(argument)]
+
+
+def formatted(value: Any) -> str:
+    """Format a value for an error: YAML's null and true, quoted text, at most 60 characters."""
+    text = repr(value) if isinstance(value, str) else dump(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def first_problem(error: ValidationError) -> tuple[str, str]:
+    """Return the dotted key and the message, pydantic's own, of the first error."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return ".".join(map(str, first["loc"])), first["msg"]

@@ -65,17 +65,12 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path, capsys):
     assert re.fullmatch(r"ERROR .*a.yaml:1: .*\nERROR .*a.yaml:2: .*\nERROR -o Model.*\n", said.err)
 
 
-def test_a_dry_run_shows_config_sources_and_plan_and_does_nothing(tmp_path):
+def test_a_dry_run_shows_config_and_plan_and_does_nothing(tmp_path):
     command = [ROOT / "tools/train.py", "-c", TINY, "--dry-run", "-o", "Head.margin=0.3"]
     done = run_python(*command, cwd=tmp_path, **RANK)
     assert done.stderr == "", "what others say at every start is silenced before the config imports Paddle"
-    for key, value, source in [
-        ("max_steps", "12", f"{TINY}:3"),
-        ("learning_rate", "0.05", f"{TINY}:6"),
-        ("margin", "0.3", "-o"),
-        ("momentum", "0.9", "default"),
-    ]:
-        assert re.search(rf"^  {key}: {value} +# {source}$", done.stdout, re.MULTILINE), key
+    for line in ("  max_steps: 12", "  learning_rate: 0.05", "  margin: 0.3", "  momentum: 0.9"):
+        assert f"\n{line}\n" in done.stdout
     *plan, head = done.stdout.splitlines()[-8:-2]
     assert plan == [
         "plan: ranks    2, global batch 24 (12 each)",

@@ -35,7 +35,7 @@ folder, saved = map(Path, sys.argv[1:])
 d.init("cpu", threads=1)
 W, r = d.world_size(), d.rank()
 
-for name in HEADS.split(", "):
+for name in HEADS:
     train_linear(folder / name, name, 12 // W)
 
 train_sets(folder / "sets", 12 // W)

@@ -123,9 +123,7 @@ def test_one_process_takes_over_two_ranks(whole, tmp_path):
 def one_process(whole, tmp_path_factory):
     """By its name what three steps of each kind leave on one process, and how far ranks may lie from it."""
     folder = tmp_path_factory.mktemp("one")
-    trainings = {
-        name: lambda output, net, name=name: train_linear(output, name, 12, net) for name in HEADS.split(", ")
-    }
+    trainings = {name: lambda output, net, name=name: train_linear(output, name, 12, net) for name in HEADS}
     trainings["sets"] = lambda output, net: train_sets(output, 12, net)
     trainings["extra loss"] = lambda output, net: run_on_ranks(output, net=net)
     return {name: rounded_run(folder / name, train, linear()) for name, train in trainings.items()}
@@ -138,7 +136,7 @@ def test_ranks_train_every_head_as_one_process_does(whole, one_process, tmp_path
     script = Path(__file__).with_name("run_training.py")
     said = launch(script, ranks, tmp_path, tmp_path / "runs", checkpoint(whole[0])).stdout
     assert said.count("training ok") == ranks
-    for name in [*HEADS.split(", "), "extra loss"]:
+    for name in [*HEADS, "extra loss"]:
         found = rows(tmp_path / "runs" / name)
         assert steps(found) == [1, 2, 3]
         saved = arrays(checkpoint(tmp_path / "runs" / name, 3))

@@ -21,9 +21,7 @@ ROWS = {
 
 
 def test_the_table_has_every_head():
-    assert {name for row in ROWS.values() for name in re.findall(r"`(\w+)`", row[0])} == set(
-        HEADS.split(", ")
-    )
+    assert {name for row in ROWS.values() for name in re.findall(r"`(\w+)`", row[0])} == set(HEADS)
 
 
 @pytest.mark.parametrize("kind", list(MARGINS.builtin))

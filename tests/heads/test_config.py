@@ -82,11 +82,15 @@ def test_its_head_trains():
     "overrides, line",
     [
         (["Head.powr=1"], "Head.powr: unknown key, did you mean 'power'?"),
-        (["Head.steps=1.5"], "Head.steps: must be an integer (got 1.5)"),
+        (["Head.steps=1.5"], "Head.steps: must be a valid integer (got 1.5)"),
         (["Head.name=plsc_own_margin:Needy"], "Head.depth: is required"),
         (
             ["Head.name=plsc_own_margin:Needy", "Head.depth=1", "Head.margin=0.3"],
-            "Head.margin: unknown key, did you mean 'Head.margin'?",
+            (
+                "Head.margin: has no meaning with plsc_own_margin:Needy, only with arcface, dist_arcface, "
+                "cosface, dist_cosface, sphereface, dist_sphereface, adaface, dist_adaface, curricularface, "
+                "dist_curricularface (got 0.3)"
+            ),
         ),
         (
             ["Head.name=plsc_own_margin:Others", "Head.filter_above=0.4"],

@@ -10,7 +10,7 @@ from plsc.errors import UserError
 from plsc.heads.config import MARGINS, MarginCfg
 from plsc.heads.margins import Margin, change_targets
 from plsc.training.build_head import build_margin
-from plsc.utils.messages import arguments_of
+from plsc.utils.section import arguments_of
 from tests.heads.autograd import (
     COMBINED,
     TARGETS,

@@ -1,4 +1,4 @@
-"""The names of the built-in heads, as messages list them."""
+"""The names of the built-in heads, in the order of messages."""
 
 KINDS = ("arcface", "softmax", "cosface", "sphereface", "combined", "adaface", "magface", "curricularface")
-HEADS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS)
+HEADS = [name for kind in KINDS for name in (kind, f"dist_{kind}")]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from plsc.apps.gallery.embed import Network, open_network
 from plsc.apps.gallery.gallery import Gallery, Match
 from plsc.apps.gallery.threshold import RATE, Threshold
-from plsc.config import add_device, add_overrides
+from plsc.config import add_overrides
 from plsc.errors import UserError, shown
 from plsc.utils.text import counted
 
@@ -30,7 +30,6 @@ def add_network(parser: argparse.ArgumentParser, default: str) -> None:
     )
     given.add_argument("-c", "--config", metavar="RUN", help="the folder of a run of your own, in its place")
     add_overrides(parser, "with -c: a key that wins over the run's")
-    add_device(parser)
 
 
 def network_of(args: argparse.Namespace) -> Network | None:
