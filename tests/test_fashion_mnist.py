@@ -95,7 +95,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     write_family(folder)
     overrides = [f"Global.output_dir={folder / 'out'}", "Global.threads=1", *files(folder)]
-    overrides += ["Global.epochs=8", "DataLoader.Train.batch_size=20", "DataLoader.Eval.batch_size=30"]
+    overrides += ["Global.epochs=8", "DataLoader.Train.batch_size=20"]
     with drawn():
         return folder / "out", overrides, Entry(CONFIG, overrides).train()
 

@@ -81,7 +81,8 @@ class TrainCfg(Section):
         Discriminator(_one_or_several),
     ] = TrainDatasetCfg()
     batch_size: int = Field(128, ge=1)
-    """Samples that a rank computes at a time. Lower it when memory runs out, with `global_batch` as it is."""
+    """Samples that a rank computes at a time, in an evaluation too. Lower it when memory runs out, with
+    `global_batch` as it is."""
     global_batch: int | None = Field(None, ge=2)
     """Samples of all ranks in one step, which the learning rate is meant for (docs/training.md). A rank's
     share goes through the backbone in as few batches of `batch_size` as it needs, at about a third more time;
@@ -125,8 +126,6 @@ class EvalCfg(Section):
     more: dict[str, EvalDatasetCfg] = {}
     """Further sets to evaluate on, each under the title that it gets in logs and reports, with the keys of
     `dataset`: `{cfp_fp: {name: BinPairs, path: cfp_fp.bin}}`."""
-    batch_size: int = Field(256, ge=1)
-    """Images per rank in one forward pass. No result depends on it."""
     flip: bool = False
     """Embed each image and its mirror image, and take both together, as InsightFace's evaluation does: a
     little more accurate, twice the time. The threshold is for embeddings made in the same way; `predict`

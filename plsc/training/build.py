@@ -76,7 +76,7 @@ def build_trainer(
     scale = next((part for part in parts if isinstance(part, LossScale)), None)
     head = None if planned else _build_head(cfg, dataset.num_classes)
     evaluator = Evaluator(
-        cfg.DataLoader.Eval,
+        cfg.DataLoader,
         sets,
         backbone,
         dataset.num_classes,

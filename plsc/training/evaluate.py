@@ -32,14 +32,13 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
 
     model: a Layer that takes the weights instead of Model.name's.
     """
-    section = cfg.DataLoader.Eval
-    if section.dataset is None:
+    if cfg.DataLoader.Eval.dataset is None:
         raise UserError("DataLoader.Eval.dataset: is null; name a data set to test on")
     saved = open_checkpoint(cfg)
     sets = build_saved_sets(cfg, saved)
     network = load_network(saved, cfg, model)
     head = build_saved_head(cfg, saved) if needs_head(sets) else None
-    evaluator = Evaluator(section, sets, network.backbone, saved.num_classes, head, amp=network.amp)
+    evaluator = Evaluator(cfg.DataLoader, sets, network.backbone, saved.num_classes, head, amp=network.amp)
     evaluator.evaluate(saved.step)
     if distributed.rank() == 0:
         facts = {"checkpoint": str(saved.path), "step": saved.step}

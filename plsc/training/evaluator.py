@@ -20,7 +20,7 @@ from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
 from plsc.config.run import AmpCfg
 from plsc.data.build import build_dataset
-from plsc.data.config import EVAL_SET, EvalCfg
+from plsc.data.config import EVAL_SET, DataLoaderCfg
 from plsc.errors import UserError
 from plsc.evaluation.sets import EvalSet, Result, eval_set
 from plsc.heads.softmax import SoftmaxHead
@@ -71,7 +71,7 @@ class Evaluator:
     """Evaluates a network on sets of images. Every rank makes one.
 
     Args:
-        section: DataLoader.Eval: batch size, mirror images.
+        loader: DataLoader: batch size, mirror images.
         sets: title -> set, the main one first.
         backbone: the bare layer.
         num_classes: of the training set.
@@ -85,7 +85,7 @@ class Evaluator:
 
     def __init__(
         self,
-        section: EvalCfg,
+        loader: DataLoaderCfg,
         sets: dict[str, EvalSet],
         backbone: paddle.nn.Layer,
         num_classes: int,
@@ -97,8 +97,9 @@ class Evaluator:
         self.rows: dict[str, dict[str, Any]] = {}
         self.results: dict[str, Result] = {}
         self.step: int | None = None
-        self._threshold = Threshold(flip=section.flip)
-        self._section = section
+        self._batch_size = loader.Train.batch_size
+        self._flip = loader.Eval.flip
+        self._threshold = Threshold(flip=self._flip)
         self._backbone = backbone
         self.num_classes = num_classes
         self._head = head
@@ -124,13 +125,13 @@ class Evaluator:
     def state_dict(self) -> dict[str, Any]:
         """Return the threshold, of the last evaluation of the main set."""
         if self.row is not None:
-            self._threshold = Threshold(cosine=self.row.get("threshold"), flip=self._section.flip)
+            self._threshold = Threshold(cosine=self.row.get("threshold"), flip=self._flip)
         return self._threshold.model_dump()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the threshold, unless it is of other embeddings."""
         saved = Threshold.model_validate(state)
-        if saved.flip == self._section.flip:
+        if saved.flip == self._flip:
             self._threshold = saved
 
     def evaluate(self, step: int = 0, epoch: int | None = None, metrics: Metrics | None = None) -> None:
@@ -172,14 +173,13 @@ class Evaluator:
         return result.row()
 
     def _embed(self, data: EvalSet) -> np.ndarray:
-        section = self._section
         return embed(
             self._backbone,
             data.images,
             data.count,
             data.preprocessing,
-            section.batch_size,
-            section.flip,
+            self._batch_size,
+            self._flip,
             self._amp,
         )
 
@@ -188,7 +188,7 @@ class Evaluator:
         together."""
         if data.labels is None:
             return None
-        batch = self._section.batch_size
+        batch = self._batch_size
         parts = [embeddings[start : start + batch] for start in range(0, len(embeddings), batch)]
         return np.concatenate([self._head.classify(paddle.to_tensor(part)).numpy() for part in parts])
 

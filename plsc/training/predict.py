@@ -36,10 +36,9 @@ def predict(
     read, names = samples_to_predict(images, preprocessing)
     if not names:
         raise UserError("predict: no images given, give at least one")
-    evaluation = cfg.DataLoader.Eval
     network = load_network(saved, cfg, model)
-    batch = evaluation.batch_size
-    emb = embed(network.backbone, read, len(names), preprocessing, batch, evaluation.flip, network.amp)
+    batch, flip = cfg.DataLoader.Train.batch_size, cfg.DataLoader.Eval.flip
+    emb = embed(network.backbone, read, len(names), preprocessing, batch, flip, network.amp)
     emb = unit_rows(emb)
     if distributed.rank() == 0:
         folder = Path(output) if output else Path(cfg.Global.output_dir) / "predict"

@@ -87,12 +87,12 @@ for count in (7, W, 1):  # uneven, one each, and none for most
 
 # Sets of every kind and size, evaluated together: the numbers of one process, on every rank; rank 0 alone
 # holds the results.
-overrides = [*MORE, "DataLoader.Eval.flip=true", "DataLoader.Eval.batch_size=7"]
+overrides = [*MORE, "DataLoader.Eval.flip=true", "DataLoader.Train.batch_size=7"]
 
 
 def make_evaluator(cfg, backbone):
     return Evaluator(
-        cfg.DataLoader.Eval,
+        cfg.DataLoader,
         build_sets(cfg, NoisePairs().preprocessing, 23),
         backbone,
         23,

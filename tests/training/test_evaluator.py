@@ -72,7 +72,7 @@ def make(*overrides, **arguments):
 
 def evaluator_of(cfg, backbone, **arguments):
     sets = evaluator.build_sets(cfg, PREPROCESSING, CLASSES, **arguments)
-    return evaluator.Evaluator(cfg.DataLoader.Eval, sets, backbone, CLASSES)
+    return evaluator.Evaluator(cfg.DataLoader, sets, backbone, CLASSES)
 
 
 def test_every_set_gets_its_result_its_line_and_its_row(tmp_path, capsys):
@@ -129,7 +129,7 @@ def test_pairs_sorted_by_kind_choose_by_the_area_under_the_roc(tmp_path, capsys)
 
 def test_a_long_evaluation_says_how_far_it_is(capsys, monkeypatch):
     monkeypatch.setattr("plsc.utils.bar.LOG_EVERY", 0.0)
-    make("DataLoader.Eval.batch_size=30").evaluate()
+    make("DataLoader.Train.batch_size=30").evaluate()
     assert "embedding: 60 of 80 images, eta 0:00:0" in capsys.readouterr().out
 
 

@@ -119,7 +119,7 @@ def _embed(cfg: Config, data: Dataset) -> np.ndarray:
                 corrupt.append(index)
         return samples
 
-    batch = cfg.DataLoader.Eval.batch_size
+    batch = cfg.DataLoader.Train.batch_size
     embeddings = embed(network.backbone, read, len(data), data.preprocessing, batch, amp=network.amp)
     embeddings[corrupt] = 0
     return embeddings
