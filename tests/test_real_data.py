@@ -38,8 +38,13 @@ def lfw(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def omniglot(tmp_path_factory):
-    path = unpacked("omniglot_small1", tmp_path_factory) / "label.txt"
-    return [f"DataLoader.Train.dataset.list={path}", f"DataLoader.Eval.dataset.images={path}"]
+    folder = unpacked("omniglot_small1", tmp_path_factory)
+    lists = [folder / "trained.txt", folder / "unseen.txt"]
+    lines = [line.split("\t") for line in (folder / "label.txt").read_text().splitlines()]
+    for path, labels in zip(lists, (range(100), range(100, 136))):
+        own = (f"{image}\t{labels.index(int(label))}\n" for image, label in lines if int(label) in labels)
+        path.write_text("".join(own))
+    return [f"DataLoader.Train.dataset.list={lists[0]}", f"DataLoader.Eval.dataset.images={lists[1]}"]
 
 
 def first_pairs(path, folder):

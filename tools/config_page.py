@@ -15,7 +15,6 @@ from pydantic_core import to_jsonable_python
 
 from plsc.config import Config
 from plsc.data.config import DATASETS
-from plsc.data.image_list import ImageFiles
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.utils.section import Plug, Section, names_of, sections_in
 from plsc.utils.yaml_lines import dump
@@ -118,7 +117,7 @@ def _default(field: FieldInfo) -> str:
 def _dataset_chapters() -> Iterator[str]:
     """Write the docstrings of the data sets, and of the classes whose keys several of them have."""
     yield "\n## Data sets\n"
-    for cls in (*map(DATASETS.get, DATASETS.builtin), ImageFiles, EncodedImages, EncodedPairs):
+    for cls in (*map(DATASETS.get, DATASETS.builtin), EncodedImages, EncodedPairs):
         yield f"\n### {cls.__name__}\n\n{inspect.getdoc(cls)}\n"
 
 

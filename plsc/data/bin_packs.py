@@ -26,12 +26,12 @@ from plsc.utils.safe_pickle import load_pickle
 class BinPairs(EncodedPairs):
     """The pairs of a .bin pack.
 
-    `path`: the pack. `title`: what logs and reports call it; empty = the file's name without .bin.
-    `alternate`: spread the positive pairs evenly over the negative ones, where a pack has one kind after the
-    other; see plsc.data.pair_sampling.alternating. Further keys: those of plsc.data.images.EncodedPairs.
+    `path`: the pack. `alternate`: spread the positive pairs evenly over the negative ones, where a pack has
+    one kind after the other; see plsc.data.pair_sampling.alternating. Further keys: those of
+    plsc.data.images.EncodedPairs.
     """
 
-    def __init__(self, path: str, title: str = "", alternate: bool = False, **options):
+    def __init__(self, path: str, alternate: bool = False, **options):
         self.check(path=path, **options)
         super().__init__(**options)
         images, self.same = read_pack(path)
@@ -42,18 +42,12 @@ class BinPairs(EncodedPairs):
             self.pairs = self.pairs[order]
             self.same = self.same[order]
         self.path = path
-        self.name = title or Path(path).stem
-        # In one array; an image that comes several times is there once.
-        places: dict[bytes, int] = {}
-        self._place = np.array([places.setdefault(image, len(places)) for image in images])
-        self._stops = np.cumsum([len(image) for image in places], dtype=np.int64)
-        self._bytes = np.concatenate([np.frombuffer(image, np.uint8) for image in places])
-        check_pairs(
-            self._place[self.pairs],
-            self.same,
-            shown(path),
-            lambda number: f"pair {self.pairs[number, 0] // 2}",
-        )
+        self.title = Path(path).stem
+        self._images = images
+        numbers: dict[bytes, int] = {}  # an image may come several times
+        number_of = np.array([numbers.setdefault(image, len(numbers)) for image in images])
+        name = lambda number: f"pair {self.pairs[number, 0] // 2}"
+        check_pairs(number_of[self.pairs], self.same, shown(path), name)
 
     @classmethod
     def check(cls, **kwargs) -> None:
@@ -64,8 +58,7 @@ class BinPairs(EncodedPairs):
             )
 
     def encoded(self, index: int) -> np.ndarray:
-        place = self._place[index]
-        return self._bytes[self._stops[place - 1] if place else 0 : self._stops[place]]
+        return np.frombuffer(self._images[index], np.uint8)
 
     def image_name(self, index: int) -> str:
         return f"{os.path.basename(self.path)}: image {index} (pair {index // 2})"

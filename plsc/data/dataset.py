@@ -10,6 +10,7 @@ called before any process starts, so it looks at values and whether paths exist,
 
 from __future__ import annotations
 
+import functools
 import os
 import unicodedata
 from abc import ABC, abstractmethod
@@ -95,7 +96,7 @@ class Dataset(ImageSet, ABC):
         """Return the sample's name for messages and reports: a path, a glyph's name."""
         return f"sample {index}"
 
-    @property
+    @functools.cached_property
     def title(self) -> str:
         """Return the set's name for logs and reports."""
         return type(self).__name__
@@ -114,17 +115,12 @@ class Dataset(ImageSet, ABC):
 class _Images(ImageSet, ABC):
     """Images without labels, each embedded once: the base class of sets for verification and search."""
 
-    name: str
+    title: str  # for logs and reports
     num_images: int
 
     @abstractmethod
     def image(self, index: int) -> np.ndarray:
         """Make an image, uint8 of the declared shape; the same bytes each time."""
-
-    @property
-    def title(self) -> str:
-        """Return the set's name for logs and reports, as with a Dataset."""
-        return self.name
 
     def image_name(self, index: int) -> str:
         """Return the image's name, for the worst pairs of the report."""

@@ -21,31 +21,29 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
     """List the images below the folders of `folder`, in the order of their names; their labels int64 [N]; the
     folders' names.
 
-    The labels number the folders in the order of their names. Subfolders of an identity's folder are read
-    too, and links to folders that do not lead back. What begins with a dot is left out, and what plsc align
-    writes beside the folders; other files are counted in the log. UserError names folders without an image.
+    The labels number the folders in the order of their names. What begins with a dot is left out, and what
+    plsc align writes beside the folders; other files, and folders further down, are counted in the log.
+    UserError names folders without an image.
     """
     check_folder(folder)
-    with reading(folder):
-        entries = sorted((entry.name, entry.is_dir()) for entry in os.scandir(folder) if entry.name[0] != ".")
-    names = [name for name, is_folder in entries if is_folder]
-    others = [name for name, is_folder in entries if not is_folder and name != ALIGNMENT]
-    images: list[str] = []
-    counts = []
-    for name in names:
-        before = len(images)
-        for file in _files_below(folder, name):
-            (images if file.lower().endswith(EXTENSIONS) else others).append(file)
-        counts.append(len(images) - before)
-    if not images:
-        raise UserError(
-            f"{folder}: has no images in folders of their own, one folder for each identity "
-            f"({', '.join(EXTENSIONS)})"
-        )
+    names, images, counts, others = [], [], [], []
+    for name, is_folder in _entries(folder):
+        if is_folder:
+            names.append(name)
+            before = len(images)
+            for file, further_down in _entries(os.path.join(folder, name)):
+                is_image = file.lower().endswith(EXTENSIONS) and not further_down
+                (images if is_image else others).append(f"{name}/{file}")
+            counts.append(len(images) - before)
+        elif name != ALIGNMENT:
+            others.append(name)
+    if not names:
+        raise UserError(f"{folder}: has no images in folders of their own, one folder for each identity")
     empty = [name for name, count in zip(names, counts) if count == 0]
     if empty:
-        what = f"{counted(len(empty), 'folder')} without an image; remove, or add images"
-        raise UserError(f"{shown(folder)}: {what}: {_some(empty)}")
+        what = f"{counted(len(empty), 'folder')} without an image ({', '.join(EXTENSIONS)}) right in it"
+        remedy = "remove, or add images, or name the folder further down"
+        raise UserError(f"{shown(folder)}: {what}: {_some(empty)}; {remedy}")
     if others:
         what = f"{counted(len(others), 'file')} left out, no image of an identity"
         get_logger().warning(f"{shown(folder)}: {what}: {_some(others)}")
@@ -56,46 +54,10 @@ def _some(names: list[str]) -> str:
     return ", ".join([*map(shown, names[:SHOWN]), *["..."] * (len(names) > SHOWN)])
 
 
-def _files_below(root: str, name: str) -> list[str]:
-    """List the files below the folder `name` of `root`, in the order of their names, subfolders among them.
-    UserError for a folder that cannot be read."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    files = []
-    top = os.path.join(root, name)
-    with reading(top):
-        for path, folders, inside in os.walk(top, onerror=fail, followlinks=True):
-            folders[:] = [name for name in folders if name[0] != "." and not _leads_back(path, name)]
-            below = name + path[len(top) :]
-            files += [f"{below}/{file}" for file in inside if file[0] != "."]
-    return sorted(files, key=lambda file: file.split("/"))
-
-
-def _leads_back(path: str, name: str) -> bool:
-    """Say whether a folder of `path` is a link to one that `path` lies in."""
-    link = os.path.join(path, name)
-    return os.path.islink(link) and f"{os.path.realpath(path)}/".startswith(f"{os.path.realpath(link)}/")
-
-
-def nested_hint(folder: str, paths: Paths) -> str:
-    """Suggest the folder that was probably meant if all images of `read_folder` lie in subfolders of the
-    identities'; else ""."""
-    below = set()
-    for index in range(len(paths)):
-        parts = paths.written(index).split("/")
-        if len(parts) < 3:
-            return ""
-        below.add("/".join(parts[:2]))
-    if len(below) < 2:
-        return ""
-    first = min(below)
-    meant = os.path.join(folder, first.partition("/")[0])
-    return (
-        f"its images lie one level further down, in {len(below):,} folders such as {shown(first)}; if "
-        f"those are the identities, give {shown(meant)}"
-    )
+def _entries(folder: str) -> list[tuple[str, bool]]:
+    """List what lies in a folder, in the order of the names, and whether it is a folder, too."""
+    with reading(folder):
+        return sorted((entry.name, entry.is_dir()) for entry in os.scandir(folder) if entry.name[0] != ".")
 
 
 def check_folder(folder: str) -> None:
@@ -107,32 +69,21 @@ def check_folder(folder: str) -> None:
 class ImageFolder(ImageFiles):
     """The images of a folder that has a folder for each identity; the sorted names are the labels 0, 1, ...
 
-    `folder`: the folder. Further keys: those of plsc.data.image_list.ImageFiles, and of all image formats,
-    see plsc.data.images.EncodedImages.
+    `folder`: the folder. Further keys: those of plsc.data.images.EncodedImages.
     """
 
     def __init__(self, folder: str, **options):
         self.check(folder=folder, **options)
         super().__init__(**options)
-        self.folder = folder
+        self.title = os.path.basename(os.path.abspath(folder))
         if self.aligned is None and os.path.isfile(os.path.join(folder, ALIGNMENT)):
             self.aligned = True
         paths, labels, names = read_folder(folder)
         self.identities = identity_names([os.path.join(folder, name) for name in names])
-        self.nested_hint = nested_hint(folder, paths)
         self._set_files(paths, labels, folder)
-
-    @property
-    def folders(self) -> list[str]:
-        """Names of the identities' folders, in the order of the labels."""
-        return [os.path.basename(name) for name in self.identities.tolist()]
 
     @classmethod
     def check(cls, **kwargs) -> None:
         super().check(**kwargs)
         if "folder" in kwargs:
             check_folder(kwargs["folder"])
-
-    @property
-    def title(self) -> str:
-        return os.path.basename(os.path.abspath(self.folder))

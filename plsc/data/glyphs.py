@@ -75,7 +75,7 @@ class GlyphPairs(PairSet):
     `augment`: strength of the distortions (transforms.distort), as in training by default.
     """
 
-    name = "glyph pairs"
+    title = "glyph pairs"
 
     def __init__(
         self,

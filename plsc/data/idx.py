@@ -1,8 +1,7 @@
 """Read the idx files of the MNIST family (MNIST, Fashion-MNIST, KMNIST, ...), plain or as .gz.
 
 A file is a big-endian header (two zero bytes, the type 0x08 of uint8, the number of axes, each axis' length)
-and the bytes. The format is described on http://yann.lecun.com/exdb/mnist. Nothing is downloaded here; the
-error of a missing file says how to have Paddle fetch MNIST and Fashion-MNIST. Try it:
+and the bytes. The format is described on http://yann.lecun.com/exdb/mnist. Try it:
 
     read_idx("train-images-idx3-ubyte.gz", axes=3).shape    # (60000, 28, 28)
 """
@@ -20,9 +19,6 @@ import numpy as np
 from plsc.data.dataset import Dataset
 from plsc.errors import MissingFileError, UserError, reading, shown
 from plsc.utils.files import read_regular
-
-# Where Paddle's own download puts the files -> its class in paddle.vision.datasets.
-_PADDLES = {"paddle/dataset/mnist": "MNIST", "paddle/dataset/fashion-mnist": "FashionMNIST"}
 
 
 def read_idx(path: str | os.PathLike, axes: int) -> np.ndarray:
@@ -54,13 +50,12 @@ def read_idx(path: str | os.PathLike, axes: int) -> np.ndarray:
 class IdxImages(Dataset):
     """Grey images and their labels from two idx files, .gz or plain; the network's input is pixel / 255.
 
-    `images`, `labels`: the files. `title`: what logs and reports call the set; empty = the name of the
-    images' file.
+    `images`, `labels`: the files.
     """
 
     mean, scale = 0.0, 1 / 255  # the network sees numbers from 0 to 1
 
-    def __init__(self, images: str, labels: str, title: str = ""):
+    def __init__(self, images: str, labels: str):
         self.check(images=images, labels=labels)
         pixels = read_idx(images, axes=3)
         self.labels = read_idx(labels, axes=1).astype(np.int64)
@@ -79,30 +74,17 @@ class IdxImages(Dataset):
             )
         self.image_shape = (1, *pixels.shape[1:])
         self._pixels = pixels[:, np.newaxis]
-        self._title = title or Path(images).name
+        self.title = Path(images).name
 
     @classmethod
     def check(cls, **kwargs) -> None:
         for key in kwargs.keys() & {"images", "labels"}:
             path = Path(kwargs[key])
             if not path.is_file():
-                raise MissingFileError(
-                    f"file '{path}' does not exist (looked in {Path.cwd()}){_remedy(path)}", key=key
-                )
-
-    @property
-    def title(self) -> str:
-        return self._title
+                raise MissingFileError(f"file '{path}' does not exist (looked in {Path.cwd()})", key=key)
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
         return self._pixels[index]
 
     def images(self, start: int, stop: int) -> np.ndarray:
         return self._pixels[start:stop]
-
-
-def _remedy(path: Path) -> str:
-    """Suggest how to get a missing file, if it is one that Paddle downloads."""
-    name = _PADDLES.get("/".join(path.parent.parts[-3:]))
-    code = f'from paddle.vision.datasets import {name} as D; D(mode="train"); D(mode="test")'
-    return f"; have Paddle download it: python -c '{code}'" if name else ""

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.data.hold_out import check_hold_out, choose_held_out, class_keys
 from plsc.data.images import EncodedImages, read_file
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.files import open_regular, refuse_irregular
@@ -162,45 +161,15 @@ def identity_names(folders: Sequence[str]) -> np.ndarray:
 
 
 class ImageFiles(EncodedImages):
-    """Labelled images in files of their own; the base of ImageList and ImageFolder.
-
-    `classes`: [start, stop] keeps the classes start to stop - 1, numbered from 0 again; []: all. `hold_out`:
-    the share of the classes that is left out, chosen by their names; ImagePairs with the same `hold_out`
-    verifies on them.
-    """
+    """Labelled images in files of their own; the base of ImageList and ImageFolder."""
 
     paths: Paths
 
-    def __init__(self, classes: tuple[int, ...] = (), hold_out: float = 0.0, **options):
-        super().__init__(**options)
-        self.classes = classes
-        self.hold_out = hold_out
-
-    @classmethod
-    def check(cls, **kwargs) -> None:
-        super().check(**kwargs)
-        check_classes(kwargs.get("classes", ()))
-        check_hold_out(kwargs.get("hold_out", 0.0))
-
     def _set_files(self, paths: Paths, labels: np.ndarray, where: str) -> None:
-        self._set_labels(labels, where)
         self.paths = paths
-        kept = np.ones(self.num_classes, bool)
-        if self.hold_out:
-            names = class_keys(self.identities, self.num_classes)
-            kept &= ~choose_held_out(names, self.hold_out, where)
-        if self.classes:
-            kept &= in_classes(np.arange(self.num_classes), self.num_classes, self.classes, where)
-        if kept.all():
-            return
-        if not kept.any():
-            raise UserError(
-                f"hold_out leaves none of the classes {[*self.classes]} of {where}", key="classes"
-            )
-        if vars(self).get("identities") is not None:
-            self.identities = self.identities[kept]
-        self.paths = paths.where(kept[labels])
-        self._set_labels((np.cumsum(kept) - 1)[labels[kept[labels]]], where)
+        stays = self._set_labels(labels, where)
+        if not stays.all():
+            self.paths = paths.where(stays)
 
     def encoded(self, index: int) -> np.ndarray:
         return read_file(self.paths[index])
@@ -220,28 +189,11 @@ class ImageFiles(EncodedImages):
         return identity_names([folder for _, folder in sorted(pairs)]) if one_to_one else None
 
 
-def check_classes(classes: Sequence[int]) -> None:
-    """Raise UserError unless `classes` is [start, stop], or empty."""
-    if classes and not (len(classes) == 2 and 0 <= classes[0] < classes[1]):
-        raise UserError(f"must be [start, stop] with 0 <= start < stop, got {[*classes]}", key="classes")
-
-
-def in_classes(labels: np.ndarray, num_classes: int, classes: Sequence[int], where: str) -> np.ndarray:
-    """Find the images of the classes [start, stop): bool [N]; UserError if there are not so many classes."""
-    if classes[1] > num_classes:
-        raise UserError(
-            f"must be [start, stop] with stop <= {num_classes}, the classes of {where}, got {[*classes]}",
-            key="classes",
-        )
-    return (labels >= classes[0]) & (labels < classes[1])
-
-
 class ImageList(ImageFiles):
     """The images of a list file (`path<TAB>label` a line; the labels are 0, 1, ... without gaps).
 
     `list`: the list file. `root`: where its relative paths start; empty = the list's own folder. Further
-    keys: those of plsc.data.image_list.ImageFiles, and of all image formats, see
-    plsc.data.images.EncodedImages.
+    keys: those of plsc.data.images.EncodedImages.
     """
 
     def __init__(self, list: str, root: str = "", **options):
@@ -251,14 +203,10 @@ class ImageList(ImageFiles):
         refuse_missing(paths, list)
         self._set_files(paths, labels, list)
         # label.txt alone would be any list.
-        self._title = os.path.join(*Path(os.path.abspath(list)).parts[-2:])
+        self.title = os.path.join(*Path(os.path.abspath(list)).parts[-2:])
 
     @classmethod
     def check(cls, **kwargs) -> None:
         super().check(**kwargs)
         if "list" in kwargs:
             check_list(kwargs["list"], kwargs.get("root", ""))
-
-    @property
-    def title(self) -> str:
-        return self._title

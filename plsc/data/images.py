@@ -11,14 +11,16 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import cv2
 import numpy as np
+from pydantic import Field
 
 from plsc.data import MOST_PIXELS
 from plsc.data.augment import Augment
 from plsc.data.dataset import Dataset, PairSet
+from plsc.data.hold_out import choose_held_out
 from plsc.data.transforms import generator, resize
 from plsc.errors import CorruptImageError, UserError, reading, shown
 from plsc.utils.files import read_regular
@@ -176,6 +178,9 @@ class EncodedImages(Encoded, Dataset):
     it is shrunk, to a quarter of its sides at least, and enlarged again: 0.2 for small faces in large
     pictures. `cutout`: probability that a rectangle of 10 to 45 % of each side is painted over: masks,
     glasses, hands. The same seed, epoch and sample give the same picture, with any number of threads.
+
+    `hold_out`: the share of the classes that is left out, chosen by their names, in a .rec by their numbers;
+    ImagePairs with the same `hold_out` verify on them.
     """
 
     def __init__(
@@ -187,10 +192,12 @@ class EncodedImages(Encoded, Dataset):
         blur: float = Augment.blur,
         low_resolution: float = Augment.low_resolution,
         cutout: float = Augment.cutout,
+        hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0,
         seed: int = 0,
         **options,
     ):
         super().__init__(**options)
+        self.hold_out = hold_out
         augment = Augment(flip, crop, colour, grey, blur, low_resolution, cutout)
         augment.check(**vars(augment), channels=self.channels)
         self.augment = augment if augment != Augment() else None
@@ -201,9 +208,9 @@ class EncodedImages(Encoded, Dataset):
         super().check(**kwargs)
         Augment.check(**kwargs)
 
-    def _set_labels(self, labels: np.ndarray, where: str) -> None:
-        """Set int64 labels [N]; UserError, which begins with `where`, unless they are 0, 1, ... without
-        gaps."""
+    def _set_labels(self, labels: np.ndarray, where: str) -> np.ndarray:
+        """Set int64 labels [N] but for those of classes that are held out; return which images stay, bool
+        [N]. UserError, which begins with `where`, unless they are 0, 1, ... without gaps."""
         present = np.unique(labels)
         self.labels = labels
         self.num_classes = int(present[-1]) + 1
@@ -212,9 +219,17 @@ class EncodedImages(Encoded, Dataset):
             missing = self.num_classes - len(present)
             raise UserError(
                 f"{where}: no image has label {gap} ({missing} of the labels 0 to {present[-1]} are "
-                "missing); "
-                "number the classes 0, 1, 2, ... without gaps"
+                "missing); number the classes 0, 1, 2, ... without gaps"
             )
+        if not self.hold_out:
+            return np.ones(len(labels), bool)
+        kept = ~choose_held_out(self, self.hold_out, where)
+        if self.identities is not None:
+            self.identities = self.identities[kept]
+        self.num_classes = int(kept.sum())
+        stays = kept[labels]
+        self.labels = (np.cumsum(kept) - 1)[labels[stays]]
+        return stays
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
         augment = None

@@ -23,6 +23,7 @@ class Joined(Dataset):
 
     def __init__(self, parts: Mapping[str, Dataset]):
         self._parts = list(parts.values())
+        self.title = " + ".join(part.title for part in self._parts)
         first_key = next(iter(parts))
         for key, part in parts.items():
             check_labels(part)
@@ -48,10 +49,6 @@ class Joined(Dataset):
     @property
     def class_names(self) -> np.ndarray | None:
         return None if self.identities is None else self._names
-
-    @property
-    def title(self) -> str:
-        return " + ".join(part.title for part in self._parts)
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
         number, own_index = self._place(index)

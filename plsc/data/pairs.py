@@ -3,7 +3,7 @@
 `PairList` reads `path_a<TAB>path_b<TAB>0 or 1` (or with commas), and LFW's pairs.txt; `ImagePairs` draws its
 pairs from any format that plsc.data.autodetect recognises. Each image is stored, and embedded, once. Try it:
 
-    ImagePairs("label.txt", num_pairs=1000, classes=(100, 136)).pairs
+    ImagePairs("label.txt", num_pairs=1000).pairs
 """
 
 from __future__ import annotations
@@ -12,23 +12,15 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from plsc.data.autodetect import open_images
 from plsc.data.folder import EXTENSIONS
-from plsc.data.hold_out import check_hold_out, choose_held_out, class_keys
-from plsc.data.image_list import (
-    LABEL_DIGITS,
-    SHOWN,
-    Paths,
-    check_classes,
-    check_list,
-    identity_names,
-    in_classes,
-    refuse_missing,
-)
+from plsc.data.hold_out import choose_held_out
+from plsc.data.image_list import LABEL_DIGITS, SHOWN, Paths, check_list, identity_names, refuse_missing
 from plsc.data.images import EncodedPairs, read_file
 from plsc.data.pair_sampling import alternating, check_pairs, draw_pairs
 from plsc.errors import MissingFileError, UserError, reading, shown
@@ -50,14 +42,13 @@ class PairList(EncodedPairs):
     commas will do too, and a first line of headings. Or LFW's pairs.txt: first the number of pairs of each
     kind, or folds and that number; then `name n1 n2` or `name1 n1 name2 n2`, which means the images
     name/name_0001.jpg (or another extension). `root`: where relative paths start; empty = the list's own
-    folder. `title`: what logs and reports call the set; empty = the file's name. Further keys: those of
-    plsc.data.images.EncodedPairs.
+    folder. Further keys: those of plsc.data.images.EncodedPairs.
 
     The pairs keep the order of the file. `alternate`: spread the positive pairs evenly over the negative
     ones, see plsc.data.pair_sampling.alternating; done without asking for an LFW file without folds.
     """
 
-    def __init__(self, list: str, root: str = "", title: str = "", alternate: bool = False, **options):
+    def __init__(self, list: str, root: str = "", alternate: bool = False, **options):
         self.check(list=list, root=root, **options)
         super().__init__(**options)
         root = root or os.path.dirname(list)
@@ -71,7 +62,7 @@ class PairList(EncodedPairs):
         self.paths = Paths.of(root, index)
         refuse_missing(self.paths, list)
         self.num_images = len(index)
-        self.name = title or Path(list).stem
+        self.title = Path(list).stem
         self.pairs = np.array([[index[path] for path in pair.images] for pair in pairs], np.int64)
         self.same = np.array([pair.same for pair in pairs], bool)
         check_pairs(self.pairs, self.same, shown(list), lambda number: f"line {pairs[number].line}")
@@ -198,43 +189,35 @@ class ImagePairs(EncodedPairs):
     every run.
 
     `images`: an image folder, a list or a .rec file; in a config that lacks it, those of the training,
-    prepared as there. `root`: of a list, see plsc.data.image_list.ImageList. `classes`: [start, stop] draws
-    from the classes start to stop - 1 only; []: from all. `hold_out`: draws from the share of the classes
-    that training with the same `hold_out` of the same images leaves out. `num_pairs`: how many; null: 6,000,
-    or as many as there are. `title`: what logs and reports call the set; empty = "pairs of", or "held-out
-    pairs of", and the name of `images`. Further keys: those of plsc.data.images.EncodedPairs.
+    prepared as there. `root`: of a list, see plsc.data.image_list.ImageList. `hold_out`: draws from the share
+    of the classes that training with the same `hold_out` of the same images leaves out. `num_pairs`: how
+    many; null: 6,000, or as many as there are. Further keys: those of plsc.data.images.EncodedPairs.
     """
 
     def __init__(
         self,
         images: str,
         root: str = "",
-        num_pairs: int | None = None,
-        classes: tuple[int, ...] = (),
-        hold_out: float = 0.0,
-        title: str = "",
+        num_pairs: Annotated[int, Field(ge=1)] | None = None,
+        hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0,
         **options,
     ):
-        self.check(images=images, num_pairs=num_pairs, classes=classes, hold_out=hold_out, **options)
+        self.check(images=images, **options)
         super().__init__(**options)
         self.source = open_images(images, root=root)
         chosen = np.arange(len(self.source))
         where = images
-        if classes:
-            chosen = np.flatnonzero(in_classes(self.source.labels, self.source.num_classes, classes, images))
-            where = f"{images} (classes {classes[0]} to {classes[1] - 1})"
         if hold_out:
-            names = class_keys(self.source.identities, self.source.num_classes)
-            held = choose_held_out(names, hold_out, images)
+            held = choose_held_out(self.source, hold_out, images)
             counts = f"{held.sum():,} of {len(held):,} classes are held out (hold_out: {hold_out:g})"
             get_logger().info(f"{shown(images)}: {counts}")
-            chosen = chosen[held[self.source.labels[chosen]]]
+            chosen = np.flatnonzero(held[self.source.labels])
             where = f"{images} (held out)"
         pairs, self.same = draw_pairs(self.source.labels[chosen], num_pairs, where)
         self._used, places = np.unique(chosen[pairs], return_inverse=True)
         self.pairs = places.reshape(-1, 2).astype(np.int64)
         self.num_images = len(self._used)
-        self.name = title or f"{'held-out ' if hold_out else ''}pairs of {self.source.title}"
+        self.title = f"{'held-out ' if hold_out else ''}pairs of {self.source.title}"
         self.identity_of = self.source.labels[self._used]
         if self.source.identities is not None:
             self.identities = self.source.identities[np.unique(self.identity_of)]
@@ -243,10 +226,6 @@ class ImagePairs(EncodedPairs):
     @classmethod
     def check(cls, **kwargs) -> None:
         super().check(**kwargs)
-        check_classes(kwargs.get("classes", ()))
-        check_hold_out(kwargs.get("hold_out", 0.0))
-        if kwargs.get("num_pairs") is not None and kwargs["num_pairs"] < 1:
-            raise UserError(f"must be at least 1, got {kwargs['num_pairs']}", key="num_pairs")
         if "images" in kwargs and not os.path.exists(kwargs["images"]):
             raise MissingFileError(
                 f"'{kwargs['images']}' does not exist (looked in {Path.cwd()})", key="images"

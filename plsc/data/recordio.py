@@ -11,7 +11,6 @@ it: `RecordFile("train.rec").payload(1)`.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import struct
 import warnings
@@ -53,19 +52,19 @@ def image_of(payload: np.ndarray) -> np.ndarray:
 
 
 class RecordFile:
-    """Random access to the records of `path`. Position i of all arrays is the i-th line of the .idx file.
+    """Random access to the records of `path`. Position i of all arrays is the i-th line of the .idx file
+    beside it.
 
-    `index`: the .idx file; empty = the one beside it, and if there is none, the file is scanned. The two
-    files are checked here: UserError names the bad record.
+    The two files are checked here: UserError names the bad record.
     """
 
     keys: np.ndarray  # int64 [N]
     offsets: np.ndarray  # int64 [N], where the records begin
     spans: np.ndarray  # int64 [N], their bytes with headers and padding
 
-    def __init__(self, path: str, index: str = ""):
+    def __init__(self, path: str):
         self.path = path
-        self.index = index or os.fspath(Path(path).with_suffix(".idx"))
+        self.index = os.fspath(Path(path).with_suffix(".idx"))
         with reading(path), open_regular(path) as file:
             self.size = os.fstat(file.fileno()).st_size
             start = file.read(4)
@@ -73,12 +72,7 @@ class RecordFile:
             raise UserError(
                 f"{path}: is no RecordIO file: it begins with 0x{start[::-1].hex()}, must be {MAGIC:#x}"
             )
-        self.scanned = not index and not os.path.exists(self.index)
-        if self.scanned:
-            self.offsets = self._scan()
-            self.keys = np.arange(len(self.offsets))
-        else:
-            self.keys, self.offsets = read_index(self.index)
+        self.keys, self.offsets = read_index(self.index)
         self.spans = self._checked_spans()
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - stays open; closed with this object
 
@@ -139,24 +133,6 @@ class RecordFile:
         headers.labels[position] = numbers[0] if flag else label
         headers.vectors[position] = flag > 0
 
-    def _scan(self) -> np.ndarray:
-        """Find where the records begin, by reading from header to header."""
-        offsets, start = [], 0
-        with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            while start + 8 <= self.size:
-                kind, length = _kind_and_length(data, start + 4)
-                if data[start : start + 4] != _MAGIC:
-                    break
-                if kind < 2 or not offsets:
-                    offsets.append(start)
-                start += 8 + _padded(length)
-        if start != self.size:
-            raise UserError(
-                f"{self.path}: is damaged or cut off at record {len(offsets)}, byte {min(start, self.size)} "
-                f"of {self.size:,}; fetch or make it again"
-            )
-        return np.array(offsets, np.int64)
-
     def _checked_spans(self) -> np.ndarray:
         """Compute the length of each record; UserError unless the index names the beginnings of all records,
         and they are whole. Records in parts are looked at when they are read."""
@@ -173,7 +149,7 @@ class RecordFile:
             position = int(order[np.argmin(good)])
             raise UserError(
                 f"{self.path}: {self.name(position)} is damaged or cut off, or {self.index} does not belong "
-                "to the file; fetch both again, or delete the index, and the records are found by a scan"
+                "to the file; fetch or make both again"
             )
         spans = np.empty_like(starts)
         spans[order] = ends - starts
@@ -185,7 +161,7 @@ class RecordFile:
 
 def read_index(path: str) -> tuple[np.ndarray, np.ndarray]:
     """Read keys and offsets of a .idx file, int64 [N] each: a line is `key<TAB>offset`."""
-    with reading(path):
+    with reading(path, missing="no such file, which MXNet's tools write beside a .rec"):
         text = read_regular(path)
     with warnings.catch_warnings():
         warnings.simplefilter("error", DeprecationWarning)  # numpy's word for text that is no number
@@ -197,8 +173,7 @@ def read_index(path: str) -> tuple[np.ndarray, np.ndarray]:
     offsets = numbers[1::2]
     if not numbers.size or numbers.size != 2 * lines or len(np.unique(offsets)) < lines or offsets.min() < 0:
         raise UserError(
-            f"{path}: is no index of records, whose lines are 'key<TAB>offset'; delete it, and the records "
-            "are found by a scan"
+            f"{path}: is no index of records, whose lines are 'key<TAB>offset'; fetch or make it again"
         )
     return numbers[0::2].copy(), offsets.copy()
 

@@ -28,18 +28,17 @@ class IjbPairs(EncodedPairs, TemplatePairs):
 
     `images`: a list, `name template media` a line, two numbers after each image's name. `list`: the pairs,
     `template template 1` for one identity, 0 for two. `root`: the folder of the images; empty = the one of
-    `images`. `title`: what logs and reports call the set; empty = the pairs' file name. Further keys: those
-    of plsc.data.images.EncodedPairs.
+    `images`. Further keys: those of plsc.data.images.EncodedPairs.
     """
 
-    def __init__(self, images: str, list: str, root: str = "", title: str = "", **options):
+    def __init__(self, images: str, list: str, root: str = "", **options):
         self.check(images=images, list=list, root=root, **options)
         super().__init__(**options)
         names, numbers = _read_rows(images)
         self.paths = Paths.of(root or os.path.dirname(images), names)
         refuse_missing(self.paths, images)
         self.num_images = len(names)
-        self.name = title or Path(list).stem
+        self.title = Path(list).stem
         known, self.template = np.unique(numbers[:, 0], return_inverse=True)
         self.media = numbers[:, 1]
         rows = _read_numbers(list)
@@ -98,21 +97,19 @@ class GalleryProbe(Encoded, IdentificationSet):
 
     `gallery`, `probe`: two image folders, in which a folder's name is the identity, or two list files, whose
     labels number the identities (any numbers, with gaps). A probe of an identity that is not in the gallery
-    should not be found. `root`: where the relative paths of both lists start; empty = each list's own folder.
-    `title`: what logs and reports call the set; empty = the gallery's name. Further keys: those of
-    plsc.data.images.EncodedPairs.
+    should not be found. Further keys: those of plsc.data.images.EncodedPairs.
     """
 
-    def __init__(self, gallery: str, probe: str, root: str = "", title: str = "", **options):
-        self.check(gallery=gallery, probe=probe, root=root, **options)
+    def __init__(self, gallery: str, probe: str, **options):
+        self.check(gallery=gallery, probe=probe, **options)
         super().__init__(**options)
-        parts = [_read_part(path, root) for path in (gallery, probe)]
+        parts = [_read_part(path) for path in (gallery, probe)]
         self._paths = [paths for paths, _ in parts]
         counts = [len(paths) for paths in self._paths]
         self.gallery = np.arange(counts[0])
         self.probe = np.arange(counts[0], sum(counts))
         self.num_images = sum(counts)
-        self.name = title or Path(gallery).stem
+        self.title = Path(gallery).stem
         known, self.identities = np.unique(np.concatenate([who for _, who in parts]), return_inverse=True)
         if os.path.isdir(gallery):
             self.names = identity_names([os.path.join(gallery, name) for name in known])
@@ -145,11 +142,11 @@ class GalleryProbe(Encoded, IdentificationSet):
         return gallery[index] if index < len(gallery) else probe[index - len(gallery)]
 
 
-def _read_part(path: str, root: str) -> tuple[Paths, np.ndarray]:
+def _read_part(path: str) -> tuple[Paths, np.ndarray]:
     """Open the images of a folder or list, and read who each shows: names, or numbers."""
     if os.path.isdir(path):
         paths, labels, names = read_folder(path)
         return paths, np.array(names)[labels]
-    paths, labels = read_list(path, root)
+    paths, labels = read_list(path)
     refuse_missing(paths, path)
     return paths, labels

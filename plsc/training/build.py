@@ -33,7 +33,6 @@ from plsc.training.part import Part
 from plsc.training.resume import build_backbone
 from plsc.training.start import make_folder
 from plsc.training.trainer import Trainer
-from plsc.utils.logging import warn
 from plsc.utils.malloc import keep_freed_blocks, return_large_blocks
 
 # The names of the other states of a run.
@@ -184,12 +183,10 @@ def build_training_set(cfg: Config) -> Dataset:
     """Build the data set to train on; UserError if it has fewer than two classes."""
     dataset = build_dataset(cfg.DataLoader, cfg.Global.seed)
     check_labels(dataset)
-    hint = getattr(dataset, "nested_hint", "")
     if dataset.num_classes < 2:
-        text = "has 1 class, and nothing to tell it from; it needs at least 2"
-        raise UserError(f"{text}; {hint}" if hint else text, key="DataLoader.Train.dataset")
-    if hint:
-        warn(f"DataLoader.Train.dataset: {hint}")
+        raise UserError(
+            "has 1 class, and nothing to tell it from; it needs at least 2", key="DataLoader.Train.dataset"
+        )
     return dataset
 
 

@@ -26,7 +26,7 @@ def test_all_forms_of_images_are_read(form, tmp_path):
     assert pairs.num_images == 6 and pairs.pairs.tolist() == [[0, 1], [2, 3], [4, 5]]
     assert pairs.same.tolist() == [True, False, True] and pairs.same.dtype == bool
     assert [pairs.encoded(number).tobytes() for number in range(6)] == [png(number) for number in range(6)]
-    assert pairs.title == "lfw" and BinPairs(str(path), title="LFW").title == "LFW"
+    assert pairs.title == "lfw"
     assert pairs.image_name(3) == "lfw.bin: image 3 (pair 1)" and pairs.images().shape == (6, 3, 12, 10)
 
 
@@ -104,11 +104,3 @@ def test_the_real_packs_hold_what_they_should():
     assert (small.num_images, small.same.tolist()) == (20, [True] * 10)
     for pairs in (devtest, small):
         assert pairs.image(pairs.num_images - 1).shape == (3, 112, 112)
-
-
-def test_an_image_that_is_named_many_times_takes_its_memory_once(tmp_path):
-    path, images = tmp_path / "a.bin", [png(0), png(1)]
-    path.write_bytes(pickle.dumps((images * 1000, [True] * 1000)))
-    pairs = BinPairs(str(path))
-    assert pairs._bytes.nbytes == len(images[0]) + len(images[1])
-    assert pairs.encoded(1998).tobytes() == images[0] and pairs.encoded(1999).tobytes() == images[1]

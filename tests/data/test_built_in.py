@@ -32,7 +32,7 @@ def examples(tmp_path_factory):
         "BinPairs": {"path": str(tmp_path / "a.bin"), "size": (16, 12)},
         "GalleryProbe": {"gallery": faces, "probe": faces},
         "IjbPairs": {"images": str(tmp_path / "media.txt"), "list": str(tmp_path / "templates.txt")},
-        "ImageFolder": {"folder": faces, "classes": (0, 2)},
+        "ImageFolder": {"folder": faces},
         "ImagePairs": {"images": faces, "num_pairs": 4},
         "PairList": {"list": str(tmp_path / "pairs.csv")},
         "IdxImages": idx,
@@ -56,7 +56,7 @@ def test_a_built_in_data_set_is_built_and_keeps_its_promises(name, examples):
         assert len(first.identities) == first.num_images
         one, other, named = first.image(1), second.image(1), first.image_name(1)
     elif isinstance(first, PairSet):
-        assert first.pairs.shape == (len(first.same), 2) and first.same.dtype == bool and first.name
+        assert first.pairs.shape == (len(first.same), 2) and first.same.dtype == bool and first.title
         templates = getattr(first, "template", np.arange(first.num_images))
         assert len(templates) == first.num_images and np.isin(first.pairs, templates).all()
         one, other, named = first.image(1), second.image(1), first.image_name(1)

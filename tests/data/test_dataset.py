@@ -28,7 +28,7 @@ class Ramp(Dataset):
 
 
 class RampPairs(PairSet):
-    name = "ramps"
+    title = "ramps"
     num_images, image_shape = 4, (1, 2, 2)
 
     def image(self, index):
@@ -76,7 +76,7 @@ def test_templates_and_galleries_offer_images_as_pairs_do():
         name, num_images, image_shape, image = "faces", 4, (1, 2, 2), RampPairs.image
 
     for images in (Templates(), Gallery()):
-        assert images.images(1, 3)[:, 0, 0, 0].tolist() == [1, 2] and images.title == images.name
+        assert images.images(1, 3)[:, 0, 0, 0].tolist() == [1, 2]
     assert Templates().identities is None and Ramp().identities is None
     with pytest.raises(TypeError, match="image"):
         IdentificationSet()
@@ -84,7 +84,7 @@ def test_templates_and_galleries_offer_images_as_pairs_do():
 
 def test_shared_identities_are_found_where_both_sets_know_theirs():
     def of(base, **known):
-        shared = {"num_images": 4, "name": "known", "image_shape": (1, 2, 2), "labels": np.array([0, 1])}
+        shared = {"num_images": 4, "title": "known", "image_shape": (1, 2, 2), "labels": np.array([0, 1])}
         shared |= {"pairs": np.array([[0, 1]]), "num_classes": 2, "probe": np.array([0])}
         return eval_set(
             type("Known", (base,), {**shared, **dict.fromkeys(("sample", "image")), **known})()
@@ -129,7 +129,7 @@ def made(base, **attributes):
     }
     arrays[TemplatePairs] = {**arrays[PairSet], "template": np.arange(4), "media": np.arange(4)}
     calls = dict.fromkeys(("sample", "image"))
-    shared = {"num_images": 4, "name": "mine", "image_shape": (1, 2, 2), "num_classes": 2}
+    shared = {"num_images": 4, "title": "mine", "image_shape": (1, 2, 2), "num_classes": 2}
     return type("Mine", (base,), {**shared, **calls, **arrays[base], **attributes})()
 
 

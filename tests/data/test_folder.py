@@ -16,11 +16,9 @@ def folder(tmp_path):
 def test_the_sorted_names_of_the_folders_are_the_labels(folder):
     data = ImageFolder(str(folder), size=(12, 10))
     assert data.labels.tolist() == [0, 1, 1, 1, 2, 2] and data.num_classes == 3
-    assert data.identities.tolist() == data.folders == ["Ann", "Bob", "Zoe"] and data.title == "faces"
+    assert data.identities.tolist() == ["Ann", "Bob", "Zoe"] and data.title == "faces"
     assert data.name(4) == str(folder / "Zoe" / "Zoe_0001.png")
     assert data.encoded(0).tobytes() == png(2) and data.sample(0, 0).shape == (3, 12, 10)
-    some = ImageFolder(str(folder), classes=(1, 3))
-    assert some.labels.tolist() == [0, 0, 0, 1, 1] and some.identities.tolist() == ["Bob", "Zoe"]
 
 
 def test_what_is_no_image_of_an_identity_is_said(folder, capsys):
@@ -29,11 +27,9 @@ def test_what_is_no_image_of_an_identity_is_said(folder, capsys):
     (folder / "Ann" / "more").mkdir()
     (folder / "Ann" / "more" / "A.JFIF").write_bytes(png(0))
     paths, labels, _ = read_folder(str(folder))
-    assert (
-        len(paths) == 7 and labels.tolist() == [0, 0, 1, 1, 1, 2, 2] and paths.written(1) == "Ann/more/A.JFIF"
-    )
+    assert len(paths) == 6 and labels.tolist() == [0, 1, 1, 1, 2, 2]
     said = capsys.readouterr().out
-    assert "faces: 2 files left out, no image of an identity: note.txt, Ann/list.csv\n" in said
+    assert "faces: 3 files left out, no image of an identity: Ann/list.csv, Ann/more, note.txt\n" in said
     assert ImageFolder(str(folder)).identities.tolist() == ["Ann", "Bob", "Zoe"]
 
 
@@ -48,7 +44,7 @@ def test_empty_folders_are_named(folder, tmp_path):
     for name in "Xyz":
         (folder / name).mkdir()
     with pytest.raises(
-        UserError, match=r"faces: 3 folders without an image; remove, or add images: X, y, z$"
+        UserError, match=r"faces: 3 folders without an image \(\.jpg, .*\) right in it: X, y, z; remove,"
     ):
         ImageFolder(str(folder))
     (tmp_path / "flat").mkdir()
@@ -59,13 +55,6 @@ def test_empty_folders_are_named(folder, tmp_path):
         ImageFolder(str(tmp_path / "flat"))
     with pytest.raises(MissingFileError, match=r"^folder: 'none' is no folder \(looked in "):
         ImageFolder.check(folder="none")
-
-
-def test_a_link_into_a_loop_ends(tmp_path):
-    folder = write_folder(tmp_path / "faces", {"Ann": 2, "Bob": 2})
-    (folder / "Ann" / "more").mkdir()
-    (folder / "Ann" / "more" / "up").symlink_to("..")
-    assert len(read_folder(str(folder))[0]) == 4
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):

@@ -117,23 +117,6 @@ def test_of_very_many_images_some_are_looked_for(folder, monkeypatch, capsys):
         ImageList(write(folder, "a.png\t0\n" * 4 + "no.png\t0"))
 
 
-def test_a_range_of_the_classes(folder):
-    path = write(folder, "a.png\t0\nb c.png\t1\nä.png\t2\na.png\t3\nä.png\t1\n")
-    data = ImageList(path, classes=(1, 3))
-    assert data.labels.tolist() == [0, 1, 0] and data.num_classes == 2
-    assert [data.name(index).rpartition("/")[2] for index in range(3)] == ["b c.png", "ä.png", "ä.png"]
-    for classes in ((1, 1), (-1, 2), (1,), (0, 1, 2)):
-        with pytest.raises(
-            UserError, match=r"^classes: must be \[start, stop\] with 0 <= start < stop, got \["
-        ):
-            ImageList.check(classes=classes)
-    with pytest.raises(
-        UserError,
-        match=r"^classes: must be \[start, stop\] with stop <= 4, the classes of .*list.txt, got \[2, 5\]$",
-    ):
-        ImageList(path, classes=(2, 5))
-
-
 def test_folders_are_the_identities_where_each_class_has_its_own(folder):
     for name in ("Ann", "Bob"):
         (folder / name).mkdir()
@@ -141,7 +124,6 @@ def test_folders_are_the_identities_where_each_class_has_its_own(folder):
             (folder / name / f"{number}.png").write_bytes((folder / "a.png").read_bytes())
     own = write(folder, "Bob/1.png\t0\nAnn/1.png\t1\nBob/2.png\t0\n")
     assert ImageList(own).identities.tolist() == ["Bob", "Ann"]
-    assert ImageList(own, classes=(1, 2)).identities.tolist() == ["Ann"]
     assert ImageList(write(folder, "Bob/1.png\t0\nAnn/1.png\t0\n")).identities is None
     assert ImageList(write(folder, "Bob/1.png\t0\nBob/2.png\t1\n")).identities is None
 

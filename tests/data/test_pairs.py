@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from plsc.data.folder import ImageFolder
 from plsc.data.glyphs import GlyphPairs
 from plsc.data.pairs import ImagePairs, PairList, is_pair_list, open_text
 from plsc.errors import MissingFileError, UserError
@@ -50,8 +49,8 @@ def test_kinds_that_follow_one_another_can_be_made_to_alternate(folder):
 
 
 def test_headings_are_tolerated(folder):
-    pairs = PairList(write(folder, "first,second,same\n" + LINES), title="mine")
-    assert len(pairs.same) == 2 and pairs.title == "mine"
+    pairs = PairList(write(folder, "first,second,same\n" + LINES))
+    assert len(pairs.same) == 2
 
 
 @pytest.mark.parametrize("third", ["2", "yes", ""])
@@ -154,22 +153,7 @@ def test_pairs_are_drawn_from_any_format(folder, tmp_path):
     assert [first == second for first, second in names] == from_folder.same.tolist() == [True, False] * 3
 
 
-def test_pairs_of_some_classes_share_no_identity_with_the_others(folder):
-    pairs = ImagePairs(str(folder), num_pairs=2, classes=(1, 3))
-    assert {name.partition("_")[0] for pair in images(pairs) for name in pair} == {"Bob", "Cy"}
-    assert not np.intersect1d(pairs.identities, ImageFolder(str(folder), classes=(0, 1)).identities).size
-    with pytest.raises(
-        UserError, match=r"^num_pairs: must be at most 6 \(got 20\): .*faces \(classes 1 to 2\) has no more"
-    ):
-        ImagePairs(str(folder), num_pairs=20, classes=(1, 3))
-    assert len(ImagePairs(str(folder), classes=(1, 3)).same) == 6  # by default as many as there are
-    with pytest.raises(UserError, match="with stop <= 3, the classes of "):
-        ImagePairs(str(folder), classes=(1, 4))
-
-
 def test_wrong_arguments_are_named(folder):
-    with pytest.raises(UserError, match="^num_pairs: must be at least 1, got 0$"):
-        ImagePairs.check(num_pairs=0)
     with pytest.raises(MissingFileError, match="^images: 'none' does not exist"):
         ImagePairs.check(images="none")
 

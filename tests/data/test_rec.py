@@ -13,11 +13,8 @@ LABELS = [0, 0, (1.0, 0.0), 2, (2.0, 7.0)]
 
 
 @pytest.mark.parametrize("header", [True, False])
-@pytest.mark.parametrize("index", [True, False])
-def test_both_layouts_give_the_images_and_their_labels(header, index, tmp_path):
+def test_both_layouts_give_the_images_and_their_labels(header, tmp_path):
     path = write_rec(tmp_path / "a.rec", LABELS, header)
-    if not index:
-        path.with_suffix(".idx").unlink()
     data = RecImages(str(path), size=(12, 10), channels="BGR")
     assert data.labels.tolist() == [0, 0, 1, 2, 2] and data.labels.dtype == np.int64 and data.num_classes == 3
     for number in range(5):
@@ -27,12 +24,6 @@ def test_both_layouts_give_the_images_and_their_labels(header, index, tmp_path):
     assert data.title == "a.rec" and data.name(0) == (
         "record 1 (a.rec @ 40)" if header else "record 0 (a.rec @ 0)"
     )
-
-
-def test_a_scan_is_said(tmp_path, capsys):
-    write_rec(tmp_path / "a.rec", LABELS).with_suffix(".idx").unlink()
-    RecImages(str(tmp_path / "a.rec"))
-    assert "a.rec: no a.idx, found 9 records by a scan\n" in capsys.readouterr().out
 
 
 def test_keys_out_of_order_give_the_order_of_the_keys(tmp_path):
@@ -68,18 +59,6 @@ def test_gaps_between_labels_are_refused(tmp_path):
     )
 
 
-def test_an_index_that_counts_from_1_is_refused(tmp_path):
-    path = write_rec(tmp_path / "a.rec", LABELS)
-    offsets = [line.split()[1] for line in path.with_suffix(".idx").read_text().splitlines()]
-    path.with_suffix(".idx").write_text(
-        "".join(f"{key}\t{offset}\n" for key, offset in enumerate(offsets, start=1))
-    )
-    assert refusal(path) == (
-        "a.idx: its first key is 1, must be 0 in a file that begins with a header record; delete it, and the "
-        "records are found by a scan"
-    )
-
-
 def test_a_header_that_promises_other_images_is_refused(tmp_path):
     with RecordWriter(str(tmp_path / "a.rec")) as writer:
         writer.write(pack_image(b"", (5.0, 6.0)))
@@ -105,8 +84,11 @@ def test_missing_files_are_named(tmp_path):
     with pytest.raises(MissingFileError, match=r"^path: file 'no.rec' does not exist \(looked in "):
         RecImages.check(path="no.rec")
     path = write_rec(tmp_path / "a.rec", [0])
-    with pytest.raises(MissingFileError, match=r"^index: file 'no.idx' does not exist"):
-        RecImages.check(path=str(path), index="no.idx")
+    path.with_suffix(".idx").unlink()
+    with pytest.raises(
+        MissingFileError, match="a.idx: no such file, which MXNet's tools write beside a .rec$"
+    ):
+        RecImages(str(path))
 
 
 @needs_insightface_files

@@ -71,8 +71,8 @@ def test_lists_are_searched_by_label(tmp_path):
     (tmp_path / "gallery.txt").write_text("0.png\t10\n1.png\t700\n")
     (tmp_path / "probe.txt").write_text("2.png\t700\n3.png\t3\n")
     lists = str(tmp_path / "gallery.txt"), str(tmp_path / "probe.txt")
-    data = GalleryProbe(*lists, root=str(tmp_path), title="mine")
-    assert data.identities.tolist() == [1, 2, 2, 0] and data.names is None and data.title == "mine"
+    data = GalleryProbe(*lists)
+    assert data.identities.tolist() == [1, 2, 2, 0] and data.names is None
     (tmp_path / "probe.txt").write_text("2.png\t1\n")
     with pytest.raises(
         UserError, match=r"probe.txt: not one of its identities is in .*gallery.txt; the two must name"

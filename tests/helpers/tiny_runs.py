@@ -30,7 +30,7 @@ IMAGE_SHAPE = (1, 12, 10)
 class NoisePairs(PairSet):
     """Pairs of synthetic images, every other one of one class."""
 
-    name = "noise pairs"
+    title = "noise pairs"
 
     def __init__(self, num_pairs: int = 40, image_shape: tuple[int, int, int] = IMAGE_SHAPE):
         self.source = Synthetic(num_pairs, 2, image_shape, seed=99)

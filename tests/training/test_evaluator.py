@@ -26,7 +26,7 @@ CLASSES = 23
 class NoiseTemplates(NoisePairs, TemplatePairs):
     """Each template is two images of one class in one medium, and one of another."""
 
-    name = "noise templates"
+    title = "noise templates"
 
     def __init__(self, templates: int = 30):
         super().__init__(3 * templates // 2)
@@ -38,7 +38,7 @@ class NoiseTemplates(NoisePairs, TemplatePairs):
 class NoiseGallery(NoisePairs, IdentificationSet):
     """Of each class but the last five one image in the gallery; the other images are probes."""
 
-    name = "noise people"
+    title = "noise people"
 
     def __init__(self, people: int = 30):
         super().__init__(people)
@@ -49,7 +49,7 @@ class NoiseGallery(NoisePairs, IdentificationSet):
 class SortedPairs(NoisePairs):
     """All same pairs first."""
 
-    name = "sorted pairs"
+    title = "sorted pairs"
 
     def __init__(self):
         super().__init__()

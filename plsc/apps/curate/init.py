@@ -25,7 +25,7 @@ import numpy as np
 from plsc.config import load
 from plsc.data.autodetect import open_images
 from plsc.data.config import KEY_OF_IMAGES
-from plsc.data.hold_out import LEAST, class_keys, enough_held_out, held_out
+from plsc.data.hold_out import FEWEST, LEAST, class_keys, held_out
 from plsc.data.images import EncodedImages, decode_pixels
 from plsc.errors import UserError, shown, writing
 from plsc.utils.atomic_write import replace_file
@@ -63,8 +63,9 @@ class Seen(NamedTuple):
 def look(images: EncodedImages, name: str) -> Seen:
     """Look at a set of pictures. UserError where it is none to train on."""
     if images.num_classes < LEAST:
-        hint = getattr(images, "nested_hint", "") or "make a folder for each identity"
-        raise UserError(f"{shown(name)}: has 1 class, training needs {LEAST}; {hint}")
+        raise UserError(
+            f"{shown(name)}: has 1 class, training needs {LEAST}; make a folder for each identity"
+        )
     sizes = []
     grey = True
     for index in np.unique(np.linspace(0, len(images) - 1, _SAMPLE).astype(int)).tolist():
@@ -78,14 +79,15 @@ def look(images: EncodedImages, name: str) -> Seen:
     if not sizes:
         raise UserError(f"{shown(name)}: none of its {len(images):,} pictures can be read")
     height, width = np.median(sizes, axis=0).astype(int).tolist()
-    hold_out = _share_to_hold_out(class_keys(images.identities, images.num_classes))
+    hold_out = _share_to_hold_out(class_keys(images))
     return Seen(len(images), images.num_classes, height, width, grey, hold_out)
 
 
 def _share_to_hold_out(names: Sequence[str]) -> float | None:
     """Choose the share of the classes that are not trained on: of few a half, from which a gallery learns how
     alike strangers are, else the least that has ten; None where fewer than two would be left on a side."""
-    share = (enough_held_out(names) if len(names) >= _HUNDREDS else None) or 0.5
+    shares = (0.1, 0.2, 0.3, 0.4) if len(names) >= _HUNDREDS else ()
+    share = next((share for share in shares if held_out(names, share).sum() >= FEWEST), 0.5)
     return share if LEAST <= held_out(names, share).sum() <= len(names) - LEAST else None
 
 

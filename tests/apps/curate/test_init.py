@@ -58,8 +58,7 @@ def test_a_folder_one_level_too_high_is_told(tmp_path, monkeypatch, capsys):
     fill(tmp_path / "high", 3, below="people")
     assert init("high") == 2
     assert (
-        "high: has 1 class, training needs 2; its images lie one level further down"
-        in capsys.readouterr().err
+        " right in it: people; remove, or add images, or name the folder further" in capsys.readouterr().err
     )
 
 
