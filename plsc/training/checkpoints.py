@@ -18,7 +18,6 @@ from plsc.config import Config
 from plsc.data.dataset import class_names
 from plsc.errors import UserError
 from plsc.training.evaluator import Evaluator
-from plsc.training.finite import finite_arrays
 from plsc.training.optim import checkpoint_numbers
 from plsc.training.part import State
 from plsc.utils.disk import no_space
@@ -105,23 +104,11 @@ class Checkpoints:
         last = run.step == run.total_steps
         states = {name: owner.state_dict() for name, owner in run.stateful.items()}
         states["checkpoints"] = Saved(saved=run.step, best=best).model_dump()
-        rows = run.head.bank.state()
-        arrays = [rows[name] for name in run.head.bank.names]
-        for owner in {"backbone", self._weights}:
-            arrays += states[owner].get("arrays", {}).values()
-        if not distributed.every(finite_arrays(arrays)):
-            line = f"checkpoint of step {run.step} not written: its weights are not finite"
-            if last:
-                raise UserError(
-                    f"{line}; it was the last step: lower LRScheduler.learning_rate or Optimizer.weight_decay"
-                )
-            get_logger().error(line)
-            return
         content = store.Content(
             step=run.step,
             epoch=run.epoch,
             states=states,
-            rows=rows,
+            rows=run.head.bank.state(),
             shard=run.head.shard,
             config=run.cfg.plain(),
             preprocessing=run.dataset.preprocessing,

@@ -129,7 +129,6 @@ class OffloadedBank(Bank):
     ):
         super().__init__(shard, width, bias=bias, rule=rule)
         self.itemsize = layout.dtype.itemsize
-        self.finite = True  # whether all rows have been finite numbers since they were last loaded whole
         self._storage = storage
         self._layout = layout
         self._std = std
@@ -184,8 +183,7 @@ class OffloadedBank(Bank):
             keys = None
             if self._layout.dtype != np.float32:
                 keys = bfloat16.keys_of(self._seed, step, rows[part] + self.shard.start)
-            stored, finite = pack(list(buffer.arrays.values()), slots[part], keys)
-            self.finite = self.finite and finite
+            stored, _ = pack(list(buffer.arrays.values()), slots[part], keys)
             self._written.write(rows[part], stored)
 
     # -- the thread
@@ -284,7 +282,7 @@ class OffloadedBank(Bank):
         arrays = {}
         for name, width in self._layout.widths.items():
             shape = (self.shard.size, width) if width else (self.shard.size,)
-            arrays[name] = StateRows(partial(self._read, name), self._layout.dtype, shape, self.finite)
+            arrays[name] = StateRows(partial(self._read, name), self._layout.dtype, shape)
         return arrays
 
     def _read(self, name: str, rows: slice | np.ndarray) -> np.ndarray:
@@ -305,4 +303,3 @@ class OffloadedBank(Bank):
             self._initialised = stop  # the initial rows are not needed
         storage = self._written if self._initialised < stop else self._storage
         storage.write(slice(start, stop), stored)
-        self.finite = (self.finite or start == 0) and bool(np.isfinite(bfloat16.float32_of(stored)).all())

@@ -16,7 +16,6 @@ class StateRows:
 
     Args:
         read: returns the rows of a slice with start and stop, or with these numbers, int64.
-        finite: whether all numbers are known to be finite.
     """
 
     def __init__(
@@ -24,12 +23,10 @@ class StateRows:
         read: Callable[[slice | np.ndarray], np.ndarray],
         dtype: np.dtype,
         shape: tuple[int, ...],
-        finite: bool = False,
     ):
         self._read = read
         self.dtype = np.dtype(dtype)
         self.shape = shape
-        self.finite = finite
         self.code = "BF16" if self.dtype == np.uint16 else None
 
     def __len__(self) -> int:

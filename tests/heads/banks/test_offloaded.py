@@ -196,19 +196,6 @@ def test_rows_that_no_checkpoint_brought_have_their_initial_values(kind, dtype, 
             assert np.array_equal(found, want[name]), name
 
 
-@pytest.mark.parametrize(("kind", "dtype"), KINDS)
-def test_finite_says_what_is_there(kind, dtype, tmp_path):
-    bank = make(kind, dtype, tmp_path, bias=False)
-    good = {name: np.zeros((C, D), np.float32) for name in ("centres", "momentum")}
-    assert bank.state()["centres"].finite
-    bank.load_rows(0, {**good, "centres": good["centres"] * np.nan})
-    assert not bank.state()["centres"].finite
-    bank.load_rows(1, {name: rows[1:] for name, rows in good.items()})
-    assert not bank.state()["centres"].finite  # row 0 is still there
-    bank.load_rows(0, good)
-    assert bank.state()["centres"].finite
-
-
 def test_a_failure_of_the_thread_reaches_the_step(tmp_path):
     _, head = train(tmp_path, "disk", "float32")
     head.bank._wait()
