@@ -40,6 +40,16 @@ class Best(BaseModel):
     value: FiniteFloat
 
 
+class Threshold(BaseModel):
+    """The cosine above which two samples are of one class."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+    cosine: FiniteFloat | None = None
+    """None: not known."""
+    flip: bool = False
+    """Whether it is of embeddings of an image and its mirror image together."""
+
+
 class Checkpoint:
     """A checkpoint, open for reading; arrays come as copies. Make one with `Checkpoint.open`."""
 
@@ -101,8 +111,14 @@ class Checkpoint:
     def best(self) -> Best | None:
         """The best evaluation up to this checkpoint; None without one."""
         best = self.plain("checkpoints").get("best")
-        with self.loading("checkpoints"):
+        with self.loading("checkpoints.best"):
             return Best.model_validate(best) if best else None
+
+    @property
+    def threshold(self) -> Threshold:
+        """The threshold of its run's last evaluation of the main set."""
+        with self.loading("evaluation"):
+            return Threshold.model_validate(self.plain("evaluation"))
 
     @property
     def weights_file(self) -> str:

@@ -19,7 +19,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -125,7 +125,7 @@ def save(root: str | os.PathLike, content: Content, ranks: Ranks = ONE_RANK) -> 
         together(_publish, final, first, {**fields, "heads": heads, "files": files})
     except SaveError:
         if first:
-            _tidy(root)  # the disk may be full or gone; the next save tries again
+            tidy(root)  # the disk may be full or gone; the next save tries again
         raise
     return final
 
@@ -162,7 +162,7 @@ def _begin(final: Path, first: bool, shard: tuple[int, int]) -> tuple[int, int]:
     """Make the folder beside `final`; return the shard, of which all ranks learn by that."""
     if first:
         final.parent.mkdir(parents=True, exist_ok=True)
-        _tidy(final.parent)
+        tidy(final.parent)
         _beside(final, "tmp").mkdir()
     return shard
 
@@ -194,14 +194,14 @@ def _publish(final: Path, first: bool, fields: dict) -> None:
         final.rename(_beside(final, "old"))  # `find` finds it there until the next line is done
     tmp.rename(final)
     sync_folder(final.parent)
-    _tidy(final.parent)  # the replaced one; the next save tries again
+    tidy(final.parent)  # the replaced one; the next save tries again
 
 
 def _beside(final: Path, suffix: str) -> Path:
     return final.with_name(f"{final.name}.{suffix}")
 
 
-def _tidy(root: Path) -> None:
+def tidy(root: Path) -> None:
     """Remove the leftovers of a killed save or prune; a replaced checkpoint gets its name back if needed."""
     for path in _entries(root, r"step-\d{8,}\.(tmp|old)"):
         final = path.with_suffix("")
@@ -303,15 +303,15 @@ def set_aside_after(root: Path, step: int) -> list[Path]:
     return [set_aside(path) for path in sorted(later, key=step_of)]
 
 
-def prune(root: str | os.PathLike, keep: int, protect: Collection[int] = ()) -> list[Path]:
+def prune(root: str | os.PathLike, keep: int, protect: int | None = None) -> list[Path]:
     """Delete the oldest checkpoints beyond the newest `keep`; rank 0 calls it after a save.
 
-    protect: steps that stay whatever their age, such as the best one. Only folders with a manifest count, and
+    protect: the step of one that stays whatever its age, the best. Only folders with a manifest count, and
     only they are deleted. Returns the deleted folders.
     """
     entries = sorted(_entries(Path(root), r"step-\d{8,}"), key=step_of)
     whole = [path for path in entries if (path / "manifest.json").is_file()]
-    doomed = [path for path in whole[:-keep] if step_of(path) not in protect]
+    doomed = [path for path in whole[:-keep] if step_of(path) != protect]
     for path in doomed:
         tmp = path.rename(_beside(path, "tmp"))  # a kill in the middle leaves nothing that looks whole
         sync_folder(tmp.parent)

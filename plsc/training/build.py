@@ -106,7 +106,11 @@ def build_trainer(
         optimizer,
         optim.build_schedule(cfg.LRScheduler, per_epoch, cfg.Global.total_steps(per_epoch)),
         evaluator,
-        Checkpoints(cfg, weights=ema.name if ema else "backbone"),
+        Checkpoints(
+            Path(cfg.Global.output_dir, "checkpoints"),
+            cfg.Checkpoint.keep,
+            weights=ema.name if ema else "backbone",
+        ),
         parts,
         guard or Guard(),
     )

@@ -22,18 +22,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import paddle
-from pydantic import NonNegativeInt
 
-from plsc.errors import UserError
-from plsc.training.part import Part, State
-from plsc.training.step import StepOutput
+from plsc.training.part import Part
 from plsc.utils.logging import warn
-
-
-class Seen(State):
-    """How many optimizer steps an average has seen."""
-
-    steps: NonNegativeInt = 0
 
 
 class Ema(Part):
@@ -46,8 +37,6 @@ class Ema(Part):
         decay: share of the average that a step keeps, in [0, 1).
 
     Attributes: `steps`, how many optimizer steps it has seen.
-
-    Raises UserError for 16-bit weights, whose average would not move.
     """
 
     name = "ema"
@@ -57,17 +46,9 @@ class Ema(Part):
         self._backbone = backbone
         self._decay = decay
         self._average: dict[str, paddle.Tensor] = {}  # empty before the first update
-        for name, tensor in backbone.state_dict().items():
-            if tensor.dtype in (paddle.float16, paddle.bfloat16):
-                raise UserError(
-                    f"Global.ema: '{name}' of the backbone has the dtype "
-                    f"{str(tensor.dtype).removeprefix('paddle.')}, and "
-                    "an average of it would be lost in rounding; keep the weights in float32 (Global.amp "
-                    "does), or set it to null"
-                )
 
     @paddle.no_grad()
-    def update(self, run: Any, step: StepOutput) -> None:
+    def update(self, run: Any) -> None:
         """Take in the weights as they are after an optimizer step."""
         share = paddle.full([1], 1 - min(self._decay, self.steps / (self.steps + 9)), "float32")
         self.steps += 1
@@ -97,19 +78,17 @@ class Ema(Part):
     def state_dict(self) -> dict[str, Any]:
         """Return the steps seen, and the backbone's state by name with the averages in it, once there are
         some."""
-        state: dict[str, Any] = {"steps": self.steps}
-        if self._average:
-            own = self._backbone.state_dict()
-            state["arrays"] = {name: self._average.get(name, tensor).numpy() for name, tensor in own.items()}
-        return state
+        if not self._average:
+            return {"steps": self.steps}
+        tensors = {**self._backbone.state_dict(), **self._average}
+        return {"steps": self.steps, "arrays": {name: tensor.numpy() for name, tensor in tensors.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if not state:
             warn("the checkpoint has no averaged weights: Global.ema begins with its weights")
-        arrays = state.get("arrays")
-        names = [name for name, _ in self._floats()] if arrays else []
-        self.steps = Seen.model_validate({"steps": state.get("steps", 0)}).steps
-        self._average = {name: paddle.to_tensor(arrays[name]) for name in names}
+        arrays = state.get("arrays", {})
+        self.steps = state.get("steps", 0)
+        self._average = {name: paddle.to_tensor(arrays[name]) for name, _ in self._floats() if arrays}
 
 
 @paddle.no_grad()

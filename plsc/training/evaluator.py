@@ -16,7 +16,7 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.checkpoint.saved import Checkpoint
+from plsc.checkpoint.saved import Checkpoint, Threshold
 from plsc.config import Config
 from plsc.config.run import AmpCfg
 from plsc.data.build import build_dataset
@@ -25,7 +25,6 @@ from plsc.errors import UserError
 from plsc.evaluation.sets import EvalSet, Result, eval_set
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import embed
-from plsc.training.thresholds import Threshold
 from plsc.utils.logging import get_logger
 from plsc.utils.metrics import Metrics
 from plsc.utils.preprocessing import Preprocessing

@@ -11,26 +11,16 @@ are float32 and updated by the head. bfloat16 has float32's range and needs no s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Any
 
 import paddle
-from pydantic import Field, FiniteFloat, NonNegativeInt
 
 from plsc.training.finite import unscale
-from plsc.training.part import Part, State
-from plsc.training.step import StepOutput
+from plsc.training.part import Part
 
 INITIAL = 65536.0
 LOWEST = 1.0  # a gradient that overflows without scaling is none of float16's small numbers
 GROWTH_STEPS = 2000
-
-
-class Scale(State):
-    """The attributes of `LossScale`."""
-
-    scale: Annotated[FiniteFloat, Field(gt=0)]
-    good_steps: NonNegativeInt
-    overflows: NonNegativeInt
 
 
 class LossScale(Part):
@@ -49,11 +39,9 @@ class LossScale(Part):
 
     def unscale(self, parameters: Iterable[paddle.Tensor]) -> None:
         """Divide the parameters' gradients by the scale, in place."""
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        for dtype in {grad.dtype for grad in gradients}:
-            unscale([grad for grad in gradients if grad.dtype == dtype], self.scale)
+        unscale([parameter.grad for parameter in parameters if parameter.grad is not None], self.scale)
 
-    def update(self, run: Any, step: StepOutput) -> None:
+    def update(self, run: Any) -> None:
         """Count a step whose gradients were finite, and double the scale after the 2000th in a row."""
         self.good_steps += 1
         if self.good_steps == GROWTH_STEPS:
@@ -81,7 +69,6 @@ class LossScale(Part):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the scale; a checkpoint of a run without one leaves it as it is."""
         if state:
-            saved = Scale.model_validate(state)
-            self.scale = saved.scale
-            self.good_steps = saved.good_steps
-            self.overflows = saved.overflows
+            self.scale = state["scale"]
+            self.good_steps = state["good_steps"]
+            self.overflows = state["overflows"]

@@ -4,7 +4,7 @@ one.
 class GradientNorm(Part):
     name = "gradient_norm"
 
-    def before_update(self, run, step):
+    def before_update(self, run):
         squares = [p.grad.square().sum() for p in run.backbone.parameters() if p.grad is not None]
         self.numbers = {"gradient_norm": paddle.add_n(squares).sqrt()}
 """
@@ -15,16 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import paddle
-from pydantic import BaseModel, ConfigDict
 
 from plsc.data.loader import Batch
-from plsc.training.step import StepOutput
-
-
-class State(BaseModel):
-    """Plain values of a checkpoint, checked while they are read."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
 
 
 class Part:
@@ -49,19 +41,18 @@ class Part:
 
         Its gradient on this rank's embeddings is multiplied by the number of ranks, as the head's is;
         `plsc.distributed.global_mean` does both. It reads no value of the device. A step with a gradient that
-        is
-        not finite is left out. None: nothing is added.
+        is not finite is left out. None: nothing is added.
 
         Args:
             emb_BD: embeddings of the batch, float32, with their gradient to come.
         """
         return None
 
-    def before_update(self, run: Any, step: StepOutput) -> None:
+    def before_update(self, run: Any) -> None:
         """Take in a step that is not left out, while the gradients are as they were computed: not yet
         clipped."""
 
-    def update(self, run: Any, step: StepOutput) -> None:
+    def update(self, run: Any) -> None:
         """Take in a step that was not left out, after the update of the weights."""
 
     def state_dict(self) -> dict[str, Any]:

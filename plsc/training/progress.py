@@ -1,14 +1,11 @@
-"""Show the progress of a training run: a log line at regular steps, and a bar on a terminal."""
+"""Log the progress of a training run: a line at regular steps, and one at the end of each epoch."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Iterator
 from typing import Any, SupportsFloat
-
-from tqdm import tqdm
 
 from plsc.utils.logging import get_logger
 from plsc.utils.text import duration, number
@@ -17,9 +14,8 @@ WAIT_SHOWN = 0.1  # share of the time spent waiting for data above which it is s
 
 
 class Progress:
-    """Logs a line each `every` steps and, on a terminal, shows a bar below the lines.
-
-    Steps and epochs count from 1; `start_step` steps were done before this run. A line:
+    """Logs a line each `every` steps. Steps and epochs count from 1; `start_step` steps were done before this
+    run. A line:
 
         epoch 1/8 step 150/2000 loss 7.000 acc 0.1200 lr 0.1 1512 img/s eta 0:10:22
 
@@ -33,27 +29,16 @@ class Progress:
     def __init__(self, total_steps: int, steps_per_epoch: int, every: int, start_step: int = 0) -> None:
         self._total = total_steps
         self._per_epoch = steps_per_epoch
-        self._epochs = -(-total_steps // steps_per_epoch)
         self._every = every
         self._start_step = start_step
         self._waited = 0.0
-        self._start = self._line_start = self._epoch_start = time.monotonic()
-        self._paused = 0.0
         self._images = 0
-        self._bar = tqdm(
-            desc="training",
-            total=total_steps,
-            initial=start_step,
-            disable=None if get_logger().isEnabledFor(logging.INFO) else True,  # None: only on a terminal
-            leave=False,
-            dynamic_ncols=True,
-        )
+        self._start = self._line_start = self._epoch_start = time.monotonic()
 
     def update(
         self,
         step: int,
-        epoch: int,
-        loss: SupportsFloat,
+        loss: float,
         lr: float,
         images: int,
         waited: float = 0.0,
@@ -61,58 +46,44 @@ class Progress:
     ) -> dict[str, Any] | None:
         """Report that `step` is done, on `images` images of all ranks.
 
-        Logs each `every` steps and after the last one, and then returns the metrics row, else None. `loss`
-        and `numbers` (accuracy=...) are converted to floats only then: no other step waits for a number of a
-        GPU.
+        Logs each `every` steps and after the last one, and then returns the metrics row, else None. `numbers`
+        (accuracy=...) are converted to floats only then: no other step waits for a number of a GPU.
 
         waited: seconds spent waiting for batches so far.
         """
         self._images += images
-        self._bar.update()
+        now = time.monotonic()
+        epoch = -(-step // self._per_epoch)
         row = None
         if step % self._every == 0 or step == self._total:
-            read = {"loss": float(loss), **{name: float(value) for name, value in numbers.items()}}
-            row = self._log_line(step, epoch, read, lr, waited)
+            read = {"loss": loss, **{name: float(value) for name, value in numbers.items()}}
+            seconds = max(now - self._line_start, 1e-9)
+            rate = self._images / seconds
+            data_wait = min((waited - self._waited) / seconds, 1.0)
+            left = (now - self._start) / (step - self._start_step) * (self._total - step)
+            self._line_start = now
+            self._waited = waited
+            self._images = 0
+            values = " ".join(
+                f"{name.replace('accuracy', 'acc', 1)} {number(value)}" for name, value in read.items()
+            )
+            waiting = f" data wait {100 * data_wait:.0f} %" if data_wait > WAIT_SHOWN else ""
+            get_logger().info(
+                f"epoch {epoch}/{-(-self._total // self._per_epoch)} step {step}/{self._total} {values} "
+                f"lr {lr:.4g}{waiting} {number(rate)} img/s eta {duration(left)}"
+            )
+            speed = {"lr": lr, "images_per_second": rate, "data_wait": data_wait}
+            row = {"step": step, "epoch": epoch, "loss": loss, **speed, **read}
         if step % self._per_epoch == 0:
-            now = time.monotonic()
             get_logger().info(f"epoch {epoch}, time {now - self._epoch_start:.1f} sec")
             self._epoch_start = now
         return row
-
-    def _log_line(
-        self, step: int, epoch: int, numbers: dict[str, float], lr: float, waited: float
-    ) -> dict[str, Any]:
-        now = time.monotonic()
-        seconds = max(now - self._line_start - self._paused, 1e-9)
-        rate = self._images / seconds
-        data_wait = min((waited - self._waited) / seconds, 1.0)
-        left = (now - self._start) / (step - self._start_step) * (self._total - step)
-        self._line_start = now
-        self._waited = waited
-        self._paused = 0.0
-        self._images = 0
-        values = " ".join(
-            f"{name.replace('accuracy', 'acc', 1)} {number(value)}" for name, value in numbers.items()
-        )
-        waiting = f" data wait {100 * data_wait:.0f} %" if data_wait > WAIT_SHOWN else ""
-        get_logger().info(
-            f"epoch {epoch}/{self._epochs} step {step}/{self._total} {values} lr {lr:.4g}{waiting}"
-            f" {number(rate)} img/s eta {duration(left)}"
-        )
-        speed = {"lr": lr, "images_per_second": rate, "data_wait": data_wait}
-        return {"step": step, "epoch": epoch, "loss": numbers["loss"], **speed, **numbers}
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Leave the time of the block (an evaluation, a checkpoint) out of images/s and epoch times."""
         start = time.monotonic()
-        try:
-            yield
-        finally:
-            paused = time.monotonic() - start
-            self._paused += paused
-            self._epoch_start += paused
-
-    def close(self) -> None:
-        """Remove the bar."""
-        self._bar.close()
+        yield
+        paused = time.monotonic() - start
+        self._line_start += paused
+        self._epoch_start += paused

@@ -19,7 +19,6 @@ from plsc.config.run import AmpCfg
 from plsc.training.embed import embed
 from plsc.training.mixed_precision import check_amp
 from plsc.training.resume import build_backbone, load_backbone
-from plsc.training.thresholds import Threshold, threshold_of
 from plsc.utils.logging import get_logger
 from plsc.utils.preprocessing import DARKEST, Preprocessing
 
@@ -43,15 +42,10 @@ class TrainedNetwork:
         """Name run and step, for messages."""
         return f"{self.checkpoint.path.parent.parent}, step {self.checkpoint.step}"
 
-    @property
-    def threshold(self) -> Threshold:
-        """The cosine above which two samples are of one class."""
-        return threshold_of(self.checkpoint)
-
     def choose_flip(self, wanted: bool) -> bool:
         """Return whether embeddings are of mirror images too: as for the threshold, which is warned of if it
         is not as wanted."""
-        known = self.threshold
+        known = self.checkpoint.threshold
         flip = wanted if known.cosine is None else known.flip
         if flip != wanted:
             get_logger().warning(

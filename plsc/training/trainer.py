@@ -16,41 +16,55 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
+from paddle import _C_ops
 from paddle.profiler import RecordEvent
-from pydantic import NonNegativeInt
 
 from plsc import distributed
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
 from plsc.data.dataset import Dataset
 from plsc.data.loader import Batch, Loader
+from plsc.distributed.device import to_device, to_host
 from plsc.distributed.guard import Guard
 from plsc.errors import UserError
-from plsc.heads.softmax import SoftmaxHead, gather_labels
+from plsc.heads.softmax import HeadOutput, SoftmaxHead, gather_labels
 from plsc.training.checkpoints import Checkpoints
 from plsc.training.evaluator import Evaluator
+from plsc.training.finite import nonfinite
 from plsc.training.network import Network
 from plsc.training.optim import BackboneOptimizer
-from plsc.training.part import Part, State
+from plsc.training.part import Part
 from plsc.training.progress import Progress
 from plsc.training.resume import load_rows, refuse_other_run
-from plsc.training.step import StepOutput, Verdict, agree
 from plsc.utils.logging import get_logger, warn
 from plsc.utils.metrics import Metrics
 
 
-class Counts(State):
-    """What a run goes on to count.
+class Verdict(NamedTuple):
+    """What all ranks know of a step, the same on every rank.
 
-    skipped: steps that were left out; in_a_row: those since the last that was not.
+    bad_backbone: whether a gradient of the backbone is not finite on some rank; bad_head: whether the loss,
+    or a gradient that the head has computed, is not. loss, accuracy: of the step. waited: the most seconds
+    that a rank has waited for data. signal: that a rank was asked to stop by, 0 for none. label_N: of all
+    ranks' samples of the following step, int64; None where that is not of this epoch.
     """
 
-    skipped: NonNegativeInt = 0
-    in_a_row: NonNegativeInt = 0
+    bad_backbone: bool
+    bad_head: bool
+    loss: float
+    accuracy: float
+    waited: float
+    signal: int
+    label_N: np.ndarray | None
+
+    @property
+    def good(self) -> bool:
+        """Whether the step may change anything."""
+        return not (self.bad_backbone or self.bad_head)
 
 
 class Trainer:
@@ -107,12 +121,7 @@ class Trainer:
         self._skipped_in_a_row = 0
         self._following: Batch | None = None  # the batch of the next step of this epoch
         self._labels: dict[int, np.ndarray] = {}  # of all ranks in the next step, by its number
-        self._paused = False  # since the last step
         self._progress: Progress | None = None
-
-    def part(self, name: str) -> Any:
-        """Find a part by its name."""
-        return next(part for part in self.parts if part.name == name)
 
     @property
     def backbone(self) -> paddle.nn.Layer:
@@ -142,21 +151,17 @@ class Trainer:
         self._progress = Progress(
             self.total_steps, self.steps_per_epoch, self.cfg.Global.log_every, self.step
         )
-        try:
-            for part in self.parts:
-                part.start(self)
-            self.checkpoints.check_space(self)
-            self.guard.step_started(self.step)
-            began = time.monotonic()
-            while self.step < self.total_steps and not self.stopped:
-                self._train_epoch()
-            if self.stopped:
-                with self._pause():
-                    self.checkpoints.save_where_stopped(self)
-            self.seconds = time.monotonic() - began
-        finally:
-            self.guard.allow_pause()
-            self._progress.close()
+        for part in self.parts:
+            part.start(self)
+        self.checkpoints.check_space(self)
+        self.guard.step_started(self.step)
+        began = time.monotonic()
+        while self.step < self.total_steps and not self.stopped:
+            self._train_epoch()
+        with self._pause():
+            if self.stopped and self.checkpoints.newest != self.step:
+                self.checkpoints.save(self)
+        self.seconds = time.monotonic() - began
 
     def _train_epoch(self) -> None:
         """Train the remaining steps of the epoch, up to the run's end."""
@@ -167,8 +172,11 @@ class Trainer:
                 self._log(batch, verdict, losses)
                 self._evaluate()
                 self._save()
-                self._heed(verdict.signal)
-                if self.step == self.total_steps or self.stopped:
+                self.guard.step_started(self.step)
+                if self.step == self.total_steps:
+                    return
+                if verdict.signal:
+                    self.stopped = signal.Signals(verdict.signal).name
                     return
                 batch = self._following
 
@@ -190,36 +198,64 @@ class Trainer:
         sum(losses.values(), start=out.loss).backward()  # up to the embeddings, and the centres
         self.network.backward(emb_BD.grad)
         rate = self.schedule(self.step)
-        step = StepOutput(batch, rate, emb_BD, out, losses)
-        following = self._following
         with RecordEvent("check"):
-            signalled = self.guard.signal
-            verdict = agree(self.backbone, self.head, step, self.loader.wait_seconds, signalled, following)
-        self._labels = {following.step: verdict.label_N} if following else {}
+            verdict = self._agree(emb_BD, out)
+        self._labels = {batch.step + 1: verdict.label_N} if self._following else {}
         if verdict.good:
             self._skipped_in_a_row = 0
             for part in self.parts:
-                part.before_update(self, step)
+                part.before_update(self)
             with RecordEvent("optimizer"):
                 self.optimizer.step(rate)
                 self.head.step(rate * self.cfg.Optimizer.head_lr_scale, self.step)
             for part in self.parts:
-                part.update(self, step)
+                part.update(self)
         else:
             for restore in undo:
                 restore()
-            self._leave_out(step, verdict)
+            self._leave_out(rate, verdict)
         self.optimizer.clear_grad()
         self.step += 1
         return verdict, {name: loss.detach() for name, loss in losses.items()}
 
-    def _leave_out(self, step: StepOutput, verdict: Verdict) -> None:
+    @paddle.no_grad()
+    def _agree(self, emb_BD: paddle.Tensor, out: HeadOutput) -> Verdict:
+        """Gather what each rank knows of a step after its backward pass, and read it: the one place where the
+        host waits for the device. Every rank calls it.
+
+        Collectives: one all_gather of a few numbers.
+        """
+        of_head = [out.loss.detach().clone().reshape([1])]  # a copy: what is not finite may be overwritten
+        if emb_BD.grad is not None:
+            of_head.append(emb_BD.grad)
+        if self.head.bank.selected:  # else the bank has the gradients of an earlier step
+            of_head += self.head.bank.gradients().values()
+        bad_backbone = nonfinite([p.grad for p in self.backbone.parameters() if p.grad is not None])
+        tensors = [bad_backbone, nonfinite(of_head), out.loss, out.accuracy]
+        numbers = [_C_ops.flatten(tensor.detach().astype("float64"), 0, -1) for tensor in tensors]
+        following = self._following
+        most = max(following.counts) if following else 0  # labels ride along: the next step begins with them
+        of_rank = np.zeros(2 + most)
+        of_rank[:2] = self.loader.wait_seconds, self.guard.signal
+        label_N = None
+        if following:
+            of_rank[2 : 2 + len(following.labels)] = following.labels
+        row_1F = paddle.concat([*numbers, to_device(of_rank)]).unsqueeze(0)
+        rows_WF = to_host(distributed._c_allgather(row_1F, [1] * distributed.world_size()))
+        bad_backbone, bad_head, _, _, waited, number = rows_WF[:, :6].max(axis=0).tolist()
+        if following:
+            labels = [row_F[6 : 6 + count] for row_F, count in zip(rows_WF, following.counts)]
+            label_N = np.concatenate(labels).astype(np.int64)
+        flags = bool(bad_backbone), bool(bad_head)
+        return Verdict(*flags, *rows_WF[0, 2:4].tolist(), waited, int(number), label_N)
+
+    def _leave_out(self, rate: float, verdict: Verdict) -> None:
         """Say why a step changes nothing. UserError for too many in a row."""
+        number = self.step + 1
         scale = self.network.loss_scale
         if scale and not verdict.bad_head and scale.halve():
             get_logger().info(
-                f"step {step.number}: the backbone's gradients overflowed in float16; step left out, loss "
-                "scale "
+                f"step {number}: the backbone's gradients overflowed in float16; step left out, loss scale "
                 f"{scale.scale:g} from here on"
             )
             return
@@ -227,14 +263,12 @@ class Trainer:
         self._skipped_in_a_row += 1
         most = self.cfg.Global.max_skipped
         what = "the loss, or a gradient of the head," if verdict.bad_head else "a gradient of the backbone"
-        line = f"step {step.number}: {what} is not finite (learning rate {step.learning_rate:.4g})"
+        line = f"step {number}: {what} is not finite (learning rate {rate:.4g})"
         if self._skipped_in_a_row == most:
             raise UserError(
                 f"{line}, step {most} in a row that had to be left out; the checkpoints are as they were: "
-                "lower "
-                "LRScheduler.learning_rate, lengthen its warm-up, set Optimizer.clip_norm, or look in the "
-                "network "
-                "for a division by 0, a log or a root of 0"
+                "lower LRScheduler.learning_rate, lengthen its warm-up, set Optimizer.clip_norm, or look in "
+                "the network for a division by 0, a log or a root of 0"
             )
         if distributed.rank() == 0:
             get_logger().warning(f"{line}; step left out ({self._skipped_in_a_row} of {most} in a row)")
@@ -243,21 +277,14 @@ class Trainer:
 
     def _log(self, batch: Batch, verdict: Verdict, losses: dict[str, paddle.Tensor]) -> None:
         """Log a line and write a row of metrics.jsonl at regular steps."""
-        numbers = {f"loss/{name}": loss for name, loss in losses.items()}
+        numbers = {"accuracy": verdict.accuracy, **{f"loss/{name}": loss for name, loss in losses.items()}}
         for part in self.parts:
             numbers.update(part.numbers)
         if self.skipped:
             numbers["skipped"] = self.skipped
-        row = self._progress.update(
-            self.step,
-            self.epoch,
-            verdict.loss,
-            self.schedule(self.step - 1),
-            sum(batch.counts),
-            verdict.waited,
-            accuracy=verdict.accuracy,
-            **numbers,
-        )
+        rate = self.schedule(self.step - 1)
+        images = sum(batch.counts)
+        row = self._progress.update(self.step, verdict.loss, rate, images, verdict.waited, **numbers)
         if row and self.metrics:
             self.metrics.write(row)
 
@@ -282,20 +309,9 @@ class Trainer:
             with self._pause():
                 self.checkpoints.save(self, best)
 
-    def _heed(self, number: int) -> None:
-        """End the training after this step where a rank was asked to by the signal of this number; 0: none
-        was."""
-        if self._paused:  # an evaluation or a save may take long: its signal does not wait for another step
-            number = max(number, *distributed.gather_counts(self.guard.signal))
-            self._paused = False
-        self.guard.step_started(self.step)
-        if number and self.step < self.total_steps:
-            self.stopped = signal.Signals(number).name
-
     @contextlib.contextmanager
     def _pause(self) -> Iterator[None]:
         """Leave the time of the block out of the measured times, and let it take long."""
-        self._paused = True
         self.guard.allow_pause()
         with self._progress.pause():
             yield
@@ -307,12 +323,10 @@ class Trainer:
         """All that has a state in a checkpoint, by name; the rows of the class centres are written apart."""
         core = {"run": self, "backbone": self.network, "optimizer": self.optimizer, "head": self.head}
         margin = {"margin": self.head.margin} if self.head.margin else {}
-        between = {"evaluation": self.evaluator, "checkpoints": self.checkpoints}
-        return {**core, **margin, **between, **{part.name: part for part in self.parts}}
+        return {**core, **margin, "evaluation": self.evaluator, **{part.name: part for part in self.parts}}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a run must have in common with the one that it goes on with, and its counts."""
-        counts = Counts(skipped=self.skipped, in_a_row=self._skipped_in_a_row)
+        """Return what a run must have in common with the one that it goes on with, and its count."""
         return {
             "seed": self.cfg.Global.seed,
             "global_batch": self.loader.global_batch,
@@ -322,14 +336,12 @@ class Trainer:
             "head_optimizer": type(self.head.bank.rule).__name__,
             "freeze": self.cfg.Optimizer.freeze,
             "freeze_norms": self.cfg.Optimizer.freeze_norms,
-            **counts.model_dump(),
+            "skipped": self.skipped,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the counts; `refuse_other_run` has compared the rest."""
-        counts = Counts.model_validate(state)
-        self.skipped = counts.skipped
-        self._skipped_in_a_row = counts.in_a_row
+        """Take over the count; `refuse_other_run` has compared the rest."""
+        self.skipped = state["skipped"]
 
     def resume(self, path: str | Path) -> None:
         """Take over a checkpoint of any world size: all states, and its step. UserError if it is of another
@@ -344,6 +356,8 @@ class Trainer:
         for name, owner in owners.items():
             with saved.loading(name):
                 owner.load_state_dict(saved.state_dict(name))
+        self.checkpoints.newest = saved.step
+        self.checkpoints.best = saved.best
         self.resumed = True
         self.step = saved.step
         if self.step >= self.total_steps:

@@ -325,9 +325,9 @@ def test_a_state_that_is_not_json_is_told_and_nobody_hangs(tmp_path):
 def test_prune_keeps_the_newest_whole_ones_and_the_protected(tmp_path):
     paths = {step: save_one(tmp_path, step, content(step)) for step in range(1, 8)}
     (paths[7] / "manifest.json").unlink()  # does not count as kept, is not deleted
-    assert prune(tmp_path, 2, protect=[3]) == [paths[step] for step in (1, 2, 4)]
+    assert prune(tmp_path, 2, protect=3) == [paths[step] for step in (1, 2, 4)]
     assert sorted(path.name[-1] for path in tmp_path.iterdir()) == ["3", "5", "6", "7"]
-    assert prune(tmp_path, 2, protect=[3]) == []
+    assert prune(tmp_path, 2, protect=3) == []
     assert_holds(find(tmp_path, rename=True), content(6))
 
 

@@ -15,7 +15,7 @@ from plsc.distributed.guard import Guard
 from plsc.errors import UserError
 from plsc.utils.logging import get_logger, setup
 from tests.helpers.poison import everything, poisoned
-from tests.helpers.tiny_runs import checkpoint, checkpoints, make_trainer
+from tests.helpers.tiny_runs import checkpoint, checkpoints, make_trainer, part_of
 from tests.training.test_losses import Length
 
 folder = Path(sys.argv[1])
@@ -72,7 +72,7 @@ FLOAT16 = [*overrides, "Global.amp={dtype: float16}", "Global.max_steps=5", "LRS
 said.truncate(0)
 trainer = poisoned(folder / "overflow", {3: "gradient"}, *FLOAT16, rank=W - 1, value="inf")
 trainer.train(None)
-assert trainer.part("loss_scale").state_dict() == {"scale": 32768.0, "good_steps": 2, "overflows": 1}
+assert part_of(trainer, "loss_scale").state_dict() == {"scale": 32768.0, "good_steps": 2, "overflows": 1}
 assert (trainer.skipped, trainer._skipped_in_a_row, trainer.step) == (0, 0, 5)
 lines = d.gather_objects([line for line in said.getvalue().splitlines() if "overflowed" in line])
 told = "step 3: the backbone's gradients overflowed in float16; step left out, loss scale 32768 from here on"
@@ -92,7 +92,7 @@ def without_the_third(*batch):
 
 other.train_step = without_the_third
 other.train(None)
-assert everything(other) == everything(trainer) and other.part("loss_scale").overflows == 0
+assert everything(other) == everything(trainer) and part_of(other, "loss_scale").overflows == 0
 again = poisoned(folder / "again", {}, *FLOAT16)
 again.train(None)
 assert everything(again) != everything(trainer), "the third step changes nothing by itself"
@@ -123,7 +123,7 @@ assert found == whole  # but for rank 0's running statistics, which all ranks re
 trainer = poisoned(folder / "alone", {2: "gradient"}, *FLOAT16, rank=W - 1, value="inf")
 trainer.network.start = lambda: None
 trainer.train(None)
-assert trainer.part("loss_scale").state_dict() == {"scale": 32768.0, "good_steps": 3, "overflows": 1}
+assert part_of(trainer, "loss_scale").state_dict() == {"scale": 32768.0, "good_steps": 3, "overflows": 1}
 os.environ["PLSC_KERNELS"] = kernels
 
 # A label that is no class, on one rank: all refuse it by the same line.

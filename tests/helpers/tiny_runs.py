@@ -18,6 +18,7 @@ from plsc.data.dataset import PairSet
 from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
 from plsc.training.build import build_trainer
+from plsc.training.part import Part
 from plsc.training.trainer import Trainer
 from plsc.utils.metrics import Metrics, read_metrics
 from tests.helpers.bounds import rounded
@@ -100,6 +101,11 @@ class Linear(paddle.nn.Layer):
 
 def make_trainer(output: Path, *overrides: str, **parts) -> Trainer:
     return build_trainer(load(TINY, [f"Global.output_dir={output}", *overrides]), **parts)
+
+
+def part_of(trainer: Trainer, name: str) -> Part:
+    """A part of a run, by its name."""
+    return next(part for part in trainer.parts if part.name == name)
 
 
 def train(output: Path, *overrides: str, resume: Path | None = None, **parts) -> Trainer:

@@ -9,7 +9,7 @@ from plsc.errors import UserError
 from plsc.training.loss_scale import GROWTH_STEPS, INITIAL, LossScale
 from plsc.utils.metrics import Metrics, read_metrics
 from tests.helpers.poison import everything, poisoned
-from tests.helpers.tiny_runs import assert_same_arrays, checkpoint, train
+from tests.helpers.tiny_runs import assert_same_arrays, checkpoint, part_of, train
 
 FLOAT16 = "Global.amp={dtype: float16}"
 KEYS = ["DataLoader.Eval.dataset=null", "Global.max_steps=6", "LRScheduler.name=constant"]
@@ -26,11 +26,11 @@ def test_the_scale_halves_at_once_and_doubles_after_2000_good_steps():
     scale = LossScale()
     assert scale.halve()
     for _ in range(GROWTH_STEPS - 1):
-        scale.update(None, None)
+        scale.update(None)
     assert (scale.scale, scale.overflows) == (INITIAL / 2, 1)
-    scale.update(None, None)
+    scale.update(None)
     assert (scale.scale, scale.good_steps) == (INITIAL, 0)
-    scale.update(None, None)
+    scale.update(None)
     assert scale.halve()
     assert (scale.scale, scale.good_steps, scale.overflows) == (INITIAL / 2, 0, 2)
     while scale.halve():
@@ -41,7 +41,7 @@ def test_the_scale_halves_at_once_and_doubles_after_2000_good_steps():
 def test_state_goes_through_a_manifest():
     scale, other = LossScale(), LossScale()
     scale.halve()
-    scale.update(None, None)
+    scale.update(None)
     other.load_state_dict(json.loads(json.dumps(scale.state_dict())))
     assert vars(other) == vars(scale)
     other.load_state_dict({})  # of a run in float32
@@ -62,7 +62,7 @@ def test_scaling_by_a_power_of_two_changes_no_bit(tmp_path, more):
     keys = [*KEYS, *more]
     train(tmp_path / "plain", *keys)
     trainer = train(tmp_path / "scaled", *keys, FLOAT16, "Head.compute_dtype=float32")
-    assert (trainer.part("loss_scale").scale, trainer.part("loss_scale").good_steps) == (INITIAL, 6)
+    assert (part_of(trainer, "loss_scale").scale, part_of(trainer, "loss_scale").good_steps) == (INITIAL, 6)
     assert_same_arrays(checkpoint(tmp_path / "scaled", 6), checkpoint(tmp_path / "plain", 6))
 
 
@@ -84,7 +84,11 @@ def test_an_overflow_leaves_the_step_out(tmp_path):
     trainer.train(metrics)
     metrics.close()
     assert states[1] != states[2] == states[3] == states[4] != states[5]
-    assert trainer.part("loss_scale").state_dict() == {"scale": INITIAL / 4, "good_steps": 2, "overflows": 2}
+    assert part_of(trainer, "loss_scale").state_dict() == {
+        "scale": INITIAL / 4,
+        "good_steps": 2,
+        "overflows": 2,
+    }
     assert (trainer.skipped, trainer._skipped_in_a_row) == (0, 0)
     rows = [(row["loss_scale"] / INITIAL, row["overflows"]) for row in read_metrics(output / "metrics.jsonl")]
     assert rows == [(1, 0), (1, 0), (0.5, 1), (0.25, 2), (0.25, 2), (0.25, 2)]
@@ -96,8 +100,8 @@ def test_what_is_not_scaled_cannot_overflow(tmp_path, bad):
     trainer.train(None)
     assert (
         trainer.skipped,
-        trainer.part("loss_scale").overflows,
-        trainer.part("loss_scale").scale,
+        part_of(trainer, "loss_scale").overflows,
+        part_of(trainer, "loss_scale").scale,
     ) == (1, 0, INITIAL)
 
 
@@ -109,7 +113,7 @@ def test_gradients_that_overflow_at_scale_1_diverge(tmp_path):
         UserError, match="^step 19: a gradient of the backbone is not finite .* step 2 in a row"
     ):
         trainer.train(None)
-    assert (trainer.part("loss_scale").scale, trainer.part("loss_scale").overflows) == (
+    assert (part_of(trainer, "loss_scale").scale, part_of(trainer, "loss_scale").overflows) == (
         1.0,
         16,
     )
@@ -119,11 +123,23 @@ def test_the_scale_comes_back_with_a_checkpoint(tmp_path):
     keys = [*KEYS, FLOAT16, "Checkpoint.every_steps=1", "Checkpoint.keep=9"]
     trainer = poisoned(tmp_path / "run", {2: "gradient", 6: "gradient"}, *keys, value="inf")
     trainer.train(None)
-    assert trainer.part("loss_scale").state_dict() == {"scale": INITIAL / 4, "good_steps": 0, "overflows": 2}
+    assert part_of(trainer, "loss_scale").state_dict() == {
+        "scale": INITIAL / 4,
+        "good_steps": 0,
+        "overflows": 2,
+    }
     trainer.resume(checkpoint(tmp_path / "run", 4))
-    assert trainer.part("loss_scale").state_dict() == {"scale": INITIAL / 2, "good_steps": 2, "overflows": 1}
+    assert part_of(trainer, "loss_scale").state_dict() == {
+        "scale": INITIAL / 2,
+        "good_steps": 2,
+        "overflows": 1,
+    }
     trainer.train(None)
-    assert trainer.part("loss_scale").state_dict() == {"scale": INITIAL / 4, "good_steps": 0, "overflows": 2}
+    assert part_of(trainer, "loss_scale").state_dict() == {
+        "scale": INITIAL / 4,
+        "good_steps": 0,
+        "overflows": 2,
+    }
 
 
 def test_gradients_are_divided_in_place_and_missing_ones_stay_missing():

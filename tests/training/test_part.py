@@ -9,7 +9,7 @@ from plsc.config import ConfigError, load
 from plsc.errors import UserError
 from plsc.training.build import build_trainer
 from plsc.training.part import Part
-from tests.helpers.tiny_runs import TINY, assert_same_arrays, checkpoint, make_trainer, rows, train
+from tests.helpers.tiny_runs import TINY, assert_same_arrays, checkpoint, make_trainer, part_of, rows, train
 
 OWN = "Parts=[tests.training.test_part:Counting]"
 
@@ -25,7 +25,7 @@ class Counting(Part):
     def loss(self, batch, emb_BD):
         return emb_BD.square().mean()
 
-    def update(self, run, step):
+    def update(self, run):
         self.steps += 1
         self.numbers = {"counted": self.steps}
 
@@ -101,14 +101,12 @@ class Remembering(Part):
 
     def loss(self, batch, emb_BD):
         self.kept.append(self.before() is not None)
-
-    def update(self, run, step):
-        self.before = weakref.ref(step)
+        self.before = weakref.ref(emb_BD)
 
 
 def test_a_step_is_forgotten_before_the_next_one_takes_memory(tmp_path):
     trainer = train(tmp_path, "Parts=[tests.training.test_part:Remembering]", "Global.max_steps=4")
-    assert trainer.part("remembering").kept == [False] * 4
+    assert part_of(trainer, "remembering").kept == [False] * 4
 
 
 class GradientNorm(Part):
@@ -116,7 +114,7 @@ class GradientNorm(Part):
 
     name = "gradient_norm"
 
-    def before_update(self, run, step):
+    def before_update(self, run):
         squares = [p.grad.square().sum() for p in run.backbone.parameters() if p.grad is not None]
         self.numbers = {"gradient_norm": paddle.add_n(squares).sqrt()}
 

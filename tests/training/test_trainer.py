@@ -15,7 +15,6 @@ from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
 from plsc.training.evaluator import Evaluator
-from plsc.training.thresholds import threshold_of
 from plsc.utils.metrics import Metrics, read_metrics
 from tests.heads import reference
 from tests.helpers.bounds import assert_within, perturbed
@@ -203,7 +202,7 @@ def test_the_best_checkpoint_stays_beside_the_newest(scripted, tmp_path):
     assert trainer.checkpoints.best == expected
     saved = [Checkpoint.open(checkpoint(tmp_path, step)) for step in (3, 12)]
     assert [one.best for one in saved] == [expected, expected]
-    found = [threshold_of(one) for one in saved]
+    found = [one.threshold for one in saved]
     assert [one.cosine for one in found] == [0.03, 0.12] and not found[0].flip
 
 
@@ -245,7 +244,7 @@ def test_a_search_counts_by_rank_1(tmp_path):
     trainer = train(tmp_path, 'DataLoader.Eval.dataset={name: "tests.training.test_evaluator:NoiseGallery"}')
     best = trainer.checkpoints.best
     assert best.metric == "rank1" and best.value == trainer.evaluator.row["rank1"]
-    assert threshold_of(Checkpoint.open(checkpoint(tmp_path))).cosine is None
+    assert Checkpoint.open(checkpoint(tmp_path)).threshold.cosine is None
 
 
 # ---- the same again
@@ -269,12 +268,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one(whole, tmp_path, start):
 
 
 def test_a_resumed_run_keeps_what_the_evaluation_before_gave(whole, tmp_path):
-    before = threshold_of(Checkpoint.open(checkpoint(whole)))
+    before = Checkpoint.open(checkpoint(whole)).threshold
     assert before.cosine is not None
     trainer = make_trainer(tmp_path)
     trainer.resume(checkpoint(whole))
     trainer.checkpoints.save(trainer)
-    assert threshold_of(Checkpoint.open(checkpoint(tmp_path))) == before
+    assert Checkpoint.open(checkpoint(tmp_path)).threshold == before
 
 
 def test_a_checkpoint_holds_the_momentum_of_each_parameter(whole):

@@ -36,13 +36,6 @@ def test_a_disk_without_space_is_refused_before_the_first_step(tmp_path, monkeyp
     assert str(raised.value).endswith("free 0.002 MB); free some space, or set another Global.output_dir")
 
 
-def test_a_run_that_has_nothing_to_save_any_more_needs_no_space(tmp_path, monkeypatch):
-    train(tmp_path, NO_PAIRS, "Global.max_steps=2")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 2_000))
-    folder = tmp_path / "checkpoints/step-00000002"
-    assert train(tmp_path, NO_PAIRS, "Global.max_steps=2", resume=folder).step == 2
-
-
 def test_what_a_killed_save_has_left_counts_as_free(tmp_path, monkeypatch):
     """The next save removes it before it writes."""
     left = tmp_path / "checkpoints/step-00000099.tmp"
@@ -85,15 +78,6 @@ def test_a_full_disk_is_said_in_numbers_and_training_goes_on(tmp_path, monkeypat
     )
     assert "No space left on device (need 0.0" in lines[0]
     assert lines[0].endswith("MB, free 0.002 MB); last good: step 2; training goes on")
-
-
-def test_three_in_a_row_end_the_run(tmp_path, monkeypatch):
-    full_from(monkeypatch, [3, 4, 5])
-    with pytest.raises(
-        SaveError, match=r"step 8 not written.*; last good: step 2; the third in a row: make space"
-    ):
-        train(tmp_path, NO_PAIRS, "Checkpoint.every_steps=2")
-    assert checkpoints(tmp_path) == [2]
 
 
 def test_a_run_whose_last_step_cannot_be_saved_says_so_and_fails(tmp_path, monkeypatch):

@@ -29,10 +29,10 @@ from plsc import distributed
 from plsc.apps.export.description import README, describe
 from plsc.apps.export.graphs import check, make_example, save_onnx, save_paddle
 from plsc.apps.export.other_programs import refuse_other_pictures, save_insightface, save_paddlex
+from plsc.checkpoint.saved import Threshold
 from plsc.config import Config
 from plsc.errors import UserError
 from plsc.training.start import open_checkpoint
-from plsc.training.thresholds import Threshold
 from plsc.training.trained import load_network
 from plsc.utils.atomic_write import atomic_write, remove
 
@@ -61,7 +61,7 @@ def export_checkpoint(
             folder,
             preprocessing=network.preprocessing,
             formats=cfg.Export.formats,
-            threshold=network.threshold,
+            threshold=network.checkpoint.threshold,
             network=saved.network,
         )
         print(f"done: exported {saved.path} to {folder}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import paddle
 
-from plsc.training.thresholds import Threshold
+from plsc.checkpoint.saved import Threshold
 from plsc.utils.preprocessing import DARKEST
 from plsc.utils.version import __version__
 

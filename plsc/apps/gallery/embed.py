@@ -172,7 +172,7 @@ class _OfRun(Network):
         super().__init__(network.described, network.checkpoint.network, origin, network.preprocessing)
         self.finds_faces = bool(network.preprocessing.aligned)
         self.flip = network.choose_flip(self._config.DataLoader.Eval.flip)
-        self.threshold = network.threshold.cosine
+        self.threshold = network.checkpoint.threshold.cosine
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
         return self._trained.embed(samples, _BATCH)

@@ -18,8 +18,8 @@ import yaml
 from paddle import nn
 
 from plsc.apps.export import export, graphs
+from plsc.checkpoint.saved import Threshold
 from plsc.errors import UserError
-from plsc.training.thresholds import Threshold
 from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.bounds import assert_within, of_network
 
