@@ -156,7 +156,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--device", default="auto", help="as Global.device: where to compute")
     args = parser.parse_args(argv)
     threads = environment.prepare(device=args.device)
-    distributed.init(args.device, threads, tf32=False)  # the limits are those of float32
+    os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")  # the limits are those of float32
+    distributed.init(args.device, threads)
     passed = run_parts()
     if "PADDLE_TRAINER_ID" in os.environ:
         distributed.barrier()  # the launcher ends the other ranks once one exits with 1

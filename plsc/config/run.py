@@ -52,7 +52,7 @@ class GlobalCfg(Section):
     """Optimizer steps after which the run ends, also within an epoch."""
     seed: int = Field(0, ge=0, le=2**31 - 1)
     """Seed of everything random. With the same machine and number of ranks the same seed gives the same run;
-    on GPUs with `deterministic`."""
+    GPUs need variables for that (docs/running.md)."""
     output_dir: str = Field("output", min_length=1)
     """Folder for config, `metrics.jsonl`, checkpoints, exported models and `report.html`.
 
@@ -67,13 +67,6 @@ class GlobalCfg(Section):
     """`cpu`, a kind of device that Paddle lists, such as `gpu`, `npu`, `xpu` or `mlu`, or one card of it,
     `gpu:1`. `auto` takes the kind that Paddle has when every rank has a card, the CPU when none has
     (docs/running.md)."""
-    tf32: bool = True
-    """Let a GPU compute products of float32 numbers in TensorFloat-32, with 10 bits of the 23 after the point
-    and
-    float32 sums: several times faster from Ampere (A100) on. false: in float32. Without effect on CPUs."""
-    deterministic: bool = False
-    """Let a GPU use only algorithms of Paddle that repeat their bits, at some cost in speed: the same seed,
-    machine, software and number of ranks then give the same run (docs/running.md). A CPU always does."""
     checkpoint: str | None = None
     """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of
     those in `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest

@@ -42,9 +42,7 @@ _barriers = itertools.count()
 PIECE_BYTES = 64 << 20  # of a rank's array in one all_gather
 
 
-def init(
-    device: str = "auto", threads: int | None = None, *, tf32: bool = True, deterministic: bool = False
-) -> None:
+def init(device: str = "auto", threads: int | None = None) -> None:
     """Choose the device, the same kind on all ranks, and, in a launch of several, start fleet's collective
     mode.
 
@@ -54,13 +52,10 @@ def init(
         device: "cpu", a kind that Paddle lists, one card of it ("gpu:1"), or "auto" (the first kind, if all
             ranks have a card).
         threads: CPU threads for this rank's matrix products; None leaves Paddle's own choice.
-        tf32: float32 products may be computed in TensorFloat-32, with 10 bits after the point.
-        deterministic: of the device's algorithms those that repeat their bits.
 
     Raises UserError, on every rank, where the ranks cannot have what was asked for.
     """
     kind = _agree_on_kind(device)
-    devices.set_precision(kind, tf32, deterministic)
     devices.use(kind, device, world_size())
     if world_size() > 1 and not dist.is_initialized():
         get_store()  # before the ranks exchange their addresses by it

@@ -23,15 +23,9 @@ import paddle
 from plsc.distributed.environment import AUTO, CPU, GPU, kind_of
 from plsc.errors import UserError
 from plsc.native import turned_off
-from plsc.utils.logging import warn
 from plsc.utils.tensors import tensor_of
 
 XPU = "xpu"
-# Flags of Paddle's GPU builds; other builds have none of them.
-_DETERMINISTIC = {
-    "FLAGS_cudnn_deterministic": True,  # convolutions and pooling by algorithms without atomic additions
-    "FLAGS_embedding_deterministic": 1,  # likewise the gradients of paddle.nn.Embedding
-}
 # Paddle 2.6 tells the memory of GPUs alone.
 _memory = paddle.device if hasattr(paddle.device, "memory_allocated") else paddle.device.cuda
 
@@ -176,27 +170,6 @@ def autocasts(dtype: str) -> bool:
         warnings.simplefilter("ignore")  # of a dtype that it does not know there, for which it takes float32
         with paddle.amp.auto_cast(dtype=dtype):
             return paddle.matmul(one, one).dtype != paddle.float32
-
-
-def set_precision(kind: str, tf32: bool, deterministic: bool) -> None:
-    """Set whether float32 products are computed in TensorFloat-32, and whether algorithms are deterministic.
-
-    Call it before the first computation. Only GPUs have such settings: a CPU computes in float32, and repeats
-    its bits with the same threads; what other kinds do is their plug-ins' choice.
-    """
-    if kind != GPU:
-        if kind != CPU and deterministic:
-            warn(f"Global.deterministic: Paddle has no such setting for {kind}; see its plug-in's documents")
-        return
-    core = paddle.base.core
-    core.set_cublas_switch(tf32)
-    core.set_cudnn_switch(tf32)
-    if not deterministic:
-        return
-    # cuBLAS reads it when it starts. Without a workspace of its own for each stream it may change algorithms.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    known = core.globals().keys()
-    paddle.set_flags({flag: value for flag, value in _DETERMINISTIC.items() if flag in known})
 
 
 @contextlib.contextmanager

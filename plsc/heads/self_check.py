@@ -3,7 +3,7 @@
 Kernels on a new processor, operators on a new device, a flag of Paddle's: each can give wrong numbers without
 a word. This takes milliseconds; `plsc selftest` compares more. Try it:
 
-    refuse_a_wrong_head(tf32=False)
+    refuse_a_wrong_head()
 """
 
 from __future__ import annotations
@@ -105,14 +105,11 @@ def _through_unit(grad: np.ndarray, unit: np.ndarray) -> np.ndarray:
     return grad - (grad * unit).sum(axis=1, keepdims=True) * unit
 
 
-def refuse_a_wrong_head(tf32: bool) -> None:
-    """Refuse by UserError, on every rank, a machine that computes the head wrongly. Every rank calls it.
-
-    tf32: whether a GPU may compute products in TensorFloat-32.
-    """
+def refuse_a_wrong_head() -> None:
+    """Refuse by UserError, on every rank, a machine that computes the head wrongly. Every rank calls it."""
     errors = [pair for own in distributed.gather_objects(head_errors()) for pair in own.items()]
     what, error = max(errors, key=lambda pair: pair[1])
-    limit = TF32_LIMIT if tf32 and on_device() else LIMIT
+    limit = TF32_LIMIT if on_device() else LIMIT
     if error <= limit:
         return
     flags = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("FLAGS_")]

@@ -31,8 +31,7 @@ def start(cfg: Config) -> None:
     threads = environment.prepare(cfg.Global.threads, cfg.Global.device)
     from plsc import distributed
 
-    section = cfg.Global
-    distributed.init(section.device, threads, tf32=section.tf32, deterministic=section.deterministic)
+    distributed.init(cfg.Global.device, threads)
     setup(distributed.rank())
 
 

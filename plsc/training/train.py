@@ -45,7 +45,7 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
 
         with explained("lower DataLoader.Train.batch_size, or Head.logits_budget_mb"):
             distributed.run_on_rank_0(partial(check_packages, cfg.Global.loggers))
-            refuse_a_wrong_head(cfg.Global.tf32)
+            refuse_a_wrong_head()
             guarded.listen()
             trainer, metrics = _begin(cfg, resumes, guarded, model)
             trainer.train(metrics)

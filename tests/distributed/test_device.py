@@ -1,14 +1,11 @@
 """Where a run computes, as far as it shows without a device: what is refused, and what Paddle is asked to
 do."""
 
-import os
-from types import SimpleNamespace
-
 import numpy as np
 import paddle
 import pytest
 
-from plsc.distributed import collectives, device
+from plsc.distributed import device
 from plsc.distributed.device import asynchronous, decide, to_device, why_none
 from plsc.errors import UserError
 from tests.helpers.launch import ROOT, launch
@@ -76,36 +73,6 @@ def test_ranks_without_a_gpu_beside_others_are_refused(asked, lacks, named):
 def test_a_rank_without_a_gpu_beside_one_that_has_is_refused_on_both(tmp_path):
     said = launch(ROOT / "tests/distributed/run_device.py", 2, tmp_path).stdout
     assert said.count("refused: Global.device: auto, but rank 1: none there; give each rank a card") == 2
-
-
-@pytest.fixture
-def core(monkeypatch):
-    """Records what is set in Paddle, which has one of the flags."""
-    asked = {}
-    fake = SimpleNamespace(
-        set_cublas_switch=lambda on: asked.update(cublas=on),
-        set_cudnn_switch=lambda on: asked.update(cudnn=on),
-        globals=lambda: {"FLAGS_cudnn_deterministic": False},
-    )
-    monkeypatch.setattr(paddle.base, "core", fake)
-    monkeypatch.setattr(paddle, "set_flags", asked.update)
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    yield asked
-    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
-
-
-def test_a_gpu_is_set_to_a_precision_and_to_repeat_its_bits(core):
-    device.set_precision("gpu", tf32=False, deterministic=False)
-    assert core == {"cublas": False, "cudnn": False} and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-    device.set_precision("gpu", tf32=True, deterministic=True)
-    assert core == {"cublas": True, "cudnn": True, "FLAGS_cudnn_deterministic": True}
-    assert "CUBLAS_WORKSPACE_CONFIG" in os.environ
-
-
-def test_a_cpu_sets_nothing(core, monkeypatch):
-    monkeypatch.setattr(paddle, "set_device", lambda name: core.update(device=name))
-    collectives.init("cpu", tf32=False, deterministic=True)
-    assert core == {"device": "cpu"}
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("0", True), ("1", False)])

@@ -15,7 +15,7 @@ def test_a_right_head_differs_by_rounding(views, request):
         request.getfixturevalue("without_views")
     errors = head_errors()
     assert max(errors.values()) < 1e-5, errors
-    refuse_a_wrong_head(tf32=False)
+    refuse_a_wrong_head()
 
 
 def writes_are_lost(monkeypatch):
@@ -50,7 +50,7 @@ def test_a_wrong_head_is_refused_in_one_line(break_it, what, difference, monkeyp
     break_it(monkeypatch)
     monkeypatch.setenv("FLAGS_use_stride_kernel", "0")
     with pytest.raises(UserError) as refused:
-        refuse_a_wrong_head(tf32=False)
+        refuse_a_wrong_head()
     refused.match(
         f"^this machine computes the head wrongly: {what} of a tiny case "
         f"differ from float64's by {difference} of "
@@ -62,4 +62,4 @@ def test_a_wrong_head_is_refused_in_one_line(break_it, what, difference, monkeyp
 def test_the_worst_rank_is_named(monkeypatch):
     monkeypatch.setattr(self_check.distributed, "gather_objects", lambda own: [own, {"losses": 2.0}, own])
     with pytest.raises(UserError, match="losses of a tiny case differ from float64's by 2 of the largest"):
-        refuse_a_wrong_head(tf32=False)
+        refuse_a_wrong_head()
