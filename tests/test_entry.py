@@ -237,13 +237,6 @@ def test_a_checkpoint_tests_as_it_did_in_training(run, capsys):
     assert f"checkpoint {checkpoint(folder)}" in page and "step 12: verification on noise pairs" in page
 
 
-def test_another_checkpoint_can_be_named(trained, tmp_path):
-    entry(tmp_path, f"Global.checkpoint={checkpoint(trained, 8)}").predict(PIXELS)
-    eight = np.load(tmp_path / "predict" / "embeddings.npy")
-    twelve, _ = entry(trained).predict(PIXELS, tmp_path / "twelve")
-    assert eight.shape == twelve.shape and not np.allclose(eight, twelve, atol=1e-3)
-
-
 # ---- predict
 
 

@@ -54,8 +54,7 @@ def test_a_batch_of_more_samples_than_there_are_is_refused(tmp_path):
     wide = entry(tmp_path / "out", "DataLoader.Train.batch_size=116")
     line = (
         "-o DataLoader.Train.batch_size=116: DataLoader.Train.batch_size: 116 samples of a step are more "
-        "than the "
-        "115 of an epoch; lower it"
+        "than the 115 of an epoch; lower it"
     )
     assert refused(wide.train) == refused(wide.dry_run) == line
     entry(tmp_path, "DataLoader.Train.batch_size=115").dry_run()
@@ -68,18 +67,16 @@ def test_a_batch_of_more_samples_than_there_are_is_refused(tmp_path):
             ["DataLoader.Train.batch_size=58"],
             2,
             (
-                "DataLoader.Train.batch_size: 58 x 2 ranks: 116 samples of a step are more than the "
-                "115 of an "
-                "epoch; lower it"
+                "DataLoader.Train.batch_size: 58 x 2 ranks: 116 samples of a step are more than the 115 of "
+                "an epoch; lower it"
             ),
         ),
         (
             ["DataLoader.Train.global_batch=120"],
             2,
             (
-                "DataLoader.Train.global_batch: 120 samples of a step are more than the 115 of an "
-                "epoch; lower "
-                "it$"
+                "DataLoader.Train.global_batch: 120 samples of a step are more than the 115 of an epoch; "
+                "lower it$"
             ),
         ),
         (
@@ -182,8 +179,7 @@ class Bare(paddle.nn.Layer):
             Linear(5),
             (
                 "the backbone must give embeddings [12, 8] of 12 images, it gave [12, 5]; "
-                "Model.embedding_size says how "
-                "long they are"
+                "Model.embedding_size says how long they are"
             ),
         ),
         (Twice(8), "the backbone must give embeddings [12, 8] of 12 images, it gave tuple"),
@@ -291,9 +287,8 @@ def test_a_folder_one_level_too_high_is_refused(tmp_path):
         (
             "DataLoader.Train.dataset={name: Synthetic, num_classes: 100000000000}",
             (
-                "DataLoader.Train.dataset.num_classes: the labels of 1,000,000,000,000 samples would "
-                "take 8e+03 "
-                "GB of memory, this "
+                "DataLoader.Train.dataset.num_classes: the labels of 1,000,000,000,000 samples would take "
+                "8e+03 GB of memory, this "
             ),
         ),
     ],

@@ -98,8 +98,7 @@ def test_another_optimizer_is_refused(stopped, tmp_path):
         make_trainer(tmp_path, "Optimizer.name=AdamW", "LRScheduler.learning_rate=0.001").resume(stopped)
     assert str(raised.value) == (
         "checkpoint step-00000004 was made with optimizer Momentum, this run has AdamW: resume with the "
-        "same, or start a new "
-        "run with Global.init_from in another Global.output_dir"
+        "same, or start a new run with Global.init_from in another Global.output_dir"
     )
 
 
@@ -109,8 +108,7 @@ def test_another_optimizer_of_the_centres_is_refused(stopped, tmp_path, name):
         make_trainer(tmp_path, f"Optimizer.head={{name: {name}}}").resume(stopped)
     assert str(raised.value) == (
         f"checkpoint step-00000004 was made with head_optimizer Momentum, this run has {name}: resume with "
-        "the "
-        "same, or start a new run with Global.init_from in another Global.output_dir"
+        "the same, or start a new run with Global.init_from in another Global.output_dir"
     )
 
 

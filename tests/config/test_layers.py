@@ -3,10 +3,9 @@
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from plsc.config.layers import DEFAULT, Layers, Source, plain
+from plsc.config.layers import Layers
 from plsc.errors import MissingFileError, UserError
 
 
@@ -62,9 +61,8 @@ def test_a_file_that_is_not_utf8():
         (
             "a: b: c",
             (
-                "a.yaml:1: a key that is indented otherwise than the keys around it, or a text with "
-                "': ' that "
-                "needs quotes"
+                "a.yaml:1: a key that is indented otherwise than the keys around it, or a text with ': ' "
+                "that needs quotes"
             ),
         ),
     ],
@@ -76,43 +74,11 @@ def test_files_that_say_no_config(text, line):
 @pytest.mark.parametrize(
     "text, line",
     [
-        ("", "-o : an override must be Section.key=value (it has no '=')"),
         ("Head", "-o Head: an override must be Section.key=value (it has no '=')"),
         ("=3", "-o =3: an override must be Section.key=value (the key is empty)"),
-        ("Head.=3", "-o Head.=3: an override must be Section.key=value (the key is empty)"),
         ("A.b={c: 1, c: 2}", "-o A.b={c: 1, c: 2}: A.b.c: given twice (first on line 1)"),
         ("A.b=*x", "-o A.b=*x: A.b: not valid YAML: found undefined alias 'x'"),
     ],
 )
 def test_overrides_that_say_nothing(text, line):
     assert override(text).lines() == [line]
-
-
-def test_put_replaces_what_stood_there():
-    layers = override("A.b.c=1", "A.b={d: 2}", "A.e=x=y", "A.e.f=")
-    assert layers.tree == {"A": {"b": {"d": 2}, "e": {"f": None}}}
-    assert {path: source.order for path, source in layers.sources.items()} == {
-        ("A",): 0,
-        ("A", "b"): 1,
-        ("A", "b", "d"): 1,
-        ("A", "e"): 3,
-        ("A", "e", "f"): 3,
-    }
-
-
-def test_the_source_of_what_was_not_written_is_the_nearest_above():
-    layers = read("A:\n  b:\n    c: 1")
-    assert layers.source(("A", "b", "x", "y")) == Source(0, 2, "a.yaml:2")
-    assert layers.source(("Z",)) == DEFAULT
-    assert (layers.get(("A", "b", "c")), layers.get(("A", "b", "c", "d"))) == (1, None)
-
-
-def test_problems_come_once_and_in_order():
-    layers = read("a: 1\nb: 2\na: 3\nb: 4\na: 5")
-    layers.read_override("x", 0)
-    assert [line.split(": ")[0] for line in layers.lines()] == ["a.yaml:3", "a.yaml:4", "a.yaml:5", "-o x"]
-
-
-def test_plain():
-    value = {"a": (1, np.int64(2), np.float32(0.5)), "b": Path("x") / "y", "c": np.bool_(True)}
-    assert plain(value) == {"a": [1, 2, 0.5], "b": os.path.join("x", "y"), "c": True}

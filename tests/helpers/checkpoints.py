@@ -73,8 +73,7 @@ def save_ranks(root, step, everything, world=1, shards=None, **more):
     return results
 
 
-def save_one(root, step, everything, **more):
-    everything = {**everything, **more}
+def save_one(root, step, everything):
     return save(root, content_of(step, everything, 0, everything["num_classes"]))
 
 

@@ -2,7 +2,7 @@
 disks, want of memory.
 
     plan: "rank:step:what[@place]", e.g. "1:3:SIGKILL", "0:5:supervisor SIGTERM", "0:4:SIGKILL@before
-        rename", "1:2:late"
+        rename", "1:2:full"
 
 Each item happens once, in the order of the plan, whatever is killed and started again in between: a file in
 `marks` says so. Two that follow each other must not be for the same step of two ranks, which may come to it
@@ -22,7 +22,6 @@ from pathlib import Path
 import paddle
 
 import plsc.checkpoint.store
-import plsc.training.evaluator
 from plsc import distributed
 from plsc.backbones.small_resnet import SmallResNet
 from plsc.evaluation.sets import VerificationSet
@@ -30,13 +29,10 @@ from plsc.evaluation.sets import VerificationSet
 # Where a place is: "before NAME [word in the first argument]", "after NAME ...".
 PLACES = {
     "write_synced": plsc.checkpoint.store,  # of a file of a checkpoint
-    "sync_folder": plsc.checkpoint.store,
     "rename": Path,  # a checkpoint to its name, or an old one away
     "rmtree": shutil,
     "score": VerificationSet,  # rank 0's part of an evaluation
-    "embed": plsc.training.evaluator,
 }
-LATE = 35  # seconds; Gloo waits for 30
 
 
 class FaultyNet(SmallResNet):
@@ -118,13 +114,7 @@ def act(what: str) -> None:
         if whom:
             _wait_to_be_asked()  # it is passed on from there
     else:
-        happens = {
-            "late": _late,
-            "full": _full,
-            "memory": _memory,
-            "raise": _raise,
-        }
-        happens[name]()
+        {"full": _full, "memory": _memory, "raise": _raise}[name]()
 
 
 def _wait_to_be_asked() -> None:
@@ -133,10 +123,6 @@ def _wait_to_be_asked() -> None:
     guard, end = signal.getsignal(signal.SIGTERM).__self__, time.monotonic() + 60
     while not guard.signal and time.monotonic() < end:
         time.sleep(0.02)
-
-
-def _late() -> None:
-    time.sleep(LATE)
 
 
 def _full() -> None:

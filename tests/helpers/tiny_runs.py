@@ -120,11 +120,6 @@ def train(output: Path, *overrides: str, resume: Path | None = None, **parts) ->
     return trainer
 
 
-def save_now(trainer: Trainer) -> None:
-    """Write a checkpoint of the step at which it is."""
-    trainer.checkpoints.save(trainer)
-
-
 def linear() -> Linear:
     """The network that the trainings below begin with."""
     paddle.seed(0)

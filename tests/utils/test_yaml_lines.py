@@ -66,16 +66,10 @@ def test_equal_keys_keep_the_first_and_name_both_lines():
 @pytest.mark.parametrize(
     "text, line, message",
     [
-        ("a:\n\tb: 1", 2, "a tab; YAML is indented with spaces"),
         (
             "a: [1,\nb: 2",
             2,
             "not valid YAML: while parsing a flow sequence, expected ',' or ']', but got '<stream end>'",
-        ),
-        (
-            "a: b: c",
-            1,
-            "a key that is indented otherwise than the keys around it, or a text with ': ' that needs quotes",
         ),
         ("a: *x", 1, "not valid YAML: found undefined alias 'x'"),
         ("a: 1\n\x00", 2, "the character '\\x00' is not YAML"),
