@@ -44,7 +44,7 @@ def collectives(args: argparse.Namespace) -> dict:
             target = Path(folder, "rows.json")
             asked = ["collectives", "--kb", *map(str, args.kb), "--runs", str(args.runs)]
             asked += ["--device", args.device, "--row", str(target)]
-            last_line = run_ranks(asked, ranks, Path(folder, "log"), args.device)
+            last_line = run_ranks(asked, ranks, Path(folder, "log"))
             if not target.exists():
                 raise UserError(f"{ranks} ranks were not measured: {last_line}")
             rows += json.loads(target.read_text())["rows"]

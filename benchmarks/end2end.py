@@ -3,8 +3,7 @@
     python -m benchmarks end2end -c configs/ --ranks 2 --against ../plsc-before
 
 Each run is a training of its own, started like a user's, without evaluation. The versions take turns. The
-first log line of a run is left
-out: it includes the start of the workers and the allocation of memory.
+first log line of a run is left out: it includes the start of the workers and the allocation of memory.
 """
 
 from __future__ import annotations
@@ -68,14 +67,12 @@ def train(package: Path, args: argparse.Namespace) -> list[dict]:
         given = [f"Global.output_dir={folder}", f"Global.max_steps={args.steps}", f"Global.log_every={every}"]
         given += ["DataLoader.Eval={dataset: null}"]
         arguments = ["train", *(["-c", args.config] if args.config else []), "-o", *args.override, *given]
-        lines: list[str] = []
+        texts: list[str] = []
         main = package.resolve() / "__main__.py"
-        device = config.load(args.config, args.override).Global.device
-        code = launcher.launch(arguments, args.ranks, Path(folder, "log"), lines.append, main, device)
-        if code:
-            raise UserError(
-                f"the training by {package} ended with exit code {code}: {''.join(lines[-3:]).strip()}"
-            )
+        ends = launcher.launch(arguments, args.ranks, Path(folder, "log"), texts.append, main)
+        if set(ends.values()) != {0}:
+            said = "".join(texts).strip().split("\n")[-3:]
+            raise UserError(f"the training by {package} ended with exit codes {ends}: {' '.join(said)}")
         rows = [row for row in read_metrics(Path(folder, "metrics.jsonl")) if "loss" in row]
     return rows[1:] or rows
 

@@ -69,7 +69,7 @@ def _in_new_processes(classes: int, rate: float, ranks: int, args: argparse.Name
         arguments += ["--no-dense"] if args.no_dense else []
         arguments += ["-o", *args.override] if args.override else []
         asked = [str(argument) for argument in arguments]
-        last_line = run_ranks(asked, ranks, Path(folder, "log"), args.device)
+        last_line = run_ranks(asked, ranks, Path(folder, "log"))
         if not row.exists():
             raise UserError(f"{classes:,} classes on {ranks} ranks were not measured: {last_line}")
         return json.loads(row.read_text())

@@ -66,7 +66,7 @@ def _row(args: argparse.Namespace, case: tuple[int, int, str]) -> dict:
         given = {key: getattr(args, key) for key in keys if getattr(args, key) is not None}
         words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
         asked = ["step", *words, "--case", json.dumps(case), "--row", str(target)]
-        last_line = run_ranks(asked, args.ranks, Path(folder, "log"), args.device)
+        last_line = run_ranks(asked, args.ranks, Path(folder, "log"))
         if not target.exists():
             raise UserError(f"batch, accumulate, keys {case} were not measured: {last_line}")
         return json.loads(target.read_text())

@@ -167,7 +167,7 @@ def main(argv: Sequence[str]) -> int:
         device = kind if devices.count(kind) >= ranks else CPU
         logs = Path(tempfile.mkdtemp(prefix="plsc-selftest-"))
         asked = ["selftest", "--device", device]
-        if launcher.launch(asked, ranks, logs, lambda line: print(line, end=""), device=device):
+        if set(launcher.launch(asked, ranks, logs, lambda text: print(text, end="")).values()) != {0}:
             print(f"\nFAILED on {ranks} ranks, their logs are in {logs}")
             return 1
         shutil.rmtree(logs)

@@ -3,7 +3,7 @@
     plsc train -c configs/              in this process
     plsc train -c configs/ --ranks 2    on two processes, which are started again when one dies
 
-Paddle's launcher starts tools/train.py on its ranks; that is the first of these, once on each.
+A launch runs the first of these once on each rank; Paddle's launcher starts it as tools/train.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from plsc import config
 from plsc.cli.arguments import make_parser, parse
 from plsc.cli.mistakes import ignore_the_launcher
-from plsc.distributed import environment, guard
+from plsc.distributed import environment
 from plsc.errors import UserError
 from plsc.utils.logging import get_logger
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
             "(plsc train --dry-run shows all keys)"
         )
     stopped = (Entry(args.config, args.override).train() or {}).get("stopped")
-    if stopped is None or guard.SUPERVISOR in os.environ:  # a supervisor has an exit code of its own
+    if stopped is None:
         return 0
     ignore_the_launcher()
     return 128 + signal.Signals[stopped]
@@ -57,7 +57,7 @@ def _supervise(path: str | None, overrides: list[str], ranks: int) -> int:
             f"--ranks {ranks}: this process is rank {rank} of a launch already (PADDLE_TRAINER_ID); leave "
             "--ranks out, or start without Paddle's launcher"
         )
-    from plsc.apps.restart.run import supervise
+    from plsc.apps.restart import supervise
 
     arguments = ["train"]
     if path is not None:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import paddle
 
-from plsc.distributed.environment import AUTO, CPU, GPU, kind_of
+from plsc.distributed.environment import AUTO, CPU, GPU, kind_of, rank_from_env
 from plsc.errors import UserError
 from plsc.native import turned_off
 from plsc.utils.tensors import tensor_of
@@ -54,8 +54,12 @@ def _kind_for(device: str) -> str:
 
 
 def _selected(kind: str) -> int:
-    """Return the number of the card that Paddle's launcher gave this rank; 0 without a launcher."""
-    return int(os.environ.get(f"FLAGS_selected_{kind}s", "0").split(",")[0])
+    """Return the number of this rank's card: what Paddle's launcher says, else the rank's own number.
+
+    Of GPUs a rank of our launcher sees its own alone.
+    """
+    own = 0 if kind == GPU else rank_from_env()
+    return int(os.environ.get(f"FLAGS_selected_{kind}s", str(own)).split(",")[0])
 
 
 def why_none(device: str, ranks: int = 1) -> str:
@@ -126,13 +130,10 @@ def backend_variables(kind: str) -> dict[str, str]:
     has."""
     if kind == CPU:
         return {"PADDLE_DISTRI_BACKEND": "gloo"}
+    card = {f"FLAGS_selected_{kind}s": str(_selected(kind))}
     if kind in (GPU, XPU):
-        return {}
-    return {
-        "PADDLE_DISTRI_BACKEND": "xccl",
-        "PADDLE_XCCL_BACKEND": kind,
-        f"FLAGS_selected_{kind}s": str(_selected(kind)),
-    }
+        return card
+    return {"PADDLE_DISTRI_BACKEND": "xccl", "PADDLE_XCCL_BACKEND": kind, **card}
 
 
 def _kind_in_use() -> str:

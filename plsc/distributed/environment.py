@@ -17,7 +17,6 @@ AUTO = "auto"
 CPU = "cpu"
 GPU = "gpu"
 DEVICES = r"auto|cpu|(?!auto|cpu)[a-z][a-z0-9_]*(:\d+)?"  # of Global.device
-DEVICE = "PLSC_DEVICE"  # in the environment of Paddle's launcher: the device that its ranks are asked for
 
 # Warnings that Paddle gives at every start and that a user cannot act on.
 _NUISANCES = (
@@ -89,11 +88,11 @@ def for_ranks() -> dict[str, str]:
 
 
 def _environment_at_start() -> dict[str, str]:
-    """Return the environment that the user gave: that of the launcher (the parent in a launch), else our own.
+    """Return the environment that the user gave: that of Paddle's launcher (the parent), else our own.
 
-    os.environ would be wrong: importing Paddle has put OMP_NUM_THREADS=1 into it, here and in the launcher.
+    os.environ would be wrong: importing Paddle has put OMP_NUM_THREADS=1 into it, here and in that launcher.
     """
-    pid = os.getppid() if "PADDLE_TRAINER_ID" in os.environ else os.getpid()
+    pid = os.getppid() if "PADDLE_RANK_IN_NODE" in os.environ else os.getpid()  # which it alone sets
     text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
 

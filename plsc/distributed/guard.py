@@ -1,9 +1,8 @@
-"""Stop a training rank on a signal, record why it failed, and end it with its launcher.
+"""Stop a training rank on a signal, say why it failed, and end it with its launcher.
 
 A signal only sets a flag; the trainer lets the ranks agree on the step, saves, and ends. A second Ctrl-C ends
-the process at once. A signal that was ignored when the process began (nohup) stays ignored. Under `plsc train
---ranks N` each rank writes two files in output_dir/errors, by which plsc.apps.restart finds the rank that
-failed first: rank{r}.alive (process and step, removed after an orderly end) and rank{r}.json (the exception).
+the process at once. A signal that was ignored when the process began (nohup) stays ignored. Each rank of a
+launch has a file in output_dir/log, rank{r}.txt: the number of its steps, and after a failure why it failed.
 Imports no Paddle.
 
 Try it: `kill -TERM` a rank of a training; all ranks save the same step and end.
@@ -14,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import json
+import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -23,18 +23,22 @@ import time
 import traceback
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
 
 from plsc.distributed import lock
 from plsc.distributed.environment import rank_from_env
-from plsc.errors import UserError
-from plsc.utils.atomic_write import replace_file
+from plsc.errors import UserError, shown
 
-# In the environment of ranks: the process of the `plsc train --ranks N` above them.
+# In the environment of ranks: the process of the `plsc train --ranks N` above them, which says why they fail.
 SUPERVISOR = "PLSC_SUPERVISOR"
 STOPPING = (signal.SIGTERM, signal.SIGINT)
+# Exit code of a rank that fails because another one has. From 128 on Kubeflow starts a pod again.
+LOST = 138
 PATIENCE = 6  # times hang_seconds outside of steps: start, evaluation, saving, report
-_WIDTH = 100  # of the text in rank{r}.alive, which is overwritten in place
+_LOST_PEER = re.compile(
+    r"gloo|nccl|tcp_utils|TCP (send|receive)|only \d+ of \d+ ranks|TCPStore|connection (reset|closed) by peer"
+    r"|CustomDevice error",
+    re.IGNORECASE,
+)
 _PR_SET_PDEATHSIG = 1
 # Looked up here: after a fork of a process with threads, one of them may have held the lock that looking up
 # takes.
@@ -46,14 +50,15 @@ class Guard:
 
     Args:
         folder: Global.output_dir.
-        hang_seconds: in a launch, a rank whose step takes longer writes its stack and ends with 1; 0: never.
+        hang_seconds: in a launch, a rank whose step takes longer says so and ends; 0: never.
 
     Attributes:
         signal: number of the signal that asks to stop, 0 = none.
         step: steps done.
 
     Entering takes the folder's lock (rank 0, unless the supervisor has it): UserError if another run has it.
-    Under a supervisor, which says why, an exception becomes SystemExit: 2 for a user's mistake, else 1.
+    In a launch the failure of another rank becomes SystemExit with LOST, and under a supervisor every
+    exception becomes one, with 2 for a user's mistake.
     """
 
     def __init__(self, folder: Path | None = None, hang_seconds: float = 0):
@@ -62,10 +67,11 @@ class Guard:
         self.step = 0
         self._launched = folder is not None and "PADDLE_TRAINER_ID" in os.environ
         self._supervised = self._launched and SUPERVISOR in os.environ
-        self._seconds = hang_seconds if self._launched else 0
-        self._armed: tuple[float, float] = (0.0, 0.0)  # for how long, when
+        self._seconds = hang_seconds if self._launched and hang_seconds else math.inf
+        self._deadline = math.inf
+        self._ended = threading.Event()
         self._exit = contextlib.ExitStack()
-        self._alive: IO[bytes] | None = None
+        self._steps: int | None = None  # file descriptor of rank{r}.txt
 
     def __enter__(self):
         if self._launched:
@@ -85,50 +91,76 @@ class Guard:
                     continue
                 self._exit.callback(signal.signal, number, signal.signal(number, self._ask))
                 signal.siginterrupt(number, False)  # Paddle's store does not retry an interrupted receive
-        if self._supervised:
-            self._alive = self._exit.enter_context(open(self._file("alive"), "wb", 0))  # noqa: SIM115
-            self._exit.callback(self._file("alive").unlink, missing_ok=True)
+        if self._launched:
+            file = words_of(self.folder, rank_from_env())
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._steps = self._exit.enter_context(open(file, "wb", 0)).fileno()  # noqa: SIM115
+        if self._seconds < math.inf:
+            threading.Thread(target=self._watch, daemon=True).start()
         self.step_started(0)
         self.allow_pause()
 
     def step_started(self, step: int) -> None:
         """Note that `step` is done and the next one begins. Takes microseconds."""
         self.step = step
-        if self._alive:
-            text = json.dumps({"pid": os.getpid(), "step": step})
-            os.pwrite(self._alive.fileno(), text.ljust(_WIDTH).encode(), 0)
-        self._arm(self._seconds)
+        if self._steps is not None:
+            os.pwrite(self._steps, str(step).encode(), 0)
+        self._deadline = time.monotonic() + self._seconds
 
     def allow_pause(self) -> None:
         """Allow more time for what follows, which is not a step."""
-        self._arm(PATIENCE * self._seconds)
+        self._deadline = time.monotonic() + PATIENCE * self._seconds
 
-    def _arm(self, seconds: float) -> None:
-        before, when = self._armed
-        if seconds and (seconds != before or time.monotonic() > when + seconds / 20):
-            self._armed = seconds, time.monotonic()
-            faulthandler.dump_traceback_later(seconds, exit=True)
+    def _watch(self) -> None:
+        """End this process when a step takes too long."""
+        while not self._ended.wait(0.5):
+            if time.monotonic() > self._deadline:
+                rank = rank_from_env()
+                text = f"rank {rank} hung in step {self.step + 1} for longer than Global.hang_seconds allows"
+                with open(words_of(self.folder, rank), "w", encoding="utf-8") as file:
+                    print(text, file=file, flush=True)
+                    faulthandler.dump_traceback(file)
+                if not self._supervised:
+                    print(f"ERROR {text}; {file.name} says where", file=sys.stderr, flush=True)
+                os._exit(LOST)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._seconds:
-            faulthandler.cancel_dump_traceback_later()
+        self._ended.set()
         try:
-            if error is not None and self._supervised and self._record(error):
-                raise SystemExit(2 if isinstance(error, UserError) else 1) from error
+            if self._launched and error is None:
+                words_of(self.folder, rank_from_env()).unlink(missing_ok=True)
+            if self._launched and isinstance(error, Exception):
+                self._say_why(error)
         finally:
             self._exit.close()
 
-    def _record(self, error: BaseException) -> bool:
-        """Write rank{r}.json; return whether that went well, which it does not on a full disk."""
-        facts = {"time": time.time(), "step": self.step, **describe(error)}
+    def _say_why(self, error: Exception) -> None:
+        """Write to rank{r}.txt why this rank fails, and end it, if the supervisor or a line says so."""
+        user = isinstance(error, UserError)
+        lost = not user and _LOST_PEER.search(str(error))
+        if not (self._supervised or lost):
+            return
+        file = words_of(self.folder, rank_from_env())
+        text = self._line(error)
         try:
-            replace_file(self._file("json"), json.dumps(facts, indent=1).encode())
+            file.write_text(text if user else f"{text}\n{''.join(traceback.format_exception(error))}")
         except OSError:
-            return False
-        return True
+            return
+        if not self._supervised:
+            print(f"ERROR {text}; the traceback is in {file}", file=sys.stderr, flush=True)
+        raise SystemExit(LOST if lost else 2 if user else 1) from error
 
-    def _file(self, kind: str) -> Path:
-        return self.folder / "errors" / f"rank{rank_from_env()}.{kind}"
+    def _line(self, error: Exception) -> str:
+        """Describe an exception with rank and step."""
+        rank, step = rank_from_env(), self.step
+        if isinstance(error, UserError):
+            return f"rank {rank}, step {step + 1}: {error}" if step else str(error)
+        # Paddle's own errors begin with a C++ traceback, and have a line of dashes above their message.
+        _, of_paddle, text = str(error).rpartition("Error Message Summary:")
+        text = " ".join((text.strip(" -\n") if of_paddle else text).split())
+        when = f"in step {step + 1}" if step else "before its first step was done"
+        remedy = "; lower DataLoader.Train.batch_size" if isinstance(error, MemoryError) else ""
+        return shown(f"rank {rank} failed {when}: {type(error).__name__}: {text[:500]}{remedy}")
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.signal and number == signal.SIGINT:
@@ -136,17 +168,9 @@ class Guard:
         self.signal = number
 
 
-def describe(error: BaseException) -> dict[str, Any]:
-    """Describe an exception: {"type", "message", "user" (a UserError), "traceback"}."""
-    # Paddle's own errors begin with a C++ traceback, and have a line of dashes above their message.
-    _, of_paddle, text = str(error).rpartition("Error Message Summary:")
-    user = isinstance(error, UserError)
-    return {
-        "type": type(error).__name__,
-        "message": text if user else " ".join((text.strip(" -\n") if of_paddle else text).split()),
-        "user": user,
-        "traceback": "".join(traceback.format_exception(error)),
-    }
+def words_of(folder: Path, rank: int) -> Path:
+    """Return the file in which a rank says how far it came and why it failed. folder: Global.output_dir."""
+    return folder / "log" / f"rank{rank}.txt"
 
 
 def die_with_parent() -> None:
@@ -155,6 +179,3 @@ def die_with_parent() -> None:
     Otherwise the ranks of a killed launcher, each in a session of its own, would run on.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    supervisor = os.environ.get(SUPERVISOR)
-    if supervisor and not Path(f"/proc/{supervisor}").exists():  # it ended before the call above
-        sys.exit("ERROR plsc train has ended before this rank began")

@@ -1,77 +1,28 @@
-"""Start `python -m plsc ...` on several ranks of this machine, through paddle.distributed.launch.
+"""Start `python -m plsc ...` on several ranks of this machine, and wait for their ends.
 
-launch(["train", "-c", "configs/"], 2, Path("output/log"), print)
+    launch(["selftest"], 2, Path("log"), print)    # {1: 0, 0: 0}: both have ended with exit code 0
+
+The ranks meet on the loopback interface, so the name of the machine needs no address, and no proxy is asked.
+They die with this process. On several machines Paddle's launcher starts the ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from plsc.distributed import environment
-from plsc.errors import UserError, shown_lines
+from plsc.distributed.guard import die_with_parent
 
-LOG = "launcher.log"  # the launcher's own words, in the folder of the ranks' logs
-_LAST_LINES = 20
 MAIN = Path(__file__).resolve().parents[1] / "__main__.py"
-# In these the launcher prefers the environment to its arguments. An operator on Kubernetes sets some.
-_OVERRIDES = (
-    *("PADDLE_MASTER", "PADDLE_NNODES", "PADDLE_RANK", "PADDLE_TRAINER_ID", "POD_IP"),
-    *("PADDLE_NPROC_PER_NODE", "PADDLE_LOG_DIR", "PADDLE_JOB_ID"),
-)
-STARTER = Path(__file__).with_name("paddle_launch.py")
-
-
-def start(
-    arguments: Sequence[str], ranks: int, logs: Path, device: str = "auto", main: Path = MAIN, **of_popen
-) -> tuple[subprocess.Popen, int]:
-    """Start `python main *arguments` on `ranks` processes with the import path of this one.
-
-    Args:
-        logs: folder for the output of each rank, workerlog.0, workerlog.1, ..., and of the launcher.
-        device: that `arguments` ask for.
-        main: plsc's __main__.py, or that of the benchmarks.
-        of_popen: further arguments of Popen; `env` is added to the environment.
-
-    Returns: the launcher's process, and the byte at which its part of launcher.log begins.
-    """
-    # The name of this machine may have no address, or another's: its ranks meet on the loopback interface.
-    options = ["--nproc_per_node", str(ranks), "--log_dir", str(logs), "--host", "127.0.0.1"]
-    env = {
-        **{name: value for name, value in environment.for_ranks().items() if name not in _OVERRIDES},
-        environment.DEVICE: device,
-        "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)]),
-        **of_popen.pop("env", {}),
-    }
-    logs.mkdir(parents=True, exist_ok=True)
-    with open(logs / LOG, "ab") as log:
-        begin = log.tell()
-        command = [sys.executable, str(STARTER), str(ranks), *options, str(main), *arguments]
-        return subprocess.Popen(command, env=env, stderr=log, **of_popen), begin
-
-
-def last_lines(logs: Path, begin: int) -> list[str]:
-    """Return the last lines of launcher.log after byte `begin`, without those of every launch.
-
-    The launcher has ended: the files in which it keeps its environment, passwords among it, are deleted.
-    """
-    for pattern in (f"default.{6 * '[a-z]'}.log", "envlog.*", "backup_env.*.json"):
-        for path in logs.glob(pattern):
-            path.unlink(missing_ok=True)
-    with open(logs / LOG, encoding="utf-8", errors="backslashreplace") as file:
-        file.seek(begin)
-        lines = [shown_lines(line) for line in file if not line.startswith(("LAUNCH INFO", "LAUNCH WARNING"))]
-    return lines[-_LAST_LINES:]
-
-
-def refuse_what_did_not_start(lines: Sequence[str]) -> None:
-    """Raise UserError if paddle_launch.py did not start the launcher whose last lines these are."""
-    for line in lines:
-        if line.startswith("ERROR "):
-            raise UserError(line.removeprefix("ERROR ").strip())
+GRACE = 3.0  # seconds that the other ranks have to end after one has failed
+_POLL = 0.1  # seconds
 
 
 def launch(
@@ -80,23 +31,84 @@ def launch(
     logs: Path,
     say: Callable[[str], object],
     main: Path = MAIN,
-    device: str = "auto",
-) -> int:
-    """Run `python main *arguments` on `ranks` processes; return the launcher's exit code.
+    env: Mapping[str, str] = {},
+    watch: Callable[[Collection[subprocess.Popen]], object] = lambda running: None,
+) -> dict[int, int | None]:
+    """Run `python main *arguments` on `ranks` processes with the import path of this one.
 
-    Args: as of `start`; `say` is called with each line that rank 0 prints, line end included. Rank 0 does not
-    inherit stdout, since a notebook shows only what Python prints.
+    Args:
+        logs: folder for the output of each rank, workerlog.0, workerlog.1, ...
+        say: is called with the text that rank 0 prints.
+        main: plsc's __main__.py, or that of the benchmarks.
+        env: added to the environment.
+        watch: is called several times a second with the processes that run.
 
-    Raises: UserError if there are more ranks than cards.
+    Returns: the exit code of each rank, in the order of their ends; negative: killed by that signal; None: it
+    did not end when another had failed, and was killed.
     """
-    streams = {"stdout": subprocess.PIPE, "encoding": "utf-8", "errors": "backslashreplace"}
-    process, begin = start(arguments, ranks, logs, device, main, **streams)
-    for line in process.stdout:
-        say(line)
-    code = process.wait()
-    lines = last_lines(logs, begin)
-    refuse_what_did_not_start(lines)
-    if code not in (0, 2):  # 2: a rank has printed why
-        for line in lines:
-            say(line)
-    return code
+    logs.mkdir(parents=True, exist_ok=True)
+    ends: dict[int, int | None] = {}
+    running: dict[int, subprocess.Popen] = {}
+    patience = float("inf")
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(_port_of_our_own())
+        for rank in range(ranks):
+            log = stack.enter_context(open(logs / f"workerlog.{rank}", "ab"))
+            running[rank] = subprocess.Popen(
+                [sys.executable, "-u", str(main), *arguments],
+                env={**_environment(rank, ranks, port), **env},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is this process's to pass on
+                preexec_fn=die_with_parent,  # noqa: PLW1509 (it takes no lock)
+            )
+            if rank == 0:
+                printed = stack.enter_context(open(log.name, encoding="utf-8", errors="backslashreplace"))
+                printed.seek(log.tell())
+        while running:
+            time.sleep(_POLL)
+            watch(running.values())
+            for rank, process in list(running.items()):
+                if process.poll() is not None:
+                    ends[rank] = process.returncode
+                    del running[rank]
+            if text := printed.read():
+                say(text)
+            if any(ends.values()):
+                patience = min(patience, time.monotonic() + GRACE)
+            if time.monotonic() > patience:
+                for rank, process in running.items():
+                    process.kill()
+                    process.wait()
+                    ends[rank] = None
+                running.clear()
+    return ends
+
+
+def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """Return what Paddle reads in a rank, and what Python needs to import plsc."""
+    endpoints = [
+        f"127.0.0.1:{port + number}" for number in range(ranks)
+    ]  # but for rank 0's nobody listens there
+    cards = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))).split(",")
+    card = cards[rank] if rank < len(cards) else "-1"  # one that is not there
+    return {
+        **environment.for_ranks(),
+        "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)]),
+        **({"CUDA_VISIBLE_DEVICES": card} if ranks > 1 else {}),
+        "PADDLE_MASTER": endpoints[0],
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+        "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
+        "PADDLE_TRAINER_ID": str(rank),
+        "PADDLE_TRAINERS_NUM": str(ranks),
+        "PADDLE_LOCAL_SIZE": str(ranks),
+    }
+
+
+@contextlib.contextmanager
+def _port_of_our_own() -> Iterator[int]:
+    """Keep a port from all others inside the block, in which rank 0's store may listen there."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the store does
+        kept.bind(("127.0.0.1", 0))
+        yield kept.getsockname()[1]

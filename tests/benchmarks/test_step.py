@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_cases_and_the_table(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(step, "run_ranks", lambda asked, ranks, logs, device: benchmark.main(asked) or "")
+    monkeypatch.setattr(step, "run_ranks", lambda asked, ranks, logs: benchmark.main(asked) or "")
     # All cases run in this one process, which has memory of other tests to reuse: its own peaks say nothing.
     memory = {"VmRSS": 100 << 20, "VmHWM": 150 << 20}
     monkeypatch.setattr(measure, "resident_bytes", lambda field="VmRSS": memory[field])

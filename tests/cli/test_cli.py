@@ -15,7 +15,6 @@ import pytest
 import plsc
 from plsc import cli
 from plsc.cli.mistakes import without_traceback
-from plsc.distributed import guard
 from plsc.errors import UserError
 from tests.helpers.launch import ROOT, run_python
 from tests.helpers.tiny_runs import TINY
@@ -135,7 +134,7 @@ def test_several_ranks_are_supervised(monkeypatch, arguments, words):
         assert (cfg.Global.epochs, given, ranks) == (3, ["train", *words], 3)
         return 143
 
-    monkeypatch.setattr("plsc.apps.restart.run.supervise", supervise)
+    monkeypatch.setattr("plsc.apps.restart.supervise", supervise)
     assert cli.main(["train", *arguments, "--ranks", "3"]) == 143
 
 
@@ -251,8 +250,6 @@ def test_the_version_needs_no_verb(capsys):
 
 @pytest.mark.parametrize("name, code", [(None, 0), ("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_stopped_run_has_the_exit_code_of_its_signal(monkeypatch, name, code):
-    """But not a rank of plsc train --ranks, for which it is no failure."""
-
     class Stops(Recorder):
         def train(self):
             return {"stopped": name} if name else {"accuracy": 1.0}
@@ -260,8 +257,6 @@ def test_a_stopped_run_has_the_exit_code_of_its_signal(monkeypatch, name, code):
     monkeypatch.setattr("plsc.entry.Entry", Stops)
     monkeypatch.delenv("PADDLE_TRAINER_ID", raising=False)
     assert cli.main(["train", "-c", "a"]) == code
-    monkeypatch.setenv(guard.SUPERVISOR, "1")
-    assert cli.main(["train", "-c", "a"]) == 0
 
 
 @pytest.mark.parametrize("module", ["numpy", "paddle"])

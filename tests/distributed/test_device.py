@@ -41,6 +41,14 @@ def test_a_rank_takes_the_card_of_its_number(build, monkeypatch):
     assert "one card, and this is a run of 2 ranks" in why_none("gpu:1", 2)
 
 
+def test_a_rank_of_our_launcher_takes_the_card_of_its_number_and_sees_one_gpu(monkeypatch):
+    for kind in ("npu", "gpu"):
+        monkeypatch.delenv(f"FLAGS_selected_{kind}s", raising=False)
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    assert device.backend_variables("npu")["FLAGS_selected_npus"] == "1"
+    assert device.backend_variables("gpu") == {"FLAGS_selected_gpus": "0"}
+
+
 def test_a_launch_takes_the_first_kind_that_paddle_has(build, monkeypatch):
     build(2)
     monkeypatch.setattr(paddle.device, "get_all_custom_device_type", lambda: ["npu"])

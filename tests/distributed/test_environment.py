@@ -17,6 +17,7 @@ print(plsc.distributed.environment.prepare())
 AS_A_LAUNCHER = """
 import os, subprocess, sys
 os.environ.update(OMP_NUM_THREADS="1", PADDLE_TRAINER_ID="0", PADDLE_TRAINERS_NUM="2", PADDLE_LOCAL_SIZE="2")
+os.environ["PADDLE_RANK_IN_NODE"] = "0"
 subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
 """
 FOR_RANKS = """

@@ -1,17 +1,16 @@
 """A rank's own end: signals, locks and last words, in this process; deaths are shown in
 test_restart.py."""
 
-import errno
-import json
 import os
 import signal
 
 import pytest
 
 from plsc.distributed import guard
-from plsc.distributed.guard import Guard, describe
+from plsc.distributed.guard import Guard
 from plsc.distributed.lock import hold
 from plsc.errors import UserError
+from tests.helpers.launch import ROOT, run_python
 
 
 @pytest.fixture
@@ -73,65 +72,93 @@ def test_other_ranks_do_not_lock(tmp_path, launched):
 
 @pytest.fixture
 def supervised(tmp_path, launched, monkeypatch):
-    """The folder of errors of a rank under plsc train --ranks."""
+    """What a rank under plsc train --ranks says in its last words."""
     monkeypatch.setenv(guard.SUPERVISOR, str(os.getpid()))
-    (tmp_path / "errors").mkdir()
-    return tmp_path / "errors"
+    return tmp_path / "log/rank1.txt"
 
 
-@pytest.mark.parametrize("error, code", [(ValueError("two\nlines"), 1), (UserError("one\ntwo"), 2)])
-def test_a_supervised_rank_leaves_its_error_and_says_nothing(tmp_path, supervised, error, code):
+GLOO = "\n---\nC++ Traceback\n0 a::b\n---\nError Message Summary:\n---\nExternal: gloo/x.cc] no\n  peer\n"
+
+
+@pytest.mark.parametrize(
+    "error, code, line",
+    [
+        (ValueError("two\nlines"), 1, "rank 1 failed in step 8: ValueError: two lines"),
+        (MemoryError("no"), 1, "rank 1 failed in step 8: MemoryError: no; lower DataLoader.Train.batch_size"),
+        (UserError("one\ntwo"), 2, "rank 1, step 8: one\ntwo"),
+        (
+            RuntimeError(GLOO),
+            guard.LOST,
+            "rank 1 failed in step 8: RuntimeError: External: gloo/x.cc] no peer",
+        ),
+    ],
+)
+def test_a_supervised_rank_leaves_its_error_and_says_nothing(tmp_path, supervised, capfd, error, code, line):
     with pytest.raises(SystemExit) as ended, Guard(tmp_path) as found:
-        found.step = 7
-        raise error
-    assert ended.value.code == code
-    record = json.loads((supervised / "rank1.json").read_text())
-    assert record.pop("time") > 1e9 and type(error).__name__ in record.pop("traceback")
-    message = "one\ntwo" if code == 2 else "two lines"
-    assert record == {"step": 7, "type": type(error).__name__, "message": message, "user": code == 2}
-
-
-def test_a_full_disk_hides_no_error(tmp_path, supervised, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(guard, "replace_file", full)
-    with pytest.raises(ValueError), Guard(tmp_path):
-        raise ValueError
-
-
-def test_without_a_supervisor_nothing_is_written(tmp_path, launched):
-    with pytest.raises(ValueError), Guard(tmp_path) as found:
         found.listen()
+        found.step_started(7)
+        raise error
+    assert ended.value.code == code and capfd.readouterr().err == ""
+    words = supervised.read_text()
+    assert words == line if code == 2 else words.startswith(f"{line}\nTraceback")
+
+
+def test_a_mistake_before_the_first_step_is_told_as_it_is(tmp_path, supervised):
+    with pytest.raises(SystemExit), Guard(tmp_path) as found:
+        found.listen()
+        raise UserError("a.yaml:3: one")
+    assert supervised.read_text() == "a.yaml:3: one"
+
+
+def test_a_full_disk_hides_no_error(tmp_path, supervised):
+    with pytest.raises(ValueError), Guard(tmp_path):
+        raise ValueError  # there is no folder to write to
+
+
+def test_without_a_supervisor_the_loss_of_another_rank_is_one_line(tmp_path, launched, capfd):
+    with pytest.raises(SystemExit) as ended, Guard(tmp_path) as found:
+        found.listen()
+        raise RuntimeError(GLOO)
+    assert ended.value.code == guard.LOST
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(
+        "ERROR rank 1 failed before its first step was done: RuntimeError: External: gloo/x.cc]"
+    )
+    assert line.endswith(f"; the traceback is in {tmp_path}/log/rank1.txt")
+    with pytest.raises(ValueError), Guard(tmp_path):  # any other error is Python's to show
         raise ValueError
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_supervised_rank_shows_its_step_until_its_end(tmp_path, supervised):
+def test_a_rank_shows_its_step_until_its_end(tmp_path, supervised):
     with Guard(tmp_path) as found:
         found.listen()
         for step in (9, 10):
             found.step_started(step)
-            record = json.loads((supervised / "rank1.alive").read_text())
-            assert record == {"pid": os.getpid(), "step": step}
-    assert list(supervised.iterdir()) == []
+            assert supervised.read_text() == str(step)
+    assert not supervised.exists()
 
 
-def test_the_watchdog_is_armed_for_a_step_and_for_longer_in_between(tmp_path, launched, monkeypatch):
-    armed = []
-    monkeypatch.setattr(
-        guard.faulthandler, "dump_traceback_later", lambda seconds, exit: armed.append((seconds, exit))
+@pytest.mark.parametrize("under", ["plsc train", "Paddle's launcher"])
+def test_a_step_that_takes_too_long_ends_the_process_in_one_line(tmp_path, under):
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from plsc.distributed.guard import Guard\n"
+        "with Guard(Path(sys.argv[1]), hang_seconds=1) as found:\n"
+        "    found.listen()\n"  # there is more time for what is no step
+        "    time.sleep(2)\n"
+        "    for step in range(5):\n"
+        "        found.step_started(step)\n"
+        "        time.sleep(0.4)\n"
+        "    time.sleep(60)\n"
     )
-    with Guard(tmp_path, hang_seconds=50) as found:
-        found.listen()
-        for step in range(3):
-            found.step_started(step)
-        found.allow_pause()
-    assert armed == [(50, True), (300, True), (50, True), (300, True)]  # not anew for steps that follow soon
-    armed.clear()
-    with Guard(tmp_path, hang_seconds=0) as found:
-        found.listen()
-    assert not armed
+    env = {"PADDLE_TRAINER_ID": "1", **({guard.SUPERVISOR: "1"} if under == "plsc train" else {})}
+    done = run_python("-c", program, tmp_path, cwd=ROOT, timeout=30, check=False, **env)
+    words = (tmp_path / "log/rank1.txt").read_text()
+    line = "rank 1 hung in step 5 for longer than Global.hang_seconds allows"
+    assert done.returncode == guard.LOST and words.startswith(f"{line}\n") and "line 10" in words
+    said = "" if under == "plsc train" else f"ERROR {line}; {tmp_path}/log/rank1.txt says where\n"
+    assert done.stderr == said
 
 
 def test_a_guard_of_nothing_is_idle(tmp_path, monkeypatch):
@@ -140,10 +167,3 @@ def test_a_guard_of_nothing_is_idle(tmp_path, monkeypatch):
     idle.step_started(3)
     idle.allow_pause()
     assert not idle.signal and not list(tmp_path.iterdir())
-
-
-def test_paddles_errors_are_cut_to_their_message():
-    text = "\n\n---\nC++ Traceback\n0 a::b\n---\nError Message Summary:\n-----\nMemory: no\n  room\n"
-    assert describe(MemoryError(text))["message"] == "Memory: no room"
-    mistake = describe(UserError("-o DataLoader.Train.name=x: no"))
-    assert mistake["user"] and mistake["message"] == "-o DataLoader.Train.name=x: no"

@@ -104,12 +104,11 @@ def _race(item: str, following: str) -> bool:
 
 
 def act(what: str) -> None:
-    """Let it happen to this process; a signal perhaps to its "launcher", its "supervisor" or, as Ctrl-C, the
-    "terminal"."""
+    """Let it happen to this process; a signal perhaps to its "supervisor" or, as Ctrl-C, the "terminal"."""
     *whom, name = what.split()
     if name in signal.Signals.__members__:
         supervisor = int(os.environ.get("PLSC_SUPERVISOR", "0"))
-        others = {"launcher": os.getppid(), "supervisor": supervisor, "terminal": -supervisor}
+        others = {"supervisor": supervisor, "terminal": -supervisor}
         os.kill(others[whom[0]] if whom else os.getpid(), signal.Signals[name])
         if whom:
             _wait_to_be_asked()  # it is passed on from there

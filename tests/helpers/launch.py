@@ -86,22 +86,12 @@ def launch(
     return result
 
 
-class _ForkedPopen:
-    """Popen as plsc/distributed/launcher.py uses it, of a process that is forked and has ended when this
-    returns."""
-
-    def __init__(self, command, *, env, stderr, **_):
-        done = run_forked(*command[1:], cwd=Path.cwd(), check=False, **env)
-        self.stdout = done.stdout.splitlines(keepends=True)
-        self.returncode = done.returncode
-        stderr.write(done.stderr.encode("utf-8", "surrogateescape"))
-
-    def wait(self):
-        return self.returncode
+def _fork(command, *, env, stdout, **_) -> warm.Program:
+    return warm.shared().start(command[1:], Path.cwd(), stdout.name, stdout.name, **env)
 
 
 class Forking:
     """What plsc/distributed/launcher.py uses of the module subprocess, by processes that are forked."""
 
-    PIPE = subprocess.PIPE
-    Popen = _ForkedPopen
+    STDOUT = subprocess.STDOUT
+    Popen = staticmethod(_fork)

@@ -55,13 +55,21 @@ class Warm:
         theirs.close()
 
     def start(
-        self, command: Sequence[str | Path], folder: Path, stdout: str = os.devnull, **env: str
+        self,
+        command: Sequence[str | Path],
+        folder: Path,
+        stdout: str = os.devnull,
+        stderr: str | None = None,
+        **env: str,
     ) -> Program:
-        """Run `python *command` in `folder`; what it says goes to the file `stdout` and to folder/stderr."""
+        """Run `python *command` in `folder`; what it says goes to the file `stdout` and, by default anew, to
+        folder/stderr."""
         ours, theirs = socket.socketpair()
-        (folder / "stderr").unlink(missing_ok=True)
+        if stderr is None:
+            stderr = str(folder / "stderr")
+            Path(stderr).unlink(missing_ok=True)
         request = {"command": [str(word) for word in command], "env": {**self.env, **env}, "cwd": str(folder)}
-        with theirs, open(stdout, "ab") as output, open(folder / "stderr", "ab") as errors:
+        with theirs, open(stdout, "ab") as output, open(stderr, "ab") as errors:
             files = [file.fileno() for file in (theirs, output, errors)]
             socket.send_fds(self._socket, [json.dumps(request).encode()], files)
         return Program(ours)
@@ -111,7 +119,10 @@ class Program:
             self._answers.close()
         return self.returncode
 
-    def wait(self, timeout: float) -> int:
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float = 60) -> int:
         if self.returncode is None and not select.select([self._answers], [], [], timeout)[0]:
             raise TimeoutError(f"still at work after {timeout} s")
         return self.poll()
@@ -273,7 +284,7 @@ def main(number: int) -> None:
     import visualdl  # noqa: F401
     from paddle.distributed.launch.job.pod import Pod
 
-    import plsc.apps.restart.run
+    import plsc.apps.restart
     import plsc.evaluation.report
     import plsc.evaluation.results
     import plsc.training.trainer
@@ -282,7 +293,7 @@ def main(number: int) -> None:
     plsc.evaluation.report.draw = lambda *_: []
     report = Path(plsc.evaluation.report.__file__).with_name("report.html.jinja")
     plsc.evaluation.report.template(report)  # compiled once for all that is forked
-    plsc.apps.restart.run._PAUSE = 0
+    plsc.apps.restart._PAUSE = 0
     Pod.watch.__defaults__ = tuple(0.2 if default == 1 else default for default in Pod.watch.__defaults__)
     # A fork has but the thread that forks. Paddle 2.6 starts an idle one when it is imported, 3.x none.
     assert len(os.listdir("/proc/self/task")) <= (2 if paddle.__version__.startswith("2.") else 1)

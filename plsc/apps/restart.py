@@ -1,0 +1,144 @@
+"""Train on ranks of this machine, and start them again after a failure: `plsc train --ranks N`.
+
+A start goes on from the newest checkpoint. There is none after a mistake of the user (exit code 2), nor after
+three failures without a newer checkpoint. SIGTERM and SIGINT go to the ranks, which save and stop. Imports no
+Paddle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from plsc.checkpoint import store
+from plsc.config import Config
+from plsc.distributed import guard, launcher, lock
+from plsc.errors import shown
+from plsc.training.start import delete_run, goes_on
+
+MOST_FAILURES = 3  # without a newer checkpoint between them
+_PAUSE = 1.0  # seconds before a restart
+
+
+def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
+    """Train on `ranks` processes of this machine.
+
+    Args:
+        cfg: of the run. arguments: of `python -m plsc` on each rank, `train -c ...`.
+
+    Returns: 0: done; 130 or 143: stopped on SIGINT or SIGTERM; 1: given up; 2: a mistake of the user.
+    Raises: UserError if another run has the folder.
+    """
+    cfg.check_ranks(ranks)
+    cfg.check_data()
+    folder = Path(cfg.Global.output_dir)
+    with lock.hold(folder):
+        signals: list[int] = []
+        _note_signals(signals)
+        failures, newest = 0, store.newest_step(folder / "checkpoints")
+        if not goes_on(cfg):
+            delete_run(folder)
+        overrides = ["-o", "Global.overwrite=false"]
+        while True:
+            ends = _run(folder, [*arguments, *overrides], ranks, signals)
+            step = store.newest_step(folder / "checkpoints")
+            place = "the beginning" if step is None else f"step {step}"
+            stopped = {0, *(128 + number for number in guard.STOPPING)}
+            if stopped.issuperset(ends.values()):
+                return max(code or 0 for code in ends.values())
+            if len(signals) > 1:
+                _say(folder, f"WARNING ended by a second signal; the same command goes on from {place}")
+                return 128 + signals[-1]
+            rank, text = _first_failure(folder, ends)
+            if ends[rank] == 2:  # without a text, what it printed
+                _say(folder, text and f"ERROR {text}")
+                return 2
+            if signals and not guard.words_of(folder, rank).exists():
+                name = signal.Signals(signals[0]).name
+                _say(folder, f"INFO stopped on {name} before the training began")
+                return 128 + signals[0]
+            failures = failures + 1 if step == newest else 0
+            newest = step
+            if signals or failures == MOST_FAILURES:
+                why = f"{failures} failures without a newer checkpoint"
+                if signals:
+                    why = "not saved on the signal"
+                _say(folder, f"ERROR {text}; {why}, the logs are in {folder / 'log'}")
+                return 1
+            _say(folder, f"WARNING {text}; starting again from {place}")
+            overrides = ["-o", "Global.resume=true", "Global.checkpoint=newest"]
+            time.sleep(_PAUSE)
+
+
+def _run(
+    folder: Path, arguments: Sequence[str], ranks: int, signals: Sequence[int]
+) -> Mapping[int, int | None]:
+    """Start the ranks, pass signals on, and return the ranks' ends as `launch` does."""
+    for path in (folder / "log").glob("rank*.txt"):
+        path.unlink()
+    passed_on = 0
+
+    def pass_on(running: Collection[subprocess.Popen]) -> None:
+        nonlocal passed_on
+        for number in signals[passed_on:]:
+            for process in running:
+                process.send_signal(signal.SIGKILL if passed_on else number)
+            passed_on += 1
+
+    env = {guard.SUPERVISOR: str(os.getpid())}
+    return launcher.launch(arguments, ranks, folder / "log", _print, env=env, watch=pass_on)
+
+
+def _first_failure(folder: Path, ends: Mapping[int, int | None]) -> tuple[int, str]:
+    """Return the rank that failed first, and what is said of it; print its traceback.
+
+    A rank that failed because of another one comes last, after those that did not answer.
+    """
+    failed = {rank: code for rank, code in ends.items() if code != 0}
+    rank = min(failed, key=lambda rank: {None: 1, guard.LOST: 2}.get(failed[rank], 0))
+    code, file = failed[rank], guard.words_of(folder, rank)
+    words = file.read_text(errors="backslashreplace") if file.exists() else ""
+    if code == 2:
+        return rank, words
+    if words and not words.isdigit():
+        line, _, traceback = words.partition("\n")
+        if code != guard.LOST:
+            print(traceback, end="", file=sys.stderr, flush=True)
+        return rank, line
+    when = f"in step {int(words) + 1}" if words else "before its first step"
+    if code is None:
+        return rank, f"rank {rank} did not answer {when}"
+    how = f"was killed (signal {-code})" if code < 0 else f"ended with exit code {code}"
+    return rank, f"rank {rank} {how} {when}"
+
+
+def _note_signals(signals: list[int]) -> None:
+    """Append the numbers of signals that ask to stop to `signals` from now on; an ignored one stays
+    ignored."""
+    for number in (*guard.STOPPING, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            wanted = signal.SIGTERM if number == signal.SIGHUP else number
+            signal.signal(number, lambda *_, wanted=wanted: signals.append(wanted))
+
+
+def _print(text: str) -> None:
+    with contextlib.suppress(OSError):  # a terminal that was closed, or a reader that has left
+        print(text, end="", flush=True)
+
+
+def _say(folder: Path, text: str) -> None:
+    """Print a line on stderr, and append it to the run's log if that exists."""
+    log = folder / "train.log"
+    for line in filter(None, text.split("\n")):
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shown(line)}\n"
+        with contextlib.suppress(OSError):  # a full disk, or a terminal that was closed (nohup)
+            print(line, end="", file=sys.stderr, flush=True)
+            if log.exists():
+                with open(log, "a", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write(line)

@@ -1,1 +1,0 @@
-"""Train on several processes of this machine, and restart what died."""
