@@ -6,6 +6,7 @@ python tools/config_page.py
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from plsc.config import Config
 from plsc.data.config import DATASETS
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.utils.section import Plug, Section, names_of, sections_in
-from plsc.utils.yaml_lines import dump
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "config.md"
 
@@ -111,7 +111,8 @@ def _default(field: FieldInfo) -> str:
     """Format the default of a key."""
     if field.is_required():
         return "required"
-    return f"`{dump(to_jsonable_python(field.default))}`"
+    default = to_jsonable_python(field.default)
+    return f"`{default if isinstance(default, str) else json.dumps(default)}`"
 
 
 def _dataset_chapters() -> Iterator[str]:

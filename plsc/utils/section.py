@@ -37,7 +37,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from plsc.errors import UserError
 from plsc.utils.registry import Registry, did_you_mean, is_import_path
-from plsc.utils.yaml_lines import KeyPath, dump
+from plsc.utils.yaml_lines import KeyPath
 
 
 class ConfigProblem(NamedTuple):
@@ -259,8 +259,8 @@ def sections_in(annotation: Any) -> list[type[Section]]:
 
 
 def formatted(value: Any) -> str:
-    """Format a value for an error: YAML's null and true, quoted text, at most 60 characters."""
-    text = repr(value) if isinstance(value, str) else dump(value)
+    """Format a value for an error: null and true, quoted text, at most 60 characters."""
+    text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -18,10 +18,7 @@ _SCALARS = {  # the first match wins: int before float
     "null": ("~|null|Null|NULL|", lambda text: None),
     "bool": ("true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
     "int": (r"[-+]?[0-9]+(_[0-9]+)*", int),
-    "float": (
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|-?\.inf|\.nan",
-        lambda text: float(text.replace(".i", "i").replace(".n", "n")),
-    ),
+    "float": (r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", float),
     "str": (None, str),
 }
 # The key None: try these whatever the first character is.
@@ -35,18 +32,12 @@ class _Loader(yaml.SafeLoader):
 class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers = _RESOLVERS
 
-    def represent_text(self, text: str) -> yaml.Node:
-        # Only in double quotes a line break is written as an escape, on one line.
-        return self.represent_scalar(_CORE + "str", text, style=None if text.isprintable() else '"')
-
     def represent_items(self, items: list) -> yaml.Node:
         within_a_line = not any(isinstance(item, (dict, list)) for item in items)
-        return self.represent_sequence(_CORE + "seq", items, flow_style=within_a_line or None)
+        return self.represent_sequence(_CORE + "seq", items, flow_style=within_a_line)
 
 
-_Dumper.add_representer(str, _Dumper.represent_text)
 _Dumper.add_representer(list, _Dumper.represent_items)
-_STYLE = {"Dumper": _Dumper, "width": float("inf"), "allow_unicode": True, "sort_keys": False}
 
 KeyPath = tuple  # of keys (str) and list indices (int), e.g. ("LRScheduler", "milestones", 0)
 
@@ -123,11 +114,13 @@ def _construct(node: yaml.Node, path: KeyPath, document: Document) -> Any:
     return None
 
 
-def dump(value: Any) -> str:
-    """Format a value as one line of YAML, so that `parse(dump(value)).value == value`."""
-    return yaml.dump(value, default_flow_style=True, **_STYLE).strip().removesuffix("\n...")
-
-
 def dump_lines(value: Any) -> str:
     """Format mappings as YAML with a key a line, and lists of values within a line."""
-    return yaml.dump(value, default_flow_style=False, **_STYLE)
+    return yaml.dump(
+        value,
+        Dumper=_Dumper,
+        default_flow_style=False,
+        width=float("inf"),
+        allow_unicode=True,
+        sort_keys=False,
+    )

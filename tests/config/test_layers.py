@@ -55,7 +55,7 @@ def test_a_file_that_is_not_utf8():
 @pytest.mark.parametrize(
     "text, line",
     [
-        ("- Head", "a.yaml:1: a config must be a mapping of sections (got [Head])"),
+        ("- Head", 'a.yaml:1: a config must be a mapping of sections (got ["Head"])'),
         ("Head", "a.yaml:1: a config must be a mapping of sections (got 'Head')"),
         ("Head:\n\tmargin: 1", "a.yaml:2: a tab; YAML is indented with spaces"),
         (

@@ -36,7 +36,6 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
         ),
         ("Head: {scale: null}", "Head.scale: must be a valid number (got null)"),
         # numbers are finite and bounded
-        ("Head: {scale: .nan}", "Head.scale: must be a finite number (got .nan)"),
         ("Head: {scale: 0}", "Head.scale: must be greater than 0 (got 0)"),
         ("Model: {dropout: 1}", "Model.dropout: must be less than 1 (got 1)"),
         ("Model: {widths: [16, 0, 64]}", "Model.widths.1: must be greater than or equal to 1 (got 0)"),

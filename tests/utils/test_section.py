@@ -78,7 +78,7 @@ def test_values_come_as_annotated(check):
         ({"depth": 3, "widths": [8, "x"]}, "widths.1", "must be a valid integer (got 'x')"),
         ({"depth": 3, "shape": [8, True]}, "shape.1", "must be a valid number (got true)"),
         ({"depth": 3, "rates": [0.5, None]}, "rates.1", "must be a valid number (got null)"),
-        ({"depth": 3, "rates": [float("nan")]}, "rates.0", "must be a finite number (got .nan)"),
+        ({"depth": 3, "rates": [float("nan")]}, "rates.0", "must be a finite number (got NaN)"),
         (
             {"depth": 3, "norm": "bathc"},
             "norm",
