@@ -17,7 +17,7 @@ config = load({"Global.epochs": 2, "Model.embedding_size": 64, "Head.margin": 0.
 config.to_yaml()
 check()
 
-import plsc.apps.restart.run
+import plsc.apps.restart
 check()
 
 import plsc.apps.gallery.command, plsc.apps.faces.command, plsc.apps.gallery.threshold
