@@ -32,8 +32,8 @@ from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import DamagedError, layout, sync_folder, write_synced
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.atomic_write import remove
-from plsc.utils.disk import no_space
 from plsc.utils.preprocessing import Preprocessing
+from plsc.utils.room import no_space
 from plsc.utils.sharding import ClassShard
 
 _log = logging.getLogger("plsc")

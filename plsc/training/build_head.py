@@ -9,6 +9,7 @@ from plsc import distributed
 from plsc.config.optimizer import AdamWCfg, MomentumCfg, OptimizerCfg
 from plsc.config.run import AmpCfg, head_dtype
 from plsc.distributed.device import on_device
+from plsc.errors import UserError
 from plsc.heads import make_head
 from plsc.heads.adaptive import InterClassFilter
 from plsc.heads.config import MARGINS, HeadCfg, MarginCfg, SoftmaxCfg, rows_bytes
@@ -16,7 +17,7 @@ from plsc.heads.margins import Margin, StraightThrough
 from plsc.heads.optimizer import LARS, AdamW, Momentum, Rule
 from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.spec import default_budget
-from plsc.utils.memory import refuse_beyond_memory
+from plsc.utils.room import available_bytes
 
 
 def build_margin(cfg: HeadCfg) -> Margin | None:
@@ -60,11 +61,13 @@ def build_head(
     margin = build_margin(cfg)
     if cfg.bank != "disk" and not on_device():
         classes = math.ceil(num_classes / distributed.world_size()) if cfg.sharded else num_classes
-        refuse_beyond_memory(
-            rows_bytes(cfg, 1, classes, embedding_size),
-            f"Head: the centres of {classes:,} classes on a rank",
-            "take more ranks, a lower Model.embedding_size, or Head.bank=disk",
-        )
+        need, free = rows_bytes(cfg, 1, classes, embedding_size), available_bytes()
+        if need > free:
+            raise UserError(
+                f"Head: the centres of {classes:,} classes on a rank would take {need / 1e9:,.3g} GB of "
+                f"memory, this machine has {free / 1e9:.3g} GB free; take more ranks, a lower "
+                "Model.embedding_size, or Head.bank=disk"
+            )
     return make_head(
         num_classes,
         embedding_size,

@@ -15,8 +15,8 @@ from plsc.data.dataset import class_names
 from plsc.errors import UserError
 from plsc.training.evaluator import Evaluator
 from plsc.training.optim import checkpoint_numbers
-from plsc.utils.disk import no_space
 from plsc.utils.logging import get_logger
+from plsc.utils.room import no_space
 
 
 class Checkpoints:

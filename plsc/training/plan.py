@@ -9,8 +9,7 @@ from plsc.heads.config import rows_bytes
 from plsc.training.build_head import build_rule, logits_budget
 from plsc.training.optim import checkpoint_numbers
 from plsc.training.trainer import Trainer
-from plsc.utils.disk import free_bytes
-from plsc.utils.memory import available_bytes
+from plsc.utils.room import available_bytes, free_bytes
 from plsc.utils.sharding import split
 
 

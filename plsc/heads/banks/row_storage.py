@@ -17,7 +17,7 @@ import numpy as np
 
 from plsc.errors import UserError, reading, writing
 from plsc.native.heads.records import read_records, write_records
-from plsc.utils.disk import no_space
+from plsc.utils.room import no_space
 
 _RESUME = "resume from the newest checkpoint, perhaps with another Head.bank_folder"
 

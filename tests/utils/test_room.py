@@ -7,10 +7,10 @@ import pytest
 
 import plsc.checkpoint.store
 import plsc.training.trainer
-import plsc.utils.disk
+import plsc.utils.room
 from plsc.checkpoint.store import SaveError
 from plsc.errors import UserError
-from plsc.utils.disk import no_space
+from plsc.utils.room import no_space
 from tests.helpers.launch import run_python
 from tests.helpers.tiny_runs import arrays, checkpoints, make_trainer, rows, steps, train
 
@@ -65,7 +65,7 @@ def full_from(monkeypatch, checks):
         calls.append(path)
         return Usage(10**9, 0, 2_000 if len(calls) in checks else 10**9)
 
-    monkeypatch.setattr(plsc.utils.disk.shutil, "disk_usage", usage)
+    monkeypatch.setattr(plsc.utils.room.shutil, "disk_usage", usage)
 
 
 def test_a_full_disk_is_said_in_numbers_and_training_goes_on(tmp_path, monkeypatch, capsys):
