@@ -25,6 +25,18 @@ _SCALARS = {  # the first match wins: int before float
 _RESOLVERS = {None: [(_CORE + kind, re.compile(f"(?:{of})$")) for kind, (of, _) in _SCALARS.items() if of]}
 
 
+_WORDS = {  # for what PyYAML says of the usual mistakes
+    r"'\\t'": "a tab; YAML is indented with spaces",
+    "mapping values are not allowed|<block end>|<document start>": (
+        "a key that is indented otherwise than the keys around it, below a line without its colon, or a text "
+        "with ': ' that needs quotes"
+    ),
+    "expected ',' or": "a [ or { that is not closed, or a comma that is missing in it",
+    "unexpected end of stream": "a quote that is not closed",
+    "cannot start any token|expected alphabetic": "a text that begins with a sign needs quotes",
+}
+
+
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = _RESOLVERS
 
@@ -72,13 +84,8 @@ def parse(text: str) -> Document:
 
 def _plain_words(error: yaml.MarkedYAMLError) -> str:
     problem = error.problem or ""
-    if "'\\t'" in problem:
-        return "a tab; YAML is indented with spaces"
-    if "mapping values are not allowed" in problem or "expected <block end>" in problem:
-        return (
-            "a key that is indented otherwise than the keys around it, or a text with ': ' that needs quotes"
-        )
-    return "not valid YAML: " + ", ".join(filter(None, (error.context, problem)))
+    said = (words for pattern, words in _WORDS.items() if re.search(pattern, problem))
+    return next(said, "not valid YAML: " + ", ".join(filter(None, (error.context, problem))))
 
 
 def _construct(node: yaml.Node, path: KeyPath, document: Document) -> Any:

@@ -58,13 +58,6 @@ def test_a_file_that_is_not_utf8():
         ("- Head", 'a.yaml:1: a config must be a mapping of sections (got ["Head"])'),
         ("Head", "a.yaml:1: a config must be a mapping of sections (got 'Head')"),
         ("Head:\n\tmargin: 1", "a.yaml:2: a tab; YAML is indented with spaces"),
-        (
-            "a: b: c",
-            (
-                "a.yaml:1: a key that is indented otherwise than the keys around it, or a text with ': ' "
-                "that needs quotes"
-            ),
-        ),
     ],
 )
 def test_files_that_say_no_config(text, line):

@@ -2,6 +2,11 @@ import pytest
 
 from plsc.utils.yaml_lines import Problem, dump_lines, parse
 
+INDENTED = (
+    "a key that is indented otherwise than the keys around it, below a line without its colon, or a text "
+    "with ': ' that needs quotes"
+)
+
 
 def problems(text):
     return [(problem.line, problem.message) for problem in parse(text).problems]
@@ -66,11 +71,16 @@ def test_equal_keys_keep_the_first_and_name_both_lines():
 @pytest.mark.parametrize(
     "text, line, message",
     [
-        (
-            "a: [1,\nb: 2",
-            2,
-            "not valid YAML: while parsing a flow sequence, expected ',' or ']', but got '<stream end>'",
-        ),
+        ("a:\n\tb: 1", 2, "a tab; YAML is indented with spaces"),
+        ("a:\n  b: 1\n    c: 2", 3, INDENTED),
+        ("a:\n    b: 1\n  c: 2", 3, INDENTED),
+        ("  a: 1\nb: 2", 2, INDENTED),
+        ("a\n  b: 1", 2, INDENTED),
+        ("a: [1,\nb: 2", 2, "a [ or { that is not closed, or a comma that is missing in it"),
+        ("a: {b: 1 c: 2}", 1, "a [ or { that is not closed, or a comma that is missing in it"),
+        ("a: 'b\nc: 2", 2, "a quote that is not closed"),
+        ("a: @b", 1, "a text that begins with a sign needs quotes"),
+        ("a: *.jpg", 1, "a text that begins with a sign needs quotes"),
         ("a: *x", 1, "not valid YAML: found undefined alias 'x'"),
         ("a: 1\n\x00", 2, "the character '\\x00' is not YAML"),
         ("? [a]\n: 1", 1, "a key must be text (got a list or mapping); write a number in quotes"),
