@@ -124,7 +124,7 @@ def test_the_report_stands_alone_and_shows_the_run(trained):
     page = (trained / "report.html").read_text()
     assert page.count("data:image/png;base64,") > 3 and "<script" not in page and "http" not in page
     assert "dist_arcface" in page and "max_steps: 12" in page
-    assert "best and last step 12: verification on noise pairs" in page
+    assert "step 12: verification on noise pairs" in page
     for fact in ("date", "command", "version", "trained on", "Synthetic", "23 classes", trained.name):
         assert fact in page
 
@@ -378,7 +378,7 @@ def test_a_report_without_room_is_one_line_after_the_checkpoint(tmp_path, monkey
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("plsc.evaluation.results.write_report", full)
+    monkeypatch.setattr("plsc.evaluation.report.render", full)
     with pytest.raises(
         UserError, match=": cannot be written: .*; the checkpoints are whole, the report is not: make space"
     ):

@@ -114,7 +114,7 @@ def test_a_training_is_judged_by_the_heads_predictions(run):
     }
     said = (output / "train.log").read_text()
     percent = f"{100 * result['accuracy']:.2f} %"
-    assert f"INFO validation: accuracy {percent} on 100 images of Fashion-MNIST test\n" in said
+    assert f"INFO classification: accuracy {percent} on Fashion-MNIST test\n" in said
     assert said.count("INFO epoch ") == 8 + said.count("/8 step "), "a line with its time for each epoch"
     page = re.sub(r"base64,[^\"]*", "", (output / "report.html").read_text())  # its letters are any
     assert "accuracy (top-1)" in page and "ROC" not in page

@@ -13,7 +13,7 @@ from plsc.evaluation.classification import Classification, classify
 from plsc.evaluation.identification import Identification, identify
 from plsc.evaluation.roc import FARS, Roc, roc_curve
 from plsc.evaluation.templates import template_features
-from plsc.evaluation.verification import Verification, verify, verify_distances, verify_pairs, worst_pairs
+from plsc.evaluation.verification import Verification, verify, verify_distances, verify_pairs
 
 __all__ = [
     "FARS",
@@ -28,5 +28,4 @@ __all__ = [
     "verify",
     "verify_distances",
     "verify_pairs",
-    "worst_pairs",
 ]

@@ -20,10 +20,9 @@ class Classification:
 
     kind: ClassVar[str] = "classification"
     metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
+    notes: ClassVar[tuple[str, ...]] = ()
     label: np.ndarray  # [n] int64 in [0, C)
     predicted: np.ndarray  # [n] int64 in [0, C)
-    num_classes: int  # C
-    notes: tuple[str, ...] = ()
 
     @property
     def accuracy(self) -> float:
@@ -45,42 +44,25 @@ class Classification:
         return {"accuracy": self.accuracy, "images": len(self.label)}
 
     def numbers(self) -> dict:
-        """Return the numbers of results.json: `row`, the intervals, and the share of right predictions of
-        each class (None: no image)."""
-        right, images = self._per_class()
-        shares = [None if n == 0 else r / n for r, n in zip(right.tolist(), images.tolist())]
-        return {**self.row(), "confidence_95": self.intervals, "accuracy_of_class": shares}
+        """Return the numbers of results.json: `row` and the intervals."""
+        return {**self.row(), "confidence_95": self.intervals}
 
     def results(self) -> dict[str, str]:
         """Format the numbers for people: label -> value with its unit."""
-        right, images = self._per_class()
-        share = np.divide(right, images, where=images > 0, out=np.full(self.num_classes, np.inf))
-        worst = int(np.argmin(share))
         return {
-            "images": f"{len(self.label):,} of {np.count_nonzero(images):,} classes",
+            "images": f"{len(self.label):,} of {len(np.unique(self.label)):,} classes",
             "accuracy (top-1)": with_interval(self.accuracy, self.intervals["accuracy"]),
-            "worst class": f"{worst}: {percent(share[worst])} of {images[worst]:,}",
             IN_BRACKETS: "95 % confidence interval (Wilson)",
         }
 
-    def _per_class(self) -> tuple[np.ndarray, np.ndarray]:
-        """Count right predictions and images of each class, int64 [C] each."""
-        right = np.bincount(self.label[self.predicted == self.label], minlength=self.num_classes)
-        return right, np.bincount(self.label, minlength=self.num_classes)
-
 
 def classify(label: np.ndarray, predicted: np.ndarray, num_classes: int) -> Classification:
-    """Score predictions: label, predicted [n] int64; the head gives `num_classes` where it has no finite
-    logit.
-
-    UserError: no images, no prediction.
-    """
-    if len(label) == 0:
-        raise UserError("classification: the set has 0 images, give at least one")
+    """Score predictions: label, predicted [n] int64. UserError: a prediction of `num_classes`, which the head
+    gives where it has no finite logit."""
     lost = np.flatnonzero((predicted < 0) | (predicted >= num_classes))
     if len(lost):
         raise UserError(
             f"classification: image {lost[0]} has no finite logit ({len(lost):,} such images); the network "
             "has diverged or its images are broken, lower the learning rate or check them"
         )
-    return Classification(label, predicted, num_classes)
+    return Classification(label, predicted)

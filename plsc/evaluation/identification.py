@@ -26,7 +26,7 @@ FPIRS = (0.01, 0.1)
 
 @dataclass(frozen=True)
 class Identification:
-    """The result of `identify`. Rates are fractions in [0, 1]; None where the probes do not allow one.
+    """The result of `identify`. Rates are in [0, 1]; None where the probes do not allow one.
 
     Attributes:
         probes: of identities in the gallery. strangers: probes of identities that are not. gallery: images.
@@ -36,13 +36,13 @@ class Identification:
 
     kind: ClassVar[str] = "identification"
     metrics: ClassVar[tuple[str, ...]] = ("rank1",)
+    notes: ClassVar[tuple[str, ...]] = ()
     probes: int
     strangers: int
     gallery: int
     ranks: dict[int, float | None]
     tpir_at_fpir: dict[float, float | None]
     threshold_at_fpir: dict[float, float | None]
-    notes: tuple[str, ...] = ()
 
     @property
     def headline(self) -> str:
@@ -101,11 +101,8 @@ def identify(
         gallery, probe: int64 indices of images, disjoint; an identity may have several images in either.
         identities: int64 [N].
 
-    UserError: an empty gallery, no probes, an image in both, an embedding that is not finite.
+    UserError: an image in both, an embedding that is not finite.
     """
-    for name, rows in (("gallery", gallery), ("probe", probe)):
-        if not len(rows):
-            raise UserError(f"identification: there are 0 {name} images, give at least one")
     both = np.intersect1d(gallery, probe)
     if len(both):
         raise UserError(
@@ -123,11 +120,6 @@ def identify(
             # The first stranger that must not exceed it.
             limit = thresholds[fpir] = float(strangers[int(len(strangers) * fpir + 1e-9)])
             rates[fpir] = float(np.mean(right[mated, 0] & (score[mated, 0] > limit)))
-    notes = []
-    if not len(strangers):
-        notes.append("The identities of all probes are in the gallery: no TPIR at FPIR.")
-    if not mated.any():
-        notes.append("No probe's identity is in the gallery: no rank can be computed.")
     return Identification(
         probes=int(mated.sum()),
         strangers=len(strangers),
@@ -135,5 +127,4 @@ def identify(
         ranks={k: float(right[mated, :k].any(axis=1).mean()) if mated.any() else None for k in RANKS},
         tpir_at_fpir=rates,
         threshold_at_fpir=thresholds,
-        notes=tuple(notes),
     )

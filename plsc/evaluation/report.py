@@ -1,13 +1,11 @@
-"""Write the report of a run: report.html, one page without scripts, with its pictures inside.
+"""Make the report of a run: one page without scripts, with its pictures inside.
 
-There is no section for what a run does not have (nothing logged, no pairs, no errors). The page's HTML is
-report.html.jinja, which escapes every value.
+There is no section for what a run does not have (nothing logged, no pairs, no errors).
 """
 
 from __future__ import annotations
 
 import base64
-import functools
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,14 +13,12 @@ from typing import Any, NamedTuple
 
 import cv2
 import jinja2
-import markupsafe
-import matplotlib
+import matplotlib.style
 import numpy as np
 from matplotlib.figure import Figure
 
 from plsc.evaluation.sets import EvalSet
-from plsc.evaluation.verification import Verification, worst_pairs
-from plsc.utils.atomic_write import replace_file
+from plsc.evaluation.verification import Verification
 
 WORST_PAIRS = 6  # of each kind
 _STYLE = {
@@ -46,96 +42,40 @@ _TRAINED = {
 }
 
 
-class Picture(NamedTuple):
-    """A section of the report: a PNG and a sentence on how to read it."""
-
-    heading: str
-    png: bytes
-    text: str
-
-
 class WorstPair(NamedTuple):
-    """Two samples on the wrong side of the threshold: PNGs, None where they are no pictures, and names."""
+    """Two pictures on the wrong side of the threshold, as PNGs, and their names."""
 
     kind: str
     similarity: float
-    pngs: tuple[bytes | None, bytes | None]
-    names: tuple[str, str]
+    pngs: tuple[bytes, ...]
+    names: tuple[str, ...]
 
 
-def write_report(
-    folder: Path,
-    title: str,
-    rows: Sequence[Mapping[str, Any]],
-    results: Mapping[str, Any],
-    sets: Mapping[str, EvalSet],
-    config_yaml: str,
-    summary: Mapping[str, Any],
-    headlines: Sequence[tuple[str, str]] = (),
-) -> Path:
-    """Write report.html into `folder`; return its path.
-
-    Args:
-        rows: of metrics.jsonl.
-        results, sets: of plsc.evaluation, by the title of the set, the main one first.
-        config_yaml: the resolved config.
-        summary: facts of the run, name -> value.
-        headlines: label and value of the numbers in large type.
-    """
-    pairs = {name: result for name, result in results.items() if result.kind == "verification"}
-    page = template(Path(__file__).with_name("report.html.jinja")).render(
-        title=title,
-        headlines=headlines,
-        facts=summary.items(),
-        tables=tables_of(results),
-        notes=[f"{name}: {note}" for name, result in results.items() for note in result.notes],
-        pictures=draw(rows, pairs),
-        worst={name: worst_of(result, sets[name]) for name, result in pairs.items()},
-        config_yaml=config_yaml,
-    )
-    replace_file(folder / "report.html", page.encode("utf-8", "backslashreplace"))
-    return folder / "report.html"
-
-
-@functools.cache
-def template(path: Path) -> jinja2.Template:
-    """Load a template, which may include those of this folder; it escapes every value."""
-    loader = jinja2.FileSystemLoader([path.parent, Path(__file__).parent])
-    environment = jinja2.Environment(
+def render(**content: Any) -> str:
+    """Fill report.html.jinja, which escapes every value."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    jinja = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    # Lines may break after slashes.
-    environment.filters["breakable"] = lambda text: markupsafe.Markup("/<wbr>").join(str(text).split("/"))
-    environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
-    return environment.get_template(path.name)
+    jinja.filters["base64"] = lambda content: base64.b64encode(content).decode()
+    return jinja.get_template("report.html.jinja").render(**content)
 
 
-def tables_of(results: Mapping[str, Any]) -> list[list[list[str]]]:
-    """Make a table for each kind, headings first: a line for each number, a column for each set."""
-    tables = []
-    for kind in dict.fromkeys(result.kind for result in results.values()):
-        columns = {name: result.results() for name, result in results.items() if result.kind == kind}
-        labels = dict.fromkeys(label for column in columns.values() for label in column)
-        lines = [[label, *(column.get(label, "-") for column in columns.values())] for label in labels]
-        tables.append([[kind, *columns], *lines])
-    return tables
+def draw(
+    rows: Sequence[Mapping[str, Any]], pairs: Mapping[str, Verification]
+) -> list[tuple[str, bytes, str]]:
+    """Draw the pictures of a report, whatever a user's matplotlib settings are: heading, PNG, how to read it.
 
-
-def draw(rows: Sequence[Mapping[str, Any]], pairs: Mapping[str, Verification]) -> list[Picture]:
-    """Draw the pictures of a report in reading order, the same whatever a user's matplotlib settings are.
-
-    Arguments as of `write_report`, results of pairs only.
+    rows: of metrics.jsonl. pairs: results of verification by the title of the set.
     """
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
+    with matplotlib.style.context(_STYLE, after_reset=True):
         figures = [("Training", draw_curves(rows), "What was trained and evaluated, over the steps.")]
         text = "Each point is a threshold: to the right the share of different-class pairs that it accepts, "
         figures.append(("ROC", draw_roc(pairs), f"{text}upwards the share of same-class pairs."))
         text = "Same-class pairs left of the threshold are false rejects, different-class pairs right of it "
         for name, result in pairs.items():
             figures.append((f"Cosines of {name}", draw_histogram(result), f"{text}false accepts."))
-        return [Picture(heading, _encode(figure), text) for heading, figure, text in figures if figure]
+        return [(heading, _encode(figure), text) for heading, figure, text in figures if figure]
 
 
 def _encode(figure: Figure) -> bytes:
@@ -210,21 +150,19 @@ def draw_histogram(result: Verification) -> Figure:
 
 
 def worst_of(result: Verification, pairs: EvalSet) -> list[WorstPair]:
-    """Collect the worst errors, WORST_PAIRS of each kind, with their pictures; of a template its first
-    image."""
-    rejects, accepts = worst_pairs(result.similarity, result.same, result.threshold, WORST_PAIRS)
-    kinds = [("false reject", index) for index in rejects] + [("false accept", index) for index in accepts]
+    """Collect the worst errors, WORST_PAIRS of each kind, the worst first: positives with the lowest cosine,
+    negatives with the highest, with their pictures; of a template its first image."""
+    cosine, same = result.similarity, result.same
+    # Without a threshold the hardest pairs, errors or not.
+    low, high = (np.inf, -np.inf) if result.threshold is None else (result.threshold, result.threshold)
+    rejects, accepts = np.flatnonzero(same & (cosine <= low)), np.flatnonzero(~same & (cosine > high))
+    rejects = rejects[np.argsort(cosine[rejects], kind="stable")]
+    accepts = accepts[np.argsort(-cosine[accepts], kind="stable")]
     found = []
-    for kind, index in kinds:
-        sides = [pairs.side(int(number)) for number in pairs.pairs[index]]
-        pngs = tuple(_png_of(pairs, image) for image, _ in sides)
-        found.append(WorstPair(kind, float(result.similarity[index]), pngs, tuple(name for _, name in sides)))
+    for kind, indices in (("false reject", rejects), ("false accept", accepts)):
+        for index in indices[:WORST_PAIRS].tolist():
+            images, names = zip(*(pairs.side(int(side)) for side in pairs.pairs[index]))
+            pixels = [np.moveaxis(pairs.data.image(image), 0, -1) for image in images]  # RGB or grey
+            pngs = tuple(cv2.imencode(".png", each[..., ::-1])[1].tobytes() for each in pixels)
+            found.append(WorstPair(kind, float(result.similarity[index]), pngs, names))
     return found
-
-
-def _png_of(pairs: EvalSet, image: int) -> bytes | None:
-    preprocessing = pairs.preprocessing
-    if preprocessing.shape[0] not in (1, 3):
-        return None
-    pixels = np.moveaxis(pairs.data.image(image), 0, -1)  # RGB or grey
-    return cv2.imencode(".png", pixels[..., ::-1])[1].tobytes()

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from plsc.errors import shown
+from plsc.evaluation import report
 from plsc.evaluation.intervals import percent
-from plsc.evaluation.report import tables_of, write_report
 from plsc.evaluation.sets import EvalSet
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.logging import say
@@ -35,49 +35,66 @@ def write_results(
     path.
 
     Args:
-        sets, results: by title, the main set first.
-        rows, summary: see plsc.evaluation.report.write_report.
-        facts: further content of results.json, such as the checkpoint.
+        sets, results: by title, the main set first. rows: of metrics.jsonl.
+        summary: facts of the run for the report. facts: further content of results.json, such as the
+            checkpoint.
     """
     folder.mkdir(parents=True, exist_ok=True)
     results = {title: results[title] for title in sets if title in results}
+    pairs = {title: result for title, result in results.items() if result.kind == "verification"}
+    tables = tables_of(results)
+    notes = [f"{title}: {note}" for title, result in results.items() for note in result.notes]
+    page = folder / "report.html"
+    text = report.render(
+        title=shown(Path(summary.get("run", "plsc run")).resolve().name),
+        headlines=headlines(results, rows, facts),
+        facts=summary.items(),
+        tables=tables,
+        notes=notes,
+        pictures=report.draw(rows, pairs),
+        worst={title: report.worst_of(result, sets[title]) for title, result in pairs.items()},
+        config_yaml=config_yaml,
+    )
+    replace_file(page, text.encode("utf-8", "backslashreplace"))
     numbers = {
         title: {"kind": result.kind, **result.numbers(), "notes": list(result.notes)}
         for title, result in results.items()
     }
     content = {"plsc": __version__, **facts, "sets": numbers}
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    title = shown(Path(summary.get("run", "plsc run")).resolve().name)
-    large = headlines(results, rows, facts)
-    page = write_report(folder, title, rows, results, sets, config_yaml, summary, large)
     # Last: the file is the sign of a finished run.
     replace_file(folder / "results.json", text.encode("utf-8", "backslashreplace"))
-    for headings, *lines in tables_of(results):
+    for headings, *lines in tables:
         say(table(lines, headings))
-    for title, result in results.items():
-        for note in result.notes:
-            say(f"{title}: {note}")
+    for note in notes:
+        say(note)
     return page
+
+
+def tables_of(results: Mapping[str, Any]) -> list[list[list[str]]]:
+    """Make a table for each kind, headings first: a line for each number, a column for each set."""
+    tables = []
+    for kind in dict.fromkeys(result.kind for result in results.values()):
+        columns = {name: result.results() for name, result in results.items() if result.kind == kind}
+        labels = dict.fromkeys(label for column in columns.values() for label in column)
+        lines = [[label, *(column.get(label, "-") for column in columns.values())] for label in labels]
+        tables.append([[kind, *columns], *lines])
+    return tables
 
 
 def headlines(
     results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
-    """Format the main set's number at the best and at the last step, or of the tested checkpoint: label and
-    value each."""
+    """Format the main set's number, and that of the best step if it is another: label and value each."""
     if not results:
         return []
     main, result = next(iter(results.items()))
-    step, best = facts.get("step"), facts.get("best")
-    if "checkpoint" in facts or not best or best["step"] == step:
-        which = "step" if "checkpoint" in facts or not best else "best and last step"
-        return [(f"{which} {step}: {result.kind} on {main}", result.headline)]
-    then = [row for row in rows if row.get("eval") == best["set"] and row["step"] == best["step"]]
-    deviation = f" ± {100 * then[-1]['std']:.2f}" if then and then[-1].get("std") is not None else ""
-    return [
-        (
-            f"best step {best['step']}: {result.kind} on {best['set']} (chosen on it)",
-            f"{best['metric']} {percent(best['value'])}{deviation}",
-        ),
-        (f"last step {step}: {result.kind} on {main}", result.headline),
-    ]
+    lines = [(f"step {facts['step']}: {result.kind} on {main}", result.headline)]
+    best = facts.get("best")
+    if best and best["step"] != facts["step"]:
+        of_best = {row["step"]: row.get("std") for row in rows if row.get("eval") == best["set"]}
+        std = of_best.get(best["step"])
+        deviation = "" if std is None else f" ± {100 * std:.2f}"
+        label = f"best step {best['step']}: {result.kind} on {best['set']} (chosen on it)"
+        lines.insert(0, (label, f"{best['metric']} {percent(best['value'])}{deviation}"))
+    return lines

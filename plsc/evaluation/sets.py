@@ -35,10 +35,11 @@ Result = Classification | Identification | Verification
 
 
 class EvalSet:
-    """A set and what its kind knows.
+    """A set and what its kind knows: how to `check` the arrays of the data, and to `score` its embeddings
+    [count, D]; a LabelledSet has `score_predictions` in place of `score`.
 
     Attributes:
-        task: the word for its evaluation. result: the class of the result.
+        result: the class of the result.
         data: the object that a config names, maybe of a user's own class.
         title, preprocessing, images: its own.
         count: the samples.
@@ -46,15 +47,12 @@ class EvalSet:
         labels: int64 [count], None but for labelled samples, whose classes a head predicts.
         num_classes: None but for these.
         pairs: int64 [P, 2], None but for verification, which finds a threshold.
-        size: of what is judged, for the log: "6,000".
     """
 
-    task: str
     result: type[Result]
     labels: np.ndarray | None = None
     num_classes: int | None = None
     pairs: np.ndarray | None = None
-    size: str
 
     def __init__(self, data: Any, count: int):
         self.data = data
@@ -71,11 +69,6 @@ class EvalSet:
     def people(self) -> np.ndarray:
         """Return whom each sample shows, text or numbers; empty where these people are trained on."""
         return self.data.people()
-
-    def check(self) -> None:
-        """Refuse by UserError, which names the attribute, arrays that are not as the base class declares
-        them."""
-        raise NotImplementedError
 
     def check_trained(
         self, key: str, num_classes: int, names: list[str] | None, seen: np.ndarray | None
@@ -94,25 +87,16 @@ class EvalSet:
                 "same hold_out (Glyphs: held_out)"
             )
 
-    def score(self, embeddings: np.ndarray) -> Result:
-        """Compute the result from the embeddings [count, D]; not of labelled samples, see LabelledSet."""
-        raise NotImplementedError
-
 
 class LabelledSet(EvalSet):
     """Labelled samples of the classes trained on: which class is it?"""
 
-    task = "validation"
     result = Classification
 
     def __init__(self, data: Dataset):
         super().__init__(data, len(data))
         self.labels = data.labels
         self.num_classes = data.num_classes
-
-    @property
-    def size(self) -> str:
-        return f"{self.count:,} images of"
 
     def name_of(self, index: int) -> str:
         return self.data.name(index)
@@ -145,26 +129,22 @@ class LabelledSet(EvalSet):
 class VerificationSet(EvalSet):
     """Pairs of images: are both of one class?"""
 
-    task = "verification"
     result = Verification
 
     def __init__(self, data: PairSet):
         super().__init__(data, data.num_images)
         self.pairs = data.pairs
 
-    @property
-    def size(self) -> str:
-        return f"{len(self.pairs):,}"
-
     def check(self) -> None:
-        self._check_pairs(self.count)
-
-    def _check_pairs(self, sides: int) -> None:
-        """Refuse pairs that do not index `sides` images or templates."""
-        check_array(self.data, "pairs", "int64 [P, 2]", sides)
+        check_array(self.data, "pairs", "int64 [P, 2]", self.sides)
         check_array(self.data, "same", "bool [P]", None, len(self.pairs))
         if self.data.identity_of is not None:
-            check_identities(self.data, sides)
+            check_identities(self.data, self.sides)
+
+    @property
+    def sides(self) -> int:
+        """The number of images, or of templates, that the pairs index."""
+        return self.count
 
     def score(self, embeddings: np.ndarray) -> Verification:
         return verify_pairs(embeddings, self.pairs, self.data.same, identity_of=self.data.identity_of)
@@ -177,10 +157,9 @@ class VerificationSet(EvalSet):
 class TemplateSet(VerificationSet):
     """Pairs of templates, sets of images of one identity each."""
 
-    def check(self) -> None:
-        check_array(self.data, "template", "int64 [num_images]", None, self.count)
-        check_array(self.data, "media", "int64 [num_images]", None, self.count)
-        self._check_pairs(int(self.data.template.max(initial=-1)) + 1)
+    @property
+    def sides(self) -> int:
+        return int(self.data.template.max()) + 1
 
     def score(self, embeddings: np.ndarray) -> Verification:
         return super().score(template_features(embeddings, self.data.template, self.data.media))
@@ -194,16 +173,11 @@ class TemplateSet(VerificationSet):
 class SearchSet(EvalSet):
     """Probes that are looked for in a gallery: who is it, if anybody?"""
 
-    task = "identification"
     result = Identification
 
     def __init__(self, data: IdentificationSet):
         super().__init__(data, data.num_images)
         self.identities = data.names
-
-    @property
-    def size(self) -> str:
-        return f"{len(self.data.probe):,} probes of"
 
     def check(self) -> None:
         check_array(self.data, "gallery", "int64 [G]", self.count)

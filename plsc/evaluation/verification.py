@@ -82,11 +82,7 @@ class Verification:
         if self.accuracy is not None:
             return f"accuracy {percent(self.accuracy)} ± {100 * self.std:.2f}"
         area = "" if self.auc is None else f", area under ROC {self.auc:.5f}"
-        return f"no accuracy: {self._no_accuracy}{area}"
-
-    @property
-    def _no_accuracy(self) -> str:
-        return "needs at least 2 pairs" if len(self.same) < 2 else "folds of one kind"
+        return f"no accuracy: folds of one kind{area}"
 
     def row(self) -> dict[str, float | None]:
         """Return the row of metrics.jsonl: {"accuracy", "std", "threshold", "auc", "eer", "tar@far=0.1", ...,
@@ -104,8 +100,8 @@ class Verification:
         """
         if self.people is not None and len(self.people) < LEAST_PEOPLE:
             return {}
-        rates = {key: rate for key, rate in self.row().items() if key.startswith(("accuracy", "eer", "tar@"))}
-        rates = {key: rate for key, rate in rates.items() if rate is not None}
+        rated = {key: rate for key, rate in self.row().items() if key.startswith(("accuracy", "eer", "tar@"))}
+        rates = {key: rate for key, rate in rated.items() if rate is not None}
         bounds = np.zeros((2, len(rates)))
         if rates and self.people is not None:
             bounds = percentile_interval(self._resampled_rates())
@@ -156,35 +152,33 @@ class Verification:
     def results(self) -> dict[str, str]:
         """Format the numbers for people: label -> value with its unit, or why there is none."""
         negatives = int(np.sum(~self.same))
-        both, none = "needs positive and negative pairs", self._no_accuracy
+        both, none = "needs positive and negative pairs", "folds of one kind"
         given = self.intervals
+
+        def shown(rate: float | None, key: str, lacking: str) -> str:
+            return lacking if rate is None else with_interval(rate, given.get(key))
+
         labels = {
             "pairs": f"{len(self.same):,} ({len(self.same) - negatives:,} same, {negatives:,} different)",
-            "accuracy (mean of folds)": none,
-            "deviation of the folds": none,
+            "accuracy (mean of folds)": shown(self.accuracy, "accuracy", none),
+            "deviation of the folds": none if self.std is None else f"± {100 * self.std:.2f} %",
             "threshold (cosine)": none if self.threshold is None else f"{self.threshold:.4f}",
             "area under ROC": both if self.auc is None else f"{self.auc:.5f}",
-            "equal error rate": both if self.eer is None else with_interval(self.eer, given.get("eer")),
+            "equal error rate": shown(self.eer, "eer", both),
         }
-        if self.accuracy is not None:
-            labels["accuracy (mean of folds)"] = with_interval(self.accuracy, given.get("accuracy"))
-            labels["deviation of the folds"] = f"± {100 * self.std:.2f} %"
         for far, tar in self.tar_at_far.items():
-            if tar is not None:
-                rate = with_interval(tar, given.get(f"tar@far={far:g}"))
-                labels[f"TAR at FAR {far:g}"] = f"{rate}, above a cosine of {self.threshold_at_far[far]:.4f}"
-        lacking = [far for far, tar in self.tar_at_far.items() if tar is None]
-        if self.roc is None:
-            labels["TAR at FAR"] = both
-        elif lacking:
-            lower = "TAR at lower FAR" if len(lacking) < len(self.tar_at_far) else "TAR at FAR"
-            labels[lower] = f"{lacking[0]:g} needs at least {needed(lacking[0]):,} negatives"
-        if given:
+            label = f"TAR at FAR {far:g}"
+            if tar is None:
+                labels[label] = both if self.roc is None else f"needs at least {needed(far):,} negatives"
+                break
+            cosine = f"above a cosine of {self.threshold_at_far[far]:.4f}"
+            labels[label] = f"{shown(tar, f'tar@far={far:g}', both)}, {cosine}"
+        if given and self.people is None:
             labels[IN_BRACKETS] = "95 % confidence interval (Wilson)"
-            if self.people is not None:
-                how = f"{resamples(len(self.same)):,} resamples of {len(self.people):,} identities"
-                labels[IN_BRACKETS] = f"95 % confidence, {how}"
-        elif self.people is not None and len(self.people) < LEAST_PEOPLE:
+        elif given:
+            how = f"{resamples(len(self.same)):,} resamples of {len(self.people):,} identities"
+            labels[IN_BRACKETS] = f"95 % confidence, {how}"
+        elif self.people is not None:
             labels["intervals"] = f"need at least {LEAST_PEOPLE} identities, these are {len(self.people)}"
         return labels
 
@@ -192,14 +186,8 @@ class Verification:
 def verify(emb_a: np.ndarray, emb_b: np.ndarray, same: np.ndarray) -> Verification:
     """Verify P pairs: emb_a and emb_b [P, D] of any float type (need not be normalised), same [P] bool.
 
-    UserError: shapes that do not fit, and as `verify_pairs`.
+    UserError as `verify_pairs`.
     """
-    emb_a, emb_b, same = np.asarray(emb_a), np.asarray(emb_b), np.asarray(same)
-    if emb_a.ndim != 2 or emb_a.shape != emb_b.shape or same.shape != emb_a.shape[:1]:
-        raise UserError(
-            f"verification: embeddings of shape {emb_a.shape} and {emb_b.shape} with same of shape"
-            f" {same.shape} do not fit, give [P, D], [P, D] and [P]"
-        )
     number = np.arange(len(same))
     return verify_pairs(np.concatenate([emb_a, emb_b]), np.stack([number, len(same) + number], axis=1), same)
 
@@ -215,10 +203,8 @@ def verify_pairs(
     A zero embedding resembles nothing: its pairs get cosine 0 (InsightFace's code gives 0.5 to everything).
 
     identity_of: [N], text or whole numbers, for the intervals.
-    UserError: no pairs, an embedding that is not finite.
+    UserError: an embedding that is not finite.
     """
-    if len(same) == 0:
-        raise UserError("verification: the set has 0 pairs, give at least one")
     distance, zeros = _squared_distances(embeddings, pairs)
     result = verify_distances(distance, same.astype(bool))
     if zeros:
@@ -241,10 +227,6 @@ def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
         notes.append(f"{ONE_KIND}.")
     elif len(same) >= 2:
         fold_accuracy, fold_threshold = _fold_accuracies(_table(cell, folds))
-    if 2 <= len(same) < 2 * MAX_FOLDS:
-        notes.append(
-            f"{len(same)} pairs make {folds} folds of one or two pairs each, so the accuracy means little."
-        )
     roc = None
     if same.all() or not same.any():
         kind = "the same class" if same.all() else "different classes"
@@ -316,22 +298,6 @@ def _squared_distances(embeddings: np.ndarray, pairs: np.ndarray) -> tuple[np.nd
     dead = (norm == 0)[pairs].any(axis=1)
     distance[dead] = 2.0
     return distance, int(dead.sum())
-
-
-def worst_pairs(
-    similarity: np.ndarray, same: np.ndarray, threshold: float | None, count: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Find the indices [<= count] int64 of the worst errors at a cosine threshold, worst first.
-
-    First the false rejects (positives with the lowest similarity), then the false accepts (negatives with the
-    highest). similarity [P], same [P] bool. Without a threshold (None): the hardest pairs, errors or not.
-    """
-    rejected = same if threshold is None else same & (similarity <= threshold)
-    accepted = ~same if threshold is None else ~same & (similarity > threshold)
-    rejects, accepts = np.flatnonzero(rejected), np.flatnonzero(accepted)
-    rejects = rejects[np.argsort(similarity[rejects], kind="stable")]
-    accepts = accepts[np.argsort(-similarity[accepts], kind="stable")]
-    return rejects[:count], accepts[:count]
 
 
 def _centred(similarity: np.ndarray, threshold: float) -> float:

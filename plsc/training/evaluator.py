@@ -168,7 +168,7 @@ class Evaluator:
         except UserError as error:
             raise UserError(f"{title}: {error}") from error
         self.results[title] = result
-        get_logger().info(f"{data.task}: {result.headline} on {data.size} {title}")
+        get_logger().info(f"{result.kind}: {result.headline} on {title}")
         return result.row()
 
     def _embed(self, data: EvalSet) -> np.ndarray:

@@ -18,7 +18,7 @@ def panels(figure):
 
 def test_a_users_settings_neither_change_a_picture_nor_are_changed():
     def picture():
-        return DRAW([], {"字": verification()})[0].png
+        return DRAW([], {"字": verification()})[0][1]
 
     plain = picture()
     assert plain.startswith(b"\x89PNG")

@@ -6,14 +6,15 @@ import html
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
 
-from plsc.evaluation import classify, identify, verify, verify_distances
-from plsc.evaluation.report import tables_of, worst_of
-from plsc.evaluation.results import headlines, write_results
+from plsc.evaluation import classify, identify, report, verify, verify_distances
+from plsc.evaluation.report import worst_of
+from plsc.evaluation.results import headlines, tables_of, write_results
 from plsc.evaluation.sets import eval_set
 from tests.helpers.pictures import drawn, identification, verification
 from tests.helpers.tiny_runs import NoisePairs
@@ -62,7 +63,7 @@ def test_the_page_shows_everything_and_needs_nothing_else(written):
     assert all(base64.b64decode(picture).startswith(b"\x89PNG") for picture in embedded)
     assert not re.search(r"https?:|url\(|@import|<script|<link", text)
     assert results["pairs"].headline in text and "a: 1  # b" in text
-    for label in ("rank-10", "equal error rate", "worst class"):
+    for label in ("rank-10", "equal error rate", "accuracy (top-1)"):
         assert f"<th>{label}</th>" in text
 
 
@@ -70,9 +71,10 @@ def test_names_are_escaped(tmp_path):
     pairs = NoisePairs()
     pairs.image_name = lambda index: f"<b>{index}/a"
     result = verify_distances(np.linspace(0.1, 1.9, 40), pairs.same)
-    page = write_results(tmp_path, {"<s>": eval_set(pairs)}, {"<s>": result}, [], "<c>", {"run": "<r>"}, {})
+    sets, results, summary = {"<s>": eval_set(pairs)}, {"<s>": result}, {"run": "<r>"}
+    page = write_results(tmp_path, sets, results, [], "<c>", summary, {"step": 1})
     text = page.read_text()
-    assert not re.search("<(b|s|c|r)>", text) and html.escape("<b>") in text and "/<wbr>a" in text
+    assert not re.search("<(b|s|c|r)>", text) and html.escape("<b>") in text
 
 
 def test_the_tables_stand_by_kind_with_a_column_a_set(written):
@@ -98,13 +100,32 @@ def test_worst_pairs_have_their_pictures_and_names(written):
             assert np.array_equal(pixels, pairs.image(number)[0])
 
 
+def test_worst_pairs_are_the_extreme_errors_only(monkeypatch):
+    similarity = np.array([0.9, 0.1, -0.3, 0.8, 0.2, 0.6, 0.4])
+    same = np.array([True, True, True, False, False, False, True])
+    pairs = eval_set(NoisePairs(7))
+
+    def worst(threshold, most):
+        monkeypatch.setattr(report, "WORST_PAIRS", most)
+        found = SimpleNamespace(similarity=similarity, same=same, threshold=threshold)
+        return [(pair.kind.split()[1], pair.similarity) for pair in worst_of(found, pairs)]
+
+    rejects, accepts = (
+        [("reject", -0.3), ("reject", 0.1), ("reject", 0.4)],
+        [("accept", 0.8), ("accept", 0.6)],
+    )
+    assert worst(0.4, 8) == rejects + accepts  # 0.4 itself is not accepted
+    assert worst(0.4, 1) == rejects[:1] + accepts[:1]
+    assert worst(None, 4) == [*rejects, ("reject", 0.9), *accepts, ("accept", 0.2)]
+
+
 def test_results_json_is_the_last(tmp_path, monkeypatch):
     """It is the mark of a finished run."""
 
     def killed(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("plsc.evaluation.results.write_report", killed)
+    monkeypatch.setattr("plsc.evaluation.report.render", killed)
     with pytest.raises(KeyboardInterrupt):
         write_results(tmp_path, {}, {}, [], "", {}, {})
     assert not list(tmp_path.iterdir())
@@ -118,12 +139,10 @@ def test_nothing_evaluated_is_still_written(tmp_path, capsys):
 
 def test_numbers_that_cannot_be_computed_are_null_and_said(tmp_path, capsys):
     strangers = identify(np.eye(4), np.array([0, 1]), np.array([2, 3]), np.arange(4))
-    write_results(tmp_path, {"s": None}, {"s": strangers}, [], "", {}, {})
+    write_results(tmp_path, {"s": None}, {"s": strangers}, [], "", {}, {"step": 1})
     numbers = json.loads((tmp_path / "results.json").read_text())["sets"]["s"]
     assert numbers["rank1"] is None
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "s: No probe's identity is in the gallery: no rank can be computed."
-    )
+    assert "rank-1          needs probes of identities in the gallery" in capsys.readouterr().out
 
 
 def test_the_headline_is_the_best_step_and_the_last():
@@ -133,10 +152,10 @@ def test_the_headline_is_the_best_step_and_the_last():
     rows = [{"eval": "pairs", "step": 8, "accuracy": 0.9875, "std": 0.011}]
     assert headlines(found, rows, {"step": 12, "best": best}) == [
         ("best step 8: verification on pairs (chosen on it)", "accuracy 98.75 % ± 1.10"),
-        ("last step 12: verification on pairs", here),
+        ("step 12: verification on pairs", here),
     ]
     one = headlines(found, rows, {"step": 8, "best": best})
-    assert one == [("best and last step 8: verification on pairs", here)]
+    assert one == [("step 8: verification on pairs", here)]
     tested = headlines(found, [], {"step": 8, "checkpoint": "step-8"})
     assert tested == [("step 8: verification on pairs", here)] and " ± " in here
     ((label, value),) = headlines({"people": identification()}, [], {"step": 8, "best": None})

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from plsc.errors import UserError
-from plsc.evaluation import roc_curve, verify, verify_distances, verify_pairs, worst_pairs
+from plsc.evaluation import roc_curve, verify, verify_distances, verify_pairs
 
 
 def noisy_pairs(pairs, noise=1.2, size=16, seed=0, dtype=np.float32):
@@ -182,11 +182,11 @@ def test_equal_error_rate_by_hand():
 def test_too_few_negatives_are_said():
     result, _ = scored(np.linspace(0.5, 1, 500), np.linspace(-1, 0, 999))
     assert result.tar_at_far[1e-2] == 1.0 and result.tar_at_far[1e-3] is None
-    assert result.results()["TAR at lower FAR"] == "0.001 needs at least 1,000 negatives"
+    assert result.results()["TAR at FAR 0.001"] == "needs at least 1,000 negatives"
     assert sum("needs at least" in text for text in result.results().values()) == 1
     assert result.row()["tar@far=0.001"] is None
     few, _ = scored(np.linspace(0.5, 1, 500), np.linspace(-1, 0, 9))
-    assert few.results()["TAR at FAR"] == "0.1 needs at least 10 negatives"
+    assert few.results()["TAR at FAR 0.1"] == "needs at least 10 negatives"
     exactly, _ = scored(np.linspace(0.5, 1, 500), np.linspace(-1, 0, 1000))
     assert exactly.tar_at_far[1e-3] == 1.0
 
@@ -205,13 +205,12 @@ def test_one_pair_has_a_similarity_and_no_accuracy():
     result = verify(np.ones((1, 4)), np.ones((1, 4)), np.array([True]))
     assert result.similarity[0] == pytest.approx(1)
     assert (result.accuracy, result.std, result.threshold) == (None, None, None)
-    assert result.results()["accuracy (mean of folds)"] == "needs at least 2 pairs"
+    assert result.results()["accuracy (mean of folds)"] == "folds of one kind"
 
 
-def test_few_pairs_make_fewer_folds_and_say_so():
+def test_few_pairs_make_fewer_folds():
     result = verify(*noisy_pairs(4))
     assert len(result.fold_accuracy) == 4
-    assert result.notes[0] == "4 pairs make 4 folds of one or two pairs each, so the accuracy means little."
 
 
 @pytest.mark.parametrize("positives", [20, 22])  # at most one of the ten folds has both kinds
@@ -236,22 +235,9 @@ def test_zero_embeddings_resemble_nothing_and_are_counted():
 
 def test_mistakes_are_said_in_one_line():
     emb_a, emb_b, same = noisy_pairs(5)
-    with pytest.raises(UserError, match=r"shape \(5, 16\) and \(4, 16\) with same of shape \(5,\)"):
-        verify(emb_a, emb_b[:4], same)
-    with pytest.raises(UserError, match="the set has 0 pairs"):
-        verify(emb_a[:0], emb_b[:0], same[:0])
     emb_b[3, 2] = np.nan
     with pytest.raises(UserError, match="an embedding of pair 3 is not finite"):
         verify(emb_a, emb_b, same)
-
-
-def test_worst_pairs_are_the_extreme_errors_only():
-    similarity = np.array([0.9, 0.1, -0.3, 0.8, 0.2, 0.6, 0.4])
-    same = np.array([True, True, True, False, False, False, True])
-    rejects, accepts = worst_pairs(similarity, same, 0.4, 8)
-    assert rejects.tolist() == [2, 1, 6] and accepts.tolist() == [3, 5]  # 0.4 itself is not accepted
-    assert [part.tolist() for part in worst_pairs(similarity, same, 0.4, 1)] == [[2], [3]]
-    assert [part.tolist() for part in worst_pairs(similarity, same, None, 4)] == [[2, 1, 6, 0], [3, 5, 4]]
 
 
 def people_and_pairs(people=12, images=6, seed=0):

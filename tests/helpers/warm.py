@@ -291,8 +291,6 @@ def main(number: int) -> None:
 
     do_not_sync()
     plsc.evaluation.report.draw = lambda *_: []
-    report = Path(plsc.evaluation.report.__file__).with_name("report.html.jinja")
-    plsc.evaluation.report.template(report)  # compiled once for all that is forked
     plsc.apps.restart._PAUSE = 0
     Pod.watch.__defaults__ = tuple(0.2 if default == 1 else default for default in Pod.watch.__defaults__)
     # A fork has but the thread that forks. Paddle 2.6 starts an idle one when it is imported, 3.x none.

@@ -94,9 +94,8 @@ def test_every_set_gets_its_result_its_line_and_its_row(tmp_path, capsys):
         assert row == {"eval": title, "step": 7, "epoch": 2, **found.rows[title]}
     assert found.row == found.rows["noise pairs"] and written["few"]["accuracy"] is None
     said = capsys.readouterr().out
-    assert f"verification: {found.results['noise pairs'].headline} on 40 noise pairs" in said
-    assert "identification: rank-1 " in said and " on 30 probes of people" in said
-    assert " on 29 templates" in said
+    assert f"verification: {found.results['noise pairs'].headline} on noise pairs" in said
+    assert "identification: rank-1 " in said and " on people" in said
 
 
 def test_a_set_is_scored_by_its_kind():
@@ -114,7 +113,6 @@ def test_labelled_images_may_be_a_further_set(tmp_path):
     assert evaluator.needs_head(found.sets)
     found.evaluate()
     assert found.results["seen"].kind == "classification" and found.rows["seen"]["images"] == 40
-    assert found.results["seen"].num_classes == CLASSES
 
 
 def test_pairs_sorted_by_kind_choose_by_the_area_under_the_roc(tmp_path, capsys):
