@@ -56,7 +56,8 @@ def test_a_users_class_is_built_with_its_options_as_annotated():
 
 
 def test_its_config_is_printed_and_read_again(tmp_path):
-    cfg = load(None, ["Head.name=plsc_own_margin:Cut", "Head.sides=[1, 2]", "Head.sample_rate=0.5"])
+    data = "DataLoader.Train.dataset={name: Synthetic, num_classes: 20}"
+    cfg = load(None, ["Head.name=plsc_own_margin:Cut", "Head.sides=[1, 2]", "Head.sample_rate=0.5", data])
     (tmp_path / "again.yaml").write_text(cfg.to_yaml())
     again = load(tmp_path / "again.yaml")
     assert again == cfg and build_margin(again.Head).sides == (1, 2)
@@ -97,7 +98,7 @@ def test_its_head_trains():
             (
                 "Head: filter_above has no meaning with plsc_own_margin:Others, which changes the others "
                 "itself "
-                "(got {name: 'plsc_own_margin:Others', filter_above: 0.4})"
+                '(got {"name": "plsc_own_margin:Others", "filter_above": 0.4})'
             ),
         ),
         (
@@ -114,25 +115,22 @@ def test_its_head_trains():
         (
             ["Head.name=plsc_own_margin:Cat"],
             (
-                "Head.name: margin 'plsc_own_margin:Cat': module plsc_own_margin has no class Cat, "
-                "did you mean "
-                "'Cut'?"
+                "Head.name: margin 'plsc_own_margin:Cat': module plsc_own_margin has no class Cat, did you "
+                "mean 'Cut'?"
             ),
         ),
         (
             ["Head.name=plsc_no_such_margin:Cut"],
             (
                 "Head.name: margin 'plsc_no_such_margin:Cut': cannot import plsc_no_such_margin: No module "
-                "named "
-                "'plsc_no_such_margin'; put it beside the config, or its folder on PYTHONPATH"
+                "named 'plsc_no_such_margin'; put it beside the config, or its folder on PYTHONPATH"
             ),
         ),
         (
             ["Head.name=dist_plsc_own_margin:Cut"],
             (
                 "Head.name: margin 'dist_plsc_own_margin:Cut': cannot import dist_plsc_own_margin: No "
-                "module named "
-                "'dist_plsc_own_margin'; put it beside the config, or its folder on PYTHONPATH"
+                "module named 'dist_plsc_own_margin'; put it beside the config, or its folder on PYTHONPATH"
             ),
         ),
     ],
