@@ -70,7 +70,7 @@ def test_every_augmentation_and_data_workers(tmp_path):
     for number in range(60):
         (tmp_path / f"{number}.png").write_bytes(png(number))
     (tmp_path / "list.txt").write_text("".join(f"{number}.png\t{number % 23}\n" for number in range(60)))
-    keys = "flip: true, crop: 0.15, colour: 0.3, grey: 0.1, blur: 0.1, low_resolution: 0.2, cutout: 0.2"
+    keys = "flip: true, crop: 0.15, colour: 0.3, low_resolution: 0.2, cutout: 0.2"
     data = f"{{name: ImageList, list: {tmp_path}/list.txt, size: [12, 10], {keys}}}"
     overrides = ["DataLoader.Eval.dataset=null", f"DataLoader.Train.dataset={data}"]
     compare(tmp_path, *overrides, "DataLoader.Train.batch_size=6", "DataLoader.Train.num_workers=2")

@@ -7,22 +7,19 @@ matrix, so that nothing is rounded twice. Try it: `Augment(crop=0.2, colour=0.4)
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import cv2
 import numpy as np
 
 from plsc.data.transforms import resize
-from plsc.errors import UserError
 
 LUMA = (0.114, 0.587, 0.299)  # of B, G, R in grey (ITU-R BT.601, as OpenCV's)
-BLUR = (0.004, 0.02)  # least and greatest sigma, shares of the shorter side
 LOW_RESOLUTION = 0.25  # the least share of the sides that is left
 CUTOUT = (0.1, 0.45)  # least and greatest height and width of the rectangle, shares of the sides
 PAINT = 127  # of the rectangle: about 0 for the network
-# Random numbers a sample, drawn whether needed or not: one key does not change what another draws. The fifth
-# is free.
+# Random numbers a sample, drawn whether needed or not: one key does not change what another draws. Some are
+# free.
 _DRAWS = 18
 
 
@@ -34,23 +31,8 @@ class Augment:
     flip: bool = False
     crop: float = 0.0
     colour: float = 0.0
-    grey: float = 0.0
-    blur: float = 0.0
     low_resolution: float = 0.0
     cutout: float = 0.0
-
-    @staticmethod
-    def check(**kwargs) -> None:
-        """Raise UserError for a strength out of its range; other arguments are ignored."""
-        for key in ("crop", "colour", "grey", "blur", "low_resolution", "cutout"):
-            if not 0 <= kwargs.get(key, 0) <= 1 or kwargs.get(key) == 1 and key == "crop":
-                raise UserError(
-                    f"must be from 0 to {'below ' if key == 'crop' else ''}1, got {kwargs[key]}", key=key
-                )
-        if kwargs.get("channels") == "grey" and kwargs.get("grey", 0) > 0:
-            raise UserError(
-                f"has no meaning with channels grey, leave it out (got {kwargs['grey']})", key="grey"
-            )
 
     def __call__(self, picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Augment a picture, uint8 [H, W, 3] BGR or grey [H, W]; returns the argument itself where nothing is
@@ -59,12 +41,8 @@ class Augment:
         picture = self._moved(picture, *draws[:4])
         if draws[5] < self.low_resolution:
             picture = _coarse(picture, draws[6])
-        if draws[7] < self.blur:
-            picture = _blurred(picture, draws[8])
-        brightness, contrast, saturation = (1 + self.colour * (2 * draw - 1) for draw in draws[9:12])
-        drained = draws[12] < self.grey
-        if self.colour or drained:
-            picture = recolour(picture, brightness, contrast, 0.0 if drained else saturation)
+        if self.colour:
+            picture = recolour(picture, *(1 + self.colour * (2 * draw - 1) for draw in draws[9:12]))
         if draws[13] < self.cutout:
             picture = _cut_out(picture, *draws[14:])
         return picture
@@ -103,13 +81,6 @@ def _coarse(picture: np.ndarray, share: float) -> np.ndarray:
     left = LOW_RESOLUTION + (1 - LOW_RESOLUTION) * share
     small = resize(picture, max(1, round(left * height)), max(1, round(left * width)))
     return resize(small, height, width)
-
-
-def _blurred(picture: np.ndarray, share: float) -> np.ndarray:
-    least, greatest = BLUR
-    sigma = (least + (greatest - least) * share) * min(picture.shape[:2])
-    side = 2 * math.ceil(2 * sigma) + 1
-    return cv2.GaussianBlur(picture, (side, side), sigma)
 
 
 def _cut_out(picture: np.ndarray, tall: float, wide: float, down: float, right: float) -> np.ndarray:

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from plsc.data.dataset import check_files
 from plsc.data.images import EncodedPairs
 from plsc.data.pair_sampling import alternating, check_pairs
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import UserError, shown
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.safe_pickle import load_pickle
 
@@ -32,7 +33,6 @@ class BinPairs(EncodedPairs):
     """
 
     def __init__(self, path: str, alternate: bool = False, **options):
-        self.check(path=path, **options)
         super().__init__(**options)
         images, self.same = read_pack(path)
         self.num_images = len(images)
@@ -51,11 +51,7 @@ class BinPairs(EncodedPairs):
 
     @classmethod
     def check(cls, **kwargs) -> None:
-        super().check(**kwargs)
-        if "path" in kwargs and not os.path.isfile(kwargs["path"]):
-            raise MissingFileError(
-                f"file '{kwargs['path']}' does not exist (looked in {Path.cwd()})", key="path"
-            )
+        check_files(kwargs, "path")
 
     def encoded(self, index: int) -> np.ndarray:
         return np.frombuffer(self._images[index], np.uint8)

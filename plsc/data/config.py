@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
 from plsc.utils.registry import Registry
 from plsc.utils.section import Plug, Section
@@ -130,14 +130,6 @@ class EvalCfg(Section):
     """Embed each image and its mirror image, and take both together, as InsightFace's evaluation does: a
     little more accurate, twice the time. The threshold is for embeddings made in the same way; `predict`
     makes them so too."""
-
-    @model_validator(mode="after")
-    def _main_first(self) -> "EvalCfg":
-        if self.more and self.dataset is None:
-            raise ValueError(
-                "more needs a main set in dataset, which is null; name one there, or set more to {}"
-            )
-        return self
 
     def sets(self) -> dict[KeyPath, DatasetCfg]:
         """Return the data sets by their paths in a config, the main one first."""

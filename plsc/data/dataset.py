@@ -14,12 +14,13 @@ import functools
 import os
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
-from plsc.errors import UserError, shown
+from plsc.errors import MissingFileError, UserError
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.utils.section import first_problem
 
@@ -187,27 +188,16 @@ class IdentificationSet(_Images):
         return self.identities if self.names is None else self.names[self.identities]
 
 
+def check_files(given: Mapping[str, Any], *keys: str) -> None:
+    """Raise MissingFileError unless the files exist that some keyword arguments name."""
+    for key in keys:
+        if not os.path.exists(given[key]):
+            raise MissingFileError(f"file '{given[key]}' does not exist (looked in {os.getcwd()})", key=key)
+
+
 def check_labels(data: Dataset) -> None:
     """Refuse labels that are not as Dataset declares them; UserError."""
     check_array(data, "labels", "int64 [N]", None)
-
-
-def check_identities(data: PairSet, count: int) -> None:
-    """Refuse `identity_of` that has not one for each image, or contradicts `same`."""
-    what = f"{type(data).__name__}.identity_of"
-    if data.identity_of.shape != (count,):
-        raise UserError(
-            f"{what}: must have one identity for each of {count:,} images, got {list(data.identity_of.shape)}"
-        )
-    first, second = data.identity_of[data.pairs.T]
-    wrong = np.flatnonzero((first == second) != data.same)
-    if len(wrong):
-        number = int(wrong[0])
-        kind = "the same identity" if data.same[number] else "different identities"
-        raise UserError(
-            f"{what}: pair {number} is of {kind}, its images are of {shown(first[number])} and "
-            f"{shown(second[number])}"
-        )
 
 
 def check_array(data: object, name: str, wanted: str, below: int | None, length: int | None = None) -> None:

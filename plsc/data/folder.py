@@ -73,7 +73,6 @@ class ImageFolder(ImageFiles):
     """
 
     def __init__(self, folder: str, **options):
-        self.check(folder=folder, **options)
         super().__init__(**options)
         self.title = os.path.basename(os.path.abspath(folder))
         if self.aligned is None and os.path.isfile(os.path.join(folder, ALIGNMENT)):
@@ -84,6 +83,4 @@ class ImageFolder(ImageFiles):
 
     @classmethod
     def check(cls, **kwargs) -> None:
-        super().check(**kwargs)
-        if "folder" in kwargs:
-            check_folder(kwargs["folder"])
+        check_folder(kwargs["folder"])

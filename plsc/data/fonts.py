@@ -3,7 +3,7 @@
 A class is a set of code points with the same outline (Latin A, Greek Alpha, Cyrillic A): no picture
 shows a difference. The fonts come with matplotlib, so this data set needs no download. To see the classes:
 
-    python -c "from plsc.data.fonts import glyph_classes; print(len(glyph_classes(8).codepoint))"
+    python -c "from plsc.data.fonts import glyph_classes; print(len(glyph_classes().codepoint))"
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import matplotlib
 import numpy as np
 from matplotlib import ft2font
 
-# The first four cover more code points, so they may be used alone.
 FACES = {
     "Sans": "DejaVuSans",
     "Sans Bold": "DejaVuSans-Bold",
@@ -43,8 +42,8 @@ _MATPLOTLIB = tuple(int(part) for part in matplotlib.__version__.split(".")[:2])
 class GlyphClasses(NamedTuple):
     """Parallel int64 arrays [C], ordered by `codepoint`."""
 
-    codepoint: np.ndarray  # the smallest code point of the class that all the asked faces hold
-    identity: np.ndarray  # the smallest code point of the class in any of the eight faces
+    codepoint: np.ndarray  # the smallest code point of the class that all faces hold
+    identity: np.ndarray  # the smallest code point of the class in any face
 
 
 def open_face(face: str) -> ft2font.FT2Font:
@@ -57,9 +56,7 @@ def _outlines() -> tuple[list[set[int]], dict[int, int]]:
     """Find the code points of each face that leave ink, and the identity of each code point (see
     GlyphClasses).
 
-    Union-find over the code points of all eight faces: the same outline in any one face makes one class, so
-    that the four-face and the eight-face data set agree about what a class is, and a held-out class is held
-    out of both.
+    Union-find over the code points of all faces: the same outline in any one face makes one class.
     """
     parent: dict[int, int] = {}
 
@@ -88,11 +85,11 @@ def _outlines() -> tuple[list[set[int]], dict[int, int]]:
     return inked, {codepoint: root(codepoint) for codepoint in parent}
 
 
-def glyph_classes(faces: int) -> GlyphClasses:
-    """Find the classes that the first `faces` faces share. About 0.7 s the first time in a process."""
+def glyph_classes() -> GlyphClasses:
+    """Find the classes that all faces share. About 0.7 s the first time in a process."""
     inked, identity = _outlines()
     smallest: dict[int, int] = {}
-    for codepoint in sorted(set.intersection(*inked[:faces])):
+    for codepoint in sorted(set.intersection(*inked)):
         smallest.setdefault(identity[codepoint], codepoint)
     pairs = sorted((codepoint, root) for root, codepoint in smallest.items())
     return GlyphClasses(*np.array(pairs, np.int64).T)
@@ -101,8 +98,8 @@ def glyph_classes(faces: int) -> GlyphClasses:
 def held_out_mask(identity: np.ndarray, share: float) -> np.ndarray:
     """Choose the classes that are kept out of training, about `share` of them: bool [C].
 
-    Decided by a hash of the class's own identity: no seed, no dependence on the number of faces or on the
-    version of the fonts, and a larger share contains the smaller one.
+    Decided by a hash of the class's own identity: no seed, no dependence on the version of the fonts, and a
+    larger share contains the smaller one.
     """
     digests = [hashlib.blake2b(b"held out %d" % code, digest_size=8).digest() for code in identity.tolist()]
     return np.array([int.from_bytes(digest, "big") for digest in digests], np.float64) < share * 2.0**64
@@ -113,15 +110,15 @@ def codepoint_names(codepoints: np.ndarray) -> np.ndarray:
     return np.array([f"U+{codepoint:04X}" for codepoint in codepoints.tolist()])
 
 
-def draw_glyphs(codepoints: np.ndarray, faces: int, side: int) -> np.ndarray:
-    """Draw each code point in each face: uint8 [len(codepoints), faces, side, side], 255 = ink, antialiased.
+def draw_glyphs(codepoints: np.ndarray, side: int) -> np.ndarray:
+    """Draw each code point in each face: uint8 [len(codepoints), 8, side, side], 255 = ink, antialiased.
 
     About 25 us a glyph. The glyph's own advance box is centred horizontally and MIDLINE vertically (a full
     stop stays low, a left half block stays left), then moved, and if need be shrunk, until it keeps MARGIN to
     each edge.
     """
-    pictures = np.zeros((len(codepoints), faces, side, side), np.uint8)
-    for column, face in enumerate(list(FACES)[:faces]):
+    pictures = np.zeros((len(codepoints), len(FACES), side, side), np.uint8)
+    for column, face in enumerate(FACES):
         font = open_face(face)
         charmap = font.get_charmap()
         for row, codepoint in enumerate(codepoints.tolist()):

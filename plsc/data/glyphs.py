@@ -9,9 +9,10 @@ are explained in fonts.py.
 from __future__ import annotations
 
 import unicodedata
-from typing import Literal
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from plsc.data import fonts
 from plsc.data.dataset import Dataset, PairSet
@@ -20,41 +21,34 @@ from plsc.data.transforms import PAIRS, distort, generator
 from plsc.errors import UserError
 
 HELD_OUT = 0.1
-# Least and greatest values of keys.
-BOUNDS = {"held_out": (0, 0.9), "size": (16, 128), "augment": (0, 2), "num_pairs": (1, 10**6)}
+Size = Annotated[int, Field(ge=16, le=128)]
+Strength = Annotated[float, Field(ge=0, le=2)]
 
 
 class Glyphs(Dataset):
-    """Training pictures of glyphs: about 2,600 classes in eight faces, 4,400 in four.
+    """Training pictures of glyphs: about 2,600 classes in eight faces.
 
-    `faces`: 8 (Sans and Serif, upright and slanted, regular and bold) or 4 (Sans only, more classes).
     `held_out`: share of the classes that is never trained on; the same classes in every run, see GlyphPairs.
     `size`: side of the grey pictures. `augment`: strength of the distortions, 0 = clean (transforms.distort).
     """
 
     def __init__(
         self,
-        faces: Literal[4, 8] = 8,
-        held_out: float = HELD_OUT,
-        size: int = 32,
-        augment: float = 1.0,
+        held_out: Annotated[float, Field(ge=0, le=0.9)] = HELD_OUT,
+        size: Size = 32,
+        augment: Strength = 1.0,
         seed: int = 0,
     ):
-        self.check(faces=faces, held_out=held_out, size=size, augment=augment)
-        classes = fonts.glyph_classes(faces)
+        classes = fonts.glyph_classes()
         trained = ~fonts.held_out_mask(classes.identity, held_out)
         self.codepoints = classes.codepoint[trained]
         self.identities = fonts.codepoint_names(classes.identity[trained])
         self.num_classes = len(self.codepoints)
-        self.labels = np.repeat(np.arange(self.num_classes), faces)
+        self.labels = np.repeat(np.arange(self.num_classes), len(fonts.FACES))
         self.image_shape = (1, size, size)
         self.augment = augment
         self.seed = seed
-        self._drawings = _draw_views(self.codepoints, faces, size)
-
-    @classmethod
-    def check(cls, **kwargs) -> None:
-        _check(kwargs)
+        self._drawings = _draw_views(self.codepoints, size)
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
         drawing = self._drawings[index]
@@ -62,7 +56,7 @@ class Glyphs(Dataset):
         return distort(drawing, self.image_shape[1], self.augment, rng)[np.newaxis]
 
     def name(self, index: int) -> str:
-        return _view_name(self.codepoints, len(self._drawings), index)
+        return _view_name(self.codepoints, index)
 
 
 class GlyphPairs(PairSet):
@@ -71,73 +65,58 @@ class GlyphPairs(PairSet):
     A positive pair is one class in two faces, a negative pair two classes in any faces; no pair comes twice.
     Positives and negatives alternate, so every fold of a 10-fold protocol is balanced, as LFW's are. Each
     class in each face is one picture, distorted once. Nothing depends on the run's seed.
-    `num_pairs`, `faces`, `size` as in Glyphs. `held_out` must be at most that of the training set.
-    `augment`: strength of the distortions (transforms.distort), as in training by default.
+    `num_pairs`: how many. `size` and `augment` as in Glyphs. `held_out` must be at most that of the training
+    set.
     """
 
     title = "glyph pairs"
 
     def __init__(
         self,
-        num_pairs: int = 6000,
-        faces: Literal[4, 8] = 8,
-        held_out: float = HELD_OUT,
-        size: int = 32,
-        augment: float = 1.0,
+        num_pairs: Annotated[int, Field(ge=1)] = 6000,
+        held_out: Annotated[float, Field(gt=0, le=0.9)] = HELD_OUT,
+        size: Size = 32,
+        augment: Strength = 1.0,
     ):
-        self.check(num_pairs=num_pairs, faces=faces, held_out=held_out, size=size, augment=augment)
-        classes = fonts.glyph_classes(faces)
+        classes = fonts.glyph_classes()
         unseen = fonts.held_out_mask(classes.identity, held_out)
         self.codepoints = classes.codepoint[unseen]
         self.identities = fonts.codepoint_names(classes.identity[unseen])
         self.image_shape = (1, size, size)
         self.augment = augment
-        self.pairs, self.same = _draw_pairs(len(self.codepoints), faces, num_pairs)
-        self._drawings = _draw_views(self.codepoints, faces, size)
+        self.pairs, self.same = _draw_pairs(len(self.codepoints), num_pairs)
+        self._drawings = _draw_views(self.codepoints, size)
         self.num_images = len(self._drawings)
-        self.identity_of = np.repeat(self.identities, faces)
-
-    @classmethod
-    def check(cls, **kwargs) -> None:
-        _check(kwargs)
-        if kwargs.get("held_out") == 0:
-            raise UserError(
-                "must be more than 0, got 0: the pairs come from the classes held out", key="held_out"
-            )
+        self.identity_of = np.repeat(self.identities, len(fonts.FACES))
 
     def image(self, index: int) -> np.ndarray:
         rng = generator(PAIRS_SEED, 0, index)
         return distort(self._drawings[index], self.image_shape[1], self.augment, rng)[np.newaxis]
 
     def image_name(self, index: int) -> str:
-        return _view_name(self.codepoints, self.num_images, index)
+        return _view_name(self.codepoints, index)
 
 
-def _check(values: dict) -> None:
-    for key, value in values.items():
-        if key in BOUNDS and not BOUNDS[key][0] <= value <= BOUNDS[key][1]:
-            least, most = BOUNDS[key]
-            raise UserError(f"must be from {least} to {most}, got {value}", key=key)
+def _draw_views(codepoints: np.ndarray, size: int) -> np.ndarray:
+    """Draw the classes in all faces: uint8 [views, M, M], view = class * faces + face.
 
-
-def _draw_views(codepoints: np.ndarray, faces: int, size: int) -> np.ndarray:
-    """Draw the classes in all faces: uint8 [classes * faces, M, M]. They are 1.5 times as large as the
-    pictures, so that turning and stretching keep the edges sharp; at most 96, because the drawings of all
-    classes are held in memory (53 MB for 32-pixel pictures)."""
+    They are 1.5 times as large as the pictures, so that turning and stretching keep the edges sharp; at most
+    96, because the drawings of all classes are held in memory (53 MB for 32-pixel pictures).
+    """
     side = min(size * 3 // 2, 96)
-    return fonts.draw_glyphs(codepoints, faces, side).reshape(-1, side, side)
+    return fonts.draw_glyphs(codepoints, side).reshape(-1, side, side)
 
 
-def _view_name(codepoints: np.ndarray, views: int, view: int) -> str:
-    faces = views // len(codepoints)
-    codepoint = int(codepoints[view // faces])
-    face = list(fonts.FACES)[view % faces]
+def _view_name(codepoints: np.ndarray, view: int) -> str:
+    number, face = divmod(view, len(fonts.FACES))
+    codepoint, face = int(codepoints[number]), list(fonts.FACES)[face]
     return f"U+{codepoint:04X} {unicodedata.name(chr(codepoint), '(unnamed)')}, {face}"
 
 
-def _draw_pairs(classes: int, faces: int, num_pairs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw pairs of views (view = class * faces + face), int64 [P, 2]; and which are positive, bool [P]."""
+def _draw_pairs(classes: int, num_pairs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw pairs of views, int64 [P, 2]; and which are positive, bool [P]."""
     rng = generator(PAIRS_SEED, use=PAIRS)
+    faces = len(fonts.FACES)
     views = classes * faces
     first, second = np.triu_indices(faces, k=1)
     offsets = np.arange(0, views, faces)[:, np.newaxis]

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.data.dataset import Dataset
-from plsc.errors import MissingFileError, UserError, reading, shown
+from plsc.data.dataset import Dataset, check_files
+from plsc.errors import UserError, reading, shown
 from plsc.utils.files import read_regular
 
 
@@ -56,7 +56,6 @@ class IdxImages(Dataset):
     mean, scale = 0.0, 1 / 255  # the network sees numbers from 0 to 1
 
     def __init__(self, images: str, labels: str):
-        self.check(images=images, labels=labels)
         pixels = read_idx(images, axes=3)
         self.labels = read_idx(labels, axes=1).astype(np.int64)
         if len(pixels) != len(self.labels) or not pixels.size:
@@ -78,10 +77,7 @@ class IdxImages(Dataset):
 
     @classmethod
     def check(cls, **kwargs) -> None:
-        for key in kwargs.keys() & {"images", "labels"}:
-            path = Path(kwargs[key])
-            if not path.is_file():
-                raise MissingFileError(f"file '{path}' does not exist (looked in {Path.cwd()})", key=key)
+        check_files(kwargs, "images", "labels")
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
         return self._pixels[index]

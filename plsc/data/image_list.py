@@ -197,7 +197,6 @@ class ImageList(ImageFiles):
     """
 
     def __init__(self, list: str, root: str = "", **options):
-        self.check(list=list, root=root, **options)
         super().__init__(**options)
         paths, labels = read_list(list, root)
         refuse_missing(paths, list)
@@ -207,6 +206,4 @@ class ImageList(ImageFiles):
 
     @classmethod
     def check(cls, **kwargs) -> None:
-        super().check(**kwargs)
-        if "list" in kwargs:
-            check_list(kwargs["list"], kwargs.get("root", ""))
+        check_list(kwargs["list"], kwargs.get("root", ""))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Literal
 
@@ -122,10 +122,9 @@ def why_dark(data: np.ndarray | None, pixels: np.ndarray) -> str:
     return f"its mean is {pixels.mean():.1f} of 255"
 
 
-def sides(size: int | Sequence[int]) -> tuple[int, int]:
-    """Return height and width; an integer is both."""
-    height, width = (size, size) if isinstance(size, int) else size
-    return height, width
+Side = Annotated[int, Field(ge=1, le=math.isqrt(MOST_PIXELS))]
+UpTo1 = Annotated[float, Field(ge=0, le=1)]
+Below1 = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Encoded:
@@ -133,27 +132,17 @@ class Encoded:
 
     def __init__(
         self,
-        size: int | tuple[int, int] = (112, 112),
+        size: Side | tuple[Side, Side] = (112, 112),
         channels: Literal["RGB", "BGR", "grey"] = "RGB",
         mean: float = MEAN,
-        scale: float = SCALE,
+        scale: Annotated[float, Field(gt=0)] = SCALE,
         aligned: bool | None = None,
     ):
-        self.check(size=size, channels=channels, scale=scale)
-        self.image_shape = (CHANNELS[channels], *sides(size))
+        self.image_shape = (CHANNELS[channels], *((size, size) if isinstance(size, int) else size))
         self.channels = channels
         self.mean = mean
         self.scale = scale
         self.aligned = aligned
-
-    @classmethod
-    def check(cls, **kwargs) -> None:
-        size = sides(kwargs.get("size", 1))
-        if min(size) < 1 or math.prod(size) > MOST_PIXELS:
-            rule = f"must be [height, width] of at least 1, and at most {MOST_PIXELS:,} pixels"
-            raise UserError(f"{rule}, got {[*size]}", key="size")
-        if kwargs.get("scale", 1) <= 0:
-            raise UserError(f"must be more than 0, got {kwargs['scale']}", key="scale")
 
     @abstractmethod
     def encoded(self, index: int) -> np.ndarray:
@@ -172,12 +161,10 @@ class EncodedImages(Encoded, Dataset):
     `flip`: mirror half of the images: faces, most products; never writing. `crop`: the share of the sides
     that may be cut off; the rest is resized back: 0.15 for boxes of a detector, 0.1 for aligned faces.
     `colour`: brightness, contrast and saturation each times 1 - colour to 1 + colour: 0.3 for cameras of many
-    kinds, little where colour tells products apart. `grey`: probability of a picture without colour: 0.1
-    where grey pictures will be compared.
-    `blur`: probability of a Gaussian blur, sigma 0.4 to 2 % of the side. `low_resolution`: probability that
-    it is shrunk, to a quarter of its sides at least, and enlarged again: 0.2 for small faces in large
-    pictures. `cutout`: probability that a rectangle of 10 to 45 % of each side is painted over: masks,
-    glasses, hands. The same seed, epoch and sample give the same picture, with any number of threads.
+    kinds, little where colour tells products apart. `low_resolution`: probability that it is shrunk, to a
+    quarter of its sides at least, and enlarged again: 0.2 for small faces in large pictures. `cutout`:
+    probability that a rectangle of 10 to 45 % of each side is painted over: masks, glasses, hands. The same
+    seed, epoch and sample give the same picture, with any number of threads.
 
     `hold_out`: the share of the classes that is left out, chosen by their names, in a .rec by their numbers;
     ImagePairs with the same `hold_out` verify on them.
@@ -185,28 +172,20 @@ class EncodedImages(Encoded, Dataset):
 
     def __init__(
         self,
-        flip: bool = Augment.flip,
-        crop: float = Augment.crop,
-        colour: float = Augment.colour,
-        grey: float = Augment.grey,
-        blur: float = Augment.blur,
-        low_resolution: float = Augment.low_resolution,
-        cutout: float = Augment.cutout,
-        hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+        flip: bool = False,
+        crop: Below1 = 0.0,
+        colour: UpTo1 = 0.0,
+        low_resolution: UpTo1 = 0.0,
+        cutout: UpTo1 = 0.0,
+        hold_out: Below1 = 0.0,
         seed: int = 0,
         **options,
     ):
         super().__init__(**options)
         self.hold_out = hold_out
-        augment = Augment(flip, crop, colour, grey, blur, low_resolution, cutout)
-        augment.check(**vars(augment), channels=self.channels)
+        augment = Augment(flip, crop, colour, low_resolution, cutout)
         self.augment = augment if augment != Augment() else None
         self.seed = seed
-
-    @classmethod
-    def check(cls, **kwargs) -> None:
-        super().check(**kwargs)
-        Augment.check(**kwargs)
 
     def _set_labels(self, labels: np.ndarray, where: str) -> np.ndarray:
         """Set int64 labels [N] but for those of classes that are held out; return which images stay, bool

@@ -18,12 +18,13 @@ import numpy as np
 from pydantic import Field
 
 from plsc.data.autodetect import open_images
+from plsc.data.dataset import check_files
 from plsc.data.folder import EXTENSIONS
 from plsc.data.hold_out import choose_held_out
 from plsc.data.image_list import LABEL_DIGITS, SHOWN, Paths, check_list, identity_names, refuse_missing
-from plsc.data.images import EncodedPairs, read_file
+from plsc.data.images import Below1, EncodedPairs, read_file
 from plsc.data.pair_sampling import alternating, check_pairs, draw_pairs
-from plsc.errors import MissingFileError, UserError, reading, shown
+from plsc.errors import UserError, reading, shown
 from plsc.utils.files import read_regular
 from plsc.utils.logging import get_logger
 
@@ -49,7 +50,6 @@ class PairList(EncodedPairs):
     """
 
     def __init__(self, list: str, root: str = "", alternate: bool = False, **options):
-        self.check(list=list, root=root, **options)
         super().__init__(**options)
         root = root or os.path.dirname(list)
         pairs = read_pairs(list, root)
@@ -73,9 +73,7 @@ class PairList(EncodedPairs):
 
     @classmethod
     def check(cls, **kwargs) -> None:
-        super().check(**kwargs)
-        if "list" in kwargs:
-            check_list(kwargs["list"], kwargs.get("root", ""))
+        check_list(kwargs["list"], kwargs.get("root", ""))
 
     def encoded(self, index: int) -> np.ndarray:
         return read_file(self.paths[index])
@@ -199,10 +197,9 @@ class ImagePairs(EncodedPairs):
         images: str,
         root: str = "",
         num_pairs: Annotated[int, Field(ge=1)] | None = None,
-        hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+        hold_out: Below1 = 0.0,
         **options,
     ):
-        self.check(images=images, **options)
         super().__init__(**options)
         self.source = open_images(images, root=root)
         chosen = np.arange(len(self.source))
@@ -225,11 +222,7 @@ class ImagePairs(EncodedPairs):
 
     @classmethod
     def check(cls, **kwargs) -> None:
-        super().check(**kwargs)
-        if "images" in kwargs and not os.path.exists(kwargs["images"]):
-            raise MissingFileError(
-                f"'{kwargs['images']}' does not exist (looked in {Path.cwd()})", key="images"
-            )
+        check_files(kwargs, "images")
 
     def encoded(self, index: int) -> np.ndarray:
         return self.source.encoded(int(self._used[index]))

@@ -10,13 +10,13 @@ images only, their keys in any order. The labels are read from the records' head
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import numpy as np
 
+from plsc.data.dataset import check_files
 from plsc.data.images import EncodedImages
 from plsc.data.recordio import Headers, RecordFile, image_of
-from plsc.errors import MissingFileError, UserError
+from plsc.errors import UserError
 
 
 class RecImages(EncodedImages):
@@ -27,7 +27,6 @@ class RecImages(EncodedImages):
     """
 
     def __init__(self, path: str, **options):
-        self.check(path=path, **options)
         super().__init__(**options)
         self.records = RecordFile(path)
         self.title = os.path.basename(path)
@@ -38,11 +37,7 @@ class RecImages(EncodedImages):
 
     @classmethod
     def check(cls, **kwargs) -> None:
-        super().check(**kwargs)
-        if "path" in kwargs and not os.path.isfile(kwargs["path"]):
-            raise MissingFileError(
-                f"file '{kwargs['path']}' does not exist (looked in {Path.cwd()})", key="path"
-            )
+        check_files(kwargs, "path")
 
     def encoded(self, index: int) -> np.ndarray:
         return image_of(self.records.payload(int(self._positions[index])))

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.data.dataset import IdentificationSet, TemplatePairs
+from plsc.data.dataset import IdentificationSet, TemplatePairs, check_files
 from plsc.data.folder import read_folder
-from plsc.data.image_list import Paths, check_list, identity_names, read_list, refuse_missing
+from plsc.data.image_list import Paths, identity_names, read_list, refuse_missing
 from plsc.data.images import Encoded, EncodedPairs, read_file, read_sample
 from plsc.data.pair_sampling import check_pairs
 from plsc.data.pairs import is_number, open_text
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import UserError, shown
 
 
 class IjbPairs(EncodedPairs, TemplatePairs):
@@ -32,7 +32,6 @@ class IjbPairs(EncodedPairs, TemplatePairs):
     """
 
     def __init__(self, images: str, list: str, root: str = "", **options):
-        self.check(images=images, list=list, root=root, **options)
         super().__init__(**options)
         names, numbers = _read_rows(images)
         self.paths = Paths.of(root or os.path.dirname(images), names)
@@ -55,10 +54,7 @@ class IjbPairs(EncodedPairs, TemplatePairs):
 
     @classmethod
     def check(cls, **kwargs) -> None:
-        super().check(**kwargs)
-        for key in ("images", "list"):
-            if key in kwargs:
-                check_list(kwargs[key], kwargs.get("root", ""))
+        check_files(kwargs, "images", "list")
 
     def encoded(self, index: int) -> np.ndarray:
         return read_file(self.paths[index])
@@ -101,7 +97,6 @@ class GalleryProbe(Encoded, IdentificationSet):
     """
 
     def __init__(self, gallery: str, probe: str, **options):
-        self.check(gallery=gallery, probe=probe, **options)
         super().__init__(**options)
         parts = [_read_part(path) for path in (gallery, probe)]
         self._paths = [paths for paths, _ in parts]
@@ -120,16 +115,7 @@ class GalleryProbe(Encoded, IdentificationSet):
 
     @classmethod
     def check(cls, **kwargs) -> None:
-        super().check(**kwargs)
-        given = [kwargs[key] for key in ("gallery", "probe") if key in kwargs]
-        for path in given:
-            if not os.path.exists(path):
-                raise MissingFileError(f"gallery, probe: '{path}' does not exist (looked in {Path.cwd()})")
-        if len({os.path.isdir(path) for path in given}) == 2:
-            raise UserError(
-                "gallery, probe: give two folders or two lists: the identities of a folder and a list are "
-                "not comparable"
-            )
+        check_files(kwargs, "gallery", "probe")
 
     def encoded(self, index: int) -> np.ndarray:
         return read_file(self.image_name(index))

@@ -20,7 +20,6 @@ from plsc.data.dataset import (
     PairSet,
     TemplatePairs,
     check_array,
-    check_identities,
     check_labels,
     misnumbered_class,
     shared_identities,
@@ -138,8 +137,6 @@ class VerificationSet(EvalSet):
     def check(self) -> None:
         check_array(self.data, "pairs", "int64 [P, 2]", self.sides)
         check_array(self.data, "same", "bool [P]", None, len(self.pairs))
-        if self.data.identity_of is not None:
-            check_identities(self.data, self.sides)
 
     @property
     def sides(self) -> int:

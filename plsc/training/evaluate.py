@@ -32,7 +32,7 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
 
     model: a Layer that takes the weights instead of Model.name's.
     """
-    if cfg.DataLoader.Eval.dataset is None:
+    if not cfg.DataLoader.Eval.sets():
         raise UserError("DataLoader.Eval.dataset: is null; name a data set to test on")
     saved = open_checkpoint(cfg)
     sets = build_saved_sets(cfg, saved)

@@ -142,7 +142,7 @@ DataLoader:
     dataset: {}
     more:
       clean: {name: GlyphPairs, augment: 0.0}
-      four faces: {faces: 4}
+      large: {size: 48}
 """
 
 
@@ -150,7 +150,7 @@ def test_further_sets_have_titles_and_the_keys_of_a_set(write):
     path = write(MORE)
     config = load(path, ["DataLoader.Eval.more.clean.num_pairs=50", "DataLoader.Eval.more.tiny.num_pairs=2"])
     more = config.DataLoader.Eval.more
-    assert list(more) == ["clean", "four faces", "tiny"] and more["four faces"].name == "GlyphPairs"
+    assert list(more) == ["clean", "large", "tiny"] and more["large"].name == "GlyphPairs"
     assert more["clean"].keywords == {"augment": 0.0, "num_pairs": 50}
     assert config.place("DataLoader.Eval.more.clean.augment") == f"{path}:6"
     assert config.place("DataLoader.Eval.more.tiny.num_pairs").startswith("-o ")
@@ -172,23 +172,6 @@ def test_wrong_further_sets_are_named_by_their_full_key(override, line):
     with pytest.raises(ConfigError) as raised:
         load(None, [f"DataLoader.Eval.{override}"])
     assert str(raised.value).startswith(f"-o DataLoader.Eval.{override}: DataLoader.Eval.{line}")
-
-
-def test_further_sets_need_a_main_one(write):
-    with pytest.raises(ConfigError) as raised:
-        load(write(MORE), ["DataLoader.Eval.dataset=null"])
-    assert "DataLoader.Eval: more needs a main set in dataset, which is null; name one there, or set " in str(
-        raised.value
-    )
-
-
-def test_the_data_of_further_sets_is_checked(write):
-    with pytest.raises(ConfigError) as raised:
-        load(write(MORE), ["DataLoader.Eval.more.clean.num_pairs=0"]).check_data()
-    assert str(raised.value) == (
-        "-o DataLoader.Eval.more.clean.num_pairs=0: DataLoader.Eval.more.clean.num_pairs: must be from 1 to "
-        "1000000, got 0"
-    )
 
 
 def test_the_head_computes_in_the_dtype_of_amp_unless_it_has_its_own():

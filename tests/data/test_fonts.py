@@ -4,18 +4,13 @@ import pytest
 from plsc.data.fonts import FACES, MARGIN, draw_glyphs, glyph_classes, held_out_mask, open_face
 
 
-def index_of(character, faces=8):
-    return int(np.flatnonzero(glyph_classes(faces).codepoint == ord(character))[0])
-
-
 def test_faces_share_thousands_of_classes():
     # DejaVu 2.37, which every matplotlib since 2.0 brings.
-    assert len(glyph_classes(8).codepoint) == 2888
-    assert len(glyph_classes(4).codepoint) == 4870
+    assert len(glyph_classes().codepoint) == 2888
 
 
 def test_every_class_is_in_every_face_once():
-    classes = glyph_classes(8)
+    classes = glyph_classes()
     assert np.all(np.diff(classes.codepoint) > 0)
     assert len(np.unique(classes.identity)) == len(classes.identity)
     for face in FACES:
@@ -23,7 +18,7 @@ def test_every_class_is_in_every_face_once():
 
 
 def test_same_outline_is_one_class_and_blanks_are_none():
-    codepoints = glyph_classes(8).codepoint.tolist()
+    codepoints = glyph_classes().codepoint.tolist()
     assert ord("A") in codepoints
     assert ord("Α") not in codepoints  # Greek capital alpha
     assert ord("А") not in codepoints  # Cyrillic capital a
@@ -31,21 +26,18 @@ def test_same_outline_is_one_class_and_blanks_are_none():
     assert not {0x20, 0xA0, 0x2003} & set(codepoints)
 
 
-def test_held_out_classes_do_not_depend_on_faces_and_grow_with_the_share():
-    eight, four = glyph_classes(8), glyph_classes(4)
-    tenth = held_out_mask(eight.identity, 0.1)
+def test_held_out_classes_grow_with_the_share():
+    identity = glyph_classes().identity
+    tenth = held_out_mask(identity, 0.1)
     assert abs(tenth.mean() - 0.1) < 0.02
-    assert not held_out_mask(eight.identity, 0).any()
-    assert np.all(held_out_mask(eight.identity, 0.2)[tenth])
-    in_four = dict(zip(four.identity.tolist(), held_out_mask(four.identity, 0.1).tolist()))
-    for identity, held_out in zip(eight.identity.tolist(), tenth.tolist()):
-        assert in_four[identity] == held_out
+    assert not held_out_mask(identity, 0).any()
+    assert np.all(held_out_mask(identity, 0.2)[tenth])
 
 
 @pytest.mark.parametrize("side", [48, 96])
 def test_drawings_have_ink_and_keep_the_margin(side):
-    codepoints = glyph_classes(8).codepoint[::20]
-    drawings = draw_glyphs(codepoints, 8, side)
+    codepoints = glyph_classes().codepoint[::20]
+    drawings = draw_glyphs(codepoints, side)
     assert drawings.shape == (len(codepoints), 8, side, side) and drawings.dtype == np.uint8
     assert np.all(drawings.max((2, 3)) > 100)
     edge = int(MARGIN * side) - 1  # the drawing starts at a whole pixel
@@ -55,9 +47,7 @@ def test_drawings_have_ink_and_keep_the_margin(side):
 
 
 def test_drawings_keep_size_and_place():
-    full_stop, bullet, underscore, letter, wide = draw_glyphs(np.array([ord(c) for c in ".•_H—"]), 1, 48)[
-        :, 0
-    ]
+    full_stop, bullet, underscore, letter, wide = draw_glyphs(np.array([ord(c) for c in ".•_H—"]), 48)[:, 0]
 
     def box(drawing):
         rows, columns = np.flatnonzero(drawing.any(1)), np.flatnonzero(drawing.any(0))

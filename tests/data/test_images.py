@@ -117,13 +117,21 @@ def test_flip_mirrors_about_half_anew_each_epoch(folder):
     assert 8 < sum(mirrored[0]) < 32 and mirrored[0] != mirrored[1]
 
 
-def test_wrong_arguments_are_named(folder):
-    with pytest.raises(
-        UserError, match=r"^size: must be \[height, width\] of at least 1, and at most 67,108,864 pixels, got"
-    ):
-        ImageList.check(size=(0, 16))
-    with pytest.raises(UserError, match="^scale: must be more than 0, got 0$"):
-        ImageList.check(scale=0)
+@pytest.mark.parametrize(
+    "key, rule",
+    [
+        ("size: [0, 16]", "size.0: must be greater than or equal to 1 (got 0)"),
+        ("size: [16, 9999]", "size.1: must be less than or equal to 8192 (got 9999)"),
+        ("scale: 0", "scale: must be greater than 0 (got 0)"),
+        ("crop: 1", "crop: must be less than 1 (got 1)"),
+        ("cutout: 1.5", "cutout: must be less than or equal to 1 (got 1.5)"),
+        ("hold_out: 1", "hold_out: must be less than 1 (got 1)"),
+    ],
+)
+def test_wrong_arguments_are_named(key, rule):
+    with pytest.raises(ConfigError) as raised:
+        load(None, [f"DataLoader.Train.dataset={{name: ImageList, list: a.txt, {key}}}"])
+    assert raised.value.errors[-1].endswith(f"DataLoader.Train.dataset.{rule}")
 
 
 def test_an_integer_is_both_sides(folder):

@@ -1,8 +1,6 @@
 import numpy as np
-import pytest
 
 from plsc.data.synthetic import Synthetic
-from plsc.errors import UserError
 
 
 def test_samples_of_a_class_resemble_each_other():
@@ -22,15 +20,6 @@ def test_a_sample_depends_on_seed_epoch_and_index_only():
     assert np.array_equal(sample, Synthetic(4, 2, seed=3).sample(5, 1))
     for other in (data.sample(4, 1), data.sample(5, 0), Synthetic(4, 2, seed=4).sample(5, 1)):
         assert not np.array_equal(sample, other)
-
-
-def test_wrong_arguments_are_named():
-    with pytest.raises(UserError, match=r"^num_classes: must be at least 1, got 0$"):
-        Synthetic(num_classes=0)
-    with pytest.raises(UserError, match=r"^image_shape: must be at least 1, got \(1, 0, 32\)$"):
-        Synthetic(image_shape=(1, 0, 32))
-    with pytest.raises(UserError, match=r"^identities: must be in \[1, num_classes = 10\], got 11$"):
-        Synthetic(num_classes=10, identities=11)
 
 
 def test_identities_are_spread_over_the_classes():

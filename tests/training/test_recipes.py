@@ -28,17 +28,19 @@ def test_every_recipe_passes_a_dry_run(path):
         path.read_text(),
     )
     images, classes, ranks, batch = header.groups()
+    per_class = int(images.replace(",", "")) // int(classes.replace(",", ""))
     noise = {
         "name": "Synthetic",
         "num_classes": int(classes.replace(",", "")),
-        "num_samples": int(images.replace(",", "")),
+        "images_per_class": per_class,
         "image_shape": [3, 112, 112],
     }
     nothing = {"DataLoader.Eval.dataset": None, "DataLoader.Eval.more": {}}
     cfg = load(path, {"DataLoader.Train.dataset": noise, **nothing})
     said = Entry(cfg, model=backbone(**cfg.Model.model_dump())).dry_run(int(ranks))
     assert f"plan: ranks    {ranks}, global batch {batch.replace(',', '')} (" in said
-    assert f"plan: data     {images} images of {classes} classes, shape [3, 112, 112]" in said
+    count = int(classes.replace(",", "")) * per_class
+    assert f"plan: data     {count:,} images of {classes} classes, shape [3, 112, 112]" in said
     assert "plan: bytes    of a rank: network " in said
 
 

@@ -331,8 +331,8 @@ def test_parts_that_do_not_fit(override, line):
 
 def test_pairs_of_classes_that_are_trained_on():
     line = refused(
-        "DataLoader.Train.dataset={name: Glyphs, size: 16, faces: 4, held_out: 0.8}",
-        "DataLoader.Eval.dataset={name: GlyphPairs, size: 16, faces: 4, held_out: 0.9}",
+        "DataLoader.Train.dataset={name: Glyphs, size: 16, held_out: 0.8}",
+        "DataLoader.Eval.dataset={name: GlyphPairs, size: 16, held_out: 0.9}",
     )
     assert line.startswith("DataLoader.Eval.dataset: ")
     assert "of its classes are trained on (the first is " in line
