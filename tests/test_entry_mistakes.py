@@ -282,7 +282,8 @@ def test_a_folder_one_level_too_high_is_refused(tmp_path):
 
 
 def test_centres_that_the_memory_cannot_take_are_refused_before_they_are_made(tmp_path):
-    data = "{name: Synthetic, num_classes: 100000000000, num_samples: 115, image_shape: [1, 12, 10]}"
+    few = "identities: 23, images_per_class: 5, image_shape: [1, 12, 10]"
+    data = f"{{name: Synthetic, num_classes: 100000000000, {few}}}"
     line = (
         "the centres of 100,000,000,000 classes on a rank would take 3.2e+03 GB of memory, this machine has "
     )
