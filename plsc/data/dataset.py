@@ -148,15 +148,6 @@ class PairSet(_Images):
     # known. With it the confidence intervals are over people, and the report names the hardest ones.
     identity_of: np.ndarray | None = None
 
-    def people(self) -> np.ndarray:
-        """Return whom each image shows, [num_images], text or numbers; where that is not known, a number for
-        each pair."""
-        if self.identity_of is not None:
-            return self.identity_of
-        numbers = np.empty(self.num_images, np.int64)
-        numbers[self.pairs] = np.arange(len(self.pairs))[:, np.newaxis]
-        return numbers
-
 
 class TemplatePairs(PairSet):
     """Pairs of templates, as IJB's 1:1 protocol compares them: a template is a set of images of one identity.
@@ -167,9 +158,6 @@ class TemplatePairs(PairSet):
 
     template: np.ndarray  # int64 [num_images], the template that an image belongs to
     media: np.ndarray  # int64 [num_images], the medium that it comes from
-
-    def people(self) -> np.ndarray:
-        return self.template if self.identity_of is None else self.identity_of[self.template]
 
 
 class IdentificationSet(_Images):
@@ -182,10 +170,6 @@ class IdentificationSet(_Images):
     probe: np.ndarray  # int64 [Q], indices of images
     identities: np.ndarray  # int64 [num_images], the number of each image's identity
     names: np.ndarray | None = None  # what the numbers stand for, comparable with a Dataset's identities
-
-    def people(self) -> np.ndarray:
-        """Return whom each image shows, [num_images], text or numbers."""
-        return self.identities if self.names is None else self.names[self.identities]
 
 
 def check_files(given: Mapping[str, Any], *keys: str) -> None:

@@ -65,10 +65,6 @@ class EvalSet:
         """Return a sample's name for messages."""
         return self.data.image_name(index)
 
-    def people(self) -> np.ndarray:
-        """Return whom each sample shows, text or numbers; empty where these people are trained on."""
-        return self.data.people()
-
     def check_trained(
         self, key: str, num_classes: int, names: list[str] | None, seen: np.ndarray | None
     ) -> None:
@@ -99,9 +95,6 @@ class LabelledSet(EvalSet):
 
     def name_of(self, index: int) -> str:
         return self.data.name(index)
-
-    def people(self) -> np.ndarray:
-        return np.empty(0, str)
 
     def check(self) -> None:
         check_labels(self.data)

@@ -27,11 +27,9 @@ from plsc.apps.faces.alignment import SIZE
 from plsc.apps.faces.detector import Detector
 from plsc.apps.faces.photos import largest_face, read_photo
 from plsc.apps.faces.published import SFACE, path_of
-from plsc.apps.gallery.strangers import one_of_everybody_first
 from plsc.data.images import to_sample
 from plsc.errors import UserError, shown
 from plsc.utils.files import read_json, sha256_of
-from plsc.utils.logging import get_logger
 from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.text import last_part
 from plsc.utils.vectors import unit_rows
@@ -105,10 +103,6 @@ class Network(ABC):
         are not known."""
         return frozenset()
 
-    def held_out(self, most: int) -> tuple[np.ndarray, list[str]]:
-        """Embed at most `most` pictures of people held out from training: float32 [n, D], and their names."""
-        return np.empty((0, 0), np.float32), []
-
 
 class _SFace(Network):
     threshold = _SFACE_THRESHOLD
@@ -179,20 +173,6 @@ class _OfRun(Network):
 
     def trained_on(self) -> frozenset[str]:
         return frozenset(map(last_part, self._trained.checkpoint.classes() or ()))
-
-    def held_out(self, most: int) -> tuple[np.ndarray, list[str]]:
-        from plsc.training.evaluator import build_saved_sets
-
-        try:
-            for data in build_saved_sets(self._config, self._trained.checkpoint).values():
-                people = data.people()
-                chosen = one_of_everybody_first(people, most).tolist()
-                if chosen:
-                    samples = [data.images(number, number + 1)[0] for number in chosen]
-                    return self.embed(samples), [str(people[number]) for number in chosen]
-        except UserError as error:
-            get_logger().warning(f"the people held out from training do not measure the threshold: {error}")
-        return super().held_out(most)
 
 
 def open_network(

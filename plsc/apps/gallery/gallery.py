@@ -13,7 +13,7 @@ import numpy as np
 from plsc.apps.gallery.embed import Look, Network, Picture, open_network
 from plsc.apps.gallery.milvus import MilvusStore
 from plsc.apps.gallery.store import SqliteStore
-from plsc.apps.gallery.threshold import MOST_PICTURES, RATE, Threshold, measure
+from plsc.apps.gallery.threshold import RATE, Threshold, measure
 from plsc.data.folder import read_folder
 from plsc.errors import UserError, shown
 from plsc.utils.bar import Bar
@@ -90,12 +90,10 @@ class Gallery:
         if not stored:
             raise UserError(f"{shown(path)}: not made, since no picture can be used")
         seen = network.trained_on()
-        held_out = network.held_out(MOST_PICTURES)
 
         def fill(store: Any) -> None:
             for name, vectors in stored.items():
                 store.add(name, vectors, measures=last_part(name) not in seen)
-            store.set_strangers(*held_out)
             store.set_facts(network=network.identity, title=network.title, origin=network.origin)
             store.set_facts(threshold={"rate": rate}, own=network.threshold)
             _measure(store)

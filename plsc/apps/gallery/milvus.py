@@ -3,8 +3,8 @@
     Gallery.open("milvus://host:19530/people")    # PLSC_MILVUS_TOKEN has the token, or user:password
     Gallery.open("milvus:people.db")              # a file of Milvus Lite, for one process
 
-One collection has all rows: people, each with the mean of the pictures as the vector, their pictures, those
-of strangers, and the facts. The methods are those of SqliteStore. Milvus has no transactions: one process
+One collection has all rows: people, each with the mean of the pictures as the vector, their pictures, and the
+facts. The methods are those of SqliteStore. Milvus has no transactions: one process
 writes at a time, and what is killed leaves what it has written so far; a person's own row is written last, so
 whoever is found is whole.
 """
@@ -30,7 +30,7 @@ from plsc.utils.vectors import unit_rows
 TOKEN = "PLSC_MILVUS_TOKEN"  # noqa: S105 (the name of a variable)
 _LONGEST = 65_535  # bytes of a text, Milvus' limit
 _MOST = 16_384  # rows of an answer, Milvus' limit
-_FACTS, _PERSON, _KNOWN, _MEASURES, _STRANGER = range(5)  # kinds of rows
+_FACTS, _PERSON, _KNOWN, _MEASURES = range(4)  # kinds of rows
 
 
 class MilvusStore:
@@ -122,7 +122,7 @@ class MilvusStore:
     def remove(self, name: str) -> bool:
         person = _hash(name)
         there = self._do("query", filter=f"id == {person}", output_fields=["id"])
-        self._do("delete", filter=f"person == {person} and kind != {_STRANGER}")
+        self._do("delete", filter=f"person == {person}")
         return bool(there)
 
     def search(self, embeddings: np.ndarray, top: int) -> list[list[tuple[str, float]]]:
@@ -133,19 +133,7 @@ class MilvusStore:
         return [[(hit["entity"]["text"], float(hit["distance"])) for hit in hits] for hits in found]
 
     def measuring(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._of_kind(_MEASURES)
-
-    def strangers(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._of_kind(_STRANGER)
-
-    def set_strangers(self, vectors: np.ndarray, names: Sequence[str]) -> None:
-        """Store the pictures of people held out from training, once, after somebody was added."""
-        if len(names):
-            rows = [_row(_STRANGER, name, vector) for name, vector in zip(names, vectors)]
-            self._do("insert", rows)
-
-    def _of_kind(self, kind: int) -> tuple[np.ndarray, np.ndarray]:
-        rows = self._rows(kind, "text", "vector")
+        rows = self._rows(_MEASURES, "text", "vector")
         names = np.array([row["text"] for row in rows], object)
         return np.array([row["vector"] for row in rows], np.float32), names
 

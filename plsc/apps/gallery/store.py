@@ -40,7 +40,6 @@ CREATE TABLE pictures (
     id INTEGER PRIMARY KEY, person INTEGER NOT NULL REFERENCES people ON DELETE CASCADE,
     vector BLOB NOT NULL);
 CREATE INDEX pictures_of_a_person ON pictures (person);
-CREATE TABLE strangers (name TEXT NOT NULL, vector BLOB NOT NULL);
 """
 _PICTURES = "SELECT name, vector FROM pictures JOIN people ON people.id = person"
 
@@ -137,7 +136,8 @@ class SqliteStore:
         self._all("INSERT OR IGNORE INTO people (name, measures) VALUES (?, ?)", name, measures)
         ((person,),) = self._all("SELECT id FROM people WHERE name = ?", name)
         for vector in vectors:
-            self._all("INSERT INTO pictures (person, vector) VALUES (?, ?)", person, _bytes(vector))
+            data = vector.astype("<f4").tobytes()
+            self._all("INSERT INTO pictures (person, vector) VALUES (?, ?)", person, data)
         self._people = None
 
     def remove(self, name: str) -> bool:
@@ -160,15 +160,6 @@ class SqliteStore:
     def measuring(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the pictures that measure the threshold, float32 [n, D], and whose they are, text [n]."""
         return _columns(self._all(f"{_PICTURES} WHERE measures ORDER BY person, pictures.id"))
-
-    def strangers(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return pictures of people held out from training, float32 [n, D], and whose they are, text [n]."""
-        return _columns(self._all("SELECT name, vector FROM strangers"))
-
-    def set_strangers(self, vectors: np.ndarray, names: Sequence[str]) -> None:
-        """Store the pictures of people held out from training, once."""
-        for name, vector in zip(names, vectors):
-            self._all("INSERT INTO strangers VALUES (?, ?)", name, _bytes(vector))
 
     def _current(self) -> _People:
         with self._lock:
@@ -195,10 +186,6 @@ def _said(path: str | os.PathLike) -> Iterator[None]:
         passes = isinstance(error, (OSError, sqlite3.OperationalError))
         remedy = "nothing was changed" if passes else "it is damaged: take a copy, or build it again"
         raise UserError(f"{shown(path)}: {reason}; {remedy}") from error
-
-
-def _bytes(vector: np.ndarray) -> bytes:
-    return vector.astype("<f4").tobytes()
 
 
 def _columns(rows: Sequence[tuple]) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ distribution", 1975). Twice as many searches are fitted as shall be beyond the t
 those beyond it only the number counts: where somebody has two names, the one comes nearer to the other than
 any tail foresees. Try it:
 
-    tail = fit_tail(cosines, people)
+    tail = fit_tail(cosines, people, met, 0.01)
     tail.threshold(0.01), tail.interval(0.7)
 """
 
@@ -67,18 +67,13 @@ class Tail(NamedTuple):
         return math.floor(1000 * low) / 1000, math.ceil(1000 * high) / 1000
 
 
-def fit_tail(
-    cosines: np.ndarray, people: np.ndarray, fpir: float, met: np.ndarray | None = None
-) -> Tail | None:
-    """Fit the upper tail of strangers' searches; None: there are fewer than LEAST_PEOPLE people.
+def fit_tail(cosines: np.ndarray, people: np.ndarray, met: np.ndarray, fpir: float) -> Tail:
+    """Fit the upper tail of strangers' searches, of LEAST_PEOPLE people or more.
 
-    cosines: float64 [n], with the nearest person of the gallery. people: int64 [n], whose search it was.
-    fpir: the rate that is asked for; the tail begins there at the latest. met: int64 [n], whom each search
-    came nearest to, where people are searched for among themselves: Ann is as near to Bob as Bob to Ann, so
-    the two are one observation.
+    cosines: float64 [n], with the nearest other person. people: int64 [n], whose search it was. met: int64
+    [n], whom each came nearest to: Ann is as near to Bob as Bob to Ann, so the two are one observation. fpir:
+    the rate that is asked for; the tail begins there at the latest.
     """
-    if len(np.unique(people)) < LEAST_PEOPLE:
-        return None
     order = np.argsort(-cosines, kind="stable")
     distances = np.maximum(1 - cosines[order], _NEAREST)
     count = len(distances)
@@ -87,10 +82,8 @@ def fit_tail(
     beyond = min(beyond, fitted // 2)
     edge = float(distances[fitted])
     nearest = order[:fitted]
-    effective = _effective(people[nearest])
-    if met is not None:
-        pairs = np.sort(np.stack([people[nearest], met[nearest]], axis=1))
-        effective = min(effective, _effective(pairs))
+    pairs = np.sort(np.stack([people[nearest], met[nearest]], axis=1))
+    effective = min(_effective(people[nearest]), _effective(pairs))
     logarithms = np.log(edge / distances[:fitted])
     logarithms[:beyond] = logarithms[beyond]  # a censored sample
     # All at the edge: equal pictures. Any exponent would do; this one keeps the threshold finite.

@@ -19,22 +19,16 @@ class Pixels(Network):
 
     finds_faces = False
 
-    def __init__(self, identity="pixels", threshold=0.5, trained=(), held_out=()):
+    def __init__(self, identity="pixels", threshold=0.5, trained=()):
         preprocessing = Preprocessing((3, SIDE, SIDE))
         super().__init__(identity, identity, {"network": "none.onnx"}, preprocessing)
-        self.threshold, self._trained, self._held_out = threshold, trained, held_out
+        self.threshold, self._trained = threshold, trained
 
     def _embed(self, samples):
         return samples.reshape(len(samples), -1).astype(np.float32) - 127.5
 
     def trained_on(self):
         return frozenset(self._trained)
-
-    def held_out(self, most):
-        if not self._held_out:
-            return super().held_out(most)
-        pictures = [picture(name, 0) for name in self._held_out]
-        return self.embed([self.look(each).sample for each in pictures]), [*self._held_out]
 
 
 def picture(name: str, number: int = 0, noise: int = 40) -> bytes:

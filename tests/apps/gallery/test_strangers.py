@@ -7,10 +7,10 @@ from plsc.apps.gallery.strangers import fit_tail, one_of_everybody_first
 
 
 def drawn(people, each, seed, exponent=8.0):
-    """Cosines whose distance from 1 is below d with the probability d ** exponent, and whose search each
-    is."""
+    """Cosines whose distance from 1 is below d with the probability d ** exponent, whose search each is, and
+    that nobody is met twice."""
     distances = np.random.default_rng(seed).uniform(size=people * each) ** (1 / exponent)
-    return 1 - distances, np.repeat(np.arange(people), each)
+    return 1 - distances, np.repeat(np.arange(people), each), people + np.arange(people * each)
 
 
 def test_the_tail_of_many_is_found():
@@ -29,10 +29,10 @@ def test_the_tail_of_many_is_found():
 def test_one_person_under_two_names_is_no_tail():
     """The ten nearest of a thousand searches, however near they are, count as ten that are beyond the
     threshold."""
-    cosines, people = drawn(1000, 1, 0)
+    cosines, people, met = drawn(1000, 1, 0)
     nearer = cosines.copy()
     nearer[np.argsort(-cosines)[:10]] = 0.9999
-    assert fit_tail(nearer, people, 0.01) == fit_tail(cosines, people, 0.01)
+    assert fit_tail(nearer, people, met, 0.01) == fit_tail(cosines, people, met, 0.01)
 
 
 @pytest.mark.parametrize(("people", "each"), [(10, 3), (40, 3), (300, 1)])
@@ -52,9 +52,9 @@ def test_strangers_get_a_name_as_often_as_asked(people, each):
 
 
 def test_fewer_people_give_a_higher_threshold():
-    cosines, people = drawn(1000, 1, 0)
-    few = fit_tail(cosines, people // 50, 0.01)
-    many = fit_tail(cosines, people, 0.01)
+    cosines, people, met = drawn(1000, 1, 0)
+    few = fit_tail(cosines, people // 50, met, 0.01)
+    many = fit_tail(cosines, people, met, 0.01)
     assert few.people < many.people == 10
     assert few.threshold(0.01) > many.threshold(0.01)
     assert few.threshold(0.001) > few.threshold(0.01) > few.threshold(0.1)
@@ -63,20 +63,20 @@ def test_fewer_people_give_a_higher_threshold():
 
 def test_two_who_meet_each_other_are_one_observation():
     """Who are searched for among themselves are as near to each other from both sides."""
-    cosines, people = drawn(200, 1, 0)
+    cosines, people, met = drawn(200, 1, 0)
     cosines = cosines.reshape(-1, 2).max(axis=1).repeat(2)
-    apart = fit_tail(cosines, people, 0.01)
-    linked = fit_tail(cosines, people, 0.01, met=people ^ 1)
+    apart = fit_tail(cosines, people, met, 0.01)
+    linked = fit_tail(cosines, people, people ^ 1, 0.01)
     assert (apart.people, linked.people) == (18, 9)
     assert linked.threshold(0.01) > apart.threshold(0.01)
     assert np.diff(linked.interval(0.5)) > np.diff(apart.interval(0.5))
-    everybody_meets_one = fit_tail(cosines, people, 0.01, met=np.zeros_like(people))
+    everybody_meets_one = fit_tail(cosines, people, np.zeros_like(people), 0.01)
     assert everybody_meets_one.people == 18, "of different pairs"
 
 
 @pytest.mark.parametrize("cosine", [-1.0, 0.3, 1.0])
 def test_equal_cosines_have_a_threshold(cosine):
-    tail = fit_tail(np.full(20, cosine), np.arange(20), 0.01)
+    tail = fit_tail(np.full(20, cosine), np.arange(20), 20 + np.arange(20), 0.01)
     assert cosine - 1e-5 <= tail.threshold(0.01) <= 1 and np.isfinite(tail.interval(cosine)).all()
 
 

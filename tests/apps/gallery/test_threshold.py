@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from plsc.apps.gallery.store import SqliteStore
-from plsc.apps.gallery.threshold import _held_out, _own_people, measure
+from plsc.apps.gallery.strangers import fit_tail
+from plsc.apps.gallery.threshold import measure
 from plsc.utils.vectors import unit_rows
 
 WIDTH = 24
@@ -21,15 +22,10 @@ def drawn(rng, people, pictures, spread=0.4):
 def store_of(tmp_path):
     stores = []
 
-    def store_of(vectors, names=None, strangers=(), measures=None):
-        names = names or [f"p{number}" for number in range(len(vectors))]
-
+    def store_of(vectors, measures=None):
         def fill(store):
-            store.set_facts(network="")
-            for number, (name, pictures) in enumerate(zip(names, vectors)):
-                store.add(name, pictures, measures=measures is None or measures[number])
-            if len(strangers):
-                store.set_strangers(strangers, [f"s{number // 2}" for number in range(len(strangers))])
+            for number, pictures in enumerate(vectors):
+                store.add(f"p{number}", pictures, measures=measures is None or measures[number])
 
         stores.append(SqliteStore.create(tmp_path / f"{len(stores)}.gallery", fill))
         return stores[-1]
@@ -38,40 +34,35 @@ def store_of(tmp_path):
 
 
 def slow_nearest_others(vectors):
-    """For each picture the largest cosine with the mean of another person's pictures, in float64."""
+    """For each picture the largest cosine with the mean of another person's pictures, in float64, and whose
+    mean that is."""
     means = [of_person.astype(np.float64).sum(0) for of_person in vectors]
     found = []
     for person, pictures in enumerate(vectors):
         for picture in pictures:
-            others = [mean @ picture / np.linalg.norm(mean) for n, mean in enumerate(means) if n != person]
+            others = [
+                (mean @ picture / np.linalg.norm(mean), n) for n, mean in enumerate(means) if n != person
+            ]
             found.append(max(others))
-    return np.array(found)
+    return map(np.array, zip(*found))
 
 
 def test_own_people_are_searched_without_themselves(store_of):
     vectors = drawn(np.random.default_rng(0), 30, 3)
-    evidence = _own_people(store_of(vectors), 0.01)
-    slow = np.sort(slow_nearest_others(vectors))[::-1]
-    assert evidence.people == 30
+    cosines, met = slow_nearest_others(vectors)
+    fewer = 1 - 0.99 ** (29 / 30)
+    tail = fit_tail(cosines, np.repeat(np.arange(30), 3), met, fewer)
     # The tail begins where the slow reference has its 20th largest cosine, the next one being its edge.
-    assert 1 - evidence.tail.edge == pytest.approx(slow[20], abs=1e-6)
-    assert evidence.tail.share == 20 / 90
+    assert 1 - tail.edge == pytest.approx(np.sort(cosines)[-21], abs=1e-6) and tail.share == 20 / 90
+    found = measure(store_of(vectors), 0.01, None)
+    assert found.people == 30 and found.cosine == pytest.approx(tail.threshold(fewer), abs=1e-6)
 
 
 def test_people_whom_the_network_was_trained_on_do_not_measure(store_of):
     vectors = drawn(np.random.default_rng(1), 20, 2)
-    assert _own_people(store_of(vectors, measures=[number < 12 for number in range(20)]), 0.01).people == 12
-    assert _own_people(store_of(vectors, measures=[number < 9 for number in range(20)]), 0.01) is None
-
-
-def test_held_out_people_who_are_in_the_gallery_do_not_measure(store_of):
-    rng = np.random.default_rng(2)
-    vectors, strangers = drawn(rng, 5, 2), drawn(rng, 15, 2).reshape(-1, WIDTH)
-    assert _held_out(store_of(vectors, strangers=strangers), 0.01).people == 15
-    names = ["faces/s3", "p1", "p2", "p3", "p4"]  # one by name, one by a picture
-    vectors[1, 0] = vectors[1, 1] = strangers[8]
-    assert _held_out(store_of(vectors, names, strangers), 0.01).people == 13
-    assert _held_out(store_of(vectors), 0.01) is None
+    for count, people, cosine in ((12, 12, None), (9, 0, 0.4)):
+        found = measure(store_of(vectors, measures=[number < count for number in range(20)]), 0.01, 0.4)
+        assert found.people == people and cosine in (None, found.cosine)
 
 
 def test_a_stranger_gets_a_name_as_often_as_was_asked(store_of):
@@ -88,12 +79,3 @@ def test_a_stranger_gets_a_name_as_often_as_was_asked(store_of):
             assert found.low <= rate <= found.high and found.people == 80
     for rate, shares in named.items():
         assert rate / 2 < np.mean(shares) < 2 * rate
-
-
-def test_others_count_where_they_contradict_the_galleries_own(store_of):
-    rng = np.random.default_rng(4)
-    vectors = drawn(rng, 60, 2)
-    alike = unit_rows(drawn(rng, 30, 2).reshape(-1, WIDTH) + 1.5 * vectors[:30].reshape(-1, WIDTH))
-    own = measure(store_of(vectors), 0.01, None)
-    both = measure(store_of(vectors, strangers=alike.astype(np.float32)), 0.01, None)
-    assert both.by == "held out from training" and both.cosine > own.cosine
