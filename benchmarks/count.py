@@ -1,7 +1,7 @@
 """Count a network's parameters, and the multiply-accumulates (MACs) of a forward pass of one image.
 
-Convolutions, linear layers, and layers with a method `products` (such as attention) are counted by forward
-hooks; norms, activations and additions are not, as in the tables of the papers. Try it:
+Convolutions, linear layers and attention are counted by forward hooks; norms, activations and additions are
+not, as in the tables of the papers. Try it:
 
     count(BACKBONES.get("IResNet50")(512), (3, 112, 112))  # Count(parameters=43590848, macs=6309...)
 """
@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import paddle
 from paddle import nn
+
+from plsc.backbones import face_vit
 
 
 class Count(NamedTuple):
@@ -52,4 +54,7 @@ def _macs(layer: nn.Layer, inputs: list[int], output: list[int]) -> int:
         return math.prod(output) * math.prod(layer.weight.shape[1:])
     if isinstance(layer, nn.Linear):
         return math.prod(output) * layer.weight.shape[0]
-    return layer.products(inputs) if hasattr(layer, "products") else 0
+    if isinstance(layer, face_vit._Attention):
+        images, tokens, width = inputs
+        return 2 * images * tokens * tokens * width
+    return 0

@@ -7,7 +7,6 @@ Patches of 9 x 9 become tokens, transformer blocks mix them, and all tokens in a
 layers with batch norms; there is no class token. In training a share of the patches is hidden. Dosovitskiy et
 al., "An Image is Worth 16x16 Words" (2020); An et al., "Partial FC" (2021), section 4, as in InsightFace's
 arcface_torch (vit_t, vit_s, vit_b) and PLSC 2.4 (FaceViT_*_patch9_112), with their names of the layers.
-Single-device code; it knows no ranks. Try it: `plsc train -c configs/ -o Model.name=FaceViT_tiny`.
 """
 
 from __future__ import annotations
@@ -41,11 +40,6 @@ class _Attention(nn.Layer):
 
     def forward(self, x):
         return self.dropout(self.proj(attention(self.qkv(x), HEADS)))
-
-    def products(self, shape: list[int]) -> int:
-        """Count the multiply-accumulates beside those of the linear layers, for benchmarks/count.py."""
-        images, tokens, width = shape
-        return 2 * images * tokens * tokens * width
 
 
 class _Mlp(nn.Layer):
@@ -123,8 +117,7 @@ class FaceViT(nn.Layer):
         if count < 2:
             raise UserError(
                 f"Model.name: FaceViT needs images of at least two patches of {self.side} x {self.side} "
-                "pixels "
-                f"(got {height} x {width})"
+                f"pixels (got {height} x {width})"
             )
         self.kept = max(1, int(count * (1 - mask_ratio))) if mask_ratio else count
         self.patch_embed = _Patches(channels, self.side, self.width)

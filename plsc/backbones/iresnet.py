@@ -7,7 +7,6 @@ Residual blocks that begin with a batch norm and end with one, and no activation
 that keeps the size; four stages that halve it; a fully connected layer between batch norms in place of
 pooling. Deng et al., "ArcFace" (2019), section 3.1, after Han et al., "Deep Pyramidal Residual Networks"
 (2017). Its layers have the names of InsightFace's arcface_torch, whose weights `plsc import` reads.
-Single-device code; it knows no ranks. Try it: `plsc train -c configs/ -o Model.name=IResNet18`.
 """
 
 from __future__ import annotations
@@ -67,8 +66,6 @@ class _Features(nn.BatchNorm1D):
     In training both are applied outside of Paddle's operator, which gives the bias no gradient if the gain
     has none. Without a gain it would read numbers of 16 bits (mixed precision) as float32: it gets float32.
     """
-
-    only_normalises = True  # the kernels may take its place
 
     def __init__(self, width: int):
         super().__init__(width)

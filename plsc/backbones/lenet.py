@@ -5,8 +5,7 @@
 LeCun et al., "Gradient-based learning applied to document recognition" (1998), with the sizes and the ReLUs
 of "Dive into Deep Learning". That network's last layer, 128 -> 10 classes, is the head here: `softmax` with a
 bias, its [10, 128] centres the transpose of the layer's weights. Six tensors of 127,778 numbers and two of
-1,290 are LeNet's eight tensors, 129,068 numbers. Single-device code; it knows no ranks. Try it: `plsc
-train -c configs/fashion_mnist_lenet.yaml`.
+1,290 are LeNet's eight tensors, 129,068 numbers. Try it: `plsc train -c configs/fashion_mnist_lenet.yaml`.
 """
 
 from __future__ import annotations

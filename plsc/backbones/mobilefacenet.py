@@ -6,8 +6,7 @@
 Inverted residuals (1x1 widens, 3x3 depthwise, 1x1 narrows without activation) with PReLU, and a depthwise
 convolution as large as the last map in place of pooling. Chen et al., "MobileFaceNets" (2018), in the variant
 of InsightFace's arcface_torch: its widths, initial weights and `scale`, and its names of the layers, so that
-`plsc import` reads its weights. Single-device code; it knows no ranks. Try it: `plsc train -c configs/ -o
-Model.name=MobileFaceNet`.
+`plsc import` reads its weights.
 """
 
 from __future__ import annotations

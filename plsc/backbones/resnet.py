@@ -6,8 +6,7 @@
 PLSC 0.2's plsc/models/resnet.py builds the blocks, the stem and the fully connected layer of IResNet
 (ResNet100 is IResNet100), not bottlenecks. What differs: a PReLU has one slope for all channels, the batch
 norms an epsilon of 2e-5, the last one a gain that is trained, weights start by the number of outputs, and
-dropout is 0.4. For runs of that time; for new ones take IResNet. Single-device code; it knows no ranks. Try
-it: `plsc train -c configs/ -o Model.name=ResNet50`.
+dropout is 0.4. For runs of that time; for new ones take IResNet.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
     normalises)
 
 A strided convolution opens each stage and residual blocks follow it. There is no PReLU and no depthwise
-convolution: by Paddle's operators for CPUs either costs as much as a full 3x3 convolution. Single-device
-code; it knows no ranks.
+convolution: by Paddle's operators for CPUs either costs as much as a full 3x3 convolution.
 """
 
 from __future__ import annotations

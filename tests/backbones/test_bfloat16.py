@@ -4,7 +4,6 @@ in float32."""
 import numpy as np
 import paddle
 import pytest
-from paddle import nn
 
 from plsc.backbones.face_vit import FaceViT
 from plsc.backbones.layers import (
@@ -17,7 +16,6 @@ from plsc.backbones.layers import (
     enter,
     in_bfloat16,
     leave,
-    normalise,
 )
 from plsc.backbones.layers.transformer import LayerNorm, Linear, add_branch, add_positions, attention
 from plsc.distributed.recompute import recomputing
@@ -252,18 +250,3 @@ def test_recomputed_layers_give_the_same_bits():
         for layers in ((), net.blocks, [*net.blocks, net.patch_embed])
     ]
     assert bits[0] == bits[1] == bits[2]
-
-
-def test_a_norm_that_the_kernels_do_not_know():
-    """By Paddle's operators, in float32."""
-
-    class Own(nn.BatchNorm2D):
-        pass
-
-    norm = nn.BatchNorm2D(6)
-    x, skip = (paddle.to_tensor(randn(4, 3, 3, 6, seed=seed)).astype("bfloat16") for seed in (0, 1))
-    want = normalise(norm, x, nn.ReLU(), skip).astype("float32").numpy()
-    got = normalise(Own(6), x, nn.ReLU(), skip)
-    assert got.dtype == paddle.bfloat16
-    sizes = np.abs(want) + np.abs(skip.astype("float32").numpy()) + 4
-    assert_within(got.astype("float32").numpy(), want, HALF_EPS * sizes)

@@ -85,15 +85,6 @@ def test_the_same_bits_again_and_after_another_batch_size():
     assert_within(fewer, *exact(ours, images[:1]))
 
 
-def test_new_weights_are_taken():
-    """Their copy in oneDNN's layout is made again."""
-    ours, _, images = pair_of_layers(SHAPES[3])
-    run(ours, images)
-    with paddle.no_grad():
-        ours.weight.set_value(ours.weight * 2)
-    assert_within(run(ours, images), *exact(ours, images))
-
-
 def test_pictures_and_gradients_that_are_not_contiguous():
     ours, _, images = pair_of_layers(SHAPES[5])
     wide = paddle.concat([images, images * 3], axis=3)
@@ -120,15 +111,6 @@ def test_without_kernels_it_is_the_twin(monkeypatch):
     assert enter(images) is images
     for got, expected in zip(run(ours, images), run(twin, images)):
         assert got.tobytes() == expected.tobytes()
-
-
-def test_float64_is_the_twin():
-    ours, twin, images = pair_of_layers(SHAPES[1])
-    images = images.astype("float64")
-    ours.to(dtype="float64")
-    twin.to(dtype="float64")
-    for got, expected in zip(run(ours, images), run(twin, images)):
-        assert got.dtype == np.float64 and got.tobytes() == expected.tobytes()
 
 
 def test_pictures_of_other_channels_are_refused():

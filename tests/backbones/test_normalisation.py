@@ -18,6 +18,9 @@ ACTIVE = {
 }
 
 
+KINDS = [*((active, False) for active in ACTIVE), ("none", True), ("relu", True)]
+
+
 @pytest.fixture(autouse=True)
 def kernels(path):  # noqa: F811
     """Run each test at each instruction set; "plain" is Paddle's layers on [N, C, H, W]."""
@@ -98,8 +101,7 @@ def reference(make, arrays, half_eps=0.0):
     return want, bound
 
 
-@pytest.mark.parametrize("active", ACTIVE)
-@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("active, skip", KINDS)
 @pytest.mark.parametrize(
     "shape", [(2, 3, 5, 7), (8, 16, 6, 6), (4, 130, 3, 3), (2, 64, 2, 2), (3, 300, 9, 9)]
 )
@@ -109,16 +111,13 @@ def test_against_paddle(kernels, two_threads, active, skip, shape):  # noqa: F81
     assert_within(run(*make(), arrays, last=kernels != "plain"), *reference(make, arrays))
 
 
-@pytest.mark.parametrize("active", ACTIVE)
-@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("active, skip", KINDS)
 @pytest.mark.parametrize("shape", [(2, 3, 5, 7), (8, 16, 6, 6), (4, 130, 3, 3)])
 def test_pictures_of_bfloat16(kernels, two_threads, active, skip, shape):  # noqa: F811
     """Computed in float32: what is written is rounded once, and so is the gradient of a sum on its way to
     that of x."""
     if kernels == "plain":
         pytest.skip("Paddle has no such operators for CPUs")
-    if skip and active in ("prelu", "one slope"):
-        pytest.skip("no network has it: it is computed by Paddle's operators, in float32")
     arrays = [
         None if array is None else paddle.to_tensor(array).astype("bfloat16").astype("float32").numpy()
         for array in draw(shape, skip)
@@ -151,8 +150,7 @@ def test_rows_without_pixels(kernels, active, samples, size):
     assert_within(run(*make(), arrays, last=False), want, bound)
 
 
-@pytest.mark.parametrize("active", ["relu", "prelu"])
-@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("active, skip", [("relu", False), ("relu", True), ("prelu", False)])
 def test_frozen_statistics(kernels, active, skip):
     arrays = draw((4, 20, 5, 5), skip)
 
@@ -220,24 +218,6 @@ def test_a_nan_stays_in_its_channel(kernels):
     y, dx, *_ = run(*layers("relu", 6), arrays, last=kernels != "plain")
     assert np.isnan(y[:, 2]).all() and np.isnan(dx[:, 2]).all()
     assert np.isfinite(np.delete(y, 2, axis=1)).all() and np.isfinite(np.delete(dx, 2, axis=1)).all()
-
-
-@pytest.mark.parametrize("norm", [nn.BatchNorm2D, nn.InstanceNorm2D])
-def test_layers_that_the_kernels_do_not_know_run_by_themselves(kernels, norm):
-    """Here one by the running statistics in training, and one that is another layer."""
-    last = kernels != "plain"
-    arrays = draw((4, 6, 1, 1), skip=True)
-    options = {"use_global_stats": True} if norm is nn.BatchNorm2D else {}
-
-    def output(*arrays, last=False):
-        x, skip = (paddle.to_tensor(np.moveaxis(a, 1, -1).copy() if last else a) for a in arrays)
-        layer, active = norm(6, **options), nn.PReLU(6)
-        for each in (layer, active):
-            each.to(dtype=str(arrays[0].dtype))
-        y = normalise(layer, x, active, skip).numpy()
-        return np.moveaxis(y, -1, 1) if last else y
-
-    assert_within(output(*arrays[:2], last=last), *perturbed(output, *arrays[:2], terms=4))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -39,13 +39,3 @@ def test_as_many_blocks_as_widths(blocks):
     assert str(raised.value) == (
         f"Model.blocks: must have one number per stage, 2 as Model.widths has (got {blocks})"
     )
-
-
-def test_every_parameter_gets_a_gradient_and_an_image_its_own_embedding():
-    net = build(image_shape=(1, 16, 16))
-    embeddings = net(paddle.randn([4, 1, 16, 16]))
-    assert len(np.unique(embeddings.numpy(), axis=0)) == 4
-    (embeddings * paddle.randn([4, 8])).sum().backward()
-    for name, parameter in net.named_parameters():
-        if not parameter.stop_gradient:
-            assert np.abs(parameter.grad.numpy()).max() > 0, name

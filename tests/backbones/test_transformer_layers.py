@@ -118,12 +118,6 @@ def test_positions(monkeypatch):
     )
 
 
-def test_inputs_that_are_no_dense_arrays(monkeypatch):
-    layer = Linear(6, 8)
-    across = lambda x: layer(x.transpose([0, 2, 1])).transpose([2, 0, 1])
-    assert_as_twin(monkeypatch, across, [paddle.randn([4, 6, 5])], layer)
-
-
 def test_frozen_parameters_get_no_gradient():
     linear, norm = Linear(6, 6), LayerNorm(6)
     for parameter in (linear.weight, norm.bias):

@@ -85,7 +85,6 @@ class Dropout(nn.Dropout):
     """
 
     def __init__(self, p: float = 0.5, axis: int | None = None):
-        assert axis in (None, 0)
         super().__init__(p, axis=axis)
 
     def forward(self, x):

@@ -51,7 +51,7 @@ def by_onednn(x: paddle.Tensor) -> bool:
 
 def enter(images_BCHW: paddle.Tensor) -> paddle.Tensor:
     """Turn float32 images into the layout of the layers that follow, and into their dtype."""
-    return run(_Enter, images_BCHW, _entered.get()) if by_onednn(images_BCHW) else images_BCHW
+    return run(_Turn, images_BCHW, True, _entered.get()) if by_onednn(images_BCHW) else images_BCHW
 
 
 def leave(x: paddle.Tensor) -> paddle.Tensor:
@@ -59,7 +59,7 @@ def leave(x: paddle.Tensor) -> paddle.Tensor:
     if not by_onednn(x):
         return x
     if x.ndim == 4:
-        return run(_Leave, x)
+        return run(_Turn, x, False, paddle.float32)
     return x if x.dtype == paddle.float32 else x.astype("float32")
 
 
@@ -103,41 +103,26 @@ def _turn(shape: tuple[int, ...], last: bool, source: int, target: int) -> onedn
     return onednn.Operation("reorder", arrays, [onednn.SRC, onednn.DST])
 
 
-def _to_last(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
-    samples, channels, height, width = x.shape
-    out = empty([samples, height, width, channels], dtype)
-    turn = _turn((samples, channels, height, width), True, number(x), number(out))
+def _turned(x: paddle.Tensor, last: bool, dtype: paddle.dtype) -> paddle.Tensor:
+    samples, *sides = x.shape
+    shape = [samples, *sides[1:], sides[0]] if last else [samples, sides[2], *sides[:2]]
+    out = empty(shape, dtype)
+    turn = _turn(tuple(x.shape if last else shape), last, number(x), number(out))
     turn(dense(x).data_ptr(), out.data_ptr())
     return out
 
 
-def _to_first(x: paddle.Tensor) -> paddle.Tensor:
-    samples, height, width, channels = x.shape
-    out = empty([samples, channels, height, width])
-    turn = _turn((samples, channels, height, width), False, number(x), number(out))
-    turn(dense(x).data_ptr(), out.data_ptr())
-    return out
+class _Turn(PyLayer):
+    """Turns pictures to [N, H, W, C] if `last`, else to [N, C, H, W], of a dtype."""
 
-
-class _Enter(PyLayer):
     @staticmethod
-    def forward(ctx, x, dtype):
-        return _to_last(x, dtype)
+    def forward(ctx, x, last, dtype):
+        ctx.back = not last, x.dtype
+        return _turned(x, last, dtype)
 
     @staticmethod
     def backward(ctx, grad):
-        return _to_first(grad)
-
-
-class _Leave(PyLayer):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.dtype = x.dtype
-        return _to_first(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return _to_last(grad, ctx.dtype)
+        return _turned(grad, *ctx.back)
 
 
 def dense(x: paddle.Tensor) -> paddle.Tensor:

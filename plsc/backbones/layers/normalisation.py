@@ -20,7 +20,6 @@ from plsc.backbones.layers.layout import by_onednn, dense, empty, run
 from plsc.native import library
 
 _NONE, _RELU, _PRELU = range(3)  # as norm.cpp numbers them
-_NORMS = (nn.BatchNorm1D, nn.BatchNorm2D)
 
 
 def normalise(
@@ -29,25 +28,17 @@ def normalise(
     """Run a batch norm layer on x, add `skip`, and run an activation layer.
 
     Args:
-        norm: a layer of any class that normalises channels.
+        norm: batch norm of channels, by its own statistics or in evaluation by the running ones.
         x: pictures in the layout of layers (see plsc.backbones.layers.layout), or [N, C].
         active: nn.ReLU, nn.PReLU or None.
-        skip: of x's shape.
+        skip: of x's shape; not with nn.PReLU, since the kernel finds z's sign in that of y.
     """
-    if not by_onednn(x):
-        return _apart(norm, x, active, skip)
-    if _can_fuse(norm, active, skip):
+    if by_onednn(x):
         slope = active._weight if isinstance(active, nn.PReLU) else None
         kind = _NONE if active is None else _RELU if slope is None else _PRELU
         return run(_Normalise, x, skip, norm.weight, norm.bias, slope, norm, kind)
-    if x.ndim == 2:
-        return _apart(norm, x, active, skip)
-    if _is_half(x):  # Paddle has no such operators of bfloat16 for CPUs
-        skip = None if skip is None else skip.astype("float32")
-        return normalise(norm, x.astype("float32"), active, skip).astype("bfloat16")
-    pixels = [-1, x.shape[-1], 1, 1]  # each a picture of its own, which is the same in either layout
-    skip = None if skip is None else skip.reshape(pixels)
-    return _apart(norm, x.reshape(pixels), active, skip).reshape(x.shape)
+    y = norm(x) if skip is None else norm(x) + skip
+    return y if active is None else active(y)
 
 
 def normalise_beside(norm: nn.Layer, x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
@@ -57,24 +48,9 @@ def normalise_beside(norm: nn.Layer, x: paddle.Tensor) -> tuple[paddle.Tensor, p
     The backward pass adds the two gradients of x in the norm's own loop, in place of a pass of their own over
     memory.
     """
-    if by_onednn(x) and _can_fuse(norm, None, None):
+    if by_onednn(x):
         return run(_Normalise, x, None, norm.weight, norm.bias, None, norm, _NONE, True)
     return normalise(norm, x), x
-
-
-def _apart(norm, x, active, skip):
-    y = norm(x)
-    if skip is not None:
-        y = y + skip
-    return y if active is None else active(y)
-
-
-def _can_fuse(norm, active, skip) -> bool:
-    """Say whether the kernel does the same: it finds z's sign in that of y, and slopes may be negative."""
-    if isinstance(active, nn.PReLU) and skip is not None:
-        return False
-    known = type(norm) in _NORMS or getattr(norm, "only_normalises", False)
-    return known and norm._use_global_stats is None
 
 
 class _Normalise(PyLayer):
