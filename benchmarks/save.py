@@ -25,7 +25,7 @@ from benchmarks.measure import reset_resident_peak, resident_bytes
 from plsc.checkpoint import store
 from plsc.checkpoint.tensorfile import Rows, layout
 from plsc.errors import UserError
-from plsc.heads.banks import BANKS, Bank, build_bank
+from plsc.heads.banks import Bank, build_bank
 from plsc.heads.optimizer import Momentum
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.preprocessing import Preprocessing
@@ -37,7 +37,7 @@ _ROWS = 65_536  # filled at a time
 def add_arguments(part: argparse.ArgumentParser) -> None:
     part.add_argument("--classes", type=int, default=1_000_000)
     part.add_argument("--dim", type=int, default=512, help="embedding size")
-    part.add_argument("--bank", choices=[*BANKS, "disk"], default="device", help="Head.bank")
+    part.add_argument("--bank", choices=["device", "host", "disk"], default="device", help="Head.bank")
     part.add_argument(
         "--bank-dtype", choices=["float32", "bfloat16"], default="float32", help="not on the device"
     )

@@ -1,7 +1,7 @@
 """Compute a shard's logits, their maxima and sums, and all gradients, by one of two equivalent backends.
 
     N samples   D embedding size   K classes of the step, b of them in a block   J sub-centres
-    P targets in this shard
+    P samples whose class is in this shard
 
 `PaddleBackend` uses Paddle's ops, on any device and with any margin. `KernelBackend` does the same on CPUs in
 two calls of plsc/native/heads, several times faster, where the margin does not change the other logits, in
@@ -11,7 +11,6 @@ backward pass needs, and writes the gradients of the rows to the bank.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,11 +19,12 @@ from paddle import _C_ops
 
 from plsc import distributed
 from plsc import native as kernels
-from plsc.distributed.device import on_device
+from plsc.distributed.device import on_device, to_device
 from plsc.heads.banks.bank import Bank
-from plsc.heads.blocks import Block, Similarity, TargetRows, count_up, plan_blocks, rounded
+from plsc.heads.blocks import Block, TargetRows, count_up, plan_blocks, rounded
 from plsc.heads.sampling import DrawAhead
 from plsc.heads.spec import HeadSpec
+from plsc.native.heads import rows as row_kernels
 from plsc.native.heads import softmax
 from plsc.utils.tensors import tensor_of
 
@@ -53,13 +53,24 @@ class Workspace:
 
 @dataclass(frozen=True)
 class HeadMemory:
-    """What a head keeps between its steps: centres, how they are compared with samples, classes drawn ahead,
-    and memory."""
+    """What a head keeps between its steps: centres, classes drawn ahead, and memory."""
 
     bank: Bank
-    similarity: Similarity
     drawing: DrawAhead
     workspace: Workspace = field(default_factory=Workspace)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the N samples' classes are in this shard.
+
+    row_P: the samples whose class is in it, in the order of their classes. column_P: these classes, as the
+    bank's selected rows are counted. owned_N: 1 of these samples, 0 of the others, on the device.
+    """
+
+    row_P: np.ndarray
+    column_P: np.ndarray
+    owned_N: paddle.Tensor
 
 
 def takes_kernels(spec: HeadSpec, bank: Bank, inspected: bool) -> bool:
@@ -74,7 +85,7 @@ def takes_kernels(spec: HeadSpec, bank: Bank, inspected: bool) -> bool:
         and bank.selected > 0
         and not inspected
         and spec.sub_centres == 1
-        and not (spec.margin and spec.margin.has_others)
+        and not spec.changes_others
         and bank.host_rows("centres") is not None
     )
 
@@ -83,43 +94,42 @@ class KernelBackend:
     """Runs compiled kernels on the bank's own memory.
 
     Args:
-        scaled_ND: the samples times the head's scale. row_P: those whose class is in the shard. column_P:
-            their classes, rising, as the bank's selected rows are counted.
+        x_ND: the samples. scaled_ND: times the head's scale. places: of their classes.
+
+    Attributes: plain_N, the samples' similarities with their own classes; 0 of a class in another shard.
     """
 
     def __init__(
         self,
         spec: HeadSpec,
         memory: HeadMemory,
+        x_ND: paddle.Tensor,
         scaled_ND: paddle.Tensor,
-        row_P: np.ndarray,
-        column_P: np.ndarray,
+        places: Places,
     ):
         self.spec = spec
         self.bank = memory.bank
         self.workspace = memory.workspace
-        self._row_P = row_P
-        samples = len(scaled_ND)
-        numbers = samples * self.bank.selected
-        dtype = softmax.kept_dtype(spec.compute_dtype == "bfloat16")
-        fits = dtype.itemsize * numbers <= spec.logits_budget
-        self.exps = memory.workspace.take(numbers, dtype) if fits else None
-        exps_KN = None if self.exps is None else self.exps[:numbers].reshape(self.bank.selected, samples)
+        self._row_P = row_P = places.row_P
+        cosine = spec.margin is not None
         rows_SD, index_K = self.bank.host_rows("centres")
         bias_S = self.bank.host_rows("bias")[0] if self.bank.bias else None
-        problem = softmax.Problem(
-            scaled_ND,
-            rows_SD,
-            bias_S,
-            index_K,
-            column_P,
-            row_P,
-            cosine=spec.margin is not None,
-            bfloat16=spec.compute_dtype == "bfloat16",
-        )
-        self._softmax = softmax.Softmax(problem, exps_KN)
+        class_P = places.column_P if index_K is None else index_K[places.column_P]
+        plain_N = np.zeros(len(x_ND), np.float32)
+        plain_N[row_P] = row_kernels.pair_products(x_ND, row_P, rows_SD, class_P, cosine)
+        if self.bank.bias:
+            plain_N[row_P] += self.bank.gather("bias", tensor_of(places.column_P)).numpy()
+        self.plain_N = tensor_of(plain_N)
+        numbers = len(x_ND) * self.bank.selected
+        bfloat16 = spec.compute_dtype == "bfloat16"
+        dtype = softmax.kept_dtype(bfloat16)
+        fits = dtype.itemsize * numbers <= spec.logits_budget
+        self.exps = memory.workspace.take(numbers, dtype) if fits else None
+        exps_KN = None if self.exps is None else self.exps[:numbers].reshape(self.bank.selected, -1)
+        arrays = scaled_ND, rows_SD, bias_S, index_K, places.column_P, row_P, exps_KN
+        self._softmax = softmax.Softmax(*arrays, cosine=cosine, bfloat16=bfloat16)
 
-    def forward(self) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    def forward(self, cosines: None) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         max_bN, sum_bN = self._softmax.forward()
         max_N = max_bN.max(axis=0)
         sum_N = tensor_of((sum_bN * np.exp(max_bN - max_N)).sum(axis=0))
@@ -149,57 +159,53 @@ class PaddleBackend:
     the softmax.
 
     Args:
-        scaled_ND: the samples times the head's scale. own: their classes' rows; None: the shard has no class.
-            owned_N: 1 of the samples whose class is in the shard, else 0.
-        cosines: of each sample with its class, without and with margin [N, 1], for a margin that changes the
-            other logits. most: the samples that blocks are planned for.
+        x_ND: the samples. scaled_ND: times the head's scale. places: of their classes.
+
+    Attributes: plain_N, the samples' similarities with their own classes, any number of a class in another
+    shard; None: the shard has no class.
     """
 
     def __init__(
         self,
         spec: HeadSpec,
         memory: HeadMemory,
+        x_ND: paddle.Tensor,
         scaled_ND: paddle.Tensor,
-        own: TargetRows | None,
-        owned_N: paddle.Tensor,
-        cosines: tuple[paddle.Tensor, paddle.Tensor] | None,
-        most: int,
+        places: Places,
     ):
-        self.similarity = memory.similarity
-        self._own = own
-        self._owned_N = owned_N
-        self._cosines = cosines
         self.spec = spec
-        self.margin = spec.margin
         self.bank = memory.bank
-        self.hooked = self.margin is not None and self.margin.has_others
-        block, fits = plan_blocks(
-            most,
-            self.bank.selected,
-            self.bank.width,
-            spec.sub_centres,
-            spec.logits_budget,
-            spec.compute_dtype,
-        )
-        self.spans = [
-            (start, min(start + block, self.bank.selected)) for start in range(0, self.bank.selected, block)
-        ]
+        selected = self.bank.selected
+        column_N = np.zeros(len(x_ND), np.int64)
+        column_N[places.row_P] = places.column_P
+        self._own = TargetRows(spec, self.bank, x_ND, to_device(column_N)) if selected else None
+        self.plain_N = self._own and self._own.plain_N
+        self._owned_N = places.owned_N
+        sizes = len(x_ND), selected, self.bank.width, spec.sub_centres
+        block, fits = plan_blocks(*sizes, spec.logits_budget, spec.compute_dtype)
+        self.spans = [(start, min(start + block, selected)) for start in range(0, selected, block)]
         keeps = fits and spec.sub_centres == 1
         self._kept: list[tuple[Block, paddle.Tensor]] | None = [] if keeps else None
         self._shares: list[tuple[paddle.Tensor, paddle.Tensor]] = []  # maximum and sum of each block, [N]
         self._x_ND = rounded(scaled_ND, spec.compute_dtype)
 
-    def forward(self) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    def forward(
+        self, cosines: tuple[paddle.Tensor, paddle.Tensor] | None
+    ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         """Compute three numbers of each sample over the shard's sampled logits but its target, [N] each:
-        their maximum, their maximum before the margin's hook, and the sum of exp(logit - maximum)."""
+        their maximum, their maximum before they are changed, and the sum of exp(logit - maximum).
+
+        cosines: of each sample with its class, without and with margin [N, 1], for a margin that changes the
+        other logits.
+        """
+        self._cosines = cosines
         samples = len(self._x_ND)
         if not self.spans:
             lowest_N = paddle.full([samples], LOWEST)
             return lowest_N, lowest_N, paddle.zeros([samples])
         plain = []
         for span in self.spans:
-            block = self._block(*span)
-            logit_Nb, plain_Nb, slope_Nb, nearest_NbJ = self._logits(block)
+            block, logit_Nb, plain_Nb, slope_Nb, nearest_NbJ = self._logits(*span)
             max_N = logit_Nb.max(axis=1)
             plain.append(max_N if plain_Nb is None else plain_Nb.max(axis=1))
             _C_ops.softmax_(logit_Nb, 1)
@@ -217,36 +223,36 @@ class PaddleBackend:
     def logits(self) -> paddle.Tensor:
         """Compute the scaled logits of all classes, [N, S], the samples' own far below all others; for small
         problems."""
-        return self._logits(self._block(0, self.bank.selected))[0]
+        return self._logits(0, self.bank.selected)[1]
 
-    def _block(self, start: int, stop: int) -> Block:
-        return Block(self.similarity, start, stop, self.spec.compute_dtype)
-
-    def _logits(self, block: Block) -> tuple[paddle.Tensor, ...]:
-        """Compute a block's scaled logits [N, b], targets at LOWEST; the same before the margin's hook and
-        the hook's slopes [N, b], None where there is no hook; the nearest sub-centres [N, b, J] or None."""
+    def _logits(self, start: int, stop: int) -> tuple:
+        """Compute a block and its scaled logits [N, b], targets at LOWEST; the same before they are changed
+        and the slopes of the change [N, b], None where there is none; the nearest sub-centres [N, b, J] or
+        None."""
+        block = Block(self.spec, self.bank, start, stop, self.spec.compute_dtype)
         logit_Nb, nearest_NbJ = block.logits(self._x_ND)
-        self._leave_out(logit_Nb, block.start, block.stop)
-        if not self.hooked:
-            return logit_Nb, None, None, nearest_NbJ
-        cos_Nb, slope_Nb = self.margin.others(logit_Nb / self.spec.scale, *self._cosines)
-        return cos_Nb * self.spec.scale, logit_Nb, slope_Nb, nearest_NbJ
+        self._leave_out(logit_Nb, start, stop)
+        if not self.spec.changes_others:
+            return block, logit_Nb, None, None, nearest_NbJ
+        plain_Nb = changed_Nb = logit_Nb / self.spec.scale
+        slope_Nb = None
+        if self.spec.margin.has_others:
+            changed_Nb, slope_Nb = self.spec.margin.others(plain_Nb, *self._cosines)
+        if self.spec.filter_above is not None:
+            stays_Nb = (plain_Nb <= self.spec.filter_above).astype("float32")
+            changed_Nb = changed_Nb * stays_Nb
+            slope_Nb = stays_Nb if slope_Nb is None else slope_Nb * stays_Nb
+        return block, changed_Nb * self.spec.scale, logit_Nb, slope_Nb, nearest_NbJ
 
     def _leave_out(self, logit_Nb: paddle.Tensor, start: int, stop: int) -> None:
-        """Add LOWEST to the logits that take no part in the sum, in place: of the samples' own classes, which
-        may exceed the normaliser that holds the target with margin, and of unused rows."""
-        sample_N = count_up(len(logit_Nb))
+        """Add LOWEST to the logits of the samples' own classes, in place: they take no part in the sum, since
+        they may exceed the normaliser that holds the target with margin."""
         own_N = self._owned_N
         column_N = self._own.column_N
         if (start, stop) != (0, self.bank.selected):
             own_N = own_N * ((start <= column_N) & (column_N < stop)).astype("float32")
             column_N = (column_N - start).clip(0, stop - start - 1)
-        _C_ops.index_put_(logit_Nb, [sample_N, column_N], own_N * LOWEST, True)
-        used = max(0, self.bank.used - start)
-        if used < stop - start:
-            column_u = count_up(stop - start)[used:]
-            indices = [sample_N.unsqueeze(1), column_u.unsqueeze(0)]
-            _C_ops.index_put_(logit_Nb, indices, paddle.full([1], LOWEST), True)
+        _C_ops.index_put_(logit_Nb, [count_up(len(logit_Nb)), column_N], own_N * LOWEST, True)
 
     def _weights(self, block: Block, softmax_Nb, slope_Nb, nearest_NbJ) -> paddle.Tensor:
         if slope_Nb is not None:
@@ -282,32 +288,24 @@ class PaddleBackend:
                 by_bias = paddle.matmul(share_N1 * factor, weight_Nb.astype("float32"), transpose_x=True)
                 self.bank.set_gradient("bias", block.start, block.stop, by_bias.flatten())
         self._kept = None
-        self._add_targets("centres", by_row_ND)
+        # Each of the samples of one class gets their sum, so that nothing depends on the order of a GPU.
+        column_N = self._own.column_N
+        same_NN = (column_N.unsqueeze(1) == column_N.unsqueeze(0)).astype("float32")
+        self.bank.add_gradient("centres", column_N, paddle.matmul(same_NN, by_row_ND))
         if self.bank.bias:
-            self._add_targets("bias", dtarget_N * factor)
+            self.bank.add_gradient("bias", column_N, paddle.matmul(same_NN, dtarget_N * factor))
         if not self.spec.sharded:
             for grad in self.bank.gradients().values():
                 distributed.all_reduce(grad)
         return grad_ND
 
     def _probabilities(self, number: int) -> tuple[Block, paddle.Tensor]:
-        """Return the softmax of block `number` times the hook's slopes, [N, b], 0 at the targets."""
+        """Return the softmax of block `number` times the slopes of what changes the logits, [N, b], 0 at the
+        targets."""
         if self._kept is not None:
             kept = self._kept[number]
             self._kept[number] = None
             return kept
-        block = self._block(*self.spans[number])
-        logit_Nb, _, slope_Nb, nearest_NbJ = self._logits(block)
+        block, logit_Nb, _, slope_Nb, nearest_NbJ = self._logits(*self.spans[number])
         _C_ops.softmax_(logit_Nb, 1)
         return block, self._weights(block, logit_Nb, slope_Nb, nearest_NbJ)
-
-    def _add_targets(self, name: str, part_N: paddle.Tensor) -> None:
-        """Add the samples' gradients by their own rows to the bank's. Each of the samples of one class has
-        their sum, so that the result does not depend on the order of a GPU."""
-        self.bank.add_gradient(name, self._own.column_N, paddle.matmul(self._same_class, part_N))
-
-    @functools.cached_property
-    def _same_class(self) -> paddle.Tensor:
-        """[N, N]: 1 where two samples have the same class, else 0."""
-        column_N = self._own.column_N
-        return (column_N.unsqueeze(1) == column_N.unsqueeze(0)).astype("float32")

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
 import paddle
+import paddle.nn.functional as F
 from paddle import _C_ops
 
 from plsc import native as kernels
 from plsc.distributed.device import asynchronous, on_device
 from plsc.heads.banks.bank import Bank
+from plsc.heads.spec import HeadSpec
 from plsc.native.heads import rows as row_kernels
-from plsc.utils.tensors import tensor_of
 
 _CACHED_ROWS = 4096  # a block of this many classes stays in a processor's cache between its passes
 # Added to the squared length of a row, so that one of length 0 has a quotient: far below any other.
@@ -51,32 +51,6 @@ def plan_blocks(
     return max(1, min(num_classes, most, block)), keep
 
 
-def inverse(x: paddle.Tensor) -> paddle.Tensor:
-    """Compute 1 / x, and 0 for 0."""
-    return paddle.where(x > 0, 1.0 / x, x)
-
-
-def unit_rows(x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Divide the rows of `x` [n, D] by their length -> unit rows, and 1 / length [n, 1]. A zero row stays
-    zero, and so does its gradient: it has no direction."""
-    if x.place.is_cpu_place() and kernels.library():
-        unit, scale = paddle.empty_like(x), paddle.empty([len(x), 1])
-        row_kernels.unit_rows(x, unit, scale)
-        return unit, scale
-    scale = inverse((x * x).sum(axis=1, keepdim=True).sqrt())
-    return x * scale, scale
-
-
-def unit_rows_gradient(grad: paddle.Tensor, unit: paddle.Tensor, scale: paddle.Tensor) -> paddle.Tensor:
-    """Turn a gradient by the unit rows [n, D] into the gradient by the rows themselves. scale: 1 / length,
-    [n, 1]."""
-    if grad.place.is_cpu_place() and kernels.library():
-        turned = paddle.empty_like(grad)
-        row_kernels.turn_units(grad, unit, scale, turned)
-        return turned
-    return (grad - (grad * unit).sum(axis=1, keepdim=True) * unit).multiply_(scale)
-
-
 def rounded(x: paddle.Tensor, dtype: str) -> paddle.Tensor:
     """Round a float32 matrix to "float32" or "bfloat16"."""
     return x if dtype == "float32" else x.astype(dtype)
@@ -99,47 +73,48 @@ def product(
 
 class Rows:
     """Rows of a bank [n, D] as a step compares with them, at length 1 or as they are, and the way back from a
-    gradient by them. A row of length 0 stays 0, and so does its gradient.
+    gradient by them. A row of length 0 stays 0, and so does its gradient: it has no direction.
 
     Args:
         rows: of the bank. cosine: whether they are taken at length 1.
-        zeros: whether some of them may have length 0.
 
     Attributes: values, the rows [n, D].
     """
 
-    def __init__(self, rows: paddle.Tensor, cosine: bool, zeros: bool):
-        self._zeros = zeros
+    def __init__(self, rows: paddle.Tensor, cosine: bool):
+        self.values = rows
         self._norm = None
         self._inverse = None
         if not cosine:
-            self.values = rows
-        elif rows.place.is_cpu_place() and kernels.library():
-            self.values, self._inverse = unit_rows(rows)
-        else:
-            # Paddle's op does in one pass what would take three, and its gradient in one what would take
-            # five.
-            self._rows = rows.detach()
-            self._rows.stop_gradient = False
-            with paddle.enable_grad():
-                self.values, self._norm = _C_ops.norm(self._rows, 1, _TINY, False)
+            return
+        if rows.place.is_cpu_place() and kernels.library():
+            self.values, self._inverse = paddle.empty_like(rows), paddle.empty([len(rows), 1])
+            row_kernels.unit_rows(rows, self.values, self._inverse)
+            return
+        # Paddle's op does in one pass what would take three, and its gradient in one what would take five.
+        self._rows = rows.detach()
+        self._rows.stop_gradient = False
+        with paddle.enable_grad():
+            self.values, self._norm = _C_ops.norm(self._rows, 1, _TINY, False)
 
-    @property
+    @functools.cached_property
     def length(self) -> paddle.Tensor:
         """The rows' lengths before they were divided by them, [n]; next to 0 for a row of zeros."""
-        return inverse(self._inverse).flatten() if self._norm is None else self._norm.flatten().detach()
+        if self._norm is not None:
+            return self._norm.flatten().detach()
+        return paddle.where(self._inverse > 0, 1.0 / self._inverse, self._inverse).flatten()
 
     def gradient(self, grad: paddle.Tensor) -> paddle.Tensor:
         """Turn a gradient by `values` into that by the rows. It can be called once."""
         if self._inverse is not None:
-            return unit_rows_gradient(grad, self.values, self._inverse)
+            turned = paddle.empty_like(grad)
+            row_kernels.turn_units(grad, self.values, self._inverse, turned)
+            return turned
         if self._norm is None:
             return grad
         paddle.autograd.backward([self.values], [grad])
-        turned = self._rows.grad
-        if self._zeros:  # 0 up to twice the length that a row of zeros has, 1 from three times on
-            turned.multiply_(paddle.scale(self._norm, _TINY**-0.5, -2.0).clip(0.0, 1.0))
-        return turned
+        # 0 up to twice the length that a row of zeros has, 1 from three times on
+        return self._rows.grad.multiply_(paddle.scale(self._norm, _TINY**-0.5, -2.0).clip(0.0, 1.0))
 
 
 class Block:
@@ -149,16 +124,16 @@ class Block:
     dtype: to which the three matrix products round what they multiply.
     """
 
-    def __init__(self, similarity: Similarity, start: int, stop: int, dtype: str = "float32"):
-        self.bank = similarity.bank
-        self.sub_centres = similarity.sub_centres
+    def __init__(self, spec: HeadSpec, bank: Bank, start: int, stop: int, dtype: str):
+        self.bank = bank
+        self.sub_centres = spec.sub_centres
         self.start = start
         self.stop = stop
         self.dtype = dtype
-        centres = self.bank.rows("centres", start, stop)
-        if self.sub_centres > 1:
-            centres = centres.reshape([(stop - start) * self.sub_centres, -1])
-        self.rows = Rows(centres, similarity.cosine, self.bank.has_zeros)
+        centres = bank.rows("centres", start, stop)
+        if spec.sub_centres > 1:
+            centres = centres.reshape([(stop - start) * spec.sub_centres, -1])
+        self.rows = Rows(centres, spec.margin is not None)
         self.rounded = rounded(self.rows.values, dtype)
 
     def logits(self, x_ND: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor | None]:
@@ -167,7 +142,7 @@ class Block:
         logit = product(x_ND, self.rounded, transpose_b=True)
         if self.sub_centres > 1:
             logit_NbJ = logit.reshape([len(logit), self.stop - self.start, self.sub_centres])
-            nearest_NbJ = paddle.nn.functional.one_hot(logit_NbJ.argmax(axis=2), self.sub_centres)
+            nearest_NbJ = F.one_hot(logit_NbJ.argmax(axis=2), self.sub_centres)
             return logit_NbJ.max(axis=2), nearest_NbJ
         if self.bank.bias:
             logit.add_(self.bank.rows("bias", self.start, self.stop))
@@ -193,52 +168,25 @@ class Block:
         return product(weight_Nb, self.rounded).multiply_(share_N1), grad
 
 
-class Similarity:
-    """Compares embeddings with the selected rows of a bank, by inner products (plus bias) or cosines."""
-
-    def __init__(self, bank: Bank, cosine: bool, sub_centres: int):
-        self.bank = bank
-        self.cosine = cosine
-        self.sub_centres = sub_centres
-
-    def logits(self, x_ND: paddle.Tensor, start: int, stop: int) -> paddle.Tensor:
-        """Compare x with selected rows [start, stop) -> similarities [N, b]."""
-        return Block(self, start, stop).logits(x_ND)[0]
-
-    def host_targets(self, x_ND: paddle.Tensor, row_P: np.ndarray, column_P: np.ndarray) -> paddle.Tensor:
-        """Compare these rows of x with their own classes by a kernel, in host memory -> [N], 0 of other
-        rows."""
-        rows_SD, index_K = self.bank.host_rows("centres")
-        class_P = column_P if index_K is None else index_K[column_P]
-        plain_N = np.zeros(len(x_ND), np.float32)
-        plain_N[row_P] = row_kernels.pair_products(x_ND, row_P, rows_SD, class_P, self.cosine)
-        if self.bank.bias:
-            plain_N[row_P] += self.bank.gather("bias", tensor_of(column_P)).numpy()
-        return tensor_of(plain_N)
-
-
 class TargetRows:
     """Compares each sample with one class, its own: the selected row of number column_N.
 
     Attributes: column_N; plain_N, the similarities.
     """
 
-    def __init__(self, similarity: Similarity, x_ND: paddle.Tensor, column_N: paddle.Tensor):
-        bank = similarity.bank
+    def __init__(self, spec: HeadSpec, bank: Bank, x_ND: paddle.Tensor, column_N: paddle.Tensor):
         self.column_N = column_N
         self._nearest_NJ1 = None
-        sub_centres = similarity.sub_centres
         rows_ND = bank.gather("centres", column_N)
-        if sub_centres == 1:
-            self._rows = Rows(rows_ND, similarity.cosine, bank.has_zeros)
+        if spec.sub_centres == 1:
+            self._rows = Rows(rows_ND, spec.margin is not None)
             self.plain_N = (self._rows.values * x_ND).sum(axis=1)
         else:
-            self._rows = Rows(rows_ND.reshape([len(x_ND) * sub_centres, -1]), True, bank.has_zeros)
-            of_rows_NJD = self._rows.values.reshape([len(x_ND), sub_centres, -1])
+            self._rows = Rows(rows_ND.reshape([len(x_ND) * spec.sub_centres, -1]), cosine=True)
+            of_rows_NJD = self._rows.values.reshape([len(x_ND), spec.sub_centres, -1])
             product_NJ = (of_rows_NJD * x_ND.unsqueeze(1)).sum(axis=2)
             self.plain_N = product_NJ.max(axis=1)
-            nearest_NJ = paddle.nn.functional.one_hot(product_NJ.argmax(axis=1), sub_centres)
-            self._nearest_NJ1 = nearest_NJ.unsqueeze(2)
+            self._nearest_NJ1 = F.one_hot(product_NJ.argmax(axis=1), spec.sub_centres).unsqueeze(2)
         if bank.bias:
             self.plain_N = self.plain_N + bank.gather("bias", column_N)
 

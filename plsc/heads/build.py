@@ -55,5 +55,6 @@ def make_head(
         std=init_std,
         seed=seed,
     )
+    distributed.barrier()  # disks are not equally fast, and a collective would not wait so long
     spec = HeadSpec(margin, sharded=sharded, sub_centres=sub_centres, seed=seed, **options)
     return SoftmaxHead(made, spec)

@@ -1,14 +1,14 @@
 """Define the section Head: a section for each margin, with the constants of its class, and one for the plain
 softmax.
 
-A constant that is null is the default of the margin's class. `Head.name: package.module:Class` is a margin of
-one's own, whose class is imported, and Paddle with it.
+`Head.name: package.module:Class` is a margin of one's own, whose class is imported, and Paddle with it.
 """
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
+from plsc.utils.ranges import MarginSize, Share
 from plsc.utils.registry import Registry, is_import_path
 from plsc.utils.section import Plug, Section, one_of
 
@@ -46,8 +46,7 @@ class HeadCfg(Section):
     worth it from some 100,000 classes on."""
     bank: Literal["device", "host", "disk"] = "device"
     """Where class centres and the state of their optimizer live (docs/training.md). host and disk fetch a
-    step's
-    rows: set `sample_rate`."""
+    step's rows: set `sample_rate`."""
     bank_dtype: Literal["float32", "bfloat16"] = "float32"
     """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/training.md). Steps
     compute in float32; rows are rounded stochastically when they are written back. A run may be resumed with
@@ -130,90 +129,90 @@ class MarginCfg(HeadCfg):
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The keyword arguments of the margin's class that are given."""
+        """The keyword arguments of the margin's class."""
         own = {**self.__dict__, **(self.model_extra or {})}
-        return {
-            key: value
-            for key, value in own.items()
-            if key not in MarginCfg.model_fields and value is not None
-        }
+        return {key: value for key, value in own.items() if key not in MarginCfg.model_fields}
 
 
 class ArcFaceCfg(MarginCfg):
     """ArcFace: an angle is added to the target's."""
 
     name: Literal["arcface", "dist_arcface"] = "dist_arcface"
-    margin: float | None = Field(None, ge=0, le=4)
-    """The angle in radians, not degrees; null: 0.5. Lower it when the loss stays on a plateau at the
-    start."""
+    margin: MarginSize = 0.5
+    """The angle in radians, not degrees. Lower it when the loss stays on a plateau at the start."""
 
 
 class CosFaceCfg(MarginCfg):
     """CosFace: a number is taken from the target's cosine."""
 
     name: Literal["cosface", "dist_cosface"]
-    margin: float | None = Field(None, ge=0, le=4)
-    """The number; null: 0.35."""
+    margin: MarginSize = 0.35
+    """The number."""
 
 
 class SphereFaceCfg(MarginCfg):
     """SphereFace: the target's angle is multiplied."""
 
     name: Literal["sphereface", "dist_sphereface"]
-    margin: float | None = Field(None, gt=0, le=4)
-    """The factor; null: 1.7."""
+    margin: float = Field(1.7, gt=0, le=4)
+    """The factor."""
 
 
 class CombinedCfg(MarginCfg):
     """cos(margin1 theta + margin2) - margin3, ArcFace's equation 4."""
 
     name: Literal["combined", "dist_combined"]
-    margin1: float | None = Field(None, gt=0, le=4)
-    """The factor on the angle; null: 1."""
-    margin2: float | None = Field(None, ge=0, le=4)
-    """What is added to the angle; null: 0.3."""
-    margin3: float | None = Field(None, ge=0, le=4)
-    """What is taken from the cosine; null: 0.2."""
+    margin1: float = Field(1.0, gt=0, le=4)
+    """The factor on the angle."""
+    margin2: MarginSize = 0.3
+    """What is added to the angle."""
+    margin3: MarginSize = 0.2
+    """What is taken from the cosine."""
 
 
 class AdaFaceCfg(MarginCfg):
     """AdaFace: the margin follows from the norm of the embedding."""
 
     name: Literal["adaface", "dist_adaface"]
-    margin: float | None = Field(None, ge=0, le=4)
-    """The margin's size; null: 0.4."""
-    h: float | None = Field(None, gt=0)
-    """How strongly the norm counts; null: 0.333."""
-    momentum: float | None = Field(None, ge=0, lt=1)
-    """Share that the running statistics of the norms keep; null: 0.99."""
+    margin: MarginSize = 0.4
+    """The margin's size."""
+    h: float = Field(0.333, gt=0)
+    """How strongly the norm counts."""
+    momentum: Share = 0.99
+    """Share that the running statistics of the norms keep."""
 
 
 class MagFaceCfg(MarginCfg):
     """MagFace: the margin grows with the norm of the embedding, which is drawn upwards."""
 
     name: Literal["magface", "dist_magface"]
-    low: float | None = Field(None, gt=0)
-    """The least norm; null: 10."""
-    high: float | None = Field(None, gt=0)
-    """The greatest norm; null: 110."""
-    low_margin: float | None = Field(None, ge=0, le=4)
-    """The margin at the least norm; null: 0.45."""
-    high_margin: float | None = Field(None, ge=0, le=4)
-    """The margin at the greatest norm; null: 0.8."""
-    weight: float | None = Field(None, ge=0, le=10_000)
-    """Of the penalty on small norms; null: 35."""
+    low: float = Field(10.0, gt=0)
+    """The least norm."""
+    high: float = Field(110.0, gt=0)
+    """The greatest norm."""
+    low_margin: MarginSize = 0.45
+    """The margin at the least norm."""
+    high_margin: MarginSize = 0.8
+    """The margin at the greatest norm."""
+    weight: float = Field(35.0, ge=0, le=10_000)
+    """Of the penalty on small norms."""
+
+    @field_validator("high")
+    @classmethod
+    def _is_above_low(cls, value: float, info: Any) -> float:
+        if value <= info.data.get("low", 0):
+            raise ValueError(f"must be above low, {info.data['low']:g}")
+        return value
 
 
 class CurricularFaceCfg(MarginCfg):
     """CurricularFace: ArcFace that also changes the cosines of hard other classes."""
 
     name: Literal["curricularface", "dist_curricularface"]
-    margin: float | None = Field(None, ge=0, le=4)
-    """The angle in radians; null: 0.5."""
-    momentum: float | None = Field(None, ge=0, lt=1)
-    """Share that the running mean of the target cosines keeps; null: 0.99."""
-    filter_above: None = None
-    """Has no meaning here: this margin changes the other classes itself."""
+    margin: MarginSize = 0.5
+    """The angle in radians."""
+    momentum: Share = 0.99
+    """Share that the running mean of the target cosines keeps."""
 
 
 class OwnMarginCfg(MarginCfg, Plug):
@@ -221,12 +220,6 @@ class OwnMarginCfg(MarginCfg, Plug):
 
     registry = MARGINS
     name: str
-
-    @model_validator(mode="after")
-    def _changes_others_once(self) -> "OwnMarginCfg":
-        if self.filter_above is not None and self.class_of(self.name).has_others:
-            raise ValueError(f"filter_above has no meaning with {self.kind}, which changes the others itself")
-        return self
 
 
 AnyHead = one_of(

@@ -13,16 +13,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated
 
 import paddle
-from pydantic import Field
 
 from plsc.errors import UserError
-from plsc.utils.ranges import MarginSize
 
 # Below this sine the derivative of cos(theta + m) by cos(theta) is cut off: it grows as 1 / sin(theta) while
 # the tangent that it multiplies, centre minus projection, shrinks as sin(theta), so their product stays right
@@ -51,6 +47,8 @@ class Margin(ABC):
     has_others = False
     # Whether there is `penalty`, and a norm_slope in Target.
     trains_norm = False
+    # Numbers of the run so far, by name: floats, or scalars on the device. A new dict replaces it.
+    statistics: Mapping[str, float | paddle.Tensor] = {}
 
     @abstractmethod
     def __call__(self, cos_P: paddle.Tensor, norm_P: paddle.Tensor) -> Target | paddle.Tensor:
@@ -79,17 +77,12 @@ class Margin(ABC):
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, float]:
-        """Return the numbers that a resumed run needs, for JSON."""
-        return {}
+        """Return the statistics for a resumed run, for JSON."""
+        return {name: float(number) for name, number in self.statistics.items()}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:  # noqa: B027
-        """Restore the numbers of `state_dict()`."""
-
-    def remember(self) -> Callable[[], None]:
-        """Return a call that restores the numbers as they are now. Where they are on the device, override it
-        to
-        keep references: `state_dict()` would read them."""
-        return partial(self.load_state_dict, self.state_dict())
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Restore the statistics."""
+        self.statistics = state
 
 
 def change_targets(margin: Margin, cos_P: paddle.Tensor, norm_P: paddle.Tensor) -> Target:
@@ -169,12 +162,7 @@ class CombinedMargin(Margin):
     psi does.
     """
 
-    def __init__(
-        self,
-        margin1: Annotated[float, Field(gt=0, le=4)] = 1.0,
-        margin2: MarginSize = 0.3,
-        margin3: MarginSize = 0.2,
-    ):
+    def __init__(self, margin1: float = 1.0, margin2: float = 0.3, margin3: float = 0.2):
         self.margin1 = margin1
         self.margin2 = margin2
         self.margin3 = margin3
@@ -184,12 +172,9 @@ class CombinedMargin(Margin):
         phi_P = self.margin1 * theta_P + self.margin2
         k_P = (phi_P / math.pi).floor()
         sign_P = 1.0 - 2.0 * (k_P % 2.0)
-        # On the axis itself (theta 0 or pi) m1 sin(m1 theta) / sin(theta) has a limit that the cut-off would
-        # miss.
-        limit = self.margin1 * self.margin1 if self.margin2 == 0 else None
         slope_P = sign_P * self.margin1 * phi_P.sin() / sin_P
-        if limit is not None:
-            slope_P = paddle.where(cos_P >= 1.0, paddle.full_like(slope_P, limit), slope_P)
+        if self.margin2 == 0:  # at theta 0 m1 sin(m1 theta) / sin(theta) has a limit that the cut-off misses
+            slope_P = paddle.where(cos_P >= 1.0, paddle.full_like(slope_P, self.margin1**2), slope_P)
         return Target(sign_P * phi_P.cos() - 2.0 * k_P - self.margin3, slope_P)
 
 
@@ -199,31 +184,3 @@ class SphereFace(CombinedMargin):
 
     def __init__(self, margin: float = 1.7):
         super().__init__(margin, 0.0, 0.0)
-
-
-class Wrapped(Margin):
-    """Wraps a margin: its state and its methods are those of the inner one."""
-
-    def __init__(self, inner: Margin):
-        self.inner = inner
-        self.has_others = inner.has_others
-        self.trains_norm = inner.trains_norm
-        self.observe = inner.observe
-        self.observe_targets = inner.observe_targets
-        self.others = inner.others
-        self.penalty = inner.penalty
-        self.state_dict = inner.state_dict
-        self.load_state_dict = inner.load_state_dict
-        self.remember = inner.remember
-
-    def __call__(self, cos_P, norm_P):
-        return self.inner(cos_P, norm_P)
-
-
-class StraightThrough(Wrapped):
-    """Takes the slope of another margin as 1, as InsightFace's published ArcFace, which changes the target
-    under no_grad. For comparing runs; the exact gradient is the default."""
-
-    def __call__(self, cos_P, norm_P):
-        target = change_targets(self.inner, cos_P, norm_P)
-        return Target(target.cosine, paddle.ones_like(cos_P), target.norm_slope)

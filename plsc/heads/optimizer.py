@@ -121,29 +121,23 @@ class AdamW(Rule):
         self.beta2 = beta2
         self.epsilon = epsilon
 
-    def _numbers(self, name: str, update: Update) -> row_kernels.AdamNumbers:
-        return row_kernels.AdamNumbers(
-            beta1=self.beta1,
-            rest1=1 - self.beta1,
-            beta2=self.beta2,
-            rest2=1 - self.beta2,
-            rate=update.lr / (1 - self.beta1**update.number),
-            root=(1 - self.beta2**update.number) ** -0.5,
-            epsilon=self.epsilon,
-            shrink=update.lr * self._decay(name),
-        )
+    def _numbers(self, name: str, update: Update) -> tuple[float, ...]:
+        """Compute the numbers of an update, in the order of the kernel's arguments."""
+        rate = update.lr / (1 - self.beta1**update.number)
+        root = (1 - self.beta2**update.number) ** -0.5
+        betas = self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2
+        return (*betas, rate, root, self.epsilon, update.lr * self._decay(name))
 
     def update_host(self, name, value, moments, index_K, grad, update):
         row_kernels.update("adamw", value, moments, index_K, grad, self._numbers(name, update))
 
     def update_device(self, name, value, moments, grad, update):
-        numbers = self._numbers(name, update)
+        beta1, rest1, beta2, rest2, rate, root, epsilon, shrink = self._numbers(name, update)
         # Ops of its own: the arguments of Paddle's differ between its versions.
         moment1, moment2 = moments
-        paddle.assign(numbers.beta1 * moment1 + numbers.rest1 * grad, output=moment1)
-        paddle.assign(numbers.beta2 * moment2 + numbers.rest2 * (grad * grad), output=moment2)
-        length = numbers.root * moment2.sqrt() + numbers.epsilon
-        step = numbers.shrink * value + numbers.rate * moment1 / length
+        paddle.assign(beta1 * moment1 + rest1 * grad, output=moment1)
+        paddle.assign(beta2 * moment2 + rest2 * (grad * grad), output=moment2)
+        step = shrink * value + rate * moment1 / (root * moment2.sqrt() + epsilon)
         paddle.assign(value - step, output=value)
 
 
@@ -185,8 +179,3 @@ class LARS(Rule):
         scaled = self._rate(name, update) * (grad + self._decay(name) * value)
         paddle.assign(self.mu * velocity + scaled, output=velocity)
         paddle.assign(value - velocity, output=value)
-
-
-def moment_name(name: str, moment: str) -> str:
-    """Name a moment's array: "momentum" belongs to "centres", "bias_momentum" to "bias"."""
-    return moment if name == "centres" else f"{name}_{moment}"

@@ -17,8 +17,8 @@ from plsc import distributed
 from plsc import native as kernels
 from plsc.distributed.device import on_device
 from plsc.errors import UserError
-from plsc.heads import make_head
 from plsc.heads.banks.bank import initial_rows
+from plsc.heads.build import make_head
 from plsc.heads.margins import CosFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.sampling import choose_classes

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,27 +38,10 @@ from plsc.distributed.device import asynchronous, to_device, to_host
 from plsc.errors import UserError
 from plsc.heads.backends import HeadMemory
 from plsc.heads.banks.bank import Bank
-from plsc.heads.blocks import Similarity, plan_blocks
-from plsc.heads.margins import Margin
+from plsc.heads.blocks import Block, plan_blocks
 from plsc.heads.sampling import DrawAhead
 from plsc.heads.spec import HeadSpec
-from plsc.heads.step import Step
-from plsc.utils.sharding import ClassShard
-
-
-@dataclass
-class HeadOutput:
-    """The result of a call of the head.
-
-    loss: mean over the N samples of all ranks, scalar, the same on every rank; call backward() on it.
-    accuracy: share of the N samples whose plain target logit, without margin, is the largest (top-1); the
-    same on every rank. losses_B, correct_B: the same for each of this rank's samples.
-    """
-
-    loss: paddle.Tensor
-    accuracy: paddle.Tensor
-    losses_B: paddle.Tensor
-    correct_B: paddle.Tensor
+from plsc.heads.step import HeadOutput, Step
 
 
 @dataclass
@@ -73,8 +57,7 @@ class ShardInfo:
 
 
 class SoftmaxHead:
-    """Holds the classes' centres and computes the loss over them. `plsc.heads.make_head` makes one with a new
-    bank.
+    """Holds the classes' centres and computes the loss over them; see `plsc.heads.build.make_head`.
 
     Args:
         bank: the class centres of this rank's shard, or all of them; its rows hold `spec.sub_centres`
@@ -83,23 +66,11 @@ class SoftmaxHead:
     """
 
     def __init__(self, bank: Bank, spec: HeadSpec):
-        assert spec.margin is None or not bank.bias, "a bias is no part of a cosine"
         self.bank = bank
         self.spec = spec
-        self.memory = HeadMemory(
-            bank,
-            Similarity(bank, spec.margin is not None, spec.sub_centres),
-            DrawAhead(bank.shard, spec.sample_rate, spec.seed),
-        )
-
-    @property
-    def margin(self) -> Margin | None:
-        return self.spec.margin
-
-    @property
-    def shard(self) -> ClassShard:
-        """The classes whose centres this rank has."""
-        return self.bank.shard
+        self.margin = spec.margin
+        self.shard = bank.shard  # the classes whose centres this rank has
+        self.memory = HeadMemory(bank, DrawAhead(bank.shard, spec.sample_rate, spec.seed))
 
     def __call__(
         self,
@@ -126,9 +97,9 @@ class SoftmaxHead:
         with RecordEvent("head"):
             step = Step(self.spec, self.memory, emb.flatten(1), labels, number, counts)
             with paddle.no_grad():
-                losses, saved = step.forward()
-            loss = _SoftmaxLoss.apply(step.emb_BD, step, losses, saved)
-        return HeadOutput(loss, losses.accuracy, step.own(losses.losses_N), step.own(losses.correct_N))
+                out = step.forward()
+            out.loss = _SoftmaxLoss.apply(step.emb_BD, step, out)
+        return out
 
     def check_labels(self, label_N: np.ndarray) -> None:
         """Raise UserError, on every rank, for the first label that is not in [0, C)."""
@@ -163,7 +134,9 @@ class SoftmaxHead:
     def remember(self) -> Callable[[], None]:
         """Return a call that restores what a call of the head changes, as it is now: the margin's
         statistics."""
-        return self.margin.remember() if self.margin else lambda: None
+        if not self.margin:
+            return lambda: None
+        return partial(setattr, self.margin, "statistics", self.margin.statistics)
 
     def _norms(self) -> tuple[float, float] | tuple[paddle.Tensor, paddle.Tensor]:
         """Compute the norms of the selected centres of all ranks and of their gradient."""
@@ -182,14 +155,14 @@ class SoftmaxHead:
         step = Step(
             self.spec, self.memory, emb.flatten(1), gather_labels(label_B.numpy(), counts), None, counts
         )
-        _, saved = step.forward()
-        logit_NS = saved.backend.logits()
+        step.forward()
+        logit_NS = step.backend.logits()
         shard = self.shard
         local_N = to_device(distributed.shard_index(step.label_N, shard.start, shard.stop))
         own_NS = (local_N.unsqueeze(1) == paddle.arange(shard.size)).astype("float32")
-        target_N1 = self.spec.scale * saved.targets.target_N.unsqueeze(1)
+        target_N1 = self.spec.scale * step.targets.target_N.unsqueeze(1)
         logit_NS = paddle.where(own_NS > 0, target_N1 * own_NS, logit_NS)
-        prob_NS = (logit_NS - saved.lse_N.unsqueeze(1)).exp()
+        prob_NS = (logit_NS - step.lse_N.unsqueeze(1)).exp()
         return ShardInfo(logit_NS, prob_NS, local_N, shard.size)
 
     @paddle.no_grad()
@@ -209,7 +182,7 @@ class SoftmaxHead:
         class_N = paddle.full([len(emb_ND)], self.shard.num_classes, dtype="int64")
         for start in range(0, self.shard.size, block):
             stop = min(start + block, self.shard.size)
-            logit_Nb = self.memory.similarity.logits(emb_ND.astype("float32"), start, stop)
+            logit_Nb, _ = Block(self.spec, self.bank, start, stop, "float32").logits(emb_ND.astype("float32"))
             first_N = logit_Nb.argmax(axis=1) + (self.shard.start + start)
             largest_N = logit_Nb.max(axis=1)
             class_N = paddle.where(largest_N > best_N, first_N, class_N)
@@ -235,14 +208,11 @@ class _SoftmaxLoss(PyLayer):
     pass."""
 
     @staticmethod
-    def forward(ctx, emb_BD, step, losses, saved):
-        ctx.step = step
-        ctx.saved = (
-            saved  # not the losses: the loss refers to ctx, and a reference back would keep both for ever
-        )
-        return losses.loss
+    def forward(ctx, emb_BD, step, out):
+        ctx.step = step  # not `out`: the loss refers to ctx, and a reference back would keep both for ever
+        return out.loss
 
     @staticmethod
     def backward(ctx, grad):
         with RecordEvent("head"), paddle.no_grad():  # inside the backbone's backward pass
-            return ctx.step.backward(ctx.saved, grad)
+            return ctx.step.backward(grad)

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from plsc.distributed.device import asynchronous
 from plsc.heads.margins import Margin
 
-_BUDGET = 256 << 20
-_ASYNCHRONOUS_BUDGET = 4096 << 20
-
 
 def default_budget() -> int:
     """Return the bytes for blocks of classes where nobody names any: a GPU gains from more than a CPU."""
-    return _ASYNCHRONOUS_BUDGET if asynchronous() else _BUDGET
+    return 4096 << 20 if asynchronous() else 256 << 20
 
 
 @dataclass(frozen=True)
@@ -28,6 +25,10 @@ class HeadSpec:
             them: a rank then sees its own B samples only, and sums the centres' gradients over the ranks.
         sub_centres: centres of each class, of which the nearest counts; more than 1 help with label noise.
             Only with a margin.
+        straight_through: take the slope of the margin as 1, as InsightFace's published ArcFace, which changes
+            the target under no_grad.
+        filter_above: cosines of other classes above it count as 0, without gradient: they are likely the same
+            person under two names (An et al., Partial FC, CVPR 2022, section 3.3, and the authors' code).
         sample_rate: share of the classes that are drawn anew for each step (Partial FC), to take part
             together with all positives of the step; 1.0 takes all. Only with `sharded`. seed: of the draw.
         budget: bytes for logits, exponentials and the other temporaries of a class block; None:
@@ -40,18 +41,17 @@ class HeadSpec:
     scale: float = 1.0
     sharded: bool = True
     sub_centres: int = 1
+    straight_through: bool = False
+    filter_above: float | None = None
     sample_rate: float = 1.0
     seed: int = 0
     budget: int | None = None
     compute_dtype: str = "float32"
 
-    def __post_init__(self):
-        assert self.margin is not None or (self.scale == 1.0 and self.sub_centres == 1), (
-            "only a margin has scale and sub-centres"
-        )
-        assert 0 < self.sample_rate <= 1 and (self.sharded or self.sample_rate == 1), (
-            "ranks that share centres must sample the same"
-        )
+    @property
+    def changes_others(self) -> bool:
+        """Whether logits of other classes than the target are changed."""
+        return self.filter_above is not None or (self.margin is not None and self.margin.has_others)
 
     @property
     def logits_budget(self) -> int:

@@ -63,8 +63,8 @@ def turned_off() -> bool:
 
 
 def library() -> ctypes.CDLL | None:
-    """Load the compiled kernels; None where they are turned off or cannot be loaded, which is logged once."""
-    return None if turned_off() else _load()
+    """Return the compiled kernels; None where they are turned off or cannot be loaded."""
+    return None if turned_off() else compiled()
 
 
 def multiplies() -> bool:
@@ -101,7 +101,9 @@ def paddle_library(name: str) -> ctypes.CDLL | None:
 
 
 @functools.cache
-def _load() -> ctypes.CDLL | None:
+def compiled() -> ctypes.CDLL | None:
+    """Load the compiled kernels, also where they are turned off; None where they cannot be loaded, which is
+    logged once."""
     try:
         native = ctypes.CDLL(str(_FILE))
         why = "" if native.plsc_version() == _VERSION else "built from other sources; build them again"

@@ -10,10 +10,9 @@ from plsc.config.optimizer import AdamWCfg, MomentumCfg, OptimizerCfg
 from plsc.config.run import AmpCfg, head_dtype
 from plsc.distributed.device import on_device
 from plsc.errors import UserError
-from plsc.heads import make_head
-from plsc.heads.adaptive import InterClassFilter
+from plsc.heads.build import make_head
 from plsc.heads.config import MARGINS, HeadCfg, MarginCfg, SoftmaxCfg, rows_bytes
-from plsc.heads.margins import Margin, StraightThrough
+from plsc.heads.margins import Margin
 from plsc.heads.optimizer import LARS, AdamW, Momentum, Rule
 from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.spec import default_budget
@@ -25,10 +24,7 @@ def build_margin(cfg: HeadCfg) -> Margin | None:
     that is no margin."""
     if not isinstance(cfg, MarginCfg):
         return None
-    margin = MARGINS.get(cfg.kind)(**cfg.constants)
-    if cfg.gradient == "straight_through":
-        margin = StraightThrough(margin)
-    return margin if cfg.filter_above is None else InterClassFilter(margin, cfg.filter_above)
+    return MARGINS.get(cfg.kind)(**cfg.constants)
 
 
 def build_rule(cfg: OptimizerCfg) -> Rule:
@@ -68,14 +64,19 @@ def build_head(
                 f"memory, this machine has {free / 1e9:.3g} GB free; take more ranks, a lower "
                 "Model.embedding_size, or Head.bank=disk"
             )
+    of_kind = {}
+    if isinstance(cfg, SoftmaxCfg):
+        of_kind["bias"] = cfg.bias
+    elif isinstance(cfg, MarginCfg):
+        of_kind["scale"] = cfg.scale
+        of_kind["sub_centres"] = cfg.sub_centres
+        of_kind["straight_through"] = cfg.gradient == "straight_through"
+        of_kind["filter_above"] = cfg.filter_above
     return make_head(
         num_classes,
         embedding_size,
         margin,
-        scale=cfg.scale if isinstance(cfg, MarginCfg) else 1.0,
         sharded=cfg.sharded,
-        bias=isinstance(cfg, SoftmaxCfg) and cfg.bias,
-        sub_centres=cfg.sub_centres if isinstance(cfg, MarginCfg) else 1,
         sample_rate=cfg.sample_rate,
         bank=cfg.bank,
         bank_dtype=cfg.bank_dtype,
@@ -85,4 +86,5 @@ def build_head(
         init_std=cfg.init_std,
         seed=seed,
         rule=rule,
+        **of_kind,
     )

@@ -145,7 +145,6 @@ class Trainer:
         the others."""
         self.metrics = metrics
         self.loader.probe()
-        self.head.bank.write_initial_rows()
         distributed.barrier()  # disks are not equally fast, and a collective would not wait so long
         self.network.start()
         self._progress = Progress(

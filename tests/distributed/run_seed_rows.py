@@ -12,9 +12,9 @@ import paddle
 import paddle.distributed as dist
 
 from plsc import distributed
-from plsc.heads import make_head
 from plsc.heads.backends import LOWEST
 from plsc.heads.banks.bank import initial_rows
+from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.step import Step
 from tests.heads import reference
@@ -57,9 +57,10 @@ class Case:
         return logits, losses, losses.mean()
 
     def forward(self):
-        """-> the step, and what its forward pass has saved."""
+        """-> the step after its forward pass."""
         step = Step(self.head.spec, self.head.memory, self.emb, self.label, 0, [B] * self.world_size)
-        return step, step.forward()[1]
+        step.forward()
+        return step
 
     def info(self):
         return self.head.inspect(self.emb, self.label_B)
@@ -116,11 +117,11 @@ def row_2_5():
 def row_2_6():
     """The maximum of this shard survives the all_reduce; logits 10,000 higher leave the loss as it is."""
     case = Case()
-    step, saved = case.forward()
+    step = case.forward()
     others = np.where(np.arange(C) == case.label[:, None], -np.inf, case.logits)
     most = case.of_logits.max()
-    assert_within(step._join_maxima(saved.backend).max_N.numpy(), others.max(axis=1), most)
-    assert_within(saved.backend.forward()[0].numpy(), others[:, case.rows].max(axis=1), most)
+    assert_within(step._join_maxima(*step.backend.forward(None))[0].numpy(), others.max(axis=1), most)
+    assert_within(step.backend.forward(None)[0].numpy(), others[:, case.rows].max(axis=1), most)
     losses = []
     for shift in (0.0, 1e4):
         moved = Case(bias=True)
@@ -150,7 +151,8 @@ def row_2_8():
         case.head.spec, case.head.memory, case.emb, case.label, None, [B] * case.world_size
     )  # by Paddle's ops
     with paddle.no_grad():
-        left_out = step.forward()[1].backend.logits().numpy() < LOWEST / 2
+        step.forward()
+        left_out = step.backend.logits().numpy() < LOWEST / 2
     assert np.array_equal(left_out, case.one_hot == 1)
     assert not left_out[case.local == -1].any()
 
@@ -158,8 +160,7 @@ def row_2_8():
 def row_2_9():
     """The head's place of the min trick: each sample's own value where its class is, exactly 0 elsewhere."""
     case = Case()
-    _, saved = case.forward()
-    picked = saved.targets.target_N.numpy()
+    picked = case.forward().targets.target_N.numpy()
     assert_within(picked, (case.logits[:, case.rows] * case.one_hot).sum(axis=1), case.of_logits.max())
     assert (picked[case.local == -1] == 0).all()
 

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import paddle
 
-from plsc.heads import make_head
+from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace
 
 D = 8

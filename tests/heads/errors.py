@@ -7,8 +7,8 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.heads import make_head
 from plsc.heads.banks.bank import initial_rows
+from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.optimizer import LARS, AdamW, Momentum
 from plsc.heads.sampling import choose_classes
@@ -104,12 +104,17 @@ def head_errors(
     return worst
 
 
+def taken_of(bank) -> np.ndarray:
+    """Number the rows of this rank that take part in the step."""
+    return np.arange(bank.shard.size) if bank.index_K is None else bank.index_K
+
+
 def _rows_left_out(head) -> dict[str, np.ndarray]:
     """Copy the rows of this rank that take no part in the step."""
     if head.spec.sample_rate == 1:
         return {}
     out = np.ones(head.shard.size, bool)
-    out[head.bank.index] = False
+    out[taken_of(head.bank)] = False
     return {name: np.array(rows[:])[out] for name, rows in head.bank.state().items()}
 
 
@@ -119,7 +124,7 @@ def _compare_step(worst: Worst, head, dense, x, label, counts, number: int):
     emb = paddle.to_tensor(x[own], stop_gradient=False)
     out = head(emb, paddle.to_tensor(label[own]), number)
     out.loss.backward()
-    taken = head.bank.index + head.shard.start
+    taken = taken_of(head.bank) + head.shard.start
     positives = np.intersect1d(label, np.arange(head.shard.start, head.shard.stop))
     worst.note("positives that are missing", len(np.setdiff1d(positives, taken)))
     dense.taken = np.arange(head.shard.num_classes)

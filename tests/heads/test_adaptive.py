@@ -4,9 +4,8 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.errors import UserError
-from plsc.heads import make_head
-from plsc.heads.adaptive import AdaFace, CurricularFace, MagFace
+from plsc.heads.adaptive import AdaFace, CurricularFace
+from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace
 from tests.heads.autograd import D, assert_equal_to_dense, gradients, head_of, samples
 from tests.helpers.bounds import assert_within, perturbed
@@ -63,11 +62,3 @@ def test_top_1_looks_at_the_plain_cosines_where_others_are_changed():
     want = plain(paddle.to_tensor(x), paddle.to_tensor(label)).correct_B.numpy()
     for head in (head_of("curricularface"), head_of("arcface", filter_above=0.0)):
         assert np.array_equal(head(paddle.to_tensor(x), paddle.to_tensor(label)).correct_B.numpy(), want)
-
-
-@pytest.mark.parametrize("low, high", [(10.0, 10.0), (20.0, 10.0), (0.0, 10.0)])
-def test_magface_refuses_norms_that_are_no_range(low, high):
-    with pytest.raises(
-        UserError, match=rf"^magface: low and high must be 0 < low < high \(got {low:g} and {high:g}\)$"
-    ):
-        MagFace(low=low, high=high)

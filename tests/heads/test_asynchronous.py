@@ -4,10 +4,10 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.heads import make_head
-from plsc.heads.adaptive import AdaFace, CurricularFace, InterClassFilter, MagFace
-from plsc.heads.banks import device as device_bank
+from plsc.heads.adaptive import AdaFace, CurricularFace, MagFace
+from plsc.heads.banks import bank as bank_module
 from plsc.heads.banks.state_rows import StateRows
+from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace
 from plsc.heads.sampling import DrawAhead, draw_classes
 from plsc.utils.sharding import ClassShard
@@ -21,7 +21,7 @@ HEADS = {
     "adaface": {"margin": AdaFace},
     "magface": {"margin": MagFace, "sample_rate": 0.3},
     "curricularface": {"margin": CurricularFace},
-    "filter": {"margin": lambda: InterClassFilter(ArcFace(), 0.2), "sample_rate": 0.3},
+    "filter": {"margin": ArcFace, "filter_above": 0.2, "sample_rate": 0.3},
     "sub-centres": {"margin": ArcFace, "sub_centres": 2},
     "bfloat16": {"margin": ArcFace, "compute_dtype": "bfloat16"},
     "little memory": {"margin": ArcFace, "budget": 20_000, "sample_rate": 0.5},
@@ -54,7 +54,7 @@ def test_updates_by_pieces_are_the_same(monkeypatch):
     monkeypatch.setenv("PLSC_KERNELS", "0")
     states = []
     for numbers in (1 << 28, 7 * D):
-        monkeypatch.setattr(device_bank, "_UPDATE_NUMBERS", numbers)
+        monkeypatch.setattr(bank_module, "_DEVICE_NUMBERS", numbers)
         head = head_of("sampled")
         for number in range(3):
             step(head, number)

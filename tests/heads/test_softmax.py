@@ -5,7 +5,7 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.heads import make_head
+from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace, CosFace
 from tests.heads.cases import Rounded, rounding, run
 from tests.heads.classify_cases import classify_equals_argmax

@@ -6,8 +6,8 @@ import pytest
 
 from plsc.errors import UserError
 from plsc.heads import backends as walk_module
-from plsc.heads import make_head
 from plsc.heads.blocks import plan_blocks
+from plsc.heads.build import make_head
 from plsc.heads.margins import CosFace
 from tests.heads.cases import exact, run
 from tests.heads.errors import MARGINS

@@ -28,9 +28,9 @@ def said(monkeypatch):
 def test_a_missing_library_is_said_once(monkeypatch, tmp_path, said):
     monkeypatch.delenv("PLSC_KERNELS", raising=False)
     monkeypatch.setattr(kernels, "_FILE", tmp_path / "_native.so")
-    kernels._load.cache_clear()
+    kernels.compiled.cache_clear()
     assert kernels.library() is None and kernels.library() is None
-    kernels._load.cache_clear()
+    kernels.compiled.cache_clear()
     assert said == [
         "kernels: none (not built); everything runs on Paddle's ops, several times slower on a CPU"
     ]
@@ -40,20 +40,10 @@ def test_a_broken_library_is_said(monkeypatch, tmp_path, said):
     monkeypatch.delenv("PLSC_KERNELS", raising=False)
     (tmp_path / "_native.so").write_bytes(b"no library")
     monkeypatch.setattr(kernels, "_FILE", tmp_path / "_native.so")
-    kernels._load.cache_clear()
+    kernels.compiled.cache_clear()
     assert kernels.library() is None
-    kernels._load.cache_clear()
+    kernels.compiled.cache_clear()
     assert len(said) == 1 and "_native.so" in said[0]
-
-
-@pytest.mark.skipif(not BUILT, reason="the kernels are not built")
-def test_a_library_of_other_sources_is_not_called(monkeypatch, said):
-    monkeypatch.delenv("PLSC_KERNELS", raising=False)
-    monkeypatch.setattr(kernels, "_VERSION", 0)
-    kernels._load.cache_clear()
-    assert kernels.library() is None
-    kernels._load.cache_clear()
-    assert "(built from other sources; build them again)" in said[0]
 
 
 def test_the_switch_turns_them_off(monkeypatch):

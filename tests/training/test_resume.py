@@ -9,8 +9,8 @@ import pytest
 from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
 from plsc.errors import UserError
-from plsc.heads import make_head
 from plsc.heads.banks import build_bank
+from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import AdamW
 from plsc.heads.softmax import SoftmaxHead

@@ -14,17 +14,14 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
-
+from plsc.errors import UserError
 from plsc.heads.banks.bank import Bank
 from plsc.heads.banks.device import DeviceBank
 from plsc.heads.banks.host import HostBank
-from plsc.heads.banks.offloaded import OffloadedBank, RowLayout
-from plsc.heads.banks.row_storage import FileRowStorage, MemoryRowStorage
+from plsc.heads.banks.offloaded import OffloadedBank
 from plsc.heads.optimizer import Rule
+from plsc.native import compiled
 from plsc.utils.sharding import ClassShard
-
-BANKS = {"device": DeviceBank, "host": HostBank}
 
 
 def build_bank(
@@ -48,12 +45,13 @@ def build_bank(
         std, seed: of the initial centres.
     """
     options = {"bias": bias, "rule": rule, "std": std, "seed": seed}
-    if kind != "disk" and dtype == "float32":
-        return BANKS[kind](shard, width, **options)
-    assert kind != "device", "on the device the rows are used in place, as float32"
-    layout = RowLayout(width, bias, rule, np.dtype(np.float32 if dtype == "float32" else np.uint16))
-    if kind == "disk":
-        storage = FileRowStorage(folder, shard.size, layout.numbers, layout.dtype)
-    else:
-        storage = MemoryRowStorage(shard.size, layout.numbers, layout.dtype)
-    return OffloadedBank(storage, layout, shard, width, **options)
+    if kind == "device":
+        return DeviceBank(shard, width, **options)
+    if kind == "host" and dtype == "float32":
+        return HostBank(shard, width, **options)
+    if compiled() is None:
+        raise UserError(
+            f"Head.bank: {kind} with {dtype} needs the compiled kernels; install plsc where there is a C++ "
+            "compiler, or take Head.bank=host and Head.bank_dtype=float32"
+        )
+    return OffloadedBank(shard, width, dtype=dtype, folder=folder if kind == "disk" else None, **options)

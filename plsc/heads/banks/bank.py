@@ -13,13 +13,14 @@ from paddle import _C_ops
 from plsc import native as kernels
 from plsc.distributed.device import asynchronous
 from plsc.heads.banks.state_rows import StateRows
-from plsc.heads.optimizer import Rule, Update, moment_name
+from plsc.heads.optimizer import Rule, Update
 from plsc.native.heads import rows as row_kernels
 from plsc.utils.sharding import ClassShard
 from plsc.utils.tensors import large_tensor, rows_in_place, write_rows
 
 INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
 UPDATE_ROWS = 4096  # selected rows that a CPU fetches, updates and writes back at a time
+_DEVICE_NUMBERS = 1 << 28  # of each array that a GPU takes at a time: an update has temporaries as large
 
 
 def initial_blocks(
@@ -58,11 +59,12 @@ class Bank(ABC):
 
     Attributes:
         names: the parts of a row: "centres", and "bias" where there is one.
+        shapes: of all arrays by name, values and moments.
         updates: how often the rows have been updated since their initial values.
+        index_K: the selected rows, int64 [K], rising; None: all.
     """
 
     itemsize = 4  # bytes of a stored number, also in a checkpoint
-    has_zeros = True  # whether centres of length 0 may be among the rows
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
         self.shard = shard
@@ -70,37 +72,32 @@ class Bank(ABC):
         self.bias = bias
         self.names = ["centres", "bias"] if bias else ["centres"]
         self.rule = rule
+        self.shapes = {
+            array: (shard.size, width) if name == "centres" else (shard.size,)
+            for name in self.names
+            for array in self.arrays_of(name)
+        }
         self.updates = 0
+        self.index_K: np.ndarray | None = None
         self._grads: dict[str, paddle.Tensor] = {}
-        self._index_K: np.ndarray | None = None
 
-    def moments_of(self, name: str) -> list[str]:
-        """Name the arrays of the optimizer state of one part: ["momentum"] of "centres"."""
-        return [moment_name(name, moment) for moment in self.rule.moments]
+    def arrays_of(self, name: str) -> list[str]:
+        """Name the arrays of one part of a row, its value and its moments: ["centres", "momentum"],
+        ["bias", "bias_momentum"]."""
+        prefix = "" if name == "centres" else f"{name}_"
+        return [name, *(prefix + moment for moment in self.rule.moments)]
 
     # -- the rows of a step
 
     @property
     def selected(self) -> int:
         """K, the number of rows that take part in the step."""
-        return self.used
+        return self.shard.size if self.index_K is None else len(self.index_K)
 
-    @property
-    def index(self) -> np.ndarray:
-        """The selected rows, int64 [K], rising."""
-        return np.arange(self.shard.size) if self._index_K is None else self._index_K
-
-    @property
-    def used(self) -> int:
-        """How many of the K selected rows, the first ones, are classes; the others only fill up."""
-        return self.shard.size if self._index_K is None else len(self._index_K)
-
-    def select(self, index_K: np.ndarray | None, spare: int = 0) -> None:
-        """Let these rows of the shard (int64 [K], rising) take part until the next call; None: all of them.
-
-        spare: rows of zeros that fill up the selected ones; only a bank on the device has such.
-        """
-        self._index_K = index_K
+    def select(self, index_K: np.ndarray | None) -> None:
+        """Let these rows of the shard (int64 [K], rising) take part until the next call; None: all of
+        them."""
+        self.index_K = index_K
 
     def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
         """Fetch the rows that the next step will select, as far as `draw` knows them, while this step runs.
@@ -133,8 +130,6 @@ class Bank(ABC):
             norms: of the selected centres and their gradient on all ranks together, if the rule `needs_norms`
                 (see `squares`).
         """
-        assert self._grads or not self.selected, "update() before a backward pass"
-        assert (norms is not None) == self.rule.needs_norms
         self.updates += 1
         self._update(Update(lr, self.updates, norms), step)
 
@@ -144,7 +139,7 @@ class Bank(ABC):
     @property
     def rows_at_once(self) -> int:
         """How many selected rows are fetched and updated at a time."""
-        return UPDATE_ROWS
+        return max(1, _DEVICE_NUMBERS // self.width) if asynchronous() else UPDATE_ROWS
 
     def squares(self) -> tuple[float, float] | paddle.Tensor:
         """Sum the squares of the selected centres, and of their gradient; both on this rank. Where reading
@@ -185,7 +180,7 @@ class Bank(ABC):
         if memory is None or len(memory) < needed:
             # Sampling takes a few more or less each step: some spare rows, so that no later step needs new
             # memory.
-            count = needed + (0 if self._index_K is None else needed // 16)
+            count = needed + (0 if self.index_K is None else needed // 16)
             memory = large_tensor([count, self.width] if name == "centres" else [count])
             self._grads[name] = memory
         return memory
@@ -201,10 +196,6 @@ class Bank(ABC):
     def numbers(self) -> int:
         """Numbers of a class in a checkpoint: values and moments."""
         return (self.width + self.bias) * (1 + len(self.rule.moments))
-
-    def write_initial_rows(self) -> None:  # noqa: B027 (most banks have nothing to do)
-        """Write the initial rows that no checkpoint has brought, which would delay the first step. Only an
-        offloaded bank has to."""
 
     @abstractmethod
     def state(self) -> dict[str, np.ndarray | StateRows]:

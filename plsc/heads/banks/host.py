@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import paddle
 
 from plsc import native as kernels
-from plsc.heads.banks.bank import UPDATE_ROWS, Bank, initial_rows
+from plsc.heads.banks.bank import Bank, initial_blocks
 from plsc.heads.optimizer import Rule, Update
 from plsc.native.heads import rows as row_kernels
 from plsc.utils.bfloat16 import float32_of
@@ -16,97 +16,70 @@ from plsc.utils.sharding import ClassShard
 from plsc.utils.tensors import host_view, tensor_of
 
 
-class HostRows:
-    """Reads some rows of arrays in host memory for the device, and updates them on the CPU.
+class BankInMemory(Bank):
+    """Has the selected rows in arrays in host memory; the device gets those of the block that it works on.
 
-    Args:
-        arrays: float32, by name, with the moments. index_K: which rows, int64; None: all.
+    _arrays: float32, by name. _slots_K: the selected rows in them, int64; None: all.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], index_K: np.ndarray | None):
-        self.arrays = arrays
-        self.index_K = index_K
+    _arrays: Mapping[str, np.ndarray]
+    _slots_K: np.ndarray | None = None
 
-    def read(self, name: str, start: int, stop: int) -> paddle.Tensor:
-        """Copy the selected rows [start, stop)."""
-        if self.index_K is None:
-            return paddle.to_tensor(self.arrays[name][start:stop])
-        return self._fetch(name, self.index_K[start:stop])
+    def select(self, index_K):
+        super().select(index_K)
+        self._slots_K = index_K
 
-    def gather(self, name: str, number_P: paddle.Tensor) -> paddle.Tensor:
-        """Copy the selected rows with these numbers."""
+    def rows(self, name, start, stop):
+        if self._slots_K is None:
+            return paddle.to_tensor(self._arrays[name][start:stop])
+        return self._fetch(name, self._slots_K[start:stop])
+
+    def gather(self, name, number_P):
         number_P = number_P.numpy()
-        return self._fetch(name, number_P if self.index_K is None else self.index_K[number_P])
+        return self._fetch(name, number_P if self._slots_K is None else self._slots_K[number_P])
 
-    def _fetch(self, name: str, index: np.ndarray) -> paddle.Tensor:
-        array = self.arrays[name]
-        fetched = np.empty((len(index), *array.shape[1:]), np.float32)
-        if kernels.library():
-            row_kernels.gather(array, index, fetched)
-        else:
-            np.take(array, index, axis=0, out=fetched)
+    def _fetch(self, name: str, slots: np.ndarray) -> paddle.Tensor:
+        array = self._arrays[name]
+        if not kernels.library():
+            return tensor_of(array[slots])
+        fetched = np.empty((len(slots), *array.shape[1:]), np.float32)
+        row_kernels.gather(array, slots, fetched)
         return tensor_of(fetched)
 
-    def update(
+    def host_rows(self, name):
+        return self._arrays[name], self._slots_K
+
+    def _update(self, update, step):
+        self._update_rows(self._arrays, self._slots_K, self.gradients(), update)
+
+    def _update_rows(
         self,
-        rule: Rule,
+        arrays: Mapping[str, np.ndarray],
+        slots_K: np.ndarray | None,
         gradients: dict[str, paddle.Tensor],
-        moments_of: Callable[[str], list[str]],
         update: Update,
     ) -> None:
-        """Update the selected rows by their gradients."""
+        """Update rows of arrays by their gradients."""
         for name, grad in gradients.items():
-            arrays = [self.arrays[each] for each in (name, *moments_of(name))]
-            # A kernel has no temporaries and takes all rows at once.
-            in_one = kernels.library() and grad.place.is_cpu_place()
-            piece = max(1, len(grad)) if in_one else UPDATE_ROWS
-            for start in range(0, len(grad), piece):
-                part = slice(start, min(start + piece, len(grad)))
-                if not kernels.library():
-                    rows = part if self.index_K is None else self.index_K[part]
-                    value, *moments = tensors = [tensor_of(array[rows]) for array in arrays]
-                    rule.update_device(name, value, moments, grad[part], update)
-                    for array, tensor in zip(arrays, tensors):
-                        array[rows] = tensor.numpy()
-                    continue
-                if self.index_K is None:
-                    value, *moments = (array[part] for array in arrays)
-                    index = None
-                else:
-                    value, *moments = arrays
-                    index = self.index_K[part]
-                rule.update_host(name, value, moments, index, host_view(grad[part]), update)
+            value, *moments = values = [arrays[each] for each in self.arrays_of(name)]
+            if kernels.library():
+                self.rule.update_host(name, value, moments, slots_K, host_view(grad), update)
+                continue
+            rows = slice(None) if slots_K is None else slots_K
+            value, *moments = tensors = [tensor_of(array[rows]) for array in values]
+            self.rule.update_device(name, value, moments, grad, update)
+            for array, tensor in zip(values, tensors):
+                array[rows] = tensor.numpy()
 
 
-class HostBank(Bank):
-    """Keeps the rows in host memory and updates them on the CPU; the device gets those of the block that it
-    works on."""
+class HostBank(BankInMemory):
+    """Keeps all rows in host memory."""
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule, std: float, seed: int):
         super().__init__(shard, width, bias=bias, rule=rule)
-        self._arrays = {"centres": initial_rows(seed, shard.start, shard.stop, width, std)}
-        if bias:
-            self._arrays["bias"] = np.zeros(shard.size, np.float32)
-        for name in self.names:
-            for moment in self.moments_of(name):
-                self._arrays[moment] = np.zeros_like(self._arrays[name])
-        self.select(None)
-
-    def select(self, index_K, spare=0):
-        super().select(index_K)
-        self._rows = HostRows(self._arrays, index_K)
-
-    def rows(self, name, start, stop):
-        return self._rows.read(name, start, stop)
-
-    def gather(self, name, number_P):
-        return self._rows.gather(name, number_P)
-
-    def host_rows(self, name):
-        return self._arrays[name], self._index_K
-
-    def _update(self, update, step):
-        self._rows.update(self.rule, self.gradients(), self.moments_of, update)
+        self._arrays = {name: np.zeros(shape, np.float32) for name, shape in self.shapes.items()}
+        for first, block in initial_blocks(seed, shard.start, shard.stop, width, std):
+            self._arrays["centres"][first : first + len(block)] = block
 
     def state(self):
         return dict(self._arrays)

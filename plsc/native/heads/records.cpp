@@ -1,5 +1,5 @@
 // Read, write, pack and unpack the stored rows (records) of a bank in a file or as bfloat16 (plsc/heads/banks/offloaded.py). In one
-// thread: the backbone's matrix products have the others. The numpy versions are in records.py.
+// thread: the backbone's matrix products have the others.
 #include "plsc/native/native.h"
 
 #include <errno.h>
@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <vector>
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__gnu_linux__)
@@ -48,10 +49,11 @@ FOR_EACH_PROCESSOR void widen(const uint16_t* x, int64_t width, float* out) {
   }
 }
 
-FOR_EACH_PROCESSOR bool all_finite(const float* x, int64_t width) {
-  uint32_t bad = 0;
-  for (int64_t c = 0; c < width; ++c) bad |= (bits_of(x[c]) & 0x7F800000u) == 0x7F800000u;
-  return !bad;
+// How many of the numbers from rows[0] on follow each other.
+inline int64_t run_of(const int64_t* rows, int64_t count) {
+  int64_t run = 1;
+  while (run < count && rows[run] == rows[0] + run) ++run;
+  return run;
 }
 
 }  // namespace
@@ -59,11 +61,12 @@ FOR_EACH_PROCESSOR bool all_finite(const float* x, int64_t width) {
 // Records `rows` of the file, of `bytes` each -> `out`. 0; an errno; -1 where the file ends too early.
 PLSC_API int plsc_read_records(int file, const int64_t* rows, int64_t count, int64_t bytes, char* out) {
   int64_t announced = 0;
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0, run; i < count; i += run) {
+    run = run_of(rows + i, std::min(count - i, ahead));
     for (; announced < count && announced < i + ahead; ++announced)
       posix_fadvise(file, rows[announced] * bytes, bytes, POSIX_FADV_WILLNEED);
-    for (int64_t done = 0; done < bytes;) {
-      const ssize_t got = pread(file, out + i * bytes + done, bytes - done, rows[i] * bytes + done);
+    for (int64_t done = 0; done < run * bytes;) {
+      const ssize_t got = pread(file, out + i * bytes + done, run * bytes - done, rows[i] * bytes + done);
       if (got == 0) return -1;
       if (got < 0 && errno != EINTR) return errno;
       if (got > 0) done += got;
@@ -74,9 +77,10 @@ PLSC_API int plsc_read_records(int file, const int64_t* rows, int64_t count, int
 
 // The way back. 0 or an errno.
 PLSC_API int plsc_write_records(int file, const int64_t* rows, int64_t count, int64_t bytes, const char* from) {
-  for (int64_t i = 0; i < count; ++i) {
-    for (int64_t done = 0; done < bytes;) {
-      const ssize_t put = pwrite(file, from + i * bytes + done, bytes - done, rows[i] * bytes + done);
+  for (int64_t i = 0, run; i < count; i += run) {
+    run = run_of(rows + i, count - i);
+    for (int64_t done = 0; done < run * bytes;) {
+      const ssize_t put = pwrite(file, from + i * bytes + done, run * bytes - done, rows[i] * bytes + done);
       if (put < 0 && errno != EINTR) return errno;
       if (put > 0) done += put;
     }
@@ -84,22 +88,19 @@ PLSC_API int plsc_write_records(int file, const int64_t* rows, int64_t count, in
   return 0;
 }
 
-// Rows `slots` of `arrays` side by side -> records of float32 or, with keys (one a record), of bfloat16. Whether all are finite.
-PLSC_API int plsc_pack(const float* const* arrays, const int64_t* widths, int64_t number, const int64_t* slots,
-                       int64_t count, const uint32_t* keys, void* records) {
+// Rows `slots` of `arrays` side by side -> records of float32 or, with keys (one a record), of bfloat16.
+PLSC_API void plsc_pack(const float* const* arrays, const int64_t* widths, int64_t number, const int64_t* slots,
+                        int64_t count, const uint32_t* keys, void* records) {
   int64_t width = 0;
   for (int64_t a = 0; a < number; ++a) width += widths[a];
   std::vector<float> row(width);
-  bool finite = true;
   for (int64_t i = 0; i < count; ++i) {
     float* whole = keys ? row.data() : static_cast<float*>(records) + i * width;
     float* part = whole;
     for (int64_t a = 0; a < number; part += widths[a++])
       memcpy(part, arrays[a] + slots[i] * widths[a], widths[a] * sizeof(float));
-    finite &= all_finite(whole, width);
     if (keys) round_row(whole, width, keys[i], static_cast<uint16_t*>(records) + i * width);
   }
-  return finite;
 }
 
 // The way back; `half`: the records are bfloat16.

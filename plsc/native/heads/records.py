@@ -1,9 +1,8 @@
-"""Read, write, pack and unpack the stored rows ("records") of an offloaded bank, by kernels or by numpy with
-the same bits.
+"""Read, write, pack and unpack the stored rows ("records") of an offloaded bank, by kernels.
 
 A record holds a row of each array side by side, as float32 or as bfloat16 (uint16, its bits; see
-plsc/utils/bfloat16.py). All this runs in one thread beside the backbone, the kernels without Python's lock.
-Try it: `pytest tests/native/heads/test_records.py`.
+plsc/utils/bfloat16.py). All this runs in one thread beside the backbone, without Python's lock, and also
+where PLSC_KERNELS=0 turns the kernels that compute off. Try it: `pytest tests/native/heads/test_records.py`.
 """
 
 from __future__ import annotations
@@ -14,68 +13,40 @@ from ctypes import c_int64, c_void_p
 
 import numpy as np
 
-from plsc.native import library
-from plsc.utils import bfloat16
+from plsc.native import compiled
 
 
 def read_records(file: int, rows: np.ndarray, out: np.ndarray) -> None:
     """Fill `out` [k, width] with the records `rows` (int64 [k]) of an open file. Raises OSError; EOFError
     where it ends too early."""
     size = _size(rows, out)
-    if native := library():
-        _raise(native.plsc_read_records(file, rows.ctypes.data, len(rows), size, out.ctypes.data))
-        return
-    views = memoryview(out.reshape(-1).view(np.uint8))
-    for number, offset in enumerate((rows * size).tolist()):
-        if os.preadv(file, [views[number * size : (number + 1) * size]], offset) != size:
-            raise EOFError
+    _raise(compiled().plsc_read_records(file, rows.ctypes.data, len(rows), size, out.ctypes.data))
 
 
 def write_records(file: int, rows: np.ndarray, records: np.ndarray) -> None:
     """Write the records `rows` (int64 [k]) to an open file. Raises OSError."""
     size = _size(rows, records)
-    if native := library():
-        _raise(native.plsc_write_records(file, rows.ctypes.data, len(rows), size, records.ctypes.data))
-        return
-    views = memoryview(records.reshape(-1).view(np.uint8))
-    for number, offset in enumerate((rows * size).tolist()):
-        left = views[number * size : (number + 1) * size]
-        while left:
-            count = os.pwrite(file, left, offset)
-            left, offset = left[count:], offset + count
+    _raise(compiled().plsc_write_records(file, rows.ctypes.data, len(rows), size, records.ctypes.data))
 
 
-def pack(arrays: Sequence[np.ndarray], slots: np.ndarray, keys: np.ndarray | None) -> tuple[np.ndarray, bool]:
-    """Pack rows `slots` (int64 [k]) of the float32 arrays [., n] or [.] into records -> them, and whether all
-    numbers are finite.
+def pack(arrays: Sequence[np.ndarray], slots: np.ndarray, keys: np.ndarray | None) -> np.ndarray:
+    """Pack rows `slots` (int64 [k]) of the float32 arrays [., n] or [.] into records.
 
-    keys: None, or uint32 [k] for bfloat16, rounded by these (plsc.utils.bfloat16.stochastic).
+    keys: None, or uint32 [k] for bfloat16, rounded by these (plsc.utils.bfloat16.keys_of).
     """
     widths = _widths(arrays)
-    dtype = np.float32 if keys is None else np.uint16
-    if native := library():
-        records = np.empty((len(slots), sum(widths)), dtype)
-        given = None if keys is None else keys.ctypes.data
-        with_arrays = _arguments(arrays, widths, slots)
-        return records, bool(native.plsc_pack(*with_arrays, len(slots), given, records.ctypes.data))
-    parts = [array[slots].reshape(len(slots), width) for array, width in zip(arrays, widths)]
-    records = np.concatenate(parts, axis=1)
-    finite = bool(np.isfinite(records).all())
-    return (records if keys is None else bfloat16.stochastic(records, keys)), finite
+    records = np.empty((len(slots), sum(widths)), np.float32 if keys is None else np.uint16)
+    given = None if keys is None else keys.ctypes.data
+    compiled().plsc_pack(*_arguments(arrays, widths, slots), len(slots), given, records.ctypes.data)
+    return records
 
 
 def unpack(records: np.ndarray, arrays: Sequence[np.ndarray], slots: np.ndarray) -> None:
     """Put records (float32 or uint16 [k, .]) into rows `slots` of the arrays."""
     widths = _widths(arrays)
     assert records.shape == (len(slots), sum(widths)) and records.flags.c_contiguous
-    if native := library():
-        is_half = records.dtype == np.uint16
-        native.plsc_unpack(records.ctypes.data, is_half, len(slots), *_arguments(arrays, widths, slots))
-        return
-    numbers, column = bfloat16.float32_of(records), 0
-    for array, width in zip(arrays, widths):
-        array[slots] = numbers[:, column : column + width].reshape(len(slots), *array.shape[1:])
-        column += width
+    is_half = records.dtype == np.uint16
+    compiled().plsc_unpack(records.ctypes.data, is_half, len(slots), *_arguments(arrays, widths, slots))
 
 
 def _widths(arrays: Sequence[np.ndarray]) -> list[int]:

@@ -11,28 +11,10 @@ tests/native/heads/test_rows.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from plsc.native import address, library
-
-
-class AdamNumbers(NamedTuple):
-    """The numbers of an update by AdamW, in the order of the kernel's arguments.
-
-    rest1, rest2: 1 - beta. rate: learning rate / (1 - beta1^t). root: 1 / sqrt(1 - beta2^t). shrink: learning
-    rate times weight decay.
-    """
-
-    beta1: float
-    rest1: float
-    beta2: float
-    rest2: float
-    rate: float
-    root: float
-    epsilon: float
-    shrink: float
 
 
 def unit_rows(rows_KD, unit_KD, inverse_K) -> None:
@@ -66,8 +48,8 @@ def update(
         momentum  (lr, mu, decay, nesterov): v <- mu v + g + decay w;  w <- w - lr v, with nesterov
                   w <- w - lr (g + decay w + mu v)
         lars      (rate, mu, decay): v <- mu v + rate (g + decay w);  w <- w - v
-        adamw     AdamNumbers: m <- beta1 m + rest1 g;  v <- beta2 v + rest2 g^2;
-                  w <- w - shrink w - rate m / (root sqrt(v) + epsilon)
+        adamw     (beta1, rest1, beta2, rest2, rate, root, epsilon, shrink): m <- beta1 m + rest1 g;
+                  v <- beta2 v + rest2 g^2;  w <- w - shrink w - rate m / (root sqrt(v) + epsilon)
 
     The numbers in index_K are all different; other rows keep their bytes. Rows of one number may come as [S].
     """

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_int64, c_void_p
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,49 +36,47 @@ class _Shard(ctypes.Structure):
     ]
 
 
-@dataclass
-class Problem:
-    """The inputs of the kernels.
+class Softmax:
+    """Computes one step.
 
-    x_ND: times the loss's scale. rows_SD, bias_S: of the bank, of which rows index_K take part (None: all K =
-    S). class_P: rising, as the K are numbered. cosine: rows are taken at length 1. bfloat16: the products'
-    inputs are rounded to it.
+    Args:
+        x_ND: times the loss's scale.
+        rows_SD, bias_S: of the bank, of which rows index_K take part (None: all K = S).
+        class_P, sample_P: the samples whose class is in the shard, by their classes, as the K are numbered.
+        exps_KN: where forward leaves the exponentials for backward, of `kept_dtype`; None: computed twice.
+        cosine: rows are taken at length 1. bfloat16: the products' inputs are rounded to it.
     """
 
-    x_ND: np.ndarray
-    rows_SD: np.ndarray
-    bias_S: np.ndarray | None
-    index_K: np.ndarray | None
-    class_P: np.ndarray
-    sample_P: np.ndarray
-    cosine: bool
-    bfloat16: bool
-
-
-class Softmax:
-    """Computes one step. `exps_KN`: where forward leaves the exponentials for backward, of `kept_dtype`;
-    None: computed twice."""
-
-    def __init__(self, problem: Problem, exps_KN: np.ndarray | None):
-        p = problem
-        samples, width = p.x_ND.shape
-        self.classes = len(p.rows_SD if p.index_K is None else p.index_K)
-        block = 2 * BLOCK if p.bfloat16 else BLOCK  # numbers are half as wide
-        blocks = -(-self.classes // block)
-        self.max_bN, self.sum_bN = np.empty((2, blocks, samples), np.float32)
+    def __init__(
+        self,
+        x_ND: np.ndarray,
+        rows_SD: np.ndarray,
+        bias_S: np.ndarray | None,
+        index_K: np.ndarray | None,
+        class_P: np.ndarray,
+        sample_P: np.ndarray,
+        exps_KN: np.ndarray | None,
+        *,
+        cosine: bool,
+        bfloat16: bool,
+    ):
+        samples, width = x_ND.shape
+        classes = len(rows_SD if index_K is None else index_K)
+        block = 2 * BLOCK if bfloat16 else BLOCK  # numbers are half as wide
+        self.max_bN, self.sum_bN = np.empty((2, -(-classes // block), samples), np.float32)
+        inverse_K = np.empty(classes, np.float32) if cosine else None
         # Kept as long as kernels have their addresses.
-        self._kept = (p, exps_KN, np.empty(self.classes, np.float32))
-        assert p.rows_SD.shape[1] == width and len(p.class_P) == len(p.sample_P) <= samples
-        kept = kept_dtype(p.bfloat16)
-        assert exps_KN is None or exps_KN.shape == (self.classes, samples)
-        by_amx = p.bfloat16 and onednn.has_amx()
-        self._shard = _Shard(samples, width, self.classes, block, len(p.class_P), p.bfloat16, by_amx)
-        self._shard.x, self._shard.rows, self._shard.bias = map(address, (p.x_ND, p.rows_SD, p.bias_S))
+        self._kept = x_ND, rows_SD, bias_S, index_K, class_P, sample_P, exps_KN, inverse_K
+        assert rows_SD.shape[1] == width and len(class_P) == len(sample_P) <= samples
+        assert exps_KN is None or exps_KN.shape == (classes, samples)
+        by_amx = bfloat16 and onednn.has_amx()
+        self._shard = _Shard(samples, width, classes, block, len(class_P), bfloat16, by_amx)
+        self._shard.x, self._shard.rows, self._shard.bias = map(address, (x_ND, rows_SD, bias_S))
         self._shard.target_class, self._shard.target_sample, self._shard.index = (
-            address(array, "int64") for array in (p.class_P, p.sample_P, p.index_K)
+            address(array, "int64") for array in (class_P, sample_P, index_K)
         )
-        self._shard.inverse = address(self._kept[2] if p.cosine else None)
-        self._shard.exps = address(exps_KN, kept)
+        self._shard.inverse = address(inverse_K)
+        self._shard.exps = address(exps_KN, kept_dtype(bfloat16))
         self._shard.max = address(self.max_bN)
 
     def forward(self) -> tuple[np.ndarray, np.ndarray]:

@@ -6,20 +6,19 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.heads.banks import BANKS
 from plsc.heads.banks import bank as bank_module
+from plsc.heads.banks import build_bank
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.optimizer import Momentum
 from plsc.utils.sharding import ClassShard, split
-from tests.heads.errors import OPTIMIZERS
-from tests.helpers.bounds import EPS, assert_within, growth, perturbed
+from tests.helpers.bounds import EPS, growth
 
 
-@pytest.fixture(params=list(BANKS))
+@pytest.fixture(params=["device", "host"])
 def make(request):
     def made(shard=None, **options):
         options = {"bias": True, "std": 0.5, "seed": 1, "rule": Momentum(0.9, 1e-2), **options}
-        return BANKS[request.param](shard or ClassShard.whole(11), 4, **options)
+        return build_bank(request.param, "float32", ".", shard or ClassShard.whole(11), 4, **options)
 
     return made
 
@@ -46,38 +45,11 @@ def test_initial_rows_are_drawn_where_they_stay(kind, most):
     tracemalloc.start()
     try:
         options = {"bias": False, "std": 0.5, "seed": 1, "rule": Momentum()}
-        BANKS[kind](ClassShard.whole(11 * bank_module.INIT_ROWS), 64, **options)
+        shard = ClassShard.whole(11 * bank_module.INIT_ROWS)
+        build_bank(kind, "float32", ".", shard, 64, **options)
         assert tracemalloc.get_traced_memory()[1] < most * block
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_update_is_the_rule_and_the_bias_is_not_decayed(make, optimizer):
-    rule, dense = OPTIMIZERS[optimizer]
-    bank = make(rule=rule)
-    rng = np.random.default_rng(0)
-    grads = {"centres": rng.standard_normal((5, 11, 4)), "bias": rng.standard_normal((5, 11))}
-
-    def updates(centres, grads):
-        found = {}
-        for name, value in (("centres", centres), ("bias", np.zeros(11))):
-            moments = [np.zeros_like(value) for _ in rule.moments]
-            for number, grad in enumerate(grads[name], 1):
-                decay = dense.decay if name == "centres" else 0.0
-                value, *moments = dense.step(value, grad, *moments, 0.1, number, decay)
-            found.update(zip([name, *bank.moments_of(name)], [value, *moments]))
-        return found
-
-    want, bound = perturbed(updates, bank.state()["centres"].copy(), grads, terms=44)
-    for number in range(5):
-        for name, drawn in grads.items():
-            grad = drawn[number]
-            for start, stop in [(0, 3), (3, 11)]:
-                bank.set_gradient(name, start, stop, paddle.to_tensor(grad[start:stop], dtype="float32"))
-        bank.update(0.1, norms=tuple(np.sqrt(np.array(bank.squares()))) if rule.needs_norms else None)
-    assert bank.updates == 5
-    assert_within(bank.state(), want, bound)
 
 
 def test_squares_are_of_the_selected_rows(make, monkeypatch):

@@ -7,13 +7,14 @@ import pytest
 
 from plsc import native as kernels
 from plsc.checkpoint.store import Checkpoint, Content, save
-from plsc.heads import make_head
-from plsc.heads.banks import BANKS, build_bank
+from plsc.errors import UserError
+from plsc.heads import banks as banks_module
+from plsc.heads.banks import build_bank
 from plsc.heads.banks import offloaded as window_module
+from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import LARS, AdamW, Momentum
 from plsc.utils import bfloat16
-from plsc.utils.logging import setup
 from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.sharding import ClassShard
 
@@ -154,16 +155,6 @@ def checkpoint_of(head, folder):
     return Checkpoint.open(save(folder / "checkpoints", content))
 
 
-def test_checkpoints_of_all_float32_banks_have_the_same_bytes(tmp_path):
-    for kind in ("host", "disk"):
-        checkpoint_of(train(tmp_path, kind, "float32", plain=True)[1], tmp_path / kind)
-    files = [
-        (tmp_path / kind / "checkpoints/step-00000005/head-00000-of-00001.safetensors").read_bytes()
-        for kind in ("host", "disk")
-    ]
-    assert files[0] == files[1]
-
-
 @pytest.mark.parametrize("to", [("device", "float32"), ("host", "float32"), *KINDS])
 @pytest.mark.parametrize("since", [("device", "float32"), *KINDS])
 def test_a_checkpoint_of_any_bank_goes_into_any_other(since, to, tmp_path):
@@ -181,7 +172,7 @@ def test_a_checkpoint_of_any_bank_goes_into_any_other(since, to, tmp_path):
 @pytest.mark.parametrize(("kind", "dtype"), KINDS)
 def test_rows_that_no_checkpoint_brought_have_their_initial_values(kind, dtype, tmp_path):
     shard = ClassShard(100, 30, 70)
-    want = BANKS["host"](shard, D, bias=True, std=0.5, seed=1, rule=Momentum(0.9, 0.0)).state()
+    want = make("host", "float32", tmp_path, shard).state()
     if dtype == "bfloat16":
         want = {name: bfloat16.nearest(rows) for name, rows in want.items()}
     new = {name: np.ones((20, *rows.shape[1:]), np.float32) for name, rows in want.items()}
@@ -214,12 +205,11 @@ def test_a_shard_without_classes(tmp_path):
     assert bank.state()["centres"][:].shape == (0, D) and bank.selected == 0
 
 
-def test_writing_the_initial_rows_is_logged_where_it_takes_long(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(window_module, "_LOGGED_BYTES", 100)
-    setup(0)
-    bank = make("disk", "float32", tmp_path, bias=False)
-    bank.write_initial_rows()
-    assert "INFO writing the initial rows of 60 classes, 0 MB" in capsys.readouterr().out
-    bank.write_initial_rows()
-    bank.select(np.array([1]))
-    assert capsys.readouterr().out == ""
+def test_without_a_compiler_there_is_no_such_bank(tmp_path, monkeypatch):
+    monkeypatch.setattr(banks_module, "compiled", lambda: None)
+    for kind, dtype in KINDS:
+        with pytest.raises(
+            UserError, match=f"^Head.bank: {kind} with {dtype} needs the compiled kernels; .*"
+        ):
+            make(kind, dtype, tmp_path)
+    make("host", "float32", tmp_path)

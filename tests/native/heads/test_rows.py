@@ -65,7 +65,7 @@ def test_gather(path, two_threads):
 
 def dense_of(rule):
     """-> how many moments the rule has, its update by rows.py, and by float64 -> value and moments."""
-    numbers = rows.AdamNumbers(0.9, 0.1, 0.999, 0.001, 0.05, 20.0, 1e-8, 0.01)
+    numbers = (0.9, 0.1, 0.999, 0.001, 0.05, 20.0, 1e-8, 0.01)
 
     def adamw(w, g, m, v):
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
@@ -122,19 +122,6 @@ def test_updates(path, two_threads, rule, index, width):
     for found, start in zip(arrays, before):
         if index is not None:
             assert np.array_equal(np.delete(found, index, axis=0), np.delete(start, index, axis=0))
-
-
-@pytest.mark.parametrize("rule", ["momentum", "nesterov", "lars", "adamw"])
-def test_an_update_of_numbers_is_that_of_rows_of_one(path, rule):
-    """A bias is [S]."""
-    count, update, _ = dense_of(rule)
-    flat = [np.abs(drawn(23, seed=n)) for n in range(1 + count)]
-    rowed = [array.reshape(23, 1).copy() for array in flat]
-    grad = drawn(5, seed=9)
-    update(*flat, INDEX, grad)
-    update(*rowed, INDEX, grad.reshape(5, 1))
-    for found, wanted in zip(flat, rowed):
-        assert np.array_equal(found, wanted[:, 0])
 
 
 @pytest.mark.parametrize("unit", [False, True])

@@ -76,10 +76,9 @@ def test_against_float64(path, two_threads, block, sampled, cosine, kept, bfloat
         compute, x, rows[chosen], bias[chosen], *([ones] if rounded else []), ones, **off
     )
 
-    problem = softmax.Problem(
-        x, rows, None if cosine else bias, index, target_class, sample, cosine, bfloat16
-    )
-    one = softmax.Softmax(problem, np.empty((count, N), softmax.kept_dtype(bfloat16)) if kept else None)
+    exps = np.empty((count, N), softmax.kept_dtype(bfloat16)) if kept else None
+    arrays = x, rows, None if cosine else bias, index, target_class, sample, exps
+    one = softmax.Softmax(*arrays, cosine=cosine, bfloat16=bfloat16)
     max_bN, sum_bN = one.forward()
     got_drows, got_dbias = np.empty((count, D), np.float32), None if cosine else np.empty(count, np.float32)
     got_dx = one.backward(
@@ -107,7 +106,7 @@ def test_gradients_by_amx_have_the_same_bits_wherever_they_are_written(two_threa
     rng = np.random.default_rng(0)
     x, rows = (rng.standard_normal((count, 64)).astype(np.float32) for count in (32, 96))
     none = np.empty(0, np.int64)
-    head = softmax.Softmax(softmax.Problem(x, rows, None, None, none, none, True, True), None)
+    head = softmax.Softmax(x, rows, None, None, none, none, None, cosine=True, bfloat16=True)
     (max_N,), (sum_N,) = head.forward()  # of the one block
     lse, no_targets = max_N + np.log(sum_N), np.empty(0, np.float32)
     memory = np.empty(rows.size + 32, np.float32)
@@ -129,7 +128,6 @@ def test_numbers_that_are_not_finite_come_through(path):
     for value in (np.nan, np.inf):
         bad = x.copy()
         bad[2, 5] = value
-        _, sum_bN = softmax.Softmax(
-            softmax.Problem(bad, rows, None, None, target_class, sample, False, False), None
-        ).forward()
+        arrays = bad, rows, None, None, target_class, sample, None
+        _, sum_bN = softmax.Softmax(*arrays, cosine=False, bfloat16=False).forward()
         assert np.isfinite(sum_bN.sum(axis=0)).tolist() == [n != 2 for n in range(N)]
