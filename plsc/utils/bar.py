@@ -16,31 +16,23 @@ from plsc.utils.text import duration
 LOG_EVERY = 10.0  # seconds
 
 
-class Bar:
+class Bar(tqdm):
     """A bar on a terminal; elsewhere a line in the log from time to time: `reading faces: 10 of 1,000 images,
     eta 0:01:39`."""
 
     def __init__(self, what: str, total: int, unit: str):
-        self._what = what
-        self._unit = unit
+        super().__init__(desc=what, total=total, unit=f" {unit}", unit_scale=True, disable=None, leave=False)
+        self._line = f"{what}: {{:,}} of {total:,} {unit}, eta {{}}"
         self._begin = self._logged = time.monotonic()
-        self._bar = tqdm(desc=what, total=total, unit=f" {unit}", unit_scale=True, disable=None, leave=False)
-        self._done = 0
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def update(self, done: int = 1) -> None:
-        """Report that `done` more are done."""
-        self._done += done
-        self._bar.update(done)
-        now = time.monotonic()
-        if not self._bar.disable or now - self._logged < LOG_EVERY:
+    def update(self, n: int = 1) -> None:
+        """Report that `n` more are done."""
+        if not self.disable:
+            super().update(n)
             return
-        self._logged = now
-        total = self._bar.total
-        left = (now - self._begin) / self._done * (total - self._done)
-        get_logger().info(f"{self._what}: {self._done:,} of {total:,} {self._unit}, eta {duration(left)}")
+        self.n += n
+        now = time.monotonic()
+        if now - self._logged >= LOG_EVERY:
+            self._logged = now
+            left = (now - self._begin) / self.n * (self.total - self.n)
+            get_logger().info(self._line.format(self.n, duration(left)))

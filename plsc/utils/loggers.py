@@ -30,13 +30,14 @@ class VisualDL:
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(tag=name, value=value, step=step)
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()  # else a killed process loses two minutes
 
     def close(self) -> None:
         self._writer.close()
 
 
-class TensorBoard:
+class TensorBoard(VisualDL):
     """Writes <folder>/tensorboard, a file for each start, which TensorBoard shows as one run."""
 
     def __init__(self, folder: Path):
@@ -45,14 +46,6 @@ class TensorBoard:
         place = folder / "tensorboard"
         # The name has a number, since two starts in one second would overwrite each other.
         self._writer = SummaryWriter(str(place), filename_suffix=f".{len(list(place.glob('events.*')))}")
-
-    def write(self, values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # else a killed process loses two minutes
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 class Wandb:
