@@ -21,13 +21,9 @@ class Classification:
     kind: ClassVar[str] = "classification"
     metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
     notes: ClassVar[tuple[str, ...]] = ()
-    label: np.ndarray  # [n] int64 in [0, C)
-    predicted: np.ndarray  # [n] int64 in [0, C)
-
-    @property
-    def accuracy(self) -> float:
-        """Top-1: the share of images whose predicted class is theirs."""
-        return float(np.mean(self.predicted == self.label))
+    images: int
+    classes: int  # of these images
+    accuracy: float  # top-1: the share of images whose predicted class is theirs
 
     @property
     def headline(self) -> str:
@@ -37,11 +33,11 @@ class Classification:
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Key of `row` -> its 95 % confidence interval (Wilson's: the images are independent)."""
-        return {"accuracy": wilson(self.accuracy, len(self.label))}
+        return {"accuracy": wilson(self.accuracy, self.images)}
 
     def row(self) -> dict[str, float]:
         """Return the row of metrics.jsonl: {"accuracy", "images"}."""
-        return {"accuracy": self.accuracy, "images": len(self.label)}
+        return {"accuracy": self.accuracy, "images": self.images}
 
     def numbers(self) -> dict:
         """Return the numbers of results.json: `row` and the intervals."""
@@ -50,7 +46,7 @@ class Classification:
     def results(self) -> dict[str, str]:
         """Format the numbers for people: label -> value with its unit."""
         return {
-            "images": f"{len(self.label):,} of {len(np.unique(self.label)):,} classes",
+            "images": f"{self.images:,} of {self.classes:,} classes",
             "accuracy (top-1)": with_interval(self.accuracy, self.intervals["accuracy"]),
             IN_BRACKETS: "95 % confidence interval (Wilson)",
         }
@@ -65,4 +61,4 @@ def classify(label: np.ndarray, predicted: np.ndarray, num_classes: int) -> Clas
             f"classification: image {lost[0]} has no finite logit ({len(lost):,} such images); the network "
             "has diverged or its images are broken, lower the learning rate or check them"
         )
-    return Classification(label, predicted)
+    return Classification(len(label), len(np.unique(label)), float(np.mean(predicted == label)))

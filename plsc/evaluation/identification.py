@@ -51,8 +51,7 @@ class Identification:
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Key of `row` -> its 95 % confidence interval: Wilson's over the probes, thresholds taken as
-        given."""
+        """Key of `row` -> its 95 % confidence interval: Wilson's over the probes."""
         return {key: wilson(rate, self.probes) for key, rate in self._rates().items() if rate is not None}
 
     def _rates(self) -> dict[str, float | None]:
@@ -73,9 +72,9 @@ class Identification:
     def results(self) -> dict[str, str]:
         """Format the numbers for people: label -> value with its unit, or why there is none."""
         intervals, none = self.intervals, "needs probes of identities in the gallery"
+        probes = f"({self.probes:,} in the gallery, {self.strangers:,} not)"
         labels = {
-            "probes": f"{self.probes + self.strangers:,} ({self.probes:,} in the gallery, "
-            f"{self.strangers:,} not)",
+            "probes": f"{self.probes + self.strangers:,} {probes}",
             "gallery": f"{self.gallery:,} images",
         }
         for k, rate in self.ranks.items():

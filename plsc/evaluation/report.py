@@ -54,9 +54,7 @@ class WorstPair(NamedTuple):
 def render(**content: Any) -> str:
     """Fill report.html.jinja, which escapes every value."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    jinja = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
+    jinja = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
     jinja.filters["base64"] = lambda content: base64.b64encode(content).decode()
     return jinja.get_template("report.html.jinja").render(**content)
 
@@ -142,9 +140,8 @@ def draw_histogram(result: Verification) -> Figure:
         share = 100 * np.histogram(cosines, edges)[0] / max(1, len(cosines))
         axes.stairs(share, edges, fill=True, alpha=0.5, label=f"{label} ({len(cosines):,} pairs)")
     if result.threshold is not None:
-        axes.axvline(
-            result.threshold, color="black", linestyle="--", label=f"threshold {result.threshold:.3f}"
-        )
+        label = f"threshold {result.threshold:.3f}"
+        axes.axvline(result.threshold, color="black", linestyle="--", label=label)
     axes.legend()
     return figure
 

@@ -142,9 +142,7 @@ class Verification:
         return {
             **self.row(),
             "confidence_95": self.intervals,
-            "threshold@far": {
-                f"{far:g}": cosine for far, cosine in self.threshold_at_far.items() if cosine is not None
-            },
+            "threshold@far": {f"{far:g}": at for far, at in self.threshold_at_far.items() if at is not None},
             "identities": None if self.people is None else len(self.people),
             "fold_accuracy": self.fold_accuracy.tolist(),
         }
@@ -193,10 +191,7 @@ def verify(emb_a: np.ndarray, emb_b: np.ndarray, same: np.ndarray) -> Verificati
 
 
 def verify_pairs(
-    embeddings: np.ndarray,
-    pairs: np.ndarray,
-    same: np.ndarray,
-    identity_of: np.ndarray | None = None,
+    embeddings: np.ndarray, pairs: np.ndarray, same: np.ndarray, identity_of: np.ndarray | None = None
 ) -> Verification:
     """Verify pairs int64 [P, 2] that index embeddings [N, D], same [P] bool.
 
@@ -236,7 +231,7 @@ def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
     has_accuracy = len(fold_accuracy) > 0
     negatives = int(np.sum(~same))
     # With too few negatives not even one false accept is allowed.
-    measured = {far: roc is not None and negatives >= needed(far) for far in FARS}
+    known = [far for far in FARS if roc is not None and negatives >= needed(far)]
     return Verification(
         similarity=similarity,
         same=same,
@@ -247,13 +242,8 @@ def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
         cell=cell,
         auc=roc.area() if roc else None,
         eer=float(equal_error_rate(roc.far, roc.tar)) if roc else None,
-        tar_at_far={
-            far: float(tar_at_far(roc.far, roc.tar, far)) if known else None
-            for far, known in measured.items()
-        },
-        threshold_at_far={
-            far: threshold_at_far(roc, far) if known else None for far, known in measured.items()
-        },
+        tar_at_far={far: float(tar_at_far(roc.far, roc.tar, far)) if far in known else None for far in FARS},
+        threshold_at_far={far: threshold_at_far(roc, far) if far in known else None for far in FARS},
         roc=roc,
         notes=notes,
     )
@@ -274,12 +264,8 @@ def folds_of_one_kind(same: np.ndarray) -> bool:
 
 
 def _squared_distances(embeddings: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, int]:
-    """Compute squared L2 distances [P] float64 of the normalised embeddings of each pair, and the number of
-    pairs with a zero one.
-
-    Computed from the difference as InsightFace does, not as 2 - 2 cos: equal images have distance exactly 0.
-    Pairs are gathered in blocks: 15 million of them take only the memory of their distances.
-    """
+    """Compute squared L2 distances [P] float64 of the normalised embeddings of each pair, from the difference
+    as InsightFace does, so that equal images have distance 0; and the number of pairs with a zero one."""
     unit = embeddings.astype(np.float64)  # in which no float32 row overflows
     norm = np.sqrt(np.einsum("nd,nd->n", unit, unit))
     bad = ~np.isfinite(norm)[pairs].all(axis=1)
@@ -290,7 +276,7 @@ def _squared_distances(embeddings: np.ndarray, pairs: np.ndarray) -> tuple[np.nd
         )
     unit /= np.where(norm == 0, 1.0, norm)[:, None]
     distance = np.empty(len(pairs))
-    block = max(1, BLOCK_ELEMENTS // max(1, unit.shape[1]))
+    block = max(1, BLOCK_ELEMENTS // unit.shape[1])  # 15 million pairs take no memory but for the distances
     for start in range(0, len(pairs), block):
         first, second = pairs[start : start + block].T
         difference = unit[first] - unit[second]
@@ -316,9 +302,8 @@ def _cells(distance: np.ndarray, same: np.ndarray, folds: int) -> np.ndarray:
     """Compute the cell of each pair, int64 [P], in a table [F, T + 1, 2]: its fold, the first threshold of
     the grid below which it falls, and different or same.
 
-    Counting the pairs of each cell replaces the loop over folds and thresholds: a pair is accepted by every
-    threshold from its own cell of the grid on, so cumulated counts give the right decisions of each fold at
-    each threshold.
+    A pair is accepted by every threshold from its own cell on, so cumulated counts give the right decisions
+    of each fold at each threshold.
     """
     sizes = np.full(folds, len(same) // folds)
     sizes[: len(same) % folds] += 1

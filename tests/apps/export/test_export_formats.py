@@ -1,7 +1,6 @@
 """Exports for other packages: what those packages look for is there, and gives our embeddings.
 
-`insightface` and `paddlex` are tried where they are installed. What is known of their code is written again
-here, so that their part is also tried without them.
+What is known of their code is written again here, so that their part is tried without them.
 """
 
 from __future__ import annotations
@@ -139,26 +138,10 @@ def test_insightface_normalises_neither_pixels_nor_embeddings(made):
     assert np.abs(plain.get_feat(pictures(PIXELS)[0]) - embeddings_of(net, PIXELS[:1])[0]).max() > 0.01
 
 
-def test_insightface_itself(made):
-    insightface = pytest.importorskip("insightface", reason="insightface is not installed")
-    net, out = made
-    model = insightface.model_zoo.get_model(str(out / "insightface" / "model.onnx"))
-    assert (model.taskname, model.input_mean, model.input_std) == ("recognition", 0, 1)
-    assert_within(model.get_feat(pictures(PIXELS)), *embeddings_of(net, PIXELS))
-
-
 def test_paddlex_normalises_neither_pixels_nor_embeddings(made):
     net, out = made
     model = LikePaddleX("ResNet50_face", out / "paddlex")
     found = np.concatenate([next(model.predict(picture))["feature"] for picture in pictures(PIXELS)])
-    assert_within(found, *embeddings_of(net, PIXELS))
-
-
-def test_paddlex_itself(made):
-    paddlex = pytest.importorskip("paddlex", reason="paddlex is not installed")
-    net, out = made
-    model = paddlex.create_model("ResNet50_face", model_dir=str(out / "paddlex"))
-    found = [np.ravel(next(iter(model.predict(picture)))["feature"]) for picture in pictures(PIXELS)]
     assert_within(found, *embeddings_of(net, PIXELS))
 
 

@@ -142,12 +142,6 @@ def test_pictures_that_promise_much_are_refused_before_they_are_decoded(tmp_path
     assert read_photo(whole + b"and more").shape == (5, 6, 3)
 
 
-def test_cmyk_is_read(tmp_path):
-    image = pytest.importorskip("PIL.Image", reason="Pillow, which writes CMYK, is not installed")
-    image.new("CMYK", (40, 30), (0, 200, 0, 0)).save(tmp_path / "cmyk.jpg")
-    assert read_photo(tmp_path / "cmyk.jpg").shape == (30, 40, 3)
-
-
 def test_mistakes_are_one_line(tmp_path):
     photos = tmp_path / "photos"
     with pytest.raises(UserError, match="is no folder"):

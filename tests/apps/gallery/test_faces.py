@@ -9,7 +9,6 @@ from plsc.apps.gallery.embed import open_network
 from plsc.entry import Entry
 from plsc.errors import UserError
 from tests.apps.faces.lfw import ZOO, needs_faces, portraits, scene, write
-from tests.apps.faces.test_align import exif_turned, png_bomb
 
 pytestmark = needs_faces
 
@@ -90,28 +89,23 @@ def test_pictures_of_all_kinds_get_one_line_each(built, tmp_path, capsys):
     photo = scene(faces[:1], seed=5)
     asked = {
         "plain.jpg": photo,
-        "deep.png": photo.astype(np.uint16) * 257,
         "grey.png": cv2.cvtColor(photo, cv2.COLOR_BGR2GRAY),
         "five.jpg": scene(faces, seed=5),
         "none.jpg": np.full((200, 300, 3), 90, np.uint8),
     }
     for file, picture in asked.items():
         write(tmp_path / file, picture)
-    (tmp_path / "turned.jpg").write_bytes(exif_turned(cv2.rotate(photo, cv2.ROTATE_90_COUNTERCLOCKWISE), 6))
-    (tmp_path / "bomb.png").write_bytes(png_bomb())
-    (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
     (tmp_path / "text.jpg").write_text("no picture")
     (tmp_path / "aligned.png").write_bytes(cv2.imencode(".png", portraits(4, 16)[name][3])[1])
     files = sorted(tmp_path.iterdir())
     code, said, _ = run(capsys, "search", built, *files, tmp_path / "gone.jpg")
     lines = {line.split(": ")[0].rsplit("/")[-1]: line.split(": ", 1)[1] for line in said.splitlines()}
     assert code == 1 and len(lines) == len(said.splitlines()) == len(files) + 1
-    for file in ("plain.jpg", "deep.png", "grey.png", "five.jpg", "turned.jpg", "aligned.png"):
+    for file in ("plain.jpg", "grey.png", "five.jpg", "aligned.png"):
         assert lines[file].startswith(f"{name} (0."), (file, lines[file])
     assert lines["five.jpg"].endswith("; the largest of 5 faces")
     assert lines["none.jpg"] == "no face found" and lines["gone.jpg"] == "no such image"
-    assert "HEIC, which cannot be read; save it as JPEG" in lines["a.heic"]
-    assert "not an image" in lines["bomb.png"] and "not an image" in lines["text.jpg"]
+    assert "not an image" in lines["text.jpg"]
     cmyk = pytest.importorskip("PIL.Image", reason="Pillow, which writes CMYK, is not installed")
     cmyk.fromarray(photo[:, :, ::-1]).convert("CMYK").save(tmp_path / "cmyk.jpg")
     assert run(capsys, "search", built, tmp_path / "cmyk.jpg")[1].startswith(f"{tmp_path}/cmyk.jpg: {name} (")

@@ -37,11 +37,6 @@ def test_tensors_of_any_type_and_layout(tmp_path, dtype):
         assert not found[name].flags.writeable
 
 
-def test_bfloat16_comes_as_its_bits(tmp_path):
-    bits = np.array([0x3F80, 0xC000], np.uint16)
-    assert np.array_equal(load_torch(write_torch(tmp_path / "a.pt", {"a": bits}))["a"], bits)
-
-
 def test_a_part_of_a_storage(tmp_path):
     array = numbers(12)
     path = write_torch(tmp_path / "a.pt", {"a": array}, changed={"a": (2, (3, 2), (3, 1))})
