@@ -46,7 +46,4 @@ def _build_one(path: KeyPath, section: DatasetCfg, seed: int) -> Any:
     except UserError as error:
         if not error.key:
             raise
-        default = (
-            "" if error.key in section.keywords else ", which is the default; write the key to change it"
-        )
-        raise type(error)(error.text + default, _name((*path, error.key))) from error
+        raise type(error)(error.text, _name((*path, error.key))) from error

@@ -179,6 +179,20 @@ def check_files(given: Mapping[str, Any], *keys: str) -> None:
             raise MissingFileError(f"file '{given[key]}' does not exist (looked in {os.getcwd()})", key=key)
 
 
+def count_classes(labels: np.ndarray, where: str) -> int:
+    """Count the classes of int64 labels [N]; UserError, which begins with `where`, unless they are 0, 1, ...
+    without gaps."""
+    present = np.unique(labels)
+    count = int(present[-1]) + 1
+    if len(present) < count:
+        gap = int(np.argmax(present != np.arange(len(present))))
+        raise UserError(
+            f"{where}: no image has label {gap} ({count - len(present)} of the labels 0 to {count - 1} are "
+            "missing); number the classes 0, 1, 2, ... without gaps"
+        )
+    return count
+
+
 def check_labels(data: Dataset) -> None:
     """Refuse labels that are not as Dataset declares them; UserError."""
     check_array(data, "labels", "int64 [N]", None)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.data.dataset import Dataset, check_files
+from plsc.data.dataset import Dataset, check_files, count_classes
 from plsc.errors import UserError, reading, shown
 from plsc.utils.files import read_regular
 
@@ -63,14 +63,7 @@ class IdxImages(Dataset):
                 f"{images} has {len(pixels):,} images, {labels} {len(self.labels):,} labels; "
                 "give two files that belong together and are not empty"
             )
-        present = np.unique(self.labels)
-        self.num_classes = len(present)
-        if present[-1] != self.num_classes - 1:
-            gap = int(np.argmax(present != np.arange(len(present))))
-            raise UserError(
-                f"{labels}: no image has label {gap}, but one has label {present[-1]}; "
-                "the labels must be 0, 1, 2, ... without gaps"
-            )
+        self.num_classes = count_classes(self.labels, labels)
         self.image_shape = (1, *pixels.shape[1:])
         self._pixels = pixels[:, np.newaxis]
         self.title = Path(images).name

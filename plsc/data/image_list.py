@@ -18,7 +18,7 @@ import numpy as np
 
 from plsc.data.images import EncodedImages, read_file
 from plsc.errors import MissingFileError, UserError, shown
-from plsc.utils.files import open_regular, refuse_irregular
+from plsc.utils.files import open_regular
 from plsc.utils.logging import get_logger
 
 SHOWN = 5  # bad lines and missing images that a message names
@@ -112,17 +112,14 @@ def _split(line: bytes, labelled: bool) -> tuple[bytes, int, str]:
 
 
 def check_list(path: str, root: str = "") -> None:
-    """Raise MissingFileError unless the list file, and the folder if one is given, exist; UserError for a
-    pipe or a device."""
-    if os.path.exists(path):
-        refuse_irregular(path)
+    """Raise MissingFileError unless the list file, and the folder if one is given, exist."""
     if os.path.isdir(path):
         raise UserError(
             f"'{path}' is a folder; name the text file that lists the images, or give name: ImageFolder and "
             f"folder: {path} for a folder with a folder for each identity",
             key="list",
         )
-    if not os.path.isfile(path):
+    if not os.path.exists(path):
         raise MissingFileError(f"file '{path}' does not exist (looked in {Path.cwd()})", key="list")
     if root and not os.path.isdir(root):
         raise MissingFileError(f"folder '{root}' does not exist (looked in {Path.cwd()})", key="root")

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from plsc.data import MOST_PIXELS
 from plsc.data.augment import Augment
-from plsc.data.dataset import Dataset, PairSet
+from plsc.data.dataset import Dataset, PairSet, count_classes
 from plsc.data.hold_out import choose_held_out
 from plsc.data.transforms import generator, resize
 from plsc.errors import CorruptImageError, UserError, reading, shown
@@ -189,17 +189,8 @@ class EncodedImages(Encoded, Dataset):
 
     def _set_labels(self, labels: np.ndarray, where: str) -> np.ndarray:
         """Set int64 labels [N] but for those of classes that are held out; return which images stay, bool
-        [N]. UserError, which begins with `where`, unless they are 0, 1, ... without gaps."""
-        present = np.unique(labels)
-        self.labels = labels
-        self.num_classes = int(present[-1]) + 1
-        if len(present) < self.num_classes:
-            gap = int(np.argmax(present != np.arange(len(present))))
-            missing = self.num_classes - len(present)
-            raise UserError(
-                f"{where}: no image has label {gap} ({missing} of the labels 0 to {present[-1]} are "
-                "missing); number the classes 0, 1, 2, ... without gaps"
-            )
+        [N]. Raises what count_classes and choose_held_out raise."""
+        self.labels, self.num_classes = labels, count_classes(labels, where)
         if not self.hold_out:
             return np.ones(len(labels), bool)
         kept = ~choose_held_out(self, self.hold_out, where)

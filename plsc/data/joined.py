@@ -65,18 +65,15 @@ class Joined(Dataset):
 
 
 def _different_names(identities: np.ndarray, parts: list[Dataset]) -> np.ndarray:
-    """Put the title of its set in front of each name that an earlier set has; numbers become text."""
-    names: list[str] = []
-    used: set[str] = set()
-    for number, part in enumerate(parts, start=1):
-        for name in map(str, part.identities.tolist()):
-            if name in used:
-                name = f"{part.title}/{name}"
-            if name in used:
-                name = f"{number}/{name}"
-            used.add(name)
-            names.append(name)
-    return np.array(names)
+    """Put the number of its set in front of each name that an earlier set has; numbers become text."""
+    numbers = np.repeat(np.arange(1, len(parts) + 1), [part.num_classes for part in parts]).tolist()
+    first: dict[str, int] = {}
+    return np.array(
+        [
+            name if first.setdefault(name, number) == number else f"{number}/{name}"
+            for name, number in zip(map(str, identities.tolist()), numbers)
+        ]
+    )
 
 
 def _check_preprocessing(key: str, theirs: Preprocessing, first_key: str, first: Preprocessing) -> None:

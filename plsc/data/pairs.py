@@ -186,10 +186,10 @@ class ImagePairs(EncodedPairs):
     """Pairs drawn from labelled images: half positive and half negative in turn, no pair twice, the same in
     every run.
 
-    `images`: an image folder, a list or a .rec file; in a config that lacks it, those of the training,
-    prepared as there. `root`: of a list, see plsc.data.image_list.ImageList. `hold_out`: draws from the share
-    of the classes that training with the same `hold_out` of the same images leaves out. `num_pairs`: how
-    many; null: 6,000, or as many as there are. Further keys: those of plsc.data.images.EncodedPairs.
+    `images`: an image folder, a list or a .rec file. `root`: of a list, see plsc.data.image_list.ImageList.
+    `hold_out`: draws from the share of the classes that training with the same `hold_out` of the same images
+    leaves out. `num_pairs`: how many; null: 6,000, or as many as there are. Further keys: those of
+    plsc.data.images.EncodedPairs.
     """
 
     def __init__(

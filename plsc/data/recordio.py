@@ -11,11 +11,13 @@ it: `RecordFile("train.rec").payload(1)`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import struct
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -87,8 +89,6 @@ class RecordFile:
         """Read the payload of a record, uint8 [n]. Read with pread: threads share the file."""
         span, offset = int(self.spans[position]), int(self.offsets[position])
         data = os.pread(self._file.fileno(), span, offset)
-        if len(data) < span:
-            self._refuse(position, "has changed since the file was opened; start anew")
         parts, kinds, start = [], [], 0
         while data[start : start + 4] == _MAGIC and len(data) >= start + 8:
             kind, length = _kind_and_length(data, start + 4)
@@ -178,44 +178,31 @@ def read_index(path: str) -> tuple[np.ndarray, np.ndarray]:
     return numbers[0::2].copy(), offsets.copy()
 
 
-class RecordWriter:
-    """Writes a .rec and its .idx beside their names and renames both when the `with` block ends well."""
+@contextlib.contextmanager
+def write_records(path: str) -> Iterator[Callable[[bytes], None]]:
+    """Write a .rec and its .idx by a function that appends a payload; its key is the number of those before.
 
-    def __init__(self, path: str):
-        self._path = Path(path)
-        self._count = 0
-        self._exit = contextlib.ExitStack()
+    Both get their names when the `with` block ends well.
+    """
+    with contextlib.ExitStack() as stack:
+        # What is entered last ends first: the .rec has its name before the .idx that points into it.
+        index, record = (
+            stack.enter_context(open(stack.enter_context(atomic_write(name)), "xb"))
+            for name in (Path(path).with_suffix(".idx"), Path(path))
+        )
+        count = itertools.count()
 
-    def __enter__(self):
-        with contextlib.ExitStack() as stack:
-            # What is entered last ends first: the .rec has its name before the .idx that points into it.
-            self._index = self._open(stack, self._path.with_suffix(".idx"))
-            self._record = self._open(stack, self._path)
-            self._exit = stack.pop_all()
-        return self
+        def write(payload: bytes) -> None:
+            index.write(b"%d\t%d\n" % (next(count), record.tell()))
+            words = np.frombuffer(payload, "<u4", len(payload) // 4)
+            starts = [0, *(4 * np.flatnonzero(words == MAGIC) + 4).tolist()]
+            stops = [*(start - 4 for start in starts[1:]), len(payload)]
+            kinds = [1, *[2] * (len(starts) - 2), 3] if len(starts) > 1 else [0]
+            for kind, start, stop in zip(kinds, starts, stops):
+                record.write(_MAGIC + struct.pack("<I", kind << 29 | stop - start) + payload[start:stop])
+            record.write(bytes(-len(payload) % 4))
 
-    @staticmethod
-    def _open(stack: contextlib.ExitStack, path: Path) -> IO[bytes]:
-        return stack.enter_context(open(stack.enter_context(atomic_write(path)), "xb"))
-
-    def __exit__(self, *error: object) -> None:
-        self._exit.__exit__(*error)
-
-    def write(self, payload: bytes) -> None:
-        """Append a record; its key is the number of those before."""
-        if len(payload) > _LONGEST:
-            raise UserError(
-                f"record {self._count}: has {len(payload):,} bytes, a record takes at most {_LONGEST:,}"
-            )
-        self._index.write(b"%d\t%d\n" % (self._count, self._record.tell()))
-        self._count += 1
-        words = np.frombuffer(payload, "<u4", len(payload) // 4)
-        starts = [0, *(4 * np.flatnonzero(words == MAGIC) + 4).tolist()]
-        stops = [*(start - 4 for start in starts[1:]), len(payload)]
-        kinds = [1, *[2] * (len(starts) - 2), 3] if len(starts) > 1 else [0]
-        for kind, start, stop in zip(kinds, starts, stops):
-            self._record.write(_MAGIC + struct.pack("<I", kind << 29 | stop - start) + payload[start:stop])
-        self._record.write(bytes(-len(payload) % 4))
+        yield write
 
 
 def _kind_and_length(data: bytes, at: int) -> tuple[int, int]:

@@ -32,7 +32,7 @@ def test_no_class_is_both_trained_and_verified(glyphs):
 
 
 def test_a_sample_depends_on_seed_epoch_and_index_only():
-    one, same, other = (Glyphs(seed=seed, faces=4, held_out=0.9) for seed in (3, 3, 4))
+    one, same, other = (Glyphs(seed=seed, held_out=0.9) for seed in (3, 3, 4))
     sample = one.sample(100, 2)
     assert sample.shape == (1, 32, 32) and sample.dtype == np.uint8
     assert np.array_equal(sample, same.sample(100, 2))

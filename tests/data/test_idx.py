@@ -87,7 +87,7 @@ def test_a_file_that_is_not_whole_or_of_another_kind(data, said, files):
         ),
         (
             [1, 2, 3, 3],
-            "{labels}: no image has label 0, but one has label 3; the labels must be 0, 1, 2, ... without",
+            "{labels}: no image has label 0 (1 of the labels 0 to 3 are missing); number the classes",
         ),
     ],
 )

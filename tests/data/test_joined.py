@@ -39,7 +39,7 @@ def test_classes_lie_one_set_after_the_other_and_their_names_differ():
     data = joined(first, second, second)
     assert (len(data), data.num_classes, data.labels.dtype) == (16, 8, np.int64)
     assert data.labels.tolist() == [number // 2 for number in range(16)]
-    assert class_names(data) == ["Ann", "Bob", "Cy", "b/Ann", "Di", "b/Cy", "3/b/Ann", "b/Di"]
+    assert class_names(data) == ["Ann", "Bob", "Cy", "2/Ann", "Di", "3/Cy", "3/Ann", "3/Di"]
     # What verification must not share is compared by the identities, not by the names in checkpoints.
     assert shared_identities(data.identities, np.array(["Ann", "Zed"])).tolist() == ["Ann"]
     assert data.title == "a + b + b"

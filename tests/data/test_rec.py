@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from plsc.data.rec import RecImages
-from plsc.data.recordio import RecordWriter, pack_image
+from plsc.data.recordio import pack_image, write_records
 from plsc.errors import MissingFileError, UserError
 from tests.helpers.image_files import INSIGHTFACE, needs_insightface_files, png, write_rec
 
@@ -60,19 +60,19 @@ def test_gaps_between_labels_are_refused(tmp_path):
 
 
 def test_a_header_that_promises_other_images_is_refused(tmp_path):
-    with RecordWriter(str(tmp_path / "a.rec")) as writer:
-        writer.write(pack_image(b"", (5.0, 6.0)))
+    with write_records(str(tmp_path / "a.rec")) as write:
+        write(pack_image(b"", (5.0, 6.0)))
         for number in range(2):
-            writer.write(pack_image(png(number), 0.0, number))
+            write(pack_image(png(number), 0.0, number))
     assert refusal(tmp_path / "a.rec").startswith(
         "a.rec: its header record promises 4 images, the index has 2 of them; "
     )
 
 
 def test_a_record_without_an_image_is_refused(tmp_path):
-    with RecordWriter(str(tmp_path / "a.rec")) as writer:
-        writer.write(pack_image(png(0), 0.0))
-        writer.write(pack_image(b"", 0.0))
+    with write_records(str(tmp_path / "a.rec")) as write:
+        write(pack_image(png(0), 0.0))
+        write(pack_image(b"", 0.0))
     assert refusal(
         tmp_path / "a.rec"
     ) == "a.rec: record 1 (a.rec @ {}) has no image (1 such records in all)".format(

@@ -4,7 +4,7 @@ import struct
 import numpy as np
 import pytest
 
-from plsc.data.recordio import MAGIC, RecordFile, RecordWriter, image_of, pack_image
+from plsc.data.recordio import MAGIC, RecordFile, image_of, pack_image, write_records
 from plsc.errors import MissingFileError, UserError
 from tests.helpers.image_files import INSIGHTFACE, needs_insightface_files
 
@@ -26,9 +26,9 @@ PAYLOADS += [np.random.default_rng(n).bytes(4 * n) + MARK * (n % 3) + b"x" * (n 
 
 @pytest.fixture
 def rec(tmp_path):
-    with RecordWriter(str(tmp_path / "a.rec")) as writer:
+    with write_records(str(tmp_path / "a.rec")) as write:
         for payload in PAYLOADS:
-            writer.write(payload)
+            write(payload)
     return tmp_path / "a.rec"
 
 
@@ -81,9 +81,9 @@ def test_headers_are_those_of_the_payloads(tmp_path):
         (1.0, struct.unpack("<f", MARK)[0]),
     ]
     images = [rng.bytes(int(n)) for n in rng.integers(0, 50, len(labels))]
-    with RecordWriter(str(tmp_path / "a.rec")) as writer:
+    with write_records(str(tmp_path / "a.rec")) as write:
         for number, (label, image) in enumerate(zip(labels, images)):
-            writer.write(pack_image(image, label, number))
+            write(pack_image(image, label, number))
     records = RecordFile(str(tmp_path / "a.rec"))
     headers = records.headers()
     vectors = [label if isinstance(label, tuple) else (label,) for label in labels]
@@ -96,8 +96,8 @@ def test_headers_are_those_of_the_payloads(tmp_path):
 
 def test_nothing_half_written_keeps_the_name(rec):
     before = rec.read_bytes()
-    with pytest.raises(ZeroDivisionError), RecordWriter(str(rec)) as writer:
-        writer.write(b"new")
+    with pytest.raises(ZeroDivisionError), write_records(str(rec)) as write:
+        write(b"new")
         1 / 0  # noqa: B018
     assert rec.read_bytes() == before and sorted(os.listdir(rec.parent)) == ["a.idx", "a.rec"]
 
@@ -108,9 +108,9 @@ def test_nothing_half_written_keeps_the_name(rec):
 @pytest.fixture
 def plain(tmp_path):
     """Ten records of 1,000 bytes: record n begins at 1008 n."""
-    with RecordWriter(str(tmp_path / "train.rec")) as writer:
+    with write_records(str(tmp_path / "train.rec")) as write:
         for number in range(10):
-            writer.write(bytes([number]) * 1000)
+            write(bytes([number]) * 1000)
     return tmp_path / "train.rec"
 
 
@@ -177,9 +177,9 @@ def test_an_index_that_does_not_match_is_refused(plain, lines, said):
 
 def test_headers_that_cannot_be_are_named(tmp_path):
     def headers(*payloads):
-        with RecordWriter(str(tmp_path / "a.rec")) as writer:
+        with write_records(str(tmp_path / "a.rec")) as write:
             for payload in payloads:
-                writer.write(payload)
+                write(payload)
         with pytest.raises(UserError) as raised:
             RecordFile(str(tmp_path / "a.rec")).headers()
         return str(raised.value).partition("a.rec: ")[2]
@@ -201,7 +201,7 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(plain):
     records = RecordFile(str(plain))
     os.truncate(plain, 5000)
     with pytest.raises(
-        UserError, match=r"record 7 \(train.rec @ 7056\) has changed since the file was opened; start anew$"
+        UserError, match=r"record 7 \(train.rec @ 7056\) is damaged; fetch or make the file again$"
     ):
         records.payload(7)
 
@@ -212,9 +212,9 @@ def test_real_files_are_written_again_byte_for_byte(name, count, tmp_path):
     source = INSIGHTFACE / name / "train.rec"
     records = RecordFile(str(source))
     assert len(records) == count
-    with RecordWriter(str(tmp_path / "a.rec")) as writer:
+    with write_records(str(tmp_path / "a.rec")) as write:
         for position in np.argsort(records.offsets).tolist():
-            writer.write(records.payload(position).tobytes())
+            write(records.payload(position).tobytes())
     assert (tmp_path / "a.rec").read_bytes() == source.read_bytes()
 
 

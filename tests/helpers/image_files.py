@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from plsc.data.recordio import RecordWriter, pack_image
+from plsc.data.recordio import pack_image, write_records
 from tests.helpers.idx_files import DATA
 
 INSIGHTFACE = DATA / "insightface_format"
@@ -30,15 +30,15 @@ def write_rec(path: Path, labels: list, header: bool = True) -> Path:
     layout."""
     firsts = [label[0] if isinstance(label, tuple) else label for label in labels]
     identities = sorted(set(firsts))
-    with RecordWriter(str(path)) as writer:
+    with write_records(str(path)) as write:
         if header:
             end = len(labels) + 1
-            writer.write(pack_image(b"", (float(end), float(end + len(identities))), 0))
+            write(pack_image(b"", (float(end), float(end + len(identities))), 0))
         for number, label in enumerate(labels):
-            writer.write(pack_image(png(number), label, number + header))
+            write(pack_image(png(number), label, number + header))
         for number, identity in enumerate(identities if header else ()):
             first = firsts.index(identity) + 1
-            writer.write(pack_image(b"", (float(first), float(first + firsts.count(identity))), end + number))
+            write(pack_image(b"", (float(first), float(first + firsts.count(identity))), end + number))
     return path
 
 

@@ -17,7 +17,7 @@ from plsc.data.autodetect import open_images
 from plsc.data.bin_packs import BinPairs, write_pack
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.data.pairs import PairList
-from plsc.data.recordio import RecordWriter, pack_image
+from plsc.data.recordio import pack_image, write_records
 from plsc.errors import UserError
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.bar import Bar
@@ -52,12 +52,12 @@ def write_rec(images: EncodedImages, target: str) -> None:
             f"{_LARGEST_LABEL - 1:,} (got {len(images):,} and {images.num_classes:,}); convert to a folder"
         )
     bounds = 1 + np.append(0, np.cumsum(np.bincount(images.labels, minlength=images.num_classes)))
-    with RecordWriter(target) as writer:
-        writer.write(pack_image(b"", (float(end), float(end + images.num_classes)), 0))
+    with write_records(target) as write:
+        write(pack_image(b"", (float(end), float(end + images.num_classes)), 0))
         for number, index in enumerate(_shown(order.tolist(), target), start=1):
-            writer.write(pack_image(_read(images, index)[0], float(images.labels[index]), number))
+            write(pack_image(_read(images, index)[0], float(images.labels[index]), number))
         for identity, (start, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist())):
-            writer.write(pack_image(b"", (float(start), float(stop)), end + identity))
+            write(pack_image(b"", (float(start), float(stop)), end + identity))
 
 
 def write_folder(images: EncodedImages, target: str) -> None:
