@@ -8,7 +8,7 @@ import pytest
 from plsc import cli
 from plsc.checkpoint.store import find
 from tests.helpers.checkpoints import flip
-from tests.helpers.tiny_runs import TINY, assert_equal_runs, checkpoint, checkpoints, train
+from tests.helpers.tiny_runs import TINY, assert_equal_runs, checkpoint, train
 
 pytestmark = pytest.mark.slow
 
@@ -65,16 +65,6 @@ def test_the_run_goes_on_from_the_one_before_it_to_the_same_end(whole, tmp_path,
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", *HERE]) == 0
     assert_equal_runs(tmp_path / "out", whole / "whole")
-
-
-def test_all_damaged_is_exit_code_2_and_not_a_fresh_start(whole, tmp_path, monkeypatch, capsys):
-    shutil.copytree(whole / "out", tmp_path / "out")
-    for step in checkpoints(tmp_path / "out"):
-        flip(checkpoint(tmp_path / "out", step) / "manifest.json")
-    monkeypatch.chdir(tmp_path)
-    for _ in range(2):
-        assert cli.main(["train", *HERE]) == 2
-        assert "none of its checkpoints is usable" in capsys.readouterr().err
 
 
 # ---- another problem

@@ -126,7 +126,6 @@ def test_a_verb_is_a_call_of_entry(monkeypatch, verb, arguments, made, called):
             ["-c", str(TINY), "-o", "Global.epochs=3", "-o", "Head.margin=0.3"],
             ["-c", str(TINY), "-o", "Global.epochs=3", "Head.margin=0.3"],
         ),
-        (["-o", "Global.epochs=3"], ["-o", "Global.epochs=3"]),
     ],
 )
 def test_several_ranks_are_supervised(monkeypatch, arguments, words):

