@@ -50,6 +50,7 @@ class Seen(NamedTuple):
         height, width: of the median picture of a sample.
         grey: whether all of the sample are.
         hold_out: share of the classes to verify on; None: there are too few for any.
+        trained: pictures that are not held out.
     """
 
     pictures: int
@@ -58,6 +59,7 @@ class Seen(NamedTuple):
     width: int
     grey: bool
     hold_out: float | None
+    trained: int
 
 
 def look(images: EncodedImages, name: str) -> Seen:
@@ -79,8 +81,10 @@ def look(images: EncodedImages, name: str) -> Seen:
     if not sizes:
         raise UserError(f"{shown(name)}: none of its {len(images):,} pictures can be read")
     height, width = np.median(sizes, axis=0).astype(int).tolist()
-    hold_out = _share_to_hold_out(class_keys(images))
-    return Seen(len(images), images.num_classes, height, width, grey, hold_out)
+    names = class_keys(images)
+    hold_out = _share_to_hold_out(names)
+    trained = len(images) - int(held_out(names, hold_out or 0)[images.labels].sum())
+    return Seen(len(images), images.num_classes, height, width, grey, hold_out, trained)
 
 
 def _share_to_hold_out(names: Sequence[str]) -> float | None:
@@ -95,12 +99,11 @@ def recommend(seen: Seen, kind: str, path: str, output: str) -> dict:
     """Choose a config. kind: the class that reads the pictures at `path`."""
     few = seen.pictures < _FEW_PICTURES
     size = _size(seen, few)
-    trained = round(seen.pictures * (1 - (seen.hold_out or 0)))
     batch = 128 if not few else 64 if seen.pictures > 4_000 else 32
-    while batch > 2 and batch * _RANKS > trained:
+    while batch > 2 and batch * _RANKS > seen.trained:
         batch //= 2
     epochs = 40 if few else 20
-    of_epoch = math.ceil(trained / (_RANKS * batch))
+    of_epoch = math.ceil(seen.trained / (_RANKS * batch))
     length = {"epochs": epochs}
     if epochs * of_epoch < _LEAST_STEPS:
         length = {"max_steps": _LEAST_STEPS}

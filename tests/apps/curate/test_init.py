@@ -7,10 +7,11 @@ import pytest
 from plsc import cli
 from plsc.apps.curate.init import Seen, recommend
 from plsc.config import load
+from plsc.data.folder import ImageFolder
 from plsc.entry import Entry
 from tests.helpers.tiny_runs import rows
 
-SEEN = Seen(pictures=280, classes=35, height=112, width=112, grey=False, hold_out=0.5)
+SEEN = Seen(pictures=280, classes=35, height=112, width=112, grey=False, hold_out=0.5, trained=140)
 FOLDER = "ImageFolder", "people"
 
 
@@ -31,7 +32,7 @@ def init(*words):
 
 @pytest.mark.parametrize(
     ("classes", "grey", "size", "hold_out"),
-    [(120, True, [32, 32], 0.1), (12, False, [32, 32], 0.5), (4, False, [32, 32], None)],
+    [(120, True, [32, 32], 0.1), (8, False, [32, 32], 0.5), (4, False, [32, 32], None)],
 )
 def test_what_it_writes_trains_and_verifies(tmp_path, monkeypatch, capsys, classes, grey, size, hold_out):
     monkeypatch.chdir(tmp_path)
@@ -48,6 +49,8 @@ def test_what_it_writes_trains_and_verifies(tmp_path, monkeypatch, capsys, class
     assert train["size"] == tuple(size) and train.get("hold_out") == hold_out
     assert train.get("channels") == ("grey" if grey else None) and bool(train.get("flip")) is not grey
     assert ("nothing is verified" in said) is (hold_out is None)
+    of_two_ranks = 2 * cfg.DataLoader.Train.batch_size  # of 8 classes 5 are held out, more than a half
+    assert of_two_ranks <= len(ImageFolder("things", hold_out=hold_out or 0))
     result = Entry("things.yaml", ["Global.max_steps=2"]).train()
     assert rows(tmp_path / "output/things")[-1]["step"] == 2
     assert (result["accuracy"] is None) is (hold_out is None)
@@ -97,7 +100,8 @@ def test_damaged_pictures_are_passed_over_and_a_file_is_never_overwritten(tmp_pa
     ],
 )
 def test_what_follows_from_what(change, key, value):
-    values = recommend(SEEN._replace(**change), *FOLDER, "output/people")
+    seen = SEEN._replace(trained=change.get("pictures", 280) // 2)._replace(**change)
+    values = recommend(seen, *FOLDER, "output/people")
     assert load(values).DataLoader.Train.dataset.name == "ImageFolder"
     for part in key.split("."):
         values = values[part]
@@ -112,5 +116,6 @@ def test_pictures_keep_their_shape():
 
 @pytest.mark.parametrize(("pictures", "every"), [(280, 5), (24, 7), (19_000, 2), (600_000, 1)])
 def test_a_run_is_evaluated_about_20_times(pictures, every):
-    values = recommend(SEEN._replace(pictures=pictures), *FOLDER, "output/people")
+    seen = SEEN._replace(pictures=pictures, trained=pictures // 2)
+    values = recommend(seen, *FOLDER, "output/people")
     assert values["Global"]["eval_every"] == every
