@@ -1,6 +1,6 @@
 """Define the sections of a run: Global, LRScheduler, Checkpoint, Export, and the items of Parts.
 
-They are not in plsc/training, which takes a Config and so lies above this package; see docs/design.md.
+They are not in plsc/training, which takes a Config and so lies above this package; see CONTRIBUTING.md.
 """
 
 import math
