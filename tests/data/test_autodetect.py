@@ -1,5 +1,3 @@
-import os
-
 import pytest
 
 from plsc.data.autodetect import open_any, open_images
@@ -44,9 +42,3 @@ def test_what_is_not_recognised_is_refused(tmp_path):
     write_rec(tmp_path / "two.rec", [0])
     with pytest.raises(UserError, match=r": has 2 .rec files; name one of them$"):
         open_images(str(tmp_path))
-
-
-def test_a_pipe_is_no_set_of_images(tmp_path):
-    os.mkfifo(tmp_path / "x")
-    with pytest.raises(UserError, match=r"x: is no regular file"):
-        open_images(str(tmp_path / "x"))

@@ -68,20 +68,6 @@ def test_a_pair_set_of_your_own_needs_little():
     assert pairs.preprocessing.channels == "grey"
 
 
-def test_templates_and_galleries_offer_images_as_pairs_do():
-    class Templates(RampPairs, TemplatePairs):
-        pass
-
-    class Gallery(IdentificationSet):
-        name, num_images, image_shape, image = "faces", 4, (1, 2, 2), RampPairs.image
-
-    for images in (Templates(), Gallery()):
-        assert images.images(1, 3)[:, 0, 0, 0].tolist() == [1, 2]
-    assert Templates().identities is None and Ramp().identities is None
-    with pytest.raises(TypeError, match="image"):
-        IdentificationSet()
-
-
 def test_shared_identities_are_found_where_both_sets_know_theirs():
     def of(base, **known):
         shared = {"num_images": 4, "title": "known", "image_shape": (1, 2, 2), "labels": np.array([0, 1])}

@@ -152,11 +152,6 @@ def test_pairs_are_drawn_from_any_format(folder, tmp_path):
     assert [first == second for first, second in names] == from_folder.same.tolist() == [True, False] * 3
 
 
-def test_wrong_arguments_are_named(folder):
-    with pytest.raises(MissingFileError, match="^images: file 'none' does not exist"):
-        ImagePairs.check(images="none")
-
-
 def test_every_set_of_pairs_knows_whom_its_images_show(folder):
     lfw = "1\t1\nAnn\t1\t2\nAnn\t1\tBob\t3\n"
     sets = [PairList(write(folder, lfw)), ImagePairs(str(folder), num_pairs=4), GlyphPairs(num_pairs=20)]
