@@ -154,7 +154,11 @@ def test_pairs_are_drawn_from_any_format(folder, tmp_path):
 
 def test_every_set_of_pairs_knows_whom_its_images_show(folder):
     lfw = "1\t1\nAnn\t1\t2\nAnn\t1\tBob\t3\n"
-    sets = [PairList(write(folder, lfw)), ImagePairs(str(folder), num_pairs=4), GlyphPairs(num_pairs=20)]
+    sets = [
+        PairList(write(folder, lfw)),
+        ImagePairs(str(folder), num_pairs=4),
+        GlyphPairs(num_pairs=20, held_out=0.02),
+    ]
     for pairs in sets:
         first, second = pairs.identity_of[pairs.pairs.T]
         assert np.array_equal(first == second, pairs.same)

@@ -38,7 +38,11 @@ def test_pictures_of_10_bits_in_16_are_read_as_nearly_black(tmp_path):
 
 def test_sets_without_files_and_pairs_are_looked_at_too(tmp_path):
     write_pack(str(tmp_path / "a.bin"), [png(0), png(1)] * 2, [True, True])
-    for images in (Synthetic(num_classes=3), GlyphPairs(num_pairs=5), BinPairs(str(tmp_path / "a.bin"))):
+    for images in (
+        Synthetic(num_classes=3),
+        GlyphPairs(num_pairs=5, held_out=0.02),
+        BinPairs(str(tmp_path / "a.bin")),
+    ):
         found = scan(eval_set(images))
         assert len(found.digests) == eval_set(images).count and not found.faults
     assert [group.tolist() for group in same_content(found.digests)] == [[0, 2], [1, 3]]
