@@ -18,13 +18,7 @@ from plsc.utils.ranges import Share
 
 
 class ResNet(IResNet):
-    """Base of the four depths.
-
-    Args:
-        embedding_size: D.
-        image_shape: (channels, H, W) of the images, any H and W; a stage halves them, rounding up.
-        dropout: share of the last feature map that is dropped in training.
-    """
+    """Base of the four depths; the arguments are those of IResNet."""
 
     style = Style(
         conv_std=lambda outputs, kernel: (2 / (outputs * kernel * kernel)) ** 0.5,

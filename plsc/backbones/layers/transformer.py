@@ -118,19 +118,7 @@ class _Product:
         self._operation(x, self._weights.given(weights), *others)
 
 
-@kept
-def _linear(count: int, inputs: int, outputs: int, bias: bool, limited: bool, dtype: int) -> _Product:
-    """x [count, inputs], weight, bias if there is one -> [count, outputs]."""
-    shapes = ((count, inputs), (inputs, outputs), (count, outputs))
-    limit = [("eltwise", *_LIMIT)] if limited else []
-    return _Product(shapes, None, dtype, bias, limit)
-
-
-@kept
-def _linear_backward(count: int, inputs: int, outputs: int, dtype: int) -> _Product:
-    """Gradient, weight -> gradient of x."""
-    shapes = ((count, outputs), (outputs, inputs), (count, inputs))
-    return _Product(shapes, (1, outputs), dtype)
+_product = kept(_Product)
 
 
 @kept
@@ -163,7 +151,9 @@ class _Linear(PyLayer):
         x = dense(x)
         inputs, outputs = weight.shape
         out = empty([*x.shape[:-1], outputs], x.dtype)
-        product = _linear(_rows(x), inputs, outputs, bias is not None, limited, number(x))
+        shapes = ((_rows(x), inputs), (inputs, outputs), (_rows(x), outputs))
+        limit = (("eltwise", *_LIMIT),) if limited else ()
+        product = _product(shapes, None, number(x), bias is not None, limit)
         arrays = (x, weight, out) if bias is None else (x, weight, bias, out)
         product(*(array.data_ptr() for array in arrays))
         ctx.save_for_backward(x, weight, *([out] if limited else []))  # no None, which Paddle's hooks refuse
@@ -184,7 +174,8 @@ class _Linear(PyLayer):
         of_x = of_weight = of_bias = None
         if ctx.wanted[0]:
             of_x = empty(x.shape, x.dtype)
-            back = _linear_backward(count, inputs, outputs, number(x))
+            shapes = ((count, outputs), (outputs, inputs), (count, inputs))
+            back = _product(shapes, (1, outputs), number(x))
             back(grad.data_ptr(), weight.data_ptr(), of_x.data_ptr())
         if ctx.wanted[1] and number(x) == BFLOAT16:
             of_weight = empty(weight.shape)
