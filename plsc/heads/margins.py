@@ -87,26 +87,37 @@ class Margin(ABC):
 
 def change_targets(margin: Margin, cos_P: paddle.Tensor, norm_P: paddle.Tensor) -> Target:
     """Call a margin, and find the slopes of one that gives its new cosines alone. UserError for a result that
-    is neither."""
+    is neither, or through which no gradient flows."""
     target = margin(cos_P, norm_P)
-    if paddle.is_tensor(target):
-        with paddle.enable_grad():
-            inputs = [cos_P.detach(), norm_P.detach()]
-            for tensor in inputs:
-                tensor.stop_gradient = False
-            target = margin(*inputs)
-            grads = paddle.grad([target.sum()], inputs, allow_unused=True)
-        slopes = [paddle.zeros_like(cos_P) if grad is None else grad for grad in grads]
-        target = Target(target.detach(), slopes[0], slopes[1] if margin.trains_norm else None)
-    found = [target.cosine, target.slope] if isinstance(target, Target) else [None]
-    if any(not paddle.is_tensor(tensor) or tensor.shape != cos_P.shape for tensor in found):
-        shapes = [tensor.shape if paddle.is_tensor(tensor) else type(tensor).__name__ for tensor in found]
-        what = f"a Target of {shapes}" if isinstance(target, Target) else f"a {type(target).__name__}"
+    whose = f"Head.name: {type(margin).__name__} returned"
+    wanted = _described(cos_P)
+    found = [target.cosine, target.slope] if isinstance(target, Target) else [target]
+    if any(_described(each) != wanted for each in found):
         raise UserError(
-            f"Head.name: {type(margin).__name__} returned {what}; a margin returns the new cosines, a tensor "
-            f"of the shape {cos_P.shape} that it was given, or a Target of them and their slopes"
+            f"{whose} {' and '.join(map(_described, found))}; a margin returns the new cosines, {wanted} as "
+            "the old ones, or a Target of them and their slopes"
         )
-    return target
+    if isinstance(target, Target):
+        return target
+    inputs = [cos_P.detach(), norm_P.detach()]
+    for tensor in inputs:
+        tensor.stop_gradient = False
+    with paddle.enable_grad():
+        cosine = margin(*inputs)
+        if cosine.stop_gradient:
+            raise UserError(
+                f"{whose} cosines without a gradient by the old ones; compute them by Paddle's operators, or "
+                "return a Target with their slopes"
+            )
+        grads = paddle.grad([cosine.sum()], inputs, allow_unused=True)
+    slopes = [paddle.zeros_like(cos_P) if grad is None else grad for grad in grads]
+    return Target(cosine.detach(), slopes[0], slopes[1] if margin.trains_norm else None)
+
+
+def _described(returned: object) -> str:
+    if not paddle.is_tensor(returned):
+        return f"a {type(returned).__name__}"
+    return f"{str(returned.dtype).removeprefix('paddle.')} {list(returned.shape)}"
 
 
 def angle(cos: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:

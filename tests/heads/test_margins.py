@@ -1,6 +1,8 @@
 """Each margin against its paper's formula by dense float64 autograd, at random points and at the edges; by
 itself where it helps."""
 
+import re
+
 import numpy as np
 import paddle
 import pytest
@@ -109,16 +111,34 @@ def test_a_margin_that_gives_its_formula_alone_has_the_slope_of_autograd():
     assert found.norm_slope is None and found.cosine.stop_gradient
 
 
+def by_numpy(cos_P):
+    return paddle.to_tensor(np.cos(np.arccos(cos_P.numpy()) + 0.1))
+
+
 @without_kernels
 @pytest.mark.parametrize(
-    "result, said", [((1.0, 2.0), "a tuple"), (paddle.ones([2]), "a Target of"), (None, "a NoneType")]
+    "returned, said",
+    [
+        (
+            lambda cos: None,
+            "a NoneType; a margin returns the new cosines, float32 [3] as the old ones, or a ",
+        ),
+        (lambda cos: (cos, cos), "a tuple; "),
+        (lambda cos: cos.numpy(), "a ndarray; "),
+        (lambda cos: cos.mean(), "float32 []; "),
+        (lambda cos: cos[:2], "float32 [2]; "),
+        (lambda cos: cos.astype("float64"), "float64 [3]; "),
+        (lambda cos: Target(cos, 1.0), "float32 [3] and a float; "),
+        (
+            by_numpy,
+            "cosines without a gradient by the old ones; compute them by Paddle's operators, or return a ",
+        ),
+    ],
 )
-def test_a_margin_that_returns_something_else_is_one_line(result, said):
+def test_a_margin_that_returns_something_else_is_one_line(returned, said):
     class Wrong(Margin):
         def __call__(self, cos_P, norm_P):
-            return result + 0.0 * cos_P.sum() if paddle.is_tensor(result) else result
+            return returned(cos_P)
 
-    with pytest.raises(
-        UserError, match=f"Head.name: Wrong returned {said}.* a margin returns the new cosines"
-    ):
-        change_targets(Wrong(), paddle.ones([3]), paddle.ones([3]))
+    with pytest.raises(UserError, match=f"^Head.name: Wrong returned {re.escape(said)}"), paddle.no_grad():
+        change_targets(Wrong(), paddle.full([3], 0.5), paddle.ones([3]))
