@@ -5,6 +5,7 @@ Any number of ranks reads a checkpoint of any other. Training, testing and expor
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import paddle
@@ -16,15 +17,35 @@ from plsc.data.dataset import Dataset, misnumbered_class
 from plsc.errors import UserError
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head, build_rule
+from plsc.training.embed import check_output
 from plsc.utils.logging import warn
+from plsc.utils.registry import is_import_path
 
 _ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
 
 
 def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -> paddle.nn.Layer:
-    """Build the backbone with its initial weights, the same on every rank."""
+    """Build the backbone with its initial weights, the same on every rank. UserError for a class of the
+    user's own that cannot embed two images of this shape."""
     paddle.seed(seed)
-    return section.build(embedding_size=section.embedding_size, image_shape=image_shape)
+    options = {"embedding_size": section.embedding_size, "image_shape": image_shape}
+    if not is_import_path(section.name):
+        return section.build(**options)
+    try:
+        backbone = section.build(**options)
+        backbone.eval()
+        with paddle.no_grad():
+            check_output(backbone(paddle.zeros([2, *image_shape])), 2, section.embedding_size)
+    except Exception as error:  # of any kind, in the user's class or in Paddle
+        said = str(error).strip().partition("\n")[0]
+        if not isinstance(error, UserError):
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            said = f"{type(error).__name__} in {place.name}, {place.filename}:{place.lineno}: {said}".rstrip(
+                ": "
+            )
+        raise UserError(f"Model.name: {section.name}, given images {[2, *image_shape]}: {said}") from error
+    backbone.train()
+    return backbone
 
 
 def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint) -> None:

@@ -1,5 +1,6 @@
 """What a checkpoint puts into a new network and a new head; whole runs that resume are in test_trainer.py."""
 
+import re
 import shutil
 
 import numpy as np
@@ -28,6 +29,44 @@ from tests.helpers.tiny_runs import IMAGE_SHAPE, TINY, arrays, checkpoint, make_
 
 def backbone_of(cfg):
     return build_backbone(cfg.Model, cfg.Global.seed, IMAGE_SHAPE)
+
+
+OWN = """
+from paddle import nn
+
+class Silent(nn.Layer):
+    pass
+
+class Unmade(nn.Layer):
+    def __init__(self, embedding_size: int):
+        self.fc = nn.Linear(8, embedding_size)
+
+class Inner(nn.Sequential):
+    def __init__(self, embedding_size: int):
+        super().__init__(nn.Flatten(), nn.Linear(7, embedding_size))
+
+class Outer(nn.Sequential):
+    def __init__(self, embedding_size: int):
+        super().__init__(nn.AdaptiveAvgPool2D(1), nn.Flatten(), nn.Linear(1, 1 + embedding_size))
+"""
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("Silent", "NotImplementedError in forward, .*layers.py:[0-9]+$"),
+        ("Unmade", r"ValueError in __setattr__, .*: super\(\).__init__\(\) should be called first$"),
+        ("Inner", "ValueError in .* matmul, .* is \\[7\\].$"),
+        ("Outer", r"the backbone must give embeddings \[2, 8\] of 2 images, it gave \[2, 9\]; .*"),
+    ],
+)
+def test_a_network_of_ones_own_that_cannot_embed_is_one_line(name, said, tmp_path, monkeypatch):
+    (tmp_path / "plsc_own_net.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    cfg = load(None, [f"Model={{name: 'plsc_own_net:{name}', embedding_size: 8}}"])
+    shape = re.escape(str([2, *IMAGE_SHAPE]))
+    with pytest.raises(UserError, match=f"^Model.name: plsc_own_net:{name}, given images {shape}: {said}"):
+        backbone_of(cfg)
 
 
 @pytest.fixture(scope="module")
