@@ -138,7 +138,7 @@ class Trial:
     def step(self) -> None:
         """Run forward, backward and update, and wait for the bank."""
         self.head(self.emb, self.label, self.number).loss.backward()
-        self.head.step(0.1, self.number)
+        self.head.update(0.1, self.number)
         self.head.bank.state()  # waits for reads and writes beside the step
         self.emb.clear_grad()
         self.number += 1

@@ -64,7 +64,7 @@ def _compare(sample_rate: float, budget: int | None) -> dict[str, float]:
     emb_BD = paddle.to_tensor(x_ND[own], stop_gradient=False)
     out = head(emb_BD, paddle.to_tensor(label_N[own]), counts=counts)
     out.loss.backward()
-    head.step(_RATE)
+    head.update(_RATE)
 
     centres_CD = initial_rows(3, 0, _CLASSES, _WIDTH, 0.5).astype(np.float64)
     taken_K = choose_classes(np.unique(label_N), ClassShard.whole(_CLASSES), sample_rate, 3, 0)

@@ -111,7 +111,7 @@ class SoftmaxHead:
                 f"{len(outside)} such samples in the step"
             )
 
-    def step(self, lr: float, number: int = 0) -> None:
+    def update(self, lr: float, number: int = 0) -> None:
         """Update the centres by the gradients of the last backward. Every rank calls it.
 
         number: of the training step, as in the call.

@@ -206,7 +206,7 @@ class Trainer:
                 part.before_update(self)
             with RecordEvent("optimizer"):
                 self.optimizer.step(rate)
-                self.head.step(rate * self.cfg.Optimizer.head_lr_scale, self.step)
+                self.head.update(rate * self.cfg.Optimizer.head_lr_scale, self.step)
             for part in self.parts:
                 part.update(self)
         else:

@@ -83,7 +83,7 @@ def row_2_1():
     for one in patches:
         one.start()
     case.head(case.emb, case.label_B).loss.backward()
-    case.head.step(0.1)
+    case.head.update(0.1)
     for one in patches:
         one.stop()
     assert bool(carried) == (case.world_size > 1)

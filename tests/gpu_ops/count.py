@@ -96,7 +96,7 @@ def _patches() -> Iterator[tuple[Any, str, Callable]]:
         (Network, "backward", "backward"),
         (softmax.SoftmaxHead, "__call__", "head forward"),
         (softmax._SoftmaxLoss, "backward", "head backward"),
-        (softmax.SoftmaxHead, "step", "head update"),
+        (softmax.SoftmaxHead, "update", "head update"),
     ):
         yield owner, name, functools.partial(_part, part)
 
@@ -180,7 +180,7 @@ def count_head(log: Path, *keys: str) -> Counts:
         with recorded(log):
             out = head(emb_BD, label_N, number, counts=[SAMPLES])
             out.loss.backward()
-            head.step(0.1, number)
+            head.update(0.1, number)
         emb_BD.clear_grad()
     return parse(log.read_text(errors="replace"))
 

@@ -94,7 +94,7 @@ def head_errors(
         label = labels_for(labels, sum(counts), num_classes, rng)
         dw, db = _compare_step(worst, head, dense, x, label, counts, number)
         before = _rows_left_out(head)
-        head.step(lr, number)
+        head.update(lr, number)
         dense.step(dw, db, lr)
         for key, rows in _rows_left_out(head).items():
             worst.note("bytes of rows that were not sampled", different_bytes(rows, before[key]))

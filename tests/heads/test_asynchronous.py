@@ -43,7 +43,7 @@ def batch(number=0):
 def step(head, number):
     emb, label = batch(number)
     head(emb, label, number, counts=[N]).loss.backward()
-    head.step(0.05, number)
+    head.update(0.05, number)
 
 
 def bytes_of(head):
@@ -76,7 +76,7 @@ def test_nothing_is_read(name, optimizer, monkeypatch):
         monkeypatch.setattr(paddle.Tensor, method, lambda *_, m=method, **__: read.append(m))
     out = head(*given, 1, counts=[N])
     out.loss.backward()
-    head.step(0.05, 1)
+    head.update(0.05, 1)
     assert read == []
 
 

@@ -47,7 +47,7 @@ def train(centres=CENTRES, embeddings=EMBEDDINGS, threads=1, **options):
         emb = paddle.to_tensor(numbers, dtype="float32", stop_gradient=False)
         out = head(emb, paddle.to_tensor(LABELS[number]), number)
         out.loss.backward()
-        head.step(0.05, number)
+        head.update(0.05, number)
         losses.append(out.loss.item())
     paddle.base.core.set_num_threads(1)
     return [losses, emb.grad.numpy(), {name: array.copy() for name, array in head.bank.state().items()}]
@@ -92,7 +92,7 @@ def test_each_step_agrees_at_scale_64(init_std, sample_rate, monkeypatch):
             losses.loss.backward()
             grads = head.bank.gradients()["centres"].numpy().copy()
             taken = taken_of(head.bank).copy()
-            head.step(0.05, number)
+            head.update(0.05, number)
             found.append(
                 [losses.losses_B.numpy(), emb.grad.numpy(), grads, head.bank.state()["centres"][taken]]
             )

@@ -64,7 +64,7 @@ def test_its_head_trains():
     for number in range(5):
         out = head(emb, paddle.arange(6), number)
         out.loss.backward()
-        head.step(0.1)
+        head.update(0.1)
         losses.append(out.loss.item())
     assert losses[-1] < losses[0]
 

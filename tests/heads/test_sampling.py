@@ -96,7 +96,7 @@ def train(rate, steps, num_classes=60):
     for step in range(steps):
         emb = paddle.to_tensor(rng.standard_normal((6, 8)), dtype="float32", stop_gradient=False)
         head(emb, paddle.to_tensor(rng.integers(0, 12, 6)), step).loss.backward()
-        head.step(0.1)
+        head.update(0.1)
         taken[head.bank.index_K] = True
         yield head, taken
 
@@ -128,7 +128,7 @@ def test_a_rate_of_one_is_the_full_head():
             emb = paddle.to_tensor(embeddings[step], dtype="float32", stop_gradient=False)
             label = paddle.to_tensor(np.arange(64) % 60)  # all positives, so all are taken
             head(emb, label, step).loss.backward()
-            head.step(0.1)
+            head.update(0.1)
         return [head.bank.state()["centres"].copy(), emb.grad.numpy()]
 
     centres = initial_rows(4, 0, 60, 8, 0.5)

@@ -89,7 +89,7 @@ def test_row_3_8_one_head_state_whatever_is_sampled():
     seen = set()
     for number in range(100):
         head(*batch(seed=number), number).loss.backward()
-        head.step(0.1)
+        head.update(0.1)
         state = {name: rows.shape for name, rows in head.bank.state().items()}
         seen.add((tuple(state.items()), tuple(head.bank.gradients())))
     assert seen == {((("centres", (200, D)), ("momentum", (200, D))), ("centres",))}
@@ -131,8 +131,8 @@ def test_row_3_15_forward_and_backward_in_our_calls():
     out.loss.backward()
     assert emb.grad.shape == emb.shape and out.loss.shape == []
     assert head.bank.gradients()["centres"].shape == [20, D]
-    assert np.array_equal(head.bank.state()["centres"], before)  # nothing moves before head.step
-    head.step(0.1)
+    assert np.array_equal(head.bank.state()["centres"], before)  # nothing moves before head.update
+    head.update(0.1)
     assert not np.array_equal(head.bank.state()["centres"], before)
 
 
@@ -152,7 +152,7 @@ def test_row_3_19_when_the_draw_happens_cannot_change_a_number(monkeypatch):
         head = make_head(200, D, CosFace(), sample_rate=0.1, seed=7)
         for number in range(5):
             head(*batch(seed=number, num_classes=200), number).loss.backward()
-            head.step(0.1)
+            head.update(0.1)
         return head.bank.state()["centres"].tobytes()
 
     ahead = train()

@@ -45,7 +45,7 @@ def test_zero_embeddings_and_cosines_of_one_and_minus_one(margin):
     out, dx, dw = run(head, x, np.array([0, 0, 0, 3, 3]))
     assert np.isfinite(out.losses_B.numpy()).all() and np.isfinite(dx).all() and np.isfinite(dw).all()
     assert (dx[0] == 0).all() and (dw[3] == 0).all()  # nothing to turn
-    head.step(0.1)
+    head.update(0.1)
     assert np.isfinite(head.bank.state()["centres"]).all()
 
 

@@ -27,7 +27,7 @@ def test_block_sizes_and_modes_give_the_same_numbers(name, monkeypatch):
             monkeypatch.setattr(walk_module, "plan_blocks", lambda *_, b=block, k=keep: (b, k))
             head = make_head(53, 16, margin, scale=scale, init_std=0.5)
             out, dx, dw = run(head, x, label)
-            head.step(0.01)
+            head.update(0.01)
             assert_within([out.losses_B.numpy(), dx, dw, head.bank.state()["centres"]], *want)
 
 

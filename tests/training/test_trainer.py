@@ -11,15 +11,18 @@ import pytest
 
 from plsc.checkpoint.saved import Best
 from plsc.checkpoint.store import Checkpoint, SaveError
+from plsc.config import load
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
+from plsc.training.build import build_trainer
 from plsc.training.evaluator import Evaluator
 from plsc.utils.metrics import Metrics, read_metrics
 from tests.heads import reference
 from tests.helpers.bounds import assert_within, perturbed
 from tests.helpers.tiny_runs import (
     IMAGE_SHAPE,
+    TINY,
     Linear,
     arrays,
     assert_same_arrays,
@@ -374,6 +377,8 @@ def test_a_batch_norm_of_one_sample_is_refused(tmp_path):
     line = "DataLoader.Train.batch_size: must be at least 2 for a network with batch norm"
     with pytest.raises(UserError, match=line):
         make_trainer(tmp_path, "DataLoader.Train.batch_size=1")
+    with pytest.raises(UserError, match=line):  # two ranks of one
+        build_trainer(load(TINY, ["DataLoader.Train.batch_size=1"]), planned_ranks=2)
     make_trainer(tmp_path, "DataLoader.Train.batch_size=1", backbone=Linear())
 
 

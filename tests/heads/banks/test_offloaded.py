@@ -71,7 +71,7 @@ def train(
         out = head(emb, paddle.to_tensor(rng.integers(0, 12, 6)), step)
         out.loss.backward()
         if step != skip:
-            head.step(0.1, step)
+            head.update(0.1, step)
         losses.append(out.loss.item())
     return losses, head
 
@@ -195,7 +195,7 @@ def test_a_failure_of_the_thread_reaches_the_step(tmp_path):
         for step in range(9, 12):
             emb = paddle.to_tensor(np.ones((6, D)), dtype="float32", stop_gradient=False)
             head(emb, paddle.to_tensor([1] * 6), step).loss.backward()
-            head.step(0.1, step)
+            head.update(0.1, step)
 
 
 def test_a_shard_without_classes(tmp_path):
