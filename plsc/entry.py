@@ -87,8 +87,7 @@ class Entry:
 
         Args:
             images: a list file (a path a line, a label may follow), an image file, a list of image files, or
-                an array of
-                pixels uint8 [n, C, H, W].
+                an array of pixels uint8 [n, C, H, W].
             output: folder for embeddings.npy and names.txt; None: output_dir/predict.
 
         Returns: embeddings [n, D] float32, and the n names (paths, or "0", "1", ...).

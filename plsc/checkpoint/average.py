@@ -33,8 +33,7 @@ def average(run: str, last: int | None, target: str) -> str:
     if wanted < 2 or wanted > len(paths):
         raise UserError(
             f"{run}: has {len(paths)} checkpoints, cannot average {wanted}: give --last 2 or more, and "
-            "train with "
-            "a larger Checkpoint.keep"
+            "train with a larger Checkpoint.keep"
         )
     saved = [Checkpoint.open(path) for path in paths[-wanted:]]
     newest, weights = saved[-1], [checkpoint.weights() for checkpoint in saved]

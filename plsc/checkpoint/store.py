@@ -266,8 +266,7 @@ def _newest(root: Path, rename: bool) -> Path | None:
     if bad or _entries(root, r"step-\d{8,}\.bad\d*"):
         raise UserError(
             f"{root}: none of its checkpoints is usable (the warnings say why; those set aside are called "
-            ".bad): "
-            "put a good copy back, or start anew with another Global.output_dir"
+            ".bad): put a good copy back, or start anew with another Global.output_dir"
         )
     return None
 

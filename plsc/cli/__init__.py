@@ -81,9 +81,8 @@ def _overview() -> str:
     """Return the help of `plsc`: all verbs under their headings."""
     lines = [
         (
-            "usage: plsc VERB ..., such as plsc train -c configs/ --ranks 2   (plsc VERB --help "
-            "explains one; "
-            "plsc --version)"
+            "usage: plsc VERB ..., such as plsc train -c configs/ --ranks 2   (plsc VERB --help explains "
+            "one; plsc --version)"
         )
     ]
     for heading in dict.fromkeys(verb.heading for verb in VERBS.values()):

@@ -1,9 +1,8 @@
 """Load a config from YAML and `-o Section.key=value`, check it, and return an immutable `Config`.
 
 The keys and their defaults are in the sections: run.py, schedule.py, optimizer.py, and config.py of data,
-backbones and heads; docs/config.md lists them.
-All errors are reported at once, one line each with file and line. Nothing here imports Paddle: a wrong config
-stops within a second, before any process group starts.
+backbones and heads; docs/config.md lists them. All errors are reported at once, one line each with file and
+line. Nothing here imports Paddle: a wrong config stops within a second, before any process group starts.
 
     >>> load("configs/", ["Head.margin=0.3"]).Head.margin
     0.3

@@ -175,8 +175,7 @@ def build_parts(cfg: Config, backbone: paddle.nn.Layer) -> list[Part]:
         if name in ("", *OWNERS, *(other.name for other in parts)):
             raise UserError(
                 f"{section.name} must have a name of its own for its state and its loss (got "
-                f"'{shown(name)}'); set "
-                "the class's name, or name a part once",
+                f"'{shown(name)}'); set the class's name, or name a part once",
                 key=f"Parts.{number}",
             )
         parts.append(part)

@@ -34,8 +34,7 @@ def freeze(cfg: OptimizerCfg, backbone: nn.Layer) -> list[nn.Layer]:
             near = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.3) or [*parameters][:3]
             raise UserError(
                 f"{shown(pattern)} fits none of the names of the backbone's {len(parameters)} parameters "
-                "(near ones: "
-                f"{', '.join(near)})",
+                f"(near ones: {', '.join(near)})",
                 f"Optimizer.freeze.{number}",
             )
         frozen.update(id(parameters[name]) for name in fitting)

@@ -45,8 +45,7 @@ def check_amp(amp: AmpCfg | None) -> None:
         if not autocasts(amp.dtype):
             raise UserError(
                 f"Global.amp.dtype: Paddle's autocast has no {amp.dtype} on this device; set the other one "
-                "of "
-                "float16 and bfloat16, or Global.amp to null"
+                "of float16 and bfloat16, or Global.amp to null"
             )
     elif amp.dtype == "float16" and not asynchronous():
         raise UserError(

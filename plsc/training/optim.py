@@ -25,8 +25,7 @@ def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) 
     if late:
         warn(
             f"LRScheduler: {len(late)} of {len(drops)} drops of the learning rate come at or after the "
-            "run's end "
-            f"(step {late[0]:,} of {total_steps:,})"
+            f"run's end (step {late[0]:,} of {total_steps:,})"
         )
     return lambda step: cfg.rate(step, steps_per_epoch, total_steps)
 

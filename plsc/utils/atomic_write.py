@@ -1,6 +1,7 @@
 """Write a file beside its path and rename it, so that a reader finds the old content or the whole new one.
 
-replace_file(Path("report.html"), page) with atomic_write("faces.rec") as beside, open(beside, "xb") as file:
+replace_file(Path("report.html"), page)
+with atomic_write("faces.rec") as beside, open(beside, "xb") as file:
     ...
 """
 

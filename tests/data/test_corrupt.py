@@ -152,7 +152,6 @@ def test_pictures_of_10_bits_in_16_are_said_before_the_first_step(tmp_path, caps
     assert said(capsys) == [
         (
             f"2 of 3 images tried show next to nothing: {tmp_path}/1.png: 16-bit, largest value 1,020: read "
-            "as nearly "
-            "black; scale to 65,535 or to 8 bits"
+            "as nearly black; scale to 65,535 or to 8 bits"
         )
     ]

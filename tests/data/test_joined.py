@@ -61,6 +61,5 @@ def test_samples_of_another_shape_are_refused():
         joined(People("a", ["Ann", "Bob"]), People("b", ["Ann", "Cy"], (3, 4, 4)))
     assert str(caught.value) == (
         "dataset.1: its samples have shape [3, 4, 4] ([1, 4, 4] in dataset.0), channels RGB (grey in "
-        "dataset.0); "
-        "sets that are trained on together must have the same"
+        "dataset.0); sets that are trained on together must have the same"
     )

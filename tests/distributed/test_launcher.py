@@ -55,10 +55,8 @@ def test_ranks_end_in_their_order_and_what_does_not_end_is_killed(tmp_path, monk
     monkeypatch.setattr(launcher, "GRACE", 0.5)
     main = tmp_path / "main.py"
     main.write_text(
-        "import os, sys, time\n"
-        "rank = int(os.environ['PADDLE_TRAINER_ID'])\n"
-        "time.sleep([0.3, 60, 60][rank])\n"
-        "sys.exit(3)\n"
+        "import os, sys, time\nrank = int(os.environ['PADDLE_TRAINER_ID'])\ntime.sleep([0.3, 60, "
+        "60][rank])\nsys.exit(3)\n"
     )
     began, seen = time.monotonic(), []
 

@@ -191,9 +191,8 @@ WIDE = '{name: "tests.helpers.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}'
         (
             'DataLoader.Eval.more.noise pairs={name: "tests.helpers.tiny_runs:NoisePairs"}',
             (
-                "DataLoader.Eval.more.noise pairs: the main set has the title 'noise pairs' too, give "
-                "this one "
-                "another"
+                "DataLoader.Eval.more.noise pairs: the main set has the title 'noise pairs' too, give this "
+                "one another"
             ),
         ),
     ],

@@ -139,8 +139,7 @@ def test_too_many_in_a_row_end_the_run_and_leave_the_checkpoints(tmp_path):
     trainer = poisoned(tmp_path, {2: "centres", **bad}, NO_PAIRS, "Global.max_skipped=3")
     line = (
         "step 8: a gradient of the backbone is not finite (learning rate 0.05), step 3 in a row that had to "
-        "be left out; "
-        "the checkpoints are as they were: lower LRScheduler.learning_rate"
+        "be left out; the checkpoints are as they were: lower LRScheduler.learning_rate"
     )
     with pytest.raises(UserError, match=f"^{re.escape(line)}"):
         run(trainer, tmp_path)

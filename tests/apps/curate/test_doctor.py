@@ -104,9 +104,8 @@ def test_the_sets_of_a_config(run, tmp_path):
     for number, path in enumerate(sorted(others.rglob("*.png"))):
         path.write_bytes(png(90 + number))
     (tmp_path / "a.yaml").write_text(
-        "DataLoader:\n"
-        f"  Train:\n    dataset: {{name: ImageFolder, folder: {tmp_path}/faces}}\n"
-        f"  Eval:\n    dataset: {{name: ImagePairs, images: {others}, num_pairs: 4}}\n"
+        f"DataLoader:\n  Train:\n    dataset: {{name: ImageFolder, folder: {tmp_path}/faces}}\n  Eval:\n    "
+        f"dataset: {{name: ImagePairs, images: {others}, num_pairs: 4}}\n"
     )
     code, lines = run("-c", tmp_path / "a.yaml")
     assert code == 0 and lines == ["0 errors, 0 warnings"]
