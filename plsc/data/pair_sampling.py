@@ -29,16 +29,21 @@ def draw_pairs(labels: np.ndarray, num_pairs: int | None, where: str) -> tuple[n
     which calls the images `where`, if there are not so many different pairs. None: USUAL_PAIRS, or as many as
     there are.
     """
+    most = 2 * min(int(_positives(labels)[2].sum()), _count_negatives(labels))
+    if most == 0:
+        raise UserError(f"{where}: has no pairs; these need two classes, and two images of one of them")
     if num_pairs is None:
-        most = 2 * min(int(_positives(labels)[2].sum()), _count_negatives(labels))
-        num_pairs = max(2, min(USUAL_PAIRS, most))
+        num_pairs = min(USUAL_PAIRS, most)
         if num_pairs < USUAL_PAIRS:
             get_logger().info(
                 f"{where}: has {num_pairs:,} different pairs, half of them positive; all are taken"
             )
+    if num_pairs > most:
+        rule = f"must be at most {most:,} (got {num_pairs:,}): {where} has no more different pairs of a kind"
+        raise UserError(rule, key="num_pairs")
     rng = generator(PAIRS_SEED, use=PAIRS)
     num_positives = (num_pairs + 1) // 2
-    positives = _draw_positives(labels, num_positives, where, rng)
+    positives = _draw_positives(labels, num_positives, rng)
     negatives = draw_negatives(labels, num_pairs - num_positives, where, rng)
     pairs = np.empty((num_pairs, 2), np.int64)
     pairs[0::2] = positives
@@ -89,14 +94,8 @@ def check_pairs(pairs: np.ndarray, same: np.ndarray, where: str, place: Callable
             warn(f"{where}: {counted(len(found), 'pair')} {what}, which proves nothing: {examples}")
 
 
-def _draw_positives(labels: np.ndarray, count: int, where: str, rng: np.random.Generator) -> np.ndarray:
+def _draw_positives(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     order, starts, available = _positives(labels)
-    if available.sum() < count:
-        raise UserError(
-            f"must be at most {2 * available.sum():,} (got {2 * count:,}): {where} has no more different "
-            "positive pairs",
-            key="num_pairs",
-        )
     quota = 1
     while np.minimum(available, quota).sum() < count:
         quota *= 2

@@ -33,17 +33,17 @@ def test_more_pairs_than_there_are_is_refused():
     labels = np.array([0, 0, 0, 1])
     with pytest.raises(
         UserError,
-        match=r"^num_pairs: must be at most 6 \(got 8\): the list has no more different positive pairs$",
+        match=r"^num_pairs: must be at most 6 \(got 8\): the list has no more different pairs of a kind$",
     ):
         draw_pairs(labels, 8, "the list")
-    with pytest.raises(
-        UserError, match=r"^num_pairs: must be at most 0 \(got 2\): x has no more different positive pairs$"
-    ):
-        draw_pairs(np.arange(4), 2, "x")
-    with pytest.raises(
-        UserError, match=r"^num_pairs: must be at most 0: x has no more different negative pairs$"
-    ):
-        draw_pairs(np.zeros(9, int), 4, "x")
+
+
+@pytest.mark.parametrize("labels", [np.arange(4), np.zeros(9, int)], ids=["a picture each", "one class"])
+@pytest.mark.parametrize("count", [None, 2])
+def test_images_without_any_pair_are_refused_and_not_counted_in_the_log(labels, count, capsys):
+    with pytest.raises(UserError, match="^x: has no pairs; these need two classes, and two images of one "):
+        draw_pairs(labels, count, "x")
+    assert capsys.readouterr().out == ""
 
 
 def test_few_and_many_negatives_are_drawn_without_repetition():
