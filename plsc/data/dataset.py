@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import os
-import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -220,16 +219,7 @@ def shared_identities(trained: np.ndarray | None, others: np.ndarray | None) -> 
     """
     if trained is None or others is None or trained.dtype.kind != others.dtype.kind:
         return None
-    return np.intersect1d(same_form(trained), same_form(others))
-
-
-def same_form(names: np.ndarray) -> np.ndarray:
-    """Normalise the accents of names to the composed form (NFC); leave numbers as they are."""
-    if names.dtype.kind != "U":
-        return names
-    return np.array(
-        [name if name.isascii() else unicodedata.normalize("NFC", name) for name in names.tolist()]
-    )
+    return np.intersect1d(trained, others)
 
 
 def misnumbered_class(trained: list[str] | None, data: Dataset, strangers: bool = False) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.data.image_list import SHOWN, ImageFiles, Paths, identity_names
+from plsc.data.image_list import SHOWN, ImageFiles, Paths, identity_names, same_form
 from plsc.errors import MissingFileError, UserError, reading, shown
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted
@@ -21,7 +21,8 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
     """List the images below the folders of `folder`, in the order of their names; their labels int64 [N]; the
     folders' names.
 
-    The labels number the folders in the order of their names. What begins with a dot is left out, and what
+    The labels number the names in their order; two folders whose names are the same in one Unicode form are
+    one identity's. What begins with a dot is left out, and what
     plsc align writes beside the folders; other files, and folders further down, are counted in the log.
     UserError names folders without an image.
     """
@@ -47,7 +48,8 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
     if others:
         what = f"{counted(len(others), 'file')} left out, no image of an identity"
         get_logger().warning(f"{shown(folder)}: {what}: {_some(others)}")
-    return Paths.of(folder, images), np.repeat(np.arange(len(names)), counts), names
+    known, label_of = np.unique(same_form(names), return_inverse=True)
+    return Paths.of(folder, images), np.repeat(label_of, counts), known.tolist()
 
 
 def _some(names: list[str]) -> str:

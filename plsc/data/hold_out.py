@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,10 +27,9 @@ LEAST = 2  # classes on either side: a pair of different people takes two, and s
 def held_out(names: Sequence[str], share: float) -> np.ndarray:
     """Find the classes of these names that are held out, about `share` of them: bool [N].
 
-    The hash of a name decides, a number in [0, 1): a larger share has them too, and the Unicode forms of a
-    name have the same.
+    The hash of a name decides, a number in [0, 1): a larger share has them too.
     """
-    texts = (os.fsencode(unicodedata.normalize("NFC", name)) for name in names)
+    texts = (os.fsencode(name) for name in names)
     digests = (hashlib.blake2b(b"hold out " + text, digest_size=8).digest() for text in texts)
     return np.array([int.from_bytes(digest, "big") for digest in digests], np.float64) < share * 2.0**64
 

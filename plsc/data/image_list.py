@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import unicodedata
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -144,8 +145,13 @@ def refuse_missing(paths: Paths, where: str) -> None:
         )
 
 
+def same_form(names: Iterable[str]) -> np.ndarray:
+    """Give names the composed Unicode form (NFC), text [N]: file systems and programs give either."""
+    return np.array([unicodedata.normalize("NFC", name) for name in names])
+
+
 def identity_names(folders: Sequence[str]) -> np.ndarray:
-    """Name the identities of these folders by the folders' own names, text [N].
+    """Name the identities of these folders by the folders' own names, text [N], in one Unicode form.
 
     Names that differ only in a number (0001, person_7) have a meaning in their own set only: then it is the
     whole path.
@@ -154,7 +160,7 @@ def identity_names(folders: Sequence[str]) -> np.ndarray:
     names = [os.path.basename(folder) for folder in folders]
     stems = {re.sub(r"\d+", "#", name) for name in names}
     numbered = len(stems) == 1 and "#" in stems.pop()
-    return np.array(folders if numbered else names)
+    return same_form(folders if numbered else names)
 
 
 class ImageFiles(EncodedImages):

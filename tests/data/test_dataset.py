@@ -1,4 +1,3 @@
-import unicodedata
 from dataclasses import replace
 
 import numpy as np
@@ -156,8 +155,3 @@ def test_a_class_with_another_number_than_in_training_is_found():
         misnumbered_class(["Ann", "Bob"], named("Ann_test", "Bob_test")) is None
     )  # folders that are called otherwise
     assert "'Cy'" in misnumbered_class(["Ann", "Bob"], named("Cy", "Dan"), strangers=True)
-
-
-def test_a_name_is_the_same_in_either_unicode_form():
-    trained, others = (np.array(["Ann", unicodedata.normalize(form, "Jörg")]) for form in ("NFC", "NFD"))
-    assert shared_identities(trained, others).tolist() == ["Ann", trained[1]]

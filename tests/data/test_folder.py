@@ -21,6 +21,13 @@ def test_the_sorted_names_of_the_folders_are_the_labels(folder):
     assert data.encoded(0).tobytes() == png(2) and data.sample(0, 0).shape == (3, 12, 10)
 
 
+def test_folders_of_one_name_in_two_unicode_forms_are_one_identity(tmp_path):
+    folder = write_folder(tmp_path / "faces", {"Jose\u0301": 2, "Jos\u00e9": 1, "Josz": 1})
+    data = ImageFolder(str(folder))
+    assert data.identities.tolist() == ["Josz", "Jos\u00e9"] and data.labels.tolist() == [1, 1, 0, 1]
+    assert [data.name(index).count("\u00e9") for index in range(4)] == [0, 0, 0, 2]
+
+
 def test_what_is_no_image_of_an_identity_is_said(folder, capsys):
     for name in ("note.txt", "Ann/list.csv", ".hidden", "alignment.csv"):
         (folder / name).write_text("")

@@ -123,6 +123,7 @@ def test_numbered_folders_are_identities_of_their_own_set_only():
     assert identity_names(["/a/Ann_1", "/a/Bob_2"]).tolist() == ["Ann_1", "Bob_2"]
     assert identity_names(["/a/0001", "/a/0002"]).tolist() == ["/a/0001", "/a/0002"]
     assert identity_names(["/a/id7"]).tolist() == ["/a/id7"]
+    assert identity_names(["/a/Jose\u0301", "/a/Ann"]).tolist() == ["Jos\u00e9", "Ann"]
 
 
 def test_a_list_that_is_no_text_is_refused_in_printable_words(folder):
