@@ -43,6 +43,7 @@ class _Loader(yaml.SafeLoader):
 
 class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers = _RESOLVERS
+    ignore_aliases = staticmethod(lambda value: True)  # what stands twice is written twice
 
     def represent_items(self, items: list) -> yaml.Node:
         within_a_line = not any(isinstance(item, (dict, list)) for item in items)
@@ -123,11 +124,5 @@ def _construct(node: yaml.Node, path: KeyPath, document: Document) -> Any:
 
 def dump_lines(value: Any) -> str:
     """Format mappings as YAML with a key a line, and lists of values within a line."""
-    return yaml.dump(
-        value,
-        Dumper=_Dumper,
-        default_flow_style=False,
-        width=float("inf"),
-        allow_unicode=True,
-        sort_keys=False,
-    )
+    style = {"width": float("inf"), "allow_unicode": True, "sort_keys": False}
+    return yaml.dump(value, Dumper=_Dumper, default_flow_style=False, **style)

@@ -113,5 +113,7 @@ def test_dump_and_parse_are_inverse(value):
 
 
 def test_a_key_has_a_line_and_a_list_of_values_too():
+    size = [6, 4]
+    assert dump_lines({"a": size, "b": size}) == "a: [6, 4]\nb: [6, 4]\n"
     text = dump_lines({"a": {"b": [1, None], "c": "on"}, "d": [{"e": 0.5}]})
     assert text == "a:\n  b: [1, null]\n  c: on\nd:\n- e: 0.5\n"
