@@ -44,12 +44,14 @@ class _Console(logging.StreamHandler):
         with tqdm.external_write_mode(file=self.stream):
             super().emit(record)
 
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Go on when the reader of a pipe has left, a terminal was closed, or the disk is full."""
+
 
 class _LogFile(logging.FileHandler):
     """Appends to a file."""
 
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Go on when the disk is full."""
+    handleError = _Console.handleError
 
 
 def setup(rank: int = 0, log_file: Path | None = None) -> logging.Logger:

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,12 @@ def test_a_file_is_appended_to_and_begins_with_what_was_said_before_it_was_opene
     assert [line[20:] for line in lines] == [begin, "INFO first", begin, "INFO second"]
 
 
-def test_a_full_disk_costs_lines_and_no_traceback(capsys):
-    setup(log_file=Path("/dev/full"))
+@pytest.mark.parametrize("full", ["the disk", "the pipe"])
+def test_a_full_disk_or_a_reader_that_left_costs_lines_and_no_traceback(full, tmp_path, capsys, monkeypatch):
+    file = Path("/dev/full") if full == "the disk" else tmp_path / "log.txt"
+    setup(log_file=file)
+    if full == "the pipe":
+        monkeypatch.setattr(sys, "stdout", open("/dev/full", "w"))  # noqa: SIM115
     get_logger().info("first")
     said = capsys.readouterr()
-    assert "first" in said.out and said.err == ""
+    assert "first" in (said.out if full == "the disk" else file.read_text()) and said.err == ""
