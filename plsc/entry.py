@@ -56,7 +56,7 @@ class Entry:
     def train(self) -> dict[str, Any]:
         """Train to the end, evaluate, write the report. Every rank calls it in a launch.
 
-        SIGTERM or SIGINT stops it after a step, with a checkpoint of that step.
+        SIGTERM, SIGINT or SIGHUP stops it after a step, with a checkpoint of that step.
 
         Returns {"accuracy", ..., "seconds", "output_dir"} of the last evaluation (accuracy None without a set
         for it); {"stopped", "step", ...} after a signal. UserError if another run is at work in output_dir.

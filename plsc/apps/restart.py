@@ -1,8 +1,8 @@
 """Train on ranks of this machine, and start them again after a failure: `plsc train --ranks N`.
 
 A start goes on from the newest checkpoint. There is none after a mistake of the user (exit code 2), nor after
-three failures without a newer checkpoint. SIGTERM and SIGINT go to the ranks, which save and stop. Imports no
-Paddle.
+three failures without a newer checkpoint. SIGTERM, SIGINT and SIGHUP go to the ranks, which save and stop.
+Imports no Paddle.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
     Args:
         cfg: of the run. arguments: of `python -m plsc` on each rank, `train -c ...`.
 
-    Returns: 0: done; 130 or 143: stopped on SIGINT or SIGTERM; 1: given up; 2: a mistake of the user.
+    Returns: 0: done; 128 + a signal that it was stopped on; 1: given up; 2: a mistake of the user.
     Raises: UserError if another run has the folder.
     """
     cfg.check_ranks(ranks)
@@ -121,10 +121,9 @@ def _first_failure(folder: Path, ends: Mapping[int, int | None]) -> tuple[int, s
 def _note_signals(signals: list[int]) -> None:
     """Append the numbers of signals that ask to stop to `signals` from now on; an ignored one stays
     ignored."""
-    for number in (*guard.STOPPING, signal.SIGHUP):
+    for number in guard.STOPPING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            wanted = signal.SIGTERM if number == signal.SIGHUP else number
-            signal.signal(number, lambda *_, wanted=wanted: signals.append(wanted))
+            signal.signal(number, lambda number, _: signals.append(number))
 
 
 def _print(text: str) -> None:

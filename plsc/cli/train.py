@@ -21,7 +21,7 @@ from plsc.utils.logging import get_logger
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `plsc train`; return 130 or 143 where SIGINT or SIGTERM has stopped it."""
+    """Run `plsc train`; return 128 + the signal that has stopped it."""
     what = "train, verify, and write the report"
     parser = make_parser("train", what, "-c configs/ -o Global.epochs=2 Global.output_dir=first")
     restarts = "train on N processes of this machine, and restart what dies (default: in this process)"

@@ -30,7 +30,7 @@ from plsc.errors import UserError, shown
 
 # In the environment of ranks: the process of the `plsc train --ranks N` above them, which says why they fail.
 SUPERVISOR = "PLSC_SUPERVISOR"
-STOPPING = (signal.SIGTERM, signal.SIGINT)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Exit code of a rank that fails because another one has. From 128 on Kubeflow starts a pod again.
 LOST = 138
 PATIENCE = 6  # times hang_seconds outside of steps: start, evaluation, saving, report

@@ -199,9 +199,9 @@ def test_a_kill_changes_no_bit_in_16_bits(warm, tmp_path):
 
 
 def test_one_process_stops_on_a_signal_and_resumes(warm, tmp_path):
-    words = training(tmp_path, "0:7:SIGTERM")
-    assert warm.start(words, tmp_path).wait(60) == 128 + signal.SIGTERM
-    stopped = "stopped on SIGTERM at step 7; the same command goes on\n"
+    words = training(tmp_path, "0:7:SIGHUP")
+    assert warm.start(words, tmp_path).wait(60) == 128 + signal.SIGHUP
+    stopped = "stopped on SIGHUP at step 7; the same command goes on\n"
     assert (tmp_path / "out/train.log").read_text().endswith(stopped)
     assert newest_step(tmp_path / "out/checkpoints") == 7
     assert warm.start(words, tmp_path).wait(60) == 0
