@@ -53,8 +53,11 @@ def init(device: str = "auto", threads: int | None = None) -> None:
             ranks have a card).
         threads: CPU threads for this rank's matrix products; None leaves Paddle's own choice.
 
-    Raises UserError, on every rank, where the ranks cannot have what was asked for.
+    Raises UserError, on every rank, where the ranks cannot have what was asked for; and of no launch.
     """
+    if rank() >= world_size() or (world_size() > 1 and "PADDLE_TRAINER_ENDPOINTS" not in os.environ):
+        which = f"rank {rank()} of {world_size()} by PADDLE_TRAINER_ID and PADDLE_TRAINERS_NUM"
+        raise UserError(f"{which}, and no launcher has set them; unset both")
     kind = _agree_on_kind(device)
     devices.use(kind, device, world_size())
     if world_size() > 1 and not dist.is_initialized():
@@ -76,19 +79,16 @@ def _agree_on_kind(device: str) -> str:
     if device == CPU:
         return CPU
     why = devices.why_none(device, world_size())
-    lacks = [why] if world_size() == 1 else _texts_of_ranks("device", why)
+    lacks = [why]
+    if world_size() > 1:
+        store = get_store()  # there are no collectives yet
+        store.set(f"plsc/device/{rank()}", why)
+        lacks = [store.get(f"plsc/device/{r}").decode() for r in range(world_size())]
     try:
         return devices.decide(device, lacks)
     except UserError:
         barrier()  # rank 0 has the store, so it must not end before the others have read
         raise
-
-
-def _texts_of_ranks(name: str, text: str) -> list[str]:
-    """Gather a text of each rank, in rank order, before there are collectives. Every rank calls it."""
-    store = get_store()
-    store.set(f"plsc/{name}/{rank()}", text)
-    return [store.get(f"plsc/{name}/{r}").decode() for r in range(world_size())]
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc import distributed
 from plsc.distributed import device
 from plsc.distributed.device import asynchronous, decide, to_device, why_none
 from plsc.errors import UserError
@@ -103,3 +104,10 @@ def test_of_pinned_memory_paddle_keeps_the_source_itself(monkeypatch):
     monkeypatch.setattr(paddle, "get_device", lambda: "gpu:0")
     monkeypatch.setattr(paddle, "CUDAPinnedPlace", paddle.CPUPlace)
     assert to_device(np.arange(3)).tolist() == [0, 1, 2] and not device._in_flight
+
+
+@pytest.mark.parametrize("name, value", [("PADDLE_TRAINER_ID", "1"), ("PADDLE_TRAINERS_NUM", "2")])
+def test_a_rank_that_no_launcher_has_started_is_refused(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="^rank . of . by PADDLE_.*; unset both$"):
+        distributed.init("cpu")
