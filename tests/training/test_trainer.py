@@ -22,7 +22,6 @@ from tests.heads import reference
 from tests.helpers.bounds import assert_within, perturbed
 from tests.helpers.tiny_runs import (
     IMAGE_SHAPE,
-    TINY,
     Linear,
     arrays,
     assert_same_arrays,
@@ -377,8 +376,9 @@ def test_a_batch_norm_of_one_sample_is_refused(tmp_path):
     line = "DataLoader.Train.batch_size: must be at least 2 for a network with batch norm"
     with pytest.raises(UserError, match=line):
         make_trainer(tmp_path, "DataLoader.Train.batch_size=1")
+    data = "DataLoader.Train.dataset={name: Synthetic, num_classes: 3, images_per_class: 4}"
     with pytest.raises(UserError, match=line):  # two ranks of one
-        build_trainer(load(TINY, ["DataLoader.Train.batch_size=1"]), planned_ranks=2)
+        build_trainer(load(None, [data, "DataLoader.Train.batch_size=1"]), planned_ranks=2)
     make_trainer(tmp_path, "DataLoader.Train.batch_size=1", backbone=Linear())
 
 
