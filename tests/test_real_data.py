@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plsc import config
-from plsc.apps.curate.doctor import Findings, doctor
+from plsc import cli, config
 from plsc.entry import Entry
 from plsc.utils.metrics import read_metrics
 from tests.helpers.idx_files import DATA, ROOT
@@ -76,12 +75,6 @@ def test_real_pictures_train_and_are_verified(name, images, classes, pairs, requ
 
 @pytest.mark.parametrize("name", ["lfw_dev", "omniglot_small1"])
 def test_no_identity_is_trained_and_verified(name, request, capsys):
-    cfg = config.load(
-        ROOT / "configs" / f"{name}.yaml", request.getfixturevalue(name.split("_")[0])
-    ).DataLoader
-    sets = {"training": cfg.Train.dataset.build, "pairs": cfg.Eval.dataset.build}
-    findings = Findings()
-    doctor(sets, 1, True, findings)
-    said = capsys.readouterr().out
-    assert findings.severity == 0, said
-    assert "ERROR" not in said and "WARNING" not in said
+    overrides = request.getfixturevalue(name.split("_")[0])
+    assert cli.main(["doctor", "-c", str(ROOT / "configs" / f"{name}.yaml"), "-o", *overrides]) == 0
+    assert "ERROR" not in capsys.readouterr().out

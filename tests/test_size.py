@@ -8,6 +8,7 @@ since denser lines are no gain.
 """
 
 import ast
+import functools
 import json
 import subprocess
 from pathlib import Path
@@ -79,6 +80,7 @@ def config_keys(section: type[Section] = Config, path: str = "") -> set[str]:
     return keys
 
 
+@functools.cache
 def sizes() -> dict[str, int]:
     """Count lines and statements by package, and the config keys."""
     found: dict[str, int] = {}
