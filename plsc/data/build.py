@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from plsc.data.config import TRAIN_SET, DataLoaderCfg, DatasetCfg
+from plsc.data.config import TRAIN_SET, DataLoaderCfg
 from plsc.data.joined import Joined
 from plsc.errors import UserError
+from plsc.utils.section import Plug
 from plsc.utils.yaml_lines import KeyPath
 
 TRAIN = ".".join(TRAIN_SET)
@@ -38,7 +39,7 @@ def _name(path: KeyPath) -> str:
     return ".".join(map(str, path))
 
 
-def _build_one(path: KeyPath, section: DatasetCfg, seed: int) -> Any:
+def _build_one(path: KeyPath, section: Plug, seed: int) -> Any:
     # Sets of a list must not draw the same random numbers for their samples of the same number.
     number = path[-1] if isinstance(path[-1], int) else 0
     try:

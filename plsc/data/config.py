@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, Tag
 
 from plsc.utils.registry import Registry
 from plsc.utils.section import Plug, Section
@@ -30,22 +30,15 @@ DATASETS = Registry(
 
 TRAIN_SET = ("DataLoader", "Train", "dataset")
 EVAL_SET = ("DataLoader", "Eval", "dataset")
-# Data sets of images -> their key that names the images, which ImagePairs calls images.
-KEY_OF_IMAGES = {"ImageFolder": "folder", "ImageList": "list", "RecImages": "path"}
 MORE_SETS = ("DataLoader", "Eval", "more")
 
 
-class DatasetCfg(Plug):
-    """A class of the registry of data sets."""
-
-    registry = DATASETS
-
-
-class TrainDatasetCfg(DatasetCfg):
+class TrainDatasetCfg(Plug):
     """The images to train on. Further keys are keyword arguments of the class; its docstring explains
     them. A list of such mappings trains on several sets together, their classes one after the other
     (docs/data.md)."""
 
+    registry = DATASETS
     # The seed of an Eval set is a key of its own: runs with different seeds must have comparable results.
     supplied = ("seed",)
 
@@ -61,10 +54,12 @@ def _one_or_several(value: Any) -> str:
     return "several" if isinstance(value, list) else "one"
 
 
-class EvalDatasetCfg(DatasetCfg):
+class EvalDatasetCfg(Plug):
     """What to evaluate on: pairs of images to verify, or labelled images of the trained classes, whose
     classes the head predicts. Further keys are keyword arguments of the class; its docstring explains them.
     `dataset: null` evaluates nothing."""
+
+    registry = DATASETS
 
     name: str = "GlyphPairs"
     """`GlyphPairs`, pairs of characters that training never sees; pairs named in a file (`PairList`), in a
@@ -77,7 +72,8 @@ class TrainCfg(Section):
     """Training data."""
 
     dataset: Annotated[
-        Annotated[TrainDatasetCfg, Tag("one")] | Annotated[list[TrainDatasetCfg], Tag("several")],
+        Annotated[TrainDatasetCfg, Tag("one")]
+        | Annotated[list[TrainDatasetCfg], Field(min_length=1), Tag("several")],
         Discriminator(_one_or_several),
     ] = TrainDatasetCfg()
     batch_size: int = Field(128, ge=1)
@@ -96,13 +92,6 @@ class TrainCfg(Section):
     def sets(self) -> list[TrainDatasetCfg]:
         """The data sets to train on: one, or those of the list."""
         return self.dataset if isinstance(self.dataset, list) else [self.dataset]
-
-    @field_validator("dataset")
-    @classmethod
-    def _one_at_least(cls, value: Any) -> Any:
-        if not value:
-            raise ValueError("must name at least one data set")
-        return value
 
     def global_batch_on(self, ranks: int) -> int:
         """Return the samples of all of so many ranks in one step."""
@@ -131,7 +120,7 @@ class EvalCfg(Section):
     little more accurate, twice the time. The threshold is for embeddings made in the same way; `predict`
     makes them so too."""
 
-    def sets(self) -> dict[KeyPath, DatasetCfg]:
+    def sets(self) -> dict[KeyPath, Plug]:
         """Return the data sets by their paths in a config, the main one first."""
         main = {EVAL_SET: self.dataset} if self.dataset else {}
         return main | {(*MORE_SETS, title): section for title, section in self.more.items()}
@@ -143,9 +132,9 @@ class DataLoaderCfg(Section):
     Train: TrainCfg = TrainCfg()
     Eval: EvalCfg = EvalCfg()
 
-    def sets(self) -> dict[KeyPath, DatasetCfg]:
+    def sets(self) -> dict[KeyPath, Plug]:
         """Return the data sets by their paths in a config, those to train on first."""
-        sets: dict[KeyPath, DatasetCfg] = {}
+        sets: dict[KeyPath, Plug] = {}
         if isinstance(self.Train.dataset, list):
             sets.update({(*TRAIN_SET, number): section for number, section in enumerate(self.Train.dataset)})
         else:

@@ -5,12 +5,11 @@ the same bit for bit with any number of threads. OpenCV and NumPy let go of the 
 what it yields:
 
     loader = Loader(Synthetic(), global_batch=4, rank=0, world_size=1, seed=0)
-    images, labels, indices = next(loader.epoch(0))
+    images = next(loader.from_step(0)).images
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections import deque
@@ -75,10 +74,11 @@ class Loader:
         self._corrupt = CorruptImages(dataset, count // world_size)
         self.wait_seconds = 0.0  # how long the consumer has waited for batches, since the loader was made
         self.global_batch = global_batch
-        self._starts = np.arange(0, count, global_batch)  # of each global batch in the epoch's order
-        if len(self._starts) > 1 and count - self._starts[-1] < 2 * (batches or world_size):
-            self._starts = self._starts[:-1]
-        if (last := count - int(self._starts[-1])) < 2 * world_size:
+        starts = [*range(0, count, global_batch)]  # of each global batch in the epoch's order
+        if len(starts) > 1 and count - starts[-1] < 2 * (batches or world_size):
+            starts.pop()
+        self._bounds = [*zip(starts, [*starts[1:], count])]
+        if (last := count - starts[-1]) < 2 * world_size:
             raise UserError(
                 f"the last step of an epoch has {last} samples, {world_size} ranks need at least "
                 f"{2 * world_size} (two each); start {last // 2} or fewer"
@@ -87,38 +87,42 @@ class Loader:
     @property
     def steps_per_epoch(self) -> int:
         """Count the global batches of an epoch, the last, smaller one included."""
-        return len(self._starts)
+        return len(self._bounds)
 
     def shares(self, step: int) -> list[tuple[int, int]]:
         """Return the range of each rank's samples in the global batch of a step (from 0, over all epochs)."""
-        start, stop = self._global_batch(step % self.steps_per_epoch)
+        start, stop = self._bounds[step % self.steps_per_epoch]
         return split(stop - start, self.world_size)
 
     def probe(self) -> None:
         """Try some images before the first step. CorruptImageError if many of them cannot be decoded."""
         self._corrupt.probe(self.seed)
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield this rank's batches from `start_step` on: samples [B, *shape], labels and indices int64 [B].
+    def from_step(self, step: int) -> Iterator[Batch]:
+        """Yield this rank's batches from a step (from 0, over all epochs) to the end of its epoch.
 
         Where an image is corrupt, label and index are the substitute's. An error in a sample is raised here,
         when its batch is due: the data set's own UserError (CorruptImageError where too many were replaced),
         or SampleError with the cause.
         """
         self._corrupt.start_epoch()
+        epoch, done = divmod(step, self.steps_per_epoch)
         order = generator(self.seed, epoch, use=ORDER).permutation(len(self.dataset))
-        batches = (order[start:stop] for start, stop in itertools.islice(self._ranges(), start_step, None))
-        under_way: deque = deque()  # indices of batches, and what will be their images, in order
+        places = iter(range(done, self.steps_per_epoch))
+        under_way: deque = deque()  # shares of the ranks, indices, and what will be their images, in order
         pool = ThreadPoolExecutor(self._num_workers, thread_name_prefix="plsc-loader")
 
         def refill() -> None:
-            for indices in itertools.islice(batches, AHEAD * self._num_workers - len(under_way)):
-                under_way.append((indices, pool.submit(self._make, epoch, indices)))
+            for place in itertools.islice(places, AHEAD * self._num_workers - len(under_way)):
+                start, shares = self._bounds[place][0], self.shares(place)
+                first, last = shares[self.rank]
+                indices = order[start + first : start + last]
+                under_way.append((shares, indices, pool.submit(self._make, epoch, indices)))
 
         try:
             refill()
             while under_way:
-                indices, made = under_way.popleft()
+                shares, indices, made = under_way.popleft()
                 began = time.perf_counter()
                 images, replaced_here = made.result()
                 self.wait_seconds += time.perf_counter() - began
@@ -126,31 +130,12 @@ class Loader:
                 for row, _, substitute in replaced_here:
                     indices[row] = substitute
                 refill()
-                yield images, self.dataset.labels[indices], indices
+                counts = [last - first for first, last in shares]
+                yield Batch(images, self.dataset.labels[indices], indices, step, counts)
+                step += 1
         finally:
             pool.shutdown(cancel_futures=True)
 
     def _make(self, epoch: int, indices: np.ndarray) -> tuple[np.ndarray, list[Replacement]]:
         images = self.dataset.preprocessing.empty(len(indices))
         return images, make_batch(self.dataset, self.seed, epoch, indices, images)
-
-    def from_step(self, step: int) -> Iterator[Batch]:
-        """Yield this rank's batches from a step (from 0, over all epochs) to the end of its epoch, as `epoch`
-        does."""
-        epoch, done = divmod(step, self.steps_per_epoch)
-        with contextlib.closing(self.epoch(epoch, done)) as batches:
-            for number, samples in enumerate(batches, start=step):
-                counts = [stop - start for start, stop in self.shares(number)]
-                yield Batch(*samples, number, counts)
-
-    def _global_batch(self, place: int) -> tuple[int, int]:
-        """Return the range of a global batch in the epoch's order."""
-        last = place + 1 == len(self._starts)
-        return int(self._starts[place]), len(self.dataset) if last else int(self._starts[place + 1])
-
-    def _ranges(self) -> Iterator[tuple[int, int]]:
-        """Yield the range of each of this rank's batches in the epoch's order."""
-        for place in range(len(self._starts)):
-            start, _ = self._global_batch(place)
-            first, last = self.shares(place)[self.rank]
-            yield start + first, start + last

@@ -371,7 +371,10 @@ def test_a_list_of_data_sets(write):
     ("override", "line"),
     [
         ("dataset.1.root=c", "DataLoader.Train.dataset: is a list: replace the whole list"),
-        ("dataset=[]", "DataLoader.Train.dataset: must name at least one data set (got [])"),
+        (
+            "dataset=[]",
+            "DataLoader.Train.dataset: List should have at least 1 item after validation, not 0 (got [])",
+        ),
         ("dataset=[3]", "DataLoader.Train.dataset.0: must be a mapping of keys (got 3)"),
         (
             "dataset=3",

@@ -71,7 +71,7 @@ def test_threads_change_no_bit_and_epochs_do(tmp_path, num_workers):
     data = ImageList(str(tmp_path / "list.txt"), size=(32, 32), seed=3, low_resolution=0.3, **keys)
     loader = Loader(data, 4, rank=0, world_size=1, seed=5, num_workers=num_workers)
     for epoch in (0, 1):
-        for images, _, indices in loader.epoch(epoch):
+        for images, _, indices, *_ in loader.from_step(epoch * loader.steps_per_epoch):
             for image, index in zip(images, indices.tolist()):
                 assert np.array_equal(image, data.sample(index, epoch))
                 assert not np.array_equal(image, data.sample(index, epoch + 1))

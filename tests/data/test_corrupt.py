@@ -32,7 +32,7 @@ def test_one_of_a_thousand_is_replaced_and_said_once(capsys, num_workers):
     loader.probe()
     for epoch in (0, 1):
         replaced = []
-        for images, labels, indices in loader.epoch(epoch):
+        for images, labels, indices, *_ in loader.from_step(epoch * loader.steps_per_epoch):
             assert 200 not in indices and np.array_equal(labels, 3 * indices)
             assert np.array_equal(images[:, 0, 0, 0], indices % 256) and np.all(images[:, 0, 0, 1] == epoch)
             replaced += indices.tolist()
@@ -101,7 +101,7 @@ def test_the_line_that_refuses(capsys):
 def test_too_many_end_the_epoch(num_workers):
     loader = Loader(Damaged(90, (20,)), 10, 0, 1, seed=3, num_workers=num_workers)
     with pytest.raises(CorruptImageError, match="^1 images of an epoch cannot be decoded: record 20 "):
-        list(loader.epoch(0))
+        list(loader.from_step(0))
 
 
 def test_the_same_samples_take_their_place_on_any_number_of_ranks():
@@ -111,8 +111,8 @@ def test_the_same_samples_take_their_place_on_any_number_of_ranks():
         loaders = [Loader(data, 24, rank, world_size, 9, num_workers) for rank in range(world_size)]
         return [
             index
-            for step in zip(*(loader.epoch(2) for loader in loaders))
-            for _, _, indices in step
+            for step in zip(*(loader.from_step(2 * loader.steps_per_epoch) for loader in loaders))
+            for _, _, indices, *_ in step
             for index in indices.tolist()
         ]
 

@@ -25,10 +25,14 @@ class Counting(Dataset):
         return np.array([[[index, epoch]]], np.uint8)
 
 
+def one_epoch(loader, epoch):
+    return loader.from_step(epoch * loader.steps_per_epoch)
+
+
 def epoch_of(data, global_batch, world_size, epoch=0, **kwargs):
     """The indices of each rank's batches: [rank][step] -> list."""
     loaders = [Loader(data, global_batch, rank, world_size, seed=5, **kwargs) for rank in range(world_size)]
-    return [[indices.tolist() for _, _, indices in loader.epoch(epoch)] for loader in loaders]
+    return [[batch.indices.tolist() for batch in one_epoch(loader, epoch)] for loader in loaders]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -101,11 +105,10 @@ def test_too_small_a_data_set_is_refused():
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_an_epoch_can_start_at_any_step(num_workers):
     loader = Loader(Counting(40), 4, 0, 1, seed=1, num_workers=num_workers)
-    whole = [images for images, _, _ in loader.epoch(2)]
-    rest = [images for images, _, _ in loader.epoch(2, start_step=7)]
+    whole = [batch.images for batch in one_epoch(loader, 2)]
+    rest = [batch.images for batch in loader.from_step(27)]
     assert len(whole) == 10 and len(rest) == 3
     assert all(np.array_equal(a, b) for a, b in zip(whole[7:], rest))
-    assert list(loader.epoch(2, start_step=10)) == []
 
 
 def test_threads_change_no_bit():
@@ -113,7 +116,7 @@ def test_threads_change_no_bit():
 
     def batches(num_workers):
         loader = Loader(data, 16, rank=1, world_size=2, seed=4, num_workers=num_workers)
-        return [batch for epoch in (0, 1) for batch in loader.epoch(epoch)]
+        return [batch for epoch in (0, 1) for batch in one_epoch(loader, epoch)]
 
     reference = batches(1)
     assert len(reference) == 8
@@ -121,16 +124,16 @@ def test_threads_change_no_bit():
         other = batches(num_workers)
         assert len(other) == len(reference)
         for ours, theirs in zip(reference, other):
-            assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(ours, theirs))
+            assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(ours[:3], theirs[:3]))
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_an_abandoned_epoch_leaves_nothing_behind(num_workers):
     loader = Loader(Counting(40), 4, 0, 1, seed=1, num_workers=num_workers)
-    expected = [indices.tolist() for _, _, indices in loader.epoch(0)]
-    for _ in loader.epoch(1):
+    expected = [batch.indices.tolist() for batch in loader.from_step(0)]
+    for _ in loader.from_step(10):
         break
-    images = [images[:, 0, 0] for images, _, _ in loader.epoch(0)]
+    images = [batch.images[:, 0, 0] for batch in loader.from_step(0)]
     assert [image[:, 0].tolist() for image in images] == expected
     assert all(np.all(image[:, 1] == 0) for image in images)
 
@@ -148,8 +151,8 @@ def test_two_batches_are_prepared_ahead():
             return super().sample(index, epoch)
 
     data = Noting(40)
-    batches = Loader(data, 4, 0, 1, seed=1).epoch(0)
-    _, _, indices = next(batches)
+    batches = Loader(data, 4, 0, 1, seed=1).from_step(0)
+    indices = next(batches).indices
     assert data.twelfth.wait(timeout=30)
     assert data.asked[:4] == indices.tolist() and len(data.asked) == 12
 
@@ -160,7 +163,7 @@ def test_time_spent_waiting_is_counted(monkeypatch):
     monkeypatch.setattr("time.perf_counter", itertools.count().__next__)
     waits = []
     for epoch in range(2):
-        next(loader.epoch(epoch))
+        next(one_epoch(loader, epoch))
         waits.append(loader.wait_seconds)
     assert 0 < waits[0] < waits[1]
 
@@ -173,5 +176,5 @@ def test_a_failing_sample_is_named_with_its_cause():
             return super().sample(index, epoch)
 
     with pytest.raises(SampleError, match=r"^sample 5 \(sample 5\): KeyError: 'label of 5'$") as raised:
-        list(Loader(Faulty(20), 4, 0, 1, seed=0).epoch(0))
+        list(Loader(Faulty(20), 4, 0, 1, seed=0).from_step(0))
     assert isinstance(raised.value.__cause__, KeyError)

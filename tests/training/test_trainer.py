@@ -70,13 +70,13 @@ def test_steps_equal_momentum_sgd_in_float64(tmp_path):
     ]
     trainer = make_trainer(tmp_path, *overrides, backbone=net)
     data = Synthetic(23, 5, IMAGE_SHAPE, seed=3)
-    batches = [*islice(Loader(data, 12, 0, 1, seed=3).epoch(0), 3)]
+    batches = [*islice(Loader(data, 12, 0, 1, seed=3).from_step(0), 3)]
 
     def expected(weight, bias, centres):
         optimizer = reference.DenseMomentum(0.9, 0.1)
         dense = reference.DenseHead(centres, None, (reference.arcface, 0.5), 16.0, optimizer)
         speed_w, speed_b, losses, accuracies = 0.0, 0.0, [], []
-        for step, (images, labels, _) in enumerate(batches):
+        for step, (images, labels, *_) in enumerate(batches):
             x = (images.reshape(len(images), -1) - 127.5) / 127.5
             emb = x @ weight + bias
             loss, demb, dcentres, _ = dense.loss_and_gradients(emb, labels)

@@ -24,7 +24,6 @@ import numpy as np
 
 from plsc.config import load
 from plsc.data.autodetect import open_images
-from plsc.data.config import KEY_OF_IMAGES
 from plsc.data.hold_out import FEWEST, LEAST, class_keys, held_out
 from plsc.data.images import EncodedImages, decode_pixels
 from plsc.errors import UserError, shown, writing
@@ -39,6 +38,7 @@ _MANY_PICTURES = 500_000
 _FEW_CLASSES = 2_000  # below, a small margin and scale
 _HUNDREDS = 100
 _LEAST_STEPS = 300  # of a network that starts anew
+_KEY_OF_IMAGES = {"ImageFolder": "folder", "ImageList": "list", "RecImages": "path"}
 _EVALUATIONS = 20  # of a run: of a few pictures an epoch takes less time than an evaluation
 _RANKS = 2  # of the commands that are suggested
 
@@ -113,7 +113,7 @@ def recommend(seen: Seen, kind: str, path: str, output: str) -> dict:
         same["hold_out"] = seen.hold_out
     augmentation = {"crop": 0.2, **({} if seen.grey else {"flip": True, "colour": 0.3})}
     pairs = {"name": "ImagePairs", "images": path, **same} if seen.hold_out else None
-    train = {"name": kind, KEY_OF_IMAGES[kind]: path, **same, **augmentation}
+    train = {"name": kind, _KEY_OF_IMAGES[kind]: path, **same, **augmentation}
     return {
         "Global": {**length, "eval_every": max(1, epochs // _EVALUATIONS), "output_dir": output},
         "Model": _network(seen, few, size),
