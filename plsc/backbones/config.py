@@ -29,7 +29,7 @@ class ModelCfg(Plug):
     name: str = "SmallResNet"
     """`SmallResNet`, a residual network for small pictures; `LeNet`; for faces `MobileFaceNet`, `IResNet18`,
     `IResNet34`, `IResNet50`, `IResNet100`, `IResNet200`, `FaceViT_tiny`, `FaceViT_small`, `FaceViT_base`, and
-    PLSC 0.x's `ResNet50`, `ResNet100`, `ResNet101`, `ResNet152` (docs/training.md compares them); or your own
+    PLSC 0.x's `ResNet50`, `ResNet100`, `ResNet101`, `ResNet152` (docs/labbook.md compares them); or your own
     class as `package.module:Class`."""
     embedding_size: int = Field(128, ge=1, le=2**16)
     """Length D of the embedding. Memory of the head grows with D x classes; 512 is usual for millions of

@@ -80,8 +80,8 @@ class OptimizerCfg(Section):
     """Factor on the learning rate of the class centres."""
     freeze: list[str] = []
     """Leaves parameters of the backbone as they are, whose names these regular expressions are searched in:
-    `[^conv1, layer1]` (docs/training.md says how to list them); the running statistics of a batch norm whose
-    parameters are all frozen, too. One that fits no name is refused."""
+    `[^conv1, layer1]`; the running statistics of a batch norm whose parameters are all frozen, too. One that
+    fits no name is refused."""
     freeze_norms: bool = False
     """Leaves all norm layers as they are: gain, bias, and batch norms' running statistics. For fine-tuning
     with small batches."""

@@ -82,12 +82,11 @@ class GlobalCfg(Section):
     eval_every_steps: int | None = Field(None, ge=1)
     """Steps between two evaluations, besides those of `eval_every`. Set it when an epoch takes hours."""
     loggers: list[Literal["visualdl", "tensorboard", "wandb"]] = ["visualdl"]
-    """Programs for which the numbers of `metrics.jsonl`, which is always written, are copied to `output_dir`
-    (docs/training.md). tensorboard and wandb need the extra `loggers`; wandb works offline. Its own
-    variables of the environment hold, such as `WANDB_MODE` and `WANDB_PROJECT`. To look at the numbers:
-    `visualdl --logdir output/visualdl`, `tensorboard --logdir output/tensorboard`, `wandb sync --append
-    output/wandb/offline-run-*`. A logger that fails later costs a warning and its own copy, not the
-    run."""
+    """Programs for which the numbers of `metrics.jsonl`, which is always written, are copied to
+    `output_dir`. tensorboard and wandb need the extra `loggers`; wandb works offline. Its own variables of
+    the environment hold, such as `WANDB_MODE` and `WANDB_PROJECT`. To look at the numbers: `visualdl --logdir
+    output/visualdl`, `tensorboard --logdir output/tensorboard`, `wandb sync --append
+    output/wandb/offline-run-*`. A logger that fails later costs a warning and its own copy, not the run."""
     hang_seconds: int = Field(600, ge=0, le=31_536_000)
     """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or
     is restarted (`plsc train --ranks`); evaluations and checkpoints may take six times as long. 0 waits for
