@@ -290,6 +290,7 @@ def test_a_refusal_of_an_export_on_rank_0_reaches_the_other_ranks(trained, monke
     user = entry(trained)
     path = find_checkpoint(user.config)
     monkeypatch.setattr("plsc.training.start.find_checkpoint", lambda cfg: path)
+    monkeypatch.setattr("plsc.entry.start", lambda cfg: None)
     monkeypatch.setattr("plsc.distributed.collectives.rank", lambda: 1)
     problem = UserError("export: holds other files")
     monkeypatch.setattr(
