@@ -134,7 +134,7 @@ class OffloadedBank(BankInMemory):
             part = slice(start, start + _ROWS_AT_ONCE)
             keys = None
             if self._dtype != np.float32:
-                keys = bfloat16.keys_of(self._seed, step, rows[part] + self.shard.start)
+                keys = bfloat16.rounding_keys(self._seed, step, rows[part] + self.shard.start)
             self._storage[rows[part]] = pack(list(buffer.arrays.values()), slots[part], keys)
 
     # -- the thread

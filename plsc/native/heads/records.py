@@ -32,7 +32,7 @@ def write_records(file: int, rows: np.ndarray, records: np.ndarray) -> None:
 def pack(arrays: Sequence[np.ndarray], slots: np.ndarray, keys: np.ndarray | None) -> np.ndarray:
     """Pack rows `slots` (int64 [k]) of the float32 arrays [., n] or [.] into records.
 
-    keys: None, or uint32 [k] for bfloat16, rounded by these (plsc.utils.bfloat16.keys_of).
+    keys: None, or uint32 [k] for bfloat16, rounded by these (plsc.utils.bfloat16.rounding_keys).
     """
     widths = _widths(arrays)
     records = np.empty((len(slots), sum(widths)), np.float32 if keys is None else np.uint16)
