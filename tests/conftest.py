@@ -9,7 +9,7 @@ import pytest
 
 from plsc.distributed import environment, launcher
 from plsc.evaluation import report
-from plsc.utils.logging import setup
+from plsc.utils.logging import setup_logging
 from tests.helpers.launch import ROOT, Forking
 from tests.helpers.warm import do_not_sync
 
@@ -95,7 +95,7 @@ def nothing_for_the_next_test():
     yield
     restore()
     assert signals() == before, "the test left signals in another way than it found them"
-    setup()  # closes a run's train.log
+    setup_logging()  # closes a run's train.log
     paddle = sys.modules.get("paddle")
     if paddle:
         paddle.base.core.set_num_threads(1)

@@ -24,7 +24,7 @@ from plsc.heads.banks import device
 from plsc.training.embed import embed
 from plsc.training.start import RUN_FILES, find_checkpoint
 from plsc.training.trained import load_network
-from plsc.utils.logging import setup
+from plsc.utils.logging import setup_logging
 from tests.helpers.bounds import assert_within, perturbed, rounded
 from tests.helpers.pictures import drawn
 from tests.helpers.tiny_runs import (
@@ -58,7 +58,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     with contextlib.redirect_stdout(io.StringIO()) as said, drawn():
         result = entry(folder).train()
-    setup()  # closes train.log
+    setup_logging()  # closes train.log
     return folder, result, said.getvalue()
 
 

@@ -13,7 +13,7 @@ from plsc.config import load
 from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.training.build import build_loader, build_training_set
-from plsc.utils.logging import setup
+from plsc.utils.logging import setup_logging
 from tests.helpers.checkpoints import reseal
 from tests.helpers.tiny_runs import TINY, Linear, checkpoint
 
@@ -28,7 +28,7 @@ def entry(output, *overrides, model=None):
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     entry(folder).train()
-    setup()
+    setup_logging()
     return folder
 
 

@@ -33,7 +33,7 @@ from plsc.checkpoint.tensorfile import DamagedError, layout, sync_folder, write_
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.atomic_write import remove
 from plsc.utils.preprocessing import Preprocessing
-from plsc.utils.room import no_space
+from plsc.utils.room import missing_space
 from plsc.utils.sharding import ClassShard
 
 _log = logging.getLogger("plsc")
@@ -178,7 +178,7 @@ def _distinct(shards: list[tuple[int, int]], num_classes: int) -> list[tuple[int
 def _write(final: Path, files: dict[str, list]) -> dict[str, dict]:
     tmp = _beside(final, "tmp")
     need = sum(len(buffer) for buffers in files.values() for buffer in buffers)
-    if lack := no_space(tmp, need):
+    if lack := missing_space(tmp, need):
         raise OSError(errno.ENOSPC, f"No space left on device ({lack})")
     return {name: write_synced(tmp / name, buffers) for name, buffers in files.items()}
 

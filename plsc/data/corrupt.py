@@ -17,7 +17,7 @@ from plsc.data.dataset import Dataset
 from plsc.data.images import EncodedImages, is_dark, why_dark
 from plsc.data.transforms import PROBES, generator
 from plsc.errors import CorruptImageError, shown
-from plsc.utils.logging import get_logger, warn
+from plsc.utils.logging import get_logger, warn_on_rank_0
 
 ONE_IN = 100  # images of a rank's epoch may be replaced
 PROBE = 256  # images that are tried before the first step
@@ -72,13 +72,13 @@ class CorruptImages:
             data = self.dataset.encoded(dark[0]) if isinstance(self.dataset, EncodedImages) else None
             make_sample(self.dataset, 0, dark[0], image)
             why = f"{shown(self.dataset.name(dark[0]))}: {why_dark(data, image)}"
-            warn(f"{len(dark)} of {len(tried)} images tried show next to nothing: {why}")
+            warn_on_rank_0(f"{len(dark)} of {len(tried)} images tried show next to nothing: {why}")
         if not corrupt:
             return
         found = f"{len(corrupt)} of {len(tried)} images tried cannot be decoded: {self._names(corrupt)}"
         if len(corrupt) > min(count // ONE_IN, CHANCE * len(tried) // ONE_IN):
             raise CorruptImageError(f"{found}; {REMEDY}")
-        warn(f"{found}; others will replace them")
+        warn_on_rank_0(f"{found}; others will replace them")
 
     def _names(self, corrupt: list[int]) -> str:
         names = [shown(self.dataset.name(index)) for index in corrupt[:NAMES_SHOWN]]

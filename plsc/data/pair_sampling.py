@@ -13,7 +13,7 @@ import numpy as np
 
 from plsc.data.transforms import PAIRS, generator
 from plsc.errors import UserError
-from plsc.utils.logging import get_logger, warn
+from plsc.utils.logging import get_logger, warn_on_rank_0
 from plsc.utils.text import counted
 
 PAIRS_SEED = 20180901
@@ -91,7 +91,7 @@ def check_pairs(pairs: np.ndarray, same: np.ndarray, where: str, place: Callable
     for found, what in ((own, "of one with itself"), (np.sort(after), "given before, or turned round")):
         if len(found):
             examples = ", ".join(map(place, found[:SHOWN].tolist()))
-            warn(f"{where}: {counted(len(found), 'pair')} {what}, which proves nothing: {examples}")
+            warn_on_rank_0(f"{where}: {counted(len(found), 'pair')} {what}, which proves nothing: {examples}")
 
 
 def _draw_positives(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:

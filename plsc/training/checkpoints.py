@@ -16,7 +16,7 @@ from plsc.errors import UserError
 from plsc.training.evaluator import Evaluator
 from plsc.training.optim import checkpoint_numbers
 from plsc.utils.logging import get_logger
-from plsc.utils.room import no_space
+from plsc.utils.room import missing_space
 
 
 class Checkpoints:
@@ -47,7 +47,7 @@ class Checkpoints:
 
         def lack() -> str | None:
             store.tidy(self._root)  # what a killed save has left
-            return no_space(self._root, size)
+            return missing_space(self._root, size)
 
         if why := distributed.run_on_rank_0(lack):
             raise UserError(

@@ -24,7 +24,7 @@ from typing import Any
 import paddle
 
 from plsc.training.part import Part
-from plsc.utils.logging import warn
+from plsc.utils.logging import warn_on_rank_0
 
 
 class Ema(Part):
@@ -85,7 +85,7 @@ class Ema(Part):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if not state:
-            warn("the checkpoint has no averaged weights: Global.ema begins with its weights")
+            warn_on_rank_0("the checkpoint has no averaged weights: Global.ema begins with its weights")
         arrays = state.get("arrays", {})
         self.steps = state.get("steps", 0)
         self._average = {name: paddle.to_tensor(arrays[name]) for name, _ in self._floats() if arrays}

@@ -21,7 +21,7 @@ from plsc.heads.config import HeadCfg, kind_of_head
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.start import START, find_start
 from plsc.utils.bfloat16 import float32_of
-from plsc.utils.logging import warn
+from plsc.utils.logging import warn_on_rank_0
 from plsc.utils.preprocessing import Preprocessing
 
 _ROWS_AT_ONCE = 65_536  # of the centres
@@ -67,7 +67,7 @@ def _load_backbone(
     for name, array in arrays.items():
         own[name].set_value(array)
     if saved.preprocessing.differences(preprocessing):
-        warn(f"{saved.path} was trained on {saved.preprocessing}, this run has {preprocessing}")
+        warn_on_rank_0(f"{saved.path} was trained on {saved.preprocessing}, this run has {preprocessing}")
     return f"starting with the {len(arrays)} tensors of the backbone in {saved.path}, {saved.weights_file}"
 
 

@@ -19,7 +19,7 @@ from plsc.config.run import AmpCfg
 from plsc.distributed.device import asynchronous, autocasts, on_device
 from plsc.errors import UserError
 from plsc.native import onednn
-from plsc.utils.logging import warn
+from plsc.utils.logging import warn_on_rank_0
 
 
 def autocast(amp: AmpCfg | None) -> contextlib.AbstractContextManager[None]:
@@ -53,7 +53,7 @@ def check_amp(amp: AmpCfg | None) -> None:
             "Global.amp to null"
         )
     elif why := _why_float32(amp.dtype):
-        warn(f"Global.amp: the backbone computes in float32, as {why}")
+        warn_on_rank_0(f"Global.amp: the backbone computes in float32, as {why}")
 
 
 def _why_float32(dtype: str) -> str:

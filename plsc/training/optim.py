@@ -15,7 +15,7 @@ from paddle.incubate.optimizer import LarsMomentumOptimizer
 from plsc.config.optimizer import OptimizerCfg, moments_of
 from plsc.config.schedule import LRSchedulerCfg, StepCfg
 from plsc.errors import UserError
-from plsc.utils.logging import warn
+from plsc.utils.logging import warn_on_rank_0
 
 
 def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) -> Callable[[int], float]:
@@ -23,7 +23,7 @@ def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) 
     drops = cfg.drops(steps_per_epoch) if isinstance(cfg, StepCfg) else []
     late = [drop for drop in drops if drop >= total_steps]
     if late:
-        warn(
+        warn_on_rank_0(
             f"LRScheduler: {len(late)} of {len(drops)} drops of the learning rate come at or after the "
             f"run's end (step {late[0]:,} of {total_steps:,})"
         )

@@ -18,7 +18,7 @@ from plsc.errors import UserError
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head, build_rule
 from plsc.training.embed import check_output
-from plsc.utils.logging import warn
+from plsc.utils.logging import warn_on_rank_0
 from plsc.utils.registry import is_import_path
 
 _ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
@@ -85,7 +85,7 @@ def refuse_other_run(saved: store.Checkpoint, ours: dict[str, Any], data: Datase
         there, here = theirs.get(what), ours[what]
         line = f"{where} was made with {what} {there}, this run has {here}"
         if there != here and what in order:
-            warn(f"{line}: it goes on with other random numbers and data than it would have had")
+            warn_on_rank_0(f"{line}: it goes on with other random numbers and data than it would have had")
         elif there != here:
             raise UserError(f"{line}: resume with the same, {anew}")
     if wrong := misnumbered_class(saved.classes(), data, strangers=True):

@@ -13,7 +13,7 @@ from plsc.distributed import environment
 from plsc.errors import MissingFileError, UserError, writing
 from plsc.utils.atomic_write import remove
 from plsc.utils.files import read_json
-from plsc.utils.logging import get_logger, setup
+from plsc.utils.logging import get_logger, setup_logging
 
 # What a training run leaves in Global.output_dir.
 RUN_FILES = (
@@ -32,7 +32,7 @@ def start(cfg: Config) -> None:
     from plsc import distributed
 
     distributed.init(cfg.Global.device, threads)
-    setup(distributed.rank())
+    setup_logging(distributed.rank())
 
 
 def is_finished(folder: Path) -> bool:

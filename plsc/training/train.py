@@ -13,7 +13,7 @@ from plsc.errors import UserError, writing
 from plsc.training.start import delete_run, find_checkpoint, find_start, goes_on, start
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.loggers import check_packages
-from plsc.utils.logging import get_logger, setup
+from plsc.utils.logging import get_logger, setup_logging
 from plsc.utils.metrics import Metrics
 from plsc.utils.text import duration
 
@@ -91,7 +91,7 @@ def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tupl
     if distributed.rank() == 0:
         if not path:
             delete_run(output_dir)
-        setup(0, output_dir / "train.log")
+        setup_logging(0, output_dir / "train.log")
         for line in [*notes, *plan_lines(trainer, distributed.world_size())]:
             get_logger().info(line)
         replace_file(output_dir / "config.yaml", cfg.to_yaml().encode())

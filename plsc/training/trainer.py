@@ -40,7 +40,7 @@ from plsc.training.optim import BackboneOptimizer
 from plsc.training.part import Part
 from plsc.training.progress import Progress
 from plsc.training.resume import load_rows, refuse_other_run
-from plsc.utils.logging import get_logger, warn
+from plsc.utils.logging import get_logger, warn_on_rank_0
 from plsc.utils.metrics import Metrics
 
 
@@ -360,7 +360,7 @@ class Trainer:
         self.resumed = True
         self.step = saved.step
         if self.step >= self.total_steps:
-            warn(
+            warn_on_rank_0(
                 f"nothing is left to train: this run ends at step {self.total_steps}; raise Global.epochs or "
                 "Global.max_steps"
             )

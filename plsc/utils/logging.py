@@ -54,7 +54,7 @@ class _LogFile(logging.FileHandler):
     handleError = _Console.handleError
 
 
-def setup(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
+def setup_logging(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
     """Send the log to stdout, and to `log_file` (appended to) if given.
 
     Lines since an earlier call without `log_file` are written to it first: a run that is refused writes
@@ -87,8 +87,8 @@ def setup(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
 
 
 def get_logger() -> logging.Logger:
-    """Return the logger "plsc"; set it up for rank 0, to stdout, if `setup` has not been called yet."""
-    return _logger if _handlers else setup()
+    """Return the logger "plsc", set up for rank 0 and to stdout if `setup_logging` has not been called."""
+    return _logger if _handlers else setup_logging()
 
 
 def say(text: str) -> None:
@@ -96,7 +96,7 @@ def say(text: str) -> None:
     get_logger().info(text, extra={"bare": True})
 
 
-def warn(text: str) -> None:
+def warn_on_rank_0(text: str) -> None:
     """Log a warning that all ranks give alike on rank 0 only."""
     logger = get_logger()
     if logger.level <= logging.INFO:

@@ -21,7 +21,7 @@ def free_bytes(folder: str | Path) -> int:
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir())).free
 
 
-def no_space(folder: str | Path, need: int) -> str | None:
+def missing_space(folder: str | Path, need: int) -> str | None:
     """Return "need 51 MB, free 20 MB" if so many bytes do not fit on the disk of `folder`, else None."""
     free = free_bytes(folder)
     return f"need {need / 1e6:.3g} MB, free {free / 1e6:.3g} MB" if need > free else None

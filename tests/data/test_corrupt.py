@@ -11,15 +11,15 @@ from plsc.data.corrupt import PROBE, CorruptImages
 from plsc.data.image_list import ImageList
 from plsc.data.loader import Loader
 from plsc.errors import CorruptImageError, MissingFileError
-from plsc.utils.logging import setup
+from plsc.utils.logging import setup_logging
 from tests.data.damaged import Damaged
 
 
 @pytest.fixture(autouse=True)
 def rank_zero():
-    setup()
+    setup_logging()
     yield
-    setup()
+    setup_logging()
 
 
 def said(capsys):

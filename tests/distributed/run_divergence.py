@@ -13,7 +13,7 @@ from pathlib import Path
 from plsc import distributed as d
 from plsc.distributed.guard import Guard
 from plsc.errors import UserError
-from plsc.utils.logging import get_logger, setup
+from plsc.utils.logging import get_logger, setup_logging
 from tests.helpers.poison import everything, poisoned
 from tests.helpers.tiny_runs import checkpoint, checkpoints, make_trainer, part_of
 from tests.training.test_losses import Length
@@ -21,7 +21,7 @@ from tests.training.test_losses import Length
 folder = Path(sys.argv[1])
 d.init("cpu", threads=1)
 W, r = d.world_size(), d.rank()
-setup(r)
+setup_logging(r)
 said = io.StringIO()
 get_logger().addHandler(logging.StreamHandler(said))
 overrides = [

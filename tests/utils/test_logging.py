@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from plsc.utils.logging import get_logger, say, setup, warn
+from plsc.utils.logging import get_logger, say, setup_logging, warn_on_rank_0
 
 
 @pytest.fixture(autouse=True)
 def rank_zero():
-    setup()
+    setup_logging()
     yield
-    setup()
+    setup_logging()
 
 
 def test_a_line_has_time_and_level_and_comes_once(capsys):
@@ -25,15 +25,15 @@ def test_a_line_has_time_and_level_and_comes_once(capsys):
 
 
 def test_other_ranks_say_only_what_matters_and_who_they_are(capsys):
-    setup(rank=3)
+    setup_logging(rank=3)
     get_logger().info("hello")
     get_logger().warning("smoke")
-    warn("the same for all")
+    warn_on_rank_0("the same for all")
     assert re.fullmatch(r".* WARNING \[rank 3\] smoke\n", capsys.readouterr().out)
 
 
 def test_what_steers_a_terminal_or_no_file_takes_is_escaped(tmp_path, capsys):
-    setup(log_file=tmp_path / "log.txt")
+    setup_logging(log_file=tmp_path / "log.txt")
     get_logger().warning("\x1b[2Jcleared, J\udcf6rg\nsecond line")
     for text in (capsys.readouterr().out, (tmp_path / "log.txt").read_text(encoding="utf-8")):
         assert text.endswith("WARNING \\x1b[2Jcleared, J\\xf6rg\nsecond line\n")
@@ -42,11 +42,11 @@ def test_what_steers_a_terminal_or_no_file_takes_is_escaped(tmp_path, capsys):
 def test_a_file_is_appended_to_and_begins_with_what_was_said_before_it_was_opened(tmp_path):
     get_logger().info("of an earlier run")
     for text in ("first", "second"):
-        setup()
+        setup_logging()
         get_logger().info("resuming at step %d", 8)
-        setup(log_file=tmp_path / "run" / "log.txt")
+        setup_logging(log_file=tmp_path / "run" / "log.txt")
         get_logger().info(text)
-        setup()
+        setup_logging()
     get_logger().info("elsewhere")
     lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
     begin = "INFO resuming at step 8"
@@ -56,7 +56,7 @@ def test_a_file_is_appended_to_and_begins_with_what_was_said_before_it_was_opene
 @pytest.mark.parametrize("full", ["the disk", "the pipe"])
 def test_a_full_disk_or_a_reader_that_left_costs_lines_and_no_traceback(full, tmp_path, capsys, monkeypatch):
     file = Path("/dev/full") if full == "the disk" else tmp_path / "log.txt"
-    setup(log_file=file)
+    setup_logging(log_file=file)
     if full == "the pipe":
         monkeypatch.setattr(sys, "stdout", open("/dev/full", "w"))  # noqa: SIM115
     get_logger().info("first")

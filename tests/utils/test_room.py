@@ -10,7 +10,7 @@ import plsc.training.trainer
 import plsc.utils.room
 from plsc.checkpoint.store import SaveError
 from plsc.errors import UserError
-from plsc.utils.room import no_space
+from plsc.utils.room import missing_space
 from tests.helpers.launch import run_python
 from tests.helpers.tiny_runs import arrays, checkpoints, make_trainer, rows, steps, train
 
@@ -19,10 +19,10 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def test_bytes_that_do_not_fit_are_named_with_those_that_are_free(tmp_path, monkeypatch):
-    assert no_space(tmp_path, 1) is None and no_space(tmp_path, 2**62)
+    assert missing_space(tmp_path, 1) is None and missing_space(tmp_path, 2**62)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 20_000_000))
-    assert no_space(tmp_path / "not/there/yet", 51_200_000) == "need 51.2 MB, free 20 MB"
-    assert no_space(tmp_path, 20_000_000) is None
+    assert missing_space(tmp_path / "not/there/yet", 51_200_000) == "need 51.2 MB, free 20 MB"
+    assert missing_space(tmp_path, 20_000_000) is None
 
 
 def test_a_disk_without_space_is_refused_before_the_first_step(tmp_path, monkeypatch):
@@ -51,7 +51,7 @@ def test_what_a_killed_save_has_left_counts_as_free(tmp_path, monkeypatch):
 @pytest.mark.parametrize("more", [["Head.bank=disk", "Head.bank_dtype=bfloat16"], ["Head.sub_centres=2"]])
 def test_the_space_checked_is_that_of_the_arrays(tmp_path, monkeypatch, more):
     asked = []
-    monkeypatch.setattr(plsc.training.checkpoints, "no_space", lambda folder, need: asked.append(need))
+    monkeypatch.setattr(plsc.training.checkpoints, "missing_space", lambda folder, need: asked.append(need))
     train(tmp_path, NO_PAIRS, "Global.max_steps=1", *more)
     found = arrays(tmp_path / "checkpoints/step-00000001")
     assert asked == [sum(array.nbytes for array in found.values())]

@@ -17,7 +17,7 @@ import numpy as np
 
 from plsc.errors import UserError, reading, writing
 from plsc.native.heads.records import read_records, write_records
-from plsc.utils.room import no_space
+from plsc.utils.room import missing_space
 
 _RESUME = "resume from the newest checkpoint, perhaps with another Head.bank_folder"
 
@@ -34,7 +34,7 @@ class FileRowStorage:
         self._dtype = np.dtype(dtype)
         self._folder = folder
         size = count * width * self._dtype.itemsize
-        if lack := no_space(folder, size):
+        if lack := missing_space(folder, size):
             raise UserError(
                 f"Head.bank_folder: {folder}: no space for the class centres and the state of their "
                 f"optimizer ({lack}); make space, name another folder, or halve it with "
