@@ -94,7 +94,7 @@ def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     card = cards[rank] if rank < len(cards) else "-1"  # one that is not there
     return {
         **environment.for_ranks(),
-        "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)]),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         **({"CUDA_VISIBLE_DEVICES": card} if ranks > 1 else {}),
         "PADDLE_MASTER": endpoints[0],
         "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),

@@ -40,10 +40,12 @@ def test_a_mistake_is_said_by_a_first_rank_that_is_slower_than_the_others(tmp_pa
 
 
 def test_the_ranks_can_import_what_this_process_can(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(
-        "from plsc.data.synthetic import Synthetic\n\nclass Mine(Synthetic): ...\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
+    """And nothing else: files of the current folder may be called like modules of Python."""
+    (tmp_path / "mine.py").write_text("from plsc.data.synthetic import Synthetic as Mine\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("queue.py").write_text("raise SystemExit('shadowed')")
     said = []
     dataset = ["DataLoader.Train.dataset={name: mine:Mine}", "DataLoader.Eval.dataset=null"]
     assert launch(["train", "--dry-run", "-o", *dataset], 1, tmp_path / "log", said.append) == {0: 0}, said
