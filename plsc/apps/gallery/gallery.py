@@ -63,7 +63,7 @@ class Gallery:
     def build(
         cls,
         path: str | os.PathLike,
-        people: str | os.PathLike | Mapping[str, Sequence[Picture]],
+        people: str | os.PathLike | Mapping[str, Picture | Sequence[Picture]],
         network: Network | None = None,
         rate: float = RATE,
     ) -> Gallery:
@@ -80,11 +80,14 @@ class Gallery:
         engine.check_new(path)
         if not 0 < rate < 0.5:
             raise UserError(f"--rate: must be between 0 and 0.5, got {rate:g}")
-        if not isinstance(people, Mapping):
-            people = people_of(people)
         named: dict[str, list[Picture]] = {}
-        for name, pictures in people.items():
-            named.setdefault(name_of(name), []).extend(pictures)
+        if isinstance(people, Mapping):
+            for name, pictures in people.items():
+                named.setdefault(name_of(name), []).extend(_listed(pictures))
+        else:
+            paths, labels, names = read_folder(os.fspath(people))
+            for picture, label in zip(paths, labels.tolist()):
+                named.setdefault(name_of(names[label]), []).append(picture)
         network = network or open_network()
         stored, left_out = _embed_people(network, named)
         if not stored:
@@ -138,12 +141,12 @@ class Gallery:
                 "another network; name the one that made them by -c or --network, or build it again"
             )
 
-    def add(self, name: str, pictures: Sequence[Picture]) -> list[str]:
+    def add(self, name: str, pictures: Picture | Sequence[Picture]) -> list[str]:
         """Add pictures of a person, new or known; return a line for each that cannot be used. UserError if
         none can."""
         name = name_of(name)
         network = self.network
-        stored, left_out = _embed_people(network, {name: pictures})
+        stored, left_out = _embed_people(network, {name: _listed(pictures)})
         if not stored:
             raise UserError(f"{shown(name)}: nothing was added: {'; '.join(left_out)}")
         with self._store.transaction():
@@ -159,7 +162,7 @@ class Gallery:
                 raise UserError(f"{self._store.name}: has nobody called {shown(name)}")
             _measure(self._store)
 
-    def search(self, pictures: Sequence[Picture], top: int = 5) -> list[list[Match]]:
+    def search(self, pictures: Picture | Sequence[Picture], top: int = 5) -> list[list[Match]]:
         """Find the most similar people for each picture, best first; none where it cannot be read or has no
         face, which the log says."""
         looks, embeddings = self.embed(pictures)
@@ -167,9 +170,9 @@ class Gallery:
         found = iter(self.nearest(embeddings, top))
         return [[] if look.left_out else next(found) for look in looks]
 
-    def embed(self, pictures: Sequence[Picture]) -> tuple[list[Look], np.ndarray]:
+    def embed(self, pictures: Picture | Sequence[Picture]) -> tuple[list[Look], np.ndarray]:
         """Look at pictures, and embed those that are not left out: float32 [n, D] of length 1."""
-        return _embed(self.network, pictures)
+        return _embed(self.network, _listed(pictures))
 
     def nearest(self, embeddings: np.ndarray, top: int = 5) -> list[list[Match]]:
         """Find the most similar people for each embedding, float32 [n, D] of length 1, best first."""
@@ -183,15 +186,6 @@ class Gallery:
         ]
 
 
-def people_of(folder: str | os.PathLike) -> dict[str, list[str]]:
-    """List the pictures of a folder that has a folder for each person: name -> paths."""
-    paths, labels, names = read_folder(os.fspath(folder))
-    people: dict[str, list[str]] = {name: [] for name in names}
-    for number, label in enumerate(labels.tolist()):
-        people[names[label]].append(os.path.join(folder, paths.written(number)))
-    return people
-
-
 def name_of(name: str) -> str:
     """Return a person's name as galleries have it, accents as parts of their letters: file systems and
     keyboards give either. UserError for one that cannot be shown, or is empty."""
@@ -202,6 +196,11 @@ def name_of(name: str) -> str:
             "its ends"
         )
     return name
+
+
+def _listed(pictures: Picture | Sequence[Picture]) -> Sequence[Picture]:
+    """Return a picture that is given alone in a list."""
+    return [pictures] if isinstance(pictures, Picture) else pictures
 
 
 def _embed(network: Network, pictures: Sequence[Picture]) -> tuple[list[Look], np.ndarray]:

@@ -22,7 +22,7 @@ def test_a_gallery_is_built_opened_and_searched(gallery, tmp_path):
     assert [*gallery] == NAMES and len(gallery) == 3 and gallery.pictures == 6 and not gallery.left_out
     again = Gallery.open(tmp_path / "a.gallery", Pixels())
     (path := tmp_path / "who.png").write_bytes(picture("Bob", 9))
-    for asked in ([str(path)], [path], [picture("Bob", 9)]):
+    for asked in ([str(path)], str(path), path, picture("Bob", 9)):
         (matches,) = again.search(asked)
         assert matches[0].name == "Bob" and len(matches) == 3
         assert matches[0].accepted and not matches[1].accepted and matches[0].similarity > 0.6
@@ -43,7 +43,7 @@ def test_similarities_are_those_with_the_mean_of_a_persons_pictures(gallery):
 def test_people_are_added_and_removed(gallery):
     assert gallery.add("Dan", [picture("Dan", n) for n in range(2)]) == []
     assert gallery.search([picture("Dan", 5)])[0][0].name == "Dan" and [*gallery] == [*NAMES, "Dan"]
-    assert gallery.add("Dan", [picture("Dan", 7)]) == [] and gallery.pictures == 9
+    assert gallery.add("Dan", picture("Dan", 7)) == [] and gallery.pictures == 9
     gallery.remove("Dan")
     assert "Dan" not in gallery and gallery.pictures == 6
     assert gallery.search([picture("Dan", 5)])[0][0].name != "Dan"
@@ -149,7 +149,7 @@ def test_leftovers_of_another_gallery_do_not_get_into_a_new_one(tmp_path):
 def test_one_name_is_one_person_whatever_its_unicode_form(tmp_path):
     forms = [unicodedata.normalize(form, "Zoë") for form in ("NFC", "NFD")]
     gallery = Gallery.build(
-        tmp_path / "a.gallery", {form: [picture("Zoë", n)] for n, form in enumerate(forms)}, Pixels()
+        tmp_path / "a.gallery", {form: picture("Zoë", n) for n, form in enumerate(forms)}, Pixels()
     )
     assert [*gallery] == ["Zoë"] and gallery.pictures == 2
     gallery.remove(forms[1])
