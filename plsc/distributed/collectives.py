@@ -34,7 +34,6 @@ from plsc.distributed.environment import rank_from_env as rank
 from plsc.distributed.environment import world_size_from_env as world_size
 from plsc.distributed.key_value_store import get_store
 from plsc.errors import UserError
-from plsc.utils.sharding import split
 
 _Value = TypeVar("_Value")
 
@@ -78,11 +77,10 @@ def _agree_on_kind(device: str) -> str:
     """Decide for all ranks alike on which kind of device they compute."""
     if device == CPU:
         return CPU
-    why = devices.why_none(device, world_size())
-    lacks = [why]
-    if world_size() > 1:
-        store = get_store()  # there are no collectives yet
-        store.set(f"plsc/device/{rank()}", why)
+    lacks = [devices.why_none(device, world_size())]
+    if world_size() > 1:  # before there are collectives
+        store = get_store()
+        store.set(f"plsc/device/{rank()}", lacks[0])
         lacks = [store.get(f"plsc/device/{r}").decode() for r in range(world_size())]
     try:
         return devices.decide(device, lacks)
@@ -244,7 +242,7 @@ def _c_allgather(x: paddle.Tensor, counts: Sequence[int] | None = None) -> paddl
     return _AllGather.apply(x, gather_counts(x.shape[0]) if counts is None else counts)
 
 
-def _c_reducescatter(x: paddle.Tensor, counts: Sequence[int] | None = None) -> paddle.Tensor:
+def _c_reducescatter(x: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
     """Sum over the ranks, differentiably, and return this rank's rows: [N, ...] -> [B, ...]. PLSC's name.
 
     Backward gathers the ranks' gradients. Every rank calls it, forward and backward.
@@ -252,14 +250,9 @@ def _c_reducescatter(x: paddle.Tensor, counts: Sequence[int] | None = None) -> p
     reduce-scatter: there it is an all_reduce and a slice.
 
     Args:
-        counts: rows that each rank receives, sum N; None cuts N as evenly as it goes.
+        counts: rows that each rank receives, sum N.
     """
-    if world_size() == 1:
-        return x
-    if counts is None:
-        counts = [stop - start for start, stop in split(x.shape[0], world_size())]
-    assert sum(counts) == x.shape[0], f"counts {counts} do not add up to the {x.shape[0]} rows"
-    return _ReduceScatter.apply(x, counts)
+    return x if world_size() == 1 else _ReduceScatter.apply(x, counts)
 
 
 class _AllGather(PyLayer):

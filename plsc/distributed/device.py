@@ -20,14 +20,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import paddle
 
-from plsc.distributed.environment import AUTO, CPU, GPU, kind_of, rank_from_env
+from plsc.distributed.environment import AUTO, CPU, GPU, rank_from_env
 from plsc.errors import UserError
 from plsc.native import turned_off
 from plsc.utils.tensors import tensor_of
 
 XPU = "xpu"
-# Paddle 2.6 tells the memory of GPUs alone.
-_memory = paddle.device if hasattr(paddle.device, "memory_allocated") else paddle.device.cuda
 
 
 def kinds() -> tuple[str, ...]:
@@ -50,7 +48,7 @@ def count(kind: str) -> int:
 
 
 def _kind_for(device: str) -> str:
-    return next(iter(kinds()), CPU) if device == AUTO else kind_of(device)
+    return next(iter(kinds()), CPU) if device == AUTO else device.partition(":")[0]
 
 
 def _selected(kind: str) -> int:
@@ -106,9 +104,8 @@ def decide(device: str, lacks: Sequence[str]) -> str:
     if not without:
         return _kind_for(device)
     whose = "" if len(lacks) == 1 else f"rank {without[0]}: "
-    others = f" (likewise {len(without) - 1} more of {len(lacks)} ranks)" if len(without) > 1 else ""
     raise UserError(
-        f"Global.device: {device}, but {whose}{lacks[without[0]]}{others}; give each rank a card, or set "
+        f"Global.device: {device}, but {whose}{lacks[without[0]]}; give each rank a card, or set "
         "Global.device=cpu"
     )
 
@@ -137,7 +134,7 @@ def backend_variables(kind: str) -> dict[str, str]:
 
 
 def _kind_in_use() -> str:
-    return kind_of(paddle.get_device())
+    return paddle.get_device().partition(":")[0]
 
 
 def on_device() -> bool:
@@ -153,14 +150,6 @@ def asynchronous() -> bool:
     counted there.
     """
     return turned_off() or on_device()
-
-
-def name() -> str:
-    """Return the name of the device that Paddle computes on, as its driver gives it; else its kind."""
-    kind = _kind_in_use()
-    if kind == CPU:
-        return "CPU"
-    return paddle.device.cuda.get_device_name() if kind == GPU else kind
 
 
 def autocasts(dtype: str) -> bool:
@@ -181,8 +170,7 @@ def explained(remedy: str) -> Iterator[None]:
     except MemoryError as error:
         if not on_device():
             raise
-        used = f"{_memory.memory_allocated() / 2**20:,.1f} MB by tensors"
-        raise UserError(f"{_kind_in_use()}: its memory is used up ({used}); {remedy}") from error
+        raise UserError(f"{_kind_in_use()}: its memory is used up; {remedy}") from error
 
 
 # Sources of copies, which must live until these are done.

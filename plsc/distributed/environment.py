@@ -76,11 +76,6 @@ def prepare(threads: int | None = None, device: str = AUTO) -> int:
     return max(1, len(os.sched_getaffinity(0)) // local_size_from_env())
 
 
-def kind_of(device: str) -> str:
-    """Return the kind of a device: "gpu" of "gpu:1"."""
-    return device.partition(":")[0]
-
-
 def for_ranks() -> dict[str, str]:
     """Return os.environ for a launch from this process, without what Paddle and `prepare` have added."""
     ours = {"OMP_NUM_THREADS": "1", "MKL_DEBUG_CPU_TYPE": "5"}.items() - _environment_at_start().items()

@@ -87,10 +87,9 @@ class Guard:
         """
         if threading.current_thread() is threading.main_thread():
             for number in STOPPING:
-                if signal.getsignal(number) is signal.SIG_IGN:
-                    continue
-                self._exit.callback(signal.signal, number, signal.signal(number, self._ask))
-                signal.siginterrupt(number, False)  # Paddle's store does not retry an interrupted receive
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._exit.callback(signal.signal, number, signal.signal(number, self._ask))
+                    signal.siginterrupt(number, False)  # Paddle's store does not retry an interrupted receive
         if self._launched:
             file = words_of(self.folder, rank_from_env())
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -116,12 +115,12 @@ class Guard:
         while not self._ended.wait(0.5):
             if time.monotonic() > self._deadline:
                 rank = rank_from_env()
-                text = f"rank {rank} hung in step {self.step + 1} for longer than Global.hang_seconds allows"
+                text = f"rank {rank} took too long in step {self.step + 1} (Global.hang_seconds)"
                 with open(words_of(self.folder, rank), "w", encoding="utf-8") as file:
                     print(text, file=file, flush=True)
                     faulthandler.dump_traceback(file)
                 if not self._supervised:
-                    print(f"ERROR {text}; {file.name} says where", file=sys.stderr, flush=True)
+                    print(f"ERROR {text}; where it waits is in {file.name}", file=sys.stderr, flush=True)
                 os._exit(LOST)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -38,10 +38,6 @@ if __name__ == "__main__":
         for recompute in ("false", "[stages, embed]"):
             paddle.seed(0)
             net = SmallResNet(8, IMAGE_SHAPE, [4, 6], [0, 1], dropout=0.2)
-            run(
-                folder / f"norm-{accumulate}-{recompute != 'false'}",
-                net,
-                accumulate,
-                f"Model.recompute={recompute}",
-            )
+            output = folder / f"norm-{accumulate}-{recompute != 'false'}"
+            run(output, net, accumulate, f"Model.recompute={recompute}")
     print(f"rank {d.rank()} of {d.world_size()}: accumulation ok")

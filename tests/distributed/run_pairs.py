@@ -1,8 +1,8 @@
 """On W ranks: train from nothing, or take over the checkpoints of all numbers of ranks and train on from
 each.
 
-Arguments: a folder; "save" or "load". Partial FC samples from 1003 classes, which AdamW updates; a global
-batch has 12 samples, a rank 12 / W of them.
+Arguments: a folder; "save" or "load". Partial FC samples from 1003 classes, which AdamW updates. The 12
+samples of a step are kept: one rank takes three micro-batches of 4, two ranks 4 and 2 each, three ranks 4.
 """
 
 import sys
@@ -25,35 +25,32 @@ WORLD_SIZES = (1, 2, 3)
 STOP, END = 5, 8  # steps; an epoch has 83
 
 
-def overrides(ranks: int) -> list[str]:
-    data = "{name: Synthetic, num_classes: 1003, images_per_class: 1, image_shape: [1, 12, 10]}"
-    return [
-        f"DataLoader.Train={{dataset: {data}, batch_size: {12 // ranks}}}",
-        "DataLoader.Eval.dataset=null",
-        "Head.sample_rate=0.3",
-        "Optimizer={head: {name: AdamW}, head_lr_scale: 0.02}",
-        f"Global.max_steps={END}",
-        f"Checkpoint.every_steps={STOP}",
-    ]
+DATA = "{name: Synthetic, num_classes: 1003, images_per_class: 1, image_shape: [1, 12, 10]}"
+OVERRIDES = [
+    f"DataLoader.Train={{dataset: {DATA}, batch_size: 4, global_batch: 12}}",
+    "DataLoader.Eval.dataset=null",
+    "Head.sample_rate=0.3",
+    "Optimizer={head: {name: AdamW}, head_lr_scale: 0.02}",
+    f"Global.max_steps={END}",
+    f"Checkpoint.every_steps={STOP}",
+]
 
 
 def save(folder: Path, ranks: int) -> None:
-    train(folder / str(ranks), *overrides(ranks), backbone=linear())
+    train(folder / str(ranks), *OVERRIDES, backbone=linear())
 
 
 def loss_bound(folder: Path) -> np.ndarray:
     """Return by how much rounding alone may change the loss of each step."""
-    _, (bound, _) = rounded_run(
-        folder, lambda output, net: train(output, *overrides(1), backbone=net), linear()
-    )
+    _, (bound, _) = rounded_run(folder, lambda output, net: train(output, *OVERRIDES, backbone=net), linear())
     return bound["loss"]
 
 
 def load(folder: Path, ranks: int) -> None:
     for saved_by in WORLD_SIZES:
         path = checkpoint(folder / str(saved_by), STOP)
-        assert_takes_over(make_trainer(folder / "nothing", *overrides(ranks), backbone=Linear()), path)
-        train(folder / f"{saved_by}-{ranks}", *overrides(ranks), resume=path, backbone=Linear())
+        assert_takes_over(make_trainer(folder / "nothing", *OVERRIDES, backbone=Linear()), path)
+        train(folder / f"{saved_by}-{ranks}", *OVERRIDES, resume=path, backbone=Linear())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""On W ranks: every head trains, runs are resumed, diverging ends every rank, embeddings are shared out.
+"""On W ranks: every head trains, runs are resumed, embeddings are shared out.
 
 Arguments: a folder for the runs, and a checkpoint that any number of ranks made.
 """
@@ -24,7 +24,6 @@ from tests.helpers.tiny_runs import (
     assert_takes_over,
     checkpoint,
     make_trainer,
-    train,
     train_linear,
     train_sets,
 )
@@ -45,10 +44,7 @@ run_on_ranks(folder / "extra loss, resumed", resume=checkpoint(folder / "extra l
 assert_takes_over(make_trainer(folder / "resumed", f"DataLoader.Train.batch_size={12 // W}"), saved)
 
 # Frozen layers in a replicated backbone: they keep their bits, the others are the same on every rank.
-freeze = [
-    "Optimizer={name: AdamW, freeze: [^stages]}",
-    "LRScheduler.learning_rate=0.01",
-]
+freeze = ["Optimizer={name: AdamW, freeze: [^stages]}", "LRScheduler.learning_rate=0.01"]
 short = [f"DataLoader.Train.batch_size={12 // W}", "Global.max_steps=2", "DataLoader.Eval.dataset=null"]
 frozen = make_trainer(folder / "frozen", *freeze, *short)
 before = {name: value.numpy() for name, value in frozen.backbone.state_dict().items()}
@@ -58,22 +54,6 @@ stayed = {name for name, value in weights.items() if np.array_equal(value, befor
 assert stayed == {name for name in weights if name.startswith("stages")}
 trained = np.concatenate([p.numpy().ravel() for p in frozen.backbone.parameters() if not p.stop_gradient])
 assert len(set(d.gather_objects(trained.tobytes()))) == 1
-
-# Layers in bfloat16, where the processor has it: the same weights on every rank.
-half = make_trainer(folder / "half", "Global.amp={dtype: bfloat16}", *short)
-half.train(None)
-trained = np.concatenate([p.numpy().ravel() for p in half.backbone.parameters() if not p.stop_gradient])
-assert np.isfinite(trained).all() and len(set(d.gather_objects(trained.tobytes()))) == 1
-
-try:
-    high = ["LRScheduler.learning_rate=1e30", "Global.max_skipped=2"]
-    train(folder / "diverged", *high, f"DataLoader.Train.batch_size={12 // W}")
-    line = "it did not diverge"
-except UserError as error:
-    line = str(error)
-assert "(learning rate 1e+30), step 2 in a row that had to be left out; " in line and set(
-    d.gather_objects(line)
-) == {line}
 
 net, preprocessing = Linear(), Preprocessing((1, 12, 10))
 for parameter in net.parameters():
@@ -91,12 +71,7 @@ overrides = [*MORE, "DataLoader.Eval.flip=true", "DataLoader.Train.batch_size=7"
 
 
 def make_evaluator(cfg, backbone):
-    return Evaluator(
-        cfg.DataLoader,
-        build_sets(cfg, NoisePairs().preprocessing, 23),
-        backbone,
-        23,
-    )
+    return Evaluator(cfg.DataLoader, build_sets(cfg, NoisePairs().preprocessing, 23), backbone, 23)
 
 
 evaluator = make_evaluator(load(TINY, overrides), net)

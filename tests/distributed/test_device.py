@@ -9,7 +9,7 @@ from plsc import distributed
 from plsc.distributed import device
 from plsc.distributed.device import asynchronous, decide, to_device, why_none
 from plsc.errors import UserError
-from tests.helpers.launch import ROOT, launch
+from tests.helpers.launch import launch
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_all_ranks_decide_alike(build, asked, lacks, decided):
 @pytest.mark.parametrize(
     "asked, lacks, named",
     [
-        ("auto", ["", "none there", "nor there"], "rank 1: none there (likewise 1 more of 3 ranks)"),
+        ("auto", ["", "none there", "nor there"], "rank 1: none there; give each rank a card"),
         ("gpu", ["none there"], "gpu, but none there;"),
     ],
 )
@@ -79,8 +79,22 @@ def test_ranks_without_a_gpu_beside_others_are_refused(asked, lacks, named):
     assert named in str(error.value) and "Global.device=cpu" in str(error.value)
 
 
+ONE_CARD = """
+from plsc import distributed
+from plsc.distributed import device
+from plsc.errors import UserError
+
+device.why_none = lambda device, ranks: "" if distributed.rank() == 0 else "none there"
+try:
+    distributed.init("auto")
+except UserError as error:
+    print(f"refused: {error}")
+"""
+
+
 def test_a_rank_without_a_gpu_beside_one_that_has_is_refused_on_both(tmp_path):
-    said = launch(ROOT / "tests/distributed/run_device.py", 2, tmp_path).stdout
+    (tmp_path / "run.py").write_text(ONE_CARD)
+    said = launch(tmp_path / "run.py", 2, tmp_path).stdout
     assert said.count("refused: Global.device: auto, but rank 1: none there; give each rank a card") == 2
 
 

@@ -34,15 +34,10 @@ def said_by(*argv, **env):
     return run_python("-c", *argv, cwd=ROOT, **{**unset, **env}).stdout
 
 
-@pytest.mark.parametrize("first", ["", "paddle, "])
-def test_the_threads_are_the_users(first):
-    assert said_by(PREPARE.format(first=first), OMP_NUM_THREADS="3") == "3\n"
-
-
-@pytest.mark.parametrize("value", [None, "0", "many"])
-def test_what_importing_paddle_sets_and_what_is_no_number_are_not_the_users(value):
-    said = said_by(PREPARE.format(first="paddle, "), **({"OMP_NUM_THREADS": value} if value else {}))
-    assert said == f"{len(os.sched_getaffinity(0))}\n"
+@pytest.mark.parametrize("value, threads", [("3", 3), (None, None), ("many", None)])
+def test_the_threads_are_the_users_and_not_what_importing_paddle_sets(value, threads):
+    said = said_by(PREPARE.format(first="paddle, "), OMP_NUM_THREADS=value)
+    assert said == f"{threads or len(os.sched_getaffinity(0))}\n"
 
 
 def test_what_the_launcher_sets_is_not_the_users():
@@ -51,17 +46,12 @@ def test_what_the_launcher_sets_is_not_the_users():
     assert said_by(AS_A_LAUNCHER, prepare, OMP_NUM_THREADS="3") == "3\n"
 
 
-def test_the_config_comes_before_the_environment(monkeypatch):
-    monkeypatch.setattr(environment, "_environment_at_start", lambda: {"OMP_NUM_THREADS": "3"})
-    assert (environment.prepare(), environment.prepare(5)) == (3, 5)
-
-
 def test_ranks_share_the_processors_and_get_one_at_least(monkeypatch):
     monkeypatch.setattr(environment, "_environment_at_start", dict)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
     for ranks, threads in ((1, 7), (2, 3), (8, 1)):
         monkeypatch.setenv("PADDLE_LOCAL_SIZE", str(ranks))
-        assert environment.prepare() == threads
+        assert (environment.prepare(), environment.prepare(5)) == (threads, 5)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +59,7 @@ def test_ranks_share_the_processors_and_get_one_at_least(monkeypatch):
     [
         ("AuthenticAMD", {}, "5"),
         ("AuthenticAMD", {"MKL_DEBUG_CPU_TYPE": "4"}, "4"),
-        (
-            "AuthenticAMD",
-            {"MKL_CBWR": "COMPATIBLE"},
-            None,
-        ),  # a code path, too, which the other would override
+        ("AuthenticAMD", {"MKL_CBWR": "COMPATIBLE"}, None),  # which the other would override
         ("GenuineIntel", {}, None),
     ],
 )
@@ -91,15 +77,6 @@ def test_on_amd_the_fast_products_are_switched_on(monkeypatch, vendor, users, ex
 def test_a_launch_passes_on_what_the_user_set_and_nothing_else():
     assert said_by(FOR_RANKS, KEPT="yes") == "None None yes\n"
     assert said_by(FOR_RANKS, OMP_NUM_THREADS="1", MKL_DEBUG_CPU_TYPE="5") == "1 5 None\n"
-
-
-def test_rank_and_world_size_come_from_the_launcher(monkeypatch):
-    for name in ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM"):
-        monkeypatch.delenv(name, raising=False)
-    assert (environment.rank_from_env(), environment.world_size_from_env()) == (0, 1)
-    monkeypatch.setenv("PADDLE_TRAINER_ID", "2")
-    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "4")
-    assert (environment.rank_from_env(), environment.world_size_from_env()) == (2, 4)
 
 
 def test_opencv_says_nothing_of_images_that_are_cut_off():

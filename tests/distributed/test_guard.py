@@ -103,13 +103,6 @@ def test_a_supervised_rank_leaves_its_error_and_says_nothing(tmp_path, supervise
     assert words == line if code == 2 else words.startswith(f"{line}\nTraceback")
 
 
-def test_a_mistake_before_the_first_step_is_told_as_it_is(tmp_path, supervised):
-    with pytest.raises(SystemExit), Guard(tmp_path) as found:
-        found.listen()
-        raise UserError("a.yaml:3: one")
-    assert supervised.read_text() == "a.yaml:3: one"
-
-
 def test_a_full_disk_hides_no_error(tmp_path, supervised):
     with pytest.raises(ValueError), Guard(tmp_path):
         raise ValueError  # there is no folder to write to
@@ -152,15 +145,7 @@ def test_a_step_that_takes_too_long_ends_the_process_in_one_line(tmp_path, under
     env = {"PADDLE_TRAINER_ID": "1", **({guard.SUPERVISOR: "1"} if under == "plsc train" else {})}
     done = run_python("-c", program, tmp_path, cwd=ROOT, timeout=30, check=False, **env)
     words = (tmp_path / "log/rank1.txt").read_text()
-    line = "rank 1 hung in step 5 for longer than Global.hang_seconds allows"
+    line = "rank 1 took too long in step 5 (Global.hang_seconds)"
     assert done.returncode == guard.LOST and words.startswith(f"{line}\n") and "line 10" in words
-    said = "" if under == "plsc train" else f"ERROR {line}; {tmp_path}/log/rank1.txt says where\n"
+    said = "" if under == "plsc train" else f"ERROR {line}; where it waits is in {tmp_path}/log/rank1.txt\n"
     assert done.stderr == said
-
-
-def test_a_guard_of_nothing_is_idle(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    idle = Guard()
-    idle.step_started(3)
-    idle.allow_pause()
-    assert not idle.signal and not list(tmp_path.iterdir())

@@ -1,4 +1,5 @@
-"""Any of 1, 2, 3 ranks goes on from any, within an epoch, with Partial FC: all 9 pairs, in real processes."""
+"""Any of 1, 2, 3 ranks goes on from any, within an epoch, with Partial FC and the same samples in a step:
+all 9 pairs, in real processes."""
 
 from pathlib import Path
 

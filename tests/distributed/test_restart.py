@@ -7,13 +7,16 @@ FC throughout.
 """
 
 import os
+import random
 import re
 import signal
 import subprocess
+import time
 
 import pytest
 
 from plsc.checkpoint.store import newest_step
+from plsc.distributed import guard
 from tests.helpers.launch import ROOT, launch, start_python
 from tests.helpers.tiny_runs import TINY, assert_equal_runs, checkpoint, checkpoints, rows, steps
 from tests.helpers.warm import all_ended, lines, shared
@@ -93,12 +96,12 @@ def test_a_kill_starts_again_from_the_newest_checkpoint(whole, run, tmp_path):
     assert_equal_runs(tmp_path / "out", whole)
 
 
-IN_A_SAVE = {  # of step 1, 2, 3, ...: where, by whom, whether that step is whole
-    "before write_synced backbone": (0, False),
-    "after write_synced head": (1, False),
-    "before rename .tmp": (0, False),
-    "after rename .tmp": (0, True),
-    "before rmtree .tmp": (0, True),
+IN_A_SAVE = {  # where, and by whom
+    "before write_synced backbone": 0,
+    "after write_synced head": 1,
+    "before rename .tmp": 0,
+    "after rename .tmp": 0,
+    "before rmtree .tmp": 0,
 }
 
 
@@ -106,7 +109,7 @@ IN_A_SAVE = {  # of step 1, 2, 3, ...: where, by whom, whether that step is whol
 def test_a_kill_inside_a_save_leaves_the_newest_whole_checkpoint(whole, run, tmp_path):
     """At each point in turn, from a first checkpoint on; then the run goes to its end. Three failures without
     a newer one end it, and the same command goes on."""
-    plan = ["0:2:SIGKILL", *(f"{rank}:1:SIGKILL@{place}" for place, (rank, _) in IN_A_SAVE.items())]
+    plan = ["0:2:SIGKILL", *(f"{rank}:1:SIGKILL@{place}" for place, rank in IN_A_SAVE.items())]
     keep = ["Checkpoint.every_steps=1", "Checkpoint.keep=1"]
     code, said = run(*plan, more=keep)
     assert code == 1 and len(said) == 4 and newest_step(tmp_path / "out/checkpoints") == 1
@@ -129,7 +132,7 @@ STOPS = {  # in this order, each after a start with the same command
 
 
 @pytest.mark.slow
-def test_a_stop_saves_its_step_and_the_same_command_goes_on(whole, run, tmp_path):
+def test_a_stop_saves_its_step_and_the_same_launchergoes_on(whole, run, tmp_path):
     before = 0
     for item, where in STOPS.items():
         code, said = run(*STOPS)
@@ -187,16 +190,6 @@ def test_a_bank_on_disk_is_that_in_memory_and_kills_change_nothing(warm, tmp_pat
         assert (checkpoint(disk) / file.name).read_bytes() == file.read_bytes()
 
 
-@pytest.mark.slow
-def test_a_kill_changes_no_bit_in_16_bits(warm, tmp_path):
-    for name, plan in (("whole", ()), ("killed", ("1:6:SIGKILL", "0:3:SIGKILL"))):
-        (tmp_path / name).mkdir()
-        words = command(tmp_path / name, *plan, more=["Global.amp={dtype: bfloat16}"])
-        assert warm.start(words, tmp_path / name).wait(120) == 0
-    assert len(lines(tmp_path / "killed")) == 2
-    assert_equal_runs(tmp_path / "killed/out", tmp_path / "whole/out")
-
-
 def test_one_process_stops_on_a_signal_and_resumes(warm, tmp_path):
     words = training(tmp_path, "0:7:SIGHUP")
     assert warm.start(words, tmp_path).wait(60) == 128 + signal.SIGHUP
@@ -214,10 +207,8 @@ def test_a_finished_run_is_refused_before_ranks_start_and_overwritten_once(warm,
     assert "Global.output_dir: out has a run that is at its end, step 2; " in lines(tmp_path)[0]
     more = ["Global.overwrite=true", "Checkpoint.every_steps=1", *short]
     assert warm.start(command(tmp_path, "1:2:SIGKILL", more=more), tmp_path).wait(60) == 0
-    assert re.search("starting again from step 1$", lines(tmp_path)[0]) and steps(rows(tmp_path / "out")) == [
-        1,
-        2,
-    ]
+    assert re.search("starting again from step 1$", lines(tmp_path)[0])
+    assert steps(rows(tmp_path / "out")) == [1, 2]
 
 
 def test_a_mistake_is_told_once_and_alone(warm, tmp_path):
@@ -230,8 +221,38 @@ def test_a_mistake_is_told_once_and_alone(warm, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_answer_is_named_and_ended(warm, whole, tmp_path):
+def test_a_rank_that_does_not_answer_is_named_and_ended(run, whole, tmp_path):
     """After Gloo's 30 s."""
-    assert warm.start(command(tmp_path, "1:3:SIGSTOP"), tmp_path).wait(120) == 0 and all_ended(tmp_path)
-    assert_said(lines(tmp_path), "WARNING rank 1 did not answer in step 3; starting again from the beginning")
+    code, said = run("1:3:SIGSTOP")
+    assert code == 0
+    assert_said(said, "WARNING rank 1 did not answer in step 3; starting again from the beginning")
     assert_equal_runs(tmp_path / "out", whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "what, said, code",
+    [
+        ("SIGKILL", "failed in step 4: RuntimeError: .*; the traceback", 256 - signal.SIGKILL),
+        ("SIGSTOP", r"took too long in step 4 \(Global.hang_seconds\); where it waits", None),
+    ],
+)
+def test_of_two_machines_started_by_hand_the_other_ends_soon_with_one_line(warm, tmp_path, what, said, code):
+    """Both are this one. A rank that is stopped stays so, and its launcher waits."""
+    hang, master = 4, f"127.0.0.1:{random.randrange(20000, 30000)}"
+    words = training(tmp_path, f"1:4:{what}", more=[f"Global.hang_seconds={hang}"])
+    launches = []
+    for machine in ("0", "1"):
+        options = ["--nnodes", "2", "--rank", machine, "--host", "127.0.0.1", "--master", master]
+        launcher = ["-m", "paddle.distributed.launch", *options, "--log_dir", f"log{machine}", *words]
+        launches.append(warm.start(launcher, tmp_path, stderr=str(tmp_path / "stderr")))
+    while not list(tmp_path.glob("1:4:*")):
+        time.sleep(0.1)
+    assert launches[0].wait(hang + 10) == guard.LOST
+    (line,) = re.findall("ERROR .*", (tmp_path / "log0/workerlog.0").read_text())
+    assert re.fullmatch(f"ERROR rank 0 {said} is in out/log/rank0.txt", line)
+    if code is None:
+        launches[1].kill()
+    else:
+        assert launches[1].wait(30) == code
+    assert all_ended(tmp_path)

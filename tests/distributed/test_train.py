@@ -175,3 +175,12 @@ def test_the_trouble_of_one_rank_ends_all_of_them(tmp_path):
     done = launch(TRAIN, 2, tmp_path, *command, check=False, timeout=60)
     assert done.returncode != 0 and "done: " not in done.stdout
     assert "ERROR sample 7: the picture is broken" in said_by(tmp_path, 1).splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["1", "0"])
+def test_all_ranks_skip_what_one_cannot_use(tmp_path, kernels):
+    """run_divergence.py holds the checks, which every rank makes for itself."""
+    script = Path(__file__).with_name("run_divergence.py")
+    said = launch(script, 2, tmp_path, tmp_path / "runs", PLSC_KERNELS=kernels).stdout
+    assert said.count("divergence ok") == 2
