@@ -114,14 +114,13 @@ def given(tmp_path_factory):
 def run(page, given, folder):
     """Run a page in a copy of what is given; return all that it has said."""
     shutil.copytree(given, folder)
-    if place := {
-        "docs/data.md": "output",
-        "docs/export.md": "output",
+    place = {
+        "docs/data.md": "output/faces",
+        "docs/export.md": "output/faces",
         "docs/training.md": "output/before",
-    }.get(page):
-        shutil.copytree(folder / "trained", folder / place)
-    if page == "docs/export.md":
-        shutil.copytree(folder / "faces", folder / "aligned")
+    }
+    if page in place:
+        shutil.copytree(folder / "trained", folder / place[page])
     shutil.rmtree(folder / "trained")
     for name in ("configs", "tools"):
         (folder / name).symlink_to(ROOT / name)
