@@ -18,8 +18,8 @@ import numpy as np
 
 from plsc.data.dataset import check_files
 from plsc.data.images import EncodedPairs
-from plsc.data.pair_sampling import alternating, check_pairs
-from plsc.errors import UserError, shown
+from plsc.data.pair_sampling import alternating
+from plsc.errors import UserError
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.safe_pickle import load_pickle
 
@@ -44,14 +44,18 @@ class BinPairs(EncodedPairs):
         self.path = path
         self.title = Path(path).stem
         self._images = images
-        numbers: dict[bytes, int] = {}  # an image may come several times
-        number_of = np.array([numbers.setdefault(image, len(numbers)) for image in images])
-        name = lambda number: f"pair {self.pairs[number, 0] // 2}"
-        check_pairs(number_of[self.pairs], self.same, shown(path), name)
 
     @classmethod
     def check(cls, **kwargs) -> None:
         check_files(kwargs, "path")
+
+    def pair_name(self, number: int) -> str:
+        return f"pair {self.pairs[number, 0] // 2}"
+
+    def pairs_by_content(self) -> np.ndarray:
+        numbers: dict[bytes, int] = {}
+        content = np.array([numbers.setdefault(image, len(numbers)) for image in self._images])
+        return content[self.pairs]
 
     def encoded(self, index: int) -> np.ndarray:
         return np.frombuffer(self._images[index], np.uint8)

@@ -147,6 +147,14 @@ class PairSet(_Images):
     # known. With it the confidence intervals are over people, and the report names the hardest ones.
     identity_of: np.ndarray | None = None
 
+    def pair_name(self, number: int) -> str:
+        """Return a pair's name for messages."""
+        return f"pair {number}"
+
+    def pairs_by_content(self) -> np.ndarray:
+        """Return the pairs as numbers that are the same for the same image, int64 [P, 2]."""
+        return self.pairs
+
 
 class TemplatePairs(PairSet):
     """Pairs of templates, as IJB's 1:1 protocol compares them: a template is a set of images of one identity.

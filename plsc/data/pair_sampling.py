@@ -13,7 +13,7 @@ import numpy as np
 
 from plsc.data.transforms import PAIRS, generator
 from plsc.errors import UserError
-from plsc.utils.logging import get_logger, warn_on_rank_0
+from plsc.utils.logging import get_logger
 from plsc.utils.text import counted
 
 PAIRS_SEED = 20180901
@@ -66,32 +66,34 @@ def alternating(same: np.ndarray) -> np.ndarray:
     return np.lexsort([~same, place])
 
 
-def check_pairs(pairs: np.ndarray, same: np.ndarray, where: str, place: Callable[[int], str]) -> None:
-    """Refuse pairs that are positive and negative at once; warn of those that prove nothing.
+def pairs_that_prove_nothing(pairs: np.ndarray, same: np.ndarray, name: Callable[[int], str]) -> list[str]:
+    """Say which pairs are of one image with itself, or stand twice; refuse two that contradict each other.
 
     Args:
-        pairs: int64 [P, 2], the same number for the same image. same: bool [P].
-        where: what the messages begin with. place: of a pair, for messages: "line 3".
+        pairs: int64 [P, 2], the same number for the same image. same: bool [P]. name: of a pair: "line 3".
 
     Raises UserError.
     """
     first, second = np.sort(pairs, axis=1).T
-    keys = first * (int(pairs.max()) + 1) + second
+    keys = first * (int(pairs.max(initial=0)) + 1) + second
     order = np.argsort(keys, kind="stable")
     again = np.flatnonzero(keys[order][1:] == keys[order][:-1]) + 1
     before, after = order[again - 1], order[again]
     wrong = np.flatnonzero(same[before] != same[after])
     if len(wrong):
-        named = (f"{place(before[at])} and {place(after[at])}" for at in wrong[:SHOWN].tolist())
+        named = (f"{name(before[at])} and {name(after[at])}" for at in wrong[:SHOWN].tolist())
         raise UserError(
-            f"{where}: {'; '.join(named)}: the same two, of one identity and of two; correct the labels "
+            f"{'; '.join(named)}: the same two, of one identity and of two; correct the labels "
             f"({len(wrong):,} such pairs in all)"
         )
-    own = np.flatnonzero(first == second)
-    for found, what in ((own, "of one with itself"), (np.sort(after), "given before, or turned round")):
-        if len(found):
-            examples = ", ".join(map(place, found[:SHOWN].tolist()))
-            warn_on_rank_0(f"{where}: {counted(len(found), 'pair')} {what}, which proves nothing: {examples}")
+    found = {"of one with itself": np.flatnonzero(first == second)}
+    found["given before, or turned round"] = np.sort(after)
+    return [
+        f"{counted(len(numbers), 'pair')} {what}, which proves nothing: "
+        + ", ".join(map(name, numbers[:SHOWN].tolist()))
+        for what, numbers in found.items()
+        if len(numbers)
+    ]
 
 
 def _draw_positives(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:

@@ -23,7 +23,7 @@ from plsc.data.folder import EXTENSIONS
 from plsc.data.hold_out import choose_held_out
 from plsc.data.image_list import LABEL_DIGITS, SHOWN, Paths, check_list, identity_names, refuse_missing
 from plsc.data.images import Below1, EncodedPairs, read_file
-from plsc.data.pair_sampling import alternating, check_pairs, draw_pairs
+from plsc.data.pair_sampling import alternating, draw_pairs
 from plsc.errors import UserError, reading, shown
 from plsc.utils.files import read_regular
 from plsc.utils.logging import get_logger
@@ -65,7 +65,7 @@ class PairList(EncodedPairs):
         self.title = Path(list).stem
         self.pairs = np.array([[index[path] for path in pair.images] for pair in pairs], np.int64)
         self.same = np.array([pair.same for pair in pairs], bool)
-        check_pairs(self.pairs, self.same, shown(list), lambda number: f"line {pairs[number].line}")
+        self._lines = [pair.line for pair in pairs]
         people = _people(pairs, index, root)
         if np.array_equal(people[self.pairs[:, 0]] == people[self.pairs[:, 1]], self.same):
             self.identity_of = people
@@ -80,6 +80,9 @@ class PairList(EncodedPairs):
 
     def image_name(self, index: int) -> str:
         return self.paths[index]
+
+    def pair_name(self, number: int) -> str:
+        return f"line {self._lines[number]}"
 
 
 def _alternating(pairs: list[_Pair]) -> list[_Pair]:

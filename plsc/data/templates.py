@@ -18,9 +18,8 @@ from plsc.data.dataset import IdentificationSet, TemplatePairs, check_files
 from plsc.data.folder import read_folder
 from plsc.data.image_list import Paths, identity_names, read_list, refuse_missing
 from plsc.data.images import Encoded, EncodedPairs, read_file, read_sample
-from plsc.data.pair_sampling import check_pairs
 from plsc.data.pairs import is_number, open_text
-from plsc.errors import UserError, shown
+from plsc.errors import UserError
 
 
 class IjbPairs(EncodedPairs, TemplatePairs):
@@ -50,7 +49,6 @@ class IjbPairs(EncodedPairs, TemplatePairs):
             )
         self.pairs = np.searchsorted(known, rows[:, :2])
         self.same = rows[:, 2] == 1
-        check_pairs(self.pairs, self.same, shown(list), lambda number: f"line {number + 1}")
 
     @classmethod
     def check(cls, **kwargs) -> None:
@@ -61,6 +59,9 @@ class IjbPairs(EncodedPairs, TemplatePairs):
 
     def image_name(self, index: int) -> str:
         return self.paths[index]
+
+    def pair_name(self, number: int) -> str:
+        return f"line {number + 1}"
 
 
 def _read_rows(path: str) -> tuple[list[str], np.ndarray]:

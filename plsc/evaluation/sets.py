@@ -10,6 +10,7 @@ and a line in `_KINDS`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,12 @@ from plsc.data.dataset import (
     misnumbered_class,
     shared_identities,
 )
+from plsc.data.pair_sampling import pairs_that_prove_nothing
 from plsc.errors import UserError
 from plsc.evaluation.classification import Classification, classify
 from plsc.evaluation.identification import Identification, identify
 from plsc.evaluation.templates import template_features
-from plsc.evaluation.verification import Verification, verify_pairs
+from plsc.evaluation.verification import ONE_KIND, Verification, folds_of_one_kind, verify_pairs
 
 Result = Classification | Identification | Verification
 
@@ -46,12 +48,14 @@ class EvalSet:
         labels: int64 [count], None but for labelled samples, whose classes a head predicts.
         num_classes: None but for these.
         pairs: int64 [P, 2], None but for verification, which finds a threshold.
+        doubts: what makes its numbers doubtful, a sentence each, which `check` has found.
     """
 
     result: type[Result]
     labels: np.ndarray | None = None
     num_classes: int | None = None
     pairs: np.ndarray | None = None
+    doubts: Sequence[str] = ()
 
     def __init__(self, data: Any, count: int):
         self.data = data
@@ -130,6 +134,10 @@ class VerificationSet(EvalSet):
     def check(self) -> None:
         check_array(self.data, "pairs", "int64 [P, 2]", self.sides)
         check_array(self.data, "same", "bool [P]", None, len(self.pairs))
+        same = self.data.same
+        self.doubts = pairs_that_prove_nothing(self.data.pairs_by_content(), same, self.data.pair_name)
+        if folds_of_one_kind(same):
+            self.doubts.append(ONE_KIND)
 
     @property
     def sides(self) -> int:

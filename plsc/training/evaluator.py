@@ -25,7 +25,7 @@ from plsc.errors import UserError
 from plsc.evaluation.sets import EvalSet, Result, eval_set
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import embed
-from plsc.utils.logging import get_logger
+from plsc.utils.logging import get_logger, warn_on_rank_0
 from plsc.utils.metrics import Metrics
 from plsc.utils.preprocessing import Preprocessing
 
@@ -51,7 +51,12 @@ def build_sets(
     for path in cfg.DataLoader.Eval.sets():
         key = ".".join(path)
         data = eval_set(build_dataset(cfg.DataLoader, cfg.Global.seed, key))
-        data.check()
+        try:
+            data.check()
+        except UserError as error:
+            raise UserError(f"{key}: {error}") from error
+        for doubt in data.doubts:
+            warn_on_rank_0(f"{key}: {doubt}")
         _check_preprocessing(key, data.preprocessing, preprocessing)
         data.check_trained(key, num_classes, names, seen)
         title = data.title if path == EVAL_SET else path[-1]

@@ -27,7 +27,6 @@ from plsc.data.image_list import ImageFiles
 from plsc.data.pairs import PairList, is_pair_list
 from plsc.errors import UserError, shown, writing
 from plsc.evaluation.sets import EvalSet, eval_set
-from plsc.evaluation.verification import ONE_KIND, folds_of_one_kind
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.files import check_parent
 from plsc.utils.text import counted
@@ -61,6 +60,7 @@ class Examined(NamedTuple):
 
 def examine(name: str, images: EvalSet, findings: Findings) -> Examined:
     """Examine one set by itself."""
+    images.check()
     seen = scan(images)
     note = partial(findings.note, about=name)
     classes = "" if images.num_classes is None else f" of {images.num_classes:,} classes"
@@ -70,8 +70,8 @@ def examine(name: str, images: EvalSet, findings: Findings) -> Examined:
     if seen.dark:
         examples = [f"{images.name_of(index)}: {why}" for index, why in seen.dark.items()]
         note("warning", text=f"{len(seen.dark):,} images have next to nothing in them", examples=examples)
-    if images.pairs is not None and folds_of_one_kind(images.data.same):
-        note("warning", text=ONE_KIND)
+    for doubt in images.doubts:
+        note("warning", text=doubt)
     groups = same_content(seen.digests)
     labels = images.labels
     across = [group for group in groups if labels is not None and len(np.unique(labels[group])) > 1]

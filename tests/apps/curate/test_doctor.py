@@ -82,6 +82,12 @@ def test_pairs_with_both_labels_are_an_error(faces, run, tmp_path):
     assert code == 2 and "pair 0 and pair 1: the same two, of one identity and of two" in lines[0]
 
 
+def test_pairs_that_prove_nothing_are_warnings(faces, run, tmp_path):
+    write_pack(str(tmp_path / "a.bin"), [png(number) for number in (90, 90, 91, 92)], [True, True])
+    code, lines = run(faces, "--validation", tmp_path / "a.bin")
+    assert code == 1 and "a.bin: 1 pair of one with itself, which proves nothing: pair 0" in lines[0]
+
+
 def test_pairs_that_are_sorted_by_kind(faces, run, tmp_path):
     write_pack(str(tmp_path / "a.bin"), map(png, range(100, 140)), [number < 10 for number in range(20)])
     code, lines = run(faces, "--validation", tmp_path / "a.bin")
