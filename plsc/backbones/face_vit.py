@@ -1,7 +1,6 @@
 """FaceViT: a vision transformer whose embedding is computed from all patches, at three sizes.
 
-    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head
-    normalises)
+    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length
 
 Patches of 9 x 9 become tokens, transformer blocks mix them, and all tokens in a row go through two linear
 layers with batch norms; there is no class token. In training a share of the patches is hidden. Dosovitskiy et

@@ -1,7 +1,6 @@
 """IResNet: the residual network that ArcFace is usually trained with, at five depths.
 
-    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head
-    normalises)
+    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length
 
 Residual blocks that begin with a batch norm and end with one, and no activation on the shortcut; a 3x3 stem
 that keeps the size; four stages that halve it; a fully connected layer between batch norms in place of

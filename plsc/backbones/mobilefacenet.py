@@ -1,7 +1,6 @@
 """MobileFaceNet: about two million parameters; for phones, and for a CPU that trains.
 
-    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head
-    normalises)
+    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length
 
 Inverted residuals (1x1 widens, 3x3 depthwise, 1x1 narrows without activation) with PReLU, and a depthwise
 convolution as large as the last map in place of pooling. Chen et al., "MobileFaceNets" (2018), in the variant

@@ -1,7 +1,6 @@
 """ResNet50, 100, 101 and 152 of PLSC 0.1 and 0.2: not ImageNet's networks of these names, but ArcFace's.
 
-    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head
-    normalises)
+    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length
 
 PLSC 0.2's plsc/models/resnet.py builds the blocks, the stem and the fully connected layer of IResNet
 (ResNet100 is IResNet100), not bottlenecks. What differs: a PReLU has one slope for all channels, the batch

@@ -1,7 +1,6 @@
 """A residual network for small pictures (glyphs, characters): few multiplications and no slow CPU operator.
 
-    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head
-    normalises)
+    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length
 
 A strided convolution opens each stage and residual blocks follow it. There is no PReLU and no depthwise
 convolution: by Paddle's operators for CPUs either costs as much as a full 3x3 convolution.

@@ -9,7 +9,6 @@ from plsc.backbones.face_vit import FaceViT
 from plsc.backbones.layers import (
     Addresses,
     AvgPool2D,
-    Conv2D,
     Dropout,
     ReLU,
     by_onednn,
@@ -17,40 +16,15 @@ from plsc.backbones.layers import (
     in_bfloat16,
     leave,
 )
-from plsc.backbones.layers.transformer import LayerNorm, Linear, add_branch, add_positions, attention
+from plsc.backbones.layers.transformer import add_positions
 from plsc.distributed.recompute import recomputing
 from plsc.native import onednn
 from tests.backbones.test_by_onednn import NETWORKS, with_a_twin
 from tests.backbones.test_convolution import SHAPES, exact, pair_of_layers, run
-from tests.helpers.bounds import HALF_EPS, assert_within, perturbed, rounded
+from tests.backbones.test_transformer_layers import assert_near_float64, half, no_bfloat16, randn
+from tests.helpers.bounds import HALF_EPS, assert_within, rounded
 
-
-def computes() -> bool:
-    """Whether oneDNN computes bfloat16 here: by the processor's instructions, or slowly by those of
-    float32."""
-    if not by_onednn(paddle.zeros([1])):
-        return False
-    try:
-        with in_bfloat16():
-            leave(Conv2D(8, 8, 3)(enter(paddle.zeros([1, 8, 5, 5]))))
-    except AssertionError:  # as of what is not implemented
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(
-    not computes(), reason="no bfloat16 by oneDNN on this processor, or no kernels"
-)
-
-
-def half(array) -> np.ndarray:
-    """Round to numbers that bfloat16 has; float32."""
-    return paddle.to_tensor(array, "float32").astype("bfloat16").astype("float32").numpy()
-
-
-def randn(*shape, seed=0, scale=1.0):
-    return half(scale * np.random.default_rng(seed).normal(size=shape))
-
+pytestmark = no_bfloat16
 
 # Of the kernel for gradients by weights: a part of the rows at a time, an odd number of pictures, and steps
 # of all kinds.
@@ -99,72 +73,6 @@ def test_what_is_between_is_bfloat16_and_parameters_have_gradients_of_float32():
     assert enter(images).dtype == paddle.float32
 
 
-def gradients(function, inputs, parameters=(), grad=None, dtype="bfloat16"):
-    """Return output and gradients of a function of tensors, which are rounded to `dtype`."""
-    inputs = [paddle.to_tensor(x).astype(dtype) for x in inputs]
-    for x in inputs:
-        x.stop_gradient = False
-    for parameter in parameters:
-        parameter.clear_gradient()
-    out = function(*inputs)
-    out.backward(paddle.to_tensor(grad).astype(dtype))
-    found = [out, *(x.grad for x in (*inputs, *parameters))]
-    assert {x.dtype for x in found[: 1 + len(inputs)]} == {getattr(paddle, dtype)}
-    return [x.astype("float64").numpy() for x in found]
-
-
-def assert_near_float64(monkeypatch, function, inputs, layer=None, out_shape=None):
-    """Compare with Paddle's ops in float64 on the same inputs, all of which may be off by roundings to
-    bfloat16."""
-    parameters = layer.parameters() if layer else []
-    grad = randn(*(out_shape or inputs[0].shape), seed=1)
-    got, again = (gradients(function, inputs, parameters, grad) for _ in range(2))
-    assert [x.tobytes() for x in got] == [x.tobytes() for x in again]
-    values = [parameter.numpy() for parameter in parameters]
-
-    def compute(*arrays):
-        *tensors, grad = arrays
-        for parameter, value in zip(parameters, tensors[len(inputs) :]):
-            parameter.set_value(value)
-        return gradients(function, tensors[: len(inputs)], parameters, grad, "float64")
-
-    monkeypatch.setenv("PLSC_KERNELS", "0")
-    if layer:
-        layer.to(dtype="float64")
-    assert_within(got, *perturbed(compute, *inputs, *values, grad, terms=1, eps=HALF_EPS))
-
-
-@pytest.mark.parametrize("bias, limited", [(None, False), (None, True), (False, False), (False, True)])
-def test_linear(monkeypatch, bias, limited):
-    layer = Linear(24, 35, bias_attr=bias, limited=limited)
-    assert_near_float64(monkeypatch, layer, [randn(3, 5, 24, scale=4)], layer, (3, 5, 35))
-
-
-def test_layer_norm(monkeypatch):
-    layer = LayerNorm(40)
-    layer.weight.set_value(randn(40, seed=2))
-    layer.bias.set_value(randn(40, seed=3))
-    assert_near_float64(monkeypatch, layer, [half(3 + randn(3, 7, 40, scale=2))], layer)
-
-
-@pytest.mark.parametrize("images, tokens, size, heads", [(3, 7, 4, 8), (2, 65, 32, 8), (1, 33, 5, 2)])
-def test_attention(monkeypatch, images, tokens, size, heads):
-    qkv = randn(images, tokens, 3 * heads * size)
-    shape = (images, tokens, heads * size)
-    assert_near_float64(monkeypatch, lambda x: attention(x, heads), [qkv], out_shape=shape)
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.5])
-def test_branch(monkeypatch, rate):
-    drop = Dropout(rate, axis=0)
-
-    def run(x, branch):
-        with Addresses(drop, 0).of(0, 0, 9):
-            return add_branch(x, branch, drop)
-
-    assert_near_float64(monkeypatch, run, [randn(9, 3, 8), randn(9, 3, 8, seed=4)])
-
-
 def test_dropout_keeps_the_mean():
     """1 / (1 - p) is no number of bfloat16: numbers are multiplied in float32, and rounded after that."""
     drop = Dropout(0.3)
@@ -190,7 +98,7 @@ def test_positions():
 def test_pictures_pointwise_and_pooled(monkeypatch, layer):
     with_layout = lambda x: leave_as(layer(enter_as(x)))
     out = (2, 6, 5, 4) if isinstance(layer, ReLU) else (2, 6, 2, 2)
-    assert_near_float64(monkeypatch, with_layout, [randn(2, 6, 5, 4)], out_shape=out)
+    assert_near_float64(monkeypatch, "bfloat16", with_layout, [randn(2, 6, 5, 4)], out_shape=out)
 
 
 def enter_as(x):

@@ -75,17 +75,3 @@ def test_it_computes_what_the_twin_does(name, training, monkeypatch):
         0.01 if training else 1e-4
     )
     assert_within(got, want, bound)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_the_same_bits_again(name):
-    build, shape = NETWORKS[name]
-    paddle.seed(0)
-    net = build()
-    state = {key: value.numpy() for key, value in net.state_dict().items()}
-    images = paddle.randn([5, *shape])
-    first = run(net, images, True)
-    run(net, images[:3], True)
-    net.set_state_dict(state)
-    again = run(net, images, True)
-    assert {key: a.tobytes() for key, a in first.items()} == {key: a.tobytes() for key, a in again.items()}

@@ -24,7 +24,8 @@ class Conv2D(nn.Conv2D):
     def forward(self, x):
         if not by_onednn(x):
             return nn.Conv2D.forward(self, x)  # no super(): Paddle 2.6 cannot trace it
-        steps = _Steps(_two(self._stride), _two(self._padding), _two(self._dilation), self._groups)
+        padding = [self._padding] * 2 if isinstance(self._padding, int) else self._padding
+        steps = _Steps(*map(tuple, (self._stride, padding, self._dilation)), self._groups)
         return run(_Convolve, x, self.weight, self.bias, steps)
 
 
@@ -33,10 +34,6 @@ class _Steps(NamedTuple):
     padding: tuple[int, int]
     dilation: tuple[int, int]
     groups: int
-
-
-def _two(number) -> tuple[int, int]:
-    return (number, number) if isinstance(number, int) else tuple(number)
 
 
 class _Convolution:

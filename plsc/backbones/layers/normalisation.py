@@ -4,8 +4,7 @@
 
 By itself each of these is one or two passes over memory, most of them on one thread. Together they are two
 passes over the input forward and two backward, by compiled kernels (plsc/native/layers). Ioffe & Szegedy,
-"Batch Normalization" (2015); the running statistics are Paddle's, with the biased variance. Try it: `pytest
-tests/backbones/test_normalisation.py`.
+"Batch Normalization" (2015); the running statistics are Paddle's, with the biased variance.
 """
 
 from __future__ import annotations

@@ -6,14 +6,11 @@ their names and their initial weights are those of Paddle's layers. Tokens are f
 and their gradients float32.
 
     B images   N tokens   W width   H heads   S = W / H
-
-Try it: `pytest tests/backbones/test_transformer_layers.py`.
 """
 
 from __future__ import annotations
 
 from ctypes import c_float
-from functools import partial
 
 import numpy as np
 import paddle
@@ -252,8 +249,10 @@ class _Products:
         self.softmax = o.Operation(
             "softmax_forward", [o.FORWARD_TRAINING, o.SOFTMAX, rows, rows, 1], [o.SRC, o.DST]
         )
-        if dtype == FLOAT32:
-            self.softmax_backward = partial(_softmax_backward, heads * tokens, tokens)
+        if dtype == FLOAT32:  # a kernel: oneDNN has no fast operation on processors without AVX-512
+            self.softmax_backward = lambda weights, _, in_place: library().plsc_attention_weights_backward(
+                weights, heads * tokens, tokens, in_place
+            )
         else:
             self.softmax_backward = o.Operation(
                 "softmax_backward",
@@ -268,12 +267,6 @@ class _Products:
 
 
 _products = kept(_Products)
-
-
-def _softmax_backward(rows: int, width: int, weights: int, of_weights: int, of_scores: int) -> None:
-    """In place, by a kernel: oneDNN has no fast operation on processors without AVX-512."""
-    assert of_weights == of_scores
-    library().plsc_attention_weights_backward(weights, rows, width, of_scores)
 
 
 class _Attention(PyLayer):
