@@ -69,21 +69,10 @@ def test_rows_of_which_none_are_selected_have_an_address():
 
 
 @pytest.mark.skipif(not BUILT, reason="the kernels are not built")
-@pytest.mark.parametrize(
-    "call",
-    [
-        "plsc_norm_forward(0, *5 * [None], 0, 0, 1, 2**50, 0, 1.0, 1.0, *4 * [None])",
-        (
-            "plsc_weight_gradient((c_int64 * 15)(1, 1, 2**45, 32, 1, 2**45, 32, 1, 1, 1, 1, 0, 0, 1, 1), 0, "
-            "None, None, None)"
-        ),
-    ],
-)
-def test_a_kernel_without_memory_ends_with_a_line(call):
-    code = f"from ctypes import c_int64\nfrom plsc.native import library\nprint(library().{call})"
+def test_a_kernel_without_memory_ends_with_a_line():
+    call = "plsc_norm_forward(0, *5 * [None], 0, 0, 1, 2**50, 0, 1.0, 1.0, *4 * [None])"
+    code = f"from plsc.native import library\nprint(library().{call})"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    if done.stdout == "0\n":
-        pytest.skip("this kernel is not for this processor")
     assert done.returncode == -signal.SIGABRT, done.stderr
     assert re.search(r"^ERROR plsc's kernels: no memory for \d+ bytes$", done.stderr, re.MULTILINE), (
         done.stderr

@@ -13,13 +13,6 @@ from tests.helpers.bounds import assert_within, sums
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="this build of Paddle has no oneDNN")
 
 
-def turn(shape, strides):
-    """Make the operation that copies an array in C order to one of these strides."""
-    return onednn.Operation(
-        "reorder", [onednn.describe(shape), onednn.describe(shape, strides)], [onednn.SRC, onednn.DST]
-    )
-
-
 def test_a_matrix_product_takes_a_scratchpad_of_the_caller():
     """Weights in a layout of the library's choice, so that there is more to it than addresses."""
     rng = np.random.default_rng(0)
@@ -56,28 +49,6 @@ def test_each_thread_and_each_number_of_threads_keeps_its_own(monkeypatch):
     monkeypatch.setattr(onednn.library(), "threads", lambda: threads + 1)
     assert make(1) is not first
     assert made == [1, 2, 1, 1]
-
-
-def test_kept_operations_are_bounded(monkeypatch):
-    monkeypatch.setattr(onednn, "_thread", onednn._OfThread())
-    monkeypatch.setattr(onednn, "_MOST", 4)
-    copy = onednn.kept(lambda size: turn((size,), (1,)))
-    source = np.arange(9, dtype=np.float32)
-    for size in range(1, 10):
-        target = np.zeros(9, np.float32)
-        copy(size)(source.ctypes.data, target.ctypes.data)
-        np.testing.assert_array_equal(target, np.where(source < size, source, 0))
-    assert len(onednn._thread.kept) <= 4
-
-
-def test_a_buffer_grows_and_lies_on_a_line_of_the_cache(monkeypatch):
-    monkeypatch.setattr(onednn, "_thread", onednn._OfThread())
-    small = onednn.buffer(100, "a")
-    assert onednn.buffer(50, "a") == small and onednn.buffer(50, "b") != small
-    for size in (100, 1000, 100_000):
-        assert onednn.buffer(size, "a") % 64 == 0
-    array = onednn._thread.buffers["a"]
-    assert onednn.buffer(100_000, "a") + 100_000 <= array.ctypes.data + array.nbytes
 
 
 def test_it_is_the_library_of_paddle():

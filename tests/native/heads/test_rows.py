@@ -36,13 +36,6 @@ def test_unit_rows(path, two_threads, width):
     assert_within(unit, want, share * np.abs(want))
 
 
-def test_unit_rows_show_a_nan(path):
-    matrix = drawn(5, 8)
-    matrix[2, 3] = np.nan
-    assert [np.isnan(found).any() for found in unit_rows(matrix)[0]] == [False, False, True, False, False]
-    assert np.isnan(unit_rows(matrix)[1]).tolist() == [False, False, True, False, False]
-
-
 @pytest.mark.parametrize("width", [1, 19, 512])
 def test_turn_units(path, two_threads, width):
     unit, inverse = unit_rows(drawn(23, width))
