@@ -123,7 +123,7 @@ class KernelBackend:
         numbers = len(x_ND) * self.bank.selected
         bfloat16 = spec.compute_dtype == "bfloat16"
         dtype = softmax.kept_dtype(bfloat16)
-        fits = dtype.itemsize * numbers <= spec.logits_budget
+        fits = dtype.itemsize * numbers <= spec.budget
         self.exps = memory.workspace.take(numbers, dtype) if fits else None
         exps_KN = None if self.exps is None else self.exps[:numbers].reshape(self.bank.selected, -1)
         arrays = scaled_ND, rows_SD, bias_S, index_K, places.column_P, row_P, exps_KN
@@ -182,7 +182,7 @@ class PaddleBackend:
         self.plain_N = self._own and self._own.plain_N
         self._owned_N = places.owned_N
         sizes = len(x_ND), selected, self.bank.width, spec.sub_centres
-        block, fits = plan_blocks(*sizes, spec.logits_budget, spec.compute_dtype)
+        block, fits = plan_blocks(*sizes, spec.budget, spec.compute_dtype)
         self.spans = [(start, min(start + block, selected)) for start in range(0, selected, block)]
         keeps = fits and spec.sub_centres == 1
         self._kept: list[tuple[Block, paddle.Tensor]] | None = [] if keeps else None

@@ -64,12 +64,6 @@ def unite(drawn: np.ndarray, positives: np.ndarray) -> np.ndarray:
     return np.insert(drawn, place[missing], positives[missing])
 
 
-def choose_classes(positives: np.ndarray, shard: ClassShard, rate: float, seed: int, step: int) -> np.ndarray:
-    """Choose the classes of the shard that take part in a step; positives as of `unite`, the others as of
-    `draw_classes`."""
-    return unite(draw_classes(shard, rate, seed, step), positives)
-
-
 class DrawAhead:
     """Draws the classes of a step on a thread while the step before runs.
 

@@ -176,7 +176,7 @@ class SoftmaxHead:
         """
         self.bank.select(None)
         block, _ = plan_blocks(
-            len(emb_ND), self.shard.size, self.bank.width, self.spec.sub_centres, self.spec.logits_budget
+            len(emb_ND), self.shard.size, self.bank.width, self.spec.sub_centres, self.spec.budget
         )
         best_N = paddle.full([len(emb_ND)], float("-inf"))
         class_N = paddle.full([len(emb_ND)], self.shard.num_classes, dtype="int64")

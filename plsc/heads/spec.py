@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from plsc.distributed.device import asynchronous
 from plsc.heads.margins import Margin
@@ -31,8 +31,7 @@ class HeadSpec:
             person under two names (An et al., Partial FC, CVPR 2022, section 3.3, and the authors' code).
         sample_rate: share of the classes that are drawn anew for each step (Partial FC), to take part
             together with all positives of the step; 1.0 takes all. Only with `sharded`. seed: of the draw.
-        budget: bytes for logits, exponentials and the other temporaries of a class block; None:
-            `default_budget`.
+        budget: bytes for logits, exponentials and the other temporaries of a class block.
         compute_dtype: "float32" or "bfloat16", to which a step rounds what its three matrix products multiply
             (`product` in blocks.py); all else is float32, `classify` entirely.
     """
@@ -45,15 +44,10 @@ class HeadSpec:
     filter_above: float | None = None
     sample_rate: float = 1.0
     seed: int = 0
-    budget: int | None = None
+    budget: int = field(default_factory=default_budget)
     compute_dtype: str = "float32"
 
     @property
     def changes_others(self) -> bool:
         """Whether logits of other classes than the target are changed."""
         return self.filter_above is not None or (self.margin is not None and self.margin.has_others)
-
-    @property
-    def logits_budget(self) -> int:
-        """The bytes for blocks of classes."""
-        return default_budget() if self.budget is None else self.budget

@@ -9,10 +9,9 @@ import paddle
 
 from plsc import distributed
 from plsc.heads.banks.bank import initial_rows
-from plsc.heads.sampling import choose_classes
 from plsc.utils.sharding import ClassShard
 from tests.heads import reference
-from tests.heads.errors import MARGINS, OPTIMIZERS, D, labels_for
+from tests.heads.errors import MARGINS, OPTIMIZERS, D, choose_classes, labels_for
 from tests.helpers.bounds import EPS, perturbed, roundings
 
 

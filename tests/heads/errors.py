@@ -11,7 +11,7 @@ from plsc.heads.banks.bank import initial_rows
 from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.optimizer import LARS, AdamW, Momentum
-from plsc.heads.sampling import choose_classes
+from plsc.heads.sampling import draw_classes, unite
 from plsc.heads.self_check import relative
 from plsc.utils.sharding import ClassShard, split
 from tests.heads import reference
@@ -102,6 +102,11 @@ def head_errors(
     for key, want in dense.state().items():
         worst.note(f"updated {key}", relative(state[key], want[rows]))
     return worst
+
+
+def choose_classes(positives, shard, rate, seed, step) -> np.ndarray:
+    """Choose the classes of a shard that take part in a step."""
+    return unite(draw_classes(shard, rate, seed, step), positives)
 
 
 def taken_of(bank) -> np.ndarray:

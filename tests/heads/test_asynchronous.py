@@ -9,8 +9,6 @@ from plsc.heads.banks import bank as bank_module
 from plsc.heads.banks.state_rows import StateRows
 from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace
-from plsc.heads.sampling import DrawAhead, draw_classes
-from plsc.utils.sharding import ClassShard
 from tests.heads.errors import OPTIMIZERS
 
 C, D, N = 90, 16, 12
@@ -78,12 +76,6 @@ def test_nothing_is_read(name, optimizer, monkeypatch):
     out.loss.backward()
     head.update(0.05, 1)
     assert read == []
-
-
-def test_draws_ahead_are_the_draws():
-    ahead = DrawAhead(ClassShard.whole(1000), 0.1, 5)
-    for number in (0, 1, 2, 7, 8, 3):
-        assert np.array_equal(ahead.take(number), draw_classes(ClassShard.whole(1000), 0.1, 5, number))
 
 
 def test_rows_on_a_device_are_copied_when_they_are_indexed():

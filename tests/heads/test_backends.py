@@ -17,8 +17,7 @@ from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.step import Step
 from plsc.native.heads import softmax
-from tests.heads.cases import exact
-from tests.heads.errors import MARGINS, relative, taken_of
+from tests.heads.errors import relative
 from tests.heads.ways import with_kernels
 from tests.helpers.bounds import assert_within, perturbed
 
@@ -68,41 +67,6 @@ def test_both_ways_agree_over_50_steps(name, monkeypatch):
     monkeypatch.setenv("PLSC_KERNELS", "0")
     compute = partial(train, **HEADS[name])
     assert_within(found, *perturbed(compute, CENTRES, EMBEDDINGS, terms=C, times=2), paths=2)
-
-
-@with_kernels
-@pytest.mark.parametrize("init_std", [0.5, 0.01])
-@pytest.mark.parametrize("sample_rate", [1.0, 0.3])
-def test_each_step_agrees_at_scale_64(init_std, sample_rate, monkeypatch):
-    """Over 50 steps rounding grows there, for either way as much (docs/labbook.md); from the same centres it
-    has nothing to grow from."""
-    heads = [
-        make_head(C, D, ArcFace(), scale=64.0, seed=3, init_std=init_std, sample_rate=sample_rate)
-        for _ in "ab"
-    ]
-    arcface = MARGINS["arcface"][1]
-    for number in range(50):
-        heads[1].bank.load_rows(0, {name: array.copy() for name, array in heads[0].bank.state().items()})
-        x, label, found = EMBEDDINGS[number], LABELS[number], []
-        state = {name: array.copy() for name, array in heads[0].bank.state().items()}
-        for head, kernels_on in zip(heads, "10"):
-            monkeypatch.setenv("PLSC_KERNELS", kernels_on)
-            emb = paddle.to_tensor(x, stop_gradient=False)
-            losses = head(emb, paddle.to_tensor(label), number)
-            losses.loss.backward()
-            grads = head.bank.gradients()["centres"].numpy().copy()
-            taken = taken_of(head.bank).copy()
-            head.update(0.05, number)
-            found.append(
-                [losses.losses_B.numpy(), emb.grad.numpy(), grads, head.bank.state()["centres"][taken]]
-            )
-        target = np.searchsorted(taken, label)
-        momentum = state["momentum"][taken]
-        want, bound = exact(
-            state["centres"][taken], x, target, arcface, 64.0, lr=0.05, momentum=momentum, times=2
-        )
-        for way_found in found:
-            assert_within(way_found, want, bound)
 
 
 @with_kernels

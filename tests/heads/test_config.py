@@ -1,13 +1,11 @@
 """A margin in a config: a user's own by its import path, its options by its annotations, and
 what is refused."""
 
-import numpy as np
-import paddle
 import pytest
 
 from plsc.config import ConfigError, load
 from plsc.entry import Entry
-from plsc.training.build_head import build_head, build_margin, build_rule
+from plsc.training.build_head import build_margin
 from tests.heads.ways import without_kernels
 
 MODULE = """
@@ -53,20 +51,6 @@ def test_its_config_is_printed_and_read_again(tmp_path):
     again = load(tmp_path / "again.yaml")
     assert again == cfg and build_margin(again.Head).sides == (1, 2)
     assert "head     plsc_own_margin:Cut, " in Entry(cfg).dry_run()
-
-
-def test_its_head_trains():
-    cfg = load(None, ["Head.name=plsc_own_margin:Cut", "Head.scale=16.0"])
-    head = build_head(cfg.Head, build_rule(cfg.Optimizer), 20, 8, seed=0)
-    emb = paddle.to_tensor(np.random.default_rng(0).standard_normal((6, 8)), dtype="float32")
-    emb.stop_gradient = False
-    losses = []
-    for number in range(5):
-        out = head(emb, paddle.arange(6), number)
-        out.loss.backward()
-        head.update(0.1)
-        losses.append(out.loss.item())
-    assert losses[-1] < losses[0]
 
 
 @without_kernels

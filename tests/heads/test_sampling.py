@@ -11,7 +11,7 @@ from plsc.heads.banks.bank import initial_rows
 from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Momentum
-from plsc.heads.sampling import choose_classes, draw_classes
+from plsc.heads.sampling import draw_classes, unite
 from plsc.utils.sharding import ClassShard
 from tests.heads.ways import without_kernels
 from tests.helpers.bounds import assert_within, perturbed
@@ -27,7 +27,7 @@ def small_blocks(monkeypatch):
 @pytest.mark.parametrize("rate", [1.0, 0.5, 0.1, 0.001])
 def test_holds_every_positive_and_the_draw(positives, rate):
     shard = ClassShard(1000, 300, 400)
-    chosen = choose_classes(np.array(positives, np.int64), shard, rate, seed=1, step=2)
+    chosen = unite(draw_classes(shard, rate, seed=1, step=2), np.array(positives, np.int64))
     assert chosen.dtype == np.int64 and (np.diff(chosen) > 0).all()
     assert set(chosen) == set(positives) | set(draw_classes(shard, rate, seed=1, step=2))
 

@@ -1,7 +1,5 @@
 """The bank: initial rows for any split, momentum SGD by formula, state there and back."""
 
-import tracemalloc
-
 import numpy as np
 import paddle
 import pytest
@@ -35,21 +33,6 @@ def test_initial_rows_do_not_depend_on_the_split(parts, monkeypatch):
 def test_initial_rows_have_the_asked_deviation():
     rows = initial_rows(0, 0, 5000, 64, 0.02)
     assert rows.dtype == np.float32 and abs(rows.std() - 0.02) < 2e-4 and abs(rows.mean()) < 2e-4
-
-
-@pytest.mark.parametrize("kind,most", [("device", 3), ("host", 22 + 3)])
-def test_initial_rows_are_drawn_where_they_stay(kind, most):
-    """Beside the bank's own arrays, which for a host bank are NumPy's too, there are the rows of a block or
-    two."""
-    block = 64 * 4 * bank_module.INIT_ROWS
-    tracemalloc.start()
-    try:
-        options = {"bias": False, "std": 0.5, "seed": 1, "rule": Momentum()}
-        shard = ClassShard.whole(11 * bank_module.INIT_ROWS)
-        build_bank(kind, "float32", ".", shard, 64, **options)
-        assert tracemalloc.get_traced_memory()[1] < most * block
-    finally:
-        tracemalloc.stop()
 
 
 def test_squares_are_of_the_selected_rows(make, monkeypatch):
