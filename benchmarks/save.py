@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.measure import reset_resident_peak, resident_bytes
 from plsc.checkpoint import store
-from plsc.checkpoint.tensorfile import Rows, layout
+from plsc.checkpoint.tensorfile import blocks_of, layout
 from plsc.errors import UserError
 from plsc.heads.banks import Bank, build_bank
 from plsc.heads.optimizer import Momentum
@@ -96,9 +96,8 @@ def filled(kind: str, dtype: str, classes: int, dim: int, folder: str) -> Bank:
 def _plain(folder: Path, state: dict) -> Path:
     path = folder / "plain"
     with open(path, "xb", buffering=0) as file:
-        for buffer in layout(state):
-            view = memoryview(buffer() if isinstance(buffer, Rows) else buffer)
-            while view:
+        for view in blocks_of(layout(state)):
+            while len(view):
                 view = view[file.write(view) :]
         os.fsync(file.fileno())
     return path

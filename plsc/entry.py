@@ -116,7 +116,7 @@ class Entry:
 
         Trains nothing, starts no group, makes no head. `ranks`: for so many; None: for those of this launch.
         """
-        from plsc.training.dry_run import dry_run
+        from plsc.training.plan import dry_run
 
         with self.config.naming_places():
             return dry_run(self.config, ranks, self._model)

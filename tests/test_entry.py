@@ -22,8 +22,8 @@ from plsc.entry import Entry
 from plsc.errors import MissingFileError, UserError
 from plsc.heads.banks import device
 from plsc.training.embed import embed
+from plsc.training.resume import load_network
 from plsc.training.start import RUN_FILES, find_checkpoint
-from plsc.training.trained import load_network
 from plsc.utils.logging import setup_logging
 from tests.helpers.bounds import assert_within, perturbed, rounded
 from tests.helpers.pictures import drawn
@@ -70,7 +70,7 @@ def trained(run):
 def embeddings(folder, flip=False):
     """Embed PIXELS by the newest checkpoint: unit vectors, and how far another path may lie from them."""
     saved = Checkpoint.open(checkpoint(folder))
-    backbone = load_network(saved, entry(folder).config).backbone
+    backbone = load_network(saved, entry(folder).config)
     preprocessing = saved.preprocessing
 
     def compute():

@@ -79,11 +79,6 @@ def test_a_batch_of_more_samples_than_there_are_is_refused(tmp_path):
                 "lower it$"
             ),
         ),
-        (
-            ["DataLoader.Train.batch_size=2"],
-            24,
-            "24 ranks are more than the 23 classes that they share out; start 23 or fewer$",
-        ),
     ],
 )
 def test_ranks_and_batches_that_the_data_cannot_fill_are_refused(overrides, ranks, line):
@@ -92,8 +87,8 @@ def test_ranks_and_batches_that_the_data_cannot_fill_are_refused(overrides, rank
         build_loader(config, build_training_set(config), 0, ranks)
 
 
-def test_a_head_that_all_ranks_have_whole_takes_more_ranks_than_classes():
-    config = load(TINY, ["DataLoader.Train.batch_size=2", "Head.name=arcface"])
+def test_ranks_may_be_more_than_classes():
+    config = load(TINY, ["DataLoader.Train.batch_size=2"])
     assert build_loader(config, build_training_set(config), 0, 24).steps_per_epoch == 2
 
 
@@ -113,7 +108,9 @@ def test_a_checkpoint_that_does_not_say_what_a_verb_needs_is_refused(trained, tm
     shutil.copytree(checkpoint(trained, 2), path)
     reseal(path, lambda fields: fields.update(state={}, config={}))
     line = refused(entry(tmp_path / "out", "Global.resume=true", "Global.max_steps=4").train)
-    assert line.startswith(f"{path}/manifest.json: state.run.seed: is missing")
+    assert line.startswith(
+        "checkpoint step-00000002 was made with optimizer None, this run has Momentum: resume with"
+    )
 
 
 def test_an_output_folder_that_looks_like_a_date_can_be_resumed(tmp_path, monkeypatch):

@@ -49,7 +49,7 @@ def average(run: str, last: int | None, target: str) -> str:
         classes=newest.classes(),
     )
     steps = ", ".join(f"{checkpoint.step:,}" for checkpoint in saved)
-    return f"{save(target, content)}: the mean of {len(saved)} checkpoints, steps {steps}"
+    return f"{save(Path(target), content)}: the mean of {len(saved)} checkpoints, steps {steps}"
 
 
 class _MeanRows:

@@ -25,8 +25,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     ValidationError,
-    field_serializer,
-    field_validator,
 )
 
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, crc32_of
@@ -46,11 +44,6 @@ BACKBONE = "backbone"  # the owner of the weights that are trained
 def file_of(owner: str) -> str:
     """Name the file of an owner's arrays."""
     return f"{owner}.safetensors"
-
-
-def head_file(number: int, count: int) -> str:
-    """Name one of `count` files of class rows."""
-    return f"head-{number:05d}-of-{count:05d}.safetensors"
 
 
 class _Fields(BaseModel):
@@ -97,15 +90,6 @@ class Manifest(_Fields):
     config: dict[str, dict[str, Any] | list[Any]]
     """The resolved config by sections; {} for what no training has written."""
 
-    @field_validator("preprocessing", mode="before")
-    @classmethod
-    def _read_preprocessing(cls, fields: Any) -> Any:
-        return Preprocessing(**fields) if isinstance(fields, dict) else fields
-
-    @field_serializer("preprocessing")
-    def _write_preprocessing(self, preprocessing: Preprocessing) -> dict[str, Any]:
-        return preprocessing.to_json()
-
 
 def seal(rest: bytes) -> bytes:
     """Return the bytes of manifest.json: the checksum as the first field, then `rest`."""
@@ -127,21 +111,18 @@ def read_manifest(path: Path) -> Manifest:
     if not path.is_file():
         raise DamagedError(f"{path}: is not there; the checkpoint was never completed")
     data = path.read_bytes()
-    if data != seal(data[len(seal(b"")) :]):
+    fields = data[len(seal(b"")) :]
+    if data != seal(fields):
         raise DamagedError(f"{path}: fails its checksum")
     try:
-        fields = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{path}: is not JSON") from error
-    if type(fields.get("format")) is int and fields["format"] != FORMAT:
-        raise UserError(
-            f"{path}: has format {fields['format']}, this plsc reads format {FORMAT} only; use the plsc that "
-            "wrote it, or make it anew"
-        )
-    del fields["crc32"]
-    try:
-        manifest = Manifest.model_validate(fields)
+        manifest = Manifest.model_validate_json(b"{" + fields)
     except ValidationError as error:
+        other = [problem["input"] for problem in error.errors() if problem["loc"] == ("format",)]
+        if other:
+            raise UserError(
+                f"{path}: has format {shown(other[0])}, this plsc reads format {FORMAT} only; use the plsc "
+                "that wrote it, or make it anew"
+            ) from error
         key, message = first_problem(error)
         raise DamagedError(f"{path}: {shown(key)}: {shown(message)}") from error
     needed = {file_of(BACKBONE), file_of(manifest.weights), *(part.file for part in manifest.heads)}
@@ -170,7 +151,13 @@ def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFil
             raise MissingFileError(f"{path}: there is no such checkpoint folder")
         manifest = read_manifest(path / "manifest.json")
         for name, info in manifest.files.items():
-            _check_file(path / name, info, verify)
+            file = path / name
+            if not file.is_file():
+                raise DamagedError(f"{file}: is not there")
+            if file.stat().st_size != info.bytes:
+                raise DamagedError(f"{file}: has {file.stat().st_size} bytes, the manifest says {info.bytes}")
+            if verify and crc32_of(file) != info.crc32:
+                raise DamagedError(f"{file}: fails its checksum")
         names = [name for name in manifest.files if name.endswith(".safetensors")]
         tensors = {name: TensorFile(path / name) for name in names}
     except OSError as error:
@@ -181,13 +168,3 @@ def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFil
             "see that its disk is there and that this user may read it, and try again"
         ) from error
     return manifest, tensors
-
-
-def _check_file(path: Path, info: FileSum, verify: bool) -> None:
-    if not path.is_file():
-        raise DamagedError(f"{path}: is not there")
-    size = path.stat().st_size
-    if size != info.bytes:
-        raise DamagedError(f"{path}: has {size} bytes, the manifest says {info.bytes}")
-    if verify and crc32_of(path) != info.crc32:
-        raise DamagedError(f"{path}: fails its checksum")

@@ -70,15 +70,6 @@ class Checkpoint:
         """
         return cls(Path(path), *open_folder(Path(path), verify))
 
-    def require(self, owner: str, *keys: str) -> None:
-        """Raise UserError unless the state of `owner` has all `keys`; imported weights have no states."""
-        lacking = [key for key in keys if self.plain(owner).get(key) is None]
-        if lacking:
-            raise UserError(
-                f"{self.path}/manifest.json: state.{owner}.{lacking[0]}: is missing, so this cannot be used "
-                "as a run's checkpoint; name one of a training, or start from this one with Global.init_from"
-            )
-
     def plain(self, owner: str) -> dict[str, Any]:
         """Return what the owner of a state keeps beside arrays; {} if the checkpoint has none of it."""
         return self.manifest.state.get(owner, {})
@@ -160,14 +151,14 @@ class Checkpoint:
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """Read the rows of classes [start, stop) of one of the head's arrays."""
-        assert 0 <= start <= stop <= self.num_classes
-        entry = self.head_arrays[name]
-        out = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
+        pieces = []
         for part in self.manifest.heads:
             low, high = max(start, part.start), min(stop, part.stop)
             if low < high:
-                self._tensors[part.file].read_rows(name, low - part.start, out[low - start : high - start])
-        return out
+                pieces.append(self._tensors[part.file].read(name, low - part.start, high - part.start))
+        if not pieces:
+            return self._tensors[self.manifest.heads[0].file].read(name, 0, 0)
+        return np.concatenate(pieces)
 
     def check_matches(
         self,

@@ -16,8 +16,6 @@ import contextlib
 import errno
 import itertools
 import json
-import logging
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,16 +25,15 @@ from typing import Any
 
 import numpy as np
 
-from plsc.checkpoint.manifest import BACKBONE, file_of, head_file, manifest_bytes, tiles
+from plsc.checkpoint.manifest import BACKBONE, file_of, manifest_bytes, tiles
 from plsc.checkpoint.saved import Checkpoint
-from plsc.checkpoint.tensorfile import DamagedError, layout, sync_folder, write_synced
+from plsc.checkpoint.tensorfile import DamagedError, layout, size_of, sync_folder, write_synced
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.atomic_write import remove
+from plsc.utils.logging import get_logger
 from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.room import missing_space
 from plsc.utils.sharding import ClassShard
-
-_log = logging.getLogger("plsc")
 
 
 class SaveError(UserError):
@@ -66,63 +63,63 @@ class Content:
     weights: str = BACKBONE
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """The ranks that write a checkpoint together.
-
-    gather: each rank's value -> the list of all, on every rank. It must wait longer than Gloo's 30 s, since
-    the
-        disks of the ranks may differ in speed.
-    """
-
-    rank: int
-    world_size: int
-    gather: Callable[[Any], list]
-
-
-ONE_RANK = Ranks(0, 1, lambda value: [value])
-
-
-def save(root: str | os.PathLike, content: Content, ranks: Ranks = ONE_RANK) -> Path:
+def save(
+    root: Path,
+    content: Content,
+    rank: int = 0,
+    gather: Callable[[Any], list] = lambda value: [value],
+) -> Path:
     """Write the folder `root`/step-XXXXXXXX, in place of an existing one. Every rank calls it.
 
     The arrays are not copied and must not change until it returns; then all of it is on the disk.
 
+    gather: each rank's value -> the list of all, on every rank. It must wait longer than Gloo's 30 s, since
+    the disks of the ranks may differ in speed.
+
     Returns the folder. Raises SaveError on every rank, with the rank that failed and why.
     """
     num_classes = content.shard.num_classes
-    root = Path(root)
     final = root / f"step-{content.step:08d}"
-    fields = {
-        "step": content.step,
-        "epoch": content.epoch,
-        "preprocessing": content.preprocessing,
-        "weights": content.weights if content.states[content.weights].get("arrays") else BACKBONE,
-        "state": {
-            owner: plain
-            for owner, state in content.states.items()
-            if (plain := {key: value for key, value in state.items() if key != "arrays"})
-        },
-        "config": content.config,
-        "world_size": ranks.world_size,
-        "num_classes": num_classes,
-        "embedding_size": content.rows["centres"].shape[1],
-    }
+    first = rank == 0
+    mine = {}
+    if first:
+        arrays = {owner: state["arrays"] for owner, state in content.states.items() if "arrays" in state}
+        mine = {file_of(owner): layout(of_owner) for owner, of_owner in arrays.items()}
+        if content.classes is not None:
+            mine["classes.json"] = [json.dumps(content.classes, indent=0).encode()]
     what = f"{root}: checkpoint of step {content.step} not written, earlier ones untouched"
-    first = ranks.rank == 0
-    mine = _files_of_rank_0(content) if first else {}
-    together = partial(_together, what, ranks)
+    on_all = partial(_on_all_ranks, what, gather)
     try:
-        shard = int(content.shard.start), int(content.shard.stop)
-        shards = _distinct(together(_begin, final, first, shard), num_classes)
-        names = [head_file(number, len(shards)) for number in range(len(shards))]
-        replicated = len(names) < ranks.world_size
+        shards = on_all(_begin, final, first, (int(content.shard.start), int(content.shard.stop)))
+        world_size = len(shards)
+        replicated = set(shards) == {(0, num_classes)}
+        if replicated:  # one file for all
+            shards = shards[:1]
+        assert tiles(shards, num_classes), f"{shards} do not make up the classes [0, {num_classes})"
+        names = [f"head-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
         if first or not replicated:
-            mine[names[0 if replicated else ranks.rank]] = layout(content.rows)
-        written = together(_write, final, mine)
-        files = {name: info for of_rank in written for name, info in of_rank.items()}
-        heads = [{"file": name, "start": start, "stop": stop} for name, (start, stop) in zip(names, shards)]
-        together(_publish, final, first, {**fields, "heads": heads, "files": files})
+            mine[names[0 if replicated else rank]] = layout(content.rows)
+        written = on_all(_write, final, mine)
+        fields = {
+            "step": content.step,
+            "epoch": content.epoch,
+            "preprocessing": content.preprocessing,
+            "weights": content.weights if content.states[content.weights].get("arrays") else BACKBONE,
+            "state": {
+                owner: plain
+                for owner, state in content.states.items()
+                if (plain := {key: value for key, value in state.items() if key != "arrays"})
+            },
+            "config": content.config,
+            "world_size": world_size,
+            "num_classes": num_classes,
+            "embedding_size": content.rows["centres"].shape[1],
+            "heads": [
+                {"file": name, "start": start, "stop": stop} for name, (start, stop) in zip(names, shards)
+            ],
+            "files": {name: info for of_rank in written for name, info in of_rank.items()},
+        }
+        on_all(_publish, final, first, fields)
     except SaveError:
         if first:
             tidy(root)  # the disk may be full or gone; the next save tries again
@@ -130,15 +127,7 @@ def save(root: str | os.PathLike, content: Content, ranks: Ranks = ONE_RANK) -> 
     return final
 
 
-def _files_of_rank_0(content: Content) -> dict[str, list]:
-    arrays = {owner: state["arrays"] for owner, state in content.states.items() if "arrays" in state}
-    files = {file_of(owner): layout(of_owner) for owner, of_owner in arrays.items()}
-    if content.classes is not None:
-        files["classes.json"] = [json.dumps(content.classes, indent=0).encode()]
-    return files
-
-
-def _together(what: str, ranks: Ranks, work: Callable, *args: Any) -> list:
+def _on_all_ranks(what: str, gather: Callable[[Any], list], work: Callable, *args: Any) -> list:
     """Call work(*args) on every rank; return all results, or raise SaveError on every rank.
 
     An error on one rank alone would leave the others waiting.
@@ -150,11 +139,11 @@ def _together(what: str, ranks: Ranks, work: Callable, *args: Any) -> list:
         result = work(*args)
     except Exception as error:  # noqa: BLE001 (see above)
         failure = error
-        problem = " ".join(f"rank {ranks.rank}: {type(error).__name__}: {error}".split())
-    answers = ranks.gather((result, problem))
-    for _, problem in answers:
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+    answers = gather((result, problem))
+    for rank, (_, problem) in enumerate(answers):
         if problem:
-            raise SaveError(f"{what}: {problem}") from failure
+            raise SaveError(f"{what}: rank {rank}: {problem}") from failure
     return [result for result, _ in answers]
 
 
@@ -167,20 +156,12 @@ def _begin(final: Path, first: bool, shard: tuple[int, int]) -> tuple[int, int]:
     return shard
 
 
-def _distinct(shards: list[tuple[int, int]], num_classes: int) -> list[tuple[int, int]]:
-    """Return one range per head file: the ranks' own, or a single one when the head is replicated."""
-    if set(shards) == {(0, num_classes)}:
-        shards = shards[:1]
-    assert tiles(shards, num_classes), f"the shards {shards} do not make up the classes [0, {num_classes})"
-    return shards
-
-
 def _write(final: Path, files: dict[str, list]) -> dict[str, dict]:
     tmp = _beside(final, "tmp")
-    need = sum(len(buffer) for buffers in files.values() for buffer in buffers)
+    need = sum(size_of(part) for parts in files.values() for part in parts)
     if lack := missing_space(tmp, need):
         raise OSError(errno.ENOSPC, f"No space left on device ({lack})")
-    return {name: write_synced(tmp / name, buffers) for name, buffers in files.items()}
+    return {name: write_synced(tmp / name, parts) for name, parts in files.items()}
 
 
 def _publish(final: Path, first: bool, fields: dict) -> None:
@@ -190,11 +171,10 @@ def _publish(final: Path, first: bool, fields: dict) -> None:
     tmp = _beside(final, "tmp")
     write_synced(tmp / "manifest.json", [manifest_bytes(fields)])
     sync_folder(tmp)
-    if final.exists():
-        final.rename(_beside(final, "old"))  # `find` finds it there until the next line is done
+    if final.exists():  # a run that has gone back sets later ones aside, so nothing rests on this one
+        remove(final)
     tmp.rename(final)
     sync_folder(final.parent)
-    tidy(final.parent)  # the replaced one; the next save tries again
 
 
 def _beside(final: Path, suffix: str) -> Path:
@@ -202,12 +182,8 @@ def _beside(final: Path, suffix: str) -> Path:
 
 
 def tidy(root: Path) -> None:
-    """Remove the leftovers of a killed save or prune; a replaced checkpoint gets its name back if needed."""
-    for path in _entries(root, r"step-\d{8,}\.(tmp|old)"):
-        final = path.with_suffix("")
-        if path.suffix == ".old" and not final.exists() and path.is_dir():
-            path.rename(final)
-            continue
+    """Remove the leftovers of a killed save or prune."""
+    for path in _entries(root, r"step-\d{8,}\.tmp"):
         with contextlib.suppress(OSError):  # somebody may read it over a network; the next save tries again
             remove(path)
 
@@ -216,7 +192,7 @@ def _entries(root: Path, pattern: str) -> list[Path]:
     return sorted(path for path in root.glob("step-*") if re.fullmatch(pattern, path.name))
 
 
-def find(root: str | os.PathLike, which: str = "newest", rename: bool = False) -> Path | None:
+def find(root: Path, which: str = "newest", rename: bool = False) -> Path | None:
     """Find a checkpoint, every checksum verified; None if none was ever completed.
 
     One rank calls it and sends the others the path, which all open with verify=False. An unusable newer one
@@ -231,14 +207,10 @@ def find(root: str | os.PathLike, which: str = "newest", rename: bool = False) -
     damaged one; if nothing has been evaluated, or the best is missing; also for one of another format, or not
     readable now, which is not damage.
     """
-    root = Path(root)
-    try:
-        if which not in ("newest", "best"):
-            below = Path(which, "checkpoints")
-            return _newest(below, False) if completed(below) else Checkpoint.open(which).path
-        newest = _newest(root, rename)
-    except OSError as error:
-        raise UserError(f"{root}: cannot be read now ({error}); try again") from error
+    if which not in ("newest", "best"):
+        below = Path(which, "checkpoints")
+        return _newest(below, False) if completed(below) else Checkpoint.open(which).path
+    newest = _newest(root, rename)
     if which == "newest" or newest is None:
         return newest
     best = Checkpoint.open(newest, verify=False).best
@@ -258,10 +230,8 @@ def _newest(root: Path, rename: bool) -> Path | None:
                 continue
             bad += 1
             aside = set_aside(path) if rename else path
-            _log.warning("checkpoint %s is unusable (%s); passed over as %s", path.name, error, aside.name)
+            get_logger().warning(f"checkpoint {path.name} is unusable ({error}); passed over as {aside.name}")
             continue
-        if rename and path.suffix:  # a replacement was killed halfway
-            path = path.rename(path.with_suffix(""))
         return path
     if bad or _entries(root, r"step-\d{8,}\.bad\d*"):
         raise UserError(
@@ -272,14 +242,13 @@ def _newest(root: Path, rename: bool) -> Path | None:
 
 
 def step_of(path: Path) -> int:
-    """Return the step in the name of a checkpoint's folder, step-XXXXXXXX or step-XXXXXXXX.old."""
+    """Return the step in the name of a checkpoint's folder, step-XXXXXXXX."""
     return int(path.stem.removeprefix("step-"))
 
 
 def completed(root: Path) -> list[Path]:
     """List the completed checkpoints in `root`, damaged ones too, the oldest first."""
-    folders = [path for path in _entries(root, r"step-\d{8,}(\.old)?") if path.is_dir()]
-    return sorted(folders, key=lambda path: (step_of(path), not path.suffix))
+    return sorted((path for path in _entries(root, r"step-\d{8,}") if path.is_dir()), key=step_of)
 
 
 def newest_step(root: Path) -> int | None:
@@ -290,32 +259,32 @@ def newest_step(root: Path) -> int | None:
 
 def set_aside(path: Path) -> Path:
     """Rename the checkpoint to `path`.bad, .bad2, ...; return the new path."""
-    name = path.with_name(path.name.removesuffix(".old"))
-    names = (_beside(name, f"bad{number}" if number > 1 else "bad") for number in itertools.count(1))
+    names = (_beside(path, f"bad{number}" if number > 1 else "bad") for number in itertools.count(1))
     return path.rename(next(aside for aside in names if not aside.exists()))
 
 
-def set_aside_after(root: Path, step: int) -> list[Path]:
+def set_aside_after(root: Path, step: int) -> None:
     """Set the checkpoints of later steps in `root` aside, so that a run that has gone back is not resumed
-    from them; return their new paths."""
-    later = (path for path in _entries(root, r"step-\d{8,}") if step_of(path) > step)
-    return [set_aside(path) for path in sorted(later, key=step_of)]
+    from them: new ones have lower steps."""
+    later = [path for path in completed(root) if step_of(path) > step]
+    aside = [set_aside(path) for path in later]
+    if aside:
+        get_logger().warning(
+            f"going on from step {step}: later checkpoints are set aside, the last one as {aside[-1]}"
+        )
 
 
-def prune(root: str | os.PathLike, keep: int, protect: int | None = None) -> list[Path]:
+def prune(root: Path, keep: int, protect: int | None = None) -> list[Path]:
     """Delete the oldest checkpoints beyond the newest `keep`; rank 0 calls it after a save.
 
     protect: the step of one that stays whatever its age, the best. Only folders with a manifest count, and
     only they are deleted. Returns the deleted folders.
     """
-    entries = sorted(_entries(Path(root), r"step-\d{8,}"), key=step_of)
-    whole = [path for path in entries if (path / "manifest.json").is_file()]
+    whole = [path for path in completed(root) if (path / "manifest.json").is_file()]
     doomed = [path for path in whole[:-keep] if step_of(path) != protect]
     for path in doomed:
         tmp = path.rename(_beside(path, "tmp"))  # a kill in the middle leaves nothing that looks whole
         sync_folder(tmp.parent)
-        try:
+        with contextlib.suppress(OSError):  # somebody reads it over a network; the next save tries again
             remove(tmp)
-        except OSError as error:  # somebody reads it over a network; the next save tries again
-            _log.warning("%s: not deleted: %s", tmp, error)
     return doomed

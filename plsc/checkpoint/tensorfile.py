@@ -10,12 +10,8 @@ Try it: `pytest tests/checkpoint/test_tensorfile.py`.
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import json
 import math
-import mmap
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,7 +30,7 @@ DTYPES = {
 }  # fmt: skip
 _CODES = {np.dtype(name): code for code, name in DTYPES.items() if code != "BF16"}
 _MAX_HEADER = 100_000_000  # bytes; the safetensors package's own limit
-_BLOCK = 8 << 20  # bytes read, or written, at once
+_BLOCK = 32 << 20  # bytes read, or written and synced, at once
 
 
 class DamagedError(UserError):
@@ -42,50 +38,43 @@ class DamagedError(UserError):
 
 
 def layout(arrays: Mapping[str, Any]) -> list:
-    """Return the buffers of the safetensors file of `arrays`, in order; views where an array is contiguous.
+    """Return the parts of the safetensors file of `arrays`, in order: its header, and the arrays.
 
-    An array that is not in memory and gives its rows by slice becomes `Rows`, which are read when they are
-    written; it may have a `code`, where the dtype in the file is another than numpy's (bfloat16).
+    An array need not be in memory: what gives its rows by slice is read when it is written. It may have a
+    `code`, where the dtype in the file is another than numpy's (bfloat16).
     """
-    header, buffers, end = {}, [], 0
+    header, parts, end = {}, [], 0
     # Wide numbers first: that keeps each array aligned.
     for name in sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name)):
         array = arrays[name]
         assert array.dtype in _CODES, f"array {name!r}: safetensors cannot hold {array.dtype}"
-        start, end = end, end + math.prod(array.shape) * array.dtype.itemsize
+        start, end = end, end + size_of(array)
         code = getattr(array, "code", None) or _CODES[array.dtype]
         header[name] = {"dtype": code, "shape": array.shape, "data_offsets": (start, end)}
-        buffers += _buffers(array)
+        parts.append(array)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little") + text, *buffers]
+    return [len(text).to_bytes(8, "little") + text, *parts]
 
 
-class Rows:
-    """A buffer of rows that is read when it is called."""
-
-    def __init__(self, array: Any, start: int, stop: int):
-        self._array = array
-        self._start = start
-        self._stop = stop
-
-    def __len__(self) -> int:
-        """The number of bytes."""
-        return (self._stop - self._start) * math.prod(self._array.shape[1:]) * self._array.dtype.itemsize
-
-    def __call__(self) -> np.ndarray:
-        return _bytes_of(self._array[self._start : self._stop])
+def size_of(part: Any) -> int:
+    """Return the bytes of a part of a file."""
+    return len(part) if isinstance(part, bytes) else math.prod(part.shape) * part.dtype.itemsize
 
 
-def _bytes_of(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def _buffers(array: Any) -> list:
-    if isinstance(array, np.ndarray):
-        return [_bytes_of(array)]
-    count = max(1, _BLOCK * len(array) // max(1, len(Rows(array, 0, len(array)))))
-    return [Rows(array, start, min(start + count, len(array))) for start in range(0, len(array), count)]
+def blocks_of(parts: Iterable) -> Iterator[memoryview]:
+    """Yield the bytes of the parts of a file, some millions at a time."""
+    for part in parts:
+        if isinstance(part, (bytes, np.ndarray)):
+            pieces = [part]
+        else:
+            rows = max(1, _BLOCK * len(part) // max(1, size_of(part)))
+            pieces = (part[start : start + rows] for start in range(0, len(part), rows))
+        for piece in pieces:
+            if not isinstance(piece, bytes):
+                piece = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
+            view = memoryview(piece)
+            yield from (view[start : start + _BLOCK] for start in range(0, len(view), _BLOCK))
 
 
 def sync_folder(path: str | os.PathLike) -> None:
@@ -97,68 +86,31 @@ def sync_folder(path: str | os.PathLike) -> None:
         os.close(folder)
 
 
-def write_synced(path: str | os.PathLike, buffers: Iterable) -> dict:
-    """Write `buffers` one after the other into a new file and sync it to the disk; they may be made one at a
-    time.
-
-    It bypasses the page cache if possible (O_DIRECT): cached pages that are never read cost more processor
-    time than all else here, and would displace the training data. The bytes go through two aligned blocks:
-    one is filled and its checksum computed while a thread writes the other (both release the GIL).
+def write_synced(path: str | os.PathLike, parts: Iterable) -> dict:
+    """Write the parts one after the other into a new file, synced to the disk. A thread writes a block while
+    the next one is read and its checksum computed.
 
     Returns: {"bytes": size, "crc32": eight hex digits}. Raises: OSError (FileExistsError too).
     """
     crc = size = 0
-    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-    try:
-        _set_direct_io(file, True)
-        with ThreadPoolExecutor(1) as pool:
-            writing = pool.submit(int)  # nothing yet
-            for block in _blocks_of(buffers):
-                crc, size = zlib.crc32(block, crc), size + len(block)
-                writing.result()
-                writing = pool.submit(_write, file, block)
+    with open(path, "xb", buffering=0) as file, ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(int)  # nothing yet
+        for block in blocks_of(parts):
+            crc = zlib.crc32(block, crc)
+            size += len(block)
             writing.result()
-        os.fsync(file)
-    finally:
-        os.close(file)
+            writing = pool.submit(_write, file.fileno(), block)
+        writing.result()
+        os.fsync(file.fileno())
     return {"bytes": size, "crc32": f"{crc:08x}"}
 
 
-def _blocks_of(buffers: Iterable) -> Iterator[memoryview]:
-    """Yield the bytes of `buffers` in two alternating blocks of memory, full except for the last."""
-    blocks, filled = [memoryview(mmap.mmap(-1, _BLOCK)) for _ in range(2)], 0
-    for buffer in buffers:
-        remaining = memoryview(buffer() if isinstance(buffer, Rows) else buffer)
-        while len(remaining):
-            part = remaining[: _BLOCK - filled]
-            blocks[0][filled : filled + len(part)] = part
-            remaining = remaining[len(part) :]
-            filled += len(part)
-            if filled == _BLOCK:
-                yield blocks[0]
-                blocks, filled = blocks[::-1], 0
-    if filled:
-        yield blocks[0][:filled]
-
-
 def _write(file: int, block: memoryview) -> None:
-    if len(block) % mmap.PAGESIZE:  # the last block: O_DIRECT writes whole pages only
-        _set_direct_io(file, False)
+    large = len(block) > _BLOCK // 2
     while len(block):
-        try:
-            block = block[os.write(file, block) :]
-        except OSError as error:
-            # Disks with larger sectors, and what is left after a short write.
-            if error.errno != errno.EINVAL or not _set_direct_io(file, False):
-                raise
-
-
-def _set_direct_io(file: int, wanted: bool) -> bool:
-    """Switch O_DIRECT on or off if the system has it; return whether it was on."""
-    direct, flags = getattr(os, "O_DIRECT", 0), fcntl.fcntl(file, fcntl.F_GETFL)
-    with contextlib.suppress(OSError):  # a file system without it
-        fcntl.fcntl(file, fcntl.F_SETFL, flags | direct if wanted else flags & ~direct)
-    return bool(flags & direct)
+        block = block[os.write(file, block) :]
+    if large:  # sync at once, so that the end has little to wait for
+        os.fsync(file)
 
 
 def crc32_of(path: str | os.PathLike) -> str:
@@ -200,49 +152,30 @@ class TensorFile:
         try:
             header = json.loads(text)
             header.pop("__metadata__", None)
-            self.arrays = {name: _entry(available - length, **header[name]) for name in header}
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            self.arrays = {}
+            for name, field in header.items():
+                start, stop = field["data_offsets"]
+                entry = _Entry(np.dtype(DTYPES[field["dtype"]]), tuple(field["shape"]), start, field["dtype"])
+                assert all(type(n) is int and n >= 0 for n in (start, stop, *entry.shape))
+                assert start + size_of(entry) == stop <= available - length
+                self.arrays[name] = entry
+        except (AssertionError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DamagedError(
                 f"{path}: its header is not that of a safetensors file; the file is damaged"
             ) from error
 
-    def read(self, name: str) -> np.ndarray:
-        """Read the array `name` into memory of its own."""
-        out = np.empty(self.arrays[name].shape, self.arrays[name].dtype)
-        self._read_into(out, self.arrays[name].start)
-        return out
-
-    def read_rows(self, name: str, start: int, out: np.ndarray) -> None:
-        """Fill `out` (contiguous, same dtype) with the rows [start, start + len(out)) of the array `name`."""
-        entry = self.arrays.get(name)
-        if (
-            entry is None
-            or (entry.dtype, entry.shape[1:]) != (out.dtype, out.shape[1:])
-            or start + len(out) > entry.shape[0]
-        ):
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Read an array, or its rows [start, stop), into memory of their own."""
+        entry = self.arrays[name]
+        shape = entry.shape if stop is None else (stop - start, *entry.shape[1:])
+        if stop is not None and stop > entry.shape[0]:
             raise DamagedError(f"{self.path}: has not the rows of {name!r} that its manifest says")
-        self._read_into(out, entry.start + start * _size(entry._replace(shape=entry.shape[1:])))
-
-    def _read_into(self, out: np.ndarray, offset: int) -> None:
-        with open(self.path, "rb") as file:
-            file.seek(self._data + offset)
-            if file.readinto(out.reshape(-1).view(np.uint8)) != out.nbytes:
-                raise DamagedError(f"{self.path}: became shorter while it was read")
-
-
-def _entry(available: int, dtype: str, shape: list, data_offsets: list) -> _Entry:
-    """Check a field of the header, which `available` bytes of data follow; ValueError and others."""
-    start, stop = data_offsets
-    entry = _Entry(np.dtype(DTYPES[dtype]), tuple(shape), start, dtype)
-    sound = all(type(n) is int and n >= 0 for n in (start, stop, *shape))
-    if not sound or start + _size(entry) != stop or stop > available:
-        raise ValueError("dtype, shape and offsets disagree")
-    return entry
-
-
-def _size(entry: _Entry) -> int:
-    """Return the bytes of the array."""
-    return math.prod(entry.shape) * entry.dtype.itemsize
+        of_row = math.prod(entry.shape[1:]) * entry.dtype.itemsize
+        offset = self._data + entry.start + start * of_row
+        array = np.fromfile(self.path, entry.dtype, math.prod(shape), offset=offset)
+        if array.size != math.prod(shape):
+            raise DamagedError(f"{self.path}: became shorter while it was read")
+        return array.reshape(shape)
 
 
 def tensor_differences(
@@ -257,10 +190,3 @@ def tensor_differences(
         if theirs != ours:
             lines.append(f"{name} is {theirs} in {their}, {ours} in {our}")
     return lines
-
-
-def format_lines(where: str, lines: list[str]) -> str:
-    """Format a UserError about tensors: the first lines, each after `where`, and the number of the others."""
-    most = 10
-    more = [f"and {len(lines) - most} tensors more"] if len(lines) > most else []
-    return "\n".join(f"{where}: {line}" for line in [*lines[:most], *more])

@@ -109,8 +109,8 @@ def check_checkpoint() -> float:
             config={},
             preprocessing=Preprocessing((3, 1, 1)),
         )
-        ranks = store.Ranks(distributed.rank(), distributed.world_size(), distributed.gather_objects)
-        saved = store.Checkpoint.open(store.save(folder, content, ranks))
+        path = store.save(Path(folder), content, distributed.rank(), distributed.gather_objects)
+        saved = store.Checkpoint.open(path)
         parts = [part for ranks in range(1, 9) for part in split(23, ranks)]
         errors = [relative(saved.head(low, high)["centres"], centres[low:high]) for low, high in parts]
         distributed.barrier()

@@ -1,14 +1,11 @@
-"""Define the section Optimizer: a section for each rule, and one for an optimizer of one's own."""
+"""Define the section Optimizer: a section for each rule."""
 
 import re
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from plsc.utils.registry import Registry
-from plsc.utils.section import Plug, Section, one_of, takes
-
-OPTIMIZERS = Registry("optimizer", {}, bases=("paddle.optimizer:Optimizer",))
+from plsc.utils.section import Section, one_of
 
 
 class MomentumCfg(Section):
@@ -60,17 +57,15 @@ RuleCfg = MomentumCfg | AdamWCfg | LARSCfg
 
 
 def moments_of(name: str) -> int:
-    """Return how many arrays of a parameter's size the optimizer of this name keeps beside it; of one of
-    one's own two are taken."""
-    return {"Momentum": 1, "LARS": 1}.get(name, 2)
+    """Return how many arrays of a parameter's size the optimizer of this name keeps beside it."""
+    return 2 if name == "AdamW" else 1
 
 
 class OptimizerCfg(Section):
     """The optimizer of the backbone and of the class centres."""
 
     name: str = "Momentum"
-    """`Momentum`, `AdamW`, `LARS`; or a class of paddle.optimizer's kind as `package.module:Class`, for the
-    backbone alone, whose keyword arguments are further keys."""
+    """`Momentum`, `AdamW` or `LARS`."""
     clip_norm: float | None = Field(None, gt=0)
     """Upper bound on the global norm of the backbone's gradient; null does not clip. Try
     5 when the loss jumps."""
@@ -116,25 +111,4 @@ class LARSOptimizerCfg(LARSCfg, OptimizerCfg):
     """LARS."""
 
 
-class OwnOptimizerCfg(OptimizerCfg, Plug):
-    """An optimizer of one's own for the backbone; further keys are keyword arguments of its class."""
-
-    registry = OPTIMIZERS
-    supplied = ("learning_rate", "parameters", "grad_clip")
-    name: str
-    weight_decay: float | None = Field(None, ge=0, le=10)
-    """Of the class, on weights; null: what it has by itself."""
-
-    @model_validator(mode="after")
-    def _names_the_rule_of_the_head(self) -> "OwnOptimizerCfg":
-        if self.head is None:
-            raise ValueError(
-                "head must name the optimizer of the class centres, such as {name: Momentum}: "
-                f"{self.name} is for the backbone alone"
-            )
-        if self.weight_decay is not None and not takes(self.class_of(self.name), "weight_decay"):
-            raise ValueError(f"weight_decay has no meaning with {self.name}, whose class takes none")
-        return self
-
-
-AnyOptimizer = one_of(MomentumOptimizerCfg, AdamWOptimizerCfg, LARSOptimizerCfg, OwnOptimizerCfg)
+AnyOptimizer = one_of(MomentumOptimizerCfg, AdamWOptimizerCfg, LARSOptimizerCfg)

@@ -26,9 +26,6 @@ class AmpCfg(Section):
     dtype: Literal["bfloat16", "float16"] = Field(...)
     """bfloat16 has float32's range, and needs an A100 or later among GPUs; float16 has more digits, its
     gradients are scaled, and CPUs refuse it."""
-    predict: bool = False
-    """Compute evaluations, predictions, galleries and the service so, too. An exported network is float32 all
-    the same."""
 
 
 class EmaCfg(Section):
@@ -113,11 +110,6 @@ class GlobalCfg(Section):
                 "takes what is there"
             )
         return value
-
-    @property
-    def amp_of_prediction(self) -> AmpCfg | None:
-        """Mixed precision in which a trained network embeds; None: float32."""
-        return self.amp if self.amp and self.amp.predict else None
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the step that a run ends at."""

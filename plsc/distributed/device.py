@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -150,16 +149,6 @@ def asynchronous() -> bool:
     counted there.
     """
     return turned_off() or on_device()
-
-
-def autocasts(dtype: str) -> bool:
-    """Say whether Paddle's autocast computes in a dtype on the device in use; a GPU that is too old for it
-    does not."""
-    one = paddle.ones([1, 1])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a dtype that it does not know there, for which it takes float32
-        with paddle.amp.auto_cast(dtype=dtype):
-            return paddle.matmul(one, one).dtype != paddle.float32
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ trainer.train(metrics=None)
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import paddle
@@ -68,8 +69,13 @@ def build_trainer(
     optimizer = optim.build_optimizer(cfg.Optimizer, backbone)
     _refuse_lone_samples(cfg, backbone, frozen_norms, ranks)
     recomputed = layers_to_recompute(cfg.Model.recompute, backbone)
-    seen = getattr(dataset, "identities", None)
-    sets = build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
+    sets = build_sets(
+        cfg,
+        dataset.preprocessing,
+        dataset.num_classes,
+        seen=getattr(dataset, "identities", None),
+        names=class_names(dataset),
+    )
     parts = build_parts(cfg, backbone)
     ema = next((part for part in parts if isinstance(part, Ema)), None)
     scale = next((part for part in parts if isinstance(part, LossScale)), None)
@@ -81,7 +87,6 @@ def build_trainer(
         dataset.num_classes,
         head,
         ema.in_place_of_weights if ema else None,
-        amp=cfg.Global.amp_of_prediction,
     )
     network = Network(
         backbone,
@@ -104,7 +109,9 @@ def build_trainer(
         network,
         head,
         optimizer,
-        optim.build_schedule(cfg.LRScheduler, per_epoch, cfg.Global.total_steps(per_epoch)),
+        partial(
+            cfg.LRScheduler.rate, steps_per_epoch=per_epoch, total_steps=cfg.Global.total_steps(per_epoch)
+        ),
         evaluator,
         Checkpoints(
             Path(cfg.Global.output_dir, "checkpoints"),
@@ -162,12 +169,10 @@ def _synchronise_norms(backbone: paddle.nn.Layer) -> None:
 def build_parts(cfg: Config, backbone: paddle.nn.Layer) -> list[Part]:
     """Build the parts of a run. UserError for one of the section Parts that has the name of a state that is
     taken."""
-    amp = cfg.Global.amp
-    average = cfg.Global.ema
     parts: list[Part] = []
-    if average:
-        parts.append(Ema(backbone, average.decay))
-    if amp and amp.dtype == "float16":
+    if cfg.Global.ema:
+        parts.append(Ema(backbone, cfg.Global.ema.decay))
+    if cfg.Global.amp and cfg.Global.amp.dtype == "float16":
         parts.append(LossScale())
     for number, section in enumerate(cfg.Parts):
         part = section.build()
@@ -197,18 +202,13 @@ def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> L
     """Build the loader of one rank. UserError if the global batch or the ranks do not fit the data."""
     train = cfg.DataLoader.Train
     global_batch = train.global_batch_on(world_size)
-    samples, classes = len(dataset), dataset.num_classes
+    samples = len(dataset)
     if global_batch > samples:
         key = "global_batch" if train.global_batch else "batch_size"
         each = "" if train.global_batch or world_size == 1 else f"{train.batch_size:,} x {world_size} ranks: "
         raise UserError(
             f"{each}{global_batch:,} samples of a step are more than the {samples:,} of an epoch; lower it",
             key=f"DataLoader.Train.{key}",
-        )
-    if cfg.Head.sharded and world_size > classes:
-        raise UserError(
-            f"{world_size} ranks are more than the {classes} classes that they share out; start {classes} "
-            "or fewer"
         )
     return Loader(
         dataset,

@@ -15,7 +15,6 @@ from plsc.heads.config import MARGINS, HeadCfg, MarginCfg, SoftmaxCfg, rows_byte
 from plsc.heads.margins import Margin
 from plsc.heads.optimizer import LARS, AdamW, Momentum, Rule
 from plsc.heads.softmax import SoftmaxHead
-from plsc.heads.spec import default_budget
 from plsc.utils.room import available_bytes
 
 
@@ -35,11 +34,6 @@ def build_rule(cfg: OptimizerCfg) -> Rule:
     if isinstance(rule, AdamWCfg):
         return AdamW(rule.beta1, rule.beta2, rule.epsilon, rule.weight_decay)
     return LARS(rule.momentum, rule.weight_decay, rule.coefficient, rule.epsilon)
-
-
-def logits_budget(cfg: HeadCfg) -> int:
-    """Return the bytes for blocks of logits."""
-    return default_budget() if cfg.logits_budget_mb is None else int(cfg.logits_budget_mb * 2**20)
 
 
 def build_head(
@@ -81,7 +75,7 @@ def build_head(
         bank=cfg.bank,
         bank_dtype=cfg.bank_dtype,
         bank_folder=cfg.bank_folder or folder,
-        budget=logits_budget(cfg),
+        budget=cfg.logits_budget_mb and int(cfg.logits_budget_mb * 2**20),
         compute_dtype=head_dtype(cfg, amp),
         init_std=cfg.init_std,
         seed=seed,

@@ -12,11 +12,8 @@ from plsc import distributed
 from plsc.checkpoint import store
 from plsc.checkpoint.saved import Best
 from plsc.data.dataset import class_names
-from plsc.errors import UserError
 from plsc.training.evaluator import Evaluator
-from plsc.training.optim import checkpoint_numbers
 from plsc.utils.logging import get_logger
-from plsc.utils.room import missing_space
 
 
 class Checkpoints:
@@ -36,24 +33,6 @@ class Checkpoints:
         self._root = root
         self._keep = keep
         self._weights = weights
-
-    def check_space(self, run: Any) -> None:
-        """Refuse by UserError a disk without space for a checkpoint. All ranks call it, when the banks have
-        their space."""
-        distributed.barrier()
-        bank = run.head.bank
-        of_classes = bank.itemsize * bank.numbers * run.head.shard.num_classes
-        size = of_classes + 4 * checkpoint_numbers(run.optimizer, run.backbone, self._weights != "backbone")
-
-        def lack() -> str | None:
-            store.tidy(self._root)  # what a killed save has left
-            return missing_space(self._root, size)
-
-        if why := distributed.run_on_rank_0(lack):
-            raise UserError(
-                f"{self._root}: no space for a checkpoint ({why}); free some space, "
-                "or set another Global.output_dir"
-            )
 
     def best_of(self, evaluator: Evaluator, step: int) -> Best | None:
         """Return the better of `best` and the main set's evaluation at this step, if there was one; of equal
@@ -87,9 +66,8 @@ class Checkpoints:
             classes=class_names(run.dataset) if distributed.rank() == 0 else None,
             weights=self._weights,
         )
-        ranks = store.Ranks(distributed.rank(), distributed.world_size(), distributed.gather_objects)
         try:
-            path = store.save(self._root, content, ranks)
+            path = store.save(self._root, content, distributed.rank(), distributed.gather_objects)
         except store.SaveError as error:
             line = f"{error}; last good: {f'step {self.newest}' if self.newest else 'none'}"
             if run.stopped or run.step == run.total_steps:

@@ -9,17 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.config.run import AmpCfg
 from plsc.distributed.device import asynchronous, to_device
 from plsc.errors import UserError
-from plsc.training.mixed_precision import autocast
 from plsc.utils.bar import Bar
 from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.sharding import split
@@ -61,7 +58,6 @@ def embed(
     preprocessing: Preprocessing,
     batch_size: int,
     flip: bool = False,
-    amp: AmpCfg | None = None,
 ) -> np.ndarray:
     """Compute the embeddings [count, D] float32 of all images, on every rank.
 
@@ -73,12 +69,10 @@ def embed(
             its own.
         images: (start, stop) -> samples [stop - start, *shape].
         preprocessing: of these samples.
-        amp: mixed precision; the embeddings are float32 all the same.
         flip: the mean of the image's embedding and that of its mirror image (InsightFace takes the sum: the
             same direction).
     """
-    rank = distributed.rank()
-    start, stop = split(count, distributed.world_size())[rank]
+    start, stop = split(count, distributed.world_size())[distributed.rank()]
     training = backbone.training
     backbone.eval()
 
@@ -88,10 +82,7 @@ def embed(
         return ((out + one(x.flip([3]), len(pixels))) / 2 if flip else out).numpy()
 
     def one(x: paddle.Tensor, rows: int) -> paddle.Tensor:
-        with autocast(amp):
-            out = backbone(x)
-        if amp and isinstance(out, paddle.Tensor):
-            out = out.astype("float32")
+        out = backbone(x)
         check_output(out, rows)
         return out.flatten(1)
 
@@ -100,11 +91,10 @@ def embed(
             parts = [through(images(0, 1))[:0]]
         else:
             parts = []
-            with Bar("embedding", stop - start, "images") if rank == 0 else nullcontext() as bar:
+            with Bar("embedding", stop - start, "images") as bar:
                 for pixels in ahead(images, start, stop, batch_size):
                     parts.append(through(pixels))
-                    if bar:
-                        bar.update(len(pixels))
+                    bar.update(len(pixels))
     finally:
         if training:
             backbone.train()

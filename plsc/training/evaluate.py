@@ -17,10 +17,9 @@ from plsc.config import Config
 from plsc.distributed import environment
 from plsc.errors import UserError, writing
 from plsc.evaluation.results import write_results
-from plsc.training.evaluator import Evaluator, build_saved_sets, needs_head
-from plsc.training.resume import build_saved_head
+from plsc.training.evaluator import Evaluator, build_sets, needs_head
+from plsc.training.resume import build_saved_head, load_network
 from plsc.training.start import open_checkpoint
-from plsc.training.trained import load_network
 from plsc.utils.logging import say
 from plsc.utils.metrics import read_metrics
 from plsc.utils.version import __version__
@@ -35,10 +34,10 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
     if not cfg.DataLoader.Eval.sets():
         raise UserError("DataLoader.Eval.dataset: is null; name a data set to test on")
     saved = open_checkpoint(cfg)
-    sets = build_saved_sets(cfg, saved)
-    network = load_network(saved, cfg, model)
+    sets = build_sets(cfg, saved.preprocessing, saved.num_classes, names=saved.classes())
+    backbone = load_network(saved, cfg, model)
     head = build_saved_head(cfg, saved) if needs_head(sets) else None
-    evaluator = Evaluator(cfg.DataLoader, sets, network.backbone, saved.num_classes, head, amp=network.amp)
+    evaluator = Evaluator(cfg.DataLoader, sets, backbone, saved.num_classes, head)
     evaluator.evaluate(saved.step)
     if distributed.rank() == 0:
         facts = {"checkpoint": str(saved.path), "step": saved.step}

@@ -16,9 +16,8 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.checkpoint.saved import Checkpoint, Threshold
+from plsc.checkpoint.saved import Threshold
 from plsc.config import Config
-from plsc.config.run import AmpCfg
 from plsc.data.build import build_dataset
 from plsc.data.config import EVAL_SET, DataLoaderCfg
 from plsc.errors import UserError
@@ -57,7 +56,12 @@ def build_sets(
             raise UserError(f"{key}: {error}") from error
         for doubt in data.doubts:
             warn_on_rank_0(f"{key}: {doubt}")
-        _check_preprocessing(key, data.preprocessing, preprocessing)
+        if differences := [
+            f"{what} {value} (trained on {ours})"
+            for what, value, ours in data.preprocessing.differences(preprocessing)
+        ]:
+            text = f"its samples have {', '.join(differences)}; the network needs what it was trained on"
+            raise UserError(text, key=key)
         data.check_trained(key, num_classes, names, seen)
         title = data.title if path == EVAL_SET else path[-1]
         if title in sets:
@@ -81,7 +85,6 @@ class Evaluator:
         num_classes: of the training set.
         head: predicts the classes of labelled images; None where no set has any.
         weights: gives the backbone the weights to evaluate with, while a block runs; None: it has them.
-        amp: mixed precision of the embeddings.
 
     Attributes: after `evaluate`, on every rank, `step`, at which it was made, and `rows`, title -> row of
     metrics.jsonl; on rank 0 only, `results`, title -> result.
@@ -95,7 +98,6 @@ class Evaluator:
         num_classes: int,
         head: SoftmaxHead | None = None,
         weights: Callable[[], AbstractContextManager[None]] | None = None,
-        amp: AmpCfg | None = None,
     ):
         self.sets = sets
         self.rows: dict[str, dict[str, Any]] = {}
@@ -108,7 +110,6 @@ class Evaluator:
         self.num_classes = num_classes
         self._head = head
         self._weights = weights or nullcontext
-        self._amp = amp
 
     @property
     def main(self) -> str | None:
@@ -145,22 +146,27 @@ class Evaluator:
         cannot be computed.
         """
         with self._weights():
-            self._evaluate(step, epoch, metrics)
+            for tensor in self._backbone.state_dict().values():
+                if tensor.stop_gradient:
+                    # BatchNorm's running statistics: each rank has seen its own batches only; rank 0's are
+                    # the model's.
+                    distributed.broadcast(tensor)
+            for title in reversed(self.sets):
+                data = self.sets[title]
+                embeddings = embed(
+                    self._backbone,
+                    data.images,
+                    data.count,
+                    data.preprocessing,
+                    self._batch_size,
+                    self._flip,
+                )
+                predicted = self._predict(data, embeddings)
+                compute = partial(self._compute, title, embeddings, predicted)
+                self.rows[title] = distributed.run_on_rank_0(compute)
+                if metrics:
+                    metrics.write({"eval": title, "step": step, "epoch": epoch, **self.rows[title]})
         self.step = step
-
-    def _evaluate(self, step: int, epoch: int | None, metrics: Metrics | None) -> None:
-        for tensor in self._backbone.state_dict().values():
-            if tensor.stop_gradient:
-                # BatchNorm's running statistics: each rank has seen its own batches only; rank 0's are the
-                # model's.
-                distributed.broadcast(tensor)
-        for title in reversed(self.sets):
-            embeddings = self._embed(self.sets[title])
-            predicted = self._predict(self.sets[title], embeddings)
-            compute = partial(self._compute, title, embeddings, predicted)
-            self.rows[title] = distributed.run_on_rank_0(compute)
-            if metrics:
-                metrics.write({"eval": title, "step": step, "epoch": epoch, **self.rows[title]})
 
     def _compute(self, title: str, embeddings: np.ndarray, predicted: np.ndarray | None) -> dict[str, Any]:
         """Compute, log and keep the result of one set; return its row. Rank 0 calls it."""
@@ -176,17 +182,6 @@ class Evaluator:
         get_logger().info(f"{result.kind}: {result.headline} on {title}")
         return result.row()
 
-    def _embed(self, data: EvalSet) -> np.ndarray:
-        return embed(
-            self._backbone,
-            data.images,
-            data.count,
-            data.preprocessing,
-            self._batch_size,
-            self._flip,
-            self._amp,
-        )
-
     def _predict(self, data: EvalSet, embeddings: np.ndarray) -> np.ndarray | None:
         """Predict the class of each image by the head, int64 [n]; None for a set without labels. All ranks
         together."""
@@ -195,16 +190,3 @@ class Evaluator:
         batch = self._batch_size
         parts = [embeddings[start : start + batch] for start in range(0, len(embeddings), batch)]
         return np.concatenate([self._head.classify(paddle.to_tensor(part)).numpy() for part in parts])
-
-
-def build_saved_sets(cfg: Config, saved: Checkpoint) -> dict[str, EvalSet]:
-    """Build the sets of DataLoader.Eval for the network of a checkpoint, as `build_sets`."""
-    return build_sets(cfg, saved.preprocessing, saved.num_classes, names=saved.classes())
-
-
-def _check_preprocessing(key: str, theirs: Preprocessing, trained: Preprocessing) -> None:
-    differences = [f"{what} {value} (trained on {ours})" for what, value, ours in theirs.differences(trained)]
-    if differences:
-        raise UserError(
-            f"{key}: its samples have {', '.join(differences)}; the network needs what it was trained on"
-        )

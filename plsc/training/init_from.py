@@ -7,22 +7,22 @@ The same on any number of ranks: each reads the rows that its shard keeps. docs/
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import paddle
 
 from plsc import distributed
 from plsc.checkpoint.saved import Checkpoint
-from plsc.checkpoint.tensorfile import format_lines, tensor_differences
+from plsc.checkpoint.store import find
 from plsc.config import Config
 from plsc.data.dataset import Dataset, class_names
 from plsc.errors import UserError
-from plsc.heads.config import HeadCfg, kind_of_head
+from plsc.heads.config import kind_of_head
 from plsc.heads.softmax import SoftmaxHead
-from plsc.training.start import START, find_start
+from plsc.training.resume import load_backbone
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.logging import warn_on_rank_0
-from plsc.utils.preprocessing import Preprocessing
 
 _ROWS_AT_ONCE = 65_536  # of the centres
 
@@ -33,42 +33,24 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
 
     Raises UserError: no checkpoint there, a damaged one, another backbone, names that are not unique.
     """
-    path = find_start(cfg)
-    distributed.run_on_rank_0(lambda: Checkpoint.open(path).path)  # reads every byte
+    path = distributed.run_on_rank_0(lambda: find(Path(), cfg.Global.init_from))  # reads every byte
     saved = Checkpoint.open(path, verify=False)
-    lines = [_load_backbone(cfg, backbone, saved, data.preprocessing)]
+    load_backbone(backbone, saved)
+    if saved.preprocessing.differences(data.preprocessing):
+        warn_on_rank_0(f"{path} was trained on {saved.preprocessing}, this run has {data.preprocessing}")
+    lines = [f"starting with the weights of {path}, {saved.weights_file}"]
     there, here = saved.classes(), class_names(data)
     if why := _why_new(cfg, saved, there, here):
         return [*lines, f"the head is new: {why}"]
     place = {name: number for number, name in enumerate(there)}
     row_C = np.array([place.pop(name, -1) for name in here])
-    dropped, kept = [*place], int((row_C >= 0).sum())
+    kept = int((row_C >= 0).sum())
     if not kept:
         why = f"no class of {path} ('{there[0]}', ...) is in the data ('{here[0]}', ...)"
         return [*lines, f"the head is new: {why}"]
     _keep(saved, head, row_C)
-    gone = f" ({', '.join(dropped[:10])}{', ...' * (len(dropped) > 10)})" if dropped else ""
-    count = f"{kept:,} kept by name, {len(row_C) - kept:,} new at random, {len(dropped):,} dropped{gone}"
+    count = f"{kept:,} kept by name, {len(row_C) - kept:,} new at random, {len(place):,} dropped"
     return [*lines, f"centres: {count}"]
-
-
-def _load_backbone(
-    cfg: Config, backbone: paddle.nn.Layer, saved: Checkpoint, preprocessing: Preprocessing
-) -> str:
-    """Load the checkpoint's weights -> a line for the log. UserError, a line for each tensor, if they are of
-    another network."""
-    where = cfg.Global.init_from
-    own, arrays = backbone.state_dict(), saved.weights()
-    network = type(backbone).__name__
-    if not own.keys() & arrays.keys():
-        raise UserError(f"{where}: none of its {len(arrays)} tensors is one of {network}'s", key=START)
-    if differences := tensor_differences(arrays, own, "the checkpoint", network):
-        raise UserError(format_lines(f"{START}: {where}", differences))
-    for name, array in arrays.items():
-        own[name].set_value(array)
-    if saved.preprocessing.differences(preprocessing):
-        warn_on_rank_0(f"{saved.path} was trained on {saved.preprocessing}, this run has {preprocessing}")
-    return f"starting with the {len(arrays)} tensors of the backbone in {saved.path}, {saved.weights_file}"
 
 
 def _why_new(
@@ -82,20 +64,14 @@ def _why_new(
         if names is None:
             return f"{whose} have no names"
         if len(set(names)) < len(names):
-            raise UserError(f"{START}: {whose} have a name twice; each class needs one of its own")
-    return _other_head(cfg.Head, cfg.Model.embedding_size, saved)
-
-
-def _other_head(section: HeadCfg, embedding_size: int, saved: Checkpoint) -> str | None:
-    """Say why the rows of a checkpoint mean something else in this run's head; None where they do not."""
-    width = saved.head_arrays["centres"].shape[1] + ("bias" in saved.head_arrays)
-    here = section.row_size(embedding_size)
+            raise UserError(f"{whose} have a name twice; each class needs one of its own", "Global.init_from")
+    section = cfg.Head
     name = saved.config.get("Head", {}).get("name")
     if name and (kind_of_head(name) == "softmax") != (section.kind == "softmax"):
         return f"the head there is {name}, this run's {section.name}"
-    if width != here:
-        return f"a class has {width} numbers there, in this run {here}"
-    return None
+    width = saved.head_arrays["centres"].shape[1] + ("bias" in saved.head_arrays)
+    own = section.row_size(cfg.Model.embedding_size)
+    return f"a class has {width} numbers there, in this run {own}" if width != own else None
 
 
 def _keep(saved: Checkpoint, head: SoftmaxHead, row_C: np.ndarray) -> None:

@@ -10,12 +10,8 @@ are float32 and updated by the head. bfloat16 has float32's range and needs no s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-import paddle
-
-from plsc.training.finite import unscale
 from plsc.training.part import Part
 
 INITIAL = 65536.0
@@ -36,10 +32,6 @@ class LossScale(Part):
         self.scale = INITIAL
         self.good_steps = 0
         self.overflows = 0
-
-    def unscale(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """Divide the parameters' gradients by the scale, in place."""
-        unscale([parameter.grad for parameter in parameters if parameter.grad is not None], self.scale)
 
     def update(self, run: Any) -> None:
         """Count a step whose gradients were finite, and double the scale after the 2000th in a row."""

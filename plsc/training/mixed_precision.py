@@ -16,7 +16,7 @@ import paddle
 from plsc import native
 from plsc.backbones.layers import in_bfloat16
 from plsc.config.run import AmpCfg
-from plsc.distributed.device import asynchronous, autocasts, on_device
+from plsc.distributed.device import asynchronous, on_device
 from plsc.errors import UserError
 from plsc.native import onednn
 from plsc.utils.logging import warn_on_rank_0
@@ -31,28 +31,16 @@ def autocast(amp: AmpCfg | None) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if _why_float32(amp.dtype) else in_bfloat16()
 
 
-def autocast_on_cpu(amp: AmpCfg | None) -> contextlib.AbstractContextManager[None]:
-    """Do as `autocast` on a CPU, and nothing on devices: for backward passes that run layers again, which
-    Paddle sees to there."""
-    return contextlib.nullcontext() if on_device() else autocast(amp)
-
-
 def check_amp(amp: AmpCfg | None) -> None:
-    """Refuse by UserError mixed precision that the device lacks; warn where a CPU computes in float32."""
-    if amp is None:
+    """Refuse float16 on a CPU by UserError, and warn where a CPU computes in float32 all the same."""
+    if amp is None or on_device():
         return
-    if on_device():
-        if not autocasts(amp.dtype):
-            raise UserError(
-                f"Global.amp.dtype: Paddle's autocast has no {amp.dtype} on this device; set the other one "
-                "of float16 and bfloat16, or Global.amp to null"
-            )
-    elif amp.dtype == "float16" and not asynchronous():
+    if amp.dtype == "float16" and not asynchronous():
         raise UserError(
-            "Global.amp.dtype: float16 is for GPUs, a CPU trains in bfloat16 or float32; set bfloat16 or "
-            "Global.amp to null"
+            "float16 is for GPUs, a CPU trains in bfloat16 or float32; set bfloat16 or Global.amp to null",
+            key="Global.amp.dtype",
         )
-    elif why := _why_float32(amp.dtype):
+    if why := _why_float32(amp.dtype):
         warn_on_rank_0(f"Global.amp: the backbone computes in float32, as {why}")
 
 

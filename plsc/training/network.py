@@ -13,8 +13,7 @@ BatchNorm's running statistics, and all else in the state that has no gradient, 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,13 +24,13 @@ from paddle.profiler import RecordEvent
 from plsc import distributed
 from plsc.backbones.layers import Addresses
 from plsc.config.run import AmpCfg
-from plsc.distributed.device import asynchronous, to_device
+from plsc.distributed.device import asynchronous, on_device, to_device
 from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
 from plsc.training.embed import check_output, to_input
-from plsc.training.freeze import statistics_of
+from plsc.training.finite import unscale
 from plsc.training.loss_scale import LossScale
-from plsc.training.mixed_precision import autocast, autocast_on_cpu
+from plsc.training.mixed_precision import autocast
 from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.registry import did_you_mean
 from plsc.utils.sharding import count_micro_batches, split
@@ -67,7 +66,7 @@ class Network:
             embeddings
             that `forward` gives are float32 all the same.
         loss_scale: of the gradients, for float16.
-        statistics: of the backbone, which a forward pass changes; None: all `statistics_of` it.
+        statistics: of the backbone, which a forward pass changes, see `statistics_of`.
     """
 
     def __init__(
@@ -79,11 +78,11 @@ class Network:
         seed: int,
         batch_size: int,
         shares: Callable[[int], list[tuple[int, int]]],
+        statistics: Sequence[paddle.Tensor],
         recomputed: Sequence[paddle.nn.Layer] = (),
         frozen_norms: Sequence[paddle.nn.Layer] = (),
         amp: AmpCfg | None = None,
         loss_scale: LossScale | None = None,
-        statistics: Sequence[paddle.Tensor] | None = None,
     ):
         self.backbone = backbone
         self._preprocessing = preprocessing
@@ -96,7 +95,7 @@ class Network:
         self._amp = amp
         self.loss_scale = loss_scale
         self._addresses = Addresses(backbone, seed)
-        self._statistics = statistics_of(backbone) if statistics is None else statistics
+        self._statistics = statistics
         self._parallel = backbone
         self._parts: list[MicroBatch] = []  # of the last forward pass
         self._out: paddle.Tensor | None = None  # with its graph, if there was one micro-batch
@@ -109,7 +108,7 @@ class Network:
     def forward(self, images: np.ndarray, step: int) -> paddle.Tensor:
         """Compute the embeddings of this rank's samples [B, *shape] in step `step` (from 0): float32 [B, D],
         a leaf whose gradient `backward` takes."""
-        self._parts = self._cut(to_device(images) if asynchronous() else images, step)
+        self._parts = self._cut(images, step)
         with RecordEvent("forward"):
             if len(self._parts) == 1:
                 self._out = self._embed(self._model, self._parts[0])
@@ -126,7 +125,11 @@ class Network:
         out, self._out = self._out, None
         if self.loss_scale:
             grad_BD = grad_BD * self.loss_scale.scale
-        with RecordEvent("backward"), self._statistics_kept():
+        runs_again = (
+            len(self._parts) > 1 or self._recomputed
+        )  # what changes statistics, which stay as they are
+        restore = self.remember() if runs_again else lambda: None
+        with RecordEvent("backward"):
             # Data parallel's wrapper averages over the ranks what the parameters have gathered by the end of
             # its own backward pass, so all micro-batches but the last go through the bare backbone.
             for part in self._parts[:-1]:
@@ -136,7 +139,10 @@ class Network:
             if self._recomputed:
                 distributed.average_gradients(self.backbone)
             if self.loss_scale:
-                self.loss_scale.unscale(self.backbone.parameters())
+                unscale(
+                    [p.grad for p in self.backbone.parameters() if p.grad is not None], self.loss_scale.scale
+                )
+            restore()
 
     def remember(self) -> Callable[[], None]:
         """Copy the backbone's statistics, which a forward pass changes; return a call that restores them."""
@@ -169,21 +175,17 @@ class Network:
         """The layer whose backward pass may average the gradients over the ranks."""
         return self.backbone if self._recomputed else self._parallel
 
-    def _cut(self, images: np.ndarray | paddle.Tensor, step: int) -> list[MicroBatch]:
+    def _cut(self, images: np.ndarray, step: int) -> list[MicroBatch]:
         shares = self._shares(step)
         count = count_micro_batches([stop - start for start, stop in shares], self._batch_size)
         first, stop = shares[distributed.rank()]
         assert len(images) == stop - first
-        if count == 1:
-            return [MicroBatch(step, 0, first, slice(0, len(images)), images)]
-        rows = [slice(start, stop) for start, stop in split(len(images), count)]
-        if isinstance(images, np.ndarray):
-            parts = [images[each] for each in rows]
-        else:  # NPUs have no kernel that slices pixels
-            parts = images.split([each.stop - each.start for each in rows])
+        rows_of_parts = [slice(start, stop) for start, stop in split(len(images), count)]
+        parts = [images[rows] for rows in rows_of_parts]
+        sent = map(to_device, parts) if asynchronous() else parts
         return [
-            MicroBatch(step, number, first + each.start, each, part)
-            for number, (each, part) in enumerate(zip(rows, parts))
+            MicroBatch(step, number, first + rows.start, rows, part)
+            for number, (rows, part) in enumerate(zip(rows_of_parts, sent))
         ]
 
     def _embed(self, model: paddle.nn.Layer, part: MicroBatch) -> paddle.Tensor:
@@ -192,7 +194,8 @@ class Network:
         model.train()
         for layer in self._frozen_norms:
             layer.eval()
-        with self._addressed(part), recomputing(self._recomputed), autocast(self._amp):
+        addressed = self._addresses.of(part.step, part.first, len(part.images))
+        with addressed, recomputing(self._recomputed), autocast(self._amp):
             out = model(to_input(part.images, self._preprocessing))
         if self._amp and isinstance(out, paddle.Tensor):
             out = out.astype("float32")
@@ -205,21 +208,9 @@ class Network:
         return out
 
     def _backward(self, out: paddle.Tensor, grad_BD: paddle.Tensor, part: MicroBatch) -> None:
-        with self._addressed(part), autocast_on_cpu(self._amp):  # for what is recomputed
+        addressed = self._addresses.of(part.step, part.first, len(part.images))
+        with addressed, autocast(None if on_device() else self._amp):  # for what a CPU recomputes
             out.backward(grad_BD[part.rows])
-
-    def _addressed(self, part: MicroBatch) -> contextlib.AbstractContextManager[None]:
-        return self._addresses.of(part.step, part.first, len(part.images))
-
-    @contextlib.contextmanager
-    def _statistics_kept(self) -> Iterator[None]:
-        """Restore after the block what running a layer again changes."""
-        if len(self._parts) == 1 and not self._recomputed:
-            yield
-            return
-        restore = self.remember()
-        yield
-        restore()
 
 
 @paddle.no_grad()

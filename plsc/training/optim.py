@@ -1,33 +1,14 @@
-"""Build the schedule of the learning rate and the backbone's optimizer.
-
-A schedule is a function step -> learning rate, with no state, so a resumed run needs nothing but its step.
-The class centres are updated by the head's bank at the same rate.
-"""
+"""Build the backbone's optimizer. The class centres are updated by the head's bank at the same rate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import paddle
 from paddle.incubate.optimizer import LarsMomentumOptimizer
 
-from plsc.config.optimizer import OptimizerCfg, moments_of
-from plsc.config.schedule import LRSchedulerCfg, StepCfg
+from plsc.config.optimizer import OptimizerCfg
 from plsc.errors import UserError
-from plsc.utils.logging import warn_on_rank_0
-
-
-def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) -> Callable[[int], float]:
-    """Build the function step -> learning rate, for steps 0 to total_steps - 1."""
-    drops = cfg.drops(steps_per_epoch) if isinstance(cfg, StepCfg) else []
-    late = [drop for drop in drops if drop >= total_steps]
-    if late:
-        warn_on_rank_0(
-            f"LRScheduler: {len(late)} of {len(drops)} drops of the learning rate come at or after the "
-            f"run's end (step {late[0]:,} of {total_steps:,})"
-        )
-    return lambda step: cfg.rate(step, steps_per_epoch, total_steps)
 
 
 class Slice(NamedTuple):
@@ -45,7 +26,7 @@ class BackboneOptimizer:
     Not by one with parameter groups: Paddle clips the gradients of each group by that group's norm alone.
 
     Args:
-        name: of the config, or the class of a user's optimizer; a checkpoint notes it.
+        name: of the config; a checkpoint notes it.
         backbone: whose parameters' names a checkpoint notes.
         clip_norm: upper bound on the norm of all gradients together; None does not clip.
     """
@@ -113,7 +94,7 @@ def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> BackboneOpt
 
     A bias, a norm's gain and a slope have one dimension and are not decayed.
     """
-    slices: dict[float | None, list[paddle.Tensor]] = {}
+    slices: dict[float, list[paddle.Tensor]] = {}
     for parameter in backbone.parameters():
         if not parameter.stop_gradient:
             slices.setdefault(cfg.weight_decay if parameter.ndim > 1 else 0.0, []).append(parameter)
@@ -130,9 +111,9 @@ def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> BackboneOpt
 
 
 def _make(
-    cfg: OptimizerCfg, parameters: list[paddle.Tensor], decay: float | None, merged: bool
+    cfg: OptimizerCfg, parameters: list[paddle.Tensor], decay: float, merged: bool
 ) -> paddle.optimizer.Optimizer:
-    """Make Paddle's optimizer of a config for some parameters; decay None: the default of its class."""
+    """Make Paddle's optimizer of a config for some parameters."""
     rate = 1.0  # never used: each step sets its own
     if cfg.name == "Momentum":
         nesterov = cfg.nesterov
@@ -144,19 +125,4 @@ def _make(
         return paddle.optimizer.AdamW(rate, *betas, cfg.epsilon, parameters=parameters, weight_decay=decay)
     # You et al., "Large batch training of convolutional networks" (2017). Without decay Paddle's has no trust
     # ratio.
-    if cfg.name == "LARS":
-        return LarsMomentumOptimizer(
-            rate, cfg.momentum, cfg.coefficient, decay, parameters, epsilon=cfg.epsilon
-        )
-    given = {} if decay is None else {"weight_decay": decay}
-    try:
-        return cfg.build(learning_rate=rate, parameters=parameters, **given)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise UserError(f"{cfg.name} refuses its arguments: {error}", "Optimizer") from error
-
-
-def checkpoint_numbers(optimizer: BackboneOptimizer, backbone: paddle.nn.Layer, averaged: bool) -> int:
-    """Count the numbers in a checkpoint of a backbone: weights, the optimizer's arrays, and an average."""
-    weights = sum(tensor.size for tensor in backbone.state_dict().values())
-    trained = sum(parameter.size for parameter in optimizer.parameters)
-    return (1 + averaged) * weights + moments_of(optimizer.name) * trained
+    return LarsMomentumOptimizer(rate, cfg.momentum, cfg.coefficient, decay, parameters, epsilon=cfg.epsilon)

@@ -32,8 +32,7 @@ class Part:
     numbers: Mapping[str, Any] = {}
 
     def start(self, run: Any) -> None:
-        """Prepare before the first step of this process; `run.resumed`: whether a checkpoint was taken
-        over."""
+        """Prepare before the first step of this process."""
 
     def loss(self, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor | None:
         """Compute a loss to add to the head's: a scalar, the mean over the samples of all ranks, the same on

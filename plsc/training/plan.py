@@ -1,16 +1,42 @@
-"""Describe a run in a few lines before it starts, with the bytes that it takes: `plsc train --dry-run`."""
+"""Describe a run in a few lines before it starts, and plan one without training: `plsc train --dry-run`."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from typing import Any
 
+from plsc.config import Config
+from plsc.config.optimizer import moments_of
+from plsc.distributed import device, environment
 from plsc.heads.config import rows_bytes
-from plsc.training.build_head import build_rule, logits_budget
-from plsc.training.optim import checkpoint_numbers
+from plsc.heads.spec import default_budget
+from plsc.training.build import build_trainer
+from plsc.training.start import goes_on
 from plsc.training.trainer import Trainer
+from plsc.utils.loggers import check_packages
 from plsc.utils.room import available_bytes, free_bytes
 from plsc.utils.sharding import split
+
+
+def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> str:
+    """Return the resolved config with the source of each value, and the plan of the run, as `Entry.dry_run`
+    says.
+
+    ranks: for so many; None: for this launch's. model: a Layer in place of the config's.
+    """
+    ranks = ranks or environment.world_size_from_env()
+    cfg.check_ranks(ranks)
+    cfg.check_data()
+    check_packages(cfg.Global.loggers)
+    kind = device.decide(cfg.Global.device, [device.why_none(cfg.Global.device)])
+    device.use(environment.CPU)
+    run = build_trainer(cfg, model, planned_ranks=ranks)
+    plan = plan_lines(run, ranks)
+    plan += byte_lines(run, ranks, in_memory=kind == environment.CPU or cfg.Head.bank != "device")
+    if cfg.Global.init_from and not goes_on(cfg):
+        plan.append(f"plan: start    the weights of {cfg.Global.init_from}, and its centres by name")
+    return "\n".join([cfg.to_yaml(), *plan])
 
 
 def plan_lines(run: Trainer, ranks: int) -> list[str]:
@@ -22,18 +48,16 @@ def plan_lines(run: Trainer, ranks: int) -> list[str]:
     count = len(parts[0])
     cut = f" in {count} batches of {_either(itertools.chain(*parts))}" if count > 1 else ""
     trained = sum(parameter.size for parameter in run.optimizer.parameters)
-    shape = list(run.dataset.preprocessing.shape)
     first, last = run.schedule(run.step), run.schedule(run.total_steps - 1)
     rows = {
         "ranks": f"{ranks}, global batch {run.loader.global_batch} ({_either(map(sum, parts))} each{cut})",
-        "data": f"{len(run.dataset):,} images of {classes:,} classes, shape {shape}",
+        "data": f"{len(run.dataset):,} images of {classes:,} classes, shape "
+        f"{list(run.dataset.preprocessing.shape)}",
         "steps": f"{run.total_steps:,}, {run.steps_per_epoch:,} an epoch",
         "lr": f"{first:.3g} at first, {last:.3g} in the last step",
         "backbone": f"{type(run.backbone).__name__}, {trained:,} parameters",
         "head": f"{cfg.Head.name}, {_either(stop - start for start, stop in shards)} classes per rank",
     }
-    if cfg.DataLoader.Eval.dataset is None:
-        rows["evaluate"] = "nothing, since DataLoader.Eval.dataset names no set"
     return [f"plan: {name:9}{text}" for name, text in rows.items()]
 
 
@@ -49,11 +73,14 @@ def byte_lines(run: Trainer, ranks: int, in_memory: bool) -> list[str]:
     shard = split(classes, ranks)[0][1] if head.sharded else classes
     samples = run.loader.global_batch if head.sharded else cfg.DataLoader.Train.batch_size
     selected = min(shard, round(head.sample_rate * shard) + samples) if head.sample_rate < 1 else shard
-    arrays = 1 + len(build_rule(cfg.Optimizer).moments)
-    saved = checkpoint_numbers(run.optimizer, run.backbone, averaged=cfg.Global.ema is not None)
-    network = 4 * (saved + sum(parameter.size for parameter in run.optimizer.parameters))
+    arrays = 1 + moments_of(cfg.Optimizer.rule_of_head.name)
+    copies = 2 if cfg.Global.ema else 1
+    trained = sum(parameter.size for parameter in run.optimizer.parameters)
+    saved = copies * sum(tensor.size for tensor in run.backbone.state_dict().values())
+    saved += moments_of(cfg.Optimizer.name) * trained
+    network = 4 * (saved + trained)
     gradients = 4 * selected * head.row_size(size)
-    logits = logits_budget(head)
+    logits = int(head.logits_budget_mb * 2**20) if head.logits_budget_mb else default_budget()
     bank = rows_bytes(head, arrays, shard, size)
     checkpoint = 4 * saved + rows_bytes(head, arrays, classes, size)
     # Those that are kept, the best, and one that is being written.

@@ -14,8 +14,8 @@ from plsc.config import Config
 from plsc.data.to_predict import samples_to_predict
 from plsc.errors import UserError, shown, writing
 from plsc.training.embed import embed
+from plsc.training.resume import load_network
 from plsc.training.start import make_folder, open_checkpoint
-from plsc.training.trained import load_network
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.vectors import unit_rows
 
@@ -36,9 +36,9 @@ def predict(
     read, names = samples_to_predict(images, preprocessing)
     if not names:
         raise UserError("predict: no images given, give at least one")
-    network = load_network(saved, cfg, model)
+    backbone = load_network(saved, cfg, model)
     batch, flip = cfg.DataLoader.Train.batch_size, cfg.DataLoader.Eval.flip
-    emb = embed(network.backbone, read, len(names), preprocessing, batch, flip, network.amp)
+    emb = embed(backbone, read, len(names), preprocessing, batch, flip)
     emb = unit_rows(emb)
     if distributed.rank() == 0:
         folder = Path(output) if output else Path(cfg.Global.output_dir) / "predict"

@@ -12,13 +12,14 @@ import paddle
 
 from plsc.backbones.config import ModelCfg
 from plsc.checkpoint import store
+from plsc.checkpoint.manifest import BACKBONE
 from plsc.config import Config
 from plsc.data.dataset import Dataset, misnumbered_class
 from plsc.errors import UserError
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head, build_rule
 from plsc.training.embed import check_output
-from plsc.utils.logging import warn_on_rank_0
+from plsc.utils.logging import get_logger
 from plsc.utils.registry import is_import_path
 
 _ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
@@ -59,8 +60,30 @@ def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint) -> None:
         own[name].set_value(array)
 
 
-def refuse_other_run(saved: store.Checkpoint, ours: dict[str, Any], data: Dataset) -> None:
-    """Refuse by UserError a checkpoint of another run; warn of what changes only the order of the data.
+def load_network(
+    saved: store.Checkpoint, cfg: Config, model: paddle.nn.Layer | None = None
+) -> paddle.nn.Layer:
+    """Build the backbone of the config's Model, or take `model`, and give it the checkpoint's weights to use.
+
+    Raises UserError if they are of another network.
+    """
+    backbone = model or build_backbone(cfg.Model, cfg.Global.seed, saved.preprocessing.shape)
+    load_backbone(backbone, saved)
+    if saved.manifest.weights != BACKBONE:
+        get_logger().info(f"the weights are those of {saved.weights_file}, not the ones that are trained")
+    return backbone
+
+
+# What a run must have in common with the one that it goes on with, since the shapes of the arrays do not show
+# it; what was frozen has no optimizer state.
+_MUST_MATCH = (
+    *("optimizer", "head_optimizer", "head", "preprocessing", "freeze", "freeze_norms", "global_batch"),
+)
+_OF_ORDER = ("seed", "steps_per_epoch")  # random numbers and the order of the data depend on them
+
+
+def refuse_other_run(saved: store.Checkpoint, ours: dict[str, Any], data: Dataset) -> list[str]:
+    """Refuse by UserError a checkpoint of another run -> warnings of what changes only the order of the data.
 
     ours: the state of this run, see Trainer.state_dict. data: the data set that it trains on.
     """
@@ -68,28 +91,18 @@ def refuse_other_run(saved: store.Checkpoint, ours: dict[str, Any], data: Datase
     anew = "or start a new run with Global.init_from in another Global.output_dir"
     theirs = {**saved.plain("run"), "preprocessing": saved.preprocessing}
     ours = {**ours, "preprocessing": data.preprocessing}
-    # Random numbers and the order of the data depend on these two.
-    order = "seed", "steps_per_epoch"
-    # The others must match, and the shapes of the arrays do not show it. What was frozen has no optimizer
-    # state.
-    must_match = (
-        "optimizer",
-        "head_optimizer",
-        "head",
-        "preprocessing",
-        "freeze",
-        "freeze_norms",
-        "global_batch",
-    )
-    for what in (*must_match, *order):
-        there, here = theirs.get(what), ours[what]
-        line = f"{where} was made with {what} {there}, this run has {here}"
-        if there != here and what in order:
-            warn_on_rank_0(f"{line}: it goes on with other random numbers and data than it would have had")
-        elif there != here:
-            raise UserError(f"{line}: resume with the same, {anew}")
+    differences = {
+        name: f"{where} was made with {name} {theirs.get(name)}, this run has {ours[name]}"
+        for name in (*_MUST_MATCH, *_OF_ORDER)
+        if theirs.get(name) != ours[name]
+    }
+    for name in _MUST_MATCH:
+        if name in differences:
+            raise UserError(f"{differences[name]}: resume with the same, {anew}")
     if wrong := misnumbered_class(saved.classes(), data, strangers=True):
         raise UserError(f"DataLoader.Train.dataset: {wrong} in {where}: resume with the same classes, {anew}")
+    remark = "it goes on with other random numbers and data than it would have had"
+    return [f"{differences[name]}: {remark}" for name in _OF_ORDER if name in differences]
 
 
 def load_rows(head: SoftmaxHead, saved: store.Checkpoint) -> None:

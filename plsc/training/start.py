@@ -23,8 +23,6 @@ RUN_FILES = (
 )
 _OF_CHECKPOINTS = ("export", "test", "predict")  # made later, from those
 
-START = "Global.init_from"
-
 
 def start(cfg: Config) -> None:
     """Set up environment, ranks and log."""
@@ -35,32 +33,43 @@ def start(cfg: Config) -> None:
     setup_logging(distributed.rank())
 
 
-def is_finished(folder: Path) -> bool:
-    """Say whether the run in an output folder has written its results after its newest checkpoint."""
-    try:
-        results = read_json(folder / "results.json")
-    except UserError:
-        return False
-    return isinstance(results, dict) and results.get("step") == store.newest_step(folder / "checkpoints")
-
-
 def goes_on(cfg: Config) -> bool:
-    """Say whether a training goes on with the run in its output folder: one that is not at its end, or any
+    """Say whether a training goes on with what is in its output folder: a run that is not at its end, or any
     where Global.resume is set.
 
-    Raises UserError for a run at its end, unless Global.overwrite allows to delete it.
+    UserError, before ranks start, for a run at its end unless Global.overwrite allows to delete it, and for
+    weights to start with that are not there.
     """
-    folder = Path(cfg.Global.output_dir)
-    newest = store.newest_step(folder / "checkpoints")
-    if cfg.Global.resume or cfg.Global.overwrite or newest is None:
-        return cfg.Global.resume
-    if is_finished(folder):
+    section = cfg.Global
+    folder = Path(section.output_dir)
+    if section.resume:
+        return True
+    if not section.overwrite and list((folder / "checkpoints").glob("step-*")):  # damaged ones, too
+        newest = store.newest_step(folder / "checkpoints")
+        results = folder / "results.json"  # written after the last checkpoint
+        if results.is_file() and read_json(results).get("step") == newest:
+            raise UserError(
+                f"{folder} has a run that is at its end, step {newest:,}; name another folder, or set "
+                "Global.overwrite=true to delete that run, or Global.resume=true to go on with it for more "
+                "epochs",
+                key="Global.output_dir",
+            )
+        return True
+    if section.checkpoint not in (None, "newest", "best"):
         raise UserError(
-            f"{folder} has a run that is at its end, step {newest:,}; name another folder, or set Global."
-            "overwrite=true to delete that run, or Global.resume=true to go on with it for more epochs",
-            key="Global.output_dir",
+            f"training starts anew and would not read {section.checkpoint}; set Global.resume=true to go on "
+            "from it, or Global.init_from to begin a new run with its weights",
+            key="Global.checkpoint",
         )
-    return True
+    there = Path(section.init_from or folder)
+    if section.init_from and not (
+        (there / "manifest.json").is_file() or store.completed(there / "checkpoints")
+    ):
+        raise MissingFileError(
+            f"{there}: has no checkpoint; name the folder of a run or of one",
+            key="Global.init_from",
+        )
+    return False
 
 
 def delete_run(folder: Path) -> None:
@@ -100,23 +109,11 @@ def open_checkpoint(cfg: Config) -> store.Checkpoint:
     """
     path = find_checkpoint(cfg)
     if path is None:
-        folder = Path(cfg.Global.output_dir) / "checkpoints"
         raise MissingFileError(
-            f"{folder}: no checkpoint there; train first, or set Global.checkpoint or Global.output_dir"
+            f"{cfg.Global.output_dir}/checkpoints: no checkpoint there; train first, or set "
+            "Global.checkpoint or Global.output_dir"
         )
     return store.Checkpoint.open(path, verify=False)
-
-
-def find_start(cfg: Config) -> Path:
-    """Find the checkpoint that Global.init_from names: the newest of a run, or the folder itself; its bytes
-    are not read. MissingFileError if there is none."""
-    path = Path(cfg.Global.init_from)
-    if (path / "manifest.json").is_file():
-        return path
-    found = store.completed(path / "checkpoints")
-    if not found:
-        raise MissingFileError(f"{path}: has no checkpoint; name the folder of a run or of one", key=START)
-    return found[-1]
 
 
 def make_folder(folder: Path, key: str) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from plsc.checkpoint import store
 from plsc.config import Config, load
 from plsc.distributed import environment, guard
-from plsc.errors import UserError, writing
-from plsc.training.start import delete_run, find_checkpoint, find_start, goes_on, start
+from plsc.errors import writing
+from plsc.training.start import delete_run, find_checkpoint, goes_on, start
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.loggers import check_packages
 from plsc.utils.logging import get_logger, setup_logging
@@ -25,26 +24,16 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
     """
     cfg.check_ranks(environment.world_size_from_env())
     cfg.check_data()  # before anything is written
+    check_packages(cfg.Global.loggers)
     resumes = goes_on(cfg)
-    named = cfg.Global.checkpoint
-    if named not in (None, "newest", "best") and not resumes:
-        raise UserError(
-            f"training starts anew and would not read {named}; set Global.resume=true to go on from it, or "
-            "Global.init_from to begin a new run with its weights",
-            key="Global.checkpoint",
-        )
-    if cfg.Global.init_from and not resumes:
-        find_start(cfg)
     output_dir = Path(cfg.Global.output_dir)
     with guard.Guard(output_dir, cfg.Global.hang_seconds) as guarded:
         start(cfg)
-        from plsc import distributed
         from plsc.distributed.device import explained
         from plsc.heads.self_check import refuse_a_wrong_head
         from plsc.training.evaluate import finish
 
         with explained("lower DataLoader.Train.batch_size, or Head.logits_budget_mb"):
-            distributed.run_on_rank_0(partial(check_packages, cfg.Global.loggers))
             refuse_a_wrong_head()
             guarded.listen()
             trainer, metrics = _begin(cfg, resumes, guarded, model)
@@ -76,20 +65,21 @@ def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tupl
 
     path = find_checkpoint(cfg, writes=True) if resumes else None
     if path and cfg.DataLoader.Train.global_batch is None:  # the ranks may be others than before
-        saved = store.Checkpoint.open(path, verify=False)
-        saved.require("run", "seed", "steps_per_epoch", "global_batch")
-        cfg = load(cfg, {"DataLoader.Train.global_batch": saved.plain("run")["global_batch"]})
+        run = store.Checkpoint.open(path, verify=False).plain("run")
+        cfg = load(cfg, {"DataLoader.Train.global_batch": run.get("global_batch")})
     trainer = build_trainer(cfg, model, guard=guarded)
     output_dir = Path(cfg.Global.output_dir)
     notes = []
     if path:
         trainer.resume(path)
-        distributed.run_on_rank_0(partial(_set_later_aside, output_dir / "checkpoints", trainer.step))
     elif cfg.Global.init_from:
         notes = start_from(cfg, trainer.backbone, trainer.head, trainer.dataset)
     metrics = None
     if distributed.rank() == 0:
-        if not path:
+        if path:
+            with writing(output_dir / "checkpoints"):
+                store.set_aside_after(output_dir / "checkpoints", trainer.step)
+        else:
             delete_run(output_dir)
         setup_logging(0, output_dir / "train.log")
         for line in [*notes, *plan_lines(trainer, distributed.world_size())]:
@@ -98,14 +88,3 @@ def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tupl
         metrics = Metrics(output_dir, trainer.step, cfg.Global.loggers)
     distributed.barrier()
     return trainer, metrics
-
-
-def _set_later_aside(folder: Path, step: int) -> None:
-    """Set this run's checkpoints of later steps aside: new ones have lower steps, and the oldest are
-    deleted."""
-    with writing(folder):
-        aside = store.set_aside_after(folder, step)
-    if aside:
-        get_logger().warning(
-            f"going on from step {step}: later checkpoints are set aside, the last one as {aside[-1]}"
-        )

@@ -61,11 +61,6 @@ class Verdict(NamedTuple):
     signal: int
     label_N: np.ndarray | None
 
-    @property
-    def good(self) -> bool:
-        """Whether the step may change anything."""
-        return not (self.bad_backbone or self.bad_head)
-
 
 class Trainer:
     """Runs one training. Every rank makes one, after `distributed.init`; plsc.training.build.build_trainer
@@ -80,9 +75,8 @@ class Trainer:
         parts: called in this order. guard: notes signals and hangs.
 
     Attributes: `step`, how many are done, and `total_steps`, that the run ends at; `skipped`, steps that were
-    left out because they were not finite; `resumed`, whether a checkpoint was taken over; `stopped`, the name
-    of the signal that the run was asked to stop by; `metrics`, rank 0's, while training; `seconds`, of
-    training and evaluation in this process.
+    left out because they were not finite; `stopped`, the name of the signal that the run was asked to stop
+    by; `metrics`, rank 0's, while training; `seconds`, of training and evaluation in this process.
     """
 
     def __init__(
@@ -114,7 +108,6 @@ class Trainer:
         self.total_steps = cfg.Global.total_steps(self.steps_per_epoch)
         self.step = 0
         self.skipped = 0
-        self.resumed = False
         self.stopped: str | None = None
         self.metrics: Metrics | None = None
         self.seconds = 0.0
@@ -152,7 +145,6 @@ class Trainer:
         )
         for part in self.parts:
             part.start(self)
-        self.checkpoints.check_space(self)
         self.guard.step_started(self.step)
         began = time.monotonic()
         while self.step < self.total_steps and not self.stopped:
@@ -200,7 +192,7 @@ class Trainer:
         with RecordEvent("check"):
             verdict = self._agree(emb_BD, out)
         self._labels = {batch.step + 1: verdict.label_N} if self._following else {}
-        if verdict.good:
+        if not (verdict.bad_backbone or verdict.bad_head):
             self._skipped_in_a_row = 0
             for part in self.parts:
                 part.before_update(self)
@@ -245,8 +237,8 @@ class Trainer:
         if following:
             labels = [row_F[6 : 6 + count] for row_F, count in zip(rows_WF, following.counts)]
             label_N = np.concatenate(labels).astype(np.int64)
-        flags = bool(bad_backbone), bool(bad_head)
-        return Verdict(*flags, *rows_WF[0, 2:4].tolist(), waited, int(number), label_N)
+        loss, accuracy = rows_WF[0, 2:4].tolist()
+        return Verdict(bool(bad_backbone), bool(bad_head), loss, accuracy, waited, int(number), label_N)
 
     def _leave_out(self, rate: float, verdict: Verdict) -> None:
         """Say why a step changes nothing. UserError for too many in a row."""
@@ -281,9 +273,14 @@ class Trainer:
             numbers.update(part.numbers)
         if self.skipped:
             numbers["skipped"] = self.skipped
-        rate = self.schedule(self.step - 1)
-        images = sum(batch.counts)
-        row = self._progress.update(self.step, verdict.loss, rate, images, verdict.waited, **numbers)
+        row = self._progress.update(
+            self.step,
+            verdict.loss,
+            self.schedule(self.step - 1),
+            sum(batch.counts),
+            verdict.waited,
+            **numbers,
+        )
         if row and self.metrics:
             self.metrics.write(row)
 
@@ -346,23 +343,19 @@ class Trainer:
         """Take over a checkpoint of any world size: all states, and its step. UserError if it is of another
         problem."""
         saved = Checkpoint.open(path, verify=False)  # verified when it was searched for
-        saved.require("run", "seed", "steps_per_epoch", "global_batch")
-        owners = self.stateful
         sizes = self.head.shard.num_classes, self.head.bank.width
         saved.check_matches(*sizes, backbone=self.backbone.state_dict())
-        refuse_other_run(saved, self.state_dict(), self.dataset)
+        warnings = refuse_other_run(saved, self.state_dict(), self.dataset)
         load_rows(self.head, saved)
-        for name, owner in owners.items():
+        for name, owner in self.stateful.items():
             with saved.loading(name):
                 owner.load_state_dict(saved.state_dict(name))
         self.checkpoints.newest = saved.step
         self.checkpoints.best = saved.best
-        self.resumed = True
         self.step = saved.step
         if self.step >= self.total_steps:
-            warn_on_rank_0(
-                f"nothing is left to train: this run ends at step {self.total_steps}; raise Global.epochs or "
-                "Global.max_steps"
-            )
-        else:
-            get_logger().info(f"resuming at step {saved.step} from {saved.path}")
+            raise_it = "raise Global.epochs or Global.max_steps"
+            warnings.append(f"nothing is left to train: this run ends at step {self.total_steps}; {raise_it}")
+        for line in warnings:
+            warn_on_rank_0(line)
+        get_logger().info(f"resuming at step {saved.step} from {saved.path}")

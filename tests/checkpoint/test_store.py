@@ -134,8 +134,10 @@ def test_all_bad_is_never_a_fresh_start(tmp_path):
 
 def test_the_later_ones_are_set_aside(tmp_path):
     paths = {step: save_one(tmp_path, step, content(0)) for step in (2, 4, 6, 8)}
-    assert [path.name for path in set_aside_after(tmp_path, 4)] == ["step-00000006.bad", "step-00000008.bad"]
-    assert find(tmp_path, rename=True) == paths[4] and set_aside_after(tmp_path, 4) == []
+    for _ in range(2):
+        set_aside_after(tmp_path, 4)
+        assert {path.name[12:] for path in tmp_path.iterdir()} == {"2", "4", "6.bad", "8.bad"} and paths
+        assert find(tmp_path, rename=True) == paths[4]
 
 
 def test_the_newest_step_is_told_without_reading_anything(tmp_path):
@@ -195,8 +197,7 @@ def count_or_kill(monkeypatch, at):
     return passed
 
 
-@pytest.mark.parametrize("step", [2, 1], ids=["a new step", "the same step again"])
-def test_a_kill_at_any_point_of_a_save_costs_no_whole_checkpoint(tmp_path, step):
+def test_a_kill_at_any_point_of_a_save_costs_no_whole_checkpoint(tmp_path):
     old, new = content(1), content(2)
     at = passed = 0
     while passed == at:
@@ -205,12 +206,12 @@ def test_a_kill_at_any_point_of_a_save_costs_no_whole_checkpoint(tmp_path, step)
         with pytest.MonkeyPatch.context() as monkeypatch:
             points = count_or_kill(monkeypatch, at)
             try:
-                save_one(root, step, new)
+                save_one(root, 2, new)
             except Killed:
                 passed = at + 1
         found = find(root, rename=True)
         done = Checkpoint.open(found).epoch == new["epoch"]
-        assert found.name == ("step-00000001" if not done else f"step-{step:08d}")
+        assert found.name == ("step-00000001" if not done else "step-00000002")
         assert_holds(found, new if done else old)
         save_one(root, 3, new)
         assert {path.name for path in root.iterdir()} <= {"step-00000001", "step-00000002", "step-00000003"}
@@ -240,13 +241,12 @@ def test_a_kill_at_any_point_of_a_prune_leaves_no_half_checkpoint(tmp_path):
 SYNCS = range(1, 7)  # three files, manifest, folder, parent
 
 
-@pytest.mark.parametrize("step", [2, 1], ids=["a new step", "the same step again"])
-def test_a_process_that_dies_inside_a_save(tmp_path, step):
+def test_a_process_that_dies_inside_a_save(tmp_path):
     for syncs in SYNCS:
         save_one(tmp_path / str(syncs), 1, content(1))
     code = f"""
 import os
-from tests.checkpoint.test_store import SYNCS, content, save_one
+from tests.checkpoint.test_store import SYNCS, Path, content, save_one
 original, left = os.fsync, 0
 def fsync(number):
     global left
@@ -257,7 +257,7 @@ def fsync(number):
 os.fsync = fsync
 for left in SYNCS:
     if not os.fork():
-        save_one(f"{tmp_path}/{{left}}", {step}, content(2))
+        save_one(Path("{tmp_path}") / str(left), 2, content(2))
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.wait()[1]) == 9
 """
@@ -265,7 +265,7 @@ for left in SYNCS:
     for syncs in SYNCS:
         found = find(tmp_path / str(syncs), rename=True)
         done = syncs == SYNCS[-1]
-        assert found.name == (f"step-{step:08d}" if done else "step-00000001")
+        assert found.name == ("step-00000002" if done else "step-00000001")
         assert_holds(found, content(2 if done else 1))
 
 
@@ -297,18 +297,15 @@ def test_a_full_disk_on_one_rank_is_told_on_every_rank_and_costs_nothing(tmp_pat
     assert_holds(find(tmp_path, rename=True), content(2))
 
 
-def test_a_rename_that_fails_brings_the_replaced_one_back(tmp_path, monkeypatch):
+def test_a_rename_that_fails_leaves_the_earlier_ones(tmp_path, monkeypatch):
     path = save_one(tmp_path, 1, content(1))
-    original = Path.rename
 
     def rename(self, target):
-        if self.suffix == ".tmp":
-            raise OSError(errno.EIO, "Input/output error")
-        return original(self, target)
+        raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(SaveError, match="Input/output error"):
-        save_one(tmp_path, 1, content(2))
+        save_one(tmp_path, 2, content(2))
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
     assert_holds(path, content(1))
 

@@ -35,9 +35,11 @@ def no_positives(monkeypatch):
 
 
 def rows_of_another_shard(monkeypatch):
-    read = tensorfile.TensorFile.read_rows
+    read = tensorfile.TensorFile.read
     monkeypatch.setattr(
-        tensorfile.TensorFile, "read_rows", lambda self, name, start, out: read(self, name, 0, out)
+        tensorfile.TensorFile,
+        "read",
+        lambda self, name, start=0, stop=None: read(self, name, 0, stop and stop - start),
     )
 
 

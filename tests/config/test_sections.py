@@ -53,7 +53,7 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
             "Export: {formats: [onnx, tflite]}",
             "Export.formats.1: must be 'paddle', 'onnx', 'insightface' or 'paddlex' (got 'tflite')",
         ),
-        ("Global: {amp: {predict: true}}", "Global.amp.dtype: is required"),
+        ("Global: {amp: {}}", "Global.amp.dtype: is required"),
         # combinations
         (
             "Head: {name: arcface, sample_rate: 0.1}",

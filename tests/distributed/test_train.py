@@ -9,7 +9,7 @@ import pytest
 
 from plsc.checkpoint.store import Checkpoint
 from plsc.entry import Entry
-from plsc.training.trained import load_network
+from plsc.training.resume import load_network
 from tests.helpers.bounds import assert_within, rounded
 from tests.helpers.head_names import HEADS
 from tests.helpers.launch import ROOT, launch, run_forked, run_python
@@ -102,7 +102,7 @@ def test_what_is_verified_is_what_is_saved(whole):
     entry = Entry(TINY, [f"Global.output_dir={whole[0]}"])
     found = entry.evaluate()
     (last,) = rows(whole[0], evaluations=True)
-    backbone = load_network(Checkpoint.open(checkpoint(whole[0])), entry.config).backbone
+    backbone = load_network(Checkpoint.open(checkpoint(whole[0])), entry.config)
     evaluator = evaluator_of(entry.config, backbone)
 
     def evaluate():

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 
 from plsc.checkpoint.manifest import seal
-from plsc.checkpoint.store import Checkpoint, Content, Ranks, save
+from plsc.checkpoint.store import Checkpoint, Content, save
 from plsc.errors import UserError
 from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.sharding import ClassShard, split
@@ -59,7 +59,7 @@ def save_ranks(root, step, everything, world=1, shards=None, **more):
         head = {name: array[start:stop] for name, array in everything["head"].items()}
         try:
             content = content_of(step, {**everything, "head": head, **more}, start, stop)
-            results[number] = save(root, content, Ranks(number, world, gather))
+            results[number] = save(root, content, number, gather)
         except (UserError, KeyboardInterrupt, threading.BrokenBarrierError) as error:
             results[number] = error
             if not isinstance(error, UserError):

@@ -11,7 +11,7 @@ from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
 from plsc.entry import Entry
 from plsc.training.ema import Ema
-from plsc.training.trained import load_network
+from plsc.training.resume import load_network
 from tests.helpers.bounds import EPS, assert_within
 from tests.helpers.poison import poisoned
 from tests.helpers.tiny_runs import TINY, arrays, checkpoint, make_trainer, part_of, rows, train
@@ -69,23 +69,6 @@ def test_weights_are_exchanged_and_come_back_with_their_bits():
     assert {name: array.tobytes() for name, array in ema.state_dict().get("arrays").items()} == average
 
 
-@pytest.mark.parametrize("stop", [1, 4])
-def test_it_goes_on_from_before_the_first_update_and_after(stop):
-    net, found = small_net(), []
-    for parts in ([6], [stop, 6 - stop]):
-        arrays, steps, value = None, 0, 0.0
-        for count in parts:
-            ema = Ema(net, 0.7)
-            ema.load_state_dict({"steps": steps, **({"arrays": arrays} if arrays else {})})
-            for _ in range(count):
-                value += 0.3
-                net[0].weight.set_value(np.full([3, 4], value, np.float32))
-                ema.update(None)
-            arrays, steps = ema.state_dict().get("arrays"), ema.steps
-        found.append((steps, arrays["0.weight"].tobytes()))
-    assert found[0] == found[1]
-
-
 @pytest.fixture(scope="module")
 def averaged(tmp_path_factory):
     """A run with an average and one without: their folders."""
@@ -107,7 +90,7 @@ def test_training_is_the_same_and_the_average_is_evaluated(averaged):
 
 def test_test_predict_and_init_from_take_the_average(averaged, tmp_path):
     saved = Checkpoint.open(checkpoint(averaged[0]))
-    backbone = load_network(saved, load(TINY)).backbone  # of test, predict and export
+    backbone = load_network(saved, load(TINY))  # of test, predict and export
     found = arrays(saved.path)
     for name, tensor in backbone.state_dict().items():
         assert tensor.numpy().tobytes() == found[f"ema: {name}"].tobytes(), name

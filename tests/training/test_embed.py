@@ -5,14 +5,8 @@ import paddle
 import pytest
 from paddle import nn
 
-from plsc.backbones.layers import in_bfloat16
-from plsc.backbones.small_resnet import SmallResNet
-from plsc.config import load
-from plsc.native import onednn
 from plsc.training.embed import embed, to_input
 from plsc.utils.preprocessing import Preprocessing
-from plsc.utils.vectors import unit_rows
-from tests.backbones.test_bfloat16 import computes
 from tests.helpers.bounds import EPS, assert_within, rounded
 
 PREPROCESSING = Preprocessing((1, 4, 3), mean=100.0, scale=0.01)
@@ -48,11 +42,6 @@ def test_the_batches_change_nothing(batch_size):
     assert_within(found, *whole, paths=2)
 
 
-def test_fewer_images_than_there_are():
-    net = net_with_norm()
-    assert_within(embeddings(net, 2, count=3), *rounded(net, lambda: embeddings(net, 7)[:3]), paths=2)
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_the_network_keeps_its_mode_statistics_and_gradients(training):
     net = net_with_norm()
@@ -73,23 +62,3 @@ def test_the_mode_comes_back_after_a_failure():
     with pytest.raises(OSError, match="no such picture"):
         embed(net, broken, 7, PREPROCESSING, 2)
     assert net.training
-
-
-@pytest.mark.skipif(not computes(), reason="no bfloat16 by oneDNN on this processor, or no kernels")
-def test_in_bfloat16_only_where_it_is_asked_for(monkeypatch):
-    monkeypatch.setattr(onednn, "has_bfloat16", lambda: True)
-    paddle.seed(0)
-    net = SmallResNet(8, (1, 12, 10), widths=[4, 6], blocks=[0, 1])
-    images = np.random.default_rng(0).integers(0, 256, (5, 1, 12, 10), np.uint8)
-    preprocessing = Preprocessing((1, 12, 10))
-    found = {}
-    for keys in ([], ["Global.amp={dtype: bfloat16}"], ["Global.amp={dtype: bfloat16, predict: true}"]):
-        amp = load(None, keys).Global.amp_of_prediction
-        found[amp] = embed(net, lambda start, stop: images[start:stop], 5, preprocessing, 2, amp=amp)
-        assert found[amp].dtype == np.float32
-    plain, half = found.values()
-    net.eval()
-    with in_bfloat16():
-        assert half[:2].tobytes() == net(to_input(images[:2], preprocessing)).numpy().tobytes()
-    assert half.tobytes() != plain.tobytes()
-    assert (unit_rows(half) * unit_rows(plain)).sum(axis=1).min() > 0.999

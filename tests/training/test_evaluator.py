@@ -151,11 +151,6 @@ def test_mirror_images_are_embedded_too():
     )
 
 
-def test_nothing_to_evaluate_on():
-    found = make("DataLoader.Eval.dataset=null")
-    assert (found.sets, found.main, found.row) == ({}, None, None)
-
-
 class Broken(Linear):
     def forward(self, images):
         return super().forward(images) * float("nan")

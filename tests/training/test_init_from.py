@@ -6,12 +6,10 @@ import re
 import numpy as np
 import pytest
 
-from plsc.config import load
 from plsc.entry import Entry
 from plsc.errors import MissingFileError, UserError
 from plsc.training import init_from
 from plsc.training.init_from import start_from
-from plsc.training.start import find_start
 from tests.helpers.tiny_runs import TINY, arrays, checkpoint, make_trainer, train
 
 OLD = [f"p{number}" for number in range(11)]
@@ -54,18 +52,10 @@ def test_known_names_keep_their_rows_and_all_else_starts_anew(before, tmp_path, 
         assert state["centres"][label].tobytes() == expected.tobytes(), name
     for name, tensor in trainer.backbone.state_dict().items():
         assert tensor.numpy().tobytes() == saved[f"backbone: {name}"].tobytes(), name
-    tensors = len(trainer.backbone.state_dict())
-    path = checkpoint(before, 2)
     assert said == [
-        f"starting with the {tensors} tensors of the backbone in {path}, backbone.safetensors",
-        "centres: 9 kept by name, 3 new at random, 2 dropped (p3, p10)",
+        f"starting with the weights of {checkpoint(before, 2)}, backbone.safetensors",
+        "centres: 9 kept by name, 3 new at random, 2 dropped",
     ]
-
-
-def test_a_run_and_its_newest_checkpoint_are_the_same(before, tmp_path):
-    newest = checkpoint(before, 2)
-    for path in (before, newest):
-        assert find_start(load(TINY, [f"Global.init_from={path}"])) == newest
 
 
 @pytest.mark.parametrize(
@@ -91,7 +81,7 @@ def test_a_head_that_cannot_go_on_is_new(before, tmp_path, more, line):
 
 def test_what_does_not_fit_is_refused(before, tmp_path):
     with pytest.raises(
-        UserError, match=r"Global\.init_from: .*: stages\.2\.0\.weight is \[6, 4, 3, 3\] in the checkpoint"
+        UserError, match=r"checkpoint step-00000002: stages\.2\.0\.weight is \[6, 4, 3, 3\] in the checkpoint"
     ):
         started(tmp_path, before, "Model.widths=[4, 7]")
     with pytest.raises(UserError, match="the classes of the data have a name twice"):

@@ -11,8 +11,6 @@ from plsc.training.part import Part
 from plsc.utils.metrics import Metrics
 from tests.helpers.bounds import assert_within, rounded
 from tests.helpers.tiny_runs import (
-    assert_same_arrays,
-    checkpoint,
     linear,
     make_trainer,
     rows,
@@ -100,10 +98,3 @@ def test_a_step_that_it_spoils_changes_nothing_and_names_it(
     run(tmp_path, "Global.max_steps=4", loss=Length(bad=2))
     assert [row.get("skipped", 0) for row in rows(tmp_path)] == [0, 0, 1, 1]
     assert "step 3: the loss, or a gradient of the head, is not finite (" in capsys.readouterr().out
-
-
-def test_a_resumed_run_goes_on_exactly(tmp_path):
-    run(tmp_path / "whole")
-    run(tmp_path / "cut", resume=checkpoint(tmp_path / "whole", 8))
-    assert_same_arrays(checkpoint(tmp_path / "cut"), checkpoint(tmp_path / "whole"))
-    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")[8:]

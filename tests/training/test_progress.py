@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import struct
-import sys
 import termios
 
 import pytest
@@ -177,12 +176,3 @@ def test_without_a_terminal_lines_in_the_log_say_how_much_is_done(capsys, clock)
         "reading \\x1b[31m: 1,000 of 2,000 images, eta 0:00:24",
     ]
     assert done.err == ""
-
-
-def test_on_a_terminal_it_is_a_bar(capsys, clock, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with Bar("reading", 100, "images") as bar:
-        clock[0] += 100
-        bar.update(50)
-    done = capsys.readouterr()
-    assert done.out == "" and "reading" in done.err

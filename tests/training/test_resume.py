@@ -125,7 +125,7 @@ def test_centres_of_adamw_go_over_any_ranks_byte_for_byte(kind, dtype, tmp_path)
         emb = paddle.to_tensor(np.random.default_rng(number).standard_normal((6, width)), dtype="float32")
         emb.stop_gradient = False
         first(emb, paddle.to_tensor([1, 2, 3, 4, 5, 6]), number).loss.backward()
-        first.step(0.1, number)
+        first.update(0.1, number)
     heads, files, written = [first], [], None
     for step, world in enumerate((1, 2, 4, 1), start=1):
         if step > 1:

@@ -108,7 +108,6 @@ def test_steps_equal_momentum_sgd_in_float64(tmp_path):
         (["Global.max_steps=12"], [(12, 2)]),
         (["Global.max_steps=12", "Global.eval_every=1"], [(10, 1), (12, 2)]),
         (["Global.epochs=2", "Global.max_steps=null", "Global.eval_every=2"], [(20, 2)]),
-        (["Global.epochs=2", "Global.max_steps=null", "Global.eval_every=1"], [(10, 1), (20, 2)]),
         (["Global.max_steps=12", "Global.eval_every_steps=5"], [(5, 1), (10, 1), (12, 2)]),
         (
             ["Global.max_steps=12", "Global.eval_every_steps=5", "Global.eval_every=1"],
@@ -132,7 +131,6 @@ def test_when_it_verifies(tmp_path, overrides, expected):
         (["Checkpoint.keep=9"], [4, 8, 10, 12]),
         (["Checkpoint.keep=3"], [8, 10, 12]),
         (["Checkpoint.keep=1", "Checkpoint.every_steps=null"], [12]),
-        (["Checkpoint.keep=9", "Checkpoint.every_steps=null"], [10, 12]),
     ],
 )
 def test_when_it_saves(tmp_path, overrides, expected):
@@ -317,28 +315,11 @@ def refused(*overrides, resume=None):
 @pytest.mark.parametrize(
     "override, line",
     [
-        (
-            'DataLoader.Eval.dataset={name: "tests.helpers.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}',
-            (
-                "DataLoader.Eval.dataset: its samples have shape [1, 12, 12] (trained on [1, 12, 10]); the "
-                "network needs"
-            ),
-        ),
         ("Model.blocks=[1]", "Model.blocks: must have one number per stage, 2 as Model.widths has (got [1])"),
     ],
 )
 def test_parts_that_do_not_fit(override, line):
     assert refused(override).startswith(line)
-
-
-def test_pairs_of_classes_that_are_trained_on():
-    line = refused(
-        "DataLoader.Train.dataset={name: Glyphs, size: 16, held_out: 0.8}",
-        "DataLoader.Eval.dataset={name: GlyphPairs, size: 16, held_out: 0.9}",
-    )
-    assert line.startswith("DataLoader.Eval.dataset: ")
-    assert "of its classes are trained on (the first is " in line
-    assert line.endswith("; leave them out of one of the two: give both the same hold_out (Glyphs: held_out)")
 
 
 @pytest.mark.parametrize(
@@ -350,10 +331,6 @@ def test_pairs_of_classes_that_are_trained_on():
         ),
         ("Model.embedding_size=9", "its embedding size is 8, this run's 9 (one of "),
         ("Model.widths=[4, 7]", " in this run (one of 16 "),
-        (
-            "Head={name: dist_softmax, bias: true}",
-            "was made with head arcface, this run has softmax: resume",
-        ),
     ],
 )
 def test_a_checkpoint_of_another_problem(whole, override, difference):

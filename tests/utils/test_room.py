@@ -9,10 +9,9 @@ import plsc.checkpoint.store
 import plsc.training.trainer
 import plsc.utils.room
 from plsc.checkpoint.store import SaveError
-from plsc.errors import UserError
 from plsc.utils.room import missing_space
 from tests.helpers.launch import run_python
-from tests.helpers.tiny_runs import arrays, checkpoints, make_trainer, rows, steps, train
+from tests.helpers.tiny_runs import checkpoints, rows, steps, train
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
 Usage = namedtuple("Usage", "total used free")
@@ -25,40 +24,8 @@ def test_bytes_that_do_not_fit_are_named_with_those_that_are_free(tmp_path, monk
     assert missing_space(tmp_path, 20_000_000) is None
 
 
-def test_a_disk_without_space_is_refused_before_the_first_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 2_000))
-    trainer = make_trainer(tmp_path, NO_PAIRS)
-    with pytest.raises(UserError) as raised:
-        trainer.train(None)
-    assert trainer.step == 0 and str(raised.value).startswith(
-        f"{tmp_path}/checkpoints: no space for a checkpoint (need "
-    )
-    assert str(raised.value).endswith("free 0.002 MB); free some space, or set another Global.output_dir")
-
-
-def test_what_a_killed_save_has_left_counts_as_free(tmp_path, monkeypatch):
-    """The next save removes it before it writes."""
-    left = tmp_path / "checkpoints/step-00000099.tmp"
-    left.mkdir(parents=True)
-    (left / "head").write_bytes(bytes(50_000))
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda path: Usage(10**9, 0, 2_000 if left.exists() else 52_000)
-    )
-    assert train(tmp_path, NO_PAIRS, "Global.max_steps=1").step == 1
-    assert checkpoints(tmp_path) == [1]
-
-
-@pytest.mark.parametrize("more", [["Head.bank=disk", "Head.bank_dtype=bfloat16"], ["Head.sub_centres=2"]])
-def test_the_space_checked_is_that_of_the_arrays(tmp_path, monkeypatch, more):
-    asked = []
-    monkeypatch.setattr(plsc.training.checkpoints, "missing_space", lambda folder, need: asked.append(need))
-    train(tmp_path, NO_PAIRS, "Global.max_steps=1", *more)
-    found = arrays(tmp_path / "checkpoints/step-00000001")
-    assert asked == [sum(array.nbytes for array in found.values())]
-
-
 def full_from(monkeypatch, checks):
-    """The disk is full at these calls of disk_usage (from 1: the first is that before the first step)."""
+    """The disk is full at these saves (from 1)."""
     calls = []
 
     def usage(path):
@@ -69,7 +36,7 @@ def full_from(monkeypatch, checks):
 
 
 def test_a_full_disk_is_said_in_numbers_and_training_goes_on(tmp_path, monkeypatch, capsys):
-    full_from(monkeypatch, [3, 4])
+    full_from(monkeypatch, [2, 3])
     train(tmp_path, NO_PAIRS, "Checkpoint.every_steps=2")
     assert checkpoints(tmp_path) == [8, 10, 12] and steps(rows(tmp_path)) == list(range(1, 13))
     lines = [line for line in capsys.readouterr().out.splitlines() if "ERROR" in line]
@@ -81,7 +48,7 @@ def test_a_full_disk_is_said_in_numbers_and_training_goes_on(tmp_path, monkeypat
 
 
 def test_a_run_whose_last_step_cannot_be_saved_says_so_and_fails(tmp_path, monkeypatch):
-    full_from(monkeypatch, [2])
+    full_from(monkeypatch, [1])
     with pytest.raises(
         SaveError, match="step 2 not written.*; last good: none; it was the last step: make space"
     ):

@@ -105,9 +105,9 @@ def _embed(cfg: Config, data: Dataset) -> np.ndarray:
     """Embed all samples by a checkpoint's network, float32 [N, D]; zeros where one is corrupt."""
     start(cfg)
     from plsc.training.embed import embed
-    from plsc.training.trained import load_network
+    from plsc.training.resume import load_network
 
-    network = load_network(open_checkpoint(cfg), cfg)
+    backbone = load_network(open_checkpoint(cfg), cfg)
     corrupt = []
 
     def read(start: int, stop: int) -> np.ndarray:
@@ -120,6 +120,6 @@ def _embed(cfg: Config, data: Dataset) -> np.ndarray:
         return samples
 
     batch = cfg.DataLoader.Train.batch_size
-    embeddings = embed(network.backbone, read, len(data), data.preprocessing, batch, amp=network.amp)
+    embeddings = embed(backbone, read, len(data), data.preprocessing, batch)
     embeddings[corrupt] = 0
     return embeddings

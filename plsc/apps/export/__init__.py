@@ -32,8 +32,8 @@ from plsc.apps.export.other_programs import refuse_other_pictures, save_insightf
 from plsc.checkpoint.saved import Threshold
 from plsc.config import Config
 from plsc.errors import UserError
+from plsc.training.resume import load_network
 from plsc.training.start import open_checkpoint
-from plsc.training.trained import load_network
 from plsc.utils.atomic_write import atomic_write, remove
 
 _CHECKED_BATCHES = (1, 8)
@@ -52,16 +52,16 @@ def export_checkpoint(
     Returns what `export` returns.
     """
     saved = open_checkpoint(cfg)
-    network = load_network(saved, cfg, model)
+    backbone = load_network(saved, cfg, model)
     folder = Path(output) if output else Path(cfg.Global.output_dir) / "export"
 
     def write() -> dict[str, Any]:
         facts = export(
-            network.backbone,
+            backbone,
             folder,
-            preprocessing=network.preprocessing,
+            preprocessing=saved.preprocessing,
             formats=cfg.Export.formats,
-            threshold=network.checkpoint.threshold,
+            threshold=saved.threshold,
             network=saved.network,
         )
         print(f"done: exported {saved.path} to {folder}")

@@ -30,7 +30,7 @@ from plsc.apps.faces.published import SFACE, path_of
 from plsc.data.images import to_sample
 from plsc.errors import UserError, shown
 from plsc.utils.files import read_json, sha256_of
-from plsc.utils.preprocessing import Preprocessing
+from plsc.utils.preprocessing import DARKEST, Preprocessing
 from plsc.utils.text import last_part
 from plsc.utils.vectors import unit_rows
 
@@ -158,21 +158,30 @@ class _OfRun(Network):
         before_paddle()  # the config may name classes, whose modules import Paddle
         self._config = load(config, overrides)
         start(self._config)
-        from plsc.training.trained import load_network
+        from plsc.training.resume import load_network
 
-        self._trained = network = load_network(open_checkpoint(self._config), self._config)
-        checkpoint = f"Global.checkpoint={json.dumps(os.path.abspath(network.checkpoint.path))}"
+        self._saved = saved = open_checkpoint(self._config)
+        self._backbone = load_network(saved, self._config)
+        checkpoint = f"Global.checkpoint={json.dumps(os.path.abspath(saved.path))}"
         origin = {"config": os.path.abspath(config), "overrides": [*overrides, checkpoint]}
-        super().__init__(network.described, network.checkpoint.network, origin, network.preprocessing)
-        self.finds_faces = bool(network.preprocessing.aligned)
-        self.flip = network.choose_flip(self._config.DataLoader.Eval.flip)
-        self.threshold = network.checkpoint.threshold.cosine
+        described = f"{saved.path.parent.parent}, step {saved.step}"
+        super().__init__(described, saved.network, origin, saved.preprocessing)
+        self.finds_faces = bool(saved.preprocessing.aligned)
+        self.threshold = saved.threshold.cosine
+        # As for the threshold, if there is one.
+        self.flip = self._config.DataLoader.Eval.flip if self.threshold is None else saved.threshold.flip
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
-        return self._trained.embed(samples, _BATCH)
+        from plsc.training.embed import embed
+
+        rows = embed(
+            self._backbone, lambda *part: samples[slice(*part)], len(samples), self.preprocessing, _BATCH
+        )
+        rows[samples.reshape(len(samples), -1).max(1) <= DARKEST] = 0  # as an exported graph gives them
+        return rows
 
     def trained_on(self) -> frozenset[str]:
-        return frozenset(map(last_part, self._trained.checkpoint.classes() or ()))
+        return frozenset(map(last_part, self._saved.classes() or ()))
 
 
 def open_network(

@@ -23,7 +23,7 @@ from paddle import nn
 
 from plsc.apps.migrate.torch_file import load_torch
 from plsc.checkpoint import store
-from plsc.checkpoint.tensorfile import DamagedError, TensorFile, format_lines, tensor_differences
+from plsc.checkpoint.tensorfile import DamagedError, TensorFile, tensor_differences
 from plsc.config import Config, add_overrides, load
 from plsc.data.images import CHANNELS
 from plsc.errors import UserError, shown, writing
@@ -35,6 +35,7 @@ from plsc.utils.safe_pickle import load_pickle, user_errors
 from plsc.utils.sharding import ClassShard
 from plsc.utils.text import counted
 
+_MOST = 10  # tensors that a refusal names
 # Keys of the state dict in files that hold more, such as arcface_torch's checkpoint_gpu_0.pt.
 _INSIDE = ("state_dict_backbone", "state_dict")
 _SKIPPED = {
@@ -132,7 +133,8 @@ def _refuse_differences(arrays: Mapping, wanted: Mapping, left: list[str], path:
     lines = [f"{name} is not in {network}" for name in left]
     lines += tensor_differences(arrays, wanted, "the file", network)
     if lines:
-        raise UserError(format_lines(path, lines))
+        more = [f"and {len(lines) - _MOST} tensors more"] if len(lines) > _MOST else []
+        raise UserError("\n".join(f"{path}: {line}" for line in [*lines[:_MOST], *more]))
 
 
 def import_weights(path: str, config: Config, output: str | os.PathLike, preprocessing: Preprocessing) -> str:
