@@ -5,8 +5,6 @@ with atomic_write("faces.rec") as beside, open(beside, "xb") as file:
     ...
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

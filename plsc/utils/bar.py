@@ -4,8 +4,6 @@ with Bar("reading faces", 1000, "images") as bar:
     bar.update(10)
 """
 
-from __future__ import annotations
-
 import time
 
 from tqdm import tqdm

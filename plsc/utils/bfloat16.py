@@ -9,8 +9,6 @@ resumed run, and a run on any number of ranks, rounds alike. Try it:
     float32_of(nearest(np.float32([1.001])))
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 _GOLDEN = 0x9E3779B97F4A7C15

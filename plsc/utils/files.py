@@ -3,8 +3,6 @@
 with open_regular("faces/ann.png") as file: ...
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ Each has a folder of its own name in the run's, and its package is imported when
 a network unless the user's environment says so (WANDB_MODE=online).
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

@@ -5,8 +5,6 @@ Lines stay whole on a terminal (with tqdm's bar below them), in a pipe and in a 
     python -c "from plsc.utils.logging import get_logger; get_logger().info('hello')"
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import sys

@@ -1,8 +1,6 @@
 """Decide how Linux keeps large blocks of memory: what malloc does when they are freed, and the size of their
 pages."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 

@@ -3,8 +3,6 @@
 Tests and tools read metrics.jsonl, never the text of log lines.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

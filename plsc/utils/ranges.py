@@ -6,8 +6,6 @@ A config checks the keys of a class by its annotations (plsc/utils/messages.py),
 ...     def __init__(self, dropout: Share = 0.0): ...
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -3,8 +3,6 @@
 Try it: `python -c "from plsc.utils.room import *; print(available_bytes(), free_bytes('.'))"`.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -6,8 +6,6 @@ only; anything else is refused by name. Strings of Python 2 become str (latin-1)
     load_pickle("lfw.bin")  # ([bytes, ...], [True, ...])
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import pickle

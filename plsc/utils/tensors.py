@@ -6,8 +6,6 @@ a head. Try it:
     tensor_of(np.arange(4))
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

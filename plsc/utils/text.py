@@ -1,7 +1,5 @@
 """Format numbers, times and tables as text."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 from typing import Any

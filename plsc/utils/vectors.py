@@ -1,7 +1,5 @@
 """Bring vectors to length 1, so that their inner products are cosines."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -6,8 +6,6 @@ Numbers are decimal as in YAML 1.2, whose `1e-4` is a number and whose `yes` is 
     {'Head': {'margin': 0.5}}
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any, NamedTuple
 
