@@ -27,6 +27,7 @@ from plsc.utils.files import read_regular
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 
 DARK = 10  # mean of 255: below, there is next to nothing in a picture
+DIM = 64  # nor in one without larger values: 14 bits of 16 reach 64
 CHANNELS = {"RGB": 3, "BGR": 3, "grey": 1}
 
 
@@ -108,7 +109,7 @@ def to_sample(
 
 def is_dark(pixels: np.ndarray) -> bool:
     """Say whether there is next to nothing in a picture."""
-    return bool(pixels.mean() < DARK or pixels.min() == pixels.max())
+    return bool(pixels.mean() < DARK or pixels.max() <= DIM or pixels.min() == pixels.max())
 
 
 def why_dark(data: np.ndarray | None, pixels: np.ndarray) -> str:
@@ -119,7 +120,7 @@ def why_dark(data: np.ndarray | None, pixels: np.ndarray) -> str:
         return f"16-bit, largest value {whole.max():,}: read as nearly black; scale to 65,535 or to 8 bits"
     if pixels.min() == pixels.max():
         return f"all pixels are {pixels.max()}"
-    return f"its mean is {pixels.mean():.1f} of 255"
+    return f"its mean is {pixels.mean():.1f} of 255, its largest value {pixels.max()}"
 
 
 Side = Annotated[int, Field(ge=1, le=math.isqrt(MOST_PIXELS))]

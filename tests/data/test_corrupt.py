@@ -142,7 +142,7 @@ def test_a_small_set_is_probed_whole():
     Loader(Damaged(100, (39,)), 8, 0, 1, seed=0).probe()
 
 
-def test_pictures_of_10_bits_in_16_are_said_before_the_first_step(tmp_path, capsys):
+def test_pictures_of_few_bits_in_16_are_said_before_the_first_step(tmp_path, capsys):
     pixels = np.random.default_rng(0).integers(0, 1021, (8, 8), np.uint16)
     pixels[0, 0] = 1020
     for number in range(3):

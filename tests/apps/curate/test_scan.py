@@ -2,6 +2,7 @@ import hashlib
 
 import cv2
 import numpy as np
+import pytest
 
 from plsc.apps.curate.scan import same_content, scan
 from plsc.data.bin_packs import BinPairs, write_pack
@@ -27,13 +28,21 @@ def test_every_image_is_looked_at(tmp_path):
     assert found.digests[0].tobytes() == digest and not found.digests[1].any()
 
 
-def test_pictures_of_10_bits_in_16_are_read_as_nearly_black(tmp_path):
-    folder = write_folder(tmp_path / "faces", {"Ann": 1, "Bob": 2})
+@pytest.mark.parametrize("kind", ["png", "tiff"])
+@pytest.mark.parametrize("shape", [(20, 20), (20, 20, 3)])
+def test_pictures_of_10_to_14_bits_in_16_are_read_as_nearly_black(tmp_path, kind, shape):
+    folder = write_folder(tmp_path / "faces", {"Bob": 1})
     draws = np.random.default_rng(0)
-    for name, most in (("Ann/Ann_0001", 2**10), ("Bob/Bob_0001", 2**16)):
-        cv2.imwrite(str(folder / f"{name}.png"), draws.integers(0, most, (20, 20, 3), np.uint16))
-    (why,) = scan(eval_set(ImageFolder(str(folder)))).dark.values()
-    assert why.startswith("16-bit, largest value 1,0") and "scale to 65,535 or to 8 bits" in why
+    for bits in (10, 12, 14, 16):
+        (folder / f"{bits} bits").mkdir()
+        pixels = draws.integers(0, 2**bits, shape, np.uint16)
+        pixels[0, 0] = 2**bits - 1
+        cv2.imwrite(str(folder / f"{bits} bits" / f"1.{kind}"), pixels)
+    said = scan(eval_set(ImageFolder(str(folder)))).dark
+    remedy = "read as nearly black; scale to 65,535 or to 8 bits"
+    assert said == {
+        n: f"16-bit, largest value {most}: {remedy}" for n, most in enumerate(("1,023", "4,095", "16,383"))
+    }
 
 
 def test_sets_without_files_and_pairs_are_looked_at_too(tmp_path):
