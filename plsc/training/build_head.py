@@ -59,6 +59,8 @@ def build_head(
                 "Model.embedding_size, or Head.bank=disk"
             )
     of_kind = {}
+    if cfg.logits_budget_mb:
+        of_kind["budget"] = int(cfg.logits_budget_mb * 2**20)
     if isinstance(cfg, SoftmaxCfg):
         of_kind["bias"] = cfg.bias
     elif isinstance(cfg, MarginCfg):
@@ -75,7 +77,6 @@ def build_head(
         bank=cfg.bank,
         bank_dtype=cfg.bank_dtype,
         bank_folder=cfg.bank_folder or folder,
-        budget=cfg.logits_budget_mb and int(cfg.logits_budget_mb * 2**20),
         compute_dtype=head_dtype(cfg, amp),
         init_std=cfg.init_std,
         seed=seed,
