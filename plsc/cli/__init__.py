@@ -10,6 +10,7 @@ Imports little: a Ctrl-C while the verb imports Paddle must meet what handles it
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -55,7 +56,7 @@ VERBS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `plsc VERB ...`."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+    argv = [_at_home(word) for word in (sys.argv[1:] if argv is None else argv)]
     if argv == ["--version"]:
         print(f"plsc {__version__}")
         return 0
@@ -70,6 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"ERROR unknown verb '{shown(argv[0])}'{did_you_mean(argv[0], VERBS)}", file=sys.stderr)
     return without_traceback(lambda: print(_overview())) or (0 if asked else 2)
+
+
+def _at_home(word: str) -> str:
+    """Expand `~` at the beginning of an argument, and after `--option=`, where no shell does."""
+    option, sign, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
+    return option + sign + os.path.expanduser(value)
 
 
 def _run(verb: Verb, arguments: Sequence[str]) -> int | None:

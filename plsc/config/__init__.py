@@ -172,19 +172,19 @@ def load(
     Raises MissingFileError when there is no such file, else ConfigError with everything that is wrong.
     """
     layers = copy.deepcopy(path._layers) if isinstance(path, Config) else Layers()
+    beside = []
     if isinstance(path, Mapping):
         layers.put_all(path, 0, "the config's mapping")
-    elif not isinstance(path, (Config, type(None))):
+    elif isinstance(path, (str, os.PathLike)):
+        path = os.path.expanduser(path)
         layers.read_file(path)
+        beside = [os.path.dirname(config_file(Path(path)))]
     level = max(1, layers.next_level)
     if isinstance(overrides, Mapping):
         layers.put_all(overrides, level, "overrides")
         overrides = ()
     for order, text in enumerate([overrides] if isinstance(overrides, str) else overrides):
         layers.read_override(text, order, level)
-    beside = (
-        [] if isinstance(path, (Config, Mapping, type(None))) else [os.path.dirname(config_file(Path(path)))]
-    )
     _find_modules_in([*beside, ""], layers.tree)
     return _checked(layers)
 
@@ -222,7 +222,7 @@ def _expand_home(tree: Any) -> None:
     for key, value in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
         if isinstance(value, (dict, list)):
             _expand_home(value)
-        elif isinstance(value, str) and value.startswith("~/"):
+        elif isinstance(value, str):
             tree[key] = os.path.expanduser(value)
 
 

@@ -330,3 +330,10 @@ def test_the_package_runs_as_a_module_and_as_a_file(tmp_path):
     for program in (["-m", "plsc"], [ROOT / "plsc/__main__.py"]):
         done = run_python(*program, "train", "-c", "a.yaml", cwd=tmp_path, check=False)
         assert done.returncode == 2 and done.stderr.startswith("ERROR a.yaml:1: Head.name: must be one of")
+
+
+@pytest.mark.parametrize("words", [["init", "~/faces"], ["init", "none", "--output=~/a.txt"]])
+def test_home_is_expanded_where_no_shell_does(words, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert cli.main(words) == 2
+    assert "/home/ann/" in capsys.readouterr().err

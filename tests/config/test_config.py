@@ -398,6 +398,8 @@ def test_a_mistake_in_an_item_names_its_line(write):
 
 def test_home_is_expanded_in_every_path(monkeypatch):
     monkeypatch.setenv("HOME", "/home/ann")
+    with pytest.raises(MissingFileError, match="^/home/ann/a.yaml: "):
+        load("~/a.yaml")
     keys = ["Global.output_dir=~/out", "DataLoader.Train.dataset=[{name: ImageFolder, folder: ~/faces}]"]
     cfg = load(None, keys)
     assert cfg.Global.output_dir == "/home/ann/out"
