@@ -1,6 +1,7 @@
 """Parse YAML and keep the line of each value; keys are text, equal keys are errors, and values are plain.
 
-Numbers are decimal as in YAML 1.2, whose `1e-4` is a number and whose `yes` is text.
+Numbers are decimal as in YAML 1.2, whose `1e-4` is a number and whose `yes` is text. What begins with zeros
+is text, too: 0000045 is somebody's name, or a folder's.
 
     >>> parse("Head: {margin: 5e-1}").value
     {'Head': {'margin': 0.5}}
@@ -15,8 +16,8 @@ _CORE = "tag:yaml.org,2002:"
 _SCALARS = {  # the first match wins: int before float
     "null": ("~|null|Null|NULL|", lambda text: None),
     "bool": ("true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
-    "int": (r"[-+]?[0-9]+(_[0-9]+)*", int),
-    "float": (r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", float),
+    "int": (r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)", int),
+    "float": (r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?", float),
     "str": (None, str),
 }
 # The key None: try these whatever the first character is.
