@@ -30,7 +30,7 @@ from plsc.errors import UserError
 from plsc.evaluation.classification import Classification, classify
 from plsc.evaluation.identification import Identification, identify
 from plsc.evaluation.templates import template_features
-from plsc.evaluation.verification import ONE_KIND, Verification, folds_of_one_kind, verify_pairs
+from plsc.evaluation.verification import Verification, one_kind, verify_pairs
 
 Result = Classification | Identification | Verification
 
@@ -136,8 +136,8 @@ class VerificationSet(EvalSet):
         check_array(self.data, "same", "bool [P]", None, len(self.pairs))
         same = self.data.same
         self.doubts = pairs_that_prove_nothing(self.data.pairs_by_content(), same, self.data.pair_name)
-        if folds_of_one_kind(same):
-            self.doubts.append(ONE_KIND)
+        if why := one_kind(same):
+            self.doubts.append(why)
 
     @property
     def sides(self) -> int:

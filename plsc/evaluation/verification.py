@@ -216,19 +216,12 @@ def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
     similarity = 1 - distance / 2
     folds = min(MAX_FOLDS, len(same))
     cell = _cells(distance, same, folds)
-    notes = []
+    lacking = one_kind(same)
+    has_accuracy = not lacking
     fold_accuracy, fold_threshold = np.empty(0), np.empty(0)
-    if folds_of_one_kind(same):
-        notes.append(f"{ONE_KIND}.")
-    elif len(same) >= 2:
+    if has_accuracy:
         fold_accuracy, fold_threshold = _fold_accuracies(_table(cell, folds))
-    roc = None
-    if same.all() or not same.any():
-        kind = "the same class" if same.all() else "different classes"
-        notes.append(f"All pairs are of {kind}: no ROC, AUC, EER or TAR, and an accuracy means little.")
-    else:
-        roc = roc_curve(similarity, same)
-    has_accuracy = len(fold_accuracy) > 0
+    roc = None if same.all() or not same.any() else roc_curve(similarity, same)
     negatives = int(np.sum(~same))
     # With too few negatives not even one false accept is allowed.
     known = [far for far in FARS if roc is not None and negatives >= needed(far)]
@@ -245,22 +238,22 @@ def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
         tar_at_far={far: float(tar_at_far(roc.far, roc.tar, far)) if far in known else None for far in FARS},
         threshold_at_far={far: threshold_at_far(roc, far) if far in known else None for far in FARS},
         roc=roc,
-        notes=notes,
+        notes=[f"{lacking}."] if lacking else [],
     )
 
 
-ONE_KIND = (
-    "No accuracy: each of the ten folds, which are cut in the pairs' order, has pairs of one kind only;"
-    " `alternate: true` of PairList and BinPairs spreads them"
-)
-
-
-def folds_of_one_kind(same: np.ndarray) -> bool:
-    """Return whether the pairs are sorted by kind: folds of two pairs or more, of which at most one has both
-    kinds."""
-    if len(same) < 2 * MAX_FOLDS or same.all() or not same.any():
-        return False
-    return sum(fold.any() and not fold.all() for fold in np.array_split(same, MAX_FOLDS)) <= 1
+def one_kind(same: np.ndarray) -> str:
+    """Say why pairs have no accuracy: at most one of the ten folds has pairs of both kinds; "": they have."""
+    if same.all() or not same.any():
+        kind = "the same class" if same.all() else "different classes"
+        return f"No accuracy and no ROC: all pairs are of {kind}"
+    folds = np.array_split(same, MAX_FOLDS)
+    if len(same) < 2 * MAX_FOLDS or sum(fold.any() and not fold.all() for fold in folds) > 1:
+        return ""
+    return (
+        "No accuracy: each of the ten folds, which are cut in the pairs' order, has pairs of one kind only; "
+        "`alternate: true` of PairList and BinPairs spreads them"
+    )
 
 
 def _squared_distances(embeddings: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, int]:

@@ -38,7 +38,7 @@ def slow_ten_fold(emb_a, emb_b, same):
     return accuracy, chosen
 
 
-@pytest.mark.parametrize("pairs", [2, 9, 11, 57])
+@pytest.mark.parametrize("pairs", [4, 9, 11, 57])
 def test_ten_folds_equal_the_obvious_loop(pairs):
     emb_a, emb_b, same = noisy_pairs(pairs, seed=pairs)
     accuracy, chosen = slow_ten_fold(emb_a, emb_b, same)
@@ -195,9 +195,9 @@ def test_too_few_negatives_are_said():
 def test_one_kind_of_pairs_only(kind, said):
     emb_a, emb_b, _ = noisy_pairs(20)
     result = verify(emb_a, emb_b, np.full(20, kind))
-    assert result.accuracy == np.mean(slow_ten_fold(emb_a, emb_b, np.full(20, kind))[0])
-    assert (result.auc, result.eer, result.roc, set(result.tar_at_far.values())) == (None, None, None, {None})
-    assert said in result.notes[0]
+    assert (result.accuracy, result.auc, result.eer, result.roc) == (None,) * 4
+    assert set(result.tar_at_far.values()) == {None} and result.headline == "no accuracy: folds of one kind"
+    assert result.notes == [f"No accuracy and no ROC: all pairs are of {said}."]
     assert result.results()["equal error rate"] == "needs positive and negative pairs"
 
 

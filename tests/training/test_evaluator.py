@@ -122,7 +122,10 @@ def test_pairs_sorted_by_kind_choose_by_the_area_under_the_roc(tmp_path, capsys)
     assert best["metric"] == "auc" and best["value"] in [
         row["auc"] for row in rows(tmp_path, evaluations=True)
     ]
-    assert "verification: no accuracy: folds of one kind, area under ROC " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "verification: no accuracy: folds of one kind, area under ROC " in said
+    warning = "WARNING DataLoader.Eval.dataset: No accuracy: each of the ten folds"
+    assert 0 <= said.find(warning) < said.index("INFO plan: ")
 
 
 def test_a_long_evaluation_says_how_far_it_is(capsys, monkeypatch):

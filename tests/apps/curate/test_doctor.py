@@ -63,7 +63,7 @@ def test_leakage_by_name_and_by_content(faces, run, tmp_path):
     other = write_folder(tmp_path / "other", {"Dan": 1, "Bob": 1})
     (other / "Dan" / "Dan_0001.png").write_bytes(png(9))
     (other / "Bob" / "Bob_0001.png").write_bytes(png(50))
-    write_pack(str(tmp_path / "a.bin"), [png(60), png(2)], [True])
+    write_pack(str(tmp_path / "a.bin"), [png(60), png(2), png(61), png(62)], [True, False])
     code, lines = run(faces, "--validation", other, tmp_path / "a.bin")
     assert code == 2 and lines == [
         f"ERROR {faces} and {other}: 1 identities are in both",
