@@ -36,7 +36,7 @@ def before_paddle() -> None:
     os.environ.setdefault("GLOG_minloglevel", "2")
     # Read when OpenCV is imported: a line or two for each image that is damaged, which is named by us.
     os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # "generated new fontManager"
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where it keeps its fonts, and that it made them
 
 
 def rank_from_env() -> int:

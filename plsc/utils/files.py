@@ -3,10 +3,13 @@
 with open_regular("faces/ann.png") as file: ...
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from plsc.errors import UserError, reading, shown
@@ -52,3 +55,16 @@ def read_json(path: str | os.PathLike) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise UserError(f"{shown(path)}: is not JSON") from error
+
+
+@contextlib.contextmanager
+def temporary_home() -> Iterator[None]:
+    """Give packages that write below HOME a folder for it, since a user of a container may have none."""
+    home = os.environ.get("HOME")
+    with tempfile.TemporaryDirectory() as os.environ["HOME"]:
+        try:
+            yield
+        finally:
+            del os.environ["HOME"]
+            if home is not None:
+                os.environ["HOME"] = home

@@ -14,13 +14,14 @@ from pathlib import Path
 
 from plsc.errors import UserError
 from plsc.utils.atomic_write import replace_file
+from plsc.utils.files import temporary_home
 
 
 class VisualDL:
     """Writes <folder>/visualdl, one file, which a resumed run appends to."""
 
     def __init__(self, folder: Path):
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints a greeting
+        with contextlib.redirect_stdout(io.StringIO()), temporary_home():  # it prints a greeting
             from visualdl import LogWriter
 
             # A fixed name: with a second file in the folder, VisualDL would show only the newest.

@@ -11,6 +11,7 @@ from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.utils.loggers import check_packages
 from plsc.utils.metrics import Metrics, read_metrics
+from tests.helpers.launch import ROOT, run_python
 from tests.helpers.tiny_runs import TINY
 
 POINTS = {
@@ -45,6 +46,20 @@ def test_visualdl(tmp_path, capsys):
     reader = LogReader(file_path=str(tmp_path / "visualdl/vdlrecords.train.log"))
     for tag, points in POINTS.items():
         assert [(point.id, point.value) for point in reader.get_data("scalar", tag)] == points
+
+
+def test_visualdl_and_matplotlib_do_without_a_home_that_can_be_written(tmp_path):
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from plsc.distributed import environment\n"
+        "from plsc.utils.loggers import VisualDL\n"
+        "environment.before_paddle()\n"
+        "import matplotlib.figure\n"
+        "VisualDL(Path(sys.argv[1])).close()\n"
+    )
+    done = run_python("-c", program, str(tmp_path), cwd=ROOT, HOME="/dev/null", MPLCONFIGDIR=None)
+    assert (done.stdout, done.stderr) == ("", "") and [*(tmp_path / "visualdl").iterdir()]
 
 
 def test_tensorboard(tmp_path):

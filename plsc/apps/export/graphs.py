@@ -4,8 +4,6 @@ and compare."""
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import paddle
 from paddle import inference, nn
 
 from plsc.errors import UserError
+from plsc.utils.files import temporary_home
 from plsc.utils.preprocessing import DARKEST
 
 MODEL = "model.onnx"
@@ -50,26 +49,11 @@ def _errors_as_user_error(what: str) -> Iterator[None]:
         raise UserError(f"{what}: {lines[-1] if lines else repr(error)}") from error
 
 
-@contextlib.contextmanager
-def _home_that_can_be_written() -> Iterator[None]:
-    """Give Paddle a folder for the sources that to_static makes: it writes them below HOME, which a user of a
-    container may not have."""
-    home = os.environ.get("HOME")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["HOME"] = folder
-        try:
-            yield
-        finally:
-            del os.environ["HOME"]
-            if home is not None:
-                os.environ["HOME"] = home
-
-
 def save_paddle(model: nn.Layer, preprocessing: Any, folder: Path) -> dict:
     """Write the graph of Paddle Inference to `folder`; return the names of files, input and output."""
     spec = paddle.static.InputSpec([None, *preprocessing.shape], "float32", "image")
     what = "Export: this backbone cannot be saved as one static graph"
-    with _errors_as_user_error(what), _home_that_can_be_written():
+    with _errors_as_user_error(what), temporary_home():
         # By default Paddle 3 compiles with CINN, and both cut what cannot be one graph into pieces.
         static = paddle.jit.to_static(
             _WithPreprocessing(model, preprocessing), input_spec=[spec], full_graph=True, backend=None

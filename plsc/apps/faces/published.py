@@ -57,7 +57,10 @@ SFACE = Published(
 def path_of(published: Published) -> Path:
     """Return where a file is, and fetch it before if it is not there. UserError: it cannot be fetched, or is
     another file."""
-    path = Path(os.environ.get("PLSC_CACHE") or os.path.expanduser("~/.cache/plsc"), published.file)
+    folder = os.environ.get("PLSC_CACHE") or os.path.expanduser("~/.cache/plsc")
+    if folder.startswith("~"):
+        raise UserError(f"{published.file}: there is no home folder to keep it in; name one in PLSC_CACHE")
+    path = Path(folder, published.file)
     if not path.is_file():
         _fetch(published, path)
     if sha256_of(path) != published.sha256:

@@ -74,6 +74,14 @@ def test_without_a_network_a_line_says_where_to_put_the_file(tmp_path, monkeypat
         path_of(Published("a network", f"http://127.0.0.1:{port}/a.onnx", "0" * 64, 1, "MIT"))
 
 
+def test_a_user_without_a_home_is_told_to_name_a_folder(published, monkeypatch):
+    monkeypatch.delenv("PLSC_CACHE")
+    for home in ("/dev/null", "~"):
+        monkeypatch.setenv("HOME", home)
+        with pytest.raises(UserError, match="name (another folder|one) in PLSC_CACHE$"):
+            path_of(published("net.onnx"))
+
+
 def test_another_file_under_the_name_is_refused(published, tmp_path):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "net.onnx").write_bytes(b"other")
