@@ -116,7 +116,6 @@ class Gallery:
 
     @property
     def pictures(self) -> int:
-        """The number of pictures."""
         return self._store.pictures()
 
     @property
@@ -191,10 +190,8 @@ def name_of(name: str) -> str:
     keyboards give either. UserError for one that cannot be shown, or is empty."""
     name = unicodedata.normalize("NFC", name)
     if not name or not name.isprintable() or name != name.strip() or len(name) > _LONGEST_NAME:
-        raise UserError(
-            f"'{shown(name)}': a name has 1 to {_LONGEST_NAME} characters that can be seen, and no space at "
-            "its ends"
-        )
+        rule = f"a name has 1 to {_LONGEST_NAME} characters that can be seen, and no space at its ends"
+        raise UserError(f"'{shown(name)}': {rule}")
     return name
 
 

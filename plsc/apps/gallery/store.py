@@ -62,6 +62,7 @@ class SqliteStore:
         self._people: _People | None = None
         with _said(path):
             self._sql = sqlite3.connect(path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
+            self._path, self._file = path, os.stat(path)
             if self._all("PRAGMA application_id") != [(_APPLICATION,)]:
                 raise UserError(f"{self.name}: is no gallery; name a file that plsc gallery build wrote")
             # A removed embedding is overwritten, and what was written is on the disk after each transaction.
@@ -173,6 +174,8 @@ class SqliteStore:
 
     def _all(self, statement: str, *values: Any) -> list[tuple]:
         with self._lock, _said(self.name):
+            if not os.path.samestat(self._file, os.stat(self._path)):
+                raise UserError(f"{self.name}: has been replaced; open it again, or start the service again")
             return self._sql.execute(statement, values).fetchall()
 
 

@@ -1,8 +1,8 @@
 """Galleries in SQLite: what is stored, found, changed and refused; without a network of faces."""
 
 import sqlite3
-import threading
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -76,20 +76,14 @@ def test_changes_of_others_are_seen(gallery, tmp_path):
 
 
 def test_threads_share_a_gallery(gallery):
-    failed = []
-
     def work(number):
-        try:
-            for turn in range(5):
-                gallery.add(f"t{number}", [picture(f"t{number}", turn)])
-                assert gallery.search([picture(f"t{number}", turn)])[0][0].name == f"t{number}"
-        except BaseException as error:  # noqa: BLE001 (a thread's error is shown by the test)
-            failed.append(error)
+        for turn in range(5):
+            gallery.add(f"t{number}", [picture(f"t{number}", turn)])
+            assert gallery.search([picture(f"t{number}", turn)])[0][0].name == f"t{number}"
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    assert not failed and len(gallery) == 7 and gallery.pictures == 26
+    with ThreadPoolExecutor(4) as threads:
+        [*threads.map(work, range(4))]
+    assert len(gallery) == 7 and gallery.pictures == 26
 
 
 def test_pictures_that_cannot_be_used_are_left_out_and_named(tmp_path, capsys):
@@ -177,6 +171,14 @@ def test_what_is_no_gallery_is_refused(gallery, tmp_path):
     (tmp_path / "cut.gallery").write_bytes(data[: len(data) // 2])
     with pytest.raises(UserError, match="malformed; it is damaged: take a copy, or build it again"):
         len(Gallery.open(tmp_path / "cut.gallery"))
+
+
+def test_a_gallery_that_was_built_anew_is_not_mistaken_for_the_one_that_is_open(gallery, tmp_path):
+    (tmp_path / "a.gallery").unlink()
+    Gallery.build(tmp_path / "a.gallery", people(2), Pixels())
+    for call in (lambda: gallery.search(picture("Ann")), lambda: gallery.add("Dan", picture("Dan"))):
+        with pytest.raises(UserError, match=r"a\.gallery: has been replaced; open it again"):
+            call()
 
 
 def test_a_gallery_that_another_process_holds_is_one_line(gallery, tmp_path, monkeypatch):

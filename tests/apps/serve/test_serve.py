@@ -79,7 +79,7 @@ def test_the_service_answers_and_adds_while_two_processes_write(client, gallery,
     pictures = form(picture("Dan", 0), picture("Dan", 1), name="pictures")
     assert client.post("/people", headers=HEADERS, data={"name": "Dan"}, files=pictures).json()["added"] == 2
     lines = [kill(writer, 0) for writer in writers]
-    assert all(lines) and len(counts) > 3
+    assert all(lines) and len(counts) > 1
     assert client.post("/search", files=form(picture("Dan", 5))).json()["name"] == "Dan"
     assert client.get("/people", headers=HEADERS).json() == [*Gallery.open(tmp_path / "a.gallery", Pixels())]
 
