@@ -72,12 +72,11 @@ class DrawAhead:
 
     def __init__(self, shard: ClassShard, rate: float, seed: int):
         self._drawn_by = shard, rate, seed
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, "draw")
         self._ahead: tuple[int, Future] | None = None
 
     def take(self, step: int) -> np.ndarray:
         """Return what `draw_classes` does, and begin to draw for the next step."""
-        self._thread = self._thread or ThreadPoolExecutor(1, "draw")
         number, drawn = self._ahead or (None, None)
         if number != step:
             drawn = self._thread.submit(draw_classes, *self._drawn_by, step)

@@ -129,7 +129,7 @@ class SoftmaxHead:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on counting updates."""
-        self.bank.updates = state.get("updates", 0)
+        self.bank.updates = state["updates"]
 
     def remember(self) -> Callable[[], None]:
         """Return a call that restores what a call of the head changes, as it is now: the margin's

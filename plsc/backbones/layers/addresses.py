@@ -24,7 +24,6 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
 
 import numpy as np
 import paddle
@@ -36,20 +35,8 @@ _LAYER = 1  # keys of Philox beside a layer's number, and for the places
 _PLACE = 2
 
 
-@dataclass(frozen=True)
-class _Samples:
-    """The samples of a forward pass: random numbers uint64 [B, 2] of each, and the numbers of the layers."""
-
-    numbers_B2: np.ndarray
-    layers: dict[nn.Layer, int]
-
-    @functools.cached_property
-    def keys_B2(self) -> paddle.Tensor:
-        """The numbers as int64 on the device; copied when a layer first asks for them."""
-        return _tensor(self.numbers_B2)
-
-
-_samples: ContextVar[_Samples | None] = ContextVar("samples", default=None)
+# Of a forward pass: random numbers int64 [B, 2] of its samples, on the device, and the numbers of the layers.
+_samples: ContextVar[tuple[paddle.Tensor, dict[nn.Layer, int]] | None] = ContextVar("samples", default=None)
 
 
 class Addresses:
@@ -71,7 +58,7 @@ class Addresses:
         philox = np.random.Philox(key=[self._seed, step])
         philox.advance(first)
         keys = philox.random_raw(4 * count).reshape(count, 4)[:, :2]
-        token = _samples.set(_Samples(keys, self._layers))
+        token = _samples.set((_tensor(keys), self._layers))
         try:
             yield
         finally:
@@ -107,9 +94,9 @@ def random_scores(layer: nn.Layer, count: int, size: int) -> paddle.Tensor:
 
 def _numbers(layer: nn.Layer, size: int) -> paddle.Tensor:
     """Compute the random numbers int64 [B, size] of a layer."""
-    samples = _samples.get()
+    keys_B2, layers = _samples.get()
     device = paddle.get_device()
-    keys_B2 = samples.keys_B2 * _of_layer(samples.layers[layer], device)
+    keys_B2 = keys_B2 * _of_layer(layers[layer], device)
     return keys_B2[:, :1] * _of_places(size, device) + keys_B2[:, 1:]
 
 

@@ -3,7 +3,7 @@
 
 #include "plsc/native/native.h"
 
-// The numbers of an update by AdamW, as AdamNumbers in rows.py.
+// The numbers of an update by AdamW, as rows.py names them.
 struct Adam {
   float beta1, rest1, beta2, rest2, rate, root, epsilon, shrink;
 };
