@@ -125,7 +125,15 @@ def test_the_report_stands_alone_and_shows_the_run(trained):
     assert page.count("data:image/png;base64,") > 3 and "<script" not in page and "http" not in page
     assert "dist_arcface" in page and "max_steps: 12" in page
     assert "step 12: verification on noise pairs" in page
-    for fact in ("date", "command", "version", "trained on", "Synthetic", "23 classes", trained.name):
+    for fact in (
+        "date",
+        "command",
+        "version",
+        "training and evaluation",
+        "Synthetic",
+        "23 classes",
+        trained.name,
+    ):
         assert fact in page
 
 

@@ -228,13 +228,6 @@ def test_zero_embeddings_resemble_nothing_and_are_counted():
     assert "length 0: 2" in result.notes[-1]
 
 
-def test_mistakes_are_said_in_one_line():
-    emb_a, emb_b, same = noisy_pairs(5)
-    emb_b[3, 2] = np.nan
-    with pytest.raises(UserError, match="an embedding of pair 3 is not finite"):
-        verify(emb_a, emb_b, same)
-
-
 def people_and_pairs(people=12, images=6, seed=0):
     """All pairs of a few people whose images differ in quality from person to person: embeddings, pairs,
     same, identity."""
@@ -267,16 +260,6 @@ def test_intervals_over_people_are_those_of_a_slow_bootstrap():
         found.append([roc.far[np.argmin(abs(roc.far + roc.tar - 1))], roc.tar[roc.far <= 0.1][-1]])
     expected = np.quantile(found, [0.025, 0.975], axis=0).T
     got = [result.intervals["eer"], result.intervals["tar@far=0.1"]]
+    assert result.numbers()["identities"] == 12
     np.testing.assert_allclose(got[0], expected[0], atol=0.02)
     np.testing.assert_allclose(got[1], expected[1], atol=0.08)  # 12 people: few different rates
-
-
-def test_few_people_make_an_interval_wider_than_their_many_pairs():
-    embeddings, pairs, same, identity = people_and_pairs()
-    of_people = verify_pairs(embeddings, pairs, same, identity_of=identity)
-    of_pairs = verify_pairs(embeddings, pairs, same)
-    for key in ("accuracy", "eer", "tar@far=0.1"):
-        wide, narrow = (np.ptp(result.intervals[key]) for result in (of_people, of_pairs))
-        assert wide > 1.5 * narrow, key
-    assert of_people.row() == of_pairs.row()
-    assert (of_people.numbers()["identities"], of_pairs.numbers()["identities"]) == (12, None)

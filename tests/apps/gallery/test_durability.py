@@ -109,13 +109,6 @@ def test_a_killed_build_leaves_a_whole_gallery_or_none(tmp_path):
     kill_builds(tmp_path / "a.gallery", 2)
 
 
-@pytest.mark.slow
-def test_sixty_kills(tmp_path):
-    kill_changes(tmp_path / "a.gallery", 40)
-    (tmp_path / "b").mkdir()
-    kill_builds(tmp_path / "b" / "b.gallery", 20)
-
-
 def test_two_writers_and_a_reader_at_once(tmp_path):
     path = tmp_path / "a.gallery"
     reader = Gallery.build(path, people(12), Pixels())

@@ -66,15 +66,6 @@ def test_a_removed_person_is_not_in_the_file(gallery, tmp_path):
     assert not any(data in file.read_bytes() for file in tmp_path.glob("a.gallery*"))
 
 
-def test_changes_of_others_are_seen(gallery, tmp_path):
-    other = Gallery.open(tmp_path / "a.gallery", Pixels())
-    assert len(other) == 3
-    gallery.add("Dan", [picture("Dan")])
-    assert [*other] == [*NAMES, "Dan"] and other.search([picture("Dan")])[0][0].name == "Dan"
-    other.remove("Ann")
-    assert "Ann" not in gallery
-
-
 def test_threads_share_a_gallery(gallery):
     def work(number):
         for turn in range(5):
