@@ -67,7 +67,6 @@ _BY_CALLER = 1  # dnnl_scratchpad_mode_user: the library's own belongs to one th
 _NAME = 8  # dnnl_query_impl_info_str
 _OF_ARGUMENT = 255  # dnnl_query_exec_arg_md
 _LINE = 64  # bytes of a line of the processor's cache
-_MOST = 4096  # operations that a thread keeps
 # dnnl_cpu_isa_avx512_core_bf16 and dnnl_cpu_isa_avx512_core_amx: their bits are in those of each later set.
 _AVX512_BF16 = 0xE7
 _AMX = 0xFEF
@@ -274,8 +273,6 @@ def kept(make: Callable) -> Callable:
         key = (make, library().threads(), *arguments)
         made = _thread.kept.get(key)
         if made is None:
-            if len(_thread.kept) >= _MOST:  # pictures of ever other sizes
-                _thread.kept.clear()
             made = _thread.kept[key] = make(*arguments)
         return made
 

@@ -83,5 +83,4 @@ def test_rows_on_a_device_are_copied_when_they_are_indexed():
     rows = StateRows(lambda rows: array.numpy()[rows], np.float32, (6, 2))
     assert rows.shape == (6, 2) and len(rows) == 6 and rows.dtype == np.float32
     assert np.array_equal(rows[1:3], array.numpy()[1:3]) and rows[4:2].shape == (0, 2)
-    assert np.array_equal(rows[np.array([5, 0])], array.numpy()[[5, 0]])
     assert np.array_equal(np.asarray(rows), array.numpy())

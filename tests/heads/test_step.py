@@ -6,7 +6,6 @@ import pytest
 
 from plsc.errors import UserError
 from plsc.heads import backends as walk_module
-from plsc.heads.blocks import plan_blocks
 from plsc.heads.build import make_head
 from plsc.heads.margins import CosFace
 from tests.heads.cases import exact, run
@@ -29,19 +28,6 @@ def test_block_sizes_and_modes_give_the_same_numbers(name, monkeypatch):
             out, dx, dw = run(head, x, label)
             head.update(0.01)
             assert_within([out.losses_B.numpy(), dx, dw, head.bank.state()["centres"]], *want)
-
-
-def test_kept_mode_runs_three_products_and_recomputing_four(monkeypatch):
-    monkeypatch.setenv("PLSC_KERNELS", "0")
-    calls = []
-    product = paddle.matmul
-    monkeypatch.setattr(paddle, "matmul", lambda *a, **k: calls.append(1) or product(*a, **k))
-    for budget, products in ((64 << 20, 3), (4 * (3 * 8 + 4 * 16) * 53 - 1, 4)):
-        calls.clear()
-        head = make_head(53, 16, budget=budget)
-        run(head, np.ones((8, 16), np.float32), np.arange(8))
-        blocks = -(-53 // plan_blocks(8, 53, 16, 1, budget)[0])
-        assert len(calls) == products * blocks + 1  # and [N, N], to add up the samples of one class
 
 
 @pytest.mark.parametrize("label,shown", [(20, 20), (-1, -1), (2**40, 2**40)])

@@ -82,9 +82,8 @@ class DeviceBank(Bank):
             for name, shape in self.shapes.items()
         }
 
-    def _read(self, name: str, rows: slice | np.ndarray) -> np.ndarray:
-        table = self._tables[name]
-        return (table[rows] if isinstance(rows, slice) else paddle.gather(table, to_device(rows))).numpy()
+    def _read(self, name: str, rows: slice) -> np.ndarray:
+        return self._tables[name][rows].numpy()
 
     def load_rows(self, start, rows):
         for name, table in self._tables.items():

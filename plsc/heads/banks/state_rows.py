@@ -10,20 +10,15 @@ from plsc.utils.bfloat16 import float32_of
 
 
 class StateRows:
-    """Presents an array, and reads rows only when they are indexed, by slice or by numbers.
+    """Presents an array, and reads rows only when a slice of them is asked for.
 
     bfloat16 is given as uint16, its bits; `code` names it in a checkpoint's file.
 
     Args:
-        read: returns the rows of a slice with start and stop, or with these numbers, int64.
+        read: returns the rows of a slice with start and stop.
     """
 
-    def __init__(
-        self,
-        read: Callable[[slice | np.ndarray], np.ndarray],
-        dtype: np.dtype,
-        shape: tuple[int, ...],
-    ):
+    def __init__(self, read: Callable[[slice], np.ndarray], dtype: np.dtype, shape: tuple[int, ...]):
         self._read = read
         self.dtype = np.dtype(dtype)
         self.shape = shape
@@ -32,11 +27,9 @@ class StateRows:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        if isinstance(rows, slice):
-            start, stop, _ = rows.indices(len(self))
-            return self._read(slice(start, max(start, stop)))
-        return self._read(np.asarray(rows, np.int64))
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(len(self))
+        return self._read(slice(start, max(start, stop)))
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return np.asarray(float32_of(self[:]), dtype)
