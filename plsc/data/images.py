@@ -30,6 +30,10 @@ DARK = 10  # mean of 255: below, there is next to nothing in a picture
 DIM = 64  # nor in one without larger values: 14 bits of 16 reach 64
 CHANNELS = {"RGB": 3, "BGR": 3, "grey": 1}
 
+Side = Annotated[int, Field(ge=1, le=math.isqrt(MOST_PIXELS))]
+UpTo1 = Annotated[float, Field(ge=0, le=1)]
+Below1 = Annotated[float, Field(ge=0, lt=1)]
+
 
 def read_file(path: str) -> np.ndarray:
     """Read the bytes of a file, uint8 [n]. Raises MissingFileError, or UserError if it cannot be read."""
@@ -121,11 +125,6 @@ def why_dark(data: np.ndarray | None, pixels: np.ndarray) -> str:
     if pixels.min() == pixels.max():
         return f"all pixels are {pixels.max()}"
     return f"its mean is {pixels.mean():.1f} of 255, its largest value {pixels.max()}"
-
-
-Side = Annotated[int, Field(ge=1, le=math.isqrt(MOST_PIXELS))]
-UpTo1 = Annotated[float, Field(ge=0, le=1)]
-Below1 = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Encoded:
