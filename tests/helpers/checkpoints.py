@@ -1,7 +1,5 @@
 """What the tests of checkpoints share: contents, saving as several ranks, comparing bytes, doing damage."""
 
-from __future__ import annotations
-
 import json
 import threading
 

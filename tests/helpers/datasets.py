@@ -1,7 +1,5 @@
 """Build the data set of a config for a test."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from plsc.config import Config

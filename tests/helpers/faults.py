@@ -9,8 +9,6 @@ Each item happens once, in the order of the plan, whatever is killed and started
 in either order.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import resource

@@ -1,7 +1,5 @@
 """Files of the MNIST family: the real Fashion-MNIST where it is, and small ones made up for a test."""
 
-from __future__ import annotations
-
 import gzip
 import os
 from pathlib import Path

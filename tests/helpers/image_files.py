@@ -1,8 +1,6 @@
 """Small sets of encoded images in the formats that people have, made up for a test; and where the real ones
 are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cv2

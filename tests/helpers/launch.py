@@ -1,8 +1,6 @@
 """New processes that import this repository: one Python, or a script on several ranks as a user's launch
 starts it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """A network whose gradients, embeddings or centre gradients are not finite at chosen steps of chosen
 ranks."""
 
-from __future__ import annotations
-
 import numpy as np
 import paddle
 from paddle.autograd import PyLayer

@@ -1,7 +1,5 @@
 """A training of a few steps (tiny.yaml), and what it leaves behind in a form that can be compared."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Preprocessing: what a data set declares is checked, and arrays and tensors come out the same to the bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import paddle
 import pytest
