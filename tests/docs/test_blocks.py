@@ -43,8 +43,8 @@ plsc() {
     case $1 in
     train) python -m plsc "$@" -o Global.max_steps=4;;
     doctor | gallery) python -m plsc "$@" || [ $? = 1 ];;  # it has found something; a picture has no name
-    serve) python -m plsc "$@" --port $PORT & trap "kill $!" EXIT; curl -s --retry 60 --retry-connrefused \\
-        --retry-delay 1 http://127.0.0.1:$PORT/health;;
+    serve) "$PYTHON" -m plsc "$@" --port $PORT & trap "kill $!" EXIT; curl -s --retry 60 \\
+        --retry-connrefused --retry-delay 1 http://127.0.0.1:$PORT/health;;
     *) python -m plsc "$@";;
     esac
 }
