@@ -266,7 +266,7 @@ class _Paddle:
         from plsc import distributed
         from plsc.backbones.config import BACKBONES
         from plsc.config.run import AmpCfg
-        from plsc.training.mixed_precision import autocast
+        from plsc.training.amp import autocast
         from plsc.utils.malloc import keep_freed_blocks
 
         distributed.init("cpu", threads)

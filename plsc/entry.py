@@ -75,7 +75,7 @@ class Entry:
         """
         self.config.check_data(training=False)
         start(self.config)
-        from plsc.training.evaluate import evaluate
+        from plsc.training.use import evaluate
 
         with self.config.naming_places():
             return evaluate(self.config, self._model)
@@ -93,7 +93,7 @@ class Entry:
         Returns: embeddings [n, D] float32, and the n names (paths, or "0", "1", ...).
         """
         start(self.config)
-        from plsc.training.predict import predict
+        from plsc.training.use import predict
 
         with self.config.naming_places():
             return predict(self.config, images, output, self._model)

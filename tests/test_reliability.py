@@ -13,7 +13,7 @@ from tests.helpers.tiny_runs import TINY, assert_equal_runs, checkpoint, train
 pytestmark = pytest.mark.slow
 
 FILES = ("backbone", "optimizer", "head-00000-of-00001")
-HERE = ["-c", str(TINY), "-o", "Global.output_dir=out", "Global.resume=true"]
+HERE = ["-c", str(TINY), "-o", "Global.output_dir=out"]
 
 
 # ---- damaged checkpoints

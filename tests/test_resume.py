@@ -87,9 +87,11 @@ def stopped(tmp_path_factory):
         ("Optimizer.head={name: LARS}", "head_optimizer", "LARS"),
     ],
 )
-def test_another_optimizer_is_refused(stopped, tmp_path, override, rule, name):
+def test_another_optimizer_is_refused(stopped, tmp_path, capsys, override, rule, name):
+    """And not warned of another seed, as if the run went on."""
     with pytest.raises(UserError) as raised:
-        make_trainer(tmp_path, override).resume(stopped)
+        make_trainer(tmp_path, override, "Global.seed=4").resume(stopped)
+    assert "goes on" not in capsys.readouterr().out
     assert str(raised.value) == (
         f"checkpoint step-00000004 was made with {rule} Momentum, this run has {name}: resume with the same, "
         "or start a new run with Global.init_from in another Global.output_dir"

@@ -3,9 +3,9 @@
     checkpoints/step-00000120/  backbone.safetensors  optimizer.safetensors  manifest.json  [classes.json]
                                 head-00000-of-00002.safetensors  head-00001-of-00002.safetensors
 
-Whatever has a state, has a name: its arrays are in the file of that name, its other values under that name in
-the manifest. A head file holds one rank's class rows. The manifest, written last, lists their ranges and each
-file's size and checksum. No pickle, no Paddle, no collective of its own.
+The arrays of each part of a run are in a file of its name, its other values under that name in the manifest.
+A head file holds one rank's class rows. The manifest, written last, lists their ranges and each file's size
+and checksum. No pickle, no Paddle, no collective of its own.
 
 Try it: `Checkpoint.open(find("output/checkpoints")).head(0, 10)["centres"]`.
 """

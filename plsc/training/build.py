@@ -22,13 +22,12 @@ from plsc.distributed.guard import Guard
 from plsc.errors import UserError, shown
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training import optim
+from plsc.training.amp import LossScale, check_amp
 from plsc.training.build_head import build_head, build_margin, build_rule
 from plsc.training.checkpoints import Checkpoints
 from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator, build_sets
 from plsc.training.freeze import freeze, statistics_of
-from plsc.training.loss_scale import LossScale
-from plsc.training.mixed_precision import check_amp
 from plsc.training.network import Network, layers_to_recompute
 from plsc.training.part import Part
 from plsc.training.resume import build_backbone

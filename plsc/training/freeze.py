@@ -41,13 +41,13 @@ def freeze(cfg: OptimizerCfg, backbone: nn.Layer) -> list[nn.Layer]:
     for parameter in parameters.values():
         if id(parameter) in frozen:
             parameter.stop_gradient = True
-    still = []
+    unchanged = []
     for layer in norms:
         own = layer.parameters(include_sublayers=False)
         stands_still = all(p.stop_gradient for p in own) and any(id(p) in frozen for p in own)
         if cfg.freeze_norms or stands_still:
-            still.append(layer)
-    return still
+            unchanged.append(layer)
+    return unchanged
 
 
 def statistics_of(backbone: nn.Layer) -> list[paddle.Tensor]:

@@ -27,10 +27,8 @@ from plsc.config.run import AmpCfg
 from plsc.distributed.device import asynchronous, on_device, to_device
 from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
+from plsc.training.amp import LossScale, autocast, unscale
 from plsc.training.embed import check_output, to_input
-from plsc.training.finite import unscale
-from plsc.training.loss_scale import LossScale
-from plsc.training.mixed_precision import autocast
 from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.registry import did_you_mean
 from plsc.utils.sharding import count_micro_batches, split
@@ -62,9 +60,8 @@ class Network:
         shares: step -> the range of each rank's samples in its global batch.
         recomputed: layers that keep no activations for the backward pass, which runs them again.
         frozen_norms: layers that are in evaluation mode in training, too.
-        amp: computes in 16 bits (see plsc.training.mixed_precision). Parameters, their gradients and the
-            embeddings
-            that `forward` gives are float32 all the same.
+        amp: computes in 16 bits (see plsc.training.amp). Parameters, their gradients and the embeddings that
+            `forward` gives are float32 all the same.
         loss_scale: of the gradients, for float16.
         statistics: of the backbone, which a forward pass changes, see `statistics_of`.
     """
@@ -125,9 +122,7 @@ class Network:
         out, self._out = self._out, None
         if self.loss_scale:
             grad_BD = grad_BD * self.loss_scale.scale
-        runs_again = (
-            len(self._parts) > 1 or self._recomputed
-        )  # what changes statistics, which stay as they are
+        runs_again = len(self._parts) > 1 or self._recomputed  # which changes the statistics again
         restore = self.remember() if runs_again else lambda: None
         with RecordEvent("backward"):
             # Data parallel's wrapper averages over the ranks what the parameters have gathered by the end of

@@ -48,13 +48,16 @@ def plan_lines(run: Trainer, ranks: int) -> list[str]:
     count = len(parts[0])
     cut = f" in {count} batches of {_either(itertools.chain(*parts))}" if count > 1 else ""
     trained = sum(parameter.size for parameter in run.optimizer.parameters)
-    first, last = run.schedule(run.step), run.schedule(run.total_steps - 1)
+    first, last = (f"{run.schedule(step):.3g}" for step in (run.step, run.total_steps - 1))
+    begin = f"{first} at first"
+    if run.lr_before is not None:
+        begin = f"{first} in step {run.step + 1:,} ({run.lr_before:.3g} in the step before)"
     rows = {
         "ranks": f"{ranks}, global batch {run.loader.global_batch} ({_either(map(sum, parts))} each{cut})",
         "data": f"{len(run.dataset):,} images of {classes:,} classes, shape "
         f"{list(run.dataset.preprocessing.shape)}",
         "steps": f"{run.total_steps:,}, {run.steps_per_epoch:,} an epoch",
-        "lr": f"{first:.3g} at first, {last:.3g} in the last step",
+        "lr": f"{begin}, {last} in the last step",
         "backbone": f"{type(run.backbone).__name__}, {trained:,} parameters",
         "head": f"{cfg.Head.name}, {_either(stop - start for start, stop in shards)} classes per rank",
     }

@@ -17,7 +17,6 @@ from plsc.config import Config
 from plsc.data.dataset import Dataset, misnumbered_class
 from plsc.errors import UserError
 from plsc.heads.softmax import SoftmaxHead
-from plsc.training.build_head import build_head, build_rule
 from plsc.training.embed import check_output
 from plsc.utils.logging import get_logger
 from plsc.utils.registry import is_import_path
@@ -113,11 +112,3 @@ def load_rows(head: SoftmaxHead, saved: store.Checkpoint) -> None:
     for start in range(shard.start, shard.stop, _ROWS_AT_ONCE):
         rows = saved.head(start, min(start + _ROWS_AT_ONCE, shard.stop))
         head.bank.load_rows(start - shard.start, rows)
-
-
-def build_saved_head(cfg: Config, saved: store.Checkpoint) -> SoftmaxHead:
-    """Build the config's head with a checkpoint's classes."""
-    sizes = saved.num_classes, cfg.Model.embedding_size
-    head = build_head(cfg.Head, build_rule(cfg.Optimizer), *sizes, cfg.Global.seed, cfg.Global.output_dir)
-    load_rows(head, saved)
-    return head

@@ -27,11 +27,11 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
     check_packages(cfg.Global.loggers)
     resumes = goes_on(cfg)
     output_dir = Path(cfg.Global.output_dir)
-    with guard.Guard(output_dir, cfg.Global.hang_seconds) as guarded:
+    with guard.Guard(output_dir, cfg.Global.hang_seconds) as guarded, cfg.naming_places():
         start(cfg)
         from plsc.distributed.device import explained
         from plsc.heads.self_check import refuse_a_wrong_head
-        from plsc.training.evaluate import finish
+        from plsc.training.use import finish
 
         with explained("lower DataLoader.Train.batch_size, or Head.logits_budget_mb"):
             refuse_a_wrong_head()
@@ -41,8 +41,9 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
         if metrics:
             metrics.close()
         if trainer.stopped:
-            stopped = f"stopped on {trainer.stopped} at step {trainer.step}"
-            get_logger().info(f"{stopped}; the same command goes on")
+            get_logger().info(
+                f"stopped on {trainer.stopped} at step {trainer.step}; the same command goes on"
+            )
             return {"stopped": trainer.stopped, "step": trainer.step, "output_dir": str(output_dir)}
         evaluator = trainer.evaluator
         if evaluator.sets and evaluator.row is None:

@@ -32,9 +32,9 @@ from plsc.distributed.device import to_device, to_host
 from plsc.distributed.guard import Guard
 from plsc.errors import UserError
 from plsc.heads.softmax import HeadOutput, SoftmaxHead, gather_labels
+from plsc.training.amp import nonfinite
 from plsc.training.checkpoints import Checkpoints
 from plsc.training.evaluator import Evaluator
-from plsc.training.finite import nonfinite
 from plsc.training.network import Network
 from plsc.training.optim import BackboneOptimizer
 from plsc.training.part import Part
@@ -75,7 +75,8 @@ class Trainer:
         parts: called in this order. guard: notes signals and hangs.
 
     Attributes: `step`, how many are done, and `total_steps`, that the run ends at; `skipped`, steps that were
-    left out because they were not finite; `stopped`, the name of the signal that the run was asked to stop
+    left out because they were not finite; `lr_before`, the rate of the last step of the run that is
+    resumed; `stopped`, the name of the signal that the run was asked to stop
     by; `metrics`, rank 0's, while training; `seconds`, of training and evaluation in this process.
     """
 
@@ -108,6 +109,7 @@ class Trainer:
         self.total_steps = cfg.Global.total_steps(self.steps_per_epoch)
         self.step = 0
         self.skipped = 0
+        self.lr_before: float | None = None
         self.stopped: str | None = None
         self.metrics: Metrics | None = None
         self.seconds = 0.0
@@ -333,11 +335,13 @@ class Trainer:
             "freeze": self.cfg.Optimizer.freeze,
             "freeze_norms": self.cfg.Optimizer.freeze_norms,
             "skipped": self.skipped,
+            "lr": self.schedule(self.step - 1),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the count; `refuse_other_run` has compared the rest."""
+        """Take over the count and the rate; `refuse_other_run` has compared the rest."""
         self.skipped = state["skipped"]
+        self.lr_before = state["lr"]
 
     def resume(self, path: str | Path) -> None:
         """Take over a checkpoint of any world size: all states, and its step. UserError if it is of another
@@ -354,8 +358,10 @@ class Trainer:
         self.checkpoints.best = saved.best
         self.step = saved.step
         if self.step >= self.total_steps:
-            raise_it = "raise Global.epochs or Global.max_steps"
-            warnings.append(f"nothing is left to train: this run ends at step {self.total_steps}; {raise_it}")
+            warnings.append(
+                f"nothing is left to train: this run ends at step {self.total_steps}; raise Global.epochs or "
+                "Global.max_steps"
+            )
         for line in warnings:
             warn_on_rank_0(line)
         get_logger().info(f"resuming at step {saved.step} from {saved.path}")

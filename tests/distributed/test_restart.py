@@ -212,10 +212,12 @@ def test_a_finished_run_is_refused_before_ranks_start_and_overwritten_once(warm,
 
 
 def test_a_mistake_is_told_once_and_alone(warm, tmp_path):
+    """With the place of the key, which a rank knows."""
     words = command(tmp_path, more=["DataLoader.Train.global_batch=116"])
     assert warm.start(words, tmp_path, str(tmp_path / "stdout")).wait(60) == 2
     (line,) = lines(tmp_path)
-    assert line.startswith("ERROR DataLoader.Train.global_batch: 116 samples of a step are more")
+    of_key = "-o DataLoader.Train.global_batch=116: DataLoader.Train.global_batch"
+    assert line.startswith(f"ERROR {of_key}: 116 samples of a step are more")
     said = (tmp_path / "stderr").read_text() + (tmp_path / "stdout").read_text()
     assert said.count("116 samples of a step") == 1 and "Traceback" not in said
 

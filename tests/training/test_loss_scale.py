@@ -4,8 +4,7 @@ import paddle
 import pytest
 
 from plsc.errors import UserError
-from plsc.training.finite import unscale
-from plsc.training.loss_scale import GROWTH_STEPS, INITIAL, LossScale
+from plsc.training.amp import GROWTH_STEPS, INITIAL, LossScale, unscale
 from plsc.utils.metrics import Metrics, read_metrics
 from tests.helpers.poison import everything, poisoned
 from tests.helpers.tiny_runs import assert_same_arrays, checkpoint, part_of, train

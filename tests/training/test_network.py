@@ -16,9 +16,8 @@ from plsc.backbones.small_resnet import SmallResNet
 from plsc.config.run import AmpCfg
 from plsc.errors import UserError
 from plsc.native import onednn
+from plsc.training.amp import LossScale, check_amp
 from plsc.training.freeze import statistics_of
-from plsc.training.loss_scale import LossScale
-from plsc.training.mixed_precision import check_amp
 from plsc.training.network import Network, layers_to_recompute
 from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.bounds import EPS, assert_within, rounded

@@ -17,6 +17,7 @@ from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
 from plsc.training.build import build_trainer
 from plsc.training.evaluator import Evaluator
+from plsc.training.plan import plan_lines
 from plsc.utils.metrics import Metrics, read_metrics
 from tests.heads import reference
 from tests.helpers.bounds import assert_within, perturbed
@@ -265,6 +266,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(whole, tmp_path, start):
     assert rows(tmp_path) == [row for row in rows(whole) if row["step"] > start]
     assert rows(tmp_path, evaluations=True) == rows(whole, evaluations=True)
     assert_same_arrays(checkpoint(whole), checkpoint(tmp_path))
+
+
+def test_the_plan_of_a_resumed_run_says_the_rate_before_and_now(tmp_path):
+    cosine = ["LRScheduler.name=cosine", NO_PAIRS]
+    train(tmp_path, *cosine, "Global.max_steps=8")
+    later = make_trainer(tmp_path, *cosine, "Global.max_steps=80")
+    assert "plan: lr       0.05 at first, 1.93e-05 in the last step" in plan_lines(later, 1)
+    later.resume(checkpoint(tmp_path, 8))
+    line = "plan: lr       0.0488 in step 9 (0.0019 in the step before), 1.93e-05 in the last step"
+    assert line in plan_lines(later, 1)
 
 
 def test_a_resumed_run_keeps_what_the_evaluation_before_gave(whole, tmp_path):

@@ -1,27 +1,35 @@
-"""Evaluate a checkpoint on the sets of DataLoader.Eval, and write the report of a run or test: `plsc
-eval`."""
+"""Use a checkpoint: evaluate it on the sets of DataLoader.Eval and write the report (`plsc eval`), or embed
+images by its network (`plsc predict`)."""
 
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
 
 from plsc import distributed
 from plsc.config import Config
+from plsc.data.to_predict import samples_to_predict
 from plsc.distributed import environment
-from plsc.errors import UserError, writing
+from plsc.errors import UserError, shown, writing
 from plsc.evaluation.results import write_results
+from plsc.training.build_head import build_head, build_rule
+from plsc.training.embed import embed
 from plsc.training.evaluator import Evaluator, build_sets, needs_head
-from plsc.training.resume import build_saved_head, load_network
-from plsc.training.start import open_checkpoint
+from plsc.training.resume import load_network, load_rows
+from plsc.training.start import make_folder, open_checkpoint
+from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.logging import say
 from plsc.utils.metrics import read_metrics
+from plsc.utils.vectors import unit_rows
 from plsc.utils.version import __version__
 
 
@@ -36,7 +44,11 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
     saved = open_checkpoint(cfg)
     sets = build_sets(cfg, saved.preprocessing, saved.num_classes, names=saved.classes())
     backbone = load_network(saved, cfg, model)
-    head = build_saved_head(cfg, saved) if needs_head(sets) else None
+    head = None
+    if needs_head(sets):
+        sizes = saved.num_classes, cfg.Model.embedding_size
+        head = build_head(cfg.Head, build_rule(cfg.Optimizer), *sizes, cfg.Global.seed, cfg.Global.output_dir)
+        load_rows(head, saved)
     evaluator = Evaluator(cfg.DataLoader, sets, backbone, saved.num_classes, head)
     evaluator.evaluate(saved.step)
     if distributed.rank() == 0:
@@ -89,3 +101,42 @@ def finish(cfg: Config, evaluator: Evaluator, folder: Path, how: str, facts: dic
         if facts["best"]:
             line += ", best step {step} ({metric} {value:.4f})".format(**facts["best"])
     say(f"done: {line}, results in {folder}, report {page}")
+
+
+def predict(
+    cfg: Config,
+    images: str | os.PathLike | Sequence[str] | np.ndarray,
+    output: str | os.PathLike | None = None,
+    model: paddle.nn.Layer | None = None,
+) -> tuple[np.ndarray, list[str]]:
+    """Embed images, write embeddings.npy and names.txt, and return both, as `Entry.predict` says. Every rank
+    calls it, after `start`.
+
+    model: a Layer that takes the weights instead of Model.name's.
+    """
+    saved = open_checkpoint(cfg)
+    read, names = samples_to_predict(images, saved.preprocessing)
+    if not names:
+        raise UserError("predict: no images given, give at least one")
+    backbone = load_network(saved, cfg, model)
+    emb = embed(
+        backbone,
+        read,
+        len(names),
+        saved.preprocessing,
+        cfg.DataLoader.Train.batch_size,
+        flip=cfg.DataLoader.Eval.flip,
+    )
+    emb = unit_rows(emb)
+    if distributed.rank() == 0:
+        folder = Path(output) if output else Path(cfg.Global.output_dir) / "predict"
+        make_folder(folder, "output" if output else "Global.output_dir")
+        with writing(folder, remedy="free some space, or name another folder"):
+            # A name a line; bytes of file names stay as they are.
+            lines = (shown(name) if "\n" in name or "\r" in name else name for name in names)
+            text = "".join(f"{line}\n" for line in lines)
+            replace_file(folder / "names.txt", text.encode("utf-8", "surrogateescape"))
+            with atomic_write(folder / "embeddings.npy") as beside, open(beside, "xb") as file:
+                np.save(file, emb)
+        print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}")
+    return emb, names
