@@ -342,22 +342,6 @@ def test_a_checkpoint_that_cannot_be_deleted_ends_nothing(tmp_path, monkeypatch)
     assert not [*tmp_path.glob("*.tmp")]
 
 
-@pytest.mark.parametrize("suffix", [".tmp", ""])
-def test_what_is_no_folder_neither_ends_a_save_nor_counts(tmp_path, suffix):
-    """A file, and a link, whose target stays as it is."""
-    root, target = tmp_path / "root", tmp_path / "target"
-    target.mkdir()
-    (target / "letters").write_text("precious")
-    root.mkdir()
-    (root / f"step-00000007{suffix}").write_text("")
-    (root / f"step-00000008{suffix}").symlink_to(target)
-    for step in (1, 2, 3):
-        save_one(root, step, content(step))
-        prune(root, 1)
-    assert find(root) == root / "step-00000003"
-    assert (target / "letters").read_text() == "precious"
-
-
 def test_the_best_is_the_one_that_the_newest_names(tmp_path):
     assert find(tmp_path, "best") is None
     best = Best(step=2, set="pairs", metric="accuracy", value=0.9).model_dump()

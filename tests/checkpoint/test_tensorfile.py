@@ -50,14 +50,6 @@ def test_we_read_what_the_safetensors_package_writes(tmp_path):
     assert_equal({name: file.read(name) for name in file.arrays}, ARRAYS)
 
 
-def test_read_is_a_copy_that_outlives_the_file(tmp_path):
-    write(tmp_path / "a")
-    array = TensorFile(tmp_path / "a").read("weight")
-    os.truncate(tmp_path / "a", 0)
-    array += 1
-    np.testing.assert_array_equal(array, ARRAYS["weight"] + 1)
-
-
 def test_rows(tmp_path):
     rows = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
     write(tmp_path / "a", {"rows": rows, "more": rows[:, 0].astype(np.float64)})

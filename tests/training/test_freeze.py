@@ -99,21 +99,8 @@ def test_what_is_frozen_keeps_its_bits(tmp_path, key):
 ADAMW = ["Optimizer.name=AdamW", "LRScheduler.learning_rate=0.005", "Optimizer.clip_norm=5", FREEZE]
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ADAMW,
-        [
-            "Optimizer.name=LARS",
-            "LRScheduler.learning_rate=5.0",
-            "Optimizer.head={name: AdamW}",
-            "Optimizer.head_lr_scale=0.1",
-        ],
-    ],
-    ids=["adamw", "lars"],
-)
-def test_a_resumed_run_has_the_same_bits(tmp_path, overrides):
-    short = [*overrides, "Global.max_steps=8", "DataLoader.Eval.dataset=null"]
+def test_a_resumed_run_has_the_same_bits(tmp_path):
+    short = [*ADAMW, "Global.max_steps=8", "DataLoader.Eval.dataset=null"]
     train(tmp_path / "whole", *short)
     train(tmp_path / "again", *short, resume=checkpoint(tmp_path / "whole", 4))
     assert_same_arrays(checkpoint(tmp_path / "whole", 8), checkpoint(tmp_path / "again", 8))
