@@ -17,10 +17,10 @@ from paddle import nn
 from pydantic import Field
 
 from plsc.backbones.layers import Conv2D, Dropout, enter, leave, normalise
-from plsc.errors import UserError
-from plsc.utils.ranges import Depths, Share
+from plsc.utils.ranges import Share
 
 LAST = 512  # channels of the last map
+Stages = Annotated[list[Annotated[int, Field(ge=1, le=1000)]], Field(min_length=4, max_length=4)]
 
 
 def _normal_by_outputs(outputs: int, area: int = 1) -> nn.initializer.Normal:
@@ -96,11 +96,9 @@ class MobileFaceNet(nn.Layer):
         image_shape: tuple[int, int, int] = (3, 112, 112),
         dropout: Share = 0.0,
         scale: Annotated[int, Field(ge=1, le=1000)] = 2,
-        blocks: Depths = (1, 4, 6, 2),
+        blocks: Stages = (1, 4, 6, 2),
     ):
         super().__init__()
-        if len(blocks) != 4 or min(blocks) < 1:
-            raise UserError(f"Model.blocks: must be four numbers, each at least 1 (got {list(blocks)})")
         channels, height, width = image_shape
         narrow, wide = 64 * scale, 128 * scale
         self.layers = nn.LayerList(

@@ -1,15 +1,14 @@
 """Call oneDNN, which Paddle's wheel carries, by its C interface.
 
     images, weights, maps = describe((8, 3, 32, 32)), describe((16, 3, 3, 3)), describe((8, 16, 30, 30))
-    settings = [FORWARD_TRAINING, CONVOLUTION, images, weights, None, maps, pair(1), pair(0), pair(0),
-    pair(0)]
+    sides = [pair(1), pair(0), pair(0), pair(0)]  # strides, dilations, paddings
+    settings = [FORWARD_TRAINING, CONVOLUTION, images, weights, None, maps, *sides]
     convolve = Operation("convolution_forward", settings, [SRC, WEIGHTS, DST])
     convolve(images_address, weights_address, maps_address)
 
 Nothing is linked. The library is the one that Paddle has loaded, so it runs on Paddle's threads. The values
 below and the functions are the same in oneDNN 3.2 (Paddle 2.6) and 3.6 (Paddle 3.3):
-include/oneapi/dnnl/dnnl_types.h and dnnl.h there. Arrays are float32 or bfloat16, on the CPU. Try it: `pytest
-tests/native/test_onednn.py`.
+include/oneapi/dnnl/dnnl_types.h and dnnl.h there. Arrays are float32 or bfloat16, on the CPU.
 """
 
 from __future__ import annotations
@@ -183,8 +182,7 @@ class Operation:
         arguments: DNNL_ARG_* numbers of the arrays, in the order in which they are given.
         avoid: beginning of the names of oneDNN's implementations that are not to be taken.
         post_ops: what is done to each result before it is stored: ("eltwise", algorithm, alpha, beta) or
-            ("binary",
-            algorithm, descriptor), whose array is argument POST_OP | SRC_1 if it comes first.
+            ("binary", algorithm, descriptor), whose array is argument POST_OP | SRC_1 if it comes first.
     """
 
     def __init__(

@@ -1,5 +1,4 @@
-"""Define what a bank of class centres is, and draw the initial ones. Symbols:
-plsc/heads/banks/__init__.py."""
+"""Define what a bank of class centres is, and draw the initial ones. Symbols: __init__.py."""
 
 from __future__ import annotations
 
@@ -117,12 +116,7 @@ class Bank(ABC):
         """Return the rows in host memory, for a kernel to read, and which of them are selected, int64 [K]
         (None: all). None where there are no such rows."""
 
-    def update(
-        self,
-        lr: float,
-        step: int = 0,
-        norms: tuple[float, float] | None = None,
-    ) -> None:
+    def update(self, lr: float, step: int = 0, norms: tuple[float, float] | None = None) -> None:
         """Update the selected rows by the gradients set since they were selected.
 
         Args:

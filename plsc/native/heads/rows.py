@@ -1,11 +1,9 @@
 """Normalise, multiply, gather and update rows of a float32 matrix in host memory, by kernels.
 
-    S rows of the matrix   K of them selected, by their numbers int64 [K] or, with None, all (K = S)   D
-    their width
+    S rows of the matrix   K of them selected, by their numbers int64 [K]; None: all   D their width
 
 Arrays and CPU tensors are C-contiguous and used in place. The work is shared by the threads of the caller's
-OpenMP team (Global.threads). Where there are no kernels, callers use Paddle's ops. Try it: `pytest
-tests/native/heads/test_rows.py`.
+OpenMP team (Global.threads). Where there are no kernels, callers use Paddle's ops.
 """
 
 from __future__ import annotations
