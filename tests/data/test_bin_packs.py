@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from plsc.data.bin_packs import BinPairs, write_pack
-from plsc.errors import MissingFileError, UserError
+from plsc.errors import UserError
 from tests.helpers.image_files import INSIGHTFACE, needs_insightface_files, png
 
 FORMS = {
@@ -75,7 +75,6 @@ def test_a_pack_that_asks_for_more_is_refused(tmp_path):
             ([b"a"] * 3, [True]),
             "has 3 images and 1 flags; a pack has two images for each flag, and a flag at least",
         ),
-        (([], []), "has 0 images and 0 flags; a pack has two images for each flag, and a flag at least"),
         (([b"a"] * 4, [True, 2]), "flag 1 is a int, must be true or false, 1 or 0"),
         (([b"a", None], [True]), "image 1 is NoneType, must be the bytes of an encoded image"),
         (
@@ -89,11 +88,6 @@ def test_what_is_no_pack_is_refused(pack, said, tmp_path):
     with pytest.raises(UserError) as raised:
         BinPairs(str(tmp_path / "a.bin"))
     assert str(raised.value) == f"{tmp_path}/a.bin: {said}"
-
-
-def test_missing_files_are_named():
-    with pytest.raises(MissingFileError, match=r"^path: file 'no.bin' does not exist \(looked in "):
-        BinPairs.check(path="no.bin")
 
 
 @needs_insightface_files

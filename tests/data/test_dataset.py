@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -40,13 +38,6 @@ def test_a_data_set_of_your_own_needs_little():
     assert Ramp().preprocessing == Preprocessing((3, 4, 5))
     with pytest.raises(TypeError, match="sample"):
         Dataset()
-
-
-def test_the_preprocessing_is_the_data_sets_own():
-    class FromZeroToOne(Ramp):
-        mean, scale = 0.0, 1 / 255
-
-    assert FromZeroToOne().preprocessing == replace(Ramp().preprocessing, mean=0.0, scale=1 / 255)
 
 
 def test_images_to_evaluate_on_are_augmented_as_no_epoch_of_training_does():

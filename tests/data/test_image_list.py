@@ -138,11 +138,6 @@ def test_a_list_that_is_no_text_is_refused_in_printable_words(folder):
     assert r"do not exist: \xff.png" in str(raised.value)
 
 
-def test_an_empty_line_alone_is_a_bad_line(folder):
-    with pytest.raises(UserError, match="line 1: empty$"):
-        read_list(write(folder, "\n"))
-
-
 def test_paths_with_a_zero_byte_are_named(tmp_path):
     path = tmp_path / "list.txt"
     path.write_bytes(b"a\0b.png\t0\n\x1b[2J.png\t1\n")
