@@ -83,7 +83,7 @@ def test_opencv_says_nothing_of_images_that_are_cut_off():
     """What cannot be decoded is named by us; OpenCV would add a line without a name for each."""
     program = (
         "from plsc.distributed import environment\nenvironment.before_paddle()\nimport cv2, numpy as "
-        "np\nfor kind in ('.png', '.bmp'):\n    encoded = cv2.imencode(kind, np.zeros((9, 9, 3), "
-        "np.uint8))[1]\n    assert cv2.imdecode(encoded[:60], cv2.IMREAD_COLOR) is None\n"
+        "np, plsc.apps.faces.detector\nfor kind in ('.png', '.bmp'):\n    image = np.zeros((9, 9, 3), "
+        "np.uint8)\n    data = cv2.imencode(kind, image)[1][:60]\n    assert cv2.imdecode(data, 1) is None\n"
     )
     assert run_python("-c", program, cwd=ROOT, OPENCV_LOG_LEVEL=None).stderr == ""

@@ -15,8 +15,8 @@ LEAST_SCORE = 0.8
 # small faces where that shows none.
 _SIDES = (640, 1280)
 _ANY_SIZE, _OVERLAP, _MOST = (320, 320), 0.3, 5000  # OpenCV's own values
-# OpenCV 5.0 warns of a choice that its networks do not have, each time it opens one.
-cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)
+# OpenCV 5.0 warns each time it opens a network, and of pictures that cannot be read, which we name.
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 
 class Detector:
