@@ -21,6 +21,7 @@ from plsc.config import Config
 from plsc.distributed import guard, launcher, lock
 from plsc.errors import shown
 from plsc.training.start import delete_run, goes_on
+from plsc.utils.atomic_write import remove
 
 MOST_FAILURES = 3  # without a newer checkpoint between them
 _PAUSE = 1.0  # seconds before a restart
@@ -44,6 +45,7 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
         failures, newest = 0, store.newest_step(folder / "checkpoints")
         if not goes_on(cfg):
             delete_run(folder)
+            remove(folder / "log")
         overrides = ["-o", "Global.overwrite=false"]
         while True:
             ends = _run(folder, [*arguments, *overrides], ranks, signals)

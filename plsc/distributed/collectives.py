@@ -15,6 +15,7 @@ import contextlib
 import io
 import itertools
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -55,8 +56,10 @@ def init(device: str = "auto", threads: int | None = None) -> None:
     Raises UserError, on every rank, where the ranks cannot have what was asked for; and of no launch.
     """
     if rank() >= world_size() or (world_size() > 1 and "PADDLE_TRAINER_ENDPOINTS" not in os.environ):
-        which = f"rank {rank()} of {world_size()} by PADDLE_TRAINER_ID and PADDLE_TRAINERS_NUM"
-        raise UserError(f"{which}, and no launcher has set them; unset both")
+        raise UserError(
+            f"rank {rank()} of {world_size()} by PADDLE_TRAINER_ID and PADDLE_TRAINERS_NUM, and no launcher "
+            "has set them; unset both"
+        )
     kind = _agree_on_kind(device)
     devices.use(kind, device, world_size())
     if world_size() > 1 and not dist.is_initialized():
@@ -65,6 +68,14 @@ def init(device: str = "auto", threads: int | None = None) -> None:
             # The name of this machine may have no address, or another's: Gloo meets on the loopback
             # interface.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        elif kind == CPU and "GLOO_SOCKET_IFNAME" not in os.environ:
+            try:
+                socket.getaddrinfo(socket.gethostname(), None)
+            except OSError as error:
+                raise UserError(
+                    f"the name of this machine, {socket.gethostname()}, has no address: add it to /etc/hosts "
+                    "or set GLOO_SOCKET_IFNAME to a network interface such as eth0"
+                ) from error
         # For ranks on CPUs Paddle would take the device's collectives.
         os.environ.update(devices.backend_variables(kind))
         with _groups_of_all_ranks_share_one():

@@ -77,14 +77,12 @@ def why_none(device: str, ranks: int = 1) -> str:
         return f"a launch of several ranks takes {has[0]}, the first kind that this Paddle has"
     _, named, card = device.partition(":")
     if named and ranks > 1:
-        remedy = f"Global.device={kind} gives each rank its own"
-        return f"that is one card, and this is a run of {ranks} ranks ({remedy})"
-    number = int(card) if named else _selected(kind)
-    cards = count(kind)
-    if number < cards:
-        return ""
-    shown = f"sees {cards} card{'s' * (cards != 1)}"
-    return f"Paddle has {kind} and {shown}, and this rank would take number {number}"
+        return (
+            f"that is one card, and this is a run of {ranks} ranks (Global.device={kind} gives each its own)"
+        )
+    number, cards = int(card) if named else _selected(kind), count(kind)
+    lacks = f"Paddle has {kind} and sees {cards} of its cards, and this rank would take number {number}"
+    return "" if number < cards else lacks
 
 
 def decide(device: str, lacks: Sequence[str]) -> str:

@@ -71,7 +71,8 @@ class Guard:
         self._deadline = math.inf
         self._ended = threading.Event()
         self._exit = contextlib.ExitStack()
-        self._steps: int | None = None  # file descriptor of rank{r}.txt
+        self._words = words_of(folder, rank_from_env()) if self._launched else None
+        self._steps: int | None = None  # file descriptor of that file
 
     def __enter__(self):
         if self._launched:
@@ -91,9 +92,8 @@ class Guard:
                     self._exit.callback(signal.signal, number, signal.signal(number, self._ask))
                     signal.siginterrupt(number, False)  # Paddle's store does not retry an interrupted receive
         if self._launched:
-            file = words_of(self.folder, rank_from_env())
-            file.parent.mkdir(parents=True, exist_ok=True)
-            self._steps = self._exit.enter_context(open(file, "wb", 0)).fileno()  # noqa: SIM115
+            self._words.parent.mkdir(parents=True, exist_ok=True)
+            self._steps = self._exit.enter_context(open(self._words, "wb", 0)).fileno()  # noqa: SIM115
         if self._seconds < math.inf:
             threading.Thread(target=self._watch, daemon=True).start()
         self.step_started(0)
@@ -114,9 +114,8 @@ class Guard:
         """End this process when a step takes too long."""
         while not self._ended.wait(0.5):
             if time.monotonic() > self._deadline:
-                rank = rank_from_env()
-                text = f"rank {rank} took too long in step {self.step + 1} (Global.hang_seconds)"
-                with open(words_of(self.folder, rank), "w", encoding="utf-8") as file:
+                text = f"rank {rank_from_env()} took too long in step {self.step + 1} (Global.hang_seconds)"
+                with open(self._words, "w", encoding="utf-8") as file:
                     print(text, file=file, flush=True)
                     faulthandler.dump_traceback(file)
                 if not self._supervised:
@@ -127,7 +126,7 @@ class Guard:
         self._ended.set()
         try:
             if self._launched and error is None:
-                words_of(self.folder, rank_from_env()).unlink(missing_ok=True)
+                self._words.unlink(missing_ok=True)
             if self._launched and isinstance(error, Exception):
                 self._say_why(error)
         finally:
@@ -139,14 +138,13 @@ class Guard:
         lost = not user and _LOST_PEER.search(str(error))
         if not (self._supervised or lost):
             return
-        file = words_of(self.folder, rank_from_env())
         text = self._line(error)
         try:
-            file.write_text(text if user else f"{text}\n{''.join(traceback.format_exception(error))}")
+            self._words.write_text(text if user else f"{text}\n{''.join(traceback.format_exception(error))}")
         except OSError:
             return
         if not self._supervised:
-            print(f"ERROR {text}; the traceback is in {file}", file=sys.stderr, flush=True)
+            print(f"ERROR {text}; the traceback is in {self._words}", file=sys.stderr, flush=True)
         raise SystemExit(LOST if lost else 2 if user else 1) from error
 
     def _line(self, error: Exception) -> str:

@@ -29,7 +29,7 @@ def test_a_cpu_build_is_told_what_to_install_and_a_gpu_build_what_it_sees(build,
     assert "install paddlepaddle-gpu" in why_none("gpu") and "plug-in for npu" in why_none("npu:1")
     assert "CPUs alone" in why_none("auto") and why_none("cpu") == ""
     build(0)
-    assert "sees 0 cards" in why_none("auto") and "install" not in why_none("auto")
+    assert "sees 0 of its cards" in why_none("auto") and "install" not in why_none("auto")
 
 
 def test_a_rank_takes_the_card_of_its_number(build, monkeypatch):
@@ -37,7 +37,7 @@ def test_a_rank_takes_the_card_of_its_number(build, monkeypatch):
     for number, lacks in ((0, False), (1, False), (2, True)):
         monkeypatch.setenv("FLAGS_selected_gpus", str(number))
         assert bool(why_none("gpu")) == bool(why_none("auto", 4)) == lacks
-    assert "sees 2 cards" in why_none("gpu") and "number 2" in why_none("gpu")
+    assert "sees 2 of its cards" in why_none("gpu") and "number 2" in why_none("gpu")
     assert why_none("gpu:1") == "" and "number 5" in why_none("gpu:5")
     assert "one card, and this is a run of 2 ranks" in why_none("gpu:1", 2)
 
