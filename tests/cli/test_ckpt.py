@@ -51,7 +51,7 @@ def test_a_config_that_is_none(saved, capsys):
     reseal(saved[0], lambda fields: fields.update(config="a: 1"))
     code, _, said = run(capsys, "inspect", saved[0])
     assert code == 2
-    assert said.startswith(f"ERROR {saved[0]}/manifest.json: config: Input should be a valid dictionary")
+    assert said.startswith(f"ERROR {saved[0]}/manifest.json: config: Input should be an object")
 
 
 def test_verify(saved, capsys):

@@ -58,7 +58,7 @@ def test_defaults():
     assert (cfg.Global.epochs, cfg.Global.max_steps, cfg.Global.output_dir) == (None, None, "output")
     assert (cfg.Head.name, cfg.Head.margin, cfg.Head.scale, cfg.Head.sample_rate) == (
         "dist_arcface",
-        None,
+        0.5,
         64.0,
         1.0,
     )
