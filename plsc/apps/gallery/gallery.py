@@ -127,7 +127,10 @@ class Gallery:
     def network(self) -> Network:
         """The gallery's network, which is opened when it is asked for first."""
         if self._network is None:
-            network = open_network(**self._store.facts()["origin"])
+            try:
+                network = open_network(**self._store.facts()["origin"])
+            except UserError as error:
+                raise UserError(f"{self._store.name}: {error}; name its network by -c or --network") from None
             self._check(network)
             self._network = network
         return self._network

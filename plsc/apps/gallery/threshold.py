@@ -15,8 +15,7 @@ from plsc.apps.gallery.strangers import LEAST_PEOPLE, fit_tail, one_of_everybody
 
 RATE = 0.01
 """The share of strangers' searches that gives a name, unless another one is asked for."""
-MOST_PICTURES = 1000
-"""That are searched."""
+MOST_PICTURES = 1000  # that are searched
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,11 @@ class Threshold:
 
     def describe(self) -> str:
         """Say in a line what it is."""
-        fewer = f"a gallery of {LEAST_PEOPLE} people measures its own"
+        fewer = f"{LEAST_PEOPLE} people whom it was not trained on measure the gallery's own"
         if self.cosine is None:
             return f"nobody gets a name, since the network has no threshold; {fewer}"
         if not self.people:
-            return (
-                f"a name above {self.cosine:.2f}, which is the network's threshold for two pictures; {fewer}"
-            )
+            return f"a name above {self.cosine:.2f}, the network's threshold for two pictures; {fewer}"
         return (
             f"a name above {self.cosine:.2f}: {self.rate:.1%} of strangers get one ({self.low:.1%} to "
             f"{self.high:.1%}), measured on {self.people:,} people, the gallery's own"
