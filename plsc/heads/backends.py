@@ -11,7 +11,7 @@ backward pass needs, and writes the gradients of the rows to the bank.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import paddle
@@ -31,14 +31,17 @@ from plsc.utils.tensors import tensor_of
 LOWEST = -1e30  # stands for "no other logit": finite, so that differences with it are not NaN
 
 
-class Workspace:
-    """Keeps memory for the exponentials beyond a step: fresh pages cost more time than the work on them."""
+class HeadMemory:
+    """Keeps what a head needs beyond a step: centres, classes drawn ahead, and memory for exponentials, since
+    fresh pages cost more time than the work on them."""
 
-    def __init__(self):
+    def __init__(self, bank: Bank, drawing: DrawAhead):
+        self.bank = bank
+        self.drawing = drawing
         self._spare: np.ndarray | None = None
 
     def take(self, numbers: int, dtype: np.dtype) -> np.ndarray:
-        """Hand out at least so many numbers."""
+        """Hand out memory for at least so many numbers."""
         memory = self._spare
         self._spare = None
         if memory is None or len(memory) < numbers:
@@ -49,15 +52,6 @@ class Workspace:
         """Take memory back. A step without a backward pass keeps what it took, and the next step gets new
         memory."""
         self._spare = self._spare if taken is None else taken
-
-
-@dataclass(frozen=True)
-class HeadMemory:
-    """What a head keeps between its steps: centres, classes drawn ahead, and memory."""
-
-    bank: Bank
-    drawing: DrawAhead
-    workspace: Workspace = field(default_factory=Workspace)
 
 
 @dataclass(frozen=True)
@@ -109,7 +103,7 @@ class KernelBackend:
     ):
         self.spec = spec
         self.bank = memory.bank
-        self.workspace = memory.workspace
+        self.memory = memory
         self._row_P = row_P = places.row_P
         cosine = spec.margin is not None
         rows_SD, index_K = self.bank.host_rows("centres")
@@ -124,7 +118,7 @@ class KernelBackend:
         bfloat16 = spec.compute_dtype == "bfloat16"
         dtype = softmax.kept_dtype(bfloat16)
         fits = dtype.itemsize * numbers <= spec.budget
-        self.exps = memory.workspace.take(numbers, dtype) if fits else None
+        self.exps = memory.take(numbers, dtype) if fits else None
         exps_KN = None if self.exps is None else self.exps[:numbers].reshape(self.bank.selected, -1)
         arrays = scaled_ND, rows_SD, bias_S, index_K, places.column_P, row_P, exps_KN
         self._softmax = softmax.Softmax(*arrays, cosine=cosine, bfloat16=bfloat16)
@@ -145,7 +139,7 @@ class KernelBackend:
         if not self.spec.sharded:
             for grad in grads.values():
                 distributed.all_reduce(grad)
-        self.workspace.give_back(self.exps)
+        self.memory.give_back(self.exps)
         return tensor_of(grad_ND)
 
 
@@ -252,7 +246,9 @@ class PaddleBackend:
         if (start, stop) != (0, self.bank.selected):
             own_N = own_N * ((start <= column_N) & (column_N < stop)).astype("float32")
             column_N = (column_N - start).clip(0, stop - start - 1)
-        _C_ops.index_put_(logit_Nb, [count_up(len(logit_Nb)), column_N], own_N * LOWEST, True)
+        _C_ops.index_put_(
+            logit_Nb, [count_up(len(logit_Nb), paddle.get_device()), column_N], own_N * LOWEST, True
+        )
 
     def _weights(self, block: Block, softmax_Nb, slope_Nb, nearest_NbJ) -> paddle.Tensor:
         if slope_Nb is not None:

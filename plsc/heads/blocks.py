@@ -203,10 +203,6 @@ class TargetRows:
 
 
 @functools.lru_cache(maxsize=16)
-def _count_up(count: int, device: str) -> paddle.Tensor:
+def count_up(count: int, device: str) -> paddle.Tensor:
+    """Return 0 to count - 1 on the current device, int64, made once; not to be changed."""
     return paddle.arange(count)
-
-
-def count_up(count: int) -> paddle.Tensor:
-    """Return 0 to count - 1 on the device, int64, made once; not to be changed."""
-    return _count_up(count, paddle.get_device())

@@ -126,7 +126,10 @@ class Step:
         if self.margin and self.margin.trains_norm:
             penalty_N, self.penalty_slope_N = self.margin.penalty(self.rows.length)
             losses_N = losses_N + penalty_N
-        loss, accuracy = self._totals(losses_N, correct_N)
+        totals = paddle.stack([losses_N, correct_N.astype("float32")]).sum(axis=1)
+        if not self.spec.sharded:
+            distributed.all_reduce(totals)  # each rank has its own samples
+        loss, accuracy = (totals / self.num_samples).unbind()
         return HeadOutput(loss, accuracy, self.own(losses_N), self.own(correct_N))
 
     def _find_targets(self) -> Places:
@@ -194,14 +197,6 @@ class Step:
         z_N = max_N + sum_N.log() - target_N
         loss_N = paddle.log1p((-z_N.abs()).exp()) + z_N.clip(min=0.0)
         return loss_N, plain_N >= plain_max_N, target_N + loss_N, F.sigmoid(z_N)
-
-    def _totals(self, losses_N: paddle.Tensor, correct_N: paddle.Tensor) -> list[paddle.Tensor]:
-        """Compute the mean loss and the share of correct samples over all ranks. One SUM where each rank has
-        its own samples."""
-        totals = paddle.stack([losses_N, correct_N.astype("float32")]).sum(axis=1)
-        if not self.spec.sharded:
-            distributed.all_reduce(totals)
-        return (totals / self.num_samples).unbind()
 
     # -- backward
 

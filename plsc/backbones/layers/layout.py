@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from types import SimpleNamespace
 
 import paddle
 from paddle.autograd import PyLayer
@@ -80,14 +81,7 @@ def run(layer: type[PyLayer], *inputs):
     tensors = [x for x in inputs if isinstance(x, paddle.Tensor)]
     if paddle.is_grad_enabled() and not all(x.stop_gradient for x in tensors):
         return layer.apply(*inputs)
-    return layer.forward(_KeepsNothing(), *inputs)
-
-
-class _KeepsNothing:
-    """Stands for the context of a layer that no backward pass follows."""
-
-    def save_for_backward(self, *tensors) -> None:
-        """Forget the tensors."""
+    return layer.forward(SimpleNamespace(save_for_backward=lambda *tensors: None), *inputs)
 
 
 @onednn.kept
