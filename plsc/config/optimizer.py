@@ -1,11 +1,12 @@
-"""Define the section Optimizer: a section for each rule."""
+"""Define the section Optimizer: a section for each rule, and one for an optimizer of one's own."""
 
 import re
 from typing import Literal
 
 from pydantic import Field, field_validator
 
-from plsc.utils.section import Section, one_of
+from plsc.utils.registry import Registry
+from plsc.utils.section import Plug, Section, one_of
 
 
 class MomentumCfg(Section):
@@ -57,15 +58,17 @@ RuleCfg = MomentumCfg | AdamWCfg | LARSCfg
 
 
 def moments_of(name: str) -> int:
-    """Return how many arrays of a parameter's size the optimizer of this name keeps beside it."""
-    return 2 if name == "AdamW" else 1
+    """Return how many arrays of a parameter's size the optimizer of this name keeps beside it; for one of
+    one's own two are taken."""
+    return 1 if name in ("Momentum", "LARS") else 2
 
 
 class OptimizerCfg(Section):
     """The optimizer of the backbone and of the class centres."""
 
     name: str = "Momentum"
-    """`Momentum`, `AdamW` or `LARS`."""
+    """`Momentum`, `AdamW`, `LARS`; or your own as `package.module:Class`, for the backbone alone
+    (docs/extend.md)."""
     clip_norm: float | None = Field(None, gt=0)
     """Upper bound on the global norm of the backbone's gradient; null does not clip. Try
     5 when the loss jumps."""
@@ -111,4 +114,16 @@ class LARSOptimizerCfg(LARSCfg, OptimizerCfg):
     """LARS."""
 
 
-AnyOptimizer = one_of(MomentumOptimizerCfg, AdamWOptimizerCfg, LARSOptimizerCfg)
+class OwnOptimizerCfg(OptimizerCfg, Plug):
+    """An optimizer of one's own for the backbone; further keys are keyword arguments of its class."""
+
+    registry = Registry("optimizer", {}, bases=("paddle.optimizer:Optimizer",))
+    supplied = ("learning_rate", "parameters", "weight_decay", "grad_clip")
+    name: str
+    head: AnyRule = Field(...)
+    """The optimizer of the class centres."""
+    weight_decay: float = Field(0.0, ge=0, le=10)
+    """The class's `weight_decay` on weights and class centres. Biases, norms and slopes get none."""
+
+
+AnyOptimizer = one_of(MomentumOptimizerCfg, AdamWOptimizerCfg, LARSOptimizerCfg, OwnOptimizerCfg)

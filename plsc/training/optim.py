@@ -123,6 +123,10 @@ def _make(
     if cfg.name == "AdamW":
         betas = cfg.beta1, cfg.beta2
         return paddle.optimizer.AdamW(rate, *betas, cfg.epsilon, parameters=parameters, weight_decay=decay)
+    if cfg.name != "LARS":
+        return cfg.class_of(cfg.name)(
+            learning_rate=rate, parameters=parameters, weight_decay=decay, **cfg.keywords
+        )
     # You et al., "Large batch training of convolutional networks" (2017). Without decay Paddle's has no trust
     # ratio.
     return LarsMomentumOptimizer(rate, cfg.momentum, cfg.coefficient, decay, parameters, epsilon=cfg.epsilon)

@@ -20,7 +20,16 @@ from plsc.training.build_head import build_rule
         ("{head: {name: AdamW, momentum: 0.5}}", "head.momentum: has no meaning with AdamW"),
         ("{head: {name: Adam}}", "head.name: must be one of 'Momentum', 'AdamW', 'LARS' (got 'Adam')"),
         ("{freeze: ['a(']}", "freeze: is no regular expression: missing ), unterminated"),
-        ("{name: Adma}", "name: must be one of 'Momentum', 'AdamW', 'LARS' (got 'Adma')"),
+        (
+            "{name: Adma}",
+            "name: must be one of 'Momentum', 'AdamW', 'LARS', or your own as package.module:Class",
+        ),
+        ("{name: 'paddle.optimizer:Adam'}", "head: is required"),
+        (
+            "{name: 'subprocess:Popen', head: {name: LARS}}",
+            "Popen must derive from paddle.optimizer.Optimizer",
+        ),
+        ("{name: 'paddle.optimizer:Adam', head: {name: LARS}, parameters: [1]}", "parameters: unknown key"),
     ],
 )
 def test_what_is_refused(override, line):
@@ -36,7 +45,7 @@ def test_what_is_refused(override, line):
         ("{name: AdamW, beta1: 0.8}", {"beta1": 0.8, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.1}),
         ("{name: AdamW, weight_decay: 0.3, head: {}}", {"mu": 0.9, "weight_decay": 5e-4}),
         (
-            "{name: AdamW, head: {name: LARS, momentum: 0.5}}",
+            "{name: 'paddle.optimizer:Adam', head: {name: LARS, momentum: 0.5}}",
             {"mu": 0.5, "coefficient": 0.001, "epsilon": 0.0, "weight_decay": 5e-4},
         ),
     ],
@@ -50,6 +59,7 @@ def test_the_rule_of_the_class_centres(override, numbers):
     "override",
     [
         "{name: AdamW, head: {name: Momentum}, head_lr_scale: 0.1, freeze: [^a]}",
+        "{name: 'paddle.optimizer:Adam', beta1: 0.5, lazy_mode: false, head: {name: LARS}}",
         "{name: LARS, epsilon: 0.1, freeze_norms: true}",
     ],
 )
