@@ -16,8 +16,7 @@ from tests.helpers.tiny_runs import TINY, assert_equal_runs
 from tests.helpers.warm import all_ended
 
 READY = os.geteuid() == 0 and all(map(shutil.which, ("munged", "slurmctld", "slurmd", "sbatch")))
-WANTED = "it takes root, and Debian's slurm-wlm and munge"
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not READY, reason=WANTED)]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not READY, reason="needs root, slurm-wlm and munge")]
 BAD_ON_ONE_RANK = "{name: 'tests.helpers.tiny_runs:OneBadSample', num_classes: 23, image_shape: [1, 12, 10]}"
 CONFIG = """
 ClusterName=plsc
@@ -59,7 +58,7 @@ class Slurm:
         host, port = os.uname().nodename.partition(".")[0], random.randrange(20000, 30000)
         text = CONFIG.format(host=host, folder=folder, ports=range(port, port + 3))
         (folder / "slurm.conf").write_text(text)
-        os.environ["SLURM_CONF"] = f"{folder}/slurm.conf"
+        os.environ.update(SLURM_CONF=f"{folder}/slurm.conf", PYTHONPATH=str(ROOT))
         (folder / "munge.key").write_bytes(os.urandom(1024))
         (folder / "munge.key").chmod(0o400)
         files = {
@@ -83,8 +82,7 @@ class Slurm:
         os.path.lexists(folder / "tools") or os.symlink(ROOT / "tools", folder / "tools")
         command = ["sbatch", "--parsable", "--gres=none", *options, "tools/cluster/slurm.sbatch"]
         command += [*settings(folder, plan), *more]
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        return subprocess.check_output(command, cwd=folder, env=env, text=True).strip()
+        return subprocess.check_output(command, cwd=folder, text=True).strip()
 
     def wait(self, job, wanted):
         """Wait until the job has that state and was started again so often. Its turn comes in 10 s."""

@@ -1,5 +1,4 @@
-"""On W ranks: every collective of plsc.distributed against numpy, forward and backward, even and uneven; and
-how fast they are."""
+"""On W ranks: every collective of plsc.distributed against numpy, forward and backward, even and uneven."""
 
 import contextlib
 import os

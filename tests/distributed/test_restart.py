@@ -96,20 +96,17 @@ def test_a_kill_starts_again_from_the_newest_checkpoint(whole, run, tmp_path):
     assert_equal_runs(tmp_path / "out", whole)
 
 
-IN_A_SAVE = {  # where, and by whom
-    "before write_synced backbone": 0,
-    "after write_synced head": 1,
-    "before rename .tmp": 0,
-    "after rename .tmp": 0,
-    "before rmtree .tmp": 0,
-}
+IN_A_SAVE = ["0:1:SIGKILL@before write_synced backbone", "1:1:SIGKILL@after write_synced head"]
+IN_A_SAVE += [
+    f"0:1:SIGKILL@{place}" for place in ("before rename .tmp", "after rename .tmp", "before rmtree .tmp")
+]
 
 
 @pytest.mark.slow
 def test_a_kill_inside_a_save_leaves_the_newest_whole_checkpoint(whole, run, tmp_path):
     """At each point in turn, from a first checkpoint on; then the run goes to its end. Three failures without
     a newer one end it, and the same command goes on."""
-    plan = ["0:2:SIGKILL", *(f"{rank}:1:SIGKILL@{place}" for place, rank in IN_A_SAVE.items())]
+    plan = ["0:2:SIGKILL", *IN_A_SAVE]
     keep = ["Checkpoint.every_steps=1", "Checkpoint.keep=1"]
     code, said = run(*plan, more=keep)
     assert code == 1 and len(said) == 4 and newest_step(tmp_path / "out/checkpoints") == 1
