@@ -91,10 +91,6 @@ def test_training_and_evaluation():
     assert [block.drop_path2.p for block in net.blocks] == [0.0, 0.5]
 
 
-def test_without_hiding_there_is_no_token_that_never_learns():
-    assert "mask_token" in build().state_dict() and "mask_token" not in build(mask_ratio=0.0).state_dict()
-
-
 def test_the_initial_weights_are_those_of_the_source():
     for name, parameter in build(image_shape=(3, 90, 90)).named_parameters():
         value = parameter.numpy()

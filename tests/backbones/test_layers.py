@@ -68,14 +68,6 @@ def test_axis_0_drops_whole_samples():
     assert ((of_sample == 0) & (other[:, 0, 0] == 0)).mean() == pytest.approx(0.09, abs=0.025)
 
 
-def test_a_part_has_the_masks_of_the_whole():
-    net = Two(0.4)
-    whole = masks(net, 5, 10, [12, 7])
-    parts = zip(masks(net, 5, 10, [5, 7]), masks(net, 5, 15, [7, 7]))
-    for found, expected in zip(parts, whole):
-        assert np.concatenate(found).tobytes() == expected.tobytes()
-
-
 def test_without_addresses_or_without_training_it_is_paddles():
     net, paddles = Dropout(0.4), nn.Dropout(0.4)
     x = paddle.randn([16, 32])

@@ -89,7 +89,7 @@ def dense_loss(
         t = 0.01 * own.mean().detach()
         others = paddle.where(cos.detach() > target.detach().unsqueeze(1), cos * (t + cos), cos)
     if filter_above is not None:
-        others = paddle.where(cos.detach() > filter_above, paddle.zeros_like(cos), cos)
+        others = paddle.where(cos.detach() > filter_above, paddle.zeros_like(cos), others)
     logits = scale * (others * (1 - hot) + target.unsqueeze(1) * hot)
     losses = paddle.logsumexp(logits, axis=1) - (logits * hot).sum(axis=1)
     if kind == "magface":

@@ -11,7 +11,7 @@ from tests.heads.autograd import D, assert_equal_to_dense, gradients, head_of, s
 from tests.helpers.bounds import assert_within, perturbed
 
 
-@pytest.mark.parametrize("kind", ["arcface", "magface"])
+@pytest.mark.parametrize("kind", ["arcface", "magface", "curricularface"])
 def test_inter_class_filtering(kind):
     head = head_of(kind, filter_above=0.2)
     assert_equal_to_dense(kind, head, *samples(), filter_above=0.2)

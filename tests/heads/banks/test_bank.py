@@ -9,7 +9,6 @@ from plsc.heads.banks import build_bank
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.optimizer import Momentum
 from plsc.utils.sharding import ClassShard, split
-from tests.helpers.bounds import EPS, growth
 
 
 @pytest.fixture(params=["device", "host"])
@@ -33,16 +32,6 @@ def test_initial_rows_do_not_depend_on_the_split(parts, monkeypatch):
 def test_initial_rows_have_the_asked_deviation():
     rows = initial_rows(0, 0, 5000, 64, 0.02)
     assert rows.dtype == np.float32 and abs(rows.std() - 0.02) < 2e-4 and abs(rows.mean()) < 2e-4
-
-
-def test_squares_are_of_the_selected_rows(make, monkeypatch):
-    monkeypatch.setattr(bank_module, "UPDATE_ROWS", 2)
-    bank = make()
-    bank.select(np.array([0, 4, 5, 9, 10]))
-    bank.set_gradient("centres", 0, 5, paddle.full([5, 4], 0.5))
-    centres, gradient = np.array(bank.squares())
-    want = (bank.state()["centres"][[0, 4, 5, 9, 10]].astype(np.float64) ** 2).sum()
-    assert centres == pytest.approx(want, rel=growth(20) * EPS) and gradient == 5 * 4 * 0.25
 
 
 def test_state_goes_there_and_back(make):
