@@ -15,6 +15,8 @@ __all__ = ["Entry", "Gallery", "__version__"]
 
 # OpenCV reads its limit when it is first imported, and checks it before it allocates. Its own is 2^30.
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26))
+# A line or two for each image that is damaged, which is named by us, and for each network that is opened.
+os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
 warnings.filterwarnings("ignore", message="No ccache found")  # of Paddle, when it is imported
 
 if not TYPE_CHECKING:  # a type checker knows the names above, and should report any other

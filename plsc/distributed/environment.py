@@ -34,8 +34,6 @@ def before_paddle() -> None:
         warnings.filterwarnings("ignore", message=nuisance)
     # Read when Paddle is imported. Its information and warnings are for its developers.
     os.environ.setdefault("GLOG_minloglevel", "2")
-    # Read when OpenCV is imported: a line or two for each image that is damaged, which is named by us.
-    os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where it keeps its fonts, and that it made them
 
 

@@ -1,7 +1,5 @@
 """Find faces and five landmarks of each by YuNet, which OpenCV runs: `Detector().find(photo)`."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 
@@ -15,8 +13,6 @@ LEAST_SCORE = 0.8
 # small faces where that shows none.
 _SIDES = (640, 1280)
 _ANY_SIZE, _OVERLAP, _MOST = (320, 320), 0.3, 5000  # OpenCV's own values
-# OpenCV 5.0 warns each time it opens a network, and of pictures that cannot be read, which we name.
-cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 
 class Detector:
