@@ -5,8 +5,6 @@ three failures without a newer checkpoint. SIGTERM, SIGINT and SIGHUP go to the 
 Imports no Paddle.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,9 +1,4 @@
-"""Classification: compute the share of images of trained classes that the head classifies correctly.
-
-classify(np.array([0, 1, 1]), np.array([0, 1, 0]), num_classes=2).results()
-"""
-
-from __future__ import annotations
+"""Classification: compute the share of images of trained classes that the head classifies correctly."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -8,8 +8,6 @@ its cosine is above a threshold that only a share FPIR of the probes of stranger
     identify(np.eye(4), np.array([0, 1]), np.array([2, 3]), np.array([0, 1, 0, 1])).results()
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,5 +1,4 @@
-"""Compute 95 % confidence intervals of rates: by the bootstrap over identities, and Wilson's for plain
-shares.
+"""Compute 95 % confidence intervals of rates: by the bootstrap over identities, and Wilson's of plain shares.
 
 Pairs of one person are alike: of 6,000 pairs of 30 people, the 30 people are the sample. They are drawn with
 replacement: a same pair counts as often as its identity was drawn, a different pair the product of its two
@@ -7,8 +6,6 @@ replacement: a same pair counts as often as its identity was drawn, a different 
 The interval is the middle 95 % of the rates of the draws. The seed is fixed: equal pairs give equal
 intervals.
 """
-
-from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 There is no section for what a run does not have (nothing logged, no pairs, no errors).
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Mapping, Sequence

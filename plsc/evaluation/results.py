@@ -5,8 +5,6 @@ Rank 0 calls it once, after training or testing. results.json has every number o
     json.load(open("output/test/results.json"))["sets"]["lfw"]["tar@far=0.001"]
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

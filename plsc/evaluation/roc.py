@@ -5,8 +5,6 @@ Try it:
     roc_curve(np.array([0.9, 0.2, 0.1]), np.array([True, True, False])).tar
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,14 +1,7 @@
 """Define the kinds of sets: what each knows of its samples, what is compared, and how embeddings are scored.
 
-    data = eval_set(PairList("pairs.csv"))
-    data.count
-    data.score(embeddings).headline
-
-`eval_set` alone asks which base class of plsc/data/dataset.py a set derives from. A new kind is a class here
-and a line in `_KINDS`.
+eval_set(PairList("pairs.csv")).score(embeddings).headline
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
@@ -196,7 +189,7 @@ _KINDS: dict[type, type[EvalSet]] = {
 
 
 def eval_set(data: Dataset | PairSet | IdentificationSet) -> EvalSet:
-    """Return the set with what its kind knows."""
+    """Return the set with what its kind knows, by its base class."""
     for base, kind in _KINDS.items():
         if isinstance(data, base):
             return kind(data)

@@ -2,12 +2,8 @@
 
 The protocol as InsightFace's published evaluation computes it: the mean of the embeddings within each medium
 (the frames of one video count once), their sum over the media, normalised. Embeddings go in as the network
-gives them: a long one counts more. Try it:
-
-    template_features(np.eye(3), template=np.array([0, 0, 1]), media=np.array([7, 7, 7]))
+gives them: a long one counts more.
 """
-
-from __future__ import annotations
 
 import numpy as np
 

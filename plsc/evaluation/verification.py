@@ -9,8 +9,6 @@ ROC, AUC, EER and TAR@FAR are exact: from the sorted similarities, not from a gr
 Letters: P pairs, D embedding size, T thresholds of the grid, F folds. Accepted means: cosine > threshold.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
@@ -126,13 +124,12 @@ class Verification:
             rates = []
             if self.accuracy is not None:
                 rates.append(_fold_accuracies(_table(self.cell, len(self.fold_accuracy), times))[0].mean())
-            if self.roc is not None:
-                accepted = [np.cumsum((times * kind)[order])[last] for kind in (~self.same, self.same)]
-                if accepted[0][-1] and accepted[1][-1]:
-                    far, tar = (np.append(0, count / count[-1]) for count in accepted)
-                    rates += [equal_error_rate(far, tar), *(tar_at_far(far, tar, limit) for limit in fars)]
-                else:
-                    rates += [np.nan] * (1 + len(fars))
+            accepted = [np.cumsum((times * kind)[order])[last] for kind in (~self.same, self.same)]
+            if accepted[0][-1] and accepted[1][-1]:
+                far, tar = (np.append(0, count / count[-1]) for count in accepted)
+                rates += [equal_error_rate(far, tar), *(tar_at_far(far, tar, limit) for limit in fars)]
+            else:
+                rates += [np.nan] * (1 + len(fars))
             draws.append(rates)
         return draws
 

@@ -5,8 +5,6 @@ pack), else a folder with a folder for each identity. The source's format is det
 plsc.data.autodetect. Nothing is overwritten, and a target appears under its name only when it is whole.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ the same bytes twice (in one identity, in two, in training and validation), and 
 writes a list of what is right. The exit code: 0 nothing was found, 1 warnings, 2 errors.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os

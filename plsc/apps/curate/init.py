@@ -10,8 +10,6 @@
     colour; none                           flipped, cropped, other colours; grey, cropped
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Sequence

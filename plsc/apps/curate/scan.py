@@ -4,8 +4,6 @@ Threads are enough: reading, hashing and OpenCV's decoding all release Python's 
 `scan(eval_set(open_images("faces/")))`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -5,8 +5,6 @@ label, and with the means of all other classes. Wrong is what lies much nearer t
 samples do. Try it: label_noise(embeddings, labels, num_classes).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

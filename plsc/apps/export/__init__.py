@@ -12,8 +12,6 @@ in folders of their names.
 Try it: `pytest tests/apps/export/test_export.py`.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import json

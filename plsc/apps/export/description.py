@@ -1,7 +1,5 @@
 """Describe an export: preprocessing.json for programs, README.txt for people."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import paddle

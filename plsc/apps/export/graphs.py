@@ -1,8 +1,6 @@
 """Write the network with its preprocessing as one static graph, run it by Paddle Inference or ONNX Runtime,
 and compare."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

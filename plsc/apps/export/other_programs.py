@@ -10,8 +10,6 @@ and divides the output by its length. Here it leaves pixels as they are.
 Seen in insightface 2.1 (model_zoo/arcface_onnx.py, ModelRouter) and PaddleX 3.7 (image_feature/predictor.py).
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ The similarity transform (rotation, scale, shift) whose squared error is least i
 PAMI 13(4)). With points as complex numbers it is w = a z + b, and a and b are those of linear regression.
 """
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 

@@ -6,8 +6,6 @@ a row for each file: what was written, or why nothing was. Exit code: 0 at least
 mistake in the arguments, or none was.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import os

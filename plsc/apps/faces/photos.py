@@ -1,7 +1,5 @@
 """Read photos as they come from cameras and telephones, and take the largest face of each."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

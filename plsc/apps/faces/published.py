@@ -4,8 +4,6 @@ They lie in ~/.cache/plsc, or in the folder that the environment variable PLSC_C
 that their authors gave them.
 """
 
-from __future__ import annotations
-
 import os
 import urllib.request
 from pathlib import Path

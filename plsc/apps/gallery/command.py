@@ -7,8 +7,6 @@ Pictures are photos as they come from a camera. The answer goes to stdout, the l
 search 0 where each picture has a name, else 1; of the others 0; 2 for a mistake.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import sys

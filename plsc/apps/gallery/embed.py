@@ -8,8 +8,6 @@ Networks of faces are shown the largest face of a picture, found and aligned; a 
 network's size already (112 x 112, as `plsc align` writes it) is taken as it is.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -9,8 +9,6 @@ or of another shape is an error. Try it:
     plsc predict -c imported/config.yaml photo.jpg
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

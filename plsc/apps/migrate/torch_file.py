@@ -8,8 +8,6 @@ plsc/utils/safe_pickle.py. Try it:
     load_torch("backbone.pt")["fc.weight"]  # a numpy array
 """
 
-from __future__ import annotations
-
 import collections
 import io
 import math

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from plsc.apps.gallery.strangers import fit_tail, one_of_everybody_first
+from plsc.apps.gallery.threshold import fit_tail, one_of_everybody_first
 
 
 def drawn(people, each, seed, exponent=8.0):

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from plsc.apps.gallery.store import SqliteStore
-from plsc.apps.gallery.strangers import fit_tail
-from plsc.apps.gallery.threshold import measure
+from plsc.apps.gallery.threshold import fit_tail, measure
 from plsc.utils.vectors import unit_rows
 
 WIDTH = 24
