@@ -60,15 +60,13 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
                 _say(folder, text and f"ERROR {text}")
                 return 2
             if signals and not guard.words_of(folder, rank).exists():
-                name = signal.Signals(signals[0]).name
-                _say(folder, f"INFO stopped on {name} before the training began")
+                _say(folder, f"INFO stopped on {signal.Signals(signals[0]).name} before the training began")
                 return 128 + signals[0]
             failures = failures + 1 if step == newest else 0
             newest = step
             if signals or failures == MOST_FAILURES:
-                why = f"{failures} failures without a newer checkpoint"
-                if signals:
-                    why = "not saved on the signal"
+                without = f"{failures} failures without a newer checkpoint"
+                why = "not saved on the signal" if signals else without
                 _say(folder, f"ERROR {text}; {why}, the logs are in {folder / 'log'}")
                 return 1
             _say(folder, f"WARNING {text}; starting again from {place}")
@@ -80,7 +78,9 @@ def _run(
     folder: Path, arguments: Sequence[str], ranks: int, signals: Sequence[int]
 ) -> Mapping[int, int | None]:
     """Start the ranks, pass signals on, and return the ranks' ends as `launch` does."""
-    for path in (folder / "log").glob("rank*.txt"):
+    for path in (folder / "log").glob("rank*.txt"):  # of the start before
+        with open(path.with_name(path.stem.replace("rank", "workerlog.")), "ab") as log:
+            log.write(path.read_bytes())
         path.unlink()
     passed_on = 0
 

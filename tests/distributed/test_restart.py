@@ -93,6 +93,7 @@ def test_a_kill_starts_again_from_the_newest_checkpoint(whole, run, tmp_path):
     assert_said(said, KILLED.format(1, 6, "step 4"))
     assert "Traceback" not in (tmp_path / "stderr").read_text()
     assert {path.name for path in (tmp_path / "out/log").iterdir()} == {"workerlog.0", "workerlog.1"}
+    assert "rank 0 failed in step 6: RuntimeError: " in (tmp_path / "out/log/workerlog.0").read_text()
     assert_equal_runs(tmp_path / "out", whole)
 
 
