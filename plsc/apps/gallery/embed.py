@@ -123,28 +123,28 @@ class _Onnx(Network):
             raise UserError(f"{shown(path)}: needs ONNX Runtime: pip install onnxruntime") from None
         identity = sha256_of(path)
         try:
-            session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-            (given,) = session.get_inputs()
-            _, channels, height, width = given.shape
-            preprocessing = Preprocessing((int(channels), int(height), int(width)))
+            self._run = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+            (self._given,) = self._run.get_inputs()
+            preprocessing = Preprocessing(tuple(map(int, self._given.shape[1:])))
         except Exception as error:  # noqa: BLE001 (the engine's own, of many kinds and lines)
             reason = shown(str(error).split("\n")[0])
-            raise UserError(
-                f"{shown(path)}: is no ONNX network with one input [n, C, H, W] ({reason})"
-            ) from None
+            raise UserError(f"{shown(path)}: is no network with one input [n, C, H, W] ({reason})") from None
         card = Path(path).with_name("preprocessing.json")
         fields = read_json(card) if card.is_file() else {}
         if "inside_the_graph" in fields:  # of plsc export: the graph prepares raw pixels
-            channels = fields["preprocessing"]["channels"]
-            preprocessing = Preprocessing(preprocessing.shape, 0.0, 1.0, channels)
+            preprocessing = Preprocessing(preprocessing.shape, 0.0, 1.0, fields["preprocessing"]["channels"])
             self.finds_faces = fields["preprocessing"].get("aligned", False)
             self.flip, self.threshold = fields["flip"], fields["threshold"]
             identity = fields.get("network", identity)
         super().__init__(shown(path), identity, {"network": os.path.abspath(path)}, preprocessing)
-        self._run = session
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
-        return self._run.run(None, {self._run.get_inputs()[0].name: self.preprocessing(samples)})[0]
+        pixels = self.preprocessing(samples)
+        parts = np.split(pixels, len(pixels)) if self._given.shape[0] == 1 else [pixels]
+        embeddings = np.concatenate([self._run.run(None, {self._given.name: part})[0] for part in parts])
+        if embeddings.ndim != 2:
+            raise UserError(f"{self.title}: gives {[*embeddings.shape]} of a picture, which is no embedding")
+        return embeddings
 
 
 class _OfRun(Network):
