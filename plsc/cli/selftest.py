@@ -1,4 +1,4 @@
-"""Check collectives, head and checkpoints of this machine against simple numpy: `plsc selftest`.
+"""Check collectives and head of this machine against simple numpy: `plsc selftest`.
 
     plsc selftest                               on this process and, launched, on 2 ranks
     plsc selftest --ranks 8 --device gpu        on 8 ranks too; --ranks 1: on this process only
@@ -21,14 +21,10 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.checkpoint import store
 from plsc.distributed import device as devices
 from plsc.distributed import environment, launcher
 from plsc.distributed.environment import CPU
-from plsc.heads.banks.bank import initial_rows
 from plsc.heads.self_check import LIMIT, head_error, relative
-from plsc.utils.preprocessing import Preprocessing
-from plsc.utils.sharding import ClassShard, split
 from plsc.utils.text import table
 
 _PART_SECONDS = 60  # a part that takes longer on several ranks is ended: a rank is probably waiting for ever
@@ -94,39 +90,12 @@ def check_head() -> float:
     return head_error()
 
 
-def check_checkpoint() -> float:
-    """Save centres by these ranks; each reads them whole, and split for 1 to 8 ranks."""
-    centres = initial_rows(1, 0, 23, 16, 1.0)
-    start, stop = split(23, distributed.world_size())[distributed.rank()]
-    folder = distributed.run_on_rank_0(lambda: tempfile.mkdtemp(prefix="plsc-selftest-"))
-    try:
-        content = store.Content(
-            step=1,
-            epoch=1,
-            states={"backbone": {"arrays": {"weight": centres}}},
-            rows={"centres": centres[start:stop]},
-            shard=ClassShard(23, start, stop),
-            config={},
-            preprocessing=Preprocessing((3, 1, 1)),
-        )
-        path = store.save(Path(folder), content, distributed.rank(), distributed.gather_objects)
-        saved = store.Checkpoint.open(path)
-        parts = [part for ranks in range(1, 9) for part in split(23, ranks)]
-        errors = [relative(saved.head(low, high)["centres"], centres[low:high]) for low, high in parts]
-        distributed.barrier()
-    finally:
-        if distributed.rank() == 0:
-            shutil.rmtree(folder)
-    return max(errors)
-
-
 PARTS = {
     "all_reduce, broadcast": (check_all_reduce, 1e-6),
     "_c_allgather": (check_gather, 1e-6),
     "_c_reducescatter": (check_reduce_scatter, 1e-6),
     "data parallel": (check_data_parallel, 1e-6),
     "head against float64": (check_head, LIMIT),
-    "checkpoint": (check_checkpoint, 0.0),
 }
 
 
@@ -150,7 +119,7 @@ def run_parts() -> bool:
 
 def main(argv: Sequence[str]) -> int:
     """Run `plsc selftest`; return 0 if every part passed, else 1."""
-    what = "Check collectives, head and checkpoints of this machine against simple numpy."
+    what = "Check collectives and head of this machine against simple numpy."
     parser = argparse.ArgumentParser("plsc selftest", description=what)
     parser.add_argument("--ranks", type=int, default=2, help="the largest number of processes (default: 2)")
     parser.add_argument("--device", default="auto", help="as Global.device: where to compute")
