@@ -53,7 +53,7 @@ def build_sets(
         try:
             data.check()
         except UserError as error:
-            raise UserError(f"{key}: {error}") from error
+            raise UserError(error, key=key) from error
         for doubt in data.doubts:
             warn_on_rank_0(f"{key}: {doubt}")
         if differences := [
@@ -65,7 +65,7 @@ def build_sets(
         data.check_trained(key, num_classes, names, seen)
         title = data.title if path == EVAL_SET else path[-1]
         if title in sets:
-            raise UserError(f"{key}: the main set has the title '{title}' too, give this one another")
+            raise UserError(f"the main set has the title '{title}' too, give this one another", key=key)
         sets[title] = data
     return sets
 
