@@ -50,8 +50,7 @@ DataLoader:
   nothing.
 - `-o "Section={...}"` replaces a whole section.
 - Unknown keys, wrong types and keys that have no meaning with a name stop the start with exit code 2. All
-  mistakes are shown
-  at once, each with file and line.
+  mistakes are shown at once, each with file and line.
 - Nothing is converted: a number is written as a number, text as text. An integer may stand for a number.
 
 ## All keys

@@ -1,6 +1,6 @@
 """Name the ranges of numbers that several classes take from a config: annotations of their arguments.
 
-A config checks the keys of a class by its annotations (plsc/utils/messages.py), before anything is made.
+A config checks the keys of a class by its annotations (plsc/utils/section.py), before anything is made.
 
 >>> class Net:
 ...     def __init__(self, dropout: Share = 0.0): ...
