@@ -39,10 +39,6 @@ def test_curves_show_what_was_trained_and_evaluated():
     )
 
 
-def test_nothing_logged_has_no_curve():
-    assert draw_curves([]) is None and draw_curves([{"step": 1, "loss": None}]) is None
-
-
 def test_the_roc_is_the_highest_tar_within_each_far():
     result = verification()
     ((far, tar),) = [line.get_data() for line in draw_roc({"pairs": result}).axes[0].lines]

@@ -7,7 +7,6 @@ from plsc.evaluation.intervals import (
     percent,
     percentile_interval,
     resampled,
-    resamples,
     wilson,
     with_interval,
 )
@@ -23,10 +22,6 @@ def test_identities_are_drawn_and_their_pairs_with_them():
 def test_a_rate_that_some_resamples_lack_is_computed_from_the_others():
     found = percentile_interval([[0.0, np.nan], [np.nan, np.nan], [1.0, np.nan]])
     assert found[:, 0] == pytest.approx([0.025, 0.975]) and np.isnan(found[:, 1]).all()
-
-
-def test_how_many_resamples():
-    assert [resamples(n) for n in (1, 20_000, 20_001, 15_000_000)] == [1000, 1000, 200, 200]
 
 
 @pytest.mark.parametrize(

@@ -158,14 +158,6 @@ def test_what_it_refuses(faces, tmp_path, monkeypatch, capsys, arguments, line):
     assert capsys.readouterr().err.startswith(f"ERROR {line}")
 
 
-def test_folders_without_an_image_are_named(faces, run):
-    (faces / "Gina").mkdir()
-    code, lines = run(faces)
-    assert (
-        code == 2 and " 1 folder without an image (.jpg, " in lines[0] and " right in it: Gina; " in lines[0]
-    )
-
-
 def test_names_cannot_control_the_terminal(run, tmp_path):
     folder = write_folder(tmp_path / "faces", {"\x1b[31mAnn": 2, "Bob\nERROR all is lost": 2})
     with open(os.fsencode(folder) + b"/Bob\nERROR all is lost/J\xf6rg.png", "wb") as file:

@@ -96,6 +96,7 @@ def test_damaged_pictures_are_passed_over_and_a_file_is_never_overwritten(tmp_pa
         ({"pictures": 30_000}, "Model.name", "IResNet18"),
         ({"pictures": 3_000_000, "classes": 90_000}, "Model.name", "IResNet50"),
         ({"hold_out": None}, "DataLoader.Eval.dataset", None),
+        ({"pictures": 24}, "Global.eval_every", 7),
         ({"pictures": 6_671, "classes": 1_184}, "DataLoader.Train.batch_size", 64),
     ],
 )
@@ -112,10 +113,3 @@ def test_pictures_keep_their_shape():
     for height, width, size in ((256, 128, [88, 48]), (110, 112, [64, 64])):
         values = recommend(SEEN._replace(height=height, width=width), *FOLDER, "out")
         assert values["DataLoader"]["Train"]["dataset"]["size"] == size
-
-
-@pytest.mark.parametrize(("pictures", "every"), [(280, 5), (24, 7), (19_000, 2), (600_000, 1)])
-def test_a_run_is_evaluated_about_20_times(pictures, every):
-    seen = SEEN._replace(pictures=pictures, trained=pictures // 2)
-    values = recommend(seen, *FOLDER, "output/people")
-    assert values["Global"]["eval_every"] == every
