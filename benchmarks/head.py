@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="of each rank; default: the processors, shared out")
     parser.add_argument("--no-dense", action="store_true", help="leave the dense head out")
     parser.add_argument("--runs", type=int, default=5, help="of each, in turn; medians count")
-    parser.add_argument("--device", default="cpu", help="as Global.device: where to compute")
     add_overrides(parser, "as in training")
     parser.add_argument("--row", type=Path, help="measure one row in this process, and write it there")
 
@@ -65,7 +64,6 @@ def _in_new_processes(classes: int, rate: float, ranks: int, args: argparse.Name
         arguments = ["head", "--classes", classes, "--rate", rate, "--batch", args.batch]
         arguments += ["--dim", args.dim, "--runs", args.runs, "--row", row]
         arguments += ["--threads", args.threads] if args.threads else []
-        arguments += ["--device", args.device]
         arguments += ["--no-dense"] if args.no_dense else []
         arguments += ["-o", *args.override] if args.override else []
         asked = [str(argument) for argument in arguments]
@@ -81,7 +79,7 @@ def measure_row(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
     threads = environment.prepare(args.threads)
     from plsc import distributed
 
-    distributed.init(args.device, threads)
+    distributed.init(cfg.Global.device, threads)
     ranks = distributed.world_size()
     Trial(cfg, 1000, 8).step()  # Paddle's own base: libraries, threads, first buffers
     base = measure.used_bytes()
