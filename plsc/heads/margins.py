@@ -114,6 +114,24 @@ def change_targets(margin: Margin, cos_P: paddle.Tensor, norm_P: paddle.Tensor) 
     return Target(cosine.detach(), slopes[0], slopes[1] if margin.trains_norm else None)
 
 
+def check_slopes(margin: Margin) -> None:
+    """Refuse by UserError a margin that returns something else than one does, or slopes that its cosines do
+    not have."""
+    cos_P = paddle.linspace(-0.9, 0.9, 19)
+    cos_P.stop_gradient = False
+    target = change_targets(margin, cos_P, paddle.full([19], 20.0))
+    if target.cosine.stop_gradient:  # autograd has found the slopes
+        return
+    (slope_P,) = paddle.grad([target.cosine.sum()], [cos_P])
+    off_P = (slope_P - target.slope).abs() > 1e-3 * (1.0 + slope_P.abs())
+    if off_P.astype("float32").mean().item() > 0.5:
+        raise UserError(
+            f"Head.name: {type(margin).__name__} gives a slope of {target.slope[3].item():.3g} at the cosine "
+            f"-0.6, where its cosines have {slope_P[3].item():.3g}; return the cosines alone, and autograd "
+            "finds their slopes"
+        )
+
+
 def _described(returned: object) -> str:
     if not paddle.is_tensor(returned):
         return f"a {type(returned).__name__}"

@@ -12,9 +12,10 @@ from plsc.distributed.device import on_device
 from plsc.errors import UserError
 from plsc.heads.build import make_head
 from plsc.heads.config import MARGINS, HeadCfg, MarginCfg, SoftmaxCfg, rows_bytes
-from plsc.heads.margins import Margin
+from plsc.heads.margins import Margin, check_slopes
 from plsc.heads.optimizer import LARS, AdamW, Momentum, Rule
 from plsc.heads.softmax import SoftmaxHead
+from plsc.utils.registry import is_import_path
 from plsc.utils.room import available_bytes
 
 
@@ -23,7 +24,10 @@ def build_margin(cfg: HeadCfg) -> Margin | None:
     that is no margin."""
     if not isinstance(cfg, MarginCfg):
         return None
-    return MARGINS.get(cfg.kind)(**cfg.constants)
+    margin = MARGINS.get(cfg.kind)(**cfg.constants)
+    if is_import_path(cfg.name):
+        check_slopes(margin)
+    return margin
 
 
 def build_rule(cfg: OptimizerCfg) -> Rule:

@@ -11,7 +11,7 @@ from plsc.config import load
 from plsc.errors import UserError
 from plsc.heads.build import make_head
 from plsc.heads.config import MARGINS, MarginCfg
-from plsc.heads.margins import ArcFace, Margin, Target, change_targets
+from plsc.heads.margins import ArcFace, Margin, Target, change_targets, check_slopes
 from plsc.training.build_head import build_margin
 from plsc.utils.section import arguments_of
 from tests.heads.autograd import (
@@ -142,3 +142,22 @@ def test_a_margin_that_returns_something_else_is_one_line(returned, said):
 
     with pytest.raises(UserError, match=f"^Head.name: Wrong returned {re.escape(said)}"), paddle.no_grad():
         change_targets(Wrong(), paddle.full([3], 0.5), paddle.ones([3]))
+
+
+class Halved(Margin):
+    """With a slope of its own, by `factor` the right one."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, cos_P, norm_P):
+        return Target(cos_P * cos_P / 2, self.factor * cos_P)
+
+
+@without_kernels
+def test_a_slope_that_the_cosines_do_not_have_is_refused():
+    for right in (Halved(1.0), Formula(), ArcFace()):
+        check_slopes(right)
+    said = "Halved gives a slope of -0.66 at the cosine -0.6, where its cosines have -0.6; return the cosines"
+    with pytest.raises(UserError, match=f"^Head.name: {said}"):
+        check_slopes(Halved(1.1))
