@@ -2,8 +2,8 @@
 outside safe to print.
 
 The text of such an error is one line: where (file:line, key or sample), the value, the rule and the remedy.
-`plsc` prints that line and exits with code 2; any other exception is a defect of plsc and keeps
-its traceback.
+`plsc` prints that line and exits with code 2; any other exception is a defect of plsc and keeps its
+traceback.
 """
 
 from __future__ import annotations

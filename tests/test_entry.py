@@ -368,7 +368,7 @@ def test_a_mistake_is_one_line(tmp_path, verb, overrides, line):
 
 def test_a_machine_that_computes_the_head_wrongly_trains_no_step(tmp_path, monkeypatch):
     monkeypatch.setattr(device.DeviceBank, "_update", lambda *_: None)
-    with pytest.raises(UserError, match="^this machine computes the head wrongly: "):
+    with pytest.raises(UserError, match="^rank 0 computes the head wrongly: "):
         entry(tmp_path).train()
     assert not (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "checkpoints").exists()
 

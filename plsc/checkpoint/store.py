@@ -7,7 +7,7 @@ The arrays of each part of a run are in a file of its name, its other values und
 A head file holds one rank's class rows. The manifest, written last, lists their ranges and each file's size
 and checksum. No pickle, no Paddle, no collective of its own.
 
-Try it: `Checkpoint.open(find("output/checkpoints")).head(0, 10)["centres"]`.
+Try it: `Checkpoint.open(find(Path("output/checkpoints"))).head(0, 10)["centres"]`.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ def main(argv: Sequence[str]) -> int:
     plan = "print the resolved config and the plan, train nothing"
     parser.add_argument("--dry-run", action="store_true", help=plan)
     args = parse(parser, argv)
-    if args.ranks is not None and args.ranks < 1:
-        parser.error(f"--ranks must be at least 1 (got {args.ranks})")
+    if args.ranks is not None and not 1 <= args.ranks <= 64:
+        parser.error(f"--ranks must be 1 to 64, processes of this machine (got {args.ranks})")
     if args.ranks and not args.dry_run:
         return _supervise(args.config, args.override, args.ranks)
     from plsc.entry import Entry

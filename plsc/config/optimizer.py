@@ -70,8 +70,8 @@ class OptimizerCfg(Section):
     """`Momentum`, `AdamW`, `LARS`; or your own as `package.module:Class`, for the backbone alone
     (docs/extend.md)."""
     clip_norm: float | None = Field(None, gt=0)
-    """Upper bound on the global norm of the backbone's gradient; null does not clip. Try
-    5 when the loss jumps."""
+    """Upper bound on the global norm of the backbone's gradient; null does not clip. Try 5 when the
+    loss jumps."""
     head: AnyRule | None = None
     """The optimizer of the class centres, `{name: Momentum, momentum: 0.9}`. null: the backbone's."""
     head_lr_scale: float = Field(1.0, gt=0, le=1000)

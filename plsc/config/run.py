@@ -65,7 +65,7 @@ class GlobalCfg(Section):
     `gpu:1`. `auto` takes the kind that Paddle has when every rank has a card, the CPU when none has
     (docs/running.md)."""
     checkpoint: str | None = None
-    """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of
+    """The checkpoint to read, for eval, predict, export and `resume`: a folder, or `newest` or `best` of
     those in `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest
     whole one."""
     init_from: str | None = None

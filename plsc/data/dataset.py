@@ -1,11 +1,11 @@
 """Define the base classes of data sets, all that the trainer and the loader use of them. No ranks, no Paddle.
 
 Your own: derive from Dataset (training, classification), PairSet (verification), TemplatePairs (verification
-of sets of images), IdentificationSet (search in a gallery), set the attributes in __init__,
-write the abstract methods, and name the class in the config as `name: "my_module:MyClass"`. The arguments of
-__init__, with their annotations and defaults, are what the config accepts; one that takes `seed` is given the
-run's. A classmethod `check(**kwargs)` may raise UserError about the arguments that the user wrote. It is
-called before any process starts, so it looks at values and whether paths exist, and reads nothing large.
+of sets of images), IdentificationSet (search in a gallery), set the attributes in __init__, write the
+abstract methods, and name the class in the config as `name: "my_module:MyClass"`. The arguments of __init__,
+with their annotations and defaults, are what the config accepts; one that takes `seed` is given the run's. A
+classmethod `check(**kwargs)` may raise UserError about the arguments that the user wrote. It is called before
+any process starts, so it looks at values and whether paths exist, and reads nothing large.
 """
 
 from __future__ import annotations

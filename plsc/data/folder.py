@@ -22,8 +22,8 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
     folders' names.
 
     The labels number the names in their order; two folders whose names are the same in one Unicode form are
-    one identity's. What begins with a dot is left out, and what
-    plsc align writes beside the folders; other files, and folders further down, are counted in the log.
+    one identity's. What begins with a dot is left out, and what plsc align
+    writes beside the folders; other files, and folders further down, are counted in the log.
     UserError names folders without an image.
     """
     check_folder(folder)

@@ -48,8 +48,8 @@ class Loader:
     batch included.
 
     `global_batch` counts the samples of all ranks in one step; their shares differ by at most one. A last
-    global batch of fewer than 2 samples for each of its `batches` (BatchNorm needs two; None: `world_size`)
-    joins the one before it, so the steps do not depend on how many ranks there are. Raises UserError if an
+    global batch of fewer than 2 samples for each of its `micro_batches` (BatchNorm needs two; None: one a
+    rank) joins the one before it, so the steps do not depend on how many ranks there are. Raises UserError if an
     epoch or its last step is too small for `world_size`. `num_workers`: threads that make batches.
     """
 
@@ -61,7 +61,7 @@ class Loader:
         world_size: int,
         seed: int,
         num_workers: int = 1,
-        batches: int | None = None,
+        micro_batches: int | None = None,
     ):
         count = len(dataset)
         if count < 2 * world_size:
@@ -75,7 +75,7 @@ class Loader:
         self.wait_seconds = 0.0  # how long the consumer has waited for batches, since the loader was made
         self.global_batch = global_batch
         starts = [*range(0, count, global_batch)]  # of each global batch in the epoch's order
-        if len(starts) > 1 and count - starts[-1] < 2 * (batches or world_size):
+        if len(starts) > 1 and count - starts[-1] < 2 * (micro_batches or world_size):
             starts.pop()
         self._bounds = [*zip(starts, [*starts[1:], count])]
         if (last := count - starts[-1]) < 2 * world_size:

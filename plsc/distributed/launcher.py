@@ -87,9 +87,8 @@ def launch(
 
 def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     """Return what Paddle reads in a rank, and what Python needs to import plsc."""
-    endpoints = [
-        f"127.0.0.1:{port + number}" for number in range(ranks)
-    ]  # but for rank 0's nobody listens there
+    # Nobody listens at any of these but rank 0's.
+    endpoints = [f"127.0.0.1:{port + number}" for number in range(ranks)]
     cards = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))).split(",")
     card = cards[rank] if rank < len(cards) else "-1"  # one that is not there
     return {

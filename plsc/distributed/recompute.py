@@ -21,8 +21,7 @@ def recomputing(layers: Sequence[paddle.nn.Layer]) -> Iterator[None]:
 
     The backward pass, which may come after the block, runs each of them again with the same numbers from
     Paddle's generator, and under the same autocast. What a layer changes by the way, such as BatchNorm's
-    running
-    statistics, it changes twice: the caller restores it.
+    running statistics, it changes twice: the caller restores it.
     """
     for layer in layers:
         layer.forward = partial(_run, layer, layer.forward)

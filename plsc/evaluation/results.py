@@ -1,6 +1,7 @@
 """Write the results of an evaluation: the table, results.json, and the report with its pictures.
 
-Rank 0 calls it once, after training or testing. results.json has every number of every set, under its title:
+Rank 0 calls it once, after training or in `plsc eval`. results.json has every number of every set, under its
+title:
 
     json.load(open("output/test/results.json"))["sets"]["lfw"]["tar@far=0.001"]
 """

@@ -39,8 +39,8 @@ class AdaFace(Margin):
     equation 14).
 
     z = clip((norm - mean) / (deviation / h), -1, 1) estimates the image's quality from running statistics of
-    the norms. As in the paper no gradient flows through z. theta + g_angle is kept inside [0.001, pi -
-    0.001], as in the authors' code.
+    the norms. As in the paper no gradient flows through z. As in the
+    authors' code theta + g_angle is kept inside [0.001, pi - 0.001].
     """
 
     EDGE = 1e-3

@@ -180,7 +180,9 @@ class PaddleBackend:
         self.spans = [(start, min(start + block, selected)) for start in range(0, selected, block)]
         keeps = fits and spec.sub_centres == 1
         self._kept: list[tuple[Block, paddle.Tensor]] | None = [] if keeps else None
-        self._shares: list[tuple[paddle.Tensor, paddle.Tensor]] = []  # maximum and sum of each block, [N]
+        self._maxima_and_sums: list[
+            tuple[paddle.Tensor, paddle.Tensor]
+        ] = []  # maximum and sum of each block, [N]
         self._x_ND = rounded(scaled_ND, spec.compute_dtype)
 
     def forward(
@@ -203,13 +205,13 @@ class PaddleBackend:
             max_N = logit_Nb.max(axis=1)
             plain.append(max_N if plain_Nb is None else plain_Nb.max(axis=1))
             _C_ops.softmax_(logit_Nb, 1)
-            self._shares.append((max_N, logit_Nb.max(axis=1).reciprocal()))
+            self._maxima_and_sums.append((max_N, logit_Nb.max(axis=1).reciprocal()))
             if self._kept is not None:
                 self._kept.append((block, self._weights(block, logit_Nb, slope_Nb, nearest_NbJ)))
         if len(self.spans) == 1:
-            ((max_N, sum_N),) = self._shares
+            ((max_N, sum_N),) = self._maxima_and_sums
             return max_N, plain[0], sum_N
-        maxima_bN, sums_bN = (paddle.stack(each) for each in zip(*self._shares))
+        maxima_bN, sums_bN = (paddle.stack(each) for each in zip(*self._maxima_and_sums))
         max_N = maxima_bN.max(axis=0)
         sum_N = (sums_bN * (maxima_bN - max_N).exp()).sum(axis=0)
         return max_N, paddle.stack(plain).max(axis=0), sum_N
@@ -274,8 +276,8 @@ class PaddleBackend:
         if not self.spans:
             return paddle.zeros_like(x_ND)
         grad_ND, by_row_ND = self._own.gradient(dtarget_N, x_ND)
-        for number, (max_N, sum_N) in enumerate(self._shares):
-            block, weight_Nb = self._probabilities(number)
+        for number, (max_N, sum_N) in enumerate(self._maxima_and_sums):
+            block, weight_Nb = self._weighted_softmax(number)
             share_N1 = (sum_N * (max_N - lse_N).exp()).unsqueeze(1)
             part_ND, by_rows = block.gradient(weight_Nb, share_N1, x_ND)
             grad_ND.add_(part_ND)
@@ -295,7 +297,7 @@ class PaddleBackend:
                 distributed.all_reduce(grad)
         return grad_ND
 
-    def _probabilities(self, number: int) -> tuple[Block, paddle.Tensor]:
+    def _weighted_softmax(self, number: int) -> tuple[Block, paddle.Tensor]:
         """Return the softmax of block `number` times the slopes of what changes the logits, [N, b], 0 at the
         targets."""
         if self._kept is not None:

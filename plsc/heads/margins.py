@@ -99,6 +99,7 @@ def change_targets(margin: Margin, cos_P: paddle.Tensor, norm_P: paddle.Tensor) 
         )
     if isinstance(target, Target):
         return target
+    # Once more, with a graph: a margin that counts its calls would count two a step.
     inputs = [cos_P.detach(), norm_P.detach()]
     for tensor in inputs:
         tensor.stop_gradient = False

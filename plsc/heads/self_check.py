@@ -100,12 +100,13 @@ def _through_unit(grad: np.ndarray, unit: np.ndarray) -> np.ndarray:
 
 def refuse_a_wrong_head() -> None:
     """Refuse by UserError, on every rank, a machine that computes the head wrongly. Every rank calls it."""
-    error = max(distributed.gather_objects(head_error()))
+    errors = distributed.gather_objects(head_error())
+    error = max(errors)
     limit = TF32_LIMIT if on_device() else LIMIT
     if error > limit:
         raise UserError(
-            f"this machine computes the head wrongly: numbers of a tiny case differ from float64's by "
-            f"{error:.2g} of the largest, and {limit:g} is allowed (on {paddle.get_device()}, Paddle "
+            f"rank {errors.index(error)} computes the head wrongly: numbers of a tiny case differ from "
+            f"float64's by {error:.2g} of the largest, and {limit:g} is allowed (on {paddle.get_device()}, Paddle "
             f"{paddle.__version__}); `plsc selftest` compares more; try PLSC_KERNELS=0, another version of "
             "Paddle, or no FLAGS_ in the environment"
         )

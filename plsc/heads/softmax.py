@@ -15,10 +15,11 @@ With M the maximum over all ranks and R = sum exp(other - M), and t the target l
 which needs no difference of nearly equal numbers. Backward is written out, block by block: exponentials are
 kept when they all fit into the budget (3 matrix products a step) and recomputed when not (4).
 
-Collectives of one step: all_gather of counts, embeddings and labels; all_reduce MAX of M; all_reduce SUM of
-(R, target, t, owned) together; in backward one reduce-scatter of the embeddings' gradient. PLSC's further
-`_c_reducescatter` of the losses is not needed: after the SUM each rank knows all N of them. Centre gradients
-never travel.
+Collectives of one step: all_gather of the embeddings; all_reduce SUM of the target cosines [2, N], for a
+margin that changes the other logits; all_reduce MAX of M with and without that change [2, N]; all_reduce SUM
+of (R, target, t) [3, N]; in backward one reduce-scatter of the embeddings' gradient. The labels came with the
+step before (Trainer._agree). PLSC's further `_c_reducescatter` of the losses is not needed: after the SUM
+each rank knows all N of them. Centre gradients never travel.
 """
 
 from __future__ import annotations

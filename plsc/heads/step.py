@@ -93,7 +93,7 @@ class Step:
         self._own = slice(start, start + len(emb_BD))
         self.label_N = label_N if spec.sharded else label_N[self._own]
 
-    def own(self, x_N: paddle.Tensor) -> paddle.Tensor:
+    def of_this_rank(self, x_N: paddle.Tensor) -> paddle.Tensor:
         """Cut this rank's part [B] out of a per-sample tensor [N]."""
         return x_N[self._own] if self.spec.sharded else x_N
 
@@ -130,7 +130,7 @@ class Step:
         if not self.spec.sharded:
             distributed.all_reduce(totals)  # each rank has its own samples
         loss, accuracy = (totals / self.num_samples).unbind()
-        return HeadOutput(loss, accuracy, self.own(losses_N), self.own(correct_N))
+        return HeadOutput(loss, accuracy, self.of_this_rank(losses_N), self.of_this_rank(correct_N))
 
     def _find_targets(self) -> Places:
         """Let the bank select the classes of the step, and find the samples' own ones among them."""
@@ -151,7 +151,7 @@ class Step:
     def _move_targets(self, owned_N: paddle.Tensor, plain_N: paddle.Tensor | None) -> Targets:
         """Apply the margin to the target logits; None: this shard has no class."""
         if plain_N is None:
-            return Targets(owned_N, owned_N, owned_N, owned_N)
+            return Targets(owned_N, owned_N, owned_N, owned_N)  # all 0: no sample's class is here
         if not self.margin:
             plain_N = plain_N * owned_N
             return Targets(plain_N, plain_N, owned_N)
@@ -225,6 +225,6 @@ class Step:
         if not self.margin.trains_norm:
             return rows.gradient(grad_BD.multiply_(of_cosine))
         norm_grad_B1 = grad_BD[:, -1:]
-        penalty_B1 = self.own(self.penalty_slope_N).unsqueeze(1)
+        penalty_B1 = self.of_this_rank(self.penalty_slope_N).unsqueeze(1)
         of_norm_BD = (norm_grad_B1 + penalty_B1 / self.spec.scale) * of_cosine * rows.values
         return rows.gradient(grad_BD[:, :-1] * of_cosine) + of_norm_BD

@@ -216,5 +216,5 @@ def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> L
         world_size,
         cfg.Global.seed,
         train.num_workers,
-        batches=-(-global_batch // train.batch_size),
+        micro_batches=-(-global_batch // train.batch_size),
     )

@@ -1,6 +1,6 @@
 """Embed any number of images by a trained backbone, spread over the ranks.
 
-Used by verification during training, by test, predict and the report. plsc.utils.preprocessing turns samples
+Used by evaluations during training, by eval, predict and the report. plsc.utils.preprocessing turns samples
 into the input.
 """
 

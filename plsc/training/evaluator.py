@@ -2,7 +2,7 @@
 
 Every rank embeds its share of a set's images; rank 0 alone computes the numbers, which may take a minute,
 while the others wait in a barrier that may wait so long, and then sends them the row of metrics.jsonl.
-Training and testing share this.
+Training and `plsc eval` share this.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Build backbone and head of a config, and load a checkpoint's weights into them.
 
-Any number of ranks reads a checkpoint of any other. Training, testing and exporting share this.
+Any number of ranks reads a checkpoint of any other. Training, evaluating and exporting share this.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -
         said = str(error).strip().partition("\n")[0]
         if not isinstance(error, UserError):
             place = traceback.extract_tb(error.__traceback__)[-1]
-            said = f"{type(error).__name__} in {place.name}, {place.filename}:{place.lineno}: {said}".rstrip(
-                ": "
-            )
+            said = f"{type(error).__name__} in {place.name}, {place.filename}:{place.lineno}: {said}"
         raise UserError(f"Model.name: {section.name}, given images {[2, *image_shape]}: {said}") from error
     backbone.train()
     return backbone
@@ -76,7 +74,13 @@ def load_network(
 # What a run must have in common with the one that it goes on with, since the shapes of the arrays do not show
 # it; what was frozen has no optimizer state.
 _MUST_MATCH = (
-    *("optimizer", "head_optimizer", "head", "preprocessing", "freeze", "freeze_norms", "global_batch"),
+    "optimizer",
+    "head_optimizer",
+    "head",
+    "preprocessing",
+    "freeze",
+    "freeze_norms",
+    "global_batch",
 )
 _OF_ORDER = ("seed", "steps_per_epoch")  # random numbers and the order of the data depend on them
 

@@ -75,9 +75,9 @@ class Trainer:
         parts: called in this order. guard: notes signals and hangs.
 
     Attributes: `step`, how many are done, and `total_steps`, that the run ends at; `skipped`, steps that were
-    left out because they were not finite; `lr_before`, the rate of the last step of the run that is
-    resumed; `stopped`, the name of the signal that the run was asked to stop
-    by; `metrics`, rank 0's, while training; `seconds`, of training and evaluation in this process.
+    left out because they were not finite; `lr_before`, the rate of the last step of the run that is resumed;
+    `stopped`, the name of the signal that the run was asked to stop by; `metrics`, rank 0's, while training;
+    `seconds`, of training and evaluation in this process.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Trainer:
         self.seconds = 0.0
         self._skipped_in_a_row = 0
         self._following: Batch | None = None  # the batch of the next step of this epoch
-        self._labels: dict[int, np.ndarray] = {}  # of all ranks in the next step, by its number
+        self._next_label_N: np.ndarray | None = None  # of all ranks in the next step of this epoch
         self._progress: Progress | None = None
 
     @property
@@ -180,7 +180,7 @@ class Trainer:
         is no class, and for the last step of too many in a row that are left out. Every rank calls it.
         """
         undo = self.network.remember(), self.head.remember()
-        label_N = self._labels.pop(batch.step, None)
+        label_N = self._next_label_N  # gathered when the ranks agreed on the step before
         if label_N is None:  # the first step of an epoch
             label_N = gather_labels(batch.labels, batch.counts)
         self.head.check_labels(label_N)
@@ -193,7 +193,7 @@ class Trainer:
         rate = self.schedule(self.step)
         with RecordEvent("check"):
             verdict = self._agree(emb_BD, out)
-        self._labels = {batch.step + 1: verdict.label_N} if self._following else {}
+        self._next_label_N = verdict.label_N
         if not (verdict.bad_backbone or verdict.bad_head):
             self._skipped_in_a_row = 0
             for part in self.parts:
@@ -213,8 +213,8 @@ class Trainer:
 
     @paddle.no_grad()
     def _agree(self, emb_BD: paddle.Tensor, out: HeadOutput) -> Verdict:
-        """Gather what each rank knows of a step after its backward pass, and read it: the one place where the
-        host waits for the device. Every rank calls it.
+        """Gather what each rank knows of a step after its backward pass, and read it: the one place of a step
+        where the host waits for the device, but for the labels of an epoch's first step. Every rank calls it.
 
         Collectives: one all_gather of a few numbers.
         """
@@ -230,17 +230,24 @@ class Trainer:
         most = max(following.counts) if following else 0  # labels ride along: the next step begins with them
         of_rank = np.zeros(2 + most)
         of_rank[:2] = self.loader.wait_seconds, self.guard.signal
-        label_N = None
         if following:
             of_rank[2 : 2 + len(following.labels)] = following.labels
         row_1F = paddle.concat([*numbers, to_device(of_rank)]).unsqueeze(0)
         rows_WF = to_host(distributed._c_allgather(row_1F, [1] * distributed.world_size()))
-        bad_backbone, bad_head, _, _, waited, number = rows_WF[:, :6].max(axis=0).tolist()
+        bad_backbone_W, bad_head_W, loss_W, accuracy_W, waited_W, signal_W = rows_WF[:, :6].T
+        label_N = None
         if following:
-            labels = [row_F[6 : 6 + count] for row_F, count in zip(rows_WF, following.counts)]
+            labels = [label_B[:count] for label_B, count in zip(rows_WF[:, 6:], following.counts)]
             label_N = np.concatenate(labels).astype(np.int64)
-        loss, accuracy = rows_WF[0, 2:4].tolist()
-        return Verdict(bool(bad_backbone), bool(bad_head), loss, accuracy, waited, int(number), label_N)
+        return Verdict(
+            bad_backbone_W.any().item(),
+            bad_head_W.any().item(),
+            loss_W[0].item(),
+            accuracy_W[0].item(),
+            waited_W.max().item(),
+            int(signal_W.max()),
+            label_N,
+        )
 
     def _leave_out(self, rate: float, verdict: Verdict) -> None:
         """Say why a step changes nothing. UserError for too many in a row."""

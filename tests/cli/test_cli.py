@@ -140,7 +140,7 @@ def test_several_ranks_are_supervised(monkeypatch, arguments, words):
 def test_no_rank_is_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["train", "--ranks", "0"])
-    assert "--ranks must be at least 1 (got 0)" in capsys.readouterr().err
+    assert "--ranks must be 1 to 64, processes of this machine (got 0)" in capsys.readouterr().err
 
 
 def test_ranks_are_not_started_by_a_rank_of_another_launcher(monkeypatch, capsys):

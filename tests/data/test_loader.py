@@ -64,7 +64,7 @@ def test_a_kept_global_batch_has_the_same_samples_on_any_number_of_ranks(global_
     """Rests of 3 samples join the step before them, on one rank too, which would make a step of them."""
 
     def steps(world_size):
-        ranks = epoch_of(Counting(size), global_batch, world_size, batches=planned)
+        ranks = epoch_of(Counting(size), global_batch, world_size, micro_batches=planned)
         for step in zip(*ranks):
             lengths = [len(batch) for batch in step]
             assert min(lengths) >= 2 and max(lengths) - min(lengths) <= 1
@@ -80,7 +80,7 @@ def test_a_kept_global_batch_has_the_same_samples_on_any_number_of_ranks(global_
 
 def test_more_ranks_than_planned_must_have_two_samples_in_the_last_step():
     with pytest.raises(UserError) as raised:
-        Loader(Counting(199), 96, 0, 4, seed=0, batches=3)
+        Loader(Counting(199), 96, 0, 4, seed=0, micro_batches=3)
     assert str(raised.value) == (
         "the last step of an epoch has 7 samples, 4 ranks need at least 8 (two each); start 3 or fewer"
     )

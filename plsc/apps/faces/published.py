@@ -30,7 +30,7 @@ class Published(NamedTuple):
 
     @property
     def file(self) -> str:
-        """Its name."""
+        """The name of its file."""
         return self.address.rsplit("/", 1)[-1]
 
 

@@ -4,8 +4,8 @@
     Gallery.open("milvus:people.db")              # a file of Milvus Lite, for one process
 
 One collection has all rows: people, each with the mean of the pictures as the vector, their pictures, and the
-facts. The methods are those of SqliteStore. Milvus has no transactions: one process
-writes at a time, and what is killed leaves what it has written so far; a person's own row is written last, so
+facts. The methods are those of SqliteStore. Milvus has no transactions: one process writes at
+a time, and what is killed leaves what it has written so far; a person's own row is written last, so
 whoever is found is whole.
 """
 

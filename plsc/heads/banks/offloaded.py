@@ -172,6 +172,8 @@ class OffloadedBank(BankInMemory):
             return
         self._buffer, self._next_buffer = self._next_buffer, self._buffer
         self._next_buffer.forget()
+        # Rows that the step before has as well were read after its update. It may have been left out: these
+        # rows are not loaded then, and are read here, as is what the draw ahead did not have.
         ahead = self._buffer.rows
         slots = np.searchsorted(ahead, index_K)
         loaded = ahead[self._buffer.loaded]
