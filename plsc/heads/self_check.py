@@ -106,7 +106,7 @@ def refuse_a_wrong_head() -> None:
     if error > limit:
         raise UserError(
             f"rank {errors.index(error)} computes the head wrongly: numbers of a tiny case differ from "
-            f"float64's by {error:.2g} of the largest, and {limit:g} is allowed (on {paddle.get_device()}, Paddle "
-            f"{paddle.__version__}); `plsc selftest` compares more; try PLSC_KERNELS=0, another version of "
-            "Paddle, or no FLAGS_ in the environment"
+            f"float64's by {error:.2g} of the largest, and {limit:g} is allowed (on {paddle.get_device()}, "
+            f"Paddle {paddle.__version__}); `plsc selftest` compares more; try PLSC_KERNELS=0, another "
+            "version of Paddle, or no FLAGS_ in the environment"
         )

@@ -115,7 +115,7 @@ class Trainer:
         self.seconds = 0.0
         self._skipped_in_a_row = 0
         self._following: Batch | None = None  # the batch of the next step of this epoch
-        self._next_label_N: np.ndarray | None = None  # of all ranks in the next step of this epoch
+        self._label_N_of: dict[int, np.ndarray] = {}  # the next step of this epoch -> its labels of all ranks
         self._progress: Progress | None = None
 
     @property
@@ -180,7 +180,7 @@ class Trainer:
         is no class, and for the last step of too many in a row that are left out. Every rank calls it.
         """
         undo = self.network.remember(), self.head.remember()
-        label_N = self._next_label_N  # gathered when the ranks agreed on the step before
+        label_N = self._label_N_of.pop(batch.step, None)  # since the ranks agreed on the step before
         if label_N is None:  # the first step of an epoch
             label_N = gather_labels(batch.labels, batch.counts)
         self.head.check_labels(label_N)
@@ -193,7 +193,7 @@ class Trainer:
         rate = self.schedule(self.step)
         with RecordEvent("check"):
             verdict = self._agree(emb_BD, out)
-        self._next_label_N = verdict.label_N
+        self._label_N_of = {batch.step + 1: verdict.label_N} if self._following else {}
         if not (verdict.bad_backbone or verdict.bad_head):
             self._skipped_in_a_row = 0
             for part in self.parts:

@@ -43,11 +43,11 @@ def losses_are_no_number(monkeypatch):
 def test_a_wrong_head_is_refused_in_one_line(break_it, difference, monkeypatch):
     break_it(monkeypatch)
     said = f"wrongly: numbers of a tiny case differ from float64's by {difference} of the largest"
-    with pytest.raises(UserError, match=f"^this machine computes the head {said}[^\n]*$"):
+    with pytest.raises(UserError, match=f"^rank 0 computes the head {said}[^\n]*$"):
         refuse_a_wrong_head()
 
 
 def test_the_worst_rank_counts(monkeypatch):
     monkeypatch.setattr(self_check.distributed, "gather_objects", lambda own: [own, 2.0, own])
-    with pytest.raises(UserError, match="float64's by 2 of the largest"):
+    with pytest.raises(UserError, match="rank 1 computes .* float64's by 2 of the largest"):
         refuse_a_wrong_head()
