@@ -7,8 +7,6 @@ An Entry holds a Config, and each verb is a method that calls the modules below.
 this module, so that a wrong config is refused at once.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

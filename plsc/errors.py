@@ -6,8 +6,6 @@ The text of such an error is one line: where (file:line, key or sample), the val
 traceback.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

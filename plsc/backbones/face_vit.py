@@ -8,8 +8,6 @@ al., "An Image is Worth 16x16 Words" (2020); An et al., "Partial FC" (2021), sec
 arcface_torch (vit_t, vit_s, vit_b) and PLSC 2.4 (FaceViT_*_patch9_112), with their names of the layers.
 """
 
-from __future__ import annotations
-
 import paddle
 from paddle import nn
 

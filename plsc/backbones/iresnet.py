@@ -8,8 +8,6 @@ pooling. Deng et al., "ArcFace" (2019), section 3.1, after Han et al., "Deep Pyr
 (2017). Its layers have the names of InsightFace's arcface_torch, whose weights `plsc import` reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ bias, its [10, 128] centres the transpose of the layer's weights. Six tensors of
 1,290 are LeNet's eight tensors, 129,068 numbers. Try it: `plsc train -c configs/fashion_mnist_lenet.yaml`.
 """
 
-from __future__ import annotations
-
 import paddle
 from paddle import nn
 

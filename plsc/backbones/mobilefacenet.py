@@ -8,8 +8,6 @@ of InsightFace's arcface_torch: its widths, initial weights and `scale`, and its
 `plsc import` reads its weights.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import paddle

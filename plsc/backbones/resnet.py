@@ -8,8 +8,6 @@ norms an epsilon of 2e-5, the last one a gain that is trained, weights start by 
 dropout is 0.4. For runs of that time; for new ones take IResNet.
 """
 
-from __future__ import annotations
-
 from paddle import nn
 
 from plsc.backbones.iresnet import IResNet, IResNet50, IResNet100, Style

@@ -6,8 +6,6 @@ A strided convolution opens each stage and residual blocks follow it. There is n
 convolution: by Paddle's operators for CPUs either costs as much as a full 3x3 convolution.
 """
 
-from __future__ import annotations
-
 import paddle
 from paddle import nn
 

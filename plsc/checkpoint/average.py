@@ -4,8 +4,6 @@ Leads to Wider Optima", 2018).
 plsc ckpt average output --last 5 --output averaged
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

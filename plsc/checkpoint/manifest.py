@@ -9,8 +9,6 @@ headers.
 Try it: `pytest tests/checkpoint/test_manifest.py`.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import zlib

@@ -10,8 +10,6 @@ and checksum. No pickle, no Paddle, no collective of its own.
 Try it: `Checkpoint.open(find(Path("output/checkpoints"))).head(0, 10)["centres"]`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

@@ -8,8 +8,6 @@ read as its uint16 bits, as Paddle's `.numpy()` gives it. Numpy only.
 Try it: `pytest tests/checkpoint/test_tensorfile.py`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -7,8 +7,6 @@ A UserError is printed, one line a mistake, and the exit code is 2; a run that a
 Imports little: a Ctrl-C while the verb imports Paddle must meet what handles it.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

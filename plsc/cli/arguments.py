@@ -1,7 +1,5 @@
 """Read the arguments of train, eval, predict and export: -c, -o, --debug, and the verb's own."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence

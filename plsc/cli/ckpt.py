@@ -4,8 +4,6 @@ plsc ckpt inspect output/checkpoints/step-00000656
 plsc ckpt average output --last 5 --output averaged
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Turn what a command raises into lines on stderr and an exit code."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -7,8 +7,6 @@
 Each part returns its worst error on this rank; every rank calls it. A part that raises ends the check.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import os

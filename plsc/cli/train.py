@@ -6,8 +6,6 @@
 A launch runs the first of these once on each rank; Paddle's launcher starts it as tools/train.py.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Sequence

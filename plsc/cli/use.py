@@ -1,7 +1,5 @@
 """Evaluate a checkpoint, embed images by it, and export its network: `plsc eval`, `predict`, `export`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from plsc.cli.arguments import make_parser, parse

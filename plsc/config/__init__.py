@@ -8,8 +8,6 @@ line. Nothing here imports Paddle: a wrong config stops within a second, before 
     0.3
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import copy

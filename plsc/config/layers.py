@@ -4,8 +4,6 @@
 and line. It does not depend on the sections; plsc.config checks the tree.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

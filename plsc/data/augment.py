@@ -5,8 +5,6 @@ OpenCV on uint8 [H, W, 3] (its order, BGR) or grey [H, W], tens of microseconds 
 matrix, so that nothing is rounded twice. Try it: `Augment(crop=0.2, colour=0.4)(picture, generator(0))`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import cv2

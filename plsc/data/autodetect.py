@@ -1,8 +1,6 @@
 """Detect the format of a path: `open_images("train.rec")`, `open_images("faces/")`,
 `open_images("label.txt")`."""
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

@@ -4,8 +4,6 @@ A substitute is drawn from (seed, index), so it is the same on any number of ran
 be replaced is up to corrupt.py.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from plsc.data.dataset import Dataset, check_image

@@ -7,8 +7,6 @@ nothing. Try it:
     BinPairs("lfw.bin").pairs.shape
 """
 
-from __future__ import annotations
-
 import os
 import pickle  # noqa: TID251 (to write)
 from collections.abc import Iterable

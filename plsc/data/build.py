@@ -4,8 +4,6 @@ build_dataset(cfg.DataLoader, cfg.Global.seed)                             # to 
 build_dataset(cfg.DataLoader, cfg.Global.seed, "DataLoader.Eval.dataset")  # to evaluate on
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from plsc.data.config import TRAIN_SET, DataLoaderCfg

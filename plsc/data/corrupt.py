@@ -6,8 +6,6 @@ one. To see what is logged when sample 7 of a batch was replaced by sample 3:
     CorruptImages(dataset, per_epoch=1000).note([(0, 7, 3)])
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -8,8 +8,6 @@ classmethod `check(**kwargs)` may raise UserError about the arguments that the u
 any process starts, so it looks at values and whether paths exist, and reads nothing large.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from abc import ABC, abstractmethod

@@ -1,8 +1,6 @@
 """Read image folders: one folder for each identity, whose name is the identity's.
 `ImageFolder("faces").num_classes`."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -6,8 +6,6 @@ shows a difference. The fonts come with matplotlib, so this data set needs no do
     python -c "from plsc.data.fonts import glyph_classes; print(len(glyph_classes().codepoint))"
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from pathlib import Path

@@ -6,8 +6,6 @@ characters that were never trained on, to verify whether they show the same one,
 are explained in fonts.py.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from typing import Annotated
 

@@ -7,8 +7,6 @@ later:
     held_out(["Ann", "Bob", "Cy"], 0.5)  # bool [3]
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ and the bytes. The format is described on http://yann.lecun.com/exdb/mnist. Try 
     read_idx("train-images-idx3-ubyte.gz", axes=3).shape    # (60000, 28, 28)
 """
 
-from __future__ import annotations
-
 import gzip
 import math
 import os

@@ -5,8 +5,6 @@ format only says where the bytes of an image are. Prediction, galleries and the 
 `read_sample` or `to_sample`, too, so that a picture is prepared there exactly as it was in training.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable

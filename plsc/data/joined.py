@@ -1,7 +1,5 @@
 """Join several data sets into one to train on: samples and classes of one set after those of the other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -8,8 +8,6 @@ what it yields:
     images = next(loader.from_step(0)).images
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections import deque

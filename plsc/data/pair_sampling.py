@@ -5,8 +5,6 @@ The same arguments give the same pairs, whatever the run's seed: a verification 
 to run, or the accuracies could not be compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -6,8 +6,6 @@ pairs from any format that plsc.data.autodetect recognises. Each image is stored
     ImagePairs("label.txt", num_pairs=1000).pairs
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Sequence

@@ -7,8 +7,6 @@ images only, their keys in any order. The labels are read from the records' head
 `RecImages("train.rec").num_classes`.
 """
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -8,8 +8,6 @@ id, id2), `flag` float32 labels if flag > 0, the encoded image. Checked against 
 it: `RecordFile("train.rec").payload(1)`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

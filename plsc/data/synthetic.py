@@ -3,8 +3,6 @@
 For throughput (no fonts, no disk, any number of classes: only labels are stored) and for tests.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import numpy as np

@@ -7,8 +7,6 @@ meta/ijbc_template_pair_label.txt); the images have to be aligned and cropped al
     GalleryProbe("gallery/", "probe/").identities
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Read what to predict a batch at a time: images in files, or pixels in an array."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 

@@ -5,8 +5,6 @@ makes it and whatever was made before it: the batches do not depend on the numbe
 run continues exactly.
 """
 
-from __future__ import annotations
-
 import math
 
 import cv2

@@ -9,8 +9,6 @@ average is then the sum over the ranks, which is the gradient of the mean loss o
 Try it: `python -m paddle.distributed.launch --nproc_per_node 4 tests/distributed/run_collectives.py`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

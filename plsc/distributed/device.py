@@ -9,8 +9,6 @@ empty. A CPU has no queue.
     to_device(np.arange(3))              # a tensor there
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections import deque

@@ -6,8 +6,6 @@ MKL_DEBUG_CPU_TYPE=5 is in the environment before the first matrix product (2.3 
 measured). Settings of the user are never overridden.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings

@@ -8,8 +8,6 @@ Imports no Paddle.
 Try it: `kill -TERM` a rank of a training; all ranks save the same step and end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

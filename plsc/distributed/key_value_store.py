@@ -1,7 +1,5 @@
 """Reach the job's key-value store, which rank 0 keeps, without a delay in every question."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

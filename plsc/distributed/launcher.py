@@ -6,8 +6,6 @@ The ranks meet on the loopback interface, so the name of the machine needs no ad
 They die with this process. On several machines Paddle's launcher starts the ranks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

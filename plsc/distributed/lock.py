@@ -7,8 +7,6 @@ Try it twice at the same time: `python -c "from plsc.distributed.lock import hol
 input()"`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import logging

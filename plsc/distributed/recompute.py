@@ -4,8 +4,6 @@ It stands here because it is part of `paddle.distributed`; it calls no collectiv
 Nets with Sublinear Memory Cost" (2016).
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ Each keeps the same numbers on every rank, because it sees the whole global batc
 checkpoint. The interface of a margin, the symbols and the plain margins are in margins.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -9,8 +9,6 @@ float32, and in bfloat16 where the processor has it. A backend is made for one s
 backward pass needs, and writes the gradients of the rows to the bank.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

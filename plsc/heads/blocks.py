@@ -8,8 +8,6 @@ With J > 1 a bank row holds J centres one after the other, and a class is as nea
 et al., Sub-center ArcFace, ECCV 2020).
 """
 
-from __future__ import annotations
-
 import functools
 
 import paddle

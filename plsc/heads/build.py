@@ -1,7 +1,5 @@
 """Make a head with a new bank of class centres."""
 
-from __future__ import annotations
-
 from plsc import distributed
 from plsc.heads.banks import build_bank
 from plsc.heads.margins import Margin

@@ -9,8 +9,6 @@ statistics are in adaptive.py. To write your own, see docs/extend.md.
 Angles in radians. theta is the angle between an embedding and the centre of its own class.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

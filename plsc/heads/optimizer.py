@@ -8,8 +8,6 @@ are stored, checkpointed and resharded with it. One rule for all banks:
     LARS(0.9, weight_decay=5e-4, coefficient=0.001, epsilon=0.0)
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -10,8 +10,6 @@ Try it: `python -c "from plsc.heads.sampling import *; print(draw_classes(ClassS
 step=7))"`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 

@@ -6,8 +6,6 @@ a word. This takes milliseconds; `plsc selftest` compares more. Try it:
     refuse_a_wrong_head()
 """
 
-from __future__ import annotations
-
 import numpy as np
 import paddle
 

@@ -22,8 +22,6 @@ step before (Trainer._agree). PLSC's further `_c_reducescatter` of the losses is
 each rank knows all N of them. Centre gradients never travel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Define what a head computes. Symbols: softmax.py."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from plsc.distributed.device import asynchronous

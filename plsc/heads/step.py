@@ -7,8 +7,6 @@ all others -> join the ranks -> losses
 gradient of the loss -> the backend -> gradient of this rank's embeddings; the bank gets the centres'
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ off. Build them in a checkout and try them:
     python setup.py build_ext --inplace && pytest tests/native/heads tests/backbones/test_normalisation.py
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

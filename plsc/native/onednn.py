@@ -11,8 +11,6 @@ below and the functions are the same in oneDNN 3.2 (Paddle 2.6) and 3.6 (Paddle 
 include/oneapi/dnnl/dnnl_types.h and dnnl.h there. Arrays are float32 or bfloat16, on the CPU.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import threading

@@ -7,8 +7,6 @@ on a CPU; scale float16's gradients, and find what is not finite in any.
 Parameters, their gradients and statistics are float32 either way.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterable

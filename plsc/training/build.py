@@ -4,8 +4,6 @@ trainer = build_trainer(load("configs/"))
 trainer.train(metrics=None)
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

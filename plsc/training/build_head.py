@@ -1,8 +1,6 @@
 """Build the head of a config: `x` has all classes on every rank, `dist_x` and a user's own margin shard
 them."""
 
-from __future__ import annotations
-
 import math
 
 from plsc import distributed

@@ -3,8 +3,6 @@
 A checkpoint that cannot be written does not end the run, unless it is the last.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -15,8 +15,6 @@ depends on both together, and statistics of the last steps do not fit weights of
 whole numbers cannot be averaged and stays the backbone's.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -4,8 +4,6 @@ Used by evaluations during training, by eval, predict and the report. plsc.utils
 into the input.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -5,8 +5,6 @@ while the others wait in a barrier that may wait so long, and then sends them th
 Training and `plsc eval` share this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial

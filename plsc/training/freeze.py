@@ -1,8 +1,6 @@
 """Freeze parameters of a backbone, as Optimizer.freeze and freeze_norms ask, and the norm layers that go
 along."""
 
-from __future__ import annotations
-
 import difflib
 import re
 

@@ -4,8 +4,6 @@ same name. Classes that it does not know, and the states of all optimizers, star
 The same on any number of ranks: each reads the rows that its shard keeps. docs/training.md has a run to try.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

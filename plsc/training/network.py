@@ -11,8 +11,6 @@ those of a micro-batch, the gradients are those of the whole batch. Whatever run
 BatchNorm's running statistics, and all else in the state that has no gradient, as the first pass made them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Build the backbone's optimizer. The class centres are updated by the head's bank at the same rate."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import paddle

@@ -9,8 +9,6 @@ class GradientNorm(Part):
         self.numbers = {"gradient_norm": paddle.add_n(squares).sqrt()}
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

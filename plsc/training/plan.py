@@ -1,7 +1,5 @@
 """Describe a run in a few lines before it starts, and plan one without training: `plsc train --dry-run`."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Log the progress of a training run: a line at regular steps, and one at the end of each epoch."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator

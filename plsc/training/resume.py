@@ -3,8 +3,6 @@
 Any number of ranks reads a checkpoint of any other. Training, evaluating and exporting share this.
 """
 
-from __future__ import annotations
-
 import traceback
 from typing import Any
 

@@ -3,8 +3,6 @@
 Paddle is imported by `start`, when the environment is set for it. What imports it too is imported after that.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from plsc.checkpoint import store

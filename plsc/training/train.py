@@ -1,7 +1,5 @@
 """Train by a config from the first check to the report: `plsc train`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

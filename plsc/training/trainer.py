@@ -8,8 +8,6 @@ layer, sample), so a resumed run needs nothing but step and states. plsc/trainin
 from a config; what a user adds is a Part (part.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import signal

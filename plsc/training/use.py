@@ -1,8 +1,6 @@
 """Use a checkpoint: evaluate it on the sets of DataLoader.Eval and write the report (`plsc eval`), or embed
 images by its network (`plsc predict`)."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import platform

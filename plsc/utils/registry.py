@@ -4,8 +4,6 @@ A config says `name: Glyphs`; the registry returns the class. Built-in classes a
 that reading a config does not import Paddle. Your own class is `name: "my_package.nets:MyNet"`.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import sys

@@ -18,8 +18,6 @@ on int64 a number, on the tensor's device, and the same on every device. a to d 
 Outside of such a block the layers draw from Paddle's generator, as Paddle's own do.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Convolve pictures by oneDNN, or by Paddle's operator."""
 
-from __future__ import annotations
-
 import functools
 from ctypes import c_int64
 from typing import NamedTuple

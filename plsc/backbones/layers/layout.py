@@ -6,8 +6,6 @@ pictures by `leave`; in between every layer asks `by_onednn`. That depends on th
 alone, so a layer that is computed again in the backward pass decides as before.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar

@@ -7,8 +7,6 @@ passes over the input forward and two backward, by compiled kernels (plsc/native
 "Batch Normalization" (2015); the running statistics are Paddle's, with the biased variance.
 """
 
-from __future__ import annotations
-
 import math
 
 import paddle

@@ -1,7 +1,5 @@
 """Cut negative numbers to 0, and average parts of pictures, by oneDNN or by Paddle's operators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from ctypes import c_float
 

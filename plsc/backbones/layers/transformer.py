@@ -8,8 +8,6 @@ and their gradients float32.
     B images   N tokens   W width   H heads   S = W / H
 """
 
-from __future__ import annotations
-
 from ctypes import c_float
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Turn weights into the layout and the dtype in which an operation of oneDNN takes them."""
 
-from __future__ import annotations
-
 from ctypes import c_void_p
 
 from plsc.native import onednn

@@ -10,8 +10,6 @@ copied to the device, and their gradients back. A row's initial value depends on
 number of ranks starts from the same centres.
 """
 
-from __future__ import annotations
-
 import os
 
 from plsc.errors import UserError

@@ -1,7 +1,5 @@
 """Define what a bank of class centres is, and draw the initial ones. Symbols: __init__.py."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 

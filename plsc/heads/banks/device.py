@@ -1,7 +1,5 @@
 """Keep class centres on the device that Paddle computes on."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Keep class centres in the machine's memory, where more of them fit, and update them on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -14,8 +14,6 @@ update. Try it:
     OffloadedBank(ClassShard.whole(1000), 8, dtype="bfloat16", folder="/tmp", **options)
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Mapping

@@ -8,8 +8,6 @@ name, so it disappears with the process, however that ends. Try it:
     FileRowStorage("/tmp", count=1000, width=8, dtype=np.float32)[np.array([3, 500])]  # zeros
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 

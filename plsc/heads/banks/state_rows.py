@@ -1,7 +1,5 @@
 """Give an array of a bank to a checkpoint without copying it whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

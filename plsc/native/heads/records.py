@@ -5,8 +5,6 @@ plsc/utils/bfloat16.py). All this runs in one thread beside the backbone, withou
 where PLSC_KERNELS=0 turns the kernels that compute off. Try it: `pytest tests/native/heads/test_records.py`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p

@@ -6,8 +6,6 @@ Arrays and CPU tensors are C-contiguous and used in place. The work is shared by
 OpenMP team (Global.threads). Where there are no kernels, callers use Paddle's ops.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -8,8 +8,6 @@ which takes blocks of `BLOCK` classes: results do not change from run to run wit
 Try it: `pytest tests/native/heads/test_softmax.py`.
 """
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import c_int64, c_void_p
 
