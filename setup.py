@@ -95,6 +95,7 @@ setup(
         "serve": ["fastapi>=0.110", "python-multipart>=0.0.13", "uvicorn>=0.29"],
         "test": [
             "httpx",  # the test client of the service
+            "ml_dtypes",  # onnxruntime.quantization imports it, and does not ask for it
             "pytest",
             "pytest-xdist>=3.8",
             "safetensors",  # the other reader of checkpoints

@@ -38,7 +38,8 @@ def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -
         said = str(error).strip().partition("\n")[0]
         if not isinstance(error, UserError):
             place = traceback.extract_tb(error.__traceback__)[-1]
-            said = f"{type(error).__name__} in {place.name}, {place.filename}:{place.lineno}: {said}"
+            said = f": {said}" if said else ""
+            said = f"{type(error).__name__} in {place.name}, {place.filename}:{place.lineno}{said}"
         raise UserError(f"Model.name: {section.name}, given images {[2, *image_shape]}: {said}") from error
     backbone.train()
     return backbone
