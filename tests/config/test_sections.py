@@ -92,10 +92,6 @@ def test_refused(text, line, tmp_path, monkeypatch):
     assert error.value.errors == [f"a.yaml:1: {line}"]
 
 
-def test_an_integer_may_stand_for_a_number():
-    assert load(None, ["Head.scale=32", "LRScheduler.warmup_epochs=1"]).Head.scale == 32.0
-
-
 def test_capital_letters_mark_sections():
     for section in all_sections():
         assert all(

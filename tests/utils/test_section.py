@@ -130,10 +130,3 @@ def test_options_are_the_arguments_of_the_base_class(check):
     _, problems = check(Derived, {"path": "x", "size": 4})
     assert problems == [("size", "must be a valid array (got 4)")]
     assert takes(Last, "seed") and not takes(Last, "steps")
-
-
-def test_a_class_without_init_takes_nothing(check):
-    class Plain:
-        pass
-
-    assert check(Plain, {"width": 1})[1] == [("width", "unknown key (one of name)")]
