@@ -33,6 +33,7 @@ from plsc.errors import UserError
 from plsc.training.resume import load_network
 from plsc.training.start import open_checkpoint
 from plsc.utils.atomic_write import atomic_write, remove
+from plsc.utils.files import read_json
 
 _CHECKED_BATCHES = (1, 8)
 _NEED_ONNX = frozenset({"onnx", "insightface"})
@@ -145,6 +146,13 @@ def _check_packages(formats: Sequence[str]) -> None:
 
 def _refuse_other_files(out: Path) -> None:
     """Refuse a place that holds anything but an export, since it is replaced as a whole."""
-    is_export = (out / "preprocessing.json").is_file()
-    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not is_export):
-        raise UserError(f"{out}: is no export and not empty; name a new or empty folder for the export")
+    facts, written = out / "preprocessing.json", set()
+    if facts.is_file():
+        graphs = read_json(facts).get("files", {}).values()
+        written = {
+            facts.name,
+            "README.txt",
+            *(Path(name).parts[0] for graph in graphs for name in graph["files"]),
+        }
+    if out.is_file() or (out.is_dir() and not written.issuperset(os.listdir(out))):
+        raise UserError(f"{out}: has other files than an export; name a new or empty folder for the export")

@@ -309,8 +309,9 @@ def test_an_earlier_export_is_replaced_whole_and_other_folders_are_not(tmp_path)
     export(Net(), out, preprocessing=PREPROCESSING, formats=["paddle"])
     assert not (out / "paddlex").exists()
     (tmp_path / "thesis.tex").write_text("years of work")
-    for place in (tmp_path, tmp_path / "thesis.tex"):
-        with pytest.raises(UserError, match="is no export and not empty; name a new or empty folder"):
+    (out / "notes.txt").write_text("beside an export")
+    for place in (tmp_path, tmp_path / "thesis.tex", out):
+        with pytest.raises(UserError, match="has other files than an export; name a new or empty folder"):
             export(Net(), place, preprocessing=PREPROCESSING, formats=["paddle"])
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
