@@ -219,13 +219,15 @@ def layers_to_recompute(asked: bool | list[str], backbone: paddle.nn.Layer) -> l
     children = ", ".join(child for child, _ in backbone.named_children())
     names = getattr(backbone, "recomputed", ()) if asked is True else asked or ()
     if asked is True and not names:
-        raise UserError(f"Model.recompute: {kind} does not say which layers; name some of [{children}]")
+        text = f"{kind} does not say which layers; name some of [{children}]"
+        raise UserError(text, key="Model.recompute")
     known = dict(backbone.named_sublayers())
     layers = []
     for name in names:
         if name not in known:
             hint = did_you_mean(name, list(known))
-            raise UserError(f"Model.recompute: '{name}' is no layer of {kind}, which has {children}{hint}")
+            text = f"'{name}' is no layer of {kind}, which has {children}{hint}"
+            raise UserError(text, key="Model.recompute")
         layer = known[name]
         layers += list(layer) if isinstance(layer, paddle.nn.LayerList) else [layer]
     return layers
