@@ -1,18 +1,51 @@
-"""Build the data sets of a config: one, or several joined to train on.
+"""Build the data sets of a config: one, or several joined to train on; and the loader of these.
 
 build_dataset(cfg.DataLoader, cfg.Global.seed)                             # to train on
 build_dataset(cfg.DataLoader, cfg.Global.seed, "DataLoader.Eval.dataset")  # to evaluate on
+build_loader(cfg.DataLoader, cfg.Global.seed, rank=0, ranks=1).dataset     # to train on, checked
 """
 
 from typing import Any
 
 from plsc.data.config import TRAIN_SET, DataLoaderCfg
+from plsc.data.dataset import check_labels
 from plsc.data.joined import Joined
+from plsc.data.loader import Loader
 from plsc.errors import UserError
 from plsc.utils.section import Plug
 from plsc.utils.yaml_lines import KeyPath
 
 TRAIN = ".".join(TRAIN_SET)
+
+
+def build_loader(section: DataLoaderCfg, seed: int, rank: int, ranks: int) -> Loader:
+    """Build the set to train on, and the loader of one rank, whose `dataset` it is.
+
+    UserError for fewer than two classes, and for a global batch or ranks that do not fit the samples.
+    """
+    dataset = build_dataset(section, seed)
+    check_labels(dataset)
+    if dataset.num_classes < 2:
+        raise UserError("has 1 class, and nothing to tell it from; it needs at least 2", key=TRAIN)
+    train = section.Train
+    global_batch = train.global_batch_on(ranks)
+    samples = len(dataset)
+    if global_batch > samples:
+        key = "global_batch" if train.global_batch else "batch_size"
+        each = "" if train.global_batch or ranks == 1 else f"{train.batch_size:,} x {ranks} ranks: "
+        raise UserError(
+            f"{each}{global_batch:,} samples of a step are more than the {samples:,} of an epoch; lower it",
+            key=f"DataLoader.Train.{key}",
+        )
+    return Loader(
+        dataset,
+        global_batch,
+        rank,
+        ranks,
+        seed,
+        train.num_workers,
+        micro_batches=-(-global_batch // train.batch_size),
+    )
 
 
 def keys_of_sets(loader: DataLoaderCfg) -> list[str]:

@@ -203,6 +203,16 @@ def check_labels(data: Dataset) -> None:
     check_array(data, "labels", "int64 [N]", None)
 
 
+def check_preprocessing(theirs: Preprocessing, first: Preprocessing, key: str, words: str) -> None:
+    """Refuse a set, which `key` names, whose images are unlike those of the first; UserError, with `words` in
+    front of what the first has."""
+    if differences := [
+        f"{what} {value} ({words} {other})" for what, value, other in theirs.differences(first)
+    ]:
+        text = f"its samples have {', '.join(differences)}; the network needs the same of all sets"
+        raise UserError(text, key=key)
+
+
 def check_array(data: object, name: str, wanted: str, below: int | None, length: int | None = None) -> None:
     """Refuse an array without the dtype and shape `wanted`, with indices not below `below`, or without
     `length` rows."""
@@ -246,6 +256,48 @@ def misnumbered_class(trained: list[str] | None, data: Dataset, strangers: bool 
         if here[number] != there[number]:
             return f"its class {number} is '{theirs}', the one trained on is '{ours}'"
     return None
+
+
+def check_against_training(
+    data: Dataset | PairSet | IdentificationSet,
+    key: str,
+    preprocessing: Preprocessing,
+    num_classes: int,
+    names: list[str] | None,
+    seen: np.ndarray | None,
+) -> None:
+    """Refuse a set to evaluate on, which `key` names, that does not fit the set trained on; UserError.
+
+    Args:
+        preprocessing, num_classes: of the set trained on.
+        names: of its classes, in the order of their numbers, which labelled images must share; None: not
+            known.
+        seen: its `identities`, which no pair and no search may have; None: not known.
+    """
+    if isinstance(data, Dataset):
+        if data.num_classes > num_classes:
+            raise UserError(
+                f"its images are of {data.num_classes} classes, but the head has learned {num_classes}; give "
+                "images of the classes that are trained on, or pairs to verify",
+                key=key,
+            )
+        if wrong := misnumbered_class(names, data):
+            raise UserError(
+                f"{wrong}, so right predictions would count as wrong; give it the classes that are trained "
+                "on, all of them, in the same order",
+                key=key,
+            )
+    else:
+        own = data.names if isinstance(data, IdentificationSet) else data.identities
+        shared = shared_identities(seen, own)
+        if shared is not None and len(shared):
+            raise UserError(
+                f"{len(shared)} of its classes are trained on (the first is {shared[0]}), so the accuracy "
+                "would be of classes seen before; leave them out of one of the two: give both the same "
+                "hold_out (Glyphs: held_out)",
+                key=key,
+            )
+    check_preprocessing(data.preprocessing, preprocessing, key, "trained on")
 
 
 def class_names(data: Dataset) -> list[str] | None:

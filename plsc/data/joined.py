@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from plsc.data.dataset import Dataset, check_labels
-from plsc.errors import UserError
+from plsc.data.dataset import Dataset, check_labels, check_preprocessing
 from plsc.utils.preprocessing import Preprocessing
 
 
@@ -25,7 +24,7 @@ class Joined(Dataset):
         first_key = next(iter(parts))
         for key, part in parts.items():
             check_labels(part)
-            _check_preprocessing(key, part.preprocessing, first_key, self._parts[0].preprocessing)
+            check_preprocessing(part.preprocessing, self.preprocessing, key, f"{first_key} has")
         self._starts = np.cumsum([0, *map(len, self._parts)])
         class_starts = np.cumsum([0, *(part.num_classes for part in self._parts)])
         self.num_classes = int(class_starts[-1])
@@ -72,15 +71,3 @@ def _different_names(identities: np.ndarray, parts: list[Dataset]) -> np.ndarray
             for name, number in zip(map(str, identities.tolist()), numbers)
         ]
     )
-
-
-def _check_preprocessing(key: str, theirs: Preprocessing, first_key: str, first: Preprocessing) -> None:
-    differences = [
-        f"{what} {value} ({other} in {first_key})" for what, value, other in theirs.differences(first)
-    ]
-    if differences:
-        raise UserError(
-            f"its samples have {', '.join(differences)}; sets that are trained on together must have "
-            "the same",
-            key=key,
-        )

@@ -1,4 +1,5 @@
-"""Define the kinds of sets: what each knows of its samples, what is compared, and how embeddings are scored.
+"""Define the kinds of sets to evaluate on: what each knows of its samples, what is compared, and how
+embeddings are scored.
 
 eval_set(PairList("pairs.csv")).score(embeddings).headline
 """
@@ -8,15 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from plsc.data.build import build_dataset
+from plsc.data.config import EVAL_SET, DataLoaderCfg
 from plsc.data.dataset import (
     Dataset,
     IdentificationSet,
     PairSet,
     TemplatePairs,
+    check_against_training,
     check_array,
     check_labels,
-    misnumbered_class,
-    shared_identities,
 )
 from plsc.data.pair_sampling import pairs_that_prove_nothing
 from plsc.errors import UserError
@@ -24,6 +26,8 @@ from plsc.evaluation.classification import Classification, classify
 from plsc.evaluation.identification import Identification, identify
 from plsc.evaluation.templates import template_features
 from plsc.evaluation.verification import Verification, one_kind, verify_pairs
+from plsc.utils.logging import warn_on_rank_0
+from plsc.utils.preprocessing import Preprocessing
 
 Result = Classification | Identification | Verification
 
@@ -62,23 +66,6 @@ class EvalSet:
         """Return a sample's name for messages."""
         return self.data.image_name(index)
 
-    def check_trained(
-        self, key: str, num_classes: int, names: list[str] | None, seen: np.ndarray | None
-    ) -> None:
-        """Refuse a set that does not fit the classes trained on; UserError, which begins with `key`.
-
-        Args:
-            names: of these classes, in the order of their numbers; None: not known.
-            seen: the training set's `identities`; None: not known.
-        """
-        shared = shared_identities(seen, self.identities)
-        if shared is not None and len(shared):
-            raise UserError(
-                f"{key}: {len(shared)} of its classes are trained on (the first is {shared[0]}), so the "
-                "accuracy would be of classes seen before; leave them out of one of the two: give both the "
-                "same hold_out (Glyphs: held_out)"
-            )
-
 
 class LabelledSet(EvalSet):
     """Labelled samples of the classes trained on: which class is it?"""
@@ -95,20 +82,6 @@ class LabelledSet(EvalSet):
 
     def check(self) -> None:
         check_labels(self.data)
-
-    def check_trained(
-        self, key: str, num_classes: int, names: list[str] | None, seen: np.ndarray | None
-    ) -> None:
-        if self.num_classes > num_classes:
-            raise UserError(
-                f"{key}: its images are of {self.num_classes} classes, but the head has learned "
-                f"{num_classes}; give images of the classes that are trained on, or pairs to verify"
-            )
-        if wrong := misnumbered_class(names, self.data):
-            raise UserError(
-                f"{key}: {wrong}, so right predictions would count as wrong; give it the classes that are "
-                "trained on, all of them, in the same order"
-            )
 
     def score_predictions(self, predicted: np.ndarray, num_classes: int) -> Classification:
         """Compute the result from the predicted classes [count], int64 below `num_classes`."""
@@ -195,3 +168,36 @@ def eval_set(data: Dataset | PairSet | IdentificationSet) -> EvalSet:
             return kind(data)
     names = ", ".join(base.__name__ for base in _KINDS)
     raise UserError(f"{type(data).__name__}: must derive from {names} of plsc.data.dataset")
+
+
+def build_sets(
+    section: DataLoaderCfg,
+    seed: int,
+    preprocessing: Preprocessing,
+    num_classes: int,
+    names: list[str] | None,
+    seen: np.ndarray | None = None,
+) -> dict[str, EvalSet]:
+    """Build the sets of DataLoader.Eval by title, the main one first.
+
+    UserError for one that does not fit the training set.
+
+    Args:
+        preprocessing, num_classes, names, seen: of the training set, see `check_against_training`.
+    """
+    sets: dict[str, EvalSet] = {}
+    for path in section.Eval.sets():
+        key = ".".join(path)
+        data = eval_set(build_dataset(section, seed, key))
+        try:
+            data.check()
+        except UserError as error:
+            raise UserError(error, key=key) from error
+        for doubt in data.doubts:
+            warn_on_rank_0(f"{key}: {doubt}")
+        check_against_training(data.data, key, preprocessing, num_classes, names, seen)
+        title = data.title if path == EVAL_SET else path[-1]
+        if title in sets:
+            raise UserError(f"the main set has the title '{title}' too, give this one another", key=key)
+        sets[title] = data
+    return sets

@@ -5,7 +5,7 @@ while the others wait in a barrier that may wait so long, and then sends them th
 Training and `plsc eval` share this.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -15,62 +15,13 @@ import paddle
 
 from plsc import distributed
 from plsc.checkpoint.saved import Threshold
-from plsc.config import Config
-from plsc.data.build import build_dataset
-from plsc.data.config import EVAL_SET, DataLoaderCfg
+from plsc.data.config import DataLoaderCfg
 from plsc.errors import UserError
-from plsc.evaluation.sets import EvalSet, Result, eval_set
+from plsc.evaluation.sets import EvalSet, Result
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import embed
-from plsc.utils.logging import get_logger, warn_on_rank_0
+from plsc.utils.logging import get_logger
 from plsc.utils.metrics import Metrics
-from plsc.utils.preprocessing import Preprocessing
-
-
-def build_sets(
-    cfg: Config,
-    preprocessing: Preprocessing,
-    num_classes: int,
-    seen: np.ndarray | None = None,
-    names: list[str] | None = None,
-) -> dict[str, EvalSet]:
-    """Build the sets of DataLoader.Eval by title, the main one first.
-
-    UserError for one that does not fit the training set.
-
-    Args:
-        preprocessing, num_classes: preprocessing and number of classes of the training set.
-        seen: `identities` of the training set, which no pair and no search may have; None: not known.
-        names: of the classes trained on, in the order of their numbers, which labelled images must share;
-            None: not known.
-    """
-    sets: dict[str, EvalSet] = {}
-    for path in cfg.DataLoader.Eval.sets():
-        key = ".".join(path)
-        data = eval_set(build_dataset(cfg.DataLoader, cfg.Global.seed, key))
-        try:
-            data.check()
-        except UserError as error:
-            raise UserError(error, key=key) from error
-        for doubt in data.doubts:
-            warn_on_rank_0(f"{key}: {doubt}")
-        if differences := [
-            f"{what} {value} (trained on {ours})"
-            for what, value, ours in data.preprocessing.differences(preprocessing)
-        ]:
-            text = f"its samples have {', '.join(differences)}; the network needs what it was trained on"
-            raise UserError(text, key=key)
-        data.check_trained(key, num_classes, names, seen)
-        title = data.title if path == EVAL_SET else path[-1]
-        if title in sets:
-            raise UserError(f"the main set has the title '{title}' too, give this one another", key=key)
-        sets[title] = data
-    return sets
-
-
-def needs_head(sets: Mapping[str, EvalSet]) -> bool:
-    """Say whether a set is of labelled images, whose classes a head predicts."""
-    return any(data.labels is not None for data in sets.values())
 
 
 class Evaluator:

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ from paddle.profiler import RecordEvent
 from plsc import distributed
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
-from plsc.data.dataset import Dataset
 from plsc.data.loader import Batch, Loader
 from plsc.distributed.device import to_device, to_host
 from plsc.distributed.guard import Guard
@@ -66,39 +65,35 @@ class Trainer:
 
     Args:
         cfg: of the run, from which the following are built unless the caller replaces them.
-        dataset: to train on. loader: its batches.
+        loader: the batches to train on.
         network: the backbone. head: class centres and loss. optimizer: of the backbone.
-        schedule: step -> learning rate.
         evaluator, checkpoints: for what is done between steps.
         parts: called in this order. guard: notes signals and hangs.
 
-    Attributes: `step`, how many are done, and `total_steps`, that the run ends at; `skipped`, steps that were
-    left out because they were not finite; `lr_before`, the rate of the last step of the run that is resumed;
-    `stopped`, the name of the signal that the run was asked to stop by; `metrics`, rank 0's, while training;
-    `seconds`, of training and evaluation in this process.
+    Attributes: `dataset`, the loader's; `step`, how many are done, and `total_steps`, that the run ends at;
+    `skipped`, steps that were left out because they were not finite; `lr_before`, the rate of the last step
+    of the run that is resumed; `stopped`, the name of the signal that the run was asked to stop by;
+    `metrics`, rank 0's, while training; `seconds`, of training and evaluation in this process.
     """
 
     def __init__(
         self,
         cfg: Config,
-        dataset: Dataset,
         loader: Loader,
         network: Network,
         head: SoftmaxHead,
         optimizer: BackboneOptimizer,
-        schedule: Callable[[int], float],
         evaluator: Evaluator,
         checkpoints: Checkpoints,
         parts: list[Part],
         guard: Guard,
     ):
         self.cfg = cfg
-        self.dataset = dataset
+        self.dataset = loader.dataset
         self.loader = loader
         self.network = network
         self.head = head
         self.optimizer = optimizer
-        self.schedule = schedule
         self.evaluator = evaluator
         self.checkpoints = checkpoints
         self.parts = parts
@@ -130,6 +125,10 @@ class Trainer:
     def ends_epoch(self) -> bool:
         """Whether the last step was the last of its epoch."""
         return self.step % self.steps_per_epoch == 0
+
+    def schedule(self, step: int) -> float:
+        """Return the learning rate of a step, from 0."""
+        return self.cfg.LRScheduler.rate(step, self.steps_per_epoch, self.total_steps)
 
     # -- the loop
 

@@ -19,9 +19,10 @@ from plsc.data.to_predict import samples_to_predict
 from plsc.distributed import environment
 from plsc.errors import UserError, shown, writing
 from plsc.evaluation.results import write_results
+from plsc.evaluation.sets import build_sets
 from plsc.training.build_head import build_head, build_rule
 from plsc.training.embed import embed
-from plsc.training.evaluator import Evaluator, build_sets, needs_head
+from plsc.training.evaluator import Evaluator
 from plsc.training.resume import load_network, load_rows
 from plsc.training.start import make_folder, open_checkpoint
 from plsc.utils.atomic_write import atomic_write, replace_file
@@ -40,14 +41,15 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
     if not cfg.DataLoader.Eval.sets():
         raise UserError("DataLoader.Eval.dataset: is null; name a data set to test on")
     saved = open_checkpoint(cfg)
-    sets = build_sets(cfg, saved.preprocessing, saved.num_classes, names=saved.classes())
+    loader, seed = cfg.DataLoader, cfg.Global.seed
+    sets = build_sets(loader, seed, saved.preprocessing, saved.num_classes, saved.classes())
     backbone = load_network(saved, cfg, model)
     head = None
-    if needs_head(sets):
+    if any(data.labels is not None for data in sets.values()):
         sizes = saved.num_classes, cfg.Model.embedding_size
-        head = build_head(cfg.Head, build_rule(cfg.Optimizer), *sizes, cfg.Global.seed, cfg.Global.output_dir)
+        head = build_head(cfg.Head, build_rule(cfg.Optimizer), *sizes, seed, cfg.Global.output_dir)
         load_rows(head, saved)
-    evaluator = Evaluator(cfg.DataLoader, sets, backbone, saved.num_classes, head)
+    evaluator = Evaluator(loader, sets, backbone, saved.num_classes, head)
     evaluator.evaluate(saved.step)
     if distributed.rank() == 0:
         facts = {"checkpoint": str(saved.path), "step": saved.step}

@@ -60,6 +60,6 @@ def test_samples_of_another_shape_are_refused():
     with pytest.raises(UserError) as caught:
         joined(People("a", ["Ann", "Bob"]), People("b", ["Ann", "Cy"], (3, 4, 4)))
     assert str(caught.value) == (
-        "dataset.1: its samples have shape [3, 4, 4] ([1, 4, 4] in dataset.0), channels RGB (grey in "
-        "dataset.0); sets that are trained on together must have the same"
+        "dataset.1: its samples have shape [3, 4, 4] (dataset.0 has [1, 4, 4]), channels RGB (dataset.0 has "
+        "grey); the network needs the same of all sets"
     )

@@ -12,8 +12,9 @@ import numpy as np
 from plsc import distributed as d
 from plsc.config import load
 from plsc.errors import UserError
+from plsc.evaluation.sets import build_sets
 from plsc.training.embed import embed, to_input
-from plsc.training.evaluator import Evaluator, build_sets
+from plsc.training.evaluator import Evaluator
 from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.bounds import assert_within, rounded
 from tests.helpers.head_names import HEADS
@@ -71,7 +72,8 @@ overrides = [*MORE, "DataLoader.Eval.flip=true", "DataLoader.Train.batch_size=7"
 
 
 def make_evaluator(cfg, backbone):
-    return Evaluator(cfg.DataLoader, build_sets(cfg, NoisePairs().preprocessing, 23), backbone, 23)
+    data = cfg.DataLoader
+    return Evaluator(data, build_sets(data, 0, NoisePairs().preprocessing, 23, None), backbone, 23)
 
 
 evaluator = make_evaluator(load(TINY, overrides), net)

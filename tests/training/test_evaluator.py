@@ -12,7 +12,7 @@ from plsc.data.dataset import IdentificationSet, TemplatePairs
 from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.evaluation import template_features, verify_pairs
-from plsc.evaluation.sets import eval_set
+from plsc.evaluation.sets import build_sets, eval_set
 from plsc.training import evaluator
 from plsc.training.embed import embed
 from plsc.utils.metrics import Metrics
@@ -70,9 +70,12 @@ def make(*overrides, **arguments):
     return evaluator_of(load(TINY, overrides), Linear(), **arguments)
 
 
+def sets_of(cfg, names=None, seen=None):
+    return build_sets(cfg.DataLoader, 0, PREPROCESSING, CLASSES, names, seen)
+
+
 def evaluator_of(cfg, backbone, **arguments):
-    sets = evaluator.build_sets(cfg, PREPROCESSING, CLASSES, **arguments)
-    return evaluator.Evaluator(cfg.DataLoader, sets, backbone, CLASSES)
+    return evaluator.Evaluator(cfg.DataLoader, sets_of(cfg, **arguments), backbone, CLASSES)
 
 
 def test_every_set_gets_its_result_its_line_and_its_row(tmp_path, capsys):
@@ -110,7 +113,6 @@ def test_a_set_is_scored_by_its_kind():
 def test_labelled_images_may_be_a_further_set(tmp_path):
     labelled = "{name: Synthetic, num_classes: 20, images_per_class: 2, image_shape: [1, 12, 10]}"
     found = make_trainer(tmp_path, f"DataLoader.Eval.more.seen={labelled}").evaluator
-    assert evaluator.needs_head(found.sets)
     found.evaluate()
     assert found.results["seen"].kind == "classification" and found.rows["seen"]["images"] == 40
 
@@ -172,33 +174,21 @@ WIDE = '{name: "tests.helpers.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}'
 @pytest.mark.parametrize(
     "override, line",
     [
+        (f"wide={WIDE}", "wide: its samples have shape [1, 12, 12] (trained on [1, 12, 10]); the network "),
         (
-            f"DataLoader.Eval.more.wide={WIDE}",
-            (
-                "DataLoader.Eval.more.wide: its samples have shape [1, 12, 12] (trained on [1, 12, 10]); the "
-                "network needs what it was trained on"
-            ),
+            "many={name: Synthetic, num_classes: 24, image_shape: [1, 12, 10]}",
+            "many: its images are of 24 classes, but the head has learned 23; give images of ",
         ),
         (
-            "DataLoader.Eval.more.many={name: Synthetic, num_classes: 24, image_shape: [1, 12, 10]}",
-            (
-                "DataLoader.Eval.more.many: its images are of 24 classes, but the head has learned 23; give "
-                "images of "
-            ),
-        ),
-        (
-            'DataLoader.Eval.more.noise pairs={name: "tests.helpers.tiny_runs:NoisePairs"}',
-            (
-                "DataLoader.Eval.more.noise pairs: the main set has the title 'noise pairs' too, give this "
-                "one another"
-            ),
+            'noise pairs={name: "tests.helpers.tiny_runs:NoisePairs"}',
+            "noise pairs: the main set has the title 'noise pairs' too, give this one another",
         ),
     ],
 )
 def test_sets_that_do_not_fit_are_named_by_their_key(override, line):
     with pytest.raises(UserError) as raised:
-        make(override)
-    assert str(raised.value).startswith(line) and "\n" not in str(raised.value)
+        make(f"DataLoader.Eval.more.{override}")
+    assert str(raised.value).startswith(f"DataLoader.Eval.more.{line}") and "\n" not in str(raised.value)
 
 
 class Known(NoisePairs):
@@ -224,10 +214,8 @@ FOLDER = 'DataLoader.Eval.more.labelled={name: "tests.helpers.tiny_runs:People",
 def test_labelled_images_of_the_trained_classes_in_their_order_are_taken(people):
     cfg = load(TINY, [FOLDER % people])
     trained = ["/train/Anna", "/train/Bert", "/train/Carl"]
-    assert "labelled" in evaluator.build_sets(cfg, PREPROCESSING, CLASSES, names=trained)
-    assert "labelled" in evaluator.build_sets(cfg, PREPROCESSING, CLASSES), (
-        "nothing is known of the trained classes"
-    )
+    assert "labelled" in sets_of(cfg, trained)
+    assert "labelled" in sets_of(cfg), "nothing is known of the trained classes"
 
 
 @pytest.mark.parametrize(
