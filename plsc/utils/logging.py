@@ -10,7 +10,6 @@ import logging
 import sys
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -28,28 +27,13 @@ class _Formatter(logging.Formatter):
         return shown_lines(record.getMessage() if bare else super().format(record))
 
 
-class _Console(logging.StreamHandler):
+class _Console(logging.Handler):
     """Writes to the current sys.stdout, above a progress bar if there is one."""
 
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)  # StreamHandler's own would keep the present stdout for ever
-
-    @property
-    def stream(self) -> Any:
-        return sys.stdout
-
     def emit(self, record: logging.LogRecord) -> None:
-        with tqdm.external_write_mode(file=self.stream):
-            super().emit(record)
-
-    def handleError(self, record: logging.LogRecord) -> None:
         """Go on when the reader of a pipe has left, a terminal was closed, or the disk is full."""
-
-
-class _LogFile(logging.FileHandler):
-    """Appends to a file."""
-
-    handleError = _Console.handleError
+        with contextlib.suppress(OSError, ValueError), tqdm.external_write_mode(file=sys.stdout):
+            print(self.format(record), flush=True)
 
 
 def setup_logging(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
@@ -72,7 +56,8 @@ def setup_logging(rank: int = 0, log_file: Path | None = None) -> logging.Logger
         kept = MemoryHandler(sys.maxsize, sys.maxsize)  # for a log file that is not open yet
     else:
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        kept = _LogFile(log_file, encoding="utf-8")
+        kept = logging.FileHandler(log_file, encoding="utf-8")
+        kept.handleError = lambda record: None  # as of the console
     _handlers[:] = [_Console(), kept]
     mark = f"[rank {rank}] " if rank else ""
     for handler in _handlers:
