@@ -26,7 +26,7 @@ def freeze(cfg: OptimizerCfg, backbone: nn.Layer) -> list[nn.Layer]:
             f"{type(backbone).__name__} has no norm layer; leave it out", "Optimizer.freeze_norms"
         )
     frozen = {id(p) for layer in norms if cfg.freeze_norms for p in layer.parameters(include_sublayers=False)}
-    for number, pattern in enumerate(cfg.freeze):
+    for number, pattern in enumerate(pattern.pattern for pattern in cfg.freeze):
         fitting = [name for name in parameters if re.search(pattern, name)]
         if not fitting:
             near = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.3) or [*parameters][:3]

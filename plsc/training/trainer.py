@@ -336,7 +336,7 @@ class Trainer:
             "optimizer": self.optimizer.name,
             "head": self.cfg.Head.kind,
             "head_optimizer": type(self.head.bank.rule).__name__,
-            "freeze": self.cfg.Optimizer.freeze,
+            "freeze": [pattern.pattern for pattern in self.cfg.Optimizer.freeze],
             "freeze_norms": self.cfg.Optimizer.freeze_norms,
             "skipped": self.skipped,
             "lr": self.schedule(self.step - 1),

@@ -19,7 +19,7 @@ from plsc.training.build_head import build_rule
         ("{name: AdamW, epsilom: 1}", "epsilom: unknown key, did you mean 'epsilon'?"),
         ("{head: {name: AdamW, momentum: 0.5}}", "head.momentum: has no meaning with AdamW"),
         ("{head: {name: Adam}}", "head.name: must be one of 'Momentum', 'AdamW', 'LARS' (got 'Adam')"),
-        ("{freeze: ['a(']}", "freeze: is no regular expression: missing ), unterminated"),
+        ("{freeze: ['a(']}", "freeze.0: must be a valid regular expression (got 'a(')"),
         (
             "{name: Adma}",
             "name: must be one of 'Momentum', 'AdamW', 'LARS', or your own as package.module:Class",
