@@ -17,8 +17,6 @@ from pydantic import Field, field_validator
 from plsc.utils.registry import Registry
 from plsc.utils.section import Plug, Section, one_of
 
-SCHEDULES = Registry("schedule", {}, bases=("plsc.config.schedule:Schedule",))
-
 
 class Schedule(ABC):
     """The base of a schedule of one's own, which a config names as `package.module:Class`."""
@@ -33,7 +31,7 @@ class Schedule(ABC):
         """
 
 
-class LRSchedulerCfg(Section):
+class LRSchedulerCfg(Section, Schedule):
     """The learning rate over the run: a linear warm-up, then the named schedule down to the last step."""
 
     name: str = "cosine"
@@ -44,24 +42,16 @@ class LRSchedulerCfg(Section):
     warmup_epochs: float = Field(0.0, ge=0, le=10**9)
     """Epochs, fractions too, in which the rate rises linearly from 0."""
 
-    def warmup_steps(self, steps_per_epoch: int) -> int:
-        """Count the steps of the warm-up."""
-        return round(self.warmup_epochs * steps_per_epoch)
-
     def rate(self, step: int, steps_per_epoch: int, total_steps: int) -> float:
         """Return the learning rate of a step, 0 to total_steps - 1.
 
         Warm-up rises linearly to the full rate, which the step after it takes: (step + 1) / (warmup + 1).
         """
-        warmup = self.warmup_steps(steps_per_epoch)
+        warmup = round(self.warmup_epochs * steps_per_epoch)
         if step < warmup:
             return self.learning_rate * (step + 1) / (warmup + 1)
         progress = (step - warmup) / max(1, total_steps - warmup)
         return self.learning_rate * self.factor(step, progress, steps_per_epoch)
-
-    def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
-        """See `Schedule.factor`."""
-        raise NotImplementedError
 
 
 class CosineCfg(LRSchedulerCfg):
@@ -104,12 +94,8 @@ class StepCfg(LRSchedulerCfg):
             raise ValueError("must be in rising order")
         return value
 
-    def drops(self, steps_per_epoch: int) -> list[int]:
-        """List the steps at which the rate drops."""
-        return [round(epoch * steps_per_epoch) for epoch in self.milestones]
-
     def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
-        return self.gamma ** bisect_right(self.drops(steps_per_epoch), step)
+        return self.gamma ** bisect_right([round(epoch * steps_per_epoch) for epoch in self.milestones], step)
 
 
 class ConstantCfg(LRSchedulerCfg):
@@ -124,7 +110,7 @@ class ConstantCfg(LRSchedulerCfg):
 class OwnScheduleCfg(LRSchedulerCfg, Plug):
     """A schedule of one's own; further keys are keyword arguments of its class."""
 
-    registry = SCHEDULES
+    registry = Registry("schedule", {}, bases=("plsc.config.schedule:Schedule",))
     name: str
 
     def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
