@@ -11,6 +11,7 @@ line. Nothing here imports Paddle: a wrong config stops within a second, before 
 import argparse
 import contextlib
 import copy
+import itertools
 import json
 import os
 import re
@@ -26,11 +27,11 @@ from plsc.config.layers import ConfigError, Layers, config_file
 from plsc.config.optimizer import AnyOptimizer, MomentumOptimizerCfg
 from plsc.config.run import CheckpointCfg, ExportCfg, GlobalCfg, PartCfg
 from plsc.config.schedule import AnySchedule, CosineCfg
-from plsc.data.config import DATASETS, TRAIN_SET, DataLoaderCfg
+from plsc.data.config import TRAIN_SET, DataLoaderCfg
 from plsc.errors import MissingFileError, UserError
 from plsc.heads.config import AnyHead, ArcFaceCfg
-from plsc.utils.section import ConfigProblem, Section, kind_named, sections_in
-from plsc.utils.yaml_lines import KeyPath, dump_lines
+from plsc.utils.section import Section, kind_named, sections_in
+from plsc.utils.yaml_lines import dump_lines
 
 __all__ = ["Config", "ConfigError", "add_arguments", "add_overrides", "load"]
 
@@ -64,8 +65,6 @@ class Config(Section):
         """Compare the values, not their sources."""
         return isinstance(other, Config) and self.model_dump() == other.model_dump()
 
-    __hash__ = None
-
     def place(self, key: str) -> str:
         """Return where the value of "Section.key" is written, for errors: "configs/a.yaml:12"; "" for a
         default."""
@@ -96,12 +95,11 @@ class Config(Section):
         """Raise UserError for more ranks than share Train.global_batch."""
         wanted = self.DataLoader.Train.global_batch
         if wanted is not None and wanted < 2 * ranks:
-            with self.naming_places():
-                raise UserError(
-                    f"must have 2 samples for each rank, as BatchNorm needs, {2 * ranks} on {ranks} ranks "
-                    f"(got {wanted}); start {wanted // 2} or fewer",
-                    key="DataLoader.Train.global_batch",
-                )
+            raise UserError(
+                f"must have 2 samples for each rank, as BatchNorm needs, {2 * ranks} on {ranks} ranks "
+                f"(got {wanted}); start {wanted // 2} or fewer",
+                key="DataLoader.Train.global_batch",
+            )
 
     def check_data(self, training: bool = True) -> None:
         """Check that the files of the data sets exist, by `check(**keywords)` of each class that defines it.
@@ -112,29 +110,19 @@ class Config(Section):
         Args:
             training: check the training set too; an evaluation needs only its own sets.
         """
-        errors, lines = [], []
+        errors = {}
         for path, section in self.DataLoader.sets().items():
             if not training and path[: len(TRAIN_SET)] == TRAIN_SET:
                 continue
-            check = getattr(DATASETS.get(section.name), "check", None)
+            check = getattr(section.registry.get(section.name), "check", None)
             try:
                 if check:
                     check(**section.keywords)
             except UserError as error:
-                errors.append(error)
-                problem = ConfigProblem((*path, *filter(None, [error.key])), error.text)
-                lines.append(self._layers.line(problem))
-        if errors and all(isinstance(error, MissingFileError) for error in errors):
-            raise MissingFileError("\n".join(lines)) from errors[0]
+                errors[self._layers.line((*path, *filter(None, [error.key])), error.text)] = error
         if errors:
-            raise ConfigError(lines) from errors[0]
-
-
-class _Device(argparse.Action):
-    """Takes --device as an override of Global.device."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        namespace.override = [*namespace.override, f"Global.device={values}"]
+            missing = all(isinstance(error, MissingFileError) for error in errors.values())
+            raise MissingFileError("\n".join(errors)) if missing else ConfigError(errors)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,8 +136,8 @@ def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
     """Add -o to a command, with its meaning as the help, and --device, which is short for an override."""
     key = "Section.key=value"
     parser.add_argument("-o", "--override", metavar=key, nargs="+", action="extend", default=[], help=meaning)
-    kinds = "cpu, gpu, gpu:1, npu, ...: -o Global.device=KIND"
-    parser.add_argument("--device", action=_Device, metavar="KIND", help=kinds)
+    device = {"dest": "override", "type": "Global.device={}".format, "action": "append", "metavar": "KIND"}
+    parser.add_argument("--device", **device, help="cpu, gpu, gpu:1, npu, ...: -o Global.device=KIND")
 
 
 def load(
@@ -177,42 +165,35 @@ def load(
         path = os.path.expanduser(path)
         layers.read_file(path)
         beside = [os.path.dirname(config_file(Path(path)))]
-    level = max(1, layers.next_level)
+    level = 1 + max((source.level for source in layers.sources.values()), default=0)
     if isinstance(overrides, Mapping):
         layers.put_all(overrides, level, "overrides")
         overrides = ()
     for order, text in enumerate([overrides] if isinstance(overrides, str) else overrides):
         layers.read_override(text, order, level)
     _find_modules_in([*beside, ""], layers.tree)
-    return _checked(layers)
+    _expand_home(layers.tree)
+    _drop_keys_of_another_name(layers)
+    every_key = [*_keys(Config)]
+    try:
+        config = Config.model_validate_json(json.dumps(layers.tree), strict=True, context=every_key)
+    except ValidationError as error:
+        for mistake in error.errors():
+            layers.add_error(mistake["loc"], mistake["msg"])
+    if layers.problems:
+        raise ConfigError(layers.lines())
+    config._layers = layers
+    return config
 
 
 def _find_modules_in(folders: Iterable[str], tree: Any) -> None:
     """Append the folders to Python's path that have a module which the config names as
     package.module:Class."""
-    if isinstance(tree, (dict, list)):
-        for value in tree.values() if isinstance(tree, dict) else tree:
-            _find_modules_in(folders, value)
-    elif isinstance(tree, str) and (named := re.fullmatch(r"(\w+)[\w.]*:\w+", tree)):
-        for folder in map(os.path.abspath, folders):
-            module = os.path.join(folder, named[1])
-            if folder not in sys.path and (os.path.isfile(f"{module}.py") or os.path.isdir(module)):
-                sys.path.append(folder)
-
-
-def _checked(layers: Layers) -> Config:
-    _expand_home(layers.tree)
-    _drop_keys_of_another_name(layers)
-    every_key = [".".join(path) for path in _keys(Config)]
-    try:
-        config = Config.model_validate_json(json.dumps(layers.tree), strict=True, context=every_key)
-    except ValidationError as error:
-        for problem in Config.explain(error, layers.tree, Config.model_fields, every_key):
-            layers.add_error(problem)
-    if layers.problems:
-        raise ConfigError(layers.lines())
-    config._layers = layers
-    return config
+    names = re.findall(r'"(\w+)[\w.]*:\w+"', json.dumps(tree))
+    for folder, name in itertools.product(map(os.path.abspath, folders), names):
+        module = os.path.join(folder, name)
+        if folder not in sys.path and (os.path.isfile(f"{module}.py") or os.path.isdir(module)):
+            sys.path.append(folder)
 
 
 def _expand_home(tree: Any) -> None:
@@ -236,11 +217,11 @@ def _drop_keys_of_another_name(layers: Layers) -> None:
                 layers.drop((key, other))
 
 
-def _keys(section: type[Section], path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield the paths of all keys that are not sections."""
+def _keys(section: type[Section], above: str = "") -> Iterator[str]:
+    """Yield all dotted keys that are not sections."""
     for key, field in section.model_fields.items():
         below = sections_in(field.annotation) if key[0].isupper() else []
         for kind in below:
-            yield from _keys(kind, (*path, key))
+            yield from _keys(kind, f"{above}{key}.")
         if not below:
-            yield (*path, key)
+            yield above + key

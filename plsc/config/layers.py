@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plsc.errors import UserError, reading
-from plsc.utils.section import ConfigProblem, formatted
+from plsc.utils.section import formatted
 from plsc.utils.yaml_lines import KeyPath, parse
 
 CONFIG = "config.yaml"  # the resolved config that a run, or plsc import, writes beside its checkpoints
@@ -55,21 +55,16 @@ class Layers:
             document = parse(path.read_text(encoding="utf-8-sig"))
         for problem in document.problems:
             source = Source(0, problem.line, f"{path}:{problem.line}")
-            self.add_error(ConfigProblem(problem.path, problem.message), source)
+            self.add_error(problem.path, problem.message, source)
         if isinstance(document.value, dict):
             self.tree = document.value
             self.sources = {at: Source(0, line, f"{path}:{line}") for at, line in document.lines.items()}
         elif document.value is not None:
             message = f"a config must be a mapping of sections (got {formatted(document.value)})"
-            self.add_error(ConfigProblem((), message), Source(0, 1, f"{path}:1"))
+            self.add_error((), message, Source(0, 1, f"{path}:1"))
         key = _key_of_run(path.parent) if path.name == CONFIG else None
         if key and isinstance(self.get(("Global",)), (dict, type(None))):
             self.put(("Global", key), str(path.parent), Source(0, 0, f"where {path} is"))
-
-    @property
-    def next_level(self) -> int:
-        """The level that wins over all values so far."""
-        return 1 + max((source.level for source in self.sources.values()), default=0)
 
     def read_override(self, text: str, order: int, level: int = 1) -> None:
         """Apply `Section.key=value`; the value is YAML and may contain '='."""
@@ -79,16 +74,20 @@ class Layers:
         document = parse(value)
         if not equals or not all(path):
             wrong = "the key is empty" if equals else "it has no '='"
-            self.add_error(ConfigProblem((), f"an override must be Section.key=value ({wrong})"), source)
+            self.add_error((), f"an override must be Section.key=value ({wrong})", source)
         for problem in document.problems:
-            self.add_error(ConfigProblem((*path, *problem.path), problem.message), source)
+            self.add_error((*path, *problem.path), problem.message, source)
         if equals and all(path) and not document.problems:
             self.put(path, document.value, source)
 
     def put_all(self, changes: Mapping[str, Any], level: int, place: str) -> None:
-        """Set Python values by their keys, "Section.key" or "Section" with a mapping."""
+        """Set Python values by their keys, "Section.key" or "Section" with a mapping.
+
+        Tuples become lists, paths text, and scalars of NumPy numbers.
+        """
         for order, (key, value) in enumerate(changes.items()):
-            self.put(tuple(str(key).split(".")), plain(value), Source(level, order, place))
+            text = json.dumps(value, default=lambda x: x.item() if hasattr(x, "item") else os.fspath(x))
+            self.put(tuple(str(key).split(".")), json.loads(text), Source(level, order, place))
 
     def put(self, path: KeyPath, value: Any, source: Source) -> None:
         """Set a plain value or a whole mapping in place of the present value."""
@@ -96,7 +95,7 @@ class Layers:
         node: Any = self.tree
         for depth, key in enumerate(path[:-1], 1):
             if isinstance(self.get(path[:depth]), list):
-                self.add_error(ConfigProblem(path[:depth], "is a list: replace the whole list"), source)
+                self.add_error(path[:depth], "is a list: replace the whole list", source)
                 return
             if not isinstance(self.get(path[:depth]), dict):
                 self.drop(path[:depth])
@@ -129,18 +128,15 @@ class Layers:
         above = (path[:length] for length in range(len(path), 0, -1))
         return next((self.sources[p] for p in above if p in self.sources), DEFAULT)
 
-    def add_error(self, problem: ConfigProblem, source: Source | None = None) -> None:
-        """Add the error line of a problem; its place is the source of its path unless another is given."""
-        source = source or self.source(problem.path)
-        line = self.line(problem, source)
-        if (source, line) not in self.problems:
-            self.problems.append((source, line))
+    def add_error(self, path: KeyPath, message: str, source: Source | None = None) -> None:
+        """Add an error about a path; its place is the source of the path unless another is given."""
+        source = source or self.source(path)
+        self.problems.append((source, self.line(path, message, source)))
 
-    def line(self, problem: ConfigProblem, source: Source | None = None) -> str:
-        """Return a problem as one line: its place, key and message."""
-        source = source or self.source(problem.path)
-        parts = (source.place, ".".join(map(str, problem.path)), problem.message)
-        return ": ".join(part for part in parts if part)
+    def line(self, path: KeyPath, message: str, source: Source | None = None) -> str:
+        """Return an error as one line: place, key and message."""
+        place = (source or self.source(path)).place
+        return ": ".join(filter(None, (place, ".".join(map(str, path)), message)))
 
     def lines(self) -> list[str]:
         """Return the error lines, in the order of the file, then of the overrides."""
@@ -162,11 +158,6 @@ def _key_of_run(folder: Path) -> str | None:
         return "checkpoint"
     is_run = (folder / "metrics.jsonl").is_file() or any(folder.glob("checkpoints/step-*"))
     return "output_dir" if is_run else None
-
-
-def plain(value: Any) -> Any:
-    """Convert a Python value to plain YAML: tuples to lists, paths to text, numpy scalars to numbers."""
-    return json.loads(json.dumps(value, default=lambda x: x.item() if hasattr(x, "item") else os.fspath(x)))
 
 
 def _paths(value: Any) -> Iterator[KeyPath]:

@@ -14,10 +14,6 @@ from plsc.heads.config import HeadCfg
 from plsc.utils.registry import Registry
 from plsc.utils.section import Plug, Section
 
-PARTS = Registry("part", {}, bases=("plsc.training.part:Part",))
-
-DEFAULT_EPOCHS = 10
-
 
 class AmpCfg(Section):
     """Mixed precision: which 16-bit numbers convolutions and matrix products of a training compute with.
@@ -114,7 +110,7 @@ class GlobalCfg(Section):
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the step that a run ends at."""
         if self.epochs is None:
-            return self.max_steps or DEFAULT_EPOCHS * steps_per_epoch
+            return self.max_steps or 10 * steps_per_epoch
         return min(self.max_steps or math.inf, self.epochs * steps_per_epoch)
 
 
@@ -126,7 +122,7 @@ def head_dtype(head: HeadCfg, amp: AmpCfg | None) -> str:
 class PartCfg(Plug):
     """An addition to a training. Further keys are keyword arguments of its class."""
 
-    registry = PARTS
+    registry = Registry("part", {}, bases=("plsc.training.part:Part",))
 
     name: str = Field(...)
     """A class of your own as `package.module:Class` (docs/extend.md)."""

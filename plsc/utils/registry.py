@@ -7,7 +7,8 @@ that reading a config does not import Paddle. Your own class is `name: "my_packa
 import difflib
 import importlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from plsc.errors import UserError, shown
 
@@ -19,21 +20,12 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     return f", did you mean '{lower[near[0]]}'?" if near else ""
 
 
-class Registry:
-    """The classes of one kind by name.
+class Registry(NamedTuple):
+    """The classes of one kind by name."""
 
-    Args:
-        kind: the word for them in messages, such as "backbone".
-        builtin: name -> "module:Class".
-        bases: "module:Class" each; a class that is named by its import path must derive from one of them.
-            This is checked before the class is called: a config may name any class that can be imported, and
-            calling it may have effects.
-    """
-
-    def __init__(self, kind: str, builtin: Mapping[str, str], bases: tuple[str, ...]):
-        self.kind = kind
-        self.builtin = dict(builtin)
-        self.bases = bases
+    kind: str  # the word for them in messages, such as "backbone"
+    builtin: dict[str, str]  # name -> "module:Class"
+    bases: tuple[str, ...]  # "module:Class" each; a class that is named by its path derives from one of them
 
     def get(self, name: str) -> type:
         """Return the class of a built-in name, or of an import path "package.module:Class".
@@ -56,21 +48,17 @@ class Registry:
         if not isinstance(cls, type):
             hint = did_you_mean(class_name, (n for n, v in vars(module).items() if isinstance(v, type)))
             raise UserError(f"{self.kind} '{name}': module {module_name} has no class {class_name}{hint}")
-        if name not in self.builtin:
-            self._check_base(name, cls)
-        return cls
-
-    def _check_base(self, name: str, cls: type) -> None:
-        """Raise UserError for a class that derives from none of `bases`, or lacks their abstract methods."""
-        paths = [base.partition(":") for base in self.bases]
-        # A base whose module is not imported yet has no subclasses, so Paddle need not be imported here.
-        known = [getattr(sys.modules.get(module), base, None) for module, _, base in paths]
-        if not issubclass(cls, tuple(base for base in known if base is not None)):
-            wanted = " or ".join(f"{module}.{base}" for module, _, base in paths)
-            raise UserError(f"{self.kind} '{name}': {cls.__name__} must derive from {wanted}")
+        # A config may name any class that can be imported, and calling it may have effects. A base whose
+        # module is not imported yet has no subclasses, so Paddle need not be imported here.
+        bases = [base.split(":") for base in self.bases if name not in self.builtin]
+        known = (getattr(sys.modules.get(module), base, ()) for module, base in bases)
+        if bases and not issubclass(cls, tuple(known)):
+            wanted = " or ".join(map(".".join, bases))
+            raise UserError(f"{self.kind} '{name}': {class_name} must derive from {wanted}")
         missing = sorted(getattr(cls, "__abstractmethods__", ()))
         if missing:
-            raise UserError(f"{self.kind} '{name}': {cls.__name__} must define {', '.join(missing)}")
+            raise UserError(f"{self.kind} '{name}': {class_name} must define {', '.join(missing)}")
+        return cls
 
 
 def is_import_path(name: str) -> bool:

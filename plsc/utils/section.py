@@ -21,7 +21,7 @@ import json
 import re
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, NamedTuple, Union
+from typing import Annotated, Any, ClassVar, Union
 
 from pydantic import (
     BaseModel,
@@ -33,26 +33,19 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
+from pydantic_core import InitErrorDetails, PydanticCustomError
 from typing_extensions import NotRequired, TypedDict
 
 from plsc.errors import UserError
 from plsc.utils.registry import Registry, did_you_mean, is_import_path
 from plsc.utils.yaml_lines import KeyPath
 
-
-class ConfigProblem(NamedTuple):
-    """An error in a config: the path of the key, and the message without place and key."""
-
-    path: KeyPath
-    message: str
+_SAID = "said"  # the type of a mistake whose message is finished
 
 
-class Problems(ValueError):
-    """What is wrong with a section, found while pydantic validates it; paths begin below the section."""
-
-    def __init__(self, problems: Iterable[ConfigProblem]):
-        self.problems = list(problems)
-        super().__init__("; ".join(problem.message for problem in self.problems))
+def mistake(path: KeyPath, message: str) -> InitErrorDetails:
+    """Make a mistake of pydantic's from the path of its key, below the section, and a finished message."""
+    return InitErrorDetails(type=PydanticCustomError(_SAID, message), loc=path, input=None)
 
 
 class Section(BaseModel):
@@ -65,7 +58,7 @@ class Section(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _validated(cls, written: Any, validate: Any, info: ValidationInfo) -> Any:
-        """Let an empty section mean its defaults, and raise all that is wrong as Problems.
+        """Let an empty section mean its defaults, and put all that is wrong into words.
 
         The context of the validation has the dotted keys of the whole config.
         """
@@ -73,28 +66,28 @@ class Section(BaseModel):
             return validate(written)
         written = {key: value for key, value in written.items() if value is not None or not key[:1].isupper()}
         every_key = info.context or ()
-        values, problems = cls.read_keywords(written, every_key)
+        values, mistakes = cls.read_keywords(written, every_key)
         try:
             section = validate({**written, **values})
         except ValidationError as error:
-            problems += cls.explain(error, written, cls.model_fields, every_key)
-        if problems:
-            raise Problems(problems)
+            mistakes += cls.explain(error, written, cls.model_fields, every_key)
+        if mistakes:
+            raise ValidationError.from_exception_data(cls.__name__, mistakes)
         return section
 
     @classmethod
     def read_keywords(
         cls, written: Mapping[str, Any], every_key: Iterable[str]
-    ) -> tuple[dict[str, Any], list[ConfigProblem]]:
+    ) -> tuple[dict[str, Any], list[InitErrorDetails]]:
         """Return the keyword arguments among the keys, and what is wrong with them; only a Plug has some."""
         return {}, []
 
     @classmethod
     def explain(
         cls, error: ValidationError, written: Any, known: Collection[str], every_key: Iterable[str]
-    ) -> list[ConfigProblem]:
+    ) -> list[InitErrorDetails]:
         """List what pydantic has found wrong in `written`, which may have the keys `known`."""
-        problems, broken = [], {}
+        mistakes, broken = [], {}
         for detail in error.errors():
             path, value = (), written
             for part in detail["loc"]:
@@ -103,20 +96,20 @@ class Section(BaseModel):
                 )
                 if part in keys:  # otherwise it is pydantic's name for one of a union's alternatives
                     path, value = (*path, part), value[part]
-            cause = detail.get("ctx", {}).get("error")
-            if isinstance(cause, Problems):
-                problems += [ConfigProblem((*path, *below), message) for below, message in cause.problems]
-            elif detail["type"] == "missing" and isinstance(value, dict):
-                problems.append(ConfigProblem((*path, detail["loc"][-1]), "is required"))
+            if detail["type"] == "missing" and isinstance(value, dict):
+                mistakes.append(mistake((*path, detail["loc"][-1]), "is required"))
+            elif detail["type"] == _SAID:
+                absent = detail["loc"][-1:] if path[-1:] != detail["loc"][-1:] else ()  # a required key
+                mistakes.append(mistake((*path, *absent), detail["msg"]))
             elif detail["type"] == "extra_forbidden":
-                problems.append(ConfigProblem(path, cls._unknown(path[-1], written, known, every_key)))
+                mistakes.append(mistake(path, cls._unknown(path[-1], written, known, every_key)))
             else:
                 broken.setdefault(path, (value, []))[1].append(cls._rule(detail, path))
         for path, (value, rules) in broken.items():
             rule = " or ".join(rules).replace(" or must be ", " or ")
             hint = did_you_mean(value, re.findall("'([^']+)'", rule))
-            problems.append(ConfigProblem(path, f"{rule} (got {formatted(value)}){hint}"))
-        return problems
+            mistakes.append(mistake(path, f"{rule} (got {formatted(value)}){hint}"))
+        return mistakes
 
     @classmethod
     def _rule(cls, detail: Mapping[str, Any], path: KeyPath) -> str:
@@ -150,11 +143,6 @@ class Plug(Section, extra="allow"):
     registry: ClassVar[Registry]
     supplied: ClassVar[Collection[str]] = ()  # arguments that plsc passes, which no config has
 
-    @classmethod
-    def class_of(cls, name: str) -> type:
-        """Return the class of a name. Raises UserError."""
-        return cls.registry.get(name)
-
     @property
     def keywords(self) -> dict[str, Any]:
         """The keyword arguments from the config, as the class annotates them."""
@@ -162,14 +150,15 @@ class Plug(Section, extra="allow"):
 
     def build(self, **supplied: Any) -> Any:
         """Call the class with its keywords, and the `supplied` arguments that it takes and lacks."""
-        cls = self.class_of(self.name)
-        taken = {name: value for name, value in supplied.items() if takes(cls, name)}
+        cls = self.registry.get(self.name)
+        arguments, takes_any = arguments_of(cls)
+        taken = {name: value for name, value in supplied.items() if takes_any or name in arguments}
         return cls(**{**taken, **self.keywords})
 
     @classmethod
     def read_keywords(
         cls, written: Mapping[str, Any], every_key: Iterable[str]
-    ) -> tuple[dict[str, Any], list[ConfigProblem]]:
+    ) -> tuple[dict[str, Any], list[InitErrorDetails]]:
         """Check the keyword arguments by the signature of the class, and give them its types."""
         given = {key: value for key, value in written.items() if key not in cls.model_fields}
         default = cls.model_fields["name"].default
@@ -177,9 +166,9 @@ class Plug(Section, extra="allow"):
         if not isinstance(name, str) or (name == default and not given):
             return {}, []  # the default class works without arguments: Paddle is not imported
         try:
-            arguments, takes_any = arguments_of(cls.class_of(name))
+            arguments, takes_any = arguments_of(cls.registry.get(name))
         except UserError as error:
-            return {}, [ConfigProblem(("name",), str(error))]
+            return {}, [mistake(("name",), str(error))]
         own = {key: kind for key, kind in arguments.items() if key not in (*cls.model_fields, *cls.supplied)}
         keywords = TypedDict(name, own)
         keywords.__pydantic_config__ = ConfigDict(
@@ -213,12 +202,6 @@ def arguments_of(cls: type) -> tuple[dict[str, Any], bool]:
         if others != ["options"]:
             break
     return arguments, bool(others)
-
-
-def takes(cls: type, name: str) -> bool:
-    """Return whether a class takes the keyword argument `name`."""
-    arguments, takes_any = arguments_of(cls)
-    return takes_any or name in arguments
 
 
 def names_of(kinds: Iterable[type[Section]]) -> list[str]:

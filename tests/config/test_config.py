@@ -313,7 +313,7 @@ def test_a_global_batch_takes_any_number_of_ranks():
         assert len({len(of_rank) for of_rank in parts}) == 1 and max(map(max, parts)) <= 32
     assert train.micro_batches_on(2) == [[32, 32, 32]] * 2
     assert train.micro_batches_on(7) == [[28]] * 3 + [[27]] * 4
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError) as error, cfg.naming_places():
         cfg.check_ranks(97)
     assert str(error.value) == (
         "-o DataLoader.Train.global_batch=192: DataLoader.Train.global_batch: must have 2 samples for each "

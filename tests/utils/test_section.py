@@ -1,6 +1,7 @@
 """The keyword arguments of classes, checked by their signatures."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from plsc.config import ConfigError
 from plsc.data.config import TrainDatasetCfg
 from plsc.errors import UserError
-from plsc.utils.section import formatted, takes
+from plsc.utils.section import formatted
 
 
 def test_formatted_is_short():
@@ -53,9 +54,9 @@ def check(monkeypatch):
     """A function that reads the keywords of a class as `DataLoader.Train.dataset` does."""
 
     def check(cls, given):
-        monkeypatch.setattr(TrainDatasetCfg, "class_of", lambda name: cls)
-        values, problems = TrainDatasetCfg.read_keywords({"name": "Own", **given}, ["Head.margin"])
-        return values, [(".".join(map(str, problem.path)), problem.message) for problem in problems]
+        monkeypatch.setattr(TrainDatasetCfg, "registry", SimpleNamespace(get=lambda name: cls))
+        values, mistakes = TrainDatasetCfg.read_keywords({"name": "Own", **given}, ["Head.margin"])
+        return values, [(".".join(map(str, wrong["loc"])), wrong["type"].message()) for wrong in mistakes]
 
     return check
 
@@ -129,4 +130,3 @@ def test_options_are_the_arguments_of_the_base_class(check):
     assert problems == [("sise", "unknown key, did you mean 'size'?")]
     _, problems = check(Derived, {"path": "x", "size": 4})
     assert problems == [("size", "must be a valid array (got 4)")]
-    assert takes(Last, "seed") and not takes(Last, "steps")
