@@ -208,13 +208,13 @@ def _expand_home(tree: Any) -> None:
 def _drop_keys_of_another_name(layers: Layers) -> None:
     """Drop the keys of a file that have no meaning with the name that an override gives its section."""
     for key, field in Config.model_fields.items():
-        kinds, written, name = sections_in(field.annotation), layers.get((key,)), layers.source((key, "name"))
-        kind = (
-            kind_named(kinds, written.get("name")) if len(kinds) > 1 and isinstance(written, dict) else None
-        )
-        for other in [*written] if kind else ():
-            if layers.source((key, other)).level < name.level and other not in kind.model_fields:
-                layers.drop((key, other))
+        kinds, written = sections_in(field.annotation), layers.tree.get(key)
+        if len(kinds) > 1 and isinstance(written, dict):
+            kind, name = kind_named(kinds, written.get("name")), layers.source((key, "name"))
+            for other in written.keys() - kind.model_fields:
+                if layers.source((key, other)).level < name.level:
+                    del written[other]
+                    layers.forget((key, other))
 
 
 def _keys(section: type[Section], above: str = "") -> Iterator[str]:

@@ -63,7 +63,7 @@ class Layers:
             message = f"a config must be a mapping of sections (got {formatted(document.value)})"
             self.add_error((), message, Source(0, 1, f"{path}:1"))
         key = _key_of_run(path.parent) if path.name == CONFIG else None
-        if key and isinstance(self.get(("Global",)), (dict, type(None))):
+        if key and isinstance(self.tree.get("Global"), (dict, type(None))):
             self.put(("Global", key), str(path.parent), Source(0, 0, f"where {path} is"))
 
     def read_override(self, text: str, order: int, level: int = 1) -> None:
@@ -91,36 +91,23 @@ class Layers:
 
     def put(self, path: KeyPath, value: Any, source: Source) -> None:
         """Set a plain value or a whole mapping in place of the present value."""
-        self.drop(path)
-        node: Any = self.tree
+        node = self.tree
         for depth, key in enumerate(path[:-1], 1):
-            if isinstance(self.get(path[:depth]), list):
+            if isinstance(node.get(key), list):
                 self.add_error(path[:depth], "is a list: replace the whole list", source)
                 return
-            if not isinstance(self.get(path[:depth]), dict):
-                self.drop(path[:depth])
+            if not isinstance(node.get(key), dict):
+                self.forget(path[:depth])
                 node[key] = {}
                 self.sources[path[:depth]] = source
             node = node[key]
+        self.forget(path)
         node[path[-1]] = value
         for below in _paths(value):
             self.sources[(*path, *below)] = source
 
-    def get(self, path: KeyPath) -> Any:
-        """Return the value at a path; None if there is none."""
-        node: Any = self.tree
-        for key in path:
-            if isinstance(node, list) and isinstance(key, int) and key < len(node):
-                node = node[key]
-            else:
-                node = node.get(key) if isinstance(node, dict) else None
-        return node
-
-    def drop(self, path: KeyPath) -> None:
-        """Remove a path and all below it."""
-        parent = self.get(path[:-1])
-        if isinstance(parent, dict):
-            parent.pop(path[-1], None)
+    def forget(self, path: KeyPath) -> None:
+        """Remove the sources of a path and of all below it."""
         self.sources = {p: source for p, source in self.sources.items() if p[: len(path)] != path}
 
     def source(self, path: KeyPath) -> Source:
