@@ -1,6 +1,5 @@
 """Format numbers, times and tables as text."""
 
-import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,12 +20,6 @@ def duration(seconds: float) -> str:
     """Format seconds as h:mm:ss, with any number of hours."""
     minutes, second = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
-
-
-def last_part(name: str) -> str:
-    """Return the last part of a name with folders, as one text whatever its Unicode form is: "faces/Ann" ->
-    "Ann"."""
-    return unicodedata.normalize("NFC", name).rstrip("/").rsplit("/", 1)[-1]
 
 
 def table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ They lie in ~/.cache/plsc, or in the folder that the environment variable PLSC_C
 that their authors gave them.
 """
 
+import hashlib
 import os
 import urllib.request
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from plsc.errors import UserError, shown, writing
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.bar import Bar
-from plsc.utils.files import sha256_of
+from plsc.utils.files import read_regular
 from plsc.utils.logging import get_logger
 
 _TIMEOUT = 30  # seconds without a byte
@@ -50,6 +51,11 @@ SFACE = Published(
     38_696_353,
     "Apache-2.0",
 )
+
+
+def sha256_of(path: str | os.PathLike) -> str:
+    """Compute the SHA-256 of a regular file, 64 hex digits. Raises what open_regular raises."""
+    return hashlib.sha256(read_regular(path)).hexdigest()
 
 
 def path_of(published: Published) -> Path:

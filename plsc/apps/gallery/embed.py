@@ -11,6 +11,7 @@ network's size already (112 x 112, as `plsc align` writes it) is taken as it is.
 import json
 import os
 import threading
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,18 +25,23 @@ import numpy as np
 from plsc.apps.faces.alignment import SIZE
 from plsc.apps.faces.detector import Detector
 from plsc.apps.faces.photos import largest_face, read_photo
-from plsc.apps.faces.published import SFACE, path_of
+from plsc.apps.faces.published import SFACE, path_of, sha256_of
 from plsc.data.images import to_sample
 from plsc.errors import UserError, shown
-from plsc.utils.files import read_json, sha256_of
+from plsc.utils.files import read_json
 from plsc.utils.preprocessing import DARKEST, Preprocessing
-from plsc.utils.text import last_part
 from plsc.utils.vectors import unit_rows
 
 Picture = str | os.PathLike | bytes
 """The path of a picture, or its bytes."""
 _SFACE_THRESHOLD = 0.363  # of two pictures, published with the network
 _BATCH = 64
+
+
+def last_part(name: str) -> str:
+    """Return the last part of a name with folders, as one text whatever its Unicode form is: "faces/Ann" ->
+    "Ann"."""
+    return unicodedata.normalize("NFC", name).rstrip("/").rsplit("/", 1)[-1]
 
 
 class Look(NamedTuple):
@@ -71,8 +77,8 @@ class Network(ABC):
         """Read a picture, take its largest face, and make the sample."""
         try:
             pixels, faces = read_photo(picture), 0
-            if self.finds_faces and pixels.shape[:2] != self.preprocessing.size:
-                size = max(self.preprocessing.size)
+            if self.finds_faces and pixels.shape[:2] != self.preprocessing.shape[1:]:
+                size = max(self.preprocessing.shape[1:])
                 pixels, faces = largest_face(self._detector, picture, pixels, size)
         except UserError as error:
             return Look(left_out=str(error))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plsc.apps.gallery.embed import Look, Network, Picture, open_network
+from plsc.apps.gallery.embed import Look, Network, Picture, last_part, open_network
 from plsc.apps.gallery.milvus import MilvusStore
 from plsc.apps.gallery.store import SqliteStore
 from plsc.apps.gallery.threshold import RATE, Threshold, measure
@@ -18,7 +18,6 @@ from plsc.data.folder import read_folder
 from plsc.errors import UserError, shown
 from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
-from plsc.utils.text import last_part
 
 _LONGEST_NAME = 200  # characters
 _AT_ONCE = 64  # pictures that are in memory
