@@ -98,7 +98,7 @@ def to_sample(
     """
     if preprocessing.channels == "grey" and pixels.ndim == 3:
         pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY)
-    pixels = resize(pixels, *preprocessing.size)
+    pixels = resize(pixels, *preprocessing.shape[1:])
     if augment:
         pixels = augment(pixels)
     if pixels.ndim == 2:

@@ -7,7 +7,6 @@ import mmap
 _C = ctypes.CDLL(None)
 _M_TRIM_THRESHOLD = -1  # of mallopt, in glibc's malloc.h
 _M_MMAP_THRESHOLD = -3
-_TRIM = 128 << 10  # glibc's own
 
 
 def return_large_blocks() -> None:
@@ -16,7 +15,8 @@ def return_large_blocks() -> None:
     By default glibc raises that bound to the size of what is freed, up to 32 MB, and keeps freed blocks in
     its heap, where what still lives between them holds them.
     """
-    _set(mapped_from=1 << 20, kept=_TRIM)
+    _C.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+    _C.mallopt(_M_TRIM_THRESHOLD, 128 << 10)  # glibc's own
 
 
 def keep_freed_blocks() -> None:
@@ -26,7 +26,8 @@ def keep_freed_blocks() -> None:
     as fresh pages, which the system has to clear.
     """
     # A gradient of IResNet's last layer has 51 MB; some versions take no more than 32 MB.
-    _set(mapped_from=64 << 20, kept=1 << 30) or _set(mapped_from=32 << 20, kept=1 << 30)
+    _C.mallopt(_M_MMAP_THRESHOLD, 64 << 20) or _C.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+    _C.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
 
 
 def ask_for_large_pages(address: int, size: int) -> None:
@@ -38,7 +39,3 @@ def ask_for_large_pages(address: int, size: int) -> None:
     whole = (address + size - start) // mmap.PAGESIZE * mmap.PAGESIZE
     if whole > 0:
         _C.madvise(ctypes.c_void_p(start), ctypes.c_size_t(whole), mmap.MADV_HUGEPAGE)
-
-
-def _set(mapped_from: int, kept: int) -> bool:
-    return bool(_C.mallopt(_M_MMAP_THRESHOLD, mapped_from) and _C.mallopt(_M_TRIM_THRESHOLD, kept))

@@ -47,9 +47,7 @@ class Preprocessing:
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values, which build it again, without an `aligned` that is not known."""
         fields = {**vars(self), "shape": list(self.shape)}
-        if self.aligned is None:
-            del fields["aligned"]
-        return fields
+        return {name: value for name, value in fields.items() if value is not None}
 
     def differences(self, other: Preprocessing) -> list[tuple[str, Any, Any]]:
         """List the fields that `other` has otherwise: name, own value, its value.
@@ -59,11 +57,6 @@ class Preprocessing:
         ours, theirs = self.to_json(), other.to_json()
         both = (name for name in ours if name in theirs)
         return [(name, ours[name], theirs[name]) for name in both if ours[name] != theirs[name]]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width."""
-        return self.shape[1], self.shape[2]
 
     def __call__(self, pixels: Pixels) -> Pixels:
         """Prepare images [n, C, H, W], an array or a tensor: the network's input, float32."""

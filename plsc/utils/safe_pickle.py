@@ -31,16 +31,8 @@ def _dtype(code: str, *_: object) -> np.dtype:
     return dtype
 
 
-def _reconstruct(*_: object) -> np.ndarray:
-    return np.ndarray((0,), "b")  # shape, type and numbers follow as its state
-
-
 def _frombuffer(data: bytes, dtype: np.dtype, shape: tuple, order: str, *_: object) -> np.ndarray:
     return np.frombuffer(bytes(memoryview(data)), dtype).reshape(shape, order=order)
-
-
-def _scalar(dtype: np.dtype, data: bytes) -> np.generic:
-    return np.frombuffer(data, dtype)[0]
 
 
 def _encode(text: str, codec: str) -> bytes:
@@ -56,8 +48,8 @@ class Unpickler(pickle._Unpickler):
     """
 
     allowed: ClassVar[dict[str, object]] = {
-        "numpy.core.multiarray._reconstruct": _reconstruct,
-        "numpy.core.multiarray.scalar": _scalar,
+        "numpy.core.multiarray._reconstruct": lambda *_: np.ndarray((0,), "b"),  # its state follows
+        "numpy.core.multiarray.scalar": lambda dtype, data: np.frombuffer(data, dtype)[0],
         "numpy.core.numeric._frombuffer": _frombuffer,
         "numpy.ndarray": "numpy.ndarray",  # an argument of _reconstruct; called, it would take any memory
         "numpy.dtype": _dtype,

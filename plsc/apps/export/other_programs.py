@@ -29,7 +29,7 @@ _YML = "inference.yml"
 
 def refuse_other_pictures(formats: Sequence[str], preprocessing: Any) -> None:
     """Refuse by UserError a network that one of the packages cannot feed."""
-    height, width = preprocessing.size
+    height, width = preprocessing.shape[1:]
     fits = {"insightface": height == width and any(height % side == 0 for side in _SIDES), "paddlex": True}
     for kind in fits.keys() & set(formats):
         if preprocessing.channels != "RGB" or not fits[kind]:
@@ -75,7 +75,7 @@ def save_paddlex(folder: Path, names: dict, preprocessing: Any) -> dict:
     (folder / "paddlex").mkdir()
     for name in names["files"]:
         shutil.copyfile(folder / name, folder / "paddlex" / name)
-    height, width = preprocessing.size
+    height, width = preprocessing.shape[1:]
     operations = [
         {"ResizeImage": {"size": [width, height]}},
         {"NormalizeImage": {"scale": 1.0, "mean": [0.0] * 3, "std": [1.0] * 3, "order": ""}},

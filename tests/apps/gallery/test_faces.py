@@ -179,7 +179,7 @@ def test_a_run_and_its_export_give_the_names_of_predict(trained, tmp_path):
     ]
     model = str(folder / "output" / "export" / "model.onnx")
     for number, network in enumerate((open_network(config=str(folder / "output")), open_network(model))):
-        assert network.finds_faces and network.preprocessing.size == (112, 112)
+        assert network.finds_faces and network.preprocessing.shape[1:] == (112, 112)
         gallery = Gallery.build(tmp_path / f"{number}.gallery", folder / "faces", network)
         assert [matches[0].name for matches in gallery.search(files)] == by_hand
         gallery.close()
