@@ -72,7 +72,7 @@ class Entry:
         numbers.
         """
         self.config.check_data(training=False)
-        start(self.config)
+        start(self.config.Global)
         from plsc.training.use import evaluate
 
         with self.config.naming_places():
@@ -90,7 +90,7 @@ class Entry:
 
         Returns: embeddings [n, D] float32, and the n names (paths, or "0", "1", ...).
         """
-        start(self.config)
+        start(self.config.Global)
         from plsc.training.use import predict
 
         with self.config.naming_places():
@@ -104,7 +104,7 @@ class Entry:
 
         Returns the facts of plsc.apps.export.export: files and largest differences.
         """
-        start(self.config)
+        start(self.config.Global)
         from plsc.apps.export import export_checkpoint
 
         return export_checkpoint(self.config, output, self._model)

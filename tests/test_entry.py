@@ -296,9 +296,9 @@ def test_predict_and_export_do_without_the_data(trained, tmp_path):
 
 def test_a_refusal_of_an_export_on_rank_0_reaches_the_other_ranks(trained, monkeypatch):
     user = entry(trained)
-    path = find_checkpoint(user.config)
-    monkeypatch.setattr("plsc.training.start.find_checkpoint", lambda cfg: path)
-    monkeypatch.setattr("plsc.entry.start", lambda cfg: None)
+    path = find_checkpoint(user.config.Global)
+    monkeypatch.setattr("plsc.training.start.find_checkpoint", lambda section: path)
+    monkeypatch.setattr("plsc.entry.start", lambda section: None)
     monkeypatch.setattr("plsc.distributed.collectives.rank", lambda: 1)
     problem = UserError("export: holds other files")
     monkeypatch.setattr(

@@ -41,7 +41,7 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
         signals: list[int] = []
         _note_signals(signals)
         failures, newest = 0, store.newest_step(folder / "checkpoints")
-        if not goes_on(cfg):
+        if not goes_on(cfg.Global):
             delete_run(folder)
             remove(folder / "log")
         overrides = ["-o", "Global.overwrite=false"]

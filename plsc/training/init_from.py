@@ -13,7 +13,6 @@ import paddle
 from plsc import distributed
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.store import find
-from plsc.config import Config
 from plsc.data.dataset import Dataset, class_names
 from plsc.errors import UserError
 from plsc.heads.config import kind_of_head
@@ -25,20 +24,20 @@ from plsc.utils.logging import warn_on_rank_0
 _ROWS_AT_ONCE = 65_536  # of the centres
 
 
-def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: Dataset) -> list[str]:
-    """Load the weights that Global.init_from names into `backbone` and `head` -> lines for the log. Every
+def start_from(folder: str | Path, backbone: paddle.nn.Layer, head: SoftmaxHead, data: Dataset) -> list[str]:
+    """Load the weights of a run or of a checkpoint into `backbone` and `head` -> lines for the log. Every
     rank calls it.
 
     Raises UserError: no checkpoint there, a damaged one, another backbone, names that are not unique.
     """
-    path = distributed.run_on_rank_0(lambda: find(Path(), cfg.Global.init_from))  # reads every byte
+    path = distributed.run_on_rank_0(lambda: find(Path(), folder))  # reads every byte
     saved = Checkpoint.open(path, verify=False)
     load_backbone(backbone, saved)
     if saved.preprocessing.differences(data.preprocessing):
         warn_on_rank_0(f"{path} was trained on {saved.preprocessing}, this run has {data.preprocessing}")
     lines = [f"starting with the weights of {path}, {saved.weights_file}"]
     there, here = saved.classes(), class_names(data)
-    if why := _why_new(cfg, saved, there, here):
+    if why := _why_new(head, saved, there, here):
         return [*lines, f"the head is new: {why}"]
     place = {name: number for number, name in enumerate(there)}
     row_C = np.array([place.pop(name, -1) for name in here])
@@ -52,7 +51,10 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
 
 
 def _why_new(
-    cfg: Config, saved: Checkpoint, there: Sequence[str] | None, here: Sequence[str] | None
+    head: SoftmaxHead,
+    saved: Checkpoint,
+    there: Sequence[str] | None,
+    here: Sequence[str] | None,
 ) -> str | None:
     """Say why no centre of a checkpoint can be kept; None where they can. UserError for two classes of one
     name."""
@@ -63,12 +65,11 @@ def _why_new(
             return f"{whose} have no names"
         if len(set(names)) < len(names):
             raise UserError(f"{whose} have a name twice; each class needs one of its own", "Global.init_from")
-    section = cfg.Head
     name = saved.config.get("Head", {}).get("name")
-    if name and (kind_of_head(name) == "softmax") != (section.kind == "softmax"):
-        return f"the head there is {name}, this run's {section.name}"
+    if name and (kind_of_head(name) == "softmax") != (head.margin is None):
+        return f"the head there is {name}, this run's has {'a' if head.margin else 'no'} margin"
     width = saved.head_arrays["centres"].shape[1] + ("bias" in saved.head_arrays)
-    own = section.row_size(cfg.Model.embedding_size)
+    own = head.bank.width + head.bank.bias
     return f"a class has {width} numbers there, in this run {own}" if width != own else None
 
 

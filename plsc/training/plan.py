@@ -32,7 +32,7 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> str:
     run = build_trainer(cfg, model, planned_ranks=ranks)
     plan = plan_lines(run, ranks)
     plan += byte_lines(run, ranks, in_memory=kind == environment.CPU or cfg.Head.bank != "device")
-    if cfg.Global.init_from and not goes_on(cfg):
+    if cfg.Global.init_from and not goes_on(cfg.Global):
         plan.append(f"plan: start    the weights of {cfg.Global.init_from}, and its centres by name")
     return "\n".join([cfg.to_yaml(), *plan])
 

@@ -6,7 +6,7 @@ Paddle is imported by `start`, when the environment is set for it. What imports 
 from pathlib import Path
 
 from plsc.checkpoint import store
-from plsc.config import Config
+from plsc.config.run import GlobalCfg
 from plsc.distributed import environment
 from plsc.errors import MissingFileError, UserError, writing
 from plsc.utils.atomic_write import remove
@@ -22,23 +22,22 @@ RUN_FILES = (
 _OF_CHECKPOINTS = ("export", "test", "predict")  # made later, from those
 
 
-def start(cfg: Config) -> None:
+def start(section: GlobalCfg) -> None:
     """Set up environment, ranks and log."""
-    threads = environment.prepare(cfg.Global.threads, cfg.Global.device)
+    threads = environment.prepare(section.threads, section.device)
     from plsc import distributed
 
-    distributed.init(cfg.Global.device, threads)
+    distributed.init(section.device, threads)
     setup_logging(distributed.rank())
 
 
-def goes_on(cfg: Config) -> bool:
+def goes_on(section: GlobalCfg) -> bool:
     """Say whether a training goes on with what is in its output folder: a run that is not at its end, or any
     where Global.resume is set.
 
     UserError, before ranks start, for a run at its end unless Global.overwrite allows to delete it, and for
     weights to start with that are not there.
     """
-    section = cfg.Global
     folder = Path(section.output_dir)
     if section.resume:
         return True
@@ -79,7 +78,7 @@ def delete_run(folder: Path) -> None:
             remove(folder / name)
 
 
-def find_checkpoint(cfg: Config, writes: bool = False) -> Path | None:
+def find_checkpoint(section: GlobalCfg, writes: bool = False) -> Path | None:
     """Find the checkpoint that Global.checkpoint names, and log it; None if that is the newest and there is
     none. Every rank calls it.
 
@@ -87,28 +86,28 @@ def find_checkpoint(cfg: Config, writes: bool = False) -> Path | None:
     """
     from plsc import distributed
 
-    name = cfg.Global.checkpoint or "newest"
-    folder = Path(cfg.Global.output_dir) / "checkpoints"
+    name = section.checkpoint or "newest"
+    folder = Path(section.output_dir) / "checkpoints"
     # It verifies every byte and sets damaged ones aside: once is enough.
     path = distributed.run_on_rank_0(lambda: store.find(folder, name, rename=writes))
     if path:
         how = f" ({name})" if name in ("newest", "best") else ""
         get_logger().info(f"reading checkpoint {path}{how}")
     elif writes:
-        get_logger().info(f"nothing to resume in {cfg.Global.output_dir}, starting at step 0")
+        get_logger().info(f"nothing to resume in {section.output_dir}, starting at step 0")
     return path
 
 
-def open_checkpoint(cfg: Config) -> store.Checkpoint:
+def open_checkpoint(section: GlobalCfg) -> store.Checkpoint:
     """Open the checkpoint that Global.checkpoint names, by default the newest in Global.output_dir. Every
     rank calls it.
 
     Raises MissingFileError if there is none.
     """
-    path = find_checkpoint(cfg)
+    path = find_checkpoint(section)
     if path is None:
         raise MissingFileError(
-            f"{cfg.Global.output_dir}/checkpoints: no checkpoint there; train first, or set "
+            f"{section.output_dir}/checkpoints: no checkpoint there; train first, or set "
             "Global.checkpoint or Global.output_dir"
         )
     return store.Checkpoint.open(path, verify=False)

@@ -23,10 +23,10 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
     cfg.check_ranks(environment.world_size_from_env())
     cfg.check_data()  # before anything is written
     check_packages(cfg.Global.loggers)
-    resumes = goes_on(cfg)
+    resumes = goes_on(cfg.Global)
     output_dir = Path(cfg.Global.output_dir)
     with guard.Guard(output_dir, cfg.Global.hang_seconds) as guarded, cfg.naming_places():
-        start(cfg)
+        start(cfg.Global)
         from plsc.distributed.device import explained
         from plsc.heads.self_check import refuse_a_wrong_head
         from plsc.training.use import finish
@@ -62,7 +62,7 @@ def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tupl
     from plsc.training.init_from import start_from
     from plsc.training.plan import plan_lines
 
-    path = find_checkpoint(cfg, writes=True) if resumes else None
+    path = find_checkpoint(cfg.Global, writes=True) if resumes else None
     if path and cfg.DataLoader.Train.global_batch is None:  # the ranks may be others than before
         run = store.Checkpoint.open(path, verify=False).plain("run")
         cfg = load(cfg, {"DataLoader.Train.global_batch": run.get("global_batch")})
@@ -72,7 +72,7 @@ def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tupl
     if path:
         trainer.resume(path)
     elif cfg.Global.init_from:
-        notes = start_from(cfg, trainer.backbone, trainer.head, trainer.dataset)
+        notes = start_from(cfg.Global.init_from, trainer.backbone, trainer.head, trainer.dataset)
     metrics = None
     if distributed.rank() == 0:
         if path:

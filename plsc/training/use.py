@@ -40,7 +40,7 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
     """
     if not cfg.DataLoader.Eval.sets():
         raise UserError("DataLoader.Eval.dataset: is null; name a data set to test on")
-    saved = open_checkpoint(cfg)
+    saved = open_checkpoint(cfg.Global)
     loader, seed = cfg.DataLoader, cfg.Global.seed
     sets = build_sets(loader, seed, saved.preprocessing, saved.num_classes, saved.classes())
     backbone = load_network(saved, cfg, model)
@@ -114,7 +114,7 @@ def predict(
 
     model: a Layer that takes the weights instead of Model.name's.
     """
-    saved = open_checkpoint(cfg)
+    saved = open_checkpoint(cfg.Global)
     read, names = samples_to_predict(images, saved.preprocessing)
     if not names:
         raise UserError("predict: no images given, give at least one")

@@ -36,7 +36,7 @@ def started(folder, path, *overrides, data=None):
         folder, data or people(NEW), NO_PAIRS, f"Global.init_from={path}", "Global.seed=5", *overrides
     )
     initial = {name: np.array(array[:]) for name, array in trainer.head.bank.state().items()}
-    said = start_from(trainer.cfg, trainer.backbone, trainer.head, trainer.dataset)
+    said = start_from(path, trainer.backbone, trainer.head, trainer.dataset)
     return trainer, initial, said
 
 
@@ -62,7 +62,7 @@ def test_known_names_keep_their_rows_and_all_else_starts_anew(before, tmp_path, 
     ("more", "line"),
     [
         (["Head.sub_centres=2"], "a class has 8 numbers there, in this run 16"),
-        (["Head.name=dist_softmax"], "the head there is dist_arcface, this run's dist_softmax"),
+        (["Head.name=dist_softmax"], "the head there is dist_arcface, this run's has no margin"),
         ([people(["a", "b"]), "DataLoader.Train.batch_size=2"], "no class of .* is in the data"),
         (
             ["DataLoader.Train.dataset={name: Synthetic, num_classes: 23, image_shape: [1, 12, 10]}"],

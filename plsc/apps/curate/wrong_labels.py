@@ -101,11 +101,11 @@ def find_wrong_labels(cfg: Config, data: Dataset) -> tuple[np.ndarray, dict[str,
 
 def _embed(cfg: Config, data: Dataset) -> np.ndarray:
     """Embed all samples by a checkpoint's network, float32 [N, D]; zeros where one is corrupt."""
-    start(cfg)
+    start(cfg.Global)
     from plsc.training.embed import embed
     from plsc.training.resume import load_network
 
-    backbone = load_network(open_checkpoint(cfg), cfg)
+    backbone = load_network(open_checkpoint(cfg.Global), cfg)
     corrupt = []
 
     def read(start: int, stop: int) -> np.ndarray:

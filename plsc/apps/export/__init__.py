@@ -50,7 +50,7 @@ def export_checkpoint(
 
     Returns what `export` returns.
     """
-    saved = open_checkpoint(cfg)
+    saved = open_checkpoint(cfg.Global)
     backbone = load_network(saved, cfg, model)
     folder = Path(output) if output else Path(cfg.Global.output_dir) / "export"
 

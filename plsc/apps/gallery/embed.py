@@ -161,10 +161,10 @@ class _OfRun(Network):
 
         before_paddle()  # the config may name classes, whose modules import Paddle
         self._config = load(config, overrides)
-        start(self._config)
+        start(self._config.Global)
         from plsc.training.resume import load_network
 
-        self._saved = saved = open_checkpoint(self._config)
+        self._saved = saved = open_checkpoint(self._config.Global)
         self._backbone = load_network(saved, self._config)
         checkpoint = f"Global.checkpoint={json.dumps(os.path.abspath(saved.path))}"
         origin = {"config": os.path.abspath(config), "overrides": [*overrides, checkpoint]}
