@@ -84,9 +84,9 @@ class TrainCfg(Section):
     share goes through the backbone in as few batches of `batch_size` as it needs, at about a third more time;
     the head sees all samples of the step at once. null: `batch_size` x ranks; a resumed run keeps that of its
     checkpoint."""
-    num_workers: int = Field(1, ge=1, le=1024)
-    """Threads per rank that prepare batches. Raise it when the images per second are bound by the data; the
-    batches stay the same."""
+    num_workers: int = Field(0, ge=0, le=1024)
+    """Processes per rank that prepare batches; 0 uses a thread. Raise it when the images per second are bound
+    by the data; the batches stay the same."""
 
     @property
     def sets(self) -> list[TrainDatasetCfg]:

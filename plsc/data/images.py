@@ -162,7 +162,7 @@ class EncodedImages(Encoded, Dataset):
     kinds, little where colour tells products apart. `low_resolution`: probability that it is shrunk, to a
     quarter of its sides at least, and enlarged again: 0.2 for small faces in large pictures. `cutout`:
     probability that a rectangle of 10 to 45 % of each side is painted over: masks, glasses, hands. The same
-    seed, epoch and sample give the same picture, with any number of threads.
+    seed, epoch and sample give the same picture, with any number of processes.
 
     `hold_out`: the share of the classes that is left out, chosen by their names, in a .rec by their numbers;
     ImagePairs with the same `hold_out` verify on them.

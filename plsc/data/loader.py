@@ -1,8 +1,7 @@
-"""Load batches: choose the samples of each rank's batches, and have threads make them.
+"""Load batches: choose the samples of each rank's batches, and have a thread or processes make them.
 
 The order of an epoch depends on (seed, epoch) alone and a sample on (seed, epoch, index), so the batches are
-the same bit for bit with any number of threads. OpenCV and NumPy let go of the GIL while they work. To see
-what it yields:
+the same bit for bit with any number of processes. To see what it yields:
 
     loader = Loader(Synthetic(), global_batch=4, rank=0, world_size=1, seed=0)
     images = next(loader.from_step(0)).images
@@ -11,8 +10,9 @@ what it yields:
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +21,11 @@ from plsc.data.batch import Replacement, make_batch
 from plsc.data.corrupt import CorruptImages
 from plsc.data.dataset import Dataset
 from plsc.data.transforms import ORDER, generator
+from plsc.data.workers import Workers
 from plsc.errors import UserError
 from plsc.utils.sharding import split
 
-AHEAD = 2  # batches under way for each thread
+AHEAD = 2  # batches under way for each process
 
 
 class Batch(NamedTuple):
@@ -48,7 +49,8 @@ class Loader:
     `global_batch` counts the samples of all ranks in one step; their shares differ by at most one. A last
     global batch of fewer than 2 samples for each of its `micro_batches` (BatchNorm needs two; None: one a
     rank) joins the one before it, so the steps do not depend on how many ranks there are. Raises UserError if
-    an epoch or its last step is too small for `world_size`. `num_workers`: threads that make batches.
+    an epoch or its last step is too small for `world_size`. `num_workers`: processes that make batches; 0:
+    a thread of this one.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Loader:
         rank: int,
         world_size: int,
         seed: int,
-        num_workers: int = 1,
+        num_workers: int = 0,
         micro_batches: int | None = None,
     ):
         count = len(dataset)
@@ -69,6 +71,7 @@ class Loader:
             )
         self.dataset, self.rank, self.world_size, self.seed = dataset, rank, world_size, seed
         self._num_workers = num_workers
+        self._threads = max(num_workers, 1)  # one waits for each process
         self._corrupt = CorruptImages(dataset, count // world_size)
         self.wait_seconds = 0.0  # how long the consumer has waited for batches, since the loader was made
         self.global_batch = global_batch
@@ -108,10 +111,10 @@ class Loader:
         order = generator(self.seed, epoch, use=ORDER).permutation(len(self.dataset))
         places = iter(range(done, self.steps_per_epoch))
         under_way: deque = deque()  # shares of the ranks, indices, and what will be their images, in order
-        pool = ThreadPoolExecutor(self._num_workers, thread_name_prefix="plsc-loader")
+        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="plsc-loader")
 
         def refill() -> None:
-            for place in itertools.islice(places, AHEAD * self._num_workers - len(under_way)):
+            for place in itertools.islice(places, AHEAD * self._threads - len(under_way)):
                 start, shares = self._bounds[place][0], self.shares(place)
                 first, last = shares[self.rank]
                 indices = order[start + first : start + last]
@@ -134,6 +137,13 @@ class Loader:
         finally:
             pool.shutdown(cancel_futures=True)
 
+    @cached_property
+    def _make_batch(self) -> Callable[[int, np.ndarray, np.ndarray], list[Replacement]]:
+        if not self._num_workers:
+            return partial(make_batch, self.dataset, self.seed)
+        largest = max(split(stop - start, self.world_size)[0][1] for start, stop in self._bounds)
+        return Workers(self.dataset, self.seed, self._num_workers, largest).make_batch
+
     def _make(self, epoch: int, indices: np.ndarray) -> tuple[np.ndarray, list[Replacement]]:
         images = self.dataset.preprocessing.empty(len(indices))
-        return images, make_batch(self.dataset, self.seed, epoch, indices, images)
+        return images, self._make_batch(epoch, indices, images)

@@ -52,15 +52,15 @@ def image_of(payload: np.ndarray) -> np.ndarray:
 
 
 class RecordFile:
-    """Random access to the records of `path`. Position i of all arrays is the i-th line of the .idx file
-    beside it.
+    """Gives random access to the records of `path`. Position i of all arrays is the i-th line of the .idx
+    file beside it.
 
     The two files are checked here: UserError names the bad record.
-    """
 
-    keys: np.ndarray  # int64 [N]
-    offsets: np.ndarray  # int64 [N], where the records begin
-    spans: np.ndarray  # int64 [N], their bytes with headers and padding
+    Attributes:
+        keys: int64 [N]. offsets: int64 [N], where the records begin. spans: int64 [N], their bytes with
+            headers and padding.
+    """
 
     def __init__(self, path: str):
         self.path = path
@@ -75,6 +75,12 @@ class RecordFile:
         self.keys, self.offsets = read_index(self.index)
         self.spans = self._checked_spans()
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - stays open; closed with this object
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "_file"}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state, _file=open(state["path"], "rb", buffering=0))  # noqa: SIM115 - as above
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -116,20 +122,17 @@ class RecordFile:
             headers.labels[start + has] = words[first[has] + 8].view("<f4")
         split = words[self.offsets // 4 + 1] >> 29 != 0
         for position in np.flatnonzero(split | (headers.image_bytes < 0)).tolist():
-            self._read_header(position, headers)
+            payload = self.payload(position)
+            if len(payload) < _IR_HEADER.size:
+                self._refuse(position, "is no image: its payload is too short for an IRHeader")
+            flag, label, *_ = _IR_HEADER.unpack_from(payload)
+            headers.image_bytes[position] = len(payload) - _IR_HEADER.size - 4 * flag
+            if headers.image_bytes[position] < 0:
+                self._refuse(position, "is damaged: its header promises more labels than it has bytes")
+            numbers = payload[_IR_HEADER.size : _IR_HEADER.size + 4 * flag].view("<f4")
+            headers.labels[position] = numbers[0] if flag else label
+            headers.vectors[position] = flag > 0
         return headers
-
-    def _read_header(self, position: int, headers: Headers) -> None:
-        payload = self.payload(position)
-        if len(payload) < _IR_HEADER.size:
-            self._refuse(position, "is no image: its payload is too short for an IRHeader")
-        flag, label, *_ = _IR_HEADER.unpack_from(payload)
-        headers.image_bytes[position] = len(payload) - _IR_HEADER.size - 4 * flag
-        if headers.image_bytes[position] < 0:
-            self._refuse(position, "is damaged: its header promises more labels than it has bytes")
-        numbers = payload[_IR_HEADER.size : _IR_HEADER.size + 4 * flag].view("<f4")
-        headers.labels[position] = numbers[0] if flag else label
-        headers.vectors[position] = flag > 0
 
     def _checked_spans(self) -> np.ndarray:
         """Compute the length of each record; UserError unless the index names the beginnings of all records,

@@ -1,7 +1,7 @@
 """Transform a picture between its source and the batch, with reproducible random numbers.
 
-Every random choice comes from `generator(seed, epoch, index)`, so a sample is the same whichever thread
-makes it and whatever was made before it: the batches do not depend on the number of threads, and a resumed
+Every random choice comes from `generator(seed, epoch, index)`, so a sample is the same whichever process
+makes it and whatever was made before it: the batches do not depend on the number of processes, and a resumed
 run continues exactly.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 cv2.setNumThreads(1)  # threads of our own share the pictures out
 
 # What a stream of random numbers is for: no two uses share a stream.
-SAMPLES, ORDER, PAIRS, PROTOTYPES, SUBSTITUTES, PROBES, MIXTURE, CALIBRATION = range(8)
+SAMPLES, ORDER, PAIRS, PROTOTYPES, SUBSTITUTES, PROBES = range(6)
 
 
 def generator(seed: int, epoch: int = 0, index: int = 0, use: int = SAMPLES) -> np.random.Generator:

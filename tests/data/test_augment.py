@@ -60,8 +60,8 @@ def test_a_probability_is_the_share_of_changed_pictures(key):
     assert 0.4 < np.mean(changed) < 0.6  # 4 standard deviations
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_threads_change_no_bit_and_epochs_do(tmp_path, num_workers):
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_processes_change_no_bit_and_epochs_do(tmp_path, num_workers):
     lines = []
     for number in range(12):
         cv2.imwrite(str(tmp_path / f"{number}.png"), np.roll(NOISE, number, axis=0))

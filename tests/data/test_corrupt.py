@@ -26,7 +26,7 @@ def said(capsys):
     return [line.partition("WARNING ")[2] for line in capsys.readouterr().out.splitlines()]
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_one_of_a_thousand_is_replaced_and_said_once(capsys, num_workers):
     loader = Loader(Damaged(1000, (200,)), 50, 0, 1, seed=3, num_workers=num_workers)
     loader.probe()
@@ -97,7 +97,7 @@ def test_the_line_that_refuses(capsys):
     assert said(capsys)[-1].endswith("5 replaced so far (at most 4 an epoch)")
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_too_many_end_the_epoch(num_workers):
     loader = Loader(Damaged(90, (20,)), 10, 0, 1, seed=3, num_workers=num_workers)
     with pytest.raises(CorruptImageError, match="^1 images of an epoch cannot be decoded: record 20 "):
@@ -107,7 +107,7 @@ def test_too_many_end_the_epoch(num_workers):
 def test_the_same_samples_take_their_place_on_any_number_of_ranks():
     data = Damaged(900, (3, 77, 130))
 
-    def flat(world_size, num_workers=1):
+    def flat(world_size, num_workers=0):
         loaders = [Loader(data, 24, rank, world_size, 9, num_workers) for rank in range(world_size)]
         return [
             index

@@ -102,7 +102,7 @@ def test_too_small_a_data_set_is_refused():
     )
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_epoch_can_start_at_any_step(num_workers):
     loader = Loader(Counting(40), 4, 0, 1, seed=1, num_workers=num_workers)
     whole = [batch.images for batch in one_epoch(loader, 2)]
@@ -111,23 +111,23 @@ def test_an_epoch_can_start_at_any_step(num_workers):
     assert all(np.array_equal(a, b) for a, b in zip(whole[7:], rest))
 
 
-def test_threads_change_no_bit():
+def test_processes_change_no_bit():
     data = Synthetic(num_classes=9, images_per_class=7, image_shape=(3, 20, 24), seed=2)
 
     def batches(num_workers):
         loader = Loader(data, 16, rank=1, world_size=2, seed=4, num_workers=num_workers)
         return [batch for epoch in (0, 1) for batch in one_epoch(loader, epoch)]
 
-    reference = batches(1)
+    reference = batches(0)
     assert len(reference) == 8
-    for num_workers in (2, 5):
+    for num_workers in (1, 3):
         other = batches(num_workers)
         assert len(other) == len(reference)
         for ours, theirs in zip(reference, other):
             assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(ours[:3], theirs[:3]))
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("num_workers", [0, 3])
 def test_an_abandoned_epoch_leaves_nothing_behind(num_workers):
     loader = Loader(Counting(40), 4, 0, 1, seed=1, num_workers=num_workers)
     expected = [batch.indices.tolist() for batch in loader.from_step(0)]

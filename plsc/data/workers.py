@@ -1,0 +1,137 @@
+"""Run the processes that make a loader's batches.
+
+A worker is a new interpreter, neither a fork nor a multiprocessing "spawn". A fork of a process in which
+Paddle has started threads inherits locks that nobody will release and sockets that keep a dead rank's
+connections open; a spawn imports the user's script again, and with it Paddle. A new interpreter imports only
+what the data set needs: 0.4 s, once a run.
+
+The data set crosses as a pickle, to our own child, whose arrays all workers share in an anonymous file;
+images come back through another. A worker ends when its pipe closes, however the parent has ended. Try it:
+
+    workers = Workers(Synthetic(), seed=0, count=1, largest=4)
+    workers.make_batch(0, np.arange(4), np.empty((4, 3, 112, 112), np.uint8))
+"""
+
+import contextlib
+import mmap
+import os
+import pickle
+import subprocess
+import sys
+import weakref
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.pool import ExceptionWithTraceback
+from queue import SimpleQueue
+
+import numpy as np
+
+from plsc.data.batch import Replacement, make_batch
+from plsc.data.dataset import Dataset
+from plsc.errors import UserError
+
+ALIGNMENT = 64  # of the data set's arrays
+_START = (
+    "import signal, sys; sys.path[:] = sys.argv[4:]; "
+    # Ctrl-C and a cluster's signals may reach all processes; the parent decides.
+    "signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "from plsc.data.workers import main; main(*map(int, sys.argv[1:4]))"
+)
+
+
+class Workers:
+    """Makes batches of up to `largest` samples in `count` processes, for as many threads at a time."""
+
+    def __init__(self, dataset: Dataset, seed: int, count: int, largest: int):
+        empty = dataset.preprocessing.empty(0)
+        shape = (largest, *empty.shape[1:])
+        try:
+            arrays: list[pickle.PickleBuffer] = []
+            state = pickle.dumps(dataset, protocol=5, buffer_callback=arrays.append)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"data set {type(dataset).__name__} cannot be passed to processes: {error}; set it to 0",
+                key="DataLoader.Train.num_workers",
+            ) from error
+        sizes = [array.raw().nbytes for array in arrays]
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
+        with os.fdopen(os.memfd_create("plsc-dataset"), "r+b") as shared:
+            for array in arrays:
+                shared.write(array.raw())
+                shared.write(bytes(-shared.tell() % ALIGNMENT))
+            shared.flush()
+            for _ in range(count):
+                self._idle.put(_Worker(shared.fileno(), (state, sizes, seed), shape, empty.dtype))
+
+    def make_batch(self, epoch: int, indices: np.ndarray, images: np.ndarray) -> list[Replacement]:
+        """Write samples `indices` into `images` as plsc.data.batch.make_batch does. RuntimeError if the
+        process has ended."""
+        worker = self._idle.get()
+        try:
+            return worker.make_batch(epoch, indices, images)
+        finally:
+            self._idle.put(worker)
+
+
+class _Worker:
+    """A process that makes batches of one shape at most, one at a time."""
+
+    def __init__(self, dataset_file: int, dataset: tuple, shape: tuple[int, ...], dtype: np.dtype):
+        self._pipe, theirs = Pipe()
+        with os.fdopen(os.memfd_create("plsc-images"), "r+b") as memory, theirs:
+            memory.truncate(np.prod(shape) * dtype.itemsize)
+            self._images = _mapped(memory.fileno()).view(dtype).reshape(shape)
+            files = theirs.fileno(), dataset_file, memory.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, *map(str, files), *map(os.path.abspath, sys.path)],
+                pass_fds=files,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+        weakref.finalize(self, self._process.kill)  # it holds nothing that could be lost
+        self._pipe.send((dataset, shape, dtype))
+
+    def make_batch(self, epoch: int, indices: np.ndarray, images: np.ndarray) -> list[Replacement]:
+        try:
+            self._pipe.send((epoch, indices))
+            answer = self._pipe.recv()
+        except (EOFError, OSError):
+            code = self._process.wait()
+            end = f"ended with code {code}" if code >= 0 else f"was killed (signal {-code})"
+            raise RuntimeError(
+                f"a process that makes batches {end}; if memory ran out, lower DataLoader.Train.num_workers"
+            ) from None
+        if isinstance(answer, Exception):
+            raise answer
+        images[...] = self._images[: len(images)]
+        return answer
+
+
+def _mapped(file: int, access: int = mmap.ACCESS_WRITE) -> np.ndarray:
+    return np.frombuffer(mmap.mmap(file, 0, access=access), np.uint8)
+
+
+def _unpacked(file: int, state: bytes, sizes: list[int]) -> Dataset:
+    # Private pages: a data set may write to its arrays, and only the pages that it touches are copied.
+    memory = _mapped(file, mmap.ACCESS_COPY) if sum(sizes) else np.empty(0, np.uint8)
+    arrays, start = [], 0
+    for size in sizes:
+        arrays.append(memory[start : start + size])
+        start += size + -size % ALIGNMENT
+    return pickle.loads(state, buffers=arrays)
+
+
+def main(pipe_file: int, dataset_file: int, memory_file: int) -> None:
+    """Run a worker, whose descriptors these are."""
+    with Connection(pipe_file) as pipe, contextlib.suppress(EOFError, ConnectionError):
+        (state, sizes, seed), shape, dtype = pipe.recv()
+        images = _mapped(memory_file).view(dtype).reshape(shape)
+        dataset = None
+        while True:
+            epoch, indices = pipe.recv()
+            try:
+                if dataset is None:
+                    dataset = _unpacked(dataset_file, state, sizes)
+                answer = make_batch(dataset, seed, epoch, indices, images[: len(indices)])
+            except Exception as error:  # noqa: BLE001 - it is raised again in the parent
+                answer = ExceptionWithTraceback(error, error.__traceback__)
+            pipe.send(answer)
