@@ -102,10 +102,9 @@ class Config(Section):
             )
 
     def check_data(self, training: bool = True) -> None:
-        """Check that the files of the data sets exist, by `check(**keywords)` of each class that defines it.
+        """Check that the files of the data sets exist, by `check(**keywords)` of each class.
 
-        `check` is a classmethod that raises UserError (MissingFileError for a missing file) with the keyword
-        as its key. Raises MissingFileError or ConfigError with file, line and key in front.
+        Raises MissingFileError or ConfigError with file, line and key in front.
 
         Args:
             training: check the training set too; an evaluation needs only its own sets.
@@ -114,10 +113,8 @@ class Config(Section):
         for path, section in self.DataLoader.sets().items():
             if not training and path[: len(TRAIN_SET)] == TRAIN_SET:
                 continue
-            check = getattr(section.registry.get(section.name), "check", None)
             try:
-                if check:
-                    check(**section.keywords)
+                section.registry.get(section.name).check(**section.keywords)
             except UserError as error:
                 errors[self._layers.line((*path, *filter(None, [error.key])), error.text)] = error
         if errors:

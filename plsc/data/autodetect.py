@@ -5,10 +5,9 @@ import os
 import struct
 from pathlib import Path
 
-from plsc.data.bin_packs import BinPairs
 from plsc.data.folder import ImageFolder
 from plsc.data.image_list import ImageList
-from plsc.data.images import EncodedImages, EncodedPairs
+from plsc.data.images import EncodedImages
 from plsc.data.rec import RecImages
 from plsc.data.recordio import MAGIC
 from plsc.errors import MissingFileError, UserError
@@ -25,9 +24,12 @@ def open_images(path: str, **options) -> EncodedImages:
     if not os.path.exists(path):
         raise MissingFileError(f"'{path}' does not exist (looked in {Path.cwd()})")
     if os.path.isdir(path):
-        path = _records_in(path) or path
-    if os.path.isdir(path):
-        return ImageFolder(path, **options)
+        files = sorted(name for name in os.listdir(path) if name.endswith(".rec"))
+        if not files:
+            return ImageFolder(path, **options)
+        if len(files) > 1:
+            raise UserError(f"{path}: has {len(files)} .rec files; name one of them")
+        path = os.path.join(path, files[0])
     with open_regular(path) as file:
         start = file.read(4096)
     if start.startswith(struct.pack("<I", MAGIC)) or path.endswith(".rec"):
@@ -35,15 +37,3 @@ def open_images(path: str, **options) -> EncodedImages:
     if b"\0" in start:
         raise UserError(f"{path}: is neither a .rec file nor text; give a .rec, a list of images or a folder")
     return ImageList(path, root=root, **options)
-
-
-def open_any(path: str, **options) -> EncodedImages | EncodedPairs:
-    """Open what `open_images` opens, or a verification pack."""
-    return BinPairs(path, **options) if path.endswith(".bin") else open_images(path, **options)
-
-
-def _records_in(folder: str) -> str | None:
-    files = sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".rec"))
-    if len(files) > 1:
-        raise UserError(f"{folder}: has {len(files)} .rec files; name one of them")
-    return files[0] if files else None

@@ -1,8 +1,10 @@
 """Make a batch: write its samples one after another into its memory, and replace corrupt ones by others.
 
-A substitute is drawn from (seed, index), so it is the same on any number of ranks and threads. How many may
+A substitute is drawn from (seed, index), so it is the same on any number of ranks and processes. How many may
 be replaced is up to corrupt.py.
 """
+
+import contextlib
 
 import numpy as np
 
@@ -31,22 +33,20 @@ def make_batch(
         try:
             make_sample(dataset, epoch, index, images[row])
         except CorruptImageError as error:
-            substitute = _make_substitute(dataset, seed, epoch, index, images[row])
-            if substitute is None:
-                raise CorruptImageError(f"{error}; and so are {REDRAWS} others drawn instead") from error
+            substitute = _make_substitute(dataset, seed, epoch, index, images[row], error)
             replaced.append((row, index, substitute))
     return replaced
 
 
-def _make_substitute(dataset: Dataset, seed: int, epoch: int, index: int, image: np.ndarray) -> int | None:
+def _make_substitute(
+    dataset: Dataset, seed: int, epoch: int, index: int, image: np.ndarray, error: CorruptImageError
+) -> int:
     draws = generator(seed, index=index, use=SUBSTITUTES).integers(len(dataset), size=REDRAWS)
     for substitute in draws.tolist():
-        try:
+        with contextlib.suppress(CorruptImageError):
             make_sample(dataset, epoch, substitute, image)
-        except CorruptImageError:
-            continue
-        return substitute
-    return None
+            return substitute
+    raise CorruptImageError(f"{error}; and so are {REDRAWS} others drawn instead") from error
 
 
 def make_sample(dataset: Dataset, epoch: int, index: int, image: np.ndarray) -> None:

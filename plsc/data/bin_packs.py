@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.data.dataset import check_files
 from plsc.data.images import EncodedPairs
 from plsc.data.pair_sampling import alternating
 from plsc.errors import UserError
@@ -30,22 +29,19 @@ class BinPairs(EncodedPairs):
     plsc.data.images.EncodedPairs.
     """
 
+    files = ("path",)
+
     def __init__(self, path: str, alternate: bool = False, **options):
         super().__init__(**options)
-        images, self.same = read_pack(path)
-        self.num_images = len(images)
-        self.pairs = np.arange(len(images), dtype=np.int64).reshape(-1, 2)
+        self._images, self.same = read_pack(path)
+        self.num_images = len(self._images)
+        self.pairs = np.arange(self.num_images, dtype=np.int64).reshape(-1, 2)
         if alternate:
             order = alternating(self.same)
             self.pairs = self.pairs[order]
             self.same = self.same[order]
         self.path = path
         self.title = Path(path).stem
-        self._images = images
-
-    @classmethod
-    def check(cls, **kwargs) -> None:
-        check_files(kwargs, "path")
 
     def pair_name(self, number: int) -> str:
         return f"pair {self.pairs[number, 0] // 2}"
@@ -76,17 +72,16 @@ def read_pack(path: str) -> tuple[list[bytes], np.ndarray]:
             f"{path}: has {len(images):,} images and {len(flags):,} flags; a pack has two images for each "
             "flag, and a flag at least"
         )
-    wrong = next((number for number, flag in enumerate(flags) if not _is_flag(flag)), None)
+    kinds = bool, int, float, np.bool_, np.number
+    wrong = next(
+        (n for n, flag in enumerate(flags) if not isinstance(flag, kinds) or flag not in (0, 1)), None
+    )
     if wrong is not None:
         raise UserError(
             f"{path}: flag {wrong} is a {type(flags[wrong]).__name__}, must be true or false, 1 or 0"
         )
     encoded = [_as_bytes(path, number, image) for number, image in enumerate(images)]
     return encoded, np.array(flags, bool)
-
-
-def _is_flag(flag: object) -> bool:
-    return isinstance(flag, (bool, int, float, np.bool_, np.number)) and flag in (0, 1)
 
 
 def _as_bytes(path: str, number: int, image: object) -> bytes:

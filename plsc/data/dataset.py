@@ -3,15 +3,13 @@
 Your own: derive from Dataset (training, classification), PairSet (verification), TemplatePairs (verification
 of sets of images), IdentificationSet (search in a gallery), set the attributes in __init__, write the
 abstract methods, and name the class in the config as `name: "my_module:MyClass"`. The arguments of __init__,
-with their annotations and defaults, are what the config accepts; one that takes `seed` is given the run's. A
-classmethod `check(**kwargs)` may raise UserError about the arguments that the user wrote. It is called before
-any process starts, so it looks at values and whether paths exist, and reads nothing large.
+with their annotations and defaults, are what the config accepts; one that takes `seed` is given the run's.
 """
 
 import functools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,6 +33,19 @@ class ImageSet:
     scale: float = SCALE
     channels: str = ""  # "grey", "RGB" or "BGR"; "": grey for one, RGB for three
     aligned: bool | None = None  # whether they are aligned faces; None: not known
+    files: tuple[str, ...] = ()  # arguments of __init__ that name a file, or a folder
+
+    @classmethod
+    def check(cls, **arguments: Any) -> None:
+        """Raise UserError about the arguments that a config has, MissingFileError if one of the `files` is
+        missing.
+
+        It is called before any process starts, so it looks at values and whether paths exist, and reads
+        nothing large.
+        """
+        for key in cls.files:
+            if not os.path.exists(path := arguments[key]):
+                raise MissingFileError(f"file '{path}' does not exist (looked in {os.getcwd()})", key=key)
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -77,10 +88,12 @@ class Dataset(ImageSet, ABC):
         return len(self.labels)
 
     @property
-    def class_names(self) -> np.ndarray | None:
-        """Name the classes, in the order of the labels; None: not known. They differ where `identities`
-        repeats one."""
-        return self.identities
+    def class_names(self) -> list[str] | None:
+        """Name the classes, in the order of the labels; None: not known, or only numbers. They differ where
+        `identities` of joined sets repeat one."""
+        names = self.identities
+        is_text = names is not None and names.dtype.kind == "U" and len(names) == self.num_classes
+        return names.tolist() if is_text else None
 
     @abstractmethod
     def sample(self, index: int, epoch: int) -> np.ndarray:
@@ -177,13 +190,6 @@ class IdentificationSet(_Images):
     names: np.ndarray | None = None  # what the numbers stand for, comparable with a Dataset's identities
 
 
-def check_files(given: Mapping[str, Any], *keys: str) -> None:
-    """Raise MissingFileError unless the files exist that some keyword arguments name."""
-    for key in keys:
-        if not os.path.exists(given[key]):
-            raise MissingFileError(f"file '{given[key]}' does not exist (looked in {os.getcwd()})", key=key)
-
-
 def count_classes(labels: np.ndarray, where: str) -> int:
     """Count the classes of int64 labels [N]; UserError, which begins with `where`, unless they are 0, 1, ...
     without gaps."""
@@ -247,7 +253,7 @@ def misnumbered_class(trained: list[str] | None, data: Dataset, strangers: bool 
     strangers: whether two sets without a name in common are of different people; else their folders may just
     be called otherwise.
     """
-    names, known = class_names(data) or [], trained or []
+    names, known = data.class_names or [], trained or []
     # Numbered folders are known by their whole path, which two sets of the same people do not share.
     here, there = ([os.path.basename(name) for name in names] for names in (names, known))
     if not strangers and not set(here) & set(there):
@@ -298,11 +304,3 @@ def check_against_training(
                 key=key,
             )
     check_preprocessing(data.preprocessing, preprocessing, key, "trained on")
-
-
-def class_names(data: Dataset) -> list[str] | None:
-    """Return the names of the classes for a checkpoint, if they are text, else None."""
-    names = getattr(data, "class_names", None)
-    return (
-        None if names is None or names.dtype.kind != "U" or len(names) != data.num_classes else names.tolist()
-    )

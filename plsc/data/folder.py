@@ -82,5 +82,5 @@ class ImageFolder(ImageFiles):
         self._set_files(paths, labels, folder)
 
     @classmethod
-    def check(cls, **kwargs) -> None:
-        check_folder(kwargs["folder"])
+    def check(cls, folder: str, **options) -> None:
+        check_folder(folder)

@@ -120,14 +120,13 @@ def _draw_pairs(classes: int, num_pairs: int) -> tuple[np.ndarray, np.ndarray]:
     offsets = np.arange(0, views, faces)[:, np.newaxis]
     positives = np.stack([(offsets + first).ravel(), (offsets + second).ravel()], axis=1)
     num_positives = (num_pairs + 1) // 2
-    num_negatives = num_pairs - num_positives
-    if num_positives > len(positives):
+    if num_positives > len(positives) or classes < 2:  # two classes have more negative pairs than positive
         raise UserError(
             f"must be at most {2 * len(positives)}, got {num_pairs}: "
             f"{classes} held-out classes in {faces} faces have no more different positive pairs",
             key="num_pairs",
         )
-    negatives = draw_negatives(np.arange(views) // faces, num_negatives, f"{classes} held-out classes", rng)
+    negatives = draw_negatives(np.arange(views) // faces, num_pairs - num_positives, rng)
     pairs = np.empty((num_pairs, 2), np.int64)
     pairs[0::2] = rng.permutation(positives)[:num_positives]
     pairs[1::2] = negatives

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.data.dataset import Dataset, check_files, count_classes
+from plsc.data.dataset import Dataset, count_classes
 from plsc.errors import UserError, reading, shown
 from plsc.utils.files import read_regular
 
@@ -51,6 +51,7 @@ class IdxImages(Dataset):
     `images`, `labels`: the files.
     """
 
+    files = ("images", "labels")
     mean, scale = 0.0, 1 / 255  # the network sees numbers from 0 to 1
 
     def __init__(self, images: str, labels: str):
@@ -65,10 +66,6 @@ class IdxImages(Dataset):
         self.image_shape = (1, *pixels.shape[1:])
         self._pixels = pixels[:, np.newaxis]
         self.title = Path(images).name
-
-    @classmethod
-    def check(cls, **kwargs) -> None:
-        check_files(kwargs, "images", "labels")
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
         return self._pixels[index]

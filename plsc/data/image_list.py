@@ -208,5 +208,5 @@ class ImageList(ImageFiles):
         self.title = os.path.join(*Path(os.path.abspath(list)).parts[-2:])
 
     @classmethod
-    def check(cls, **kwargs) -> None:
-        check_list(kwargs["list"], kwargs.get("root", ""))
+    def check(cls, list: str, root: str = "", **options) -> None:
+        check_list(list, root)

@@ -44,7 +44,7 @@ class Joined(Dataset):
         return self._parts[0].preprocessing
 
     @property
-    def class_names(self) -> np.ndarray | None:
+    def class_names(self) -> list[str] | None:
         return None if self.identities is None else self._names
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
@@ -61,13 +61,11 @@ class Joined(Dataset):
         return number, index - int(self._starts[number])
 
 
-def _different_names(identities: np.ndarray, parts: list[Dataset]) -> np.ndarray:
+def _different_names(identities: np.ndarray, parts: list[Dataset]) -> list[str]:
     """Put the number of its set in front of each name that an earlier set has; numbers become text."""
     numbers = np.repeat(np.arange(1, len(parts) + 1), [part.num_classes for part in parts]).tolist()
     first: dict[str, int] = {}
-    return np.array(
-        [
-            name if first.setdefault(name, number) == number else f"{number}/{name}"
-            for name, number in zip(map(str, identities.tolist()), numbers)
-        ]
-    )
+    return [
+        name if first.setdefault(name, number) == number else f"{number}/{name}"
+        for name, number in zip(map(str, identities.tolist()), numbers)
+    ]

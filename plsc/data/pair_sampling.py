@@ -42,7 +42,7 @@ def draw_pairs(labels: np.ndarray, num_pairs: int | None, where: str) -> tuple[n
     rng = generator(PAIRS_SEED, use=PAIRS)
     num_positives = (num_pairs + 1) // 2
     positives = _draw_positives(labels, num_positives, rng)
-    negatives = draw_negatives(labels, num_pairs - num_positives, where, rng)
+    negatives = draw_negatives(labels, num_pairs - num_positives, rng)
     pairs = np.empty((num_pairs, 2), np.int64)
     pairs[0::2] = positives
     pairs[1::2] = negatives
@@ -127,15 +127,10 @@ def _count_negatives(labels: np.ndarray) -> int:
     return (len(labels) ** 2 - int((sizes.astype(object) ** 2).sum())) // 2
 
 
-def draw_negatives(labels: np.ndarray, count: int, where: str, rng: np.random.Generator) -> np.ndarray:
-    """Draw `count` different pairs of images with different labels: int64 [count, 2]. UserError if there are
-    not so many."""
+def draw_negatives(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw `count` different pairs of images with different labels, of which there must be so many: int64
+    [count, 2]."""
     images, available = len(labels), _count_negatives(labels)
-    if available < count:
-        raise UserError(
-            f"must be at most {2 * available:,}: {where} has no more different negative pairs",
-            key="num_pairs",
-        )
     pairs = np.empty((0, 2), np.int64)
     if available < 4 * count:
         pairs = np.stack(np.triu_indices(images, k=1), axis=1)

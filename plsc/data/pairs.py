@@ -16,7 +16,6 @@ import numpy as np
 from pydantic import Field
 
 from plsc.data.autodetect import open_images
-from plsc.data.dataset import check_files
 from plsc.data.folder import EXTENSIONS
 from plsc.data.hold_out import choose_held_out
 from plsc.data.image_list import LABEL_DIGITS, SHOWN, Paths, check_list, identity_names, refuse_missing
@@ -70,8 +69,8 @@ class PairList(EncodedPairs):
             self.identities = np.unique(people)
 
     @classmethod
-    def check(cls, **kwargs) -> None:
-        check_list(kwargs["list"], kwargs.get("root", ""))
+    def check(cls, list: str, root: str = "", **options) -> None:
+        check_list(list, root)
 
     def encoded(self, index: int) -> np.ndarray:
         return read_file(self.paths[index])
@@ -99,7 +98,7 @@ def read_pairs(path: str, root: str) -> list[_Pair]:
     """Read the pairs of a file, see PairList. UserError names bad lines."""
     lines = open_text(path)
     head = lines[0].split() if lines else []
-    pairs, bad = (_lfw_pairs if _is_lfw(head) else _listed_pairs)(path, lines, root)
+    pairs, bad = (_lfw_pairs if is_lfw(head) else _listed_pairs)(path, lines, root)
     if bad:
         more = f"; {len(bad)} bad lines in all" if len(bad) > SHOWN else ""
         raise UserError(f"{path}: {'; '.join(bad[:SHOWN])}{more}")
@@ -132,22 +131,14 @@ def _listed_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], 
     return pairs, bad
 
 
-def is_pair_list(path: str) -> bool:
-    """Say whether the first line of a text file has pairs, or LFW's numbers."""
-    if not path.endswith((".txt", ".csv", ".tsv")) or not os.path.isfile(path):
-        return False
-    with open(path, encoding="utf-8-sig", errors="replace") as file:
-        line = file.readline(10_000)
-    return _is_lfw(line.split()) or len(line.split("\t" if "\t" in line else ",")) == 3
-
-
 def is_number(text: str) -> bool:
     """Say whether a text is a whole number of ordinary digits: str.isdigit() takes a superscript, too, which
     int() does not."""
     return text.isascii() and text.isdigit() and len(text) <= LABEL_DIGITS
 
 
-def _is_lfw(head: list[str]) -> bool:
+def is_lfw(head: list[str]) -> bool:
+    """Say whether the first line of a file, split into words, is one of LFW's."""
     return 1 <= len(head) <= 2 and all(map(is_number, head))
 
 
@@ -193,6 +184,8 @@ class ImagePairs(EncodedPairs):
     plsc.data.images.EncodedPairs.
     """
 
+    files = ("images",)
+
     def __init__(
         self,
         images: str,
@@ -220,10 +213,6 @@ class ImagePairs(EncodedPairs):
         if self.source.identities is not None:
             self.identities = self.source.identities[np.unique(self.identity_of)]
             self.identity_of = self.source.identities[self.identity_of]
-
-    @classmethod
-    def check(cls, **kwargs) -> None:
-        check_files(kwargs, "images")
 
     def encoded(self, index: int) -> np.ndarray:
         return self.source.encoded(int(self._used[index]))

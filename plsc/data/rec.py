@@ -11,7 +11,6 @@ import os
 
 import numpy as np
 
-from plsc.data.dataset import check_files
 from plsc.data.images import EncodedImages
 from plsc.data.recordio import Headers, RecordFile, image_of
 from plsc.errors import UserError
@@ -24,35 +23,29 @@ class RecImages(EncodedImages):
     plsc.data.images.EncodedImages.
     """
 
+    files = ("path",)
+
     def __init__(self, path: str, **options):
         super().__init__(**options)
         self.records = RecordFile(path)
         self.title = os.path.basename(path)
         headers = self.records.headers()
         self._positions = _images_of(self.records, headers)
-        labels = self._whole(headers.labels[self._positions])
-        self._positions = self._positions[self._set_labels(labels, path)]
-
-    @classmethod
-    def check(cls, **kwargs) -> None:
-        check_files(kwargs, "path")
+        labels = headers.labels[self._positions]
+        bad = ~((labels >= 0) & (labels == np.floor(labels)) & (labels < 2**31))
+        if bad.any():
+            first = int(np.argmax(bad))
+            raise UserError(
+                f"{path}: {self.name(first)} has label {labels[first]:g}, which is not a whole number from 0 "
+                f"up ({bad.sum():,} such labels in all)"
+            )
+        self._positions = self._positions[self._set_labels(labels.astype(np.int64), path)]
 
     def encoded(self, index: int) -> np.ndarray:
         return image_of(self.records.payload(int(self._positions[index])))
 
     def name(self, index: int) -> str:
         return self.records.name(int(self._positions[index]))
-
-    def _whole(self, labels: np.ndarray) -> np.ndarray:
-        """Convert the labels to int64; UserError naming the first that is no whole number from 0 up."""
-        bad = ~((labels >= 0) & (labels == np.floor(labels)) & (labels < 2**31))
-        if bad.any():
-            first = int(np.argmax(bad))
-            raise UserError(
-                f"{self.records.path}: {self.name(first)} has label {labels[first]:g}, which is not a "
-                f"whole number from 0 up ({bad.sum():,} such labels in all)"
-            )
-        return labels.astype(np.int64)
 
 
 def _images_of(records: RecordFile, headers: Headers) -> np.ndarray:

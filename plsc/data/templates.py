@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.data.dataset import IdentificationSet, TemplatePairs, check_files
+from plsc.data.dataset import IdentificationSet, TemplatePairs
 from plsc.data.folder import read_folder
 from plsc.data.image_list import Paths, identity_names, read_list, refuse_missing
 from plsc.data.images import Encoded, EncodedPairs, read_file, read_sample
@@ -27,6 +27,8 @@ class IjbPairs(EncodedPairs, TemplatePairs):
     `template template 1` for one identity, 0 for two. `root`: the folder of the images; empty = the one of
     `images`. Further keys: those of plsc.data.images.EncodedPairs.
     """
+
+    files = ("images", "list")
 
     def __init__(self, images: str, list: str, root: str = "", **options):
         super().__init__(**options)
@@ -47,10 +49,6 @@ class IjbPairs(EncodedPairs, TemplatePairs):
             )
         self.pairs = np.searchsorted(known, rows[:, :2])
         self.same = rows[:, 2] == 1
-
-    @classmethod
-    def check(cls, **kwargs) -> None:
-        check_files(kwargs, "images", "list")
 
     def encoded(self, index: int) -> np.ndarray:
         return read_file(self.paths[index])
@@ -95,6 +93,8 @@ class GalleryProbe(Encoded, IdentificationSet):
     should not be found. Further keys: those of plsc.data.images.EncodedPairs.
     """
 
+    files = ("gallery", "probe")
+
     def __init__(self, gallery: str, probe: str, **options):
         super().__init__(**options)
         parts = [_read_part(path) for path in (gallery, probe)]
@@ -111,10 +111,6 @@ class GalleryProbe(Encoded, IdentificationSet):
             raise UserError(
                 f"{probe}: not one of its identities is in {gallery}; the two must name identities alike"
             )
-
-    @classmethod
-    def check(cls, **kwargs) -> None:
-        check_files(kwargs, "gallery", "probe")
 
     def encoded(self, index: int) -> np.ndarray:
         return read_file(self.image_name(index))

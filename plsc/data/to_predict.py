@@ -11,33 +11,24 @@ from plsc.data.images import read_sample
 from plsc.errors import UserError
 from plsc.utils.preprocessing import Preprocessing
 
-Read = Callable[[int, int], np.ndarray]
-
 
 def samples_to_predict(
     given: str | os.PathLike | Iterable[str] | np.ndarray, preprocessing: Preprocessing
-) -> tuple[Read, list[str]]:
+) -> tuple[Callable[[int, int], np.ndarray], list[str]]:
     """Return a reader, (start, stop) -> samples [n, *shape] as the network was trained on, and their names.
 
     given: a list file, an image file, several image files, or pixels [n, *shape]. Raises MissingFileError,
     UserError.
     """
-    if isinstance(given, np.ndarray):
-        return _from_array(given, preprocessing)
-    names = _image_files(given)
-    return (
-        lambda start, stop: np.stack([read_sample(path, preprocessing) for path in names[start:stop]])
-    ), names
-
-
-def _from_array(pixels: np.ndarray, preprocessing: Preprocessing) -> tuple[Read, list[str]]:
-    if pixels.dtype != np.uint8 or pixels.shape[1:] != preprocessing.shape:
+    if not isinstance(given, np.ndarray):
+        names = _image_files(given)
+        return (
+            lambda start, stop: np.stack([read_sample(path, preprocessing) for path in names[start:stop]])
+        ), names
+    if given.dtype != np.uint8 or given.shape[1:] != preprocessing.shape:
         shape = ", ".join(map(str, preprocessing.shape))
-        raise UserError(
-            f"predict: pixels must be uint8 [n, {shape}], got {pixels.dtype} {list(pixels.shape)}"
-        )
-    names = [str(number) for number in range(len(pixels))]
-    return (lambda start, stop: np.array(pixels[start:stop], order="C")), names
+        raise UserError(f"predict: pixels must be uint8 [n, {shape}], got {given.dtype} {list(given.shape)}")
+    return (lambda start, stop: np.array(given[start:stop], order="C")), [*map(str, range(len(given)))]
 
 
 def _image_files(given: str | os.PathLike | Iterable[str]) -> list[str]:

@@ -13,7 +13,6 @@ from plsc import distributed
 from plsc.config import Config
 from plsc.config.run import PartCfg
 from plsc.data.build import build_loader
-from plsc.data.dataset import class_names
 from plsc.distributed.device import on_device
 from plsc.distributed.guard import Guard
 from plsc.errors import UserError, shown
@@ -56,7 +55,7 @@ def build_trainer(
     loader = build_loader(cfg.DataLoader, seed, rank, ranks)
     dataset = loader.dataset
     preprocessing, num_classes = dataset.preprocessing, dataset.num_classes
-    names, seen = class_names(dataset), dataset.identities
+    names, seen = dataset.class_names, dataset.identities
     sets = build_sets(cfg.DataLoader, seed, preprocessing, num_classes, names, seen)
     backbone = backbone or build_backbone(cfg.Model, seed, preprocessing.shape)
     if cfg.Model.sync_batchnorm and not planned:

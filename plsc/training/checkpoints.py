@@ -9,7 +9,6 @@ from typing import Any
 from plsc import distributed
 from plsc.checkpoint import store
 from plsc.checkpoint.saved import Best
-from plsc.data.dataset import class_names
 from plsc.training.evaluator import Evaluator
 from plsc.utils.logging import get_logger
 
@@ -61,7 +60,7 @@ class Checkpoints:
             shard=run.head.shard,
             config=run.cfg.plain(),
             preprocessing=run.dataset.preprocessing,
-            classes=class_names(run.dataset) if distributed.rank() == 0 else None,
+            classes=run.dataset.class_names if distributed.rank() == 0 else None,
             weights=self._weights,
         )
         try:

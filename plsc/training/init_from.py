@@ -13,7 +13,7 @@ import paddle
 from plsc import distributed
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.store import find
-from plsc.data.dataset import Dataset, class_names
+from plsc.data.dataset import Dataset
 from plsc.errors import UserError
 from plsc.heads.config import kind_of_head
 from plsc.heads.softmax import SoftmaxHead
@@ -36,7 +36,7 @@ def start_from(folder: str | Path, backbone: paddle.nn.Layer, head: SoftmaxHead,
     if saved.preprocessing.differences(data.preprocessing):
         warn_on_rank_0(f"{path} was trained on {saved.preprocessing}, this run has {data.preprocessing}")
     lines = [f"starting with the weights of {path}, {saved.weights_file}"]
-    there, here = saved.classes(), class_names(data)
+    there, here = saved.classes(), data.class_names
     if why := _why_new(head, saved, there, here):
         return [*lines, f"the head is new: {why}"]
     place = {name: number for number, name in enumerate(there)}

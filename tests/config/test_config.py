@@ -10,6 +10,7 @@ import pytest
 from plsc.backbones.config import BACKBONES
 from plsc.config import ConfigError, load
 from plsc.data.config import DATASETS
+from plsc.data.dataset import ImageSet
 from plsc.errors import MissingFileError, UserError
 from tests.helpers.head_names import HEADS
 
@@ -31,7 +32,7 @@ class DummyImages:
             raise UserError("13 is an unlucky size")
 
 
-class DummyPairs:
+class DummyPairs(ImageSet):
     def __init__(self, count: int = 10):
         self.count = count
 

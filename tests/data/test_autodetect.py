@@ -1,7 +1,6 @@
 import pytest
 
-from plsc.data.autodetect import open_any, open_images
-from plsc.data.bin_packs import write_pack
+from plsc.data.autodetect import open_images
 from plsc.errors import MissingFileError, UserError
 from tests.helpers.image_files import png, write_folder, write_rec
 
@@ -24,9 +23,6 @@ def test_formats_are_recognised_by_looking(tmp_path):
         )
     data = open_images(str(tmp_path / "list.txt"), root=str(faces))
     assert type(data).__name__ == "ImageList" and data.encoded(1).tobytes() == png(1)
-    write_pack(str(tmp_path / "a.bin"), [png(0), png(1)], [True])
-    assert type(open_any(str(tmp_path / "a.bin"))).__name__ == "BinPairs"
-    assert type(open_any(str(faces))).__name__ == "ImageFolder"
 
 
 def test_what_is_not_recognised_is_refused(tmp_path):

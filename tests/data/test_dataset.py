@@ -7,7 +7,6 @@ from plsc.data.dataset import (
     IdentificationSet,
     PairSet,
     TemplatePairs,
-    class_names,
     misnumbered_class,
     shared_identities,
 )
@@ -82,14 +81,14 @@ def test_shared_identities_are_found_where_both_sets_know_theirs():
 
 def test_a_checkpoint_has_names_that_are_text_one_for_each_class():
     data = Synthetic(2, 1, (1, 2, 2))
-    assert class_names(data) is None
+    assert data.class_names is None
     for identities, names in (
         (np.array(["Ann", "Bob"]), ["Ann", "Bob"]),
         (np.array(["Ann"]), None),
         (np.array([7, 9]), None),
     ):
         data.identities = identities
-        assert class_names(data) == names
+        assert data.class_names == names
 
 
 def made(base, **attributes):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from plsc.data.dataset import Dataset, class_names, shared_identities
+from plsc.data.dataset import Dataset, shared_identities
 from plsc.data.joined import Joined
 from plsc.data.synthetic import Synthetic
 from plsc.errors import UserError
@@ -39,7 +39,7 @@ def test_classes_lie_one_set_after_the_other_and_their_names_differ():
     data = joined(first, second, second)
     assert (len(data), data.num_classes, data.labels.dtype) == (16, 8, np.int64)
     assert data.labels.tolist() == [number // 2 for number in range(16)]
-    assert class_names(data) == ["Ann", "Bob", "Cy", "2/Ann", "Di", "3/Cy", "3/Ann", "3/Di"]
+    assert data.class_names == ["Ann", "Bob", "Cy", "2/Ann", "Di", "3/Cy", "3/Ann", "3/Di"]
     # What verification must not share is compared by the identities, not by the names in checkpoints.
     assert shared_identities(data.identities, np.array(["Ann", "Zed"])).tolist() == ["Ann"]
     assert data.title == "a + b + b"

@@ -56,7 +56,7 @@ def test_few_and_many_negatives_are_drawn_without_repetition():
     labels = np.arange(30) // 2
     every = {(a, b) for a in range(30) for b in range(a + 1, 30) if labels[a] != labels[b]}
     for count in (1, len(every) // 5, len(every)):
-        drawn = draw_negatives(labels, count, "x", generator(3))
+        drawn = draw_negatives(labels, count, generator(3))
         assert len({*map(tuple, drawn.tolist())} & every) == count == len(drawn)
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from plsc.data.glyphs import GlyphPairs
-from plsc.data.pairs import ImagePairs, PairList, is_pair_list
+from plsc.data.pairs import ImagePairs, PairList
 from plsc.errors import MissingFileError, UserError
 from tests.helpers.image_files import png, write_folder, write_rec
 
@@ -124,14 +124,6 @@ def test_missing_images_are_named(folder):
     )
     with pytest.raises(MissingFileError, match="^list: file 'no.txt' does not exist"):
         PairList.check(list="no.txt")
-
-
-def test_lists_of_pairs_are_distinguished_from_lists_of_images(folder):
-    for text in (LINES, LINES.replace(",", "\t"), "10 300\n", "500\r\n", "\ufeff2\n"):
-        assert is_pair_list(write(folder, text)), text
-    for text in ("a.png\t0\n", "a.png 0\n", "a,b,c.png\t0\n", ""):
-        assert not is_pair_list(write(folder, text)), text
-    assert not is_pair_list(str(folder)) and not is_pair_list("none.txt")
 
 
 # ---- drawn

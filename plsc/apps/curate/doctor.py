@@ -18,11 +18,12 @@ import numpy as np
 
 from plsc.apps.curate.scan import Scan, same_content, scan
 from plsc.config import add_overrides, load
-from plsc.data.autodetect import open_any
+from plsc.data.autodetect import open_images
+from plsc.data.bin_packs import BinPairs
 from plsc.data.build import build_dataset, keys_of_sets
 from plsc.data.dataset import Dataset, PairSet, shared_identities
 from plsc.data.image_list import ImageFiles
-from plsc.data.pairs import PairList, is_pair_list
+from plsc.data.pairs import PairList, is_lfw
 from plsc.errors import UserError, shown, writing
 from plsc.evaluation.sets import EvalSet, eval_set
 from plsc.utils.atomic_write import replace_file
@@ -156,7 +157,18 @@ def write_list(path: str, examined: Examined, labels: np.ndarray) -> None:
 
 
 def _open(path: str) -> Dataset | PairSet:
-    return PairList(path) if is_pair_list(path) else open_any(path)
+    if _is_pair_list(path):
+        return PairList(path)
+    return BinPairs(path) if path.endswith(".bin") else open_images(path)
+
+
+def _is_pair_list(path: str) -> bool:
+    """Say whether the first line of a text file has pairs, or LFW's numbers."""
+    if not path.endswith((".txt", ".csv", ".tsv")) or not os.path.isfile(path):
+        return False
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        line = file.readline(10_000)
+    return is_lfw(line.split()) or len(line.split("\t" if "\t" in line else ",")) == 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -81,8 +81,7 @@ def find_wrong_labels(cfg: Config, data: Dataset) -> tuple[np.ndarray, dict[str,
     """
     embeddings = _embed(cfg, data)
     noise = label_noise(embeddings, data.labels, data.num_classes)
-    names = data.class_names
-    names = [str(number) for number in range(data.num_classes)] if names is None else [*map(str, names)]
+    names = data.class_names or [str(number) for number in range(data.num_classes)]
     examples = [
         f"{data.name(sample)}: labelled {names[data.labels[sample]]}, "
         f"{f'is probably {names[to]}' if to >= 0 else 'is not'} (score {score:.1f})"

@@ -34,6 +34,22 @@ def test_a_clean_set(faces, capsys):
     assert said == f"NOTE {faces}: 10 images of 3 classes\n0 errors, 0 warnings\n"
 
 
+def test_lists_of_pairs_are_distinguished_from_lists_of_images(faces, capsys):
+    def kind(text):
+        (faces / "list.txt").write_text(text)
+        assert cli.main(["doctor", str(faces / "list.txt")]) == 0
+        return capsys.readouterr().out.splitlines()[0].split()[-1]
+
+    a, b, c = "Ann/Ann_0001.png", "Ann/Ann_0002.png", "Bob/Bob_0001.png"
+    pairs = f"{a},{b},1\n{a},{c},0\n"
+    lfw = "Ann\t1\t2\nAnn\t1\tBob\t1\n"
+    for text in (pairs, pairs.replace(",", "\t"), f"1 1\n{lfw}", f"\ufeff1\r\n{lfw}"):
+        assert kind(text) == "images", text  # else: of how many classes
+    (faces / "a,b,c.png").write_bytes(png(99))
+    for text in (f"{a}\t0\n{c} 1\n", f"a,b,c.png\t0\n{c}\t1\n"):
+        assert kind(text) == "classes", text
+
+
 def test_copies_are_warned_of(faces, run):
     (faces / "Bob" / "Bob_0001.png").write_bytes(png(0))  # Ann's first
     (faces / "Ann" / "Ann_0004.png").write_bytes(png(1))  # Ann's second
