@@ -1,5 +1,6 @@
 """Train classifiers with more classes than one device can hold, on PaddlePaddle: `from plsc import Entry`."""
 
+import importlib
 import os
 import warnings
 import zlib  # noqa: F401 (before Paddle: on 2.6 a zlib that is loaded after it crashes)
@@ -23,15 +24,10 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and should report
 
     def __getattr__(name: str):
         # Imported on first use: reading the version or a config should not import everything.
-        if name == "Entry":
-            from plsc.entry import Entry
-
-            return Entry
-        if name == "Gallery":
-            from plsc.apps.gallery import Gallery
-
-            return Gallery
-        raise AttributeError(f"module 'plsc' has no attribute '{name}'")
+        module = {"Entry": "plsc.entry", "Gallery": "plsc.apps.gallery"}.get(name)
+        if module is None:
+            raise AttributeError(f"module 'plsc' has no attribute '{name}'")
+        return getattr(importlib.import_module(module), name)
 
     def __dir__():
         return __all__

@@ -9,7 +9,6 @@ this module, so that a wrong config is refused at once.
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,10 +45,6 @@ class Entry:
         environment.before_paddle()  # the config may name classes, whose modules import Paddle
         self.config = load(config, overrides)
         self._model = model
-
-    @property
-    def output_dir(self) -> Path:
-        return Path(self.config.Global.output_dir)
 
     def train(self) -> dict[str, Any]:
         """Train to the end, evaluate, write the report. Every rank calls it in a launch.

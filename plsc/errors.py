@@ -10,8 +10,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-_LONGEST_LINE = 2000  # characters
-
 
 class UserError(Exception):
     """A mistake in a config, a file or a call that the user can correct.
@@ -92,19 +90,13 @@ def shown(name: object) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """Return `text` with the characters that `shown` escapes escaped, except line breaks and tabs;
-    `shortened`."""
-    return "".join(character if character in "\n\t" else _escaped(character) for character in shortened(text))
-
-
-def shortened(text: str) -> str:
-    """Leave the middle of each very long line out: what a message quotes of a file may be megabytes long."""
-    return "\n".join(
-        line
-        if len(line) <= _LONGEST_LINE
-        else f"{line[:1500]} ... {len(line) - 2000:,} characters ... {line[-500:]}"
+    """Escape what `shown` escapes but line breaks and tabs, and leave the middle of each very long line out:
+    what a message quotes of a file may be megabytes long."""
+    lines = (
+        line if len(line) <= 2000 else f"{line[:1500]} ... {len(line) - 2000:,} characters ... {line[-500:]}"
         for line in text.split("\n")
     )
+    return "".join(char if char in "\n\t" else _escaped(char) for char in "\n".join(lines))
 
 
 def _escaped(character: str) -> str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 from plsc.distributed import environment
-from plsc.errors import UserError, shortened, shown
+from plsc.errors import UserError, shown_lines
 
 # No defects of ours: rights, file systems and their space. Readers and writers of many kinds meet these.
 _OF_THE_MACHINE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
@@ -55,7 +55,7 @@ def without_traceback(act: Callable[[], int | None], debug: bool = False) -> int
             raise
         ignore_the_launcher()
         for line in _lines(error):
-            print(f"ERROR {shown(shortened(line))}", file=sys.stderr, flush=True)
+            print(f"ERROR {shown_lines(line)}", file=sys.stderr, flush=True)
         _wait_for_the_first_rank()
         return 2
     except KeyboardInterrupt:
