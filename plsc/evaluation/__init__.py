@@ -8,23 +8,9 @@ Each returns a result with `kind`, `metrics` (keys of `row()`: the first that wa
 checkpoint), `headline`, `row()` for metrics.jsonl, `numbers()` for results.json, `results()` for people.
 """
 
-from plsc.evaluation.classification import Classification, classify
-from plsc.evaluation.identification import Identification, identify
-from plsc.evaluation.roc import FARS, Roc, roc_curve
+from plsc.evaluation.classification import classify
+from plsc.evaluation.identification import identify
 from plsc.evaluation.templates import template_features
-from plsc.evaluation.verification import Verification, verify, verify_distances, verify_pairs
+from plsc.evaluation.verification import verify, verify_pairs
 
-__all__ = [
-    "FARS",
-    "Classification",
-    "Identification",
-    "Roc",
-    "Verification",
-    "classify",
-    "identify",
-    "roc_curve",
-    "template_features",
-    "verify",
-    "verify_distances",
-    "verify_pairs",
-]
+__all__ = ["classify", "identify", "template_features", "verify", "verify_pairs"]

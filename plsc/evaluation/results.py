@@ -46,7 +46,7 @@ def write_results(
     page = folder / "report.html"
     text = report.render(
         title=shown(Path(summary.get("run", "plsc run")).resolve().name),
-        headlines=headlines(results, rows, facts),
+        headlines=headlines(results, facts),
         facts=summary.items(),
         tables=tables,
         notes=notes,
@@ -81,9 +81,7 @@ def tables_of(results: Mapping[str, Any]) -> list[list[list[str]]]:
     return tables
 
 
-def headlines(
-    results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
-) -> list[tuple[str, str]]:
+def headlines(results: Mapping[str, Any], facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Format the main set's number, and that of the best step if it is another: label and value each."""
     if not results:
         return []
@@ -91,9 +89,6 @@ def headlines(
     lines = [(f"step {facts['step']}: {result.kind} on {main}", result.headline)]
     best = facts.get("best")
     if best and best["step"] != facts["step"]:
-        of_best = {row["step"]: row.get("std") for row in rows if row.get("eval") == best["set"]}
-        std = of_best.get(best["step"])
-        deviation = "" if std is None else f" ± {100 * std:.2f}"
         label = f"best step {best['step']}: {result.kind} on {best['set']} (chosen on it)"
-        lines.insert(0, (label, f"{best['metric']} {percent(best['value'])}{deviation}"))
+        lines.insert(0, (label, f"{best['metric']} {percent(best['value'])}"))
     return lines

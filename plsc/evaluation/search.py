@@ -35,17 +35,12 @@ def _search(queries: np.ndarray, gallery: np.ndarray, k: int) -> tuple[np.ndarra
             limit = -np.partition(-similarity, k - 1, axis=1)[:, k - 1 : k]
             row, column = np.nonzero(similarity >= limit)
         else:
-            row, column = _above(similarity, score[:, -1])
+            rows = np.flatnonzero(similarity.max(axis=1) > score[:, -1])  # most have none above their k-th
+            row, column = np.nonzero(similarity[rows] > score[rows, -1:])
+            row = rows[row]
         if len(row):
             _merge(score, index, row, column + start, similarity[row, column])
     return score, index
-
-
-def _above(similarity: np.ndarray, limit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find rows and columns of the similarities [Q, n] above a row's limit [Q]; most rows have none."""
-    rows = np.flatnonzero(similarity.max(axis=1) > limit)
-    row, column = np.nonzero(similarity[rows] > limit[rows, np.newaxis])
-    return rows[row], column
 
 
 def _merge(

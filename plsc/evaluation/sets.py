@@ -96,6 +96,7 @@ class VerificationSet(EvalSet):
     def __init__(self, data: PairSet):
         super().__init__(data, data.num_images)
         self.pairs = data.pairs
+        self.sides = data.num_images  # the images, or templates, that the pairs index
 
     def check(self) -> None:
         check_array(self.data, "pairs", "int64 [P, 2]", self.sides)
@@ -104,11 +105,6 @@ class VerificationSet(EvalSet):
         self.doubts = pairs_that_prove_nothing(self.data.pairs_by_content(), same, self.data.pair_name)
         if why := one_kind(same):
             self.doubts.append(why)
-
-    @property
-    def sides(self) -> int:
-        """The number of images, or of templates, that the pairs index."""
-        return self.count
 
     def score(self, embeddings: np.ndarray) -> Verification:
         return verify_pairs(embeddings, self.pairs, self.data.same, identity_of=self.data.identity_of)
@@ -121,9 +117,9 @@ class VerificationSet(EvalSet):
 class TemplateSet(VerificationSet):
     """Pairs of templates, sets of images of one identity each."""
 
-    @property
-    def sides(self) -> int:
-        return int(self.data.template.max()) + 1
+    def __init__(self, data: TemplatePairs):
+        super().__init__(data)
+        self.sides = int(data.template.max()) + 1
 
     def score(self, embeddings: np.ndarray) -> Verification:
         return super().score(template_features(embeddings, self.data.template, self.data.media))

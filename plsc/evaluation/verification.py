@@ -214,10 +214,7 @@ def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
     folds = min(MAX_FOLDS, len(same))
     cell = _cells(distance, same, folds)
     lacking = one_kind(same)
-    has_accuracy = not lacking
-    fold_accuracy, fold_threshold = np.empty(0), np.empty(0)
-    if has_accuracy:
-        fold_accuracy, fold_threshold = _fold_accuracies(_table(cell, folds))
+    fold_accuracy, fold_threshold = np.empty((2, 0)) if lacking else _fold_accuracies(_table(cell, folds))
     roc = None if same.all() or not same.any() else roc_curve(similarity, same)
     negatives = int(np.sum(~same))
     # With too few negatives not even one false accept is allowed.
@@ -225,9 +222,9 @@ def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
     return Verification(
         similarity=similarity,
         same=same,
-        accuracy=float(np.mean(fold_accuracy)) if has_accuracy else None,
-        std=float(np.std(fold_accuracy)) if has_accuracy else None,
-        threshold=_centred(similarity, float(1 - np.mean(fold_threshold) / 2)) if has_accuracy else None,
+        accuracy=None if lacking else float(np.mean(fold_accuracy)),
+        std=None if lacking else float(np.std(fold_accuracy)),
+        threshold=None if lacking else _centred(similarity, float(1 - np.mean(fold_threshold) / 2)),
         fold_accuracy=fold_accuracy,
         cell=cell,
         auc=roc.area() if roc else None,
@@ -295,9 +292,7 @@ def _cells(distance: np.ndarray, same: np.ndarray, folds: int) -> np.ndarray:
     A pair is accepted by every threshold from its own cell on, so cumulated counts give the right decisions
     of each fold at each threshold.
     """
-    sizes = np.full(folds, len(same) // folds)
-    sizes[: len(same) % folds] += 1
-    fold = np.repeat(np.arange(folds), sizes)
+    fold = np.repeat(np.arange(folds), [len(pairs) for pairs in np.array_split(same, folds)])
     # The first threshold with distance < threshold.
     first = np.searchsorted(THRESHOLDS, distance, side="right")
     return (fold * (len(THRESHOLDS) + 1) + first) * 2 + same

@@ -12,10 +12,11 @@ import cv2
 import numpy as np
 import pytest
 
-from plsc.evaluation import classify, identify, report, verify, verify_distances
+from plsc.evaluation import classify, identify, report, verify
 from plsc.evaluation.report import worst_of
 from plsc.evaluation.results import headlines, tables_of, write_results
 from plsc.evaluation.sets import eval_set
+from plsc.evaluation.verification import verify_distances
 from tests.helpers.pictures import drawn, identification, verification
 from tests.helpers.tiny_runs import NoisePairs
 
@@ -149,15 +150,14 @@ def test_the_headline_is_the_best_step_and_the_last():
     found = {"pairs": verification()}
     here = found["pairs"].headline
     best = {"step": 8, "set": "pairs", "metric": "accuracy", "value": 0.9875}
-    rows = [{"eval": "pairs", "step": 8, "accuracy": 0.9875, "std": 0.011}]
-    assert headlines(found, rows, {"step": 12, "best": best}) == [
-        ("best step 8: verification on pairs (chosen on it)", "accuracy 98.75 % ± 1.10"),
+    assert headlines(found, {"step": 12, "best": best}) == [
+        ("best step 8: verification on pairs (chosen on it)", "accuracy 98.75 %"),
         ("step 12: verification on pairs", here),
     ]
-    one = headlines(found, rows, {"step": 8, "best": best})
+    one = headlines(found, {"step": 8, "best": best})
     assert one == [("step 8: verification on pairs", here)]
-    tested = headlines(found, [], {"step": 8, "checkpoint": "step-8"})
+    tested = headlines(found, {"step": 8, "checkpoint": "step-8"})
     assert tested == [("step 8: verification on pairs", here)] and " ± " in here
-    ((label, value),) = headlines({"people": identification()}, [], {"step": 8, "best": None})
+    ((label, value),) = headlines({"people": identification()}, {"step": 8, "best": None})
     assert label == "step 8: identification on people" and value.startswith("rank-1 ")
-    assert headlines({}, [], {}) == []
+    assert headlines({}, {}) == []

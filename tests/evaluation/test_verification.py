@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from plsc.errors import UserError
-from plsc.evaluation import roc_curve, verify, verify_distances, verify_pairs
+from plsc.evaluation import verify, verify_pairs
+from plsc.evaluation.roc import roc_curve
+from plsc.evaluation.verification import verify_distances
 
 
 def noisy_pairs(pairs, noise=1.2, size=16, seed=0, dtype=np.float32):

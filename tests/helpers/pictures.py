@@ -5,7 +5,8 @@ import contextlib
 import numpy as np
 import pytest
 
-from plsc.evaluation import identify, report, verify_distances
+from plsc.evaluation import identify, report
+from plsc.evaluation.verification import verify_distances
 
 DRAW = report.draw  # the tests' other reports have no pictures
 
