@@ -18,7 +18,7 @@ from benchmarks.machine import describe_machine, format_machine
 from plsc import config
 from plsc.distributed import launcher
 from plsc.errors import UserError
-from plsc.utils.metrics import read_metrics
+from plsc.training.metrics import read_metrics
 
 HERE = Path(plsc.__file__).resolve().parent
 

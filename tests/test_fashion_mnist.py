@@ -16,7 +16,7 @@ from plsc.data.synthetic import Synthetic
 from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.training.build import build_trainer
-from plsc.utils.metrics import read_metrics
+from plsc.training.metrics import read_metrics
 from tests.helpers.bounds import assert_within, rounded
 from tests.helpers.idx_files import DATA, NAMES, ROOT, write_family
 from tests.helpers.launch import launch

@@ -8,7 +8,7 @@ import pytest
 
 from plsc import cli, config
 from plsc.entry import Entry
-from plsc.utils.metrics import read_metrics
+from plsc.training.metrics import read_metrics
 from tests.helpers.idx_files import DATA, ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

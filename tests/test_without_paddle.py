@@ -9,7 +9,7 @@ import sys
 def check(*names):
     assert not {"paddle", *names} & sys.modules.keys(), [name for name in names if name in sys.modules]
 
-import plsc.utils.logging, plsc.utils.metrics, plsc.training.progress
+import plsc.utils.logging, plsc.training.metrics, plsc.training.progress
 check("visualdl", "matplotlib")
 
 from plsc.config import load

@@ -20,8 +20,8 @@ from plsc.errors import UserError
 from plsc.evaluation.sets import EvalSet, Result
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import embed
+from plsc.training.metrics import Metrics
 from plsc.utils.logging import get_logger
-from plsc.utils.metrics import Metrics
 
 
 class Evaluator:

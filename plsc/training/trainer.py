@@ -32,13 +32,13 @@ from plsc.heads.softmax import HeadOutput, SoftmaxHead, gather_labels
 from plsc.training.amp import nonfinite
 from plsc.training.checkpoints import Checkpoints
 from plsc.training.evaluator import Evaluator
+from plsc.training.metrics import Metrics
 from plsc.training.network import Network
 from plsc.training.optim import BackboneOptimizer
 from plsc.training.part import Part
 from plsc.training.progress import Progress
 from plsc.training.resume import load_rows, refuse_other_run
 from plsc.utils.logging import get_logger, warn_on_rank_0
-from plsc.utils.metrics import Metrics
 
 
 class Verdict(NamedTuple):

@@ -23,11 +23,11 @@ from plsc.evaluation.sets import build_sets
 from plsc.training.build_head import build_head, build_rule
 from plsc.training.embed import embed
 from plsc.training.evaluator import Evaluator
+from plsc.training.metrics import read_metrics
 from plsc.training.resume import load_network, load_rows
 from plsc.training.start import make_folder, open_checkpoint
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.logging import say
-from plsc.utils.metrics import read_metrics
 from plsc.utils.vectors import unit_rows
 from plsc.utils.version import __version__
 

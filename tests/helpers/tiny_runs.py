@@ -16,9 +16,9 @@ from plsc.data.dataset import PairSet
 from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
 from plsc.training.build import build_trainer
+from plsc.training.metrics import Metrics, read_metrics
 from plsc.training.part import Part
 from plsc.training.trainer import Trainer
-from plsc.utils.metrics import Metrics, read_metrics
 from tests.helpers.bounds import rounded
 
 TINY = Path(__file__).with_name("tiny.yaml")

@@ -52,7 +52,7 @@ if device == "cpu":
     sum_in_rank_order()
 
 from plsc.training.build import build_trainer
-from plsc.utils.metrics import Metrics
+from plsc.training.metrics import Metrics
 from tests.helpers.tiny_runs import TINY
 
 for name, overrides in CASES.items():

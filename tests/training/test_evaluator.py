@@ -15,7 +15,7 @@ from plsc.evaluation import template_features, verify_pairs
 from plsc.evaluation.sets import build_sets, eval_set
 from plsc.training import evaluator
 from plsc.training.embed import embed
-from plsc.utils.metrics import Metrics
+from plsc.training.metrics import Metrics
 from tests.helpers.bounds import assert_within, rounded
 from tests.helpers.tiny_runs import TINY, Linear, NoisePairs, make_trainer, rows
 

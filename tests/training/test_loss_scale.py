@@ -5,7 +5,7 @@ import pytest
 
 from plsc.errors import UserError
 from plsc.training.amp import GROWTH_STEPS, INITIAL, LossScale, unscale
-from plsc.utils.metrics import Metrics, read_metrics
+from plsc.training.metrics import Metrics, read_metrics
 from tests.helpers.poison import everything, poisoned
 from tests.helpers.tiny_runs import assert_same_arrays, checkpoint, part_of, train
 

@@ -7,8 +7,8 @@ import paddle
 import pytest
 
 from plsc import distributed
+from plsc.training.metrics import Metrics
 from plsc.training.part import Part
-from plsc.utils.metrics import Metrics
 from tests.helpers.bounds import assert_within, rounded
 from tests.helpers.tiny_runs import (
     linear,

@@ -8,7 +8,7 @@ import pytest
 
 from plsc.errors import UserError
 from plsc.training.amp import nonfinite
-from plsc.utils.metrics import Metrics
+from plsc.training.metrics import Metrics
 from tests.helpers.poison import everything, poisoned
 from tests.helpers.tiny_runs import assert_same_arrays, checkpoint, checkpoints, make_trainer, rows
 

@@ -17,8 +17,8 @@ from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
 from plsc.training.build import build_trainer
 from plsc.training.evaluator import Evaluator
+from plsc.training.metrics import Metrics, read_metrics
 from plsc.training.plan import plan_lines
-from plsc.utils.metrics import Metrics, read_metrics
 from tests.heads import reference
 from tests.helpers.bounds import assert_within, perturbed
 from tests.helpers.tiny_runs import (

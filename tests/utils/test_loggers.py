@@ -9,8 +9,8 @@ import pytest
 
 from plsc.entry import Entry
 from plsc.errors import UserError
+from plsc.training.metrics import Metrics, read_metrics
 from plsc.utils.loggers import check_packages
-from plsc.utils.metrics import Metrics, read_metrics
 from tests.helpers.launch import ROOT, run_python
 from tests.helpers.tiny_runs import TINY
 

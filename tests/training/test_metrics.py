@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from plsc.utils.metrics import Metrics, read_metrics
+from plsc.training.metrics import Metrics, read_metrics
 
 
 def rows_up_to(last, loss=1.0):
