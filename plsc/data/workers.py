@@ -30,12 +30,15 @@ from plsc.data.dataset import Dataset
 from plsc.errors import UserError
 
 ALIGNMENT = 64  # of the data set's arrays
-_START = (
-    "import signal, sys; sys.path[:] = sys.argv[4:]; "
-    # Ctrl-C and a cluster's signals may reach all processes; the parent decides.
-    "signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    "from plsc.data.workers import main; main(*map(int, sys.argv[1:4]))"
-)
+# A terminal and a cluster send their signals to all processes; the parent decides.
+_START = """
+import signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+sys.path[:] = sys.argv[4:]
+from plsc.data.workers import main
+main(*map(int, sys.argv[1:4]))
+"""
 
 
 class Workers:

@@ -83,13 +83,18 @@ def test_a_data_set_that_no_process_can_have_is_refused():
         next(Loader(data, 4, 0, 1, seed=0, num_workers=1).from_step(0))
 
 
-def test_workers_end_with_the_loader():
+def test_workers_leave_signals_to_the_parent_and_end_with_the_loader():
     others = children_of(os.getpid())
     loader = Loader(Synthetic(), 4, 0, 1, seed=0, num_workers=2)
     assert len(list(loader.from_step(0))) == loader.steps_per_epoch
-    assert len(children_of(os.getpid()) - others) == 2
+    workers = children_of(os.getpid()) - others
+    assert len(workers) == 2
+    for pid in workers:
+        for signalled in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(pid, signalled)
+    assert len(list(loader.from_step(0))) == loader.steps_per_epoch
     del loader
-    assert_end(children_of(os.getpid()) - others)
+    assert_end(workers)
 
 
 PARENT = """
