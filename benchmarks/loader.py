@@ -1,4 +1,4 @@
-"""Measure images per second of the loader by number of threads. The page cache is warm.
+"""Measure images per second of the loader by number of processes. The page cache is warm.
 
 python -m benchmarks loader train.rec
 """
@@ -41,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=int, default=4000, help="synthetic jpgs")
     parser.add_argument("--size", type=int, default=112, help="height and width")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2, 4], help="0: a thread")
     parser.add_argument("--runs", type=int, default=5, help="of each, in turn; medians count")
 
 
 def loader(args: argparse.Namespace) -> dict:
-    """Measure the loader by number of threads, and check that they change no bit."""
+    """Measure the loader by number of processes, and check that they change no bit."""
     with tempfile.TemporaryDirectory() as folder:
         path = args.path or write_jpgs(folder, args.images, args.size)
         kind = {"path": path} if path.endswith(".rec") else {"list": path}
@@ -89,6 +89,6 @@ def show(result: dict) -> str:
     return (
         f"{result['images']:,} images {result['shape']}, batches of {result['batch']}, "
         f"{result['processors']} processors, medians of {result['runs']} runs in turn\n"
-        + table(rows, ["threads", "images/s"])
-        + f"\nbatches with {', '.join(map(str, result['workers']))} threads: {same}"
+        + table(rows, ["processes", "images/s"])
+        + f"\nbatches with {', '.join(map(str, result['workers']))} processes: {same}"
     )

@@ -26,6 +26,7 @@ SETTINGS = [
     *("Head.sample_rate=0.3", "DataLoader.Train.batch_size=6", "Global.eval_every_steps=6"),
     "Global.ema={decay: 0.9}",
 ]
+WORKERS = ["DataLoader.Train.num_workers=2"]  # which end with their ranks, and change no bit
 KILLED = r"WARNING rank {} was killed \(signal 9\) in step {}; starting again from {}"
 
 
@@ -74,7 +75,7 @@ def assert_said(said, *patterns):
 def test_kill_and_ctrl_c_by_real_starts(warm, whole, tmp_path):
     """As a user starts them, with one signal to all processes of the terminal; the end is as by any other
     start."""
-    started = command(tmp_path, "1:3:SIGKILL", "0:4:terminal SIGINT")
+    started = command(tmp_path, "1:3:SIGKILL", "0:4:terminal SIGINT", more=WORKERS)
     with open(tmp_path / "stderr", "wb") as said:
         streams = {"stdout": subprocess.DEVNULL, "stderr": said, "start_new_session": True}
         real = start_python(*started, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"}, **streams)
@@ -88,7 +89,7 @@ def test_kill_and_ctrl_c_by_real_starts(warm, whole, tmp_path):
 
 
 def test_a_kill_starts_again_from_the_newest_checkpoint(whole, run, tmp_path):
-    code, said = run("1:6:SIGKILL")
+    code, said = run("1:6:SIGKILL", more=WORKERS)
     assert code == 0
     assert_said(said, KILLED.format(1, 6, "step 4"))
     assert "Traceback" not in (tmp_path / "stderr").read_text()
