@@ -116,14 +116,14 @@ def nonfinite(tensors: Iterable[paddle.Tensor]) -> paddle.Tensor:
     """Say on the device whether a number is not finite, bool [1]. A CPU reads the sum of squares alone, while
     that is finite."""
     tensors = [tensor for tensor in tensors if tensor.size]
-    by_kernels = not asynchronous() and native.library() and all(map(_for_kernels, tensors))
-    if by_kernels and math.isfinite(sum(map(sum_of_squares, tensors))):
+    if (
+        not asynchronous()
+        and native.library()
+        and all(tensor.dtype == paddle.float32 and tensor.is_contiguous() for tensor in tensors)
+        and math.isfinite(sum(map(sum_of_squares, tensors)))
+    ):
         return paddle.zeros([1], "bool")
     return unscale(tensors, 1.0)
-
-
-def _for_kernels(tensor: paddle.Tensor) -> bool:
-    return tensor.dtype == paddle.float32 and tensor.is_contiguous()
 
 
 @paddle.no_grad()

@@ -54,7 +54,8 @@ def build_trainer(
         check_amp(amp)
     loader = build_loader(cfg.DataLoader, seed, rank, ranks)
     dataset = loader.dataset
-    preprocessing, num_classes = dataset.preprocessing, dataset.num_classes
+    preprocessing = dataset.preprocessing
+    num_classes = dataset.num_classes
     names, seen = dataset.class_names, dataset.identities
     sets = build_sets(cfg.DataLoader, seed, preprocessing, num_classes, names, seen)
     backbone = backbone or build_backbone(cfg.Model, seed, preprocessing.shape)

@@ -37,13 +37,10 @@ class Checkpoints:
         value = evaluator.row[evaluator.metric] if evaluator.step == step else None
         if value is None:
             return self.best
-        title = evaluator.main
-        metric = evaluator.metric
+        made = Best(step=step, set=evaluator.main, metric=evaluator.metric, value=value)
         # A run that was resumed with another main set starts anew: the two cannot be compared.
-        comparable = self.best and (self.best.set, self.best.metric) == (title, metric)
-        if comparable and value <= self.best.value:
-            return self.best
-        return Best(step=step, set=title, metric=metric, value=value)
+        comparable = self.best and (self.best.set, self.best.metric) == (made.set, made.metric)
+        return self.best if comparable and value <= self.best.value else made
 
     def save(self, run: Any, best: Best | None = None) -> None:
         """Write a checkpoint, all ranks together, and delete the oldest, but not the best. One that cannot be

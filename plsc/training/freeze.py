@@ -39,13 +39,14 @@ def freeze(cfg: OptimizerCfg, backbone: nn.Layer) -> list[nn.Layer]:
     for parameter in parameters.values():
         if id(parameter) in frozen:
             parameter.stop_gradient = True
-    unchanged = []
-    for layer in norms:
-        own = layer.parameters(include_sublayers=False)
-        stands_still = all(p.stop_gradient for p in own) and any(id(p) in frozen for p in own)
-        if cfg.freeze_norms or stands_still:
-            unchanged.append(layer)
-    return unchanged
+    own = {layer: layer.parameters(include_sublayers=False) for layer in norms}
+    return [
+        layer
+        for layer in norms
+        if cfg.freeze_norms
+        or all(p.stop_gradient for p in own[layer])
+        and any(id(p) in frozen for p in own[layer])
+    ]
 
 
 def statistics_of(backbone: nn.Layer) -> list[paddle.Tensor]:

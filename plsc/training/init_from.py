@@ -17,11 +17,9 @@ from plsc.data.dataset import Dataset
 from plsc.errors import UserError
 from plsc.heads.config import kind_of_head
 from plsc.heads.softmax import SoftmaxHead
-from plsc.training.resume import load_backbone
+from plsc.training.resume import ROWS_AT_ONCE, load_backbone
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.logging import warn_on_rank_0
-
-_ROWS_AT_ONCE = 65_536  # of the centres
 
 
 def start_from(folder: str | Path, backbone: paddle.nn.Layer, head: SoftmaxHead, data: Dataset) -> list[str]:
@@ -78,8 +76,8 @@ def _keep(saved: Checkpoint, head: SoftmaxHead, row_C: np.ndarray) -> None:
     names = ("centres", "bias") if head.bank.bias else ("centres",)
     row_S = row_C[head.shard.start : head.shard.stop]
     state = head.bank.state()
-    for first in range(0, len(row_S), _ROWS_AT_ONCE):
-        rows = row_S[first : first + _ROWS_AT_ONCE]
+    for first in range(0, len(row_S), ROWS_AT_ONCE):
+        rows = row_S[first : first + ROWS_AT_ONCE]
         at = np.flatnonzero(rows >= 0)
         if not len(at):
             continue

@@ -137,12 +137,17 @@ class Network:
                 )
             restore()
 
+    @paddle.no_grad()
     def remember(self) -> Callable[[], None]:
         """Copy the backbone's statistics, which a forward pass changes; return a call that restores them."""
         groups: dict[object, list[paddle.Tensor]] = {}
         for tensor in self._statistics:
             groups.setdefault(tensor.dtype, []).append(tensor)
-        copies = [(tensors, _joined(tensors)) for tensors in groups.values()]
+        # One launch copies the tensors of a dtype one after the other.
+        copies = [
+            (tensors, paddle.concat([_C_ops.flatten(tensor, 0, -1) for tensor in tensors]))
+            for tensors in groups.values()
+        ]
 
         @paddle.no_grad()
         def restore() -> None:
@@ -204,12 +209,6 @@ class Network:
         addressed = self._addresses.of(part.step, part.first, len(part.images))
         with addressed, autocast(None if on_device() else self._amp):  # for what a CPU recomputes
             out.backward(grad_BD[part.rows])
-
-
-@paddle.no_grad()
-def _joined(tensors: list[paddle.Tensor]) -> paddle.Tensor:
-    """Copy tensors of one dtype one after the other, by one launch."""
-    return paddle.concat([_C_ops.flatten(tensor, 0, -1) for tensor in tensors])
 
 
 def layers_to_recompute(asked: bool | list[str], backbone: paddle.nn.Layer) -> list[paddle.nn.Layer]:

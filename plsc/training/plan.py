@@ -30,16 +30,17 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> str:
     kind = device.decide(cfg.Global.device, [device.why_none(cfg.Global.device)])
     device.use(environment.CPU)
     run = build_trainer(cfg, model, planned_ranks=ranks)
-    plan = plan_lines(run, ranks)
-    plan += byte_lines(run, ranks, in_memory=kind == environment.CPU or cfg.Head.bank != "device")
+    plan = plan_lines(run)
+    plan += byte_lines(run, in_memory=kind == environment.CPU or cfg.Head.bank != "device")
     if cfg.Global.init_from and not goes_on(cfg.Global):
         plan.append(f"plan: start    the weights of {cfg.Global.init_from}, and its centres by name")
     return "\n".join([cfg.to_yaml(), *plan])
 
 
-def plan_lines(run: Trainer, ranks: int) -> list[str]:
-    """Format the plan of a run on so many ranks: "plan: steps ..." and so on."""
+def plan_lines(run: Trainer) -> list[str]:
+    """Format the plan of a run: "plan: steps ..." and so on."""
     cfg = run.cfg
+    ranks = run.loader.world_size
     classes = run.dataset.num_classes
     shards = split(classes, ranks) if cfg.Head.sharded else [(0, classes)]
     parts = cfg.DataLoader.Train.micro_batches_on(ranks)
@@ -62,12 +63,13 @@ def plan_lines(run: Trainer, ranks: int) -> list[str]:
     return [f"plan: {name:9}{text}" for name, text in rows.items()]
 
 
-def byte_lines(run: Trainer, ranks: int, in_memory: bool) -> list[str]:
+def byte_lines(run: Trainer, in_memory: bool) -> list[str]:
     """Format the bytes that a run takes, and the most classes that this machine has room for, with all ranks.
 
     in_memory: the banks are in the machine's memory or on its disk, not on a device.
     """
     cfg = run.cfg
+    ranks = run.loader.world_size
     head = cfg.Head
     size = cfg.Model.embedding_size
     classes = run.dataset.num_classes

@@ -19,7 +19,7 @@ from plsc.training.embed import check_output
 from plsc.utils.logging import get_logger
 from plsc.utils.registry import is_import_path
 
-_ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
+ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
 
 
 def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -> paddle.nn.Layer:
@@ -40,7 +40,8 @@ def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -
             place = traceback.extract_tb(error.__traceback__)[-1]
             said = f": {said}" if said else ""
             said = f"{type(error).__name__} in {place.name}, {place.filename}:{place.lineno}{said}"
-        raise UserError(f"Model.name: {section.name}, given images {[2, *image_shape]}: {said}") from error
+        text = f"{section.name}, given images {[2, *image_shape]}: {said}"
+        raise UserError(text, key="Model.name") from error
     backbone.train()
     return backbone
 
@@ -112,6 +113,6 @@ def load_rows(head: SoftmaxHead, saved: store.Checkpoint) -> None:
     head."""
     state, shard = head.bank.state(), head.shard
     saved.check_matches(shard.num_classes, head.bank.width, head=state)
-    for start in range(shard.start, shard.stop, _ROWS_AT_ONCE):
-        rows = saved.head(start, min(start + _ROWS_AT_ONCE, shard.stop))
+    for start in range(shard.start, shard.stop, ROWS_AT_ONCE):
+        rows = saved.head(start, min(start + ROWS_AT_ONCE, shard.stop))
         head.bank.load_rows(start - shard.start, rows)

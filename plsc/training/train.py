@@ -81,7 +81,7 @@ def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tupl
         else:
             delete_run(output_dir)
         setup_logging(0, output_dir / "train.log")
-        for line in [*notes, *plan_lines(trainer, distributed.world_size())]:
+        for line in [*notes, *plan_lines(trainer)]:
             get_logger().info(line)
         replace_file(output_dir / "config.yaml", cfg.to_yaml().encode())
         metrics = Metrics(output_dir, trainer.step, cfg.Global.loggers)

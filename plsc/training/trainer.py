@@ -183,8 +183,8 @@ class Trainer:
         self.head.check_labels(label_N)
         emb_BD = self.network.forward(batch.images, self.step)
         out = self.head(emb_BD, label_N, self.step, counts=batch.counts)
-        losses = {part.name: part.loss(batch, emb_BD) for part in self.parts}
-        losses = {name: loss for name, loss in losses.items() if loss is not None}
+        given = ((part.name, part.loss(batch, emb_BD)) for part in self.parts)
+        losses = {name: loss for name, loss in given if loss is not None}
         sum(losses.values(), start=out.loss).backward()  # up to the embeddings, and the centres
         self.network.backward(emb_BD.grad)
         rate = self.schedule(self.step)

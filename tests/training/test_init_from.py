@@ -43,7 +43,7 @@ def started(folder, path, *overrides, data=None):
 @pytest.mark.parametrize("overrides", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("rows", [4, 65_536])
 def test_known_names_keep_their_rows_and_all_else_starts_anew(before, tmp_path, monkeypatch, overrides, rows):
-    monkeypatch.setattr(init_from, "_ROWS_AT_ONCE", rows)
+    monkeypatch.setattr(init_from, "ROWS_AT_ONCE", rows)
     trainer, initial, said = started(tmp_path, before, *overrides)
     saved, state = arrays(checkpoint(before, 2)), trainer.head.bank.state()
     assert saved["head: momentum"].any() and not state["momentum"].any() and trainer.step == 0

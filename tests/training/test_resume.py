@@ -83,7 +83,7 @@ def test_a_seed_decides_the_initial_weights():
 
 
 def test_backbone_and_head_are_those_of_the_checkpoint(saved, monkeypatch):
-    monkeypatch.setattr("plsc.training.resume._ROWS_AT_ONCE", 5)  # 23 classes in five pieces
+    monkeypatch.setattr("plsc.training.resume.ROWS_AT_ONCE", 5)  # 23 classes in five pieces
     backbone, found = backbone_of(load(TINY, ["Global.seed=4"])), arrays(saved)
     load_backbone(backbone, Checkpoint.open(saved))
     for name, value in backbone.state_dict().items():
