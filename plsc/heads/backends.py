@@ -22,6 +22,7 @@ from plsc.heads.banks.bank import Bank
 from plsc.heads.blocks import Block, TargetRows, count_up, plan_blocks, rounded
 from plsc.heads.sampling import DrawAhead
 from plsc.heads.spec import HeadSpec
+from plsc.native import onednn
 from plsc.native.heads import rows as row_kernels
 from plsc.native.heads import softmax
 from plsc.utils.tensors import tensor_of
@@ -70,9 +71,9 @@ def takes_kernels(spec: HeadSpec, bank: Bank, inspected: bool) -> bool:
 
     inspected: whether the caller wants the logits themselves.
     """
-    multiplies = kernels.has_bfloat16() if spec.compute_dtype == "bfloat16" else kernels.multiplies()
     return (
-        multiplies
+        kernels.multiplies()
+        and (spec.compute_dtype == "float32" or onednn.has_bfloat16())
         and not on_device()
         and bank.selected > 0
         and not inspected

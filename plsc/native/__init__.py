@@ -21,13 +21,12 @@ from plsc.utils.logging import get_logger
 _FILE = Path(__file__).parent / "_native.abi3.so"
 # Instruction sets that the loops are compiled for, as native.cpp numbers them.
 LEVELS = ("baseline", "AVX2", "AVX-512")
-_VERSION = 14  # of the functions below, as in native.cpp: a library from before a change must not be called
+_VERSION = 15  # of the functions below, as in native.cpp: a library from before a change must not be called
 _ARGUMENTS = {
     "plsc_setup": [c_void_p] * 5,
     "plsc_instructions": [c_int],
     "plsc_threads": [],
     "plsc_multiplies": [],
-    "plsc_multiplies_bfloat16": [],
     "plsc_unit_rows": [c_void_p, c_int64, c_int64, c_void_p, c_void_p],
     "plsc_turn_units": [c_void_p] * 3 + [c_int64] * 2 + [c_void_p],
     "plsc_gather": [c_void_p, c_void_p, c_int64, c_int64, c_void_p],
@@ -68,11 +67,6 @@ def library() -> ctypes.CDLL | None:
 def multiplies() -> bool:
     """Say whether there are kernels with matrix products, whose library is in Paddle's wheels for x86-64."""
     return library() is not None and bool(library().plsc_multiplies())
-
-
-def has_bfloat16() -> bool:
-    """Say whether there are matrix products of bfloat16 numbers, in a library and in the processor."""
-    return library() is not None and bool(library().plsc_multiplies_bfloat16())
 
 
 def address(array, dtype: str = "float32") -> int | None:

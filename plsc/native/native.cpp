@@ -52,7 +52,7 @@ void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const uint16_t* 
 }
 
 // To be raised with every change of a function's arguments, here and in __init__.py.
-PLSC_API int plsc_version() { return 14; }
+PLSC_API int plsc_version() { return 15; }
 
 // Addresses of the functions named above, null where there is none; without the first three there is one thread.
 PLSC_API void plsc_setup(void* gomp_parallel, void* get_thread_num, void* get_num_threads, void* cblas_sgemm,
@@ -81,14 +81,6 @@ PLSC_API int plsc_instructions(int level) {
 }
 
 PLSC_API int plsc_multiplies() { return sgemm != nullptr; }
-
-PLSC_API int plsc_multiplies_bfloat16() {
-#ifdef PLSC_X86
-  return bgemm && __builtin_cpu_supports("avx512bf16");
-#else
-  return 0;
-#endif
-}
 
 // How many threads a kernel runs on when this thread calls it.
 PLSC_API int plsc_threads() {

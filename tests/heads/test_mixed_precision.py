@@ -4,8 +4,8 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc import native as kernels
 from plsc.heads.config import MARGINS
+from plsc.native import onednn
 from tests.heads.autograd import exact_gradients, gradients, head_of, samples
 from tests.heads.errors import relative
 from tests.helpers.bounds import assert_within
@@ -14,7 +14,7 @@ from tests.helpers.bounds import assert_within
 @pytest.fixture(autouse=True)
 def no_bfloat16_kernels(monkeypatch):
     """They round rows before these are normalised; tests/native/heads compares them."""
-    monkeypatch.setattr(kernels, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(onednn, "has_bfloat16", lambda: False)
 
 
 # Of the gradients: here the logits' gradients are rounded too, once for either product.

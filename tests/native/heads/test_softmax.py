@@ -59,7 +59,7 @@ PAIRWISE = [
 @pytest.mark.parametrize("path", kernels.LEVELS, indirect=True)
 @pytest.mark.parametrize("block,sampled,cosine,kept,bfloat16", PAIRWISE)
 def test_against_float64(path, two_threads, block, sampled, cosine, kept, bfloat16, monkeypatch):
-    if not kernels.multiplies() or (bfloat16 and not kernels.has_bfloat16()):
+    if not kernels.multiplies() or (bfloat16 and not onednn.has_bfloat16()):
         pytest.skip("no such matrix product on this machine")
     monkeypatch.setattr(softmax, "BLOCK", block)
     x, rows, bias, index, target_class, sample = drawn()
