@@ -123,10 +123,10 @@ class Trial:
         import paddle
 
         from plsc import distributed
-        from plsc.training.build_head import build_head, build_rule
+        from plsc.heads.build import build_head
 
-        rule = build_rule(cfg.Optimizer)
-        self.head = build_head(cfg.Head, rule, classes, cfg.Model.embedding_size, seed=0, amp=cfg.Global.amp)
+        rule, amp = cfg.Optimizer.build_rule(), cfg.Global.amp and cfg.Global.amp.dtype
+        self.head = build_head(cfg.Head, rule, classes, cfg.Model.embedding_size, seed=0, amp=amp)
         rng = np.random.default_rng(distributed.rank())
         noise = rng.standard_normal((samples, cfg.Model.embedding_size), np.float32)
         self.emb = paddle.to_tensor(noise, stop_gradient=False)
@@ -174,7 +174,7 @@ class Dense:
         self.label = trial.label
         self.scale = cfg.Head.scale
         self.margin = 0.5
-        rule = cfg.Optimizer.rule_of_head
+        rule = cfg.Optimizer
         self.optimizer = paddle.optimizer.Momentum(
             0.1, rule.momentum, [self.centres], weight_decay=rule.weight_decay
         )

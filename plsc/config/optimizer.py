@@ -1,12 +1,18 @@
 """Define the section Optimizer: a section for each rule, and one for an optimizer of one's own."""
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from plsc.utils.registry import Registry
 from plsc.utils.section import Plug, Section, one_of
+
+RULES = Registry(
+    "optimizer of the class centres",
+    {name: f"plsc.heads.optimizer:{name}" for name in ("Momentum", "AdamW", "LARS")},
+    bases=("plsc.heads.optimizer:Rule",),
+)
 
 
 class MomentumCfg(Section):
@@ -53,14 +59,14 @@ class LARSCfg(Section):
     would not follow the norms."""
 
 
-AnyRule = one_of(MomentumCfg, AdamWCfg, LARSCfg)
-RuleCfg = MomentumCfg | AdamWCfg | LARSCfg
+class OwnRuleCfg(Plug):
+    """A rule of one's own for the class centres; further keys are keyword arguments of its class."""
+
+    registry = RULES
+    name: str
 
 
-def moments_of(name: str) -> int:
-    """Return how many arrays of a parameter's size the optimizer of this name keeps beside it; for one of
-    one's own two are taken."""
-    return 1 if name in ("Momentum", "LARS") else 2
+AnyRule = one_of(MomentumCfg, AdamWCfg, LARSCfg, OwnRuleCfg)
 
 
 class OptimizerCfg(Section):
@@ -73,7 +79,8 @@ class OptimizerCfg(Section):
     """Upper bound on the global norm of the backbone's gradient; null does not clip. Try 5 when the
     loss jumps."""
     head: AnyRule | None = None
-    """The optimizer of the class centres, `{name: Momentum, momentum: 0.9}`. null: the backbone's."""
+    """The optimizer of the class centres, `{name: Momentum, momentum: 0.9}`, or your own as
+    `package.module:Class` (docs/extend.md). null: the backbone's."""
     head_lr_scale: float = Field(1.0, gt=0, le=1000)
     """Factor on the learning rate of the class centres."""
     freeze: list[re.Pattern] = []
@@ -84,10 +91,11 @@ class OptimizerCfg(Section):
     """Leaves all norm layers as they are: gain, bias, and batch norms' running statistics. For fine-tuning
     with small batches."""
 
-    @property
-    def rule_of_head(self) -> RuleCfg:
-        """The optimizer of the class centres."""
-        return self.head or self
+    def build_rule(self) -> Any:
+        """Build the optimizer of the class centres, a `plsc.heads.optimizer.Rule`."""
+        section = self.head or self
+        others = ["name"] if self.head else OptimizerCfg.model_fields
+        return RULES.get(section.name)(**{key: value for key, value in section if key not in others})
 
 
 class MomentumOptimizerCfg(MomentumCfg, OptimizerCfg):

@@ -10,7 +10,6 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from plsc.distributed import environment
-from plsc.heads.config import HeadCfg
 from plsc.utils.registry import Registry
 from plsc.utils.section import Plug, Section
 
@@ -112,11 +111,6 @@ class GlobalCfg(Section):
         if self.epochs is None:
             return self.max_steps or 10 * steps_per_epoch
         return min(self.max_steps or math.inf, self.epochs * steps_per_epoch)
-
-
-def head_dtype(head: HeadCfg, amp: AmpCfg | None) -> str:
-    """Return what a training's head rounds its matrix products' inputs to."""
-    return head.compute_dtype or ("bfloat16" if amp and amp.dtype == "bfloat16" else "float32")
 
 
 class PartCfg(Plug):

@@ -1,12 +1,83 @@
-"""Make a head with a new bank of class centres."""
+"""Build a head with a new bank of class centres: from a config, or from numbers."""
+
+import math
 
 from plsc import distributed
+from plsc.distributed.device import on_device
+from plsc.errors import UserError
 from plsc.heads.banks import build_bank
-from plsc.heads.margins import Margin
-from plsc.heads.optimizer import Momentum, Rule
+from plsc.heads.config import MARGINS, HeadCfg, MarginCfg, rows_bytes
+from plsc.heads.margins import Margin, check_slopes
+from plsc.heads.optimizer import Momentum, Rule, check_rule
 from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.spec import HeadSpec
+from plsc.utils.registry import is_import_path
+from plsc.utils.room import available_bytes
 from plsc.utils.sharding import ClassShard
+
+
+def build_margin(cfg: HeadCfg) -> Margin | None:
+    """Build the margin that the config asks for; None for the plain softmax. Raises UserError for a class
+    that is no margin."""
+    if not isinstance(cfg, MarginCfg):
+        return None
+    margin = MARGINS.get(cfg.kind)(**cfg.constants)
+    if is_import_path(cfg.name):
+        check_slopes(margin)
+    return margin
+
+
+def build_head(
+    cfg: HeadCfg,
+    rule: Rule,
+    num_classes: int,
+    embedding_size: int,
+    seed: int,
+    folder: str = ".",
+    amp: str | None = None,
+) -> SoftmaxHead:
+    """Build the head that the config asks for. Every rank calls it.
+
+    Args:
+        rule: the centres' optimizer.
+        seed: of the initial centres and of the sampling.
+        folder: for the file of a bank on disk without Head.bank_folder.
+        amp: Global.amp.dtype, which the head's products have unless Head.compute_dtype says otherwise.
+    """
+    margin = build_margin(cfg)
+    check_rule(rule)
+    if cfg.bank != "disk" and not on_device():
+        classes = math.ceil(num_classes / distributed.world_size()) if cfg.sharded else num_classes
+        need, free = rows_bytes(cfg, 1, classes, embedding_size), available_bytes()
+        if need > free:
+            raise UserError(
+                f"Head: the centres of {classes:,} classes on a rank would take {need / 1e9:,.3g} GB of "
+                f"memory, this machine has {free / 1e9:.3g} GB free; take more ranks, a lower "
+                "Model.embedding_size, or Head.bank=disk"
+            )
+    options = {"budget": int(cfg.logits_budget_mb * 2**20)} if cfg.logits_budget_mb else {}
+    if isinstance(cfg, MarginCfg):
+        options["scale"] = cfg.scale
+        options["sub_centres"] = cfg.sub_centres
+        options["straight_through"] = cfg.gradient == "straight_through"
+        options["filter_above"] = cfg.filter_above
+    else:
+        options["bias"] = cfg.bias
+    return make_head(
+        num_classes,
+        embedding_size,
+        margin,
+        sharded=cfg.sharded,
+        sample_rate=cfg.sample_rate,
+        bank=cfg.bank,
+        bank_dtype=cfg.bank_dtype,
+        bank_folder=cfg.bank_folder or folder,
+        compute_dtype=cfg.compute_dtype or ("bfloat16" if amp == "bfloat16" else "float32"),
+        init_std=cfg.init_std,
+        seed=seed,
+        rule=rule,
+        **options,
+    )
 
 
 def make_head(
@@ -25,7 +96,7 @@ def make_head(
     rule: Rule | None = None,
     **options,
 ) -> SoftmaxHead:
-    """Make a head with a new bank of class centres. Every rank calls it.
+    """Make a head of these numbers. Every rank calls it.
 
     Args:
         bias: whether each class has a number that is added to its logit. Only without a margin.

@@ -1,7 +1,7 @@
 """Optimizers of the class centres: rules that update a bank's selected rows.
 
 A rule names the arrays that it needs beside a value (`moments`), of the same shape and zero at first; they
-are stored, checkpointed and resharded with it. One rule for all banks:
+are stored, checkpointed and resharded with it. One rule for all banks; to write your own, see docs/extend.md:
 
     Momentum(0.9, weight_decay=5e-4)
     AdamW(0.9, 0.999, epsilon=1e-8, weight_decay=0.1)
@@ -12,11 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import paddle
 from paddle import _C_ops
 
-from plsc.native.heads import rows as row_kernels
+from plsc.errors import UserError
 
 
 class Update(NamedTuple):
@@ -33,35 +32,26 @@ class Update(NamedTuple):
 
 
 class Rule(ABC):
-    """Updates rows of a value "centres" or "bias" by their gradients; the bias is not decayed.
+    """Updates rows of a value "centres" or "bias" by their gradients.
 
     Attributes:
         moments: names of the arrays beside a value. needs_norms: whether an `Update` must have norms.
+        weight_decay: of the centres; the bias is not decayed.
+        kernel: what does the same to arrays in host memory, by `kernel_numbers`: a rule of
+            plsc/native/heads/rows.py. None: there is none, and rows are copied to tensors and back.
     """
 
-    moments: tuple[str, ...]
+    moments: tuple[str, ...] = ()
     needs_norms = False
+    weight_decay = 0.0
+    kernel: str | None = None
 
-    def __init__(self, weight_decay: float):
-        self.weight_decay = weight_decay
-
-    def _decay(self, name: str) -> float:
+    def decay(self, name: str) -> float:
+        """Return the weight decay of a value."""
         return self.weight_decay if name == "centres" else 0.0
 
     @abstractmethod
-    def update_host(
-        self,
-        name: str,
-        value: np.ndarray | paddle.Tensor,
-        moments: Sequence[np.ndarray | paddle.Tensor],
-        index_K: np.ndarray | None,
-        grad: np.ndarray | paddle.Tensor,
-        update: Update,
-    ) -> None:
-        """Update rows `index_K` (None: all) of arrays in host memory in place, by kernels."""
-
-    @abstractmethod
-    def update_device(
+    def update_rows(
         self,
         name: str,
         value: paddle.Tensor,
@@ -69,7 +59,25 @@ class Rule(ABC):
         grad: paddle.Tensor,
         update: Update,
     ) -> None:
-        """Update whole tensors in place."""
+        """Update the selected rows of a value and its moments in place, [k, width] or [k]. They come some
+        thousand at a time, so a row's new numbers must not depend on other rows."""
+
+    def kernel_numbers(self, name: str, update: Update) -> tuple[float, ...]:
+        """Return the numbers that the kernel takes."""
+        raise NotImplementedError
+
+
+def check_rule(rule: Rule) -> None:
+    """Refuse by UserError a rule that leaves the rows that it is given as they are."""
+    value, grad = paddle.ones([2, 3]), paddle.ones([2, 3])
+    rule.update_rows(
+        "centres", value, [paddle.zeros([2, 3]) for _ in rule.moments], grad, Update(0.1, 1, (1.0, 1.0))
+    )
+    if (value == 1.0).all():
+        raise UserError(
+            f"Optimizer.head.name: {type(rule).__name__} changes no row; write into `value`, as by "
+            "`value.subtract_(update.lr * grad)`"
+        )
 
 
 class Momentum(Rule):
@@ -80,21 +88,21 @@ class Momentum(Rule):
     """
 
     moments = ("momentum",)
+    kernel = "momentum"
 
-    def __init__(self, mu: float = 0.9, weight_decay: float = 0.0, nesterov: bool = False):
-        super().__init__(weight_decay)
-        self.mu = mu
+    def __init__(self, momentum: float = 0.9, weight_decay: float = 0.0, nesterov: bool = False):
+        self.momentum = momentum
+        self.weight_decay = weight_decay
         self.nesterov = nesterov
 
-    def update_host(self, name, value, moments, index_K, grad, update):
-        numbers = update.lr, self.mu, self._decay(name), self.nesterov
-        row_kernels.update("momentum", value, moments, index_K, grad, numbers)
+    def kernel_numbers(self, name, update):
+        return update.lr, self.momentum, self.decay(name), self.nesterov
 
-    def update_device(self, name, value, moments, grad, update):
-        decay = self._decay(name)
+    def update_rows(self, name, value, moments, grad, update):
+        decay = self.decay(name)
         rule = ("l2_decay", decay) if decay else ("", 0.0)
         rate = paddle.full([], update.lr)
-        _C_ops.momentum_(value, grad, *moments, rate, None, self.mu, self.nesterov, *rule, False, 1.0)
+        _C_ops.momentum_(value, grad, *moments, rate, None, self.momentum, self.nesterov, *rule, False, 1.0)
 
 
 class AdamW(Rule):
@@ -112,25 +120,22 @@ class AdamW(Rule):
     """
 
     moments = ("moment1", "moment2")
+    kernel = "adamw"
 
     def __init__(self, beta1: float, beta2: float, epsilon: float, weight_decay: float):
-        super().__init__(weight_decay)
         self.beta1 = beta1
         self.beta2 = beta2
         self.epsilon = epsilon
+        self.weight_decay = weight_decay
 
-    def _numbers(self, name: str, update: Update) -> tuple[float, ...]:
-        """Compute the numbers of an update, in the order of the kernel's arguments."""
+    def kernel_numbers(self, name, update):
         rate = update.lr / (1 - self.beta1**update.number)
         root = (1 - self.beta2**update.number) ** -0.5
         betas = self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2
-        return (*betas, rate, root, self.epsilon, update.lr * self._decay(name))
+        return (*betas, rate, root, self.epsilon, update.lr * self.decay(name))
 
-    def update_host(self, name, value, moments, index_K, grad, update):
-        row_kernels.update("adamw", value, moments, index_K, grad, self._numbers(name, update))
-
-    def update_device(self, name, value, moments, grad, update):
-        beta1, rest1, beta2, rest2, rate, root, epsilon, shrink = self._numbers(name, update)
+    def update_rows(self, name, value, moments, grad, update):
+        beta1, rest1, beta2, rest2, rate, root, epsilon, shrink = self.kernel_numbers(name, update)
         # Ops of its own: the arguments of Paddle's differ between its versions.
         moment1, moment2 = moments
         paddle.assign(beta1 * moment1 + rest1 * grad, output=moment1)
@@ -151,16 +156,17 @@ class LARS(Rule):
 
     moments = ("velocity",)
     needs_norms = True
+    kernel = "lars"
 
-    def __init__(self, mu: float, weight_decay: float, coefficient: float, epsilon: float):
-        super().__init__(weight_decay)
-        self.mu = mu
+    def __init__(self, momentum: float, weight_decay: float, coefficient: float, epsilon: float):
+        self.momentum = momentum
+        self.weight_decay = weight_decay
         self.coefficient = coefficient
         self.epsilon = epsilon
 
     def _rate(self, name: str, update: Update) -> float | paddle.Tensor:
         weight, grad = update.norms
-        decay = self._decay(name)
+        decay = self.decay(name)
         if decay and paddle.is_tensor(weight):
             rate = update.lr * self.coefficient * weight / (grad + decay * weight + self.epsilon)
             return paddle.where((weight > 0) & (grad > 0), rate, paddle.full([], update.lr))
@@ -168,12 +174,11 @@ class LARS(Rule):
             return update.lr
         return update.lr * self.coefficient * weight / (grad + decay * weight + self.epsilon)
 
-    def update_host(self, name, value, moments, index_K, grad, update):
-        numbers = self._rate(name, update), self.mu, self._decay(name)
-        row_kernels.update("lars", value, moments, index_K, grad, numbers)
+    def kernel_numbers(self, name, update):
+        return self._rate(name, update), self.momentum, self.decay(name)
 
-    def update_device(self, name, value, moments, grad, update):
+    def update_rows(self, name, value, moments, grad, update):
         (velocity,) = moments
-        scaled = self._rate(name, update) * (grad + self._decay(name) * value)
-        paddle.assign(self.mu * velocity + scaled, output=velocity)
+        scaled = self._rate(name, update) * (grad + self.decay(name) * value)
+        paddle.assign(self.momentum * velocity + scaled, output=velocity)
         paddle.assign(value - velocity, output=value)

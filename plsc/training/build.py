@@ -17,8 +17,8 @@ from plsc.distributed.device import on_device
 from plsc.distributed.guard import Guard
 from plsc.errors import UserError, shown
 from plsc.evaluation.sets import build_sets
+from plsc.heads.build import build_head
 from plsc.training.amp import LossScale, check_amp
-from plsc.training.build_head import build_head, build_rule
 from plsc.training.checkpoints import Checkpoints
 from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator
@@ -87,8 +87,8 @@ def build_trainer(
         if not on_device():
             # Recomputation saves about what malloc would keep; without it fresh pages cost a tenth of a step.
             return_large_blocks() if cfg.Model.recompute else keep_freed_blocks()
-        rule = build_rule(cfg.Optimizer)
-        head = build_head(cfg.Head, rule, num_classes, cfg.Model.embedding_size, seed, folder, amp)
+        rule, dtype = cfg.Optimizer.build_rule(), amp and amp.dtype
+        head = build_head(cfg.Head, rule, num_classes, cfg.Model.embedding_size, seed, folder, dtype)
     weights = ema.in_place_of_weights if ema else None
     evaluator = Evaluator(cfg.DataLoader, sets, backbone, num_classes, head, weights)
     checkpoints = Checkpoints(

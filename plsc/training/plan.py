@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from plsc.config import Config
-from plsc.config.optimizer import moments_of
 from plsc.distributed import device, environment
 from plsc.heads.config import rows_bytes
 from plsc.heads.spec import default_budget
@@ -76,11 +75,11 @@ def byte_lines(run: Trainer, in_memory: bool) -> list[str]:
     shard = split(classes, ranks)[0][1] if head.sharded else classes
     samples = run.loader.global_batch if head.sharded else cfg.DataLoader.Train.batch_size
     selected = min(shard, round(head.sample_rate * shard) + samples) if head.sample_rate < 1 else shard
-    arrays = 1 + moments_of(cfg.Optimizer.rule_of_head.name)
+    arrays = 1 + len(cfg.Optimizer.build_rule().moments)
     copies = 2 if cfg.Global.ema else 1
     trained = sum(parameter.size for parameter in run.optimizer.parameters)
     saved = copies * sum(tensor.size for tensor in run.backbone.state_dict().values())
-    saved += moments_of(cfg.Optimizer.name) * trained
+    saved += (1 if cfg.Optimizer.name in ("Momentum", "LARS") else 2) * trained  # at most, of one's own
     network = 4 * (saved + trained)
     gradients = 4 * selected * head.row_size(size)
     logits = int(head.logits_budget_mb * 2**20) if head.logits_budget_mb else default_budget()

@@ -20,7 +20,7 @@ from plsc.distributed import environment
 from plsc.errors import UserError, shown, writing
 from plsc.evaluation.results import write_results
 from plsc.evaluation.sets import build_sets
-from plsc.training.build_head import build_head, build_rule
+from plsc.heads.build import build_head
 from plsc.training.embed import embed
 from plsc.training.evaluator import Evaluator
 from plsc.training.metrics import read_metrics
@@ -47,7 +47,7 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
     head = None
     if any(data.labels is not None for data in sets.values()):
         sizes = saved.num_classes, cfg.Model.embedding_size
-        head = build_head(cfg.Head, build_rule(cfg.Optimizer), *sizes, seed, cfg.Global.output_dir)
+        head = build_head(cfg.Head, cfg.Optimizer.build_rule(), *sizes, seed, cfg.Global.output_dir)
         load_rows(head, saved)
     evaluator = Evaluator(loader, sets, backbone, saved.num_classes, head)
     evaluator.evaluate(saved.step)

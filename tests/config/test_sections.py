@@ -3,7 +3,6 @@
 import pytest
 
 from plsc.config import Config, ConfigError, load
-from plsc.config.run import head_dtype
 from plsc.utils.section import sections_in
 from tests.helpers.head_names import KINDS
 from tests.test_size import all_sections
@@ -138,15 +137,3 @@ def test_wrong_further_sets_are_named_by_their_full_key(override, line):
     with pytest.raises(ConfigError) as raised:
         load(None, [f"DataLoader.Eval.{override}"])
     assert str(raised.value).startswith(f"-o DataLoader.Eval.{override}: DataLoader.Eval.{line}")
-
-
-def test_the_head_computes_in_the_dtype_of_amp_unless_it_has_its_own():
-    def dtype(*overrides):
-        cfg = load(None, overrides)
-        assert load(cfg) == cfg
-        return head_dtype(cfg.Head, cfg.Global.amp)
-
-    assert dtype() == "float32"
-    assert dtype("Global.amp={dtype: float16}") == "float32"
-    assert dtype("Global.amp={dtype: bfloat16}") == dtype("Head.compute_dtype=bfloat16") == "bfloat16"
-    assert dtype("Global.amp={dtype: bfloat16}", "Head.compute_dtype=float32") == "float32"

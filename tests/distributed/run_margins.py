@@ -11,8 +11,8 @@ import paddle
 
 from plsc import distributed
 from plsc.config import load
+from plsc.heads.build import build_head
 from plsc.heads.config import MARGINS
-from plsc.training.build_head import build_head, build_rule
 from tests.heads.autograd import dense_gradients
 from tests.heads.classify_cases import classify_equals_argmax
 from tests.helpers.bounds import assert_within, perturbed
@@ -50,7 +50,7 @@ memories = []
 for kind, more in cases:
     for prefix in ("dist_", ""):
         cfg = load({"Head": {"name": prefix + kind, "scale": 16.0, "init_std": 0.5, **more}})
-        head = build_head(cfg.Head, build_rule(cfg.Optimizer), C, D, seed=3)
+        head = build_head(cfg.Head, cfg.Optimizer.build_rule(), C, D, seed=3)
         state = head.bank.state()["centres"].copy()
         rows = slice(head.shard.start, head.shard.stop)
         centres = np.concatenate(distributed.gather_objects(state)) if prefix else state

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from plsc.config import load
+from plsc.heads.build import build_margin
 from plsc.heads.config import MARGINS
-from plsc.training.build_head import build_margin
 from tests.helpers.head_names import HEADS
 from tests.helpers.launch import ROOT
 

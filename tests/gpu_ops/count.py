@@ -169,10 +169,10 @@ def count_head(log: Path, *keys: str) -> Counts:
     import paddle
 
     from plsc.config import load
-    from plsc.training.build_head import build_head, build_rule
+    from plsc.heads.build import build_head
 
     cfg = load(None, [*keys])
-    head = build_head(cfg.Head, build_rule(cfg.Optimizer), CLASSES, WIDTH, cfg.Global.seed)
+    head = build_head(cfg.Head, cfg.Optimizer.build_rule(), CLASSES, WIDTH, cfg.Global.seed)
     rng = np.random.default_rng(0)
     emb_BD = paddle.to_tensor(rng.standard_normal((SAMPLES, WIDTH), np.float32), stop_gradient=False)
     label_N = rng.integers(0, CLASSES, SAMPLES)

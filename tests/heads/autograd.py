@@ -10,7 +10,7 @@ import paddle
 import paddle.nn.functional as F
 
 from plsc.config import load
-from plsc.training.build_head import build_head, build_rule
+from plsc.heads.build import build_head
 from tests.helpers.bounds import assert_within, perturbed
 
 
@@ -127,7 +127,7 @@ def head_of(kind, num_classes=37, scale=16.0, **more):
     more = {**(COMBINED if kind == "combined" else {}), **more}
     cfg = load(None, [f"Head.name=dist_{kind}", f"Head.scale={scale}", "Head.init_std=0.5"])
     cfg = load(cfg, {f"Head.{key}": value for key, value in more.items()})
-    return build_head(cfg.Head, build_rule(cfg.Optimizer), num_classes, D, seed=3)
+    return build_head(cfg.Head, cfg.Optimizer.build_rule(), num_classes, D, seed=3)
 
 
 def gradients(head, x, label):

@@ -37,7 +37,8 @@ def optimizer_cases(counts: list[int], folder: str = ".") -> list[dict]:
             "sample_rate": rate,
             **shared,
         }
-        for optimizer, bank, rate in itertools.product(optimizers, ("device", "host", "disk"), (1.0, 0.3))
+        for optimizer in (*optimizers, "Own")
+        for bank, rate in itertools.product(("device", "host", "disk"), (1.0, 0.3))
     ]
     for optimizer in optimizers:
         plain = {"name": "softmax", "bias": True, "optimizer": optimizer, **shared}

@@ -10,7 +10,7 @@ from plsc import distributed
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace, CosFace
-from plsc.heads.optimizer import LARS, AdamW, Momentum
+from plsc.heads.optimizer import LARS, AdamW, Momentum, Rule
 from plsc.heads.sampling import draw_classes, unite
 from plsc.heads.self_check import relative
 from plsc.utils.sharding import ClassShard, split
@@ -22,11 +22,28 @@ MARGINS = {
     "arcface": (ArcFace(0.5), (reference.arcface, 0.5), 64.0),
     "cosface": (CosFace(0.35), (reference.cosface, 0.35), 64.0),
 }
+
+
+class Own(Rule):
+    """Momentum by Paddle's operators, as a user writes it."""
+
+    moments = ("velocity",)
+
+    def __init__(self, momentum: float = 0.9):
+        self.momentum = momentum
+
+    def update_rows(self, name, value, moments, grad, update):
+        (velocity,) = moments
+        velocity.scale_(self.momentum).add_(grad)
+        value.subtract_(update.lr * velocity)
+
+
 OPTIMIZERS = {
     "Momentum": (Momentum(0.9, 5e-4), reference.DenseMomentum(0.9, 5e-4)),
     "Nesterov": (Momentum(0.9, 5e-4, nesterov=True), reference.DenseMomentum(0.9, 5e-4, nesterov=True)),
     "AdamW": (AdamW(0.9, 0.999, 1e-8, 0.1), reference.DenseAdamW(0.9, 0.999, 1e-8, 0.1)),
     "LARS": (LARS(0.9, 5e-4, 0.02, 1e-9), reference.DenseLARS(0.9, 5e-4, 0.02, 1e-9)),
+    "Own": (Own(), reference.DenseMomentum(0.9)),
 }
 
 

@@ -5,7 +5,8 @@ import pytest
 
 from plsc.config import ConfigError, load
 from plsc.entry import Entry
-from plsc.training.build_head import build_margin
+from plsc.heads.build import build_head, build_margin
+from plsc.heads.optimizer import Momentum
 from tests.heads.ways import without_kernels
 
 MODULE = """
@@ -84,3 +85,16 @@ def test_refused(overrides, line):
 def test_constants_of_a_file_fall_away_with_another_name_by_override(tmp_path):
     (tmp_path / "a.yaml").write_text("Head: {name: magface, low: 5, scale: 32}")
     assert load(tmp_path / "a.yaml", ["Head.name=arcface"]) == load(None, ["Head={name: arcface, scale: 32}"])
+
+
+@without_kernels
+def test_the_head_computes_in_the_dtype_of_amp_unless_it_has_its_own():
+    def dtype(*overrides):
+        cfg = load(None, overrides)
+        head = build_head(cfg.Head, Momentum(), 2, 2, seed=0, amp=cfg.Global.amp and cfg.Global.amp.dtype)
+        return head.spec.compute_dtype
+
+    assert dtype() == "float32"
+    assert dtype("Global.amp={dtype: float16}") == "float32"
+    assert dtype("Global.amp={dtype: bfloat16}") == dtype("Head.compute_dtype=bfloat16") == "bfloat16"
+    assert dtype("Global.amp={dtype: bfloat16}", "Head.compute_dtype=float32") == "float32"

@@ -9,10 +9,9 @@ import pytest
 
 from plsc.config import load
 from plsc.errors import UserError
-from plsc.heads.build import make_head
+from plsc.heads.build import build_margin, make_head
 from plsc.heads.config import MARGINS, MarginCfg
 from plsc.heads.margins import ArcFace, Margin, Target, change_targets, check_slopes
-from plsc.training.build_head import build_margin
 from plsc.utils.section import arguments_of
 from tests.heads.autograd import (
     COMBINED,

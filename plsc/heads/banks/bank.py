@@ -1,7 +1,7 @@
 """Define what a bank of class centres is, and draw the initial ones. Symbols: __init__.py."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import paddle
@@ -127,6 +127,14 @@ class Bank(ABC):
 
     @abstractmethod
     def _update(self, update: Update, step: int) -> None: ...
+
+    def update_by_kernel(
+        self, name: str, arrays: Mapping, index_K: np.ndarray | None, grad, update: Update
+    ) -> None:
+        """Update these rows of arrays or tensors in host memory by the kernel of the rule."""
+        value, *moments = (arrays[each] for each in self.arrays_of(name))
+        numbers = self.rule.kernel_numbers(name, update)
+        row_kernels.update(self.rule.kernel, value, moments, index_K, grad, numbers)
 
     @property
     def rows_at_once(self) -> int:

@@ -52,17 +52,15 @@ class DeviceBank(Bank):
     # -- updates
 
     def _update(self, update, step):
-        by_kernels = kernels.library() is not None and not on_device()
         for name, grad in self.gradients().items():
             names = self.arrays_of(name)
-            if by_kernels:
-                value, *moments = (self._tables[each] for each in names)
-                self.rule.update_host(name, value, moments, self.index_K, grad, update)
+            if self.rule.kernel and kernels.library() and not on_device():
+                self.update_by_kernel(name, self._tables, self.index_K, grad, update)
                 continue
             for start in range(0, self.selected, self.rows_at_once):
                 stop = min(start + self.rows_at_once, self.selected)
                 tensors = [self.rows(each, start, stop) for each in names]
-                self.rule.update_device(name, tensors[0], tensors[1:], grad[start:stop], update)
+                self.rule.update_rows(name, tensors[0], tensors[1:], grad[start:stop], update)
                 for each, updated in zip(names, tensors):
                     if self._index_tensor is None:
                         write_rows(self._tables[each], start, updated)

@@ -59,15 +59,17 @@ class BankInMemory(Bank):
     ) -> None:
         """Update rows of arrays by their gradients."""
         for name, grad in gradients.items():
-            value, *moments = values = [arrays[each] for each in self.arrays_of(name)]
-            if kernels.library():
-                self.rule.update_host(name, value, moments, slots_K, host_view(grad), update)
+            if self.rule.kernel and kernels.library():
+                self.update_by_kernel(name, arrays, slots_K, host_view(grad), update)
                 continue
-            rows = slice(None) if slots_K is None else slots_K
-            value, *moments = tensors = [tensor_of(array[rows]) for array in values]
-            self.rule.update_device(name, value, moments, grad, update)
-            for array, tensor in zip(values, tensors):
-                array[rows] = tensor.numpy()
+            names = self.arrays_of(name)
+            for start in range(0, len(grad), self.rows_at_once):
+                part = slice(start, min(start + self.rows_at_once, len(grad)))
+                rows = part if slots_K is None else slots_K[part]
+                tensors = [tensor_of(arrays[each][rows]) for each in names]
+                self.rule.update_rows(name, tensors[0], tensors[1:], grad[part], update)
+                for each, tensor in zip(names, tensors):
+                    arrays[each][rows] = tensor.numpy()
 
 
 class HostBank(BankInMemory):
