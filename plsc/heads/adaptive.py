@@ -1,4 +1,4 @@
-"""Margins that depend on more than the target's angle: on its norm, the other logits, or the run so far.
+"""Change the target logits by more than their angles: by norms, the other logits, or the run so far.
 
 Each keeps the same numbers on every rank, because it sees the whole global batch, and gives them to the
 checkpoint. The interface of a margin, the symbols and the plain margins are in margins.py.
@@ -77,8 +77,6 @@ class MagFace(Margin):
     Norms are clipped to [low, high]; outside, no gradient flows through them, as in the authors' code.
     """
 
-    trains_norm = True
-
     def __init__(
         self,
         low: float = 10.0,
@@ -121,8 +119,6 @@ class CurricularFace(Margin):
 
     No gradient flows through t, nor through the comparison.
     """
-
-    has_others = True
 
     def __init__(self, margin: float = 0.5, momentum: float = 0.99):
         self.margin = margin

@@ -15,7 +15,6 @@ import numpy as np
 import paddle
 from paddle import _C_ops
 
-from plsc import distributed
 from plsc import native as kernels
 from plsc.distributed.device import on_device, to_device
 from plsc.heads.banks.bank import Bank
@@ -57,11 +56,11 @@ class HeadMemory:
 class Places:
     """Where the N samples' classes are in this shard.
 
-    row_P: the samples whose class is in it, in the order of their classes. column_P: these classes, as the
+    sample_P: the samples whose class is in it, in the order of their classes. column_P: these classes, as the
     bank's selected rows are counted. owned_N: 1 of these samples, 0 of the others, on the device.
     """
 
-    row_P: np.ndarray
+    sample_P: np.ndarray
     column_P: np.ndarray
     owned_N: paddle.Tensor
 
@@ -84,7 +83,7 @@ def takes_kernels(spec: HeadSpec, bank: Bank, inspected: bool) -> bool:
 
 
 class KernelBackend:
-    """Runs compiled kernels on the bank's own memory.
+    """Runs compiled kernels on the bank's memory.
 
     Args:
         x_ND: the samples. scaled_ND: times the head's scale. places: of their classes.
@@ -103,15 +102,15 @@ class KernelBackend:
         self.spec = spec
         self.bank = memory.bank
         self.memory = memory
-        self._row_P = row_P = places.row_P
+        self._sample_P = sample_P = places.sample_P
         cosine = spec.margin is not None
         rows_SD, index_K = self.bank.host_rows("centres")
         bias_S = self.bank.host_rows("bias")[0] if self.bank.bias else None
         class_P = places.column_P if index_K is None else index_K[places.column_P]
         plain_N = np.zeros(len(x_ND), np.float32)
-        plain_N[row_P] = row_kernels.pair_products(x_ND, row_P, rows_SD, class_P, cosine)
+        plain_N[sample_P] = row_kernels.pair_products(x_ND, sample_P, rows_SD, class_P, cosine)
         if self.bank.bias:
-            plain_N[row_P] += self.bank.gather("bias", tensor_of(places.column_P)).numpy()
+            plain_N[sample_P] += self.bank.gather("bias", tensor_of(places.column_P)).numpy()
         self.plain_N = tensor_of(plain_N)
         numbers = len(x_ND) * self.bank.selected
         bfloat16 = spec.compute_dtype == "bfloat16"
@@ -119,7 +118,7 @@ class KernelBackend:
         fits = dtype.itemsize * numbers <= spec.budget
         self.exps = memory.take(numbers, dtype) if fits else None
         exps_KN = None if self.exps is None else self.exps[:numbers].reshape(self.bank.selected, -1)
-        arrays = scaled_ND, rows_SD, bias_S, index_K, places.column_P, row_P, exps_KN
+        arrays = scaled_ND, rows_SD, bias_S, index_K, places.column_P, sample_P, exps_KN
         self._softmax = softmax.Softmax(*arrays, cosine=cosine, bfloat16=bfloat16)
 
     def forward(self, cosines: None) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
@@ -130,14 +129,11 @@ class KernelBackend:
         return max_N, max_N, sum_N
 
     def backward(self, lse_N, dtarget_N, x_ND, factor) -> paddle.Tensor:
-        dtarget_P = dtarget_N.numpy()[self._row_P] if len(self._row_P) else None
+        dtarget_P = dtarget_N.numpy()[self._sample_P] if len(self._sample_P) else None
         grads = {name: self.bank.gradient(name) for name in self.bank.names}
         grad_ND = self._softmax.backward(lse_N, dtarget_P, x_ND, grads["centres"], grads.get("bias"))
         if self.bank.bias:
             grads["bias"].multiply_(factor)
-        if not self.spec.sharded:
-            for grad in grads.values():
-                distributed.all_reduce(grad)
         self.memory.give_back(self.exps)
         return tensor_of(grad_ND)
 
@@ -170,9 +166,9 @@ class PaddleBackend:
         self.bank = memory.bank
         selected = self.bank.selected
         column_N = np.zeros(len(x_ND), np.int64)
-        column_N[places.row_P] = places.column_P
-        self._own = TargetRows(spec, self.bank, x_ND, to_device(column_N)) if selected else None
-        self.plain_N = self._own and self._own.plain_N
+        column_N[places.sample_P] = places.column_P
+        self._targets = TargetRows(spec, self.bank, x_ND, to_device(column_N)) if selected else None
+        self.plain_N = self._targets and self._targets.plain_N
         self._owned_N = places.owned_N
         sizes = len(x_ND), selected, self.bank.width, spec.sub_centres
         block, fits = plan_blocks(*sizes, spec.budget, spec.compute_dtype)
@@ -231,7 +227,7 @@ class PaddleBackend:
             return block, logit_Nb, None, None, nearest_NbJ
         plain_Nb = changed_Nb = logit_Nb / self.spec.scale
         slope_Nb = None
-        if self.spec.margin.has_others:
+        if self.spec.margin.others:
             changed_Nb, slope_Nb = self.spec.margin.others(plain_Nb, *self._cosines)
         if self.spec.filter_above is not None:
             stays_Nb = (plain_Nb <= self.spec.filter_above).astype("float32")
@@ -242,13 +238,13 @@ class PaddleBackend:
     def _leave_out(self, logit_Nb: paddle.Tensor, start: int, stop: int) -> None:
         """Add LOWEST to the logits of the samples' own classes, in place: they take no part in the sum, since
         they may exceed the normaliser that holds the target with margin."""
-        own_N = self._owned_N
-        column_N = self._own.column_N
+        owned_N = self._owned_N
+        column_N = self._targets.column_N
         if (start, stop) != (0, self.bank.selected):
-            own_N = own_N * ((start <= column_N) & (column_N < stop)).astype("float32")
+            owned_N = owned_N * ((start <= column_N) & (column_N < stop)).astype("float32")
             column_N = (column_N - start).clip(0, stop - start - 1)
         _C_ops.index_put_(
-            logit_Nb, [count_up(len(logit_Nb), paddle.get_device()), column_N], own_N * LOWEST, True
+            logit_Nb, [count_up(len(logit_Nb), paddle.get_device()), column_N], owned_N * LOWEST, True
         )
 
     def _weights(self, block: Block, softmax_Nb, slope_Nb, nearest_NbJ) -> paddle.Tensor:
@@ -274,7 +270,7 @@ class PaddleBackend:
         """
         if not self.spans:
             return paddle.zeros_like(x_ND)
-        grad_ND, by_row_ND = self._own.gradient(dtarget_N, x_ND)
+        grad_ND, by_row_ND = self._targets.gradient(dtarget_N, x_ND)
         for number, (max_N, sum_N) in enumerate(self._maxima_and_sums):
             block, weight_Nb = self._weighted_softmax(number)
             share_N1 = (sum_N * (max_N - lse_N).exp()).unsqueeze(1)
@@ -286,14 +282,11 @@ class PaddleBackend:
                 self.bank.set_gradient("bias", block.start, block.stop, by_bias.flatten())
         self._kept = None
         # Each of the samples of one class gets their sum, so that nothing depends on the order of a GPU.
-        column_N = self._own.column_N
+        column_N = self._targets.column_N
         same_NN = (column_N.unsqueeze(1) == column_N.unsqueeze(0)).astype("float32")
         self.bank.add_gradient("centres", column_N, paddle.matmul(same_NN, by_row_ND))
         if self.bank.bias:
             self.bank.add_gradient("bias", column_N, paddle.matmul(same_NN, dtarget_N * factor))
-        if not self.spec.sharded:
-            for grad in self.bank.gradients().values():
-                distributed.all_reduce(grad)
         return grad_ND
 
     def _weighted_softmax(self, number: int) -> tuple[Block, paddle.Tensor]:

@@ -21,7 +21,7 @@ from plsc.heads.spec import HeadSpec
 from plsc.native.heads import rows as row_kernels
 
 _CACHED_ROWS = 4096  # a block of this many classes stays in a processor's cache between its passes
-# Added to the squared length of a row, so that one of length 0 has a quotient: far below any other.
+# Added to the squared length of a vector, so that one of length 0 has a quotient: far below any other.
 _TINY = 1e-30
 
 
@@ -69,41 +69,41 @@ def product(
     return paddle.matmul(a.astype("float32"), b.astype("float32"), transpose_a, transpose_b)
 
 
-class Rows:
-    """Rows of a bank [n, D] as a step compares with them, at length 1 or as they are, and the way back from a
-    gradient by them. A row of length 0 stays 0, and so does its gradient: it has no direction.
+class Vectors:
+    """Takes embeddings or class centres [n, D] as a step compares them, at length 1 or as they are, and leads
+    a gradient back. A vector of length 0 stays 0, and so does its gradient: it has no direction.
 
     Args:
-        rows: of the bank. cosine: whether they are taken at length 1.
+        given: the vectors. cosine: whether they are taken at length 1.
 
-    Attributes: values, the rows [n, D].
+    Attributes: values, the vectors [n, D].
     """
 
-    def __init__(self, rows: paddle.Tensor, cosine: bool):
-        self.values = rows
+    def __init__(self, given: paddle.Tensor, cosine: bool):
+        self.values = given
         self._norm = None
         self._inverse = None
         if not cosine:
             return
-        if rows.place.is_cpu_place() and kernels.library():
-            self.values, self._inverse = paddle.empty_like(rows), paddle.empty([len(rows), 1])
-            row_kernels.unit_rows(rows, self.values, self._inverse)
+        if given.place.is_cpu_place() and kernels.library():
+            self.values, self._inverse = paddle.empty_like(given), paddle.empty([len(given), 1])
+            row_kernels.unit_rows(given, self.values, self._inverse)
             return
         # Paddle's op does in one pass what would take three, and its gradient in one what would take five.
-        self._rows = rows.detach()
-        self._rows.stop_gradient = False
+        self._given = given.detach()
+        self._given.stop_gradient = False
         with paddle.enable_grad():
-            self.values, self._norm = _C_ops.norm(self._rows, 1, _TINY, False)
+            self.values, self._norm = _C_ops.norm(self._given, 1, _TINY, False)
 
     @functools.cached_property
     def length(self) -> paddle.Tensor:
-        """The rows' lengths before they were divided by them, [n]; next to 0 for a row of zeros."""
+        """The lengths before they were divided by them, [n]; next to 0 for a vector of zeros."""
         if self._norm is not None:
             return self._norm.flatten().detach()
         return paddle.where(self._inverse > 0, 1.0 / self._inverse, self._inverse).flatten()
 
     def gradient(self, grad: paddle.Tensor) -> paddle.Tensor:
-        """Turn a gradient by `values` into that by the rows. It can be called once."""
+        """Turn a gradient by `values` into that by the given vectors. It can be called once."""
         if self._inverse is not None:
             turned = paddle.empty_like(grad)
             row_kernels.turn_units(grad, self.values, self._inverse, turned)
@@ -111,8 +111,8 @@ class Rows:
         if self._norm is None:
             return grad
         paddle.autograd.backward([self.values], [grad])
-        # 0 up to twice the length that a row of zeros has, 1 from three times on
-        return self._rows.grad.multiply_(paddle.scale(self._norm, _TINY**-0.5, -2.0).clip(0.0, 1.0))
+        # 0 up to twice the length that a vector of zeros has, 1 from three times on
+        return self._given.grad.multiply_(paddle.scale(self._norm, _TINY**-0.5, -2.0).clip(0.0, 1.0))
 
 
 class Block:
@@ -131,8 +131,8 @@ class Block:
         centres = bank.rows("centres", start, stop)
         if spec.sub_centres > 1:
             centres = centres.reshape([(stop - start) * spec.sub_centres, -1])
-        self.rows = Rows(centres, spec.margin is not None)
-        self.rounded = rounded(self.rows.values, dtype)
+        self.centres = Vectors(centres, spec.margin is not None)
+        self.rounded = rounded(self.centres.values, dtype)
 
     def logits(self, x_ND: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor | None]:
         """Compare x, rounded to the block's dtype, with its classes -> similarities [N, b], and which
@@ -162,7 +162,7 @@ class Block:
         too.
         """
         grad = product(weight_Nb, rounded(x_ND * share_N1, self.dtype), transpose_a=True)
-        grad = self.rows.gradient(grad).reshape([self.stop - self.start, -1])
+        grad = self.centres.gradient(grad).reshape([self.stop - self.start, -1])
         return product(weight_Nb, self.rounded).multiply_(share_N1), grad
 
 
@@ -177,12 +177,12 @@ class TargetRows:
         self._nearest_NJ1 = None
         rows_ND = bank.gather("centres", column_N)
         if spec.sub_centres == 1:
-            self._rows = Rows(rows_ND, spec.margin is not None)
-            self.plain_N = (self._rows.values * x_ND).sum(axis=1)
+            self._centres = Vectors(rows_ND, spec.margin is not None)
+            self.plain_N = (self._centres.values * x_ND).sum(axis=1)
         else:
-            self._rows = Rows(rows_ND.reshape([len(x_ND) * spec.sub_centres, -1]), cosine=True)
-            of_rows_NJD = self._rows.values.reshape([len(x_ND), spec.sub_centres, -1])
-            product_NJ = (of_rows_NJD * x_ND.unsqueeze(1)).sum(axis=2)
+            self._centres = Vectors(rows_ND.reshape([len(x_ND) * spec.sub_centres, -1]), cosine=True)
+            centre_NJD = self._centres.values.reshape([len(x_ND), spec.sub_centres, -1])
+            product_NJ = (centre_NJD * x_ND.unsqueeze(1)).sum(axis=2)
             self.plain_N = product_NJ.max(axis=1)
             self._nearest_NJ1 = F.one_hot(product_NJ.argmax(axis=1), spec.sub_centres).unsqueeze(2)
         if bank.bias:
@@ -193,11 +193,11 @@ class TargetRows:
         that by the similarities; as `Block.gradient` does."""
         weight_N1 = dtarget_N.unsqueeze(1)
         if self._nearest_NJ1 is None:
-            return self._rows.values * weight_N1, self._rows.gradient(x_ND * weight_N1)
+            return self._centres.values * weight_N1, self._centres.gradient(x_ND * weight_N1)
         weight_NJ1 = weight_N1.unsqueeze(2) * self._nearest_NJ1
         by_row_NJD = x_ND.unsqueeze(1) * weight_NJ1
-        by_x_ND = (self._rows.values.reshape(by_row_NJD.shape) * weight_NJ1).sum(axis=1)
-        return by_x_ND, self._rows.gradient(by_row_NJD.flatten(0, 1)).reshape([len(x_ND), -1])
+        by_x_ND = (self._centres.values.reshape(by_row_NJD.shape) * weight_NJ1).sum(axis=1)
+        return by_x_ND, self._centres.gradient(by_row_NJD.flatten(0, 1)).reshape([len(x_ND), -1])
 
 
 @functools.lru_cache(maxsize=16)

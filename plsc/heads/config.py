@@ -27,11 +27,6 @@ MARGINS = Registry(
 )
 
 
-def kind_of_head(name: str) -> str:
-    """Return `Head.name` without the prefix for sharding: "arcface" of "dist_arcface"."""
-    return name if is_import_path(name) else name.removeprefix("dist_")
-
-
 class HeadCfg(Section):
     """Everything after the embedding: logits, margin and loss. `dist_x` shards the class centres over the
     ranks, `x` keeps all of them on every rank."""
@@ -52,7 +47,7 @@ class HeadCfg(Section):
     compute in float32; rows are rounded stochastically when they are written back. A run may be resumed with
     another bank and dtype."""
     bank_folder: str | None = Field(None, min_length=1)
-    """Where disk keeps its file, best on the rank's own fastest disk. null: `output_dir`. The file has no
+    """Where disk keeps its file, best on the rank's fastest disk. null: `output_dir`. The file has no
     name: it takes all of its space at the start, is gone when the process is, and `df` shows it, not `du`.
     Too little space for it and one checkpoint is refused."""
     logits_budget_mb: float | None = Field(None, gt=0, le=10**9)
@@ -85,8 +80,8 @@ class HeadCfg(Section):
 
     @property
     def kind(self) -> str:
-        """See `kind_of_head`."""
-        return kind_of_head(self.name)
+        """The name without the prefix for sharding: "arcface" of "dist_arcface"."""
+        return self.name if is_import_path(self.name) else self.name.removeprefix("dist_")
 
     def row_size(self, embedding_size: int) -> int:
         """Return how many numbers a class has."""
@@ -130,8 +125,7 @@ class MarginCfg(HeadCfg):
     @property
     def constants(self) -> dict[str, Any]:
         """The keyword arguments of the margin's class."""
-        own = {**self.__dict__, **(self.model_extra or {})}
-        return {key: value for key, value in own.items() if key not in MarginCfg.model_fields}
+        return {key: value for key, value in self if key not in MarginCfg.model_fields}
 
 
 class ArcFaceCfg(MarginCfg):

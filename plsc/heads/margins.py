@@ -1,9 +1,9 @@
-"""Margins: functions that change the target logit, with their exact derivatives.
+"""Change the logits of samples' own classes by margins, with their exact derivatives.
 
 A margin gets the target cosines of the P samples that this rank works on (all N where classes are sharded;
 that of a sample whose class is in another shard is any number, and what becomes of it is not used) and the
 norms of their embeddings, and returns the targets' new cosines and their slopes. The head scales them; all
-other logits stay as they are, unless the margin has the second hook, `others`. Margins with running
+other logits stay as they are, unless the margin has `others`. Margins with running
 statistics are in adaptive.py. To write your own, see docs/extend.md.
 
 Angles in radians. theta is the angle between an embedding and the centre of its own class.
@@ -11,7 +11,7 @@ Angles in radians. theta is the angle between an embedding and the centre of its
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import paddle
@@ -38,13 +38,18 @@ class Target:
 
 
 class Margin(ABC):
-    """Changes the cosine of each sample with its own class. Every method but the call has a default that does
-    nothing."""
+    """Changes the cosine of each sample with its own class. A subclass defines the call, and what it needs of
+    the others.
 
-    # Whether there is `others`: it costs a collective and an elementwise pass over all logits.
-    has_others = False
-    # Whether there is `penalty`, and a norm_slope in Target.
-    trains_norm = False
+    others(cos_Nb, plain_N1, target_N1): changes the cosines of a block with classes that are not the target,
+        by each sample's target cosine without and with margin -> new cosines [N, b], their slopes by the old
+        ones. It costs a collective and an elementwise pass over all logits.
+    penalty(norm_B): a term of each sample's loss by its embedding's norm [B] -> value [B], slope by the norm
+        [B]; with it the call must give a norm_slope.
+    """
+
+    others: Callable[..., tuple[paddle.Tensor, paddle.Tensor]] | None = None
+    penalty: Callable[..., tuple[paddle.Tensor, paddle.Tensor]] | None = None
     # Numbers of the run so far, by name: floats, or scalars on the device. A new dict replaces it.
     statistics: Mapping[str, float | paddle.Tensor] = {}
 
@@ -58,21 +63,6 @@ class Margin(ABC):
 
     def observe_targets(self, plain_N: paddle.Tensor) -> None:  # noqa: B027
         """Note the plain target cosines of all ranks' samples, before `others` is called."""
-
-    def others(self, cos_Nb: paddle.Tensor, plain_N1: paddle.Tensor, target_N1: paddle.Tensor):
-        """Change the cosines of a block with classes that are not the target -> new cosines [N, b], their
-        slopes by the old ones.
-
-        Args:
-            cos_Nb: the old ones. plain_N1, target_N1: each sample's own target cosine without and with
-                margin.
-        """
-        raise NotImplementedError
-
-    def penalty(self, norm_B: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Compute a term of each sample's loss by its embedding's norm [B] -> value [B], slope by the norm
-        [B]."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, float]:
         """Return the statistics for a resumed run, for JSON."""
@@ -110,7 +100,7 @@ def change_targets(margin: Margin, cos_P: paddle.Tensor, norm_P: paddle.Tensor) 
             )
         grads = paddle.grad([cosine.sum()], inputs, allow_unused=True)
     slopes = [paddle.zeros_like(cos_P) if grad is None else grad for grad in grads]
-    return Target(cosine.detach(), slopes[0], slopes[1] if margin.trains_norm else None)
+    return Target(cosine.detach(), slopes[0], slopes[1] if margin.penalty else None)
 
 
 def check_slopes(margin: Margin) -> None:

@@ -1,4 +1,4 @@
-"""Optimizers of the class centres: rules that update a bank's selected rows.
+"""Update the selected rows of a bank by a rule, the optimizer of the class centres.
 
 A rule names the arrays that it needs beside a value (`moments`), of the same shape and zero at first; they
 are stored, checkpointed and resharded with it. One rule for all banks; to write your own, see docs/extend.md:
@@ -37,8 +37,8 @@ class Rule(ABC):
     Attributes:
         moments: names of the arrays beside a value. needs_norms: whether an `Update` must have norms.
         weight_decay: of the centres; the bias is not decayed.
-        kernel: what does the same to arrays in host memory, by `kernel_numbers`: a rule of
-            plsc/native/heads/rows.py. None: there is none, and rows are copied to tensors and back.
+        kernel: of plsc/native/heads/rows.py, which does the same to arrays in host memory and takes the
+            numbers that kernel_numbers(name, update) returns. None: rows are copied to tensors and back.
     """
 
     moments: tuple[str, ...] = ()
@@ -61,10 +61,6 @@ class Rule(ABC):
     ) -> None:
         """Update the selected rows of a value and its moments in place, [k, width] or [k]. They come some
         thousand at a time, so a row's new numbers must not depend on other rows."""
-
-    def kernel_numbers(self, name: str, update: Update) -> tuple[float, ...]:
-        """Return the numbers that the kernel takes."""
-        raise NotImplementedError
 
 
 def check_rule(rule: Rule) -> None:
@@ -136,7 +132,7 @@ class AdamW(Rule):
 
     def update_rows(self, name, value, moments, grad, update):
         beta1, rest1, beta2, rest2, rate, root, epsilon, shrink = self.kernel_numbers(name, update)
-        # Ops of its own: the arguments of Paddle's differ between its versions.
+        # Not Paddle's op, whose arguments differ between its versions.
         moment1, moment2 = moments
         paddle.assign(beta1 * moment1 + rest1 * grad, output=moment1)
         paddle.assign(beta2 * moment2 + rest2 * (grad * grad), output=moment2)

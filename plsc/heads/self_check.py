@@ -47,14 +47,14 @@ def head_error() -> float:
 def _compare(sample_rate: float, budget: int) -> float:
     counts = [4 + rank % 2 for rank in range(distributed.world_size())]
     start = sum(counts[: distributed.rank()])
-    own = slice(start, start + counts[distributed.rank()])
+    of_rank = slice(start, start + counts[distributed.rank()])
     rng = np.random.default_rng(0)
     x_ND = rng.standard_normal((sum(counts), _WIDTH)).astype(np.float32)
     label_N = rng.integers(0, _CLASSES, sum(counts))
     options = {"sample_rate": sample_rate, "budget": budget, "init_std": 0.5, "seed": 3}
     head = make_head(_CLASSES, _WIDTH, CosFace(_MARGIN), scale=_SCALE, rule=Momentum(0.0), **options)
-    emb_BD = paddle.to_tensor(x_ND[own], stop_gradient=False)
-    out = head(emb_BD, paddle.to_tensor(label_N[own]), counts=counts)
+    emb_BD = paddle.to_tensor(x_ND[of_rank], stop_gradient=False)
+    out = head(emb_BD, paddle.to_tensor(label_N[of_rank]), counts=counts)
     out.loss.backward()
     head.update(_RATE)
 
@@ -65,8 +65,8 @@ def _compare(sample_rate: float, budget: int) -> float:
     centres_CD[taken_K] -= _RATE * dw_KD
     rows = slice(head.shard.start, head.shard.stop)
     return max(
-        relative(out.losses_B, losses_N[own]),
-        relative(emb_BD.grad / distributed.world_size(), dx_ND[own]),
+        relative(out.losses_B, losses_N[of_rank]),
+        relative(emb_BD.grad / distributed.world_size(), dx_ND[of_rank]),
         relative(head.bank.state()["centres"], centres_CD[rows]),
     )
 
@@ -75,17 +75,17 @@ def _dense(
     x_ND: np.ndarray, centre_KD: np.ndarray, target_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute CosFace's losses [N], and the gradients of their mean by embeddings and centres."""
-    row_N = np.arange(len(x_ND))
+    sample_N = np.arange(len(x_ND))
     x_length_N1 = np.linalg.norm(x_ND, axis=1, keepdims=True)
     length_K1 = np.linalg.norm(centre_KD, axis=1, keepdims=True)
     x_ND, centre_KD = x_ND / x_length_N1, centre_KD / length_K1
     logit_NK = _SCALE * (x_ND @ centre_KD.T)
-    logit_NK[row_N, target_N] -= _SCALE * _MARGIN
+    logit_NK[sample_N, target_N] -= _SCALE * _MARGIN
     exp_NK = np.exp(logit_NK)
     sum_N1 = exp_NK.sum(axis=1, keepdims=True)
-    losses_N = np.log(sum_N1[:, 0]) - logit_NK[row_N, target_N]
+    losses_N = np.log(sum_N1[:, 0]) - logit_NK[sample_N, target_N]
     grad_NK = exp_NK / sum_N1
-    grad_NK[row_N, target_N] -= 1.0
+    grad_NK[sample_N, target_N] -= 1.0
     grad_NK *= _SCALE / len(x_ND)
     dx_ND = _through_unit(grad_NK @ centre_KD, x_ND) / x_length_N1
     return losses_N, dx_ND, _through_unit(grad_NK.T @ x_ND, centre_KD) / length_K1

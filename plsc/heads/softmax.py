@@ -122,8 +122,8 @@ class SoftmaxHead:
             self.bank.update(lr, number, self._norms() if self.bank.rule.needs_norms else None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how often the centres have been updated; their rows are written apart, the margin has a
-        state of its own."""
+        """Return how often the centres have been updated; their rows and the margin's state are written
+        apart."""
         return {"updates": self.bank.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -140,8 +140,6 @@ class SoftmaxHead:
     def _norms(self) -> tuple[float, float] | tuple[paddle.Tensor, paddle.Tensor]:
         """Compute the norms of the selected centres of all ranks and of their gradient."""
         squares = self.bank.squares()
-        if not paddle.is_tensor(squares):
-            squares = paddle.to_tensor(squares, dtype="float64")
         if self.spec.sharded:
             distributed.all_reduce(squares)
         norms = squares.sqrt()
@@ -158,9 +156,9 @@ class SoftmaxHead:
         logit_NS = step.backend.logits()
         shard = self.shard
         local_N = to_device(distributed.shard_index(step.label_N, shard.start, shard.stop))
-        own_NS = (local_N.unsqueeze(1) == paddle.arange(shard.size)).astype("float32")
+        is_target_NS = (local_N.unsqueeze(1) == paddle.arange(shard.size)).astype("float32")
         target_N1 = self.spec.scale * step.targets.target_N.unsqueeze(1)
-        logit_NS = paddle.where(own_NS > 0, target_N1 * own_NS, logit_NS)
+        logit_NS = paddle.where(is_target_NS > 0, target_N1 * is_target_NS, logit_NS)
         prob_NS = (logit_NS - step.lse_N.unsqueeze(1)).exp()
         return ShardInfo(logit_NS, prob_NS, local_N, shard.size)
 
@@ -188,10 +186,10 @@ class SoftmaxHead:
             best_N = paddle.maximum(largest_N, best_N)
         if not self.spec.sharded:
             return class_N
-        own_N = best_N.clone()
+        of_rank_N = best_N.clone()
         distributed.all_reduce(best_N, "max")
         none_N = paddle.full_like(class_N, self.shard.num_classes)
-        return -distributed.all_reduce(-paddle.where(own_N == best_N, class_N, none_N), "max")
+        return -distributed.all_reduce(-paddle.where(of_rank_N == best_N, class_N, none_N), "max")
 
 
 def gather_labels(label_B: np.ndarray, counts: Sequence[int]) -> np.ndarray:

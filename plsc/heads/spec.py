@@ -20,7 +20,7 @@ class HeadSpec:
             cosines times `scale`.
         scale: the s of the margin losses; 1 for the plain softmax.
         sharded: True where the ranks' banks share the classes out (`dist_*`); False where each has all of
-            them: a rank then sees its own B samples only, and sums the centres' gradients over the ranks.
+            them: a rank then sees its B samples only, and sums the centres' gradients over the ranks.
         sub_centres: centres of each class, of which the nearest counts; more than 1 help with label noise.
             Only with a margin.
         straight_through: take the slope of the margin as 1, as InsightFace's published ArcFace, which changes
@@ -48,4 +48,4 @@ class HeadSpec:
     @property
     def changes_others(self) -> bool:
         """Whether logits of other classes than the target are changed."""
-        return self.filter_above is not None or (self.margin is not None and self.margin.has_others)
+        return self.filter_above is not None or bool(self.margin and self.margin.others)

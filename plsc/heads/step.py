@@ -17,7 +17,7 @@ import paddle.nn.functional as F
 from plsc import distributed
 from plsc.distributed.device import to_device
 from plsc.heads.backends import HeadMemory, KernelBackend, PaddleBackend, Places, takes_kernels
-from plsc.heads.blocks import Rows
+from plsc.heads.blocks import Vectors
 from plsc.heads.margins import change_targets
 from plsc.heads.sampling import unite
 from plsc.heads.spec import HeadSpec
@@ -54,7 +54,7 @@ class Targets:
 
 class Step:
     """Computes one step of a head on the samples that this rank works on: those of all ranks if the classes
-    are sharded, else its own.
+    are sharded, else those of this rank.
 
     Args:
         spec: what is computed. memory: what the head keeps between its steps. emb_BD: this rank's embeddings.
@@ -64,7 +64,7 @@ class Step:
         counts: samples of each rank.
 
     Attributes, from `forward` for `backward`:
-        rows: the gathered embeddings, at length 1 with a margin; scaled_ND: the same times the head's scale.
+        vectors: the gathered embeddings, at length 1 with a margin; scaled_ND: the same times the scale.
         backend, targets. lse_N: logarithm of each sample's whole denominator. rest_N: 1 - p(target).
         penalty_slope_N: of the margin's penalty by the norm; None without one.
     """
@@ -88,12 +88,12 @@ class Step:
         assert self.counts[distributed.rank()] == emb_BD.shape[0], (self.counts, emb_BD.shape)
         self.num_samples = sum(self.counts)  # of all ranks: what the mean is over
         start = sum(self.counts[: distributed.rank()])
-        self._own = slice(start, start + len(emb_BD))
-        self.label_N = label_N if spec.sharded else label_N[self._own]
+        self._of_rank = slice(start, start + len(emb_BD))
+        self.label_N = label_N if spec.sharded else label_N[self._of_rank]
 
     def of_this_rank(self, x_N: paddle.Tensor) -> paddle.Tensor:
         """Cut this rank's part [B] out of a per-sample tensor [N]."""
-        return x_N[self._own] if self.spec.sharded else x_N
+        return x_N[self._of_rank] if self.spec.sharded else x_N
 
     def gather_all(self, x_N: paddle.Tensor) -> paddle.Tensor:
         """Collect a per-sample tensor of all ranks, for a margin's statistics, which must be the same on
@@ -109,10 +109,10 @@ class Step:
         emb_ND = self.emb_BD.astype("float32")
         if self.spec.sharded:
             emb_ND = distributed._c_allgather(emb_ND, self.counts)
-        self.rows = Rows(emb_ND, self.margin is not None)
+        self.vectors = Vectors(emb_ND, self.margin is not None)
         if self.margin and self.number is not None:
-            self.margin.observe(self.gather_all(self.rows.length))
-        x_ND = self.rows.values
+            self.margin.observe(self.gather_all(self.vectors.length))
+        x_ND = self.vectors.values
         self.scaled_ND = x_ND * self.spec.scale if self.spec.scale != 1.0 else x_ND
         by_kernels = takes_kernels(self.spec, self.bank, self.number is None)
         make = KernelBackend if by_kernels else PaddleBackend
@@ -121,12 +121,12 @@ class Step:
         maxima = self._join_maxima(*self.backend.forward(self._share_targets()))
         losses_N, correct_N, self.lse_N, self.rest_N = self._join_ranks(*maxima)
         self.penalty_slope_N = None
-        if self.margin and self.margin.trains_norm:
-            penalty_N, self.penalty_slope_N = self.margin.penalty(self.rows.length)
+        if self.margin and self.margin.penalty:
+            penalty_N, self.penalty_slope_N = self.margin.penalty(self.vectors.length)
             losses_N = losses_N + penalty_N
         totals = paddle.stack([losses_N, correct_N.astype("float32")]).sum(axis=1)
         if not self.spec.sharded:
-            distributed.all_reduce(totals)  # each rank has its own samples
+            distributed.all_reduce(totals)  # each rank has other samples
         loss, accuracy = (totals / self.num_samples).unbind()
         return HeadOutput(loss, accuracy, self.of_this_rank(losses_N), self.of_this_rank(correct_N))
 
@@ -134,8 +134,8 @@ class Step:
         """Let the bank select the classes of the step, and find the samples' own ones among them."""
         shard = self.bank.shard
         local_N = distributed.shard_index(self.label_N, shard.start, shard.stop)
-        row_P = np.flatnonzero(local_N >= 0)
-        column_P = local_N[row_P]
+        sample_P = np.flatnonzero(local_N >= 0)
+        column_P = local_N[sample_P]
         if self.spec.sample_rate == 1 or self.number is None:
             self.bank.select(None)
         else:
@@ -144,7 +144,7 @@ class Step:
             self.bank.prefetch(self.memory.drawing.following())
             column_P = np.searchsorted(index_K, column_P)
         order = np.argsort(column_P, kind="stable")  # so that a block's targets are one run
-        return Places(row_P[order], column_P[order], to_device((local_N >= 0).astype(np.float32)))
+        return Places(sample_P[order], column_P[order], to_device((local_N >= 0).astype(np.float32)))
 
     def _move_targets(self, owned_N: paddle.Tensor, plain_N: paddle.Tensor | None) -> Targets:
         """Apply the margin to the target logits; None: this shard has no class."""
@@ -153,7 +153,7 @@ class Step:
         if not self.margin:
             plain_N = plain_N * owned_N
             return Targets(plain_N, plain_N, owned_N)
-        moved = change_targets(self.margin, plain_N, self.rows.length)
+        moved = change_targets(self.margin, plain_N, self.vectors.length)
         slope_N = paddle.ones_like(plain_N) if self.spec.straight_through else moved.slope
         values = [plain_N, moved.cosine, slope_N]
         values += [] if moved.norm_slope is None else [moved.norm_slope]
@@ -162,25 +162,25 @@ class Step:
     def _share_targets(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
         """Share the target cosines of all N samples with every rank, [N, 1] without and with margin. One SUM,
         and only for a margin that changes the other logits by them."""
-        if not (self.margin and self.margin.has_others):
+        if not (self.margin and self.margin.others):
             return None
         shared_2N = paddle.stack([self.targets.plain_N, self.targets.target_N])
         if self.spec.sharded:
             distributed.all_reduce(shared_2N)
         if self.number is not None:
             self.margin.observe_targets(self.gather_all(shared_2N[0]))
-        plain_N1, target_N1 = (row_N.unsqueeze(1) for row_N in shared_2N.unbind())
+        plain_N1, target_N1 = (cos_N.unsqueeze(1) for cos_N in shared_2N.unbind())
         return plain_N1, target_N1
 
     def _join_maxima(
-        self, own_N: paddle.Tensor, plain_N: paddle.Tensor, sum_N: paddle.Tensor
+        self, largest_N: paddle.Tensor, plain_N: paddle.Tensor, sum_N: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         """Find the largest logit but the target of each sample over all ranks, with what changes it and
         without, and this rank's sum of exponentials below the former. One MAX."""
         if not self.spec.sharded or distributed.world_size() == 1:
-            return own_N, plain_N, sum_N
-        max_N, plain_max_N = distributed.all_reduce(paddle.stack([own_N, plain_N]), "max").unbind()
-        return max_N, plain_max_N, sum_N * (own_N - max_N).exp()
+            return largest_N, plain_N, sum_N
+        max_N, plain_max_N = distributed.all_reduce(paddle.stack([largest_N, plain_N]), "max").unbind()
+        return max_N, plain_max_N, sum_N * (largest_N - max_N).exp()
 
     def _join_ranks(
         self, max_N: paddle.Tensor, plain_max_N: paddle.Tensor, sum_N: paddle.Tensor
@@ -204,7 +204,10 @@ class Step:
         factor = grad.astype("float32") / self.num_samples
         dtarget_N = -self.rest_N * self.targets.slope_N
         grad_ND = self.backend.backward(self.lse_N, dtarget_N, self.scaled_ND * factor, factor)
-        if self.margin and self.margin.trains_norm:
+        if not self.spec.sharded:
+            for by_rows in self.bank.gradients().values():
+                distributed.all_reduce(by_rows)
+        if self.margin and self.margin.penalty:
             # Of this shard's target cosines by the norms; like that of the cosines, without factors.
             by_norm_N = -self.rest_N * self.targets.norm_slope_N
             grad_ND = paddle.concat([grad_ND, by_norm_N.unsqueeze(1)], axis=1)
@@ -217,12 +220,12 @@ class Step:
         of_cosine = factor * (self.spec.scale * distributed.world_size())
         if not self.margin:
             return grad_BD * of_cosine
-        rows = self.rows
-        if len(grad_BD) != len(rows.values):
-            rows = Rows(self.emb_BD.astype("float32"), cosine=True)
-        if not self.margin.trains_norm:
-            return rows.gradient(grad_BD.multiply_(of_cosine))
+        vectors = self.vectors
+        if len(grad_BD) != len(vectors.values):
+            vectors = Vectors(self.emb_BD.astype("float32"), cosine=True)
+        if not self.margin.penalty:
+            return vectors.gradient(grad_BD.multiply_(of_cosine))
         norm_grad_B1 = grad_BD[:, -1:]
         penalty_B1 = self.of_this_rank(self.penalty_slope_N).unsqueeze(1)
-        of_norm_BD = (norm_grad_B1 + penalty_B1 / self.spec.scale) * of_cosine * rows.values
-        return rows.gradient(grad_BD[:, :-1] * of_cosine) + of_norm_BD
+        of_norm_BD = (norm_grad_B1 + penalty_B1 / self.spec.scale) * of_cosine * vectors.values
+        return vectors.gradient(grad_BD[:, :-1] * of_cosine) + of_norm_BD

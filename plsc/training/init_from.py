@@ -15,7 +15,6 @@ from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.store import find
 from plsc.data.dataset import Dataset
 from plsc.errors import UserError
-from plsc.heads.config import kind_of_head
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.resume import ROWS_AT_ONCE, load_backbone
 from plsc.utils.bfloat16 import float32_of
@@ -64,7 +63,7 @@ def _why_new(
         if len(set(names)) < len(names):
             raise UserError(f"{whose} have a name twice; each class needs one of its own", "Global.init_from")
     name = saved.config.get("Head", {}).get("name")
-    if name and (kind_of_head(name) == "softmax") != (head.margin is None):
+    if name and (name.removeprefix("dist_") == "softmax") != (head.margin is None):
         return f"the head there is {name}, this run's has {'a' if head.margin else 'no'} margin"
     width = saved.head_arrays["centres"].shape[1] + ("bias" in saved.head_arrays)
     own = head.bank.width + head.bank.bias

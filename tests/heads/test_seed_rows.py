@@ -81,7 +81,7 @@ def test_row_3_6_a_remapped_label_is_the_old_one(rate):
     emb, label = batch()
     step = step_module.Step(head.spec, head.memory, emb, label.numpy(), 5, [len(label)])
     place = step._find_targets()
-    assert np.array_equal(head.bank.index_K[place.column_P], label.numpy()[place.row_P])
+    assert np.array_equal(head.bank.index_K[place.column_P], label.numpy()[place.sample_P])
 
 
 def test_row_3_8_one_head_state_whatever_is_sampled():

@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 from plsc.errors import UserError
-from plsc.heads import backends as walk_module
+from plsc.heads import backends as backends_module
 from plsc.heads.build import make_head
 from plsc.heads.margins import CosFace
 from tests.heads.cases import exact, run
@@ -23,7 +23,7 @@ def test_block_sizes_and_modes_give_the_same_numbers(name, monkeypatch):
     want = exact(centres, x, label, dense_margin, scale, lr=0.01, terms=53)
     for block in (53, 52, 26, 7, 2, 1):
         for keep in (True, False):
-            monkeypatch.setattr(walk_module, "plan_blocks", lambda *_, b=block, k=keep: (b, k))
+            monkeypatch.setattr(backends_module, "plan_blocks", lambda *_, b=block, k=keep: (b, k))
             head = make_head(53, 16, margin, scale=scale, init_std=0.5)
             out, dx, dw = run(head, x, label)
             head.update(0.01)

@@ -141,9 +141,8 @@ class Bank(ABC):
         """How many selected rows are fetched and updated at a time."""
         return max(1, _DEVICE_NUMBERS // self.width) if asynchronous() else UPDATE_ROWS
 
-    def squares(self) -> tuple[float, float] | paddle.Tensor:
-        """Sum the squares of the selected centres, and of their gradient; both on this rank. Where reading
-        them would wait, they are a tensor [2]."""
+    def squares(self) -> paddle.Tensor:
+        """Sum the squares of the selected centres, and of their gradient, on this rank: float64 [2]."""
         centres = gradient = 0.0
         for start in range(0, self.selected, self.rows_at_once):
             stop = min(start + self.rows_at_once, self.selected)
@@ -151,7 +150,7 @@ class Bank(ABC):
             gradient += _square(self._grads["centres"][start:stop])
         if asynchronous() and self.selected:
             return paddle.stack([centres, gradient])
-        return float(centres), float(gradient)
+        return paddle.to_tensor([float(centres), float(gradient)], dtype="float64")
 
     # -- gradients
 

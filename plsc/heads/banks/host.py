@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 
 from plsc import native as kernels
-from plsc.heads.banks.bank import Bank, initial_blocks
+from plsc.heads.banks.bank import Bank, initial_rows
 from plsc.heads.optimizer import Rule, Update
 from plsc.native.heads import rows as row_kernels
 from plsc.utils.bfloat16 import float32_of
@@ -78,8 +78,7 @@ class HostBank(BankInMemory):
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule, std: float, seed: int):
         super().__init__(shard, width, bias=bias, rule=rule)
         self._arrays = {name: np.zeros(shape, np.float32) for name, shape in self.shapes.items()}
-        for first, block in initial_blocks(seed, shard.start, shard.stop, width, std):
-            self._arrays["centres"][first : first + len(block)] = block
+        self._arrays["centres"] = initial_rows(seed, shard.start, shard.stop, width, std)
 
     def state(self):
         return dict(self._arrays)

@@ -1,5 +1,5 @@
-"""A bank that stores its rows on the disk, or as bfloat16 in host memory; a buffer holds those of the step,
-in float32.
+"""Store the rows of a bank on the disk, or as bfloat16 in host memory, and those of the step in a buffer, in
+float32.
 
     S classes in this rank's shard   K of them selected for the step: the buffer's rows
 

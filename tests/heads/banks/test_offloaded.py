@@ -10,7 +10,7 @@ from plsc.checkpoint.store import Checkpoint, Content, save
 from plsc.errors import UserError
 from plsc.heads import banks as banks_module
 from plsc.heads.banks import build_bank
-from plsc.heads.banks import offloaded as window_module
+from plsc.heads.banks import offloaded as offloaded_module
 from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import LARS, AdamW, Momentum
@@ -32,8 +32,8 @@ every_rule = pytest.mark.parametrize("rule", RULES)
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     # Of whole vectors: without kernels Paddle's ops take roots of what is left over with another last bit.
-    monkeypatch.setattr(window_module, "_ROWS_AT_ONCE", 16)
-    monkeypatch.setattr(window_module, "_SPARE", 3)
+    monkeypatch.setattr(offloaded_module, "_ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(offloaded_module, "_SPARE", 3)
 
 
 def make(kind, dtype, folder, shard=None, **options):

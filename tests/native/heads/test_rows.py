@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from plsc import native as kernels
+from plsc.heads.optimizer import Update
 from plsc.native.heads import rows
+from tests.heads.errors import OPTIMIZERS
 from tests.helpers.bounds import EPS, assert_within, growth, perturbed
 
 pytestmark = pytest.mark.parametrize("path", kernels.LEVELS, indirect=True)
@@ -56,61 +58,30 @@ def test_gather(path, two_threads):
     assert np.array_equal(few, numbers[INDEX])
 
 
-def dense_of(rule):
-    """-> how many moments the rule has, its update by rows.py, and by float64 -> value and moments."""
-    numbers = (0.9, 0.1, 0.999, 0.001, 0.05, 20.0, 1e-8, 0.01)
-
-    def adamw(w, g, m, v):
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-        return w - 0.01 * w - 0.05 * m / (20 * np.sqrt(v) + 1e-8), m, v
-
-    def momentum(w, g, v):
-        v = 0.9 * v + g + 0.01 * w
-        return w - 0.1 * v, v
-
-    def nesterov(w, g, v):
-        v = 0.9 * v + g + 0.01 * w
-        return w - 0.1 * (g + 0.01 * w + 0.9 * v), v
-
-    def lars(w, g, v):
-        v = 0.9 * v + 0.3 * (g + 0.01 * w)
-        return w - v, v
-
-    count, name, numbers, dense = {
-        "momentum": (1, "momentum", (0.1, 0.9, 0.01, False), momentum),
-        "nesterov": (1, "momentum", (0.1, 0.9, 0.01, True), nesterov),
-        "lars": (1, "lars", (0.3, 0.9, 0.01), lars),
-        "adamw": (2, "adamw", numbers, adamw),
-    }[rule]
-
-    def update(value, *others):
-        *moments, index, grad = others
-        rows.update(name, value, moments, index, grad, numbers)
-
-    return count, update, dense
-
-
 @pytest.mark.parametrize("index", [None, INDEX], ids=["all", "sampled"])
 @pytest.mark.parametrize("width", [1, 19, 64])
-@pytest.mark.parametrize("rule", ["momentum", "nesterov", "lars", "adamw"])
-def test_updates(path, two_threads, rule, index, width):
-    count, update, dense = dense_of(rule)
-    arrays = [drawn(23, width), *(np.abs(drawn(23, width, seed=1 + n)) for n in range(count))]
+@pytest.mark.parametrize("optimizer", [name for name, (rule, _) in OPTIMIZERS.items() if rule.kernel])
+def test_updates(path, two_threads, optimizer, index, width):
+    rule, dense = OPTIMIZERS[optimizer]
+    arrays = [drawn(23, width), *(np.abs(drawn(23, width, seed=1 + n)) for n in range(len(rule.moments)))]
     before = [array.copy() for array in arrays]
     chosen = slice(None) if index is None else index
     grads = [drawn(23 if index is None else 5, width, seed=4 + step) for step in range(3)]
 
     def updates(grads, *arrays):
-        for grad in grads:
-            for array, after in zip(arrays, dense(arrays[0][chosen], grad, *(m[chosen] for m in arrays[1:]))):
+        arrays = [array.copy() for array in arrays]
+        for number, grad in enumerate(grads, 1):
+            value, *moments = (array[chosen] for array in arrays)
+            for array, after in zip(arrays, dense.step(value, grad, *moments, 0.1, number, dense.decay)):
                 array[chosen] = after
-        return list(arrays)
+        return arrays
 
-    want, bound = perturbed(
-        lambda grads, *arrays: updates(grads, *map(np.copy, arrays)), grads, *before, terms=3
-    )
-    for grad in grads:
-        update(*arrays, index, grad)
+    want, bound = perturbed(updates, grads, *before, terms=3)
+    value, *moments = arrays
+    for number, grad in enumerate(grads, 1):
+        norms = tuple(float(np.linalg.norm(each.astype(np.float64))) for each in (value[chosen], grad))
+        numbers = rule.kernel_numbers("centres", Update(0.1, number, norms))
+        rows.update(rule.kernel, value, moments, index, grad, numbers)
     assert_within(arrays, want, bound)
     for found, start in zip(arrays, before):
         if index is not None:
