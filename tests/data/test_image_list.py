@@ -1,34 +1,15 @@
-import cv2
 import numpy as np
 import pytest
 
 from plsc.data import image_list
 from plsc.data.image_list import ImageList, Paths, identity_names, read_list
 from plsc.errors import MissingFileError, UserError
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Three images of 12 x 16 (height x width), red at the left and green at the right; and one file that is
-    none."""
-    picture = np.zeros((12, 16, 3), np.uint8)
-    picture[:, :8, 2] = 255  # OpenCV writes BGR
-    picture[:, 8:, 1] = 255
-    for name in ("a.png", "b c.png", "ä.png"):
-        (tmp_path / name).write_bytes(cv2.imencode(".png", picture)[1].tobytes())
-    (tmp_path / "broken.jpg").write_bytes(b"not an image")
-    return tmp_path
-
-
-def write(folder, text):
-    path = folder / "list.txt"
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return str(path)
+from tests.helpers.image_files import write_list
 
 
 def test_tabs_spaces_crlf_and_byte_order_mark_are_read(folder):
     paths, labels = read_list(
-        write(folder, b"\xef\xbb\xbfa.png\t0\r\nb c.png\t1\r\nb c.png 1\n\xc3\xa4.png  0")
+        write_list(folder, b"\xef\xbb\xbfa.png\t0\r\nb c.png\t1\r\nb c.png 1\n\xc3\xa4.png  0")
     )
     assert labels.tolist() == [0, 1, 1, 0] and labels.dtype == np.int64
     assert list(paths) == [str(folder / name) for name in ("a.png", "b c.png", "b c.png", "ä.png")]
@@ -39,18 +20,18 @@ def test_tabs_spaces_crlf_and_byte_order_mark_are_read(folder):
 
 def test_paths_start_at_the_root(folder, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("lists")
-    paths, _ = read_list(write(elsewhere, "a.png\t0\n/b.png\t0\n"), root=str(folder))
+    paths, _ = read_list(write_list(elsewhere, "a.png\t0\n/b.png\t0\n"), root=str(folder))
     assert list(paths) == [str(folder / "a.png"), "/b.png"]
 
 
 def test_a_list_for_prediction_needs_no_labels(folder):
-    paths, labels = read_list(write(folder, "a.png\nb c.png\nä.png\t7\n"), labelled=False)
+    paths, labels = read_list(write_list(folder, "a.png\nb c.png\nä.png\t7\n"), labelled=False)
     assert [path.rsplit("/", 1)[1] for path in paths] == ["a.png", "b c.png", "ä.png"]
     assert labels.tolist() == [-1, -1, 7]
 
 
 def test_bad_lines_are_all_reported(folder):
-    path = write(folder, "a.png\t0\na.png\ta b\n\na.png\na.png\t-1\n")
+    path = write_list(folder, "a.png\t0\na.png\ta b\n\na.png\na.png\t-1\n")
     with pytest.raises(UserError) as raised:
         read_list(path)
     assert str(raised.value) == (
@@ -59,24 +40,24 @@ def test_bad_lines_are_all_reported(folder):
         "line 5: label '-1' is not a whole number from 0 up"
     )
     with pytest.raises(UserError, match=r"line 5: .*'e'.*; 7 bad lines in all$") as raised:
-        read_list(write(folder, "\n".join("abcdefg")))
+        read_list(write_list(folder, "\n".join("abcdefg")))
     assert "line 6" not in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_an_empty_list_is_refused(folder):
     with pytest.raises(UserError, match="list.txt: the list is empty; it needs one image a line$"):
-        read_list(write(folder, ""))
+        read_list(write_list(folder, ""))
 
 
 def test_missing_files_are_named(folder):
     with pytest.raises(MissingFileError, match=r"^list: file 'no.txt' does not exist \(looked in "):
         ImageList.check(list="no.txt")
     with pytest.raises(MissingFileError, match=r"^root: folder 'nowhere' does not exist \(looked in "):
-        ImageList.check(list=write(folder, "a.png\t0\n"), root="nowhere")
+        ImageList.check(list=write_list(folder, "a.png\t0\n"), root="nowhere")
 
 
 def test_image_list_is_a_data_set(folder):
-    data = ImageList(write(folder, "a.png\t0\nb c.png\t1\nä.png\t1\n"), size=(12, 16), channels="grey")
+    data = ImageList(write_list(folder, "a.png\t0\nb c.png\t1\nä.png\t1\n"), size=(12, 16), channels="grey")
     assert len(data) == 3 and data.num_classes == 2 and data.labels.tolist() == [0, 1, 1]
     assert data.image_shape == (1, 12, 16) and data.sample(1, 0).shape == (1, 12, 16)
     assert data.name(1) == str(folder / "b c.png") and data.title == f"{folder.name}/list.txt"
@@ -89,7 +70,7 @@ def test_some_of_many_paths():
 
 
 def test_missing_images_are_counted_and_named_before_the_first_step(folder):
-    path = write(folder, "a.png\t0\nx.png\t0\n" + "".join(f"y{n}.png\t0\n" for n in range(3)))
+    path = write_list(folder, "a.png\t0\nx.png\t0\n" + "".join(f"y{n}.png\t0\n" for n in range(3)))
     with pytest.raises(MissingFileError) as raised:
         ImageList(path)
     assert str(raised.value) == (
@@ -100,12 +81,12 @@ def test_missing_images_are_counted_and_named_before_the_first_step(folder):
 
 def test_of_very_many_images_some_are_looked_for(folder, monkeypatch, capsys):
     monkeypatch.setattr(image_list, "CHECKED", 3)
-    path = write(folder, "a.png\t0\nno.png\t0\na.png\t0\na.png\t0\na.png\t0\n")
+    path = write_list(folder, "a.png\t0\nno.png\t0\na.png\t0\na.png\t0\na.png\t0\n")
     data = ImageList(path)
     assert len(data) == 5 and data.identities is None
     assert f"{path}: 5 images; looked for 3 of them, evenly spaced\n" in capsys.readouterr().out
     with pytest.raises(MissingFileError, match=r"list.txt: 1 of its images do not exist: no.png"):
-        ImageList(write(folder, "a.png\t0\n" * 4 + "no.png\t0"))
+        ImageList(write_list(folder, "a.png\t0\n" * 4 + "no.png\t0"))
 
 
 def test_folders_are_the_identities_where_each_class_has_its_own(folder):
@@ -113,10 +94,10 @@ def test_folders_are_the_identities_where_each_class_has_its_own(folder):
         (folder / name).mkdir()
         for number in (1, 2):
             (folder / name / f"{number}.png").write_bytes((folder / "a.png").read_bytes())
-    own = write(folder, "Bob/1.png\t0\nAnn/1.png\t1\nBob/2.png\t0\n")
+    own = write_list(folder, "Bob/1.png\t0\nAnn/1.png\t1\nBob/2.png\t0\n")
     assert ImageList(own).identities.tolist() == ["Bob", "Ann"]
-    assert ImageList(write(folder, "Bob/1.png\t0\nAnn/1.png\t0\n")).identities is None
-    assert ImageList(write(folder, "Bob/1.png\t0\nBob/2.png\t1\n")).identities is None
+    assert ImageList(write_list(folder, "Bob/1.png\t0\nAnn/1.png\t0\n")).identities is None
+    assert ImageList(write_list(folder, "Bob/1.png\t0\nBob/2.png\t1\n")).identities is None
 
 
 def test_numbered_folders_are_identities_of_their_own_set_only():
@@ -128,13 +109,13 @@ def test_numbered_folders_are_identities_of_their_own_set_only():
 
 def test_a_list_that_is_no_text_is_refused_in_printable_words(folder):
     with pytest.raises(UserError) as raised:
-        read_list(write(folder, (folder / "a.png").read_bytes()))
+        read_list(write_list(folder, (folder / "a.png").read_bytes()))
     assert (
         "line 1: '\\x89PNG' is not both a path and a label" in str(raised.value)
         and str(raised.value).isprintable()
     )
     with pytest.raises(MissingFileError) as raised:
-        ImageList(write(folder, b"\xff.png\t0\n"))
+        ImageList(write_list(folder, b"\xff.png\t0\n"))
     assert r"do not exist: \xff.png" in str(raised.value)
 
 

@@ -11,25 +11,7 @@ from plsc.data.images import read_sample
 from plsc.errors import CorruptImageError, MissingFileError, UserError
 from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.datasets import dataset_of
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Three images of 12 x 16 (height x width), red at the left and green at the right; and one file that is
-    none."""
-    picture = np.zeros((12, 16, 3), np.uint8)
-    picture[:, :8, 2] = 255  # OpenCV writes BGR
-    picture[:, 8:, 1] = 255
-    for name in ("a.png", "b c.png", "ä.png"):
-        (tmp_path / name).write_bytes(cv2.imencode(".png", picture)[1].tobytes())
-    (tmp_path / "broken.jpg").write_bytes(b"not an image")
-    return tmp_path
-
-
-def write(folder, text):
-    path = folder / "list.txt"
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return str(path)
+from tests.helpers.image_files import write_list
 
 
 def test_a_missing_image_is_named(folder):
@@ -78,7 +60,9 @@ def test_an_image_follows_the_preprocessing(folder):
 
 
 def test_mean_and_scale_are_in_the_preprocessing(folder):
-    data = ImageList(write(folder, "a.png\t0\n"), size=(12, 16), channels="BGR", mean=127.5, scale=1 / 128)
+    data = ImageList(
+        write_list(folder, "a.png\t0\n"), size=(12, 16), channels="BGR", mean=127.5, scale=1 / 128
+    )
     assert data.preprocessing == Preprocessing((3, 12, 16), 127.5, 1 / 128, "BGR")
 
 
@@ -100,7 +84,7 @@ def test_wrong_arguments_are_named(key, rule):
 
 
 def test_an_integer_is_both_sides(folder):
-    path = write(folder, "a.png\t0\nb c.png\t1\n")
+    path = write_list(folder, "a.png\t0\nb c.png\t1\n")
     assert ImageList(path, size=9).image_shape == ImageList(path, size=(9, 9)).image_shape == (3, 9, 9)
     key = "DataLoader.Train.dataset={name: ImageList, list: %s, size: %s}"
     assert dataset_of(load(None, [key % (path, 9)])).image_shape == (3, 9, 9)

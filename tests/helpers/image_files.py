@@ -49,3 +49,9 @@ def write_folder(folder: Path, counts: dict[str, int]) -> Path:
             (folder / identity / f"{identity}_{index:04}.png").write_bytes(png(number))
             number += 1
     return folder
+
+
+def write_list(folder: Path, text: str | bytes) -> str:
+    path = folder / "list.txt"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return str(path)
