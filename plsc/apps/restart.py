@@ -37,11 +37,12 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
     cfg.check_ranks(ranks)
     cfg.check_data()
     folder = Path(cfg.Global.output_dir)
+    resumes = goes_on(cfg.Global)
     with lock.hold(folder):
         signals: list[int] = []
         _note_signals(signals)
         failures, newest = 0, store.newest_step(folder / "checkpoints")
-        if not goes_on(cfg.Global):
+        if not resumes:
             delete_run(folder)
             remove(folder / "log")
         overrides = ["-o", "Global.overwrite=false"]

@@ -17,6 +17,7 @@ from typing import IO
 
 from plsc.errors import UserError, shown, writing
 
+FILE = ".lock"
 _log = logging.getLogger("plsc")
 
 
@@ -29,7 +30,7 @@ def hold(folder: str | os.PathLike) -> IO[str]:
     folder = Path(folder)
     with writing(f"Global.output_dir: {folder}", remedy="name another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / ".lock", "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        file = open(folder / FILE, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

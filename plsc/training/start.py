@@ -3,11 +3,12 @@
 Paddle is imported by `start`, when the environment is set for it. What imports it too is imported after that.
 """
 
+import os
 from pathlib import Path
 
 from plsc.checkpoint import store
 from plsc.config.run import GlobalCfg
-from plsc.distributed import environment
+from plsc.distributed import environment, lock
 from plsc.errors import MissingFileError, UserError, writing
 from plsc.utils.atomic_write import remove
 from plsc.utils.files import read_json
@@ -35,13 +36,14 @@ def goes_on(section: GlobalCfg) -> bool:
     """Say whether a training goes on with what is in its output folder: a run that is not at its end, or any
     where Global.resume is set.
 
-    UserError, before ranks start, for a run at its end unless Global.overwrite allows to delete it, and for
-    weights to start with that are not there.
+    UserError, before ranks start, for a run at its end unless Global.overwrite allows to delete it, for
+    another program's files in its place, and for weights to start with that are not there.
     """
     folder = Path(section.output_dir)
     if section.resume:
         return True
-    if not section.overwrite and list((folder / "checkpoints").glob("step-*")):  # damaged ones, too
+    saved = list((folder / "checkpoints").glob("step-*"))  # damaged ones, too
+    if saved and not section.overwrite:
         newest = store.newest_step(folder / "checkpoints")
         results = folder / "results.json"  # written after the last checkpoint
         if results.is_file() and read_json(results).get("step") == newest:
@@ -65,6 +67,13 @@ def goes_on(section: GlobalCfg) -> bool:
         raise MissingFileError(
             f"{there}: has no checkpoint; name the folder of a run or of one",
             key="Global.init_from",
+        )
+    theirs = [name for name in (*RUN_FILES, "log") if os.path.lexists(folder / name)]
+    if theirs and not saved and not (folder / lock.FILE).exists():
+        raise UserError(
+            f"{folder} has {', '.join(theirs)}, which no run wrote and a new one would delete; name another "
+            "folder",
+            key="Global.output_dir",
         )
     return False
 
