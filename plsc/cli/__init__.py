@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plsc.cli.mistakes import without_traceback
-from plsc.errors import shown
+from plsc.errors import UserError, reading, shown
 from plsc.utils.version import __version__
 
 
@@ -78,6 +78,12 @@ def _at_home(word: str) -> str:
 
 
 def _run(verb: Verb, arguments: Sequence[str]) -> int | None:
+    if "" in arguments:
+        raise UserError("an argument is empty; is a variable of the shell not set?")
+    if sys.getfilesystemencoding() != "utf-8":  # a locale of another encoding
+        raise UserError("Python takes no names of files in UTF-8 here; set PYTHONUTF8=1")
+    with reading("the current folder", missing="was deleted; change into another"):
+        os.getcwd()
     module, _, function = verb.module.partition(":")
     return getattr(importlib.import_module(module), function or "main")(arguments)
 

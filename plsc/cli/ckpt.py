@@ -56,7 +56,8 @@ def verify(folder: str) -> str:
     return f"{saved.path}: whole, {count} files, {size:,} bytes, every checksum is right"
 
 
-def _parser() -> argparse.ArgumentParser:
+def main(argv: Sequence[str]) -> int:
+    """Run `plsc ckpt`. Raises UserError."""
     parser = argparse.ArgumentParser("plsc ckpt", description="Look at checkpoints, and average them.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, what in (("inspect", "show what is in a checkpoint"), ("verify", "compare every checksum")):
@@ -67,12 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("run", help="the folder of a run")
     verb.add_argument("--last", type=int, metavar="K", help="the K newest of the run; all without it")
     verb.add_argument("--output", required=True, metavar="FOLDER", help="a new folder")
-    return parser
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run `plsc ckpt`. Raises UserError."""
-    args = _parser().parse_args(argv)
+    args = parser.parse_args(argv)
     if args.verb == "inspect":
         report = inspect(args.folder)
     elif args.verb == "verify":

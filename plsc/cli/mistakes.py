@@ -9,8 +9,14 @@ from collections.abc import Callable
 from plsc.distributed import environment
 from plsc.errors import UserError, shown_lines
 
-# No defects of ours: rights, file systems and their space. Readers and writers of many kinds meet these.
-_OF_THE_MACHINE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+# What the machine refuses readers and writers of many kinds, no defects of ours -> what to do about it.
+_REMEDIES = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "change its rights, or name another folder"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space there, or name another folder"),
+    errno.EFBIG: "name a folder on another file system, or raise the limit (ulimit -f)",
+    errno.ENAMETOOLONG: "give it a shorter name",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
 _HEAD_START = 3.0  # seconds that the first rank has, to print the mistake that another has printed
 
 
@@ -41,6 +47,9 @@ def without_traceback(act: Callable[[], int | None], debug: bool = False) -> int
     programs do.
     """
     environment.before_paddle()
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as those of daemons are: a file would get its number
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):  # a caller may have replaced sys.stdout
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are not UTF-8
     try:
@@ -51,7 +60,7 @@ def without_traceback(act: Callable[[], int | None], debug: bool = False) -> int
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python still writes when it ends
         return 128 + signal.SIGPIPE
     except (UserError, OSError) as error:
-        if debug or not (isinstance(error, UserError) or error.errno in _OF_THE_MACHINE):
+        if debug or not (isinstance(error, UserError) or error.errno in _REMEDIES):
             raise
         ignore_the_launcher()
         for line in _lines(error):
@@ -70,5 +79,4 @@ def _lines(error: UserError | OSError) -> list[str]:
     if isinstance(error, UserError):
         return str(error).split("\n")
     where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-    remedy = "free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "change its rights"
-    return [f"{where}{error.strerror}; {remedy}, or name another folder"]
+    return [f"{where}{error.strerror}; {_REMEDIES[error.errno]}"]

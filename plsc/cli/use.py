@@ -7,8 +7,8 @@ from plsc.cli.arguments import make_parser, parse
 
 def evaluate(argv: Sequence[str]) -> None:
     """Run `plsc eval`."""
-    what = "evaluate a checkpoint on the sets of DataLoader.Eval"
-    args = parse(make_parser("eval", what, "-c first/config.yaml"), argv)
+    parser = make_parser("eval", "evaluate a checkpoint on the sets of DataLoader.Eval", "-c first")
+    args = parse(parser, argv)
     from plsc.entry import Entry
 
     Entry(args.config, args.override).evaluate()
@@ -16,8 +16,7 @@ def evaluate(argv: Sequence[str]) -> None:
 
 def predict(argv: Sequence[str]) -> None:
     """Run `plsc predict`."""
-    what = "write the embeddings of images, as .npy"
-    parser = make_parser("predict", what, "-c first/config.yaml a.png b.png")
+    parser = make_parser("predict", "write the embeddings of images, as .npy", "-c first a.png b.png")
     parser.add_argument("images", nargs="+", help="image files, or one .txt list of them")
     parser.add_argument("--output", metavar="FOLDER", help="default: predict in Global.output_dir")
     args = parse(parser, argv)
@@ -31,8 +30,8 @@ def predict(argv: Sequence[str]) -> None:
 
 def export(argv: Sequence[str]) -> None:
     """Run `plsc export`."""
-    what = "write the network for Paddle Inference, ONNX and others"
-    args = parse(make_parser("export", what, "-c first/config.yaml"), argv)
+    parser = make_parser("export", "write the network for Paddle Inference, ONNX and others", "-c first")
+    args = parse(parser, argv)
     from plsc.entry import Entry
 
     Entry(args.config, args.override).export()

@@ -302,6 +302,7 @@ def test_a_reader_that_has_left_is_no_mistake(call):
             errno.ENOSPC,
             "ERROR a\\x1b/b: No space left on device; free some space there, or name another folder",
         ),
+        (errno.ENAMETOOLONG, "ERROR a\\x1b/b: File name too long; give it a shorter name"),
     ],
 )
 def test_what_the_machine_refuses_is_one_line(capsys, code, line):
@@ -312,6 +313,26 @@ def test_what_the_machine_refuses_is_one_line(capsys, code, line):
     assert capsys.readouterr().err == f"{line}\n"
     with pytest.raises(OSError, match="Bad file descriptor"):
         without_traceback(lambda: os.close(-1))
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("plsc help <&- >&-", 0, ""),
+        ("plsc doctor ''", 2, "ERROR an argument is empty; is a variable of the shell not set?\n"),
+        ("cd a; rmdir ../a; plsc init b", 2, "ERROR the current folder: was deleted; change into another\n"),
+        (
+            "export LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0; plsc init ä",
+            2,
+            "ERROR Python takes no names of files in UTF-8 here; set PYTHONUTF8=1\n",
+        ),
+    ],
+)
+def test_odd_surroundings_of_a_command(tmp_path, line, code, said):
+    (tmp_path / "a").mkdir()
+    line = line.replace("plsc", f"PYTHONPATH={ROOT} {sys.executable} -m plsc")
+    done = subprocess.run(["sh", "-c", line], check=False, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (code, said)
 
 
 def test_without_a_config_it_says_what_it_trains(monkeypatch, tmp_path, capsys):
