@@ -26,11 +26,11 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
     """
     check_folder(folder)
     names, images, counts, others = [], [], [], []
-    for name, is_folder in _entries(folder):
+    for name, is_folder in entries(folder):
         if is_folder:
             names.append(name)
             before = len(images)
-            for file, further_down in _entries(os.path.join(folder, name)):
+            for file, further_down in entries(os.path.join(folder, name)):
                 is_image = file.lower().endswith(EXTENSIONS) and not further_down
                 (images if is_image else others).append(f"{name}/{file}")
             counts.append(len(images) - before)
@@ -54,8 +54,9 @@ def _some(names: list[str]) -> str:
     return ", ".join([*map(shown, names[:SHOWN]), *["..."] * (len(names) > SHOWN)])
 
 
-def _entries(folder: str) -> list[tuple[str, bool]]:
-    """List what lies in a folder, in the order of the names, and whether it is a folder, too."""
+def entries(folder: str) -> list[tuple[str, bool]]:
+    """List what lies in a folder, in the order of the names, and whether it is a folder, too, or a link to
+    one; hidden ones are left out."""
     with reading(folder):
         return sorted((entry.name, entry.is_dir()) for entry in os.scandir(folder) if entry.name[0] != ".")
 

@@ -9,7 +9,7 @@ mistake in the arguments, or none was.
 import argparse
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,10 +17,11 @@ import cv2
 
 from plsc.apps.faces.detector import Detector
 from plsc.apps.faces.photos import largest_face, read_photo
-from plsc.data.folder import ALIGNMENT, check_folder
+from plsc.data.folder import ALIGNMENT, check_folder, entries
 from plsc.errors import UserError, shown, writing
-from plsc.utils.atomic_write import atomic_write, replace_file
+from plsc.utils.atomic_write import atomic_write
 from plsc.utils.bar import Bar
+from plsc.utils.files import check_parent
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted
 
@@ -28,13 +29,14 @@ from plsc.utils.text import counted
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("plsc align", description="Cut the faces out of photos, aligned.")
     parser.add_argument("photos", help="a folder of photos, with folders in it or without")
-    parser.add_argument("aligned", help="a new or empty folder for the faces and alignment.csv")
+    parser.add_argument("aligned", help="a new folder for the faces and alignment.csv")
     args = parser.parse_args(argv)
-    source, target = args.photos, args.aligned
+    source, target = args.photos, args.aligned.rstrip("/")
     check_folder(source)
-    if os.path.lexists(target) and not (os.path.isdir(target) and not os.listdir(target)):
-        raise UserError(f"{shown(target)}: is there and not empty; name another target")
-    names = _files(source)
+    if os.path.lexists(target):
+        raise UserError(f"{shown(target)}: is there already; remove it, or name another target")
+    check_parent(target)
+    names = [*_files(source)]
     if not names:
         raise UserError(f"{shown(source)}: has no files; give the folder of the photos")
     detector = Detector()
@@ -47,19 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         except UserError as error:
             return name, "", str(error)
         output = f"{name}.png"
-        path = Path(target, output)
+        path = Path(beside, output)
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, cv2.imencode(".png", face)[1].tobytes())
+        path.write_bytes(cv2.imencode(".png", face)[1].tobytes())
         return name, output, ""
 
-    with writing(target):
+    with writing(target), atomic_write(target) as beside:
+        beside.mkdir()
         with ThreadPoolExecutor() as pool, Bar("aligning", len(names), "photos") as bar:
             rows = []
             for row in pool.map(align, names):
                 rows.append(row)
                 bar.update()
-        os.makedirs(target, exist_ok=True)
-        with atomic_write(Path(target, ALIGNMENT)) as beside, open(beside, "x", newline="") as file:
+        with open(beside / ALIGNMENT, "x", newline="") as file:
             header = "photo", "aligned", "left_out"
             csv.writer(file).writerows([header, *([shown(field) for field in row] for row in rows)])
     for *_, reason in rows:
@@ -71,7 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if written else 2
 
 
-def _files(source: str) -> list[str]:
-    """List the files below a folder; hidden ones are left out."""
-    below = [path.relative_to(source) for path in Path(source).rglob("*") if path.is_file()]
-    return sorted(str(path) for path in below if not any(part.startswith(".") for part in path.parts))
+def _files(source: str, below: str = "") -> Iterator[str]:
+    """Yield the files below a folder, those in links to folders, too; hidden ones are left out."""
+    for name, is_folder in entries(os.path.join(source, below)):
+        path = os.path.join(below, name)
+        if is_folder:
+            yield from _files(source, path)
+        else:
+            yield path
