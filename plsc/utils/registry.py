@@ -39,10 +39,15 @@ class Registry(NamedTuple):
                 f"unknown {self.kind} '{shown(name)}'{did_you_mean(name, self.builtin)} "
                 f"(one of {', '.join(self.builtin)}, or your own as package.module:Class)"
             )
+        kinds = ImportError if name in self.builtin else Exception  # of any kind in the user's module
         try:
             module = importlib.import_module(module_name)
-        except ImportError as error:
-            remedy = "" if name in self.builtin else "; put it beside the config, or its folder on PYTHONPATH"
+        except kinds as error:
+            remedy = f" ({type(error).__name__}; --debug shows where)"
+            if isinstance(error, ImportError):
+                remedy = "; put it beside the config, or its folder on PYTHONPATH" * (
+                    name not in self.builtin
+                )
             raise UserError(f"{self.kind} '{name}': cannot import {module_name}: {error}{remedy}") from error
         cls = getattr(module, class_name, None)
         if not isinstance(cls, type):

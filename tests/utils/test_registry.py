@@ -74,9 +74,12 @@ def test_an_import_path(colours):
             "colour 'fractions:Fractoin': module fractions has no class Fractoin, did you mean 'Fraction'?",
         ),
         ("math:pi", "colour 'math:pi': module math has no class pi"),
+        ("broken:X", "colour 'broken:X': cannot import broken: 1 (KeyError; --debug shows where)"),
     ],
 )
-def test_names_that_lead_nowhere(colours, name, message):
+def test_names_that_lead_nowhere(colours, name, message, tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("{}[1]")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError) as error:
         colours.get(name)
     assert str(error.value) == message
