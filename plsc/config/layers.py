@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plsc.errors import UserError, reading
+from plsc.utils.files import read_regular
 from plsc.utils.section import formatted
 from plsc.utils.yaml_lines import KeyPath, parse
 
@@ -52,7 +53,7 @@ class Layers:
         near = difflib.get_close_matches(str(path), map(str, path.parent.glob("*.y*ml")), n=1)
         hint = f", did you mean '{near[0]}'?" if near else ""
         with reading(path, missing=f"no such config file{hint}"):
-            document = parse(path.read_text(encoding="utf-8-sig"))
+            document = parse(read_regular(path).decode("utf-8-sig"))
         for problem in document.problems:
             source = Source(0, problem.line, f"{path}:{problem.line}")
             self.add_error(problem.path, problem.message, source)

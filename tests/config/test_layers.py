@@ -45,6 +45,9 @@ def test_a_file_that_cannot_be_read():
     os.symlink("loop.yaml", "loop.yaml")
     with pytest.raises(UserError, match=r"^loop.yaml: cannot be read: "):
         Layers().read_file("loop.yaml")
+    os.mkfifo("pipe.yaml")  # ranks could not read it again
+    with pytest.raises(UserError, match=r"^pipe.yaml: is no regular file"):
+        Layers().read_file("pipe.yaml")
 
 
 def test_a_file_that_is_not_utf8():
