@@ -27,7 +27,7 @@ def average(run: str, last: int | None, target: str) -> str:
     if Path(target).exists():
         raise UserError(f"{target}: is there already, and nothing is overwritten; name another folder")
     paths = completed(Path(run, "checkpoints"))
-    wanted = last or max(2, len(paths))
+    wanted = max(2, len(paths)) if last is None else last
     if wanted < 2 or wanted > len(paths):
         raise UserError(
             f"{run}: has {len(paths)} checkpoints, cannot average {wanted}: give --last 2 or more, and "
