@@ -26,6 +26,7 @@ from plsc.training.resume import load_network
 from plsc.training.start import RUN_FILES, find_checkpoint
 from plsc.utils.logging import setup_logging
 from tests.helpers.bounds import assert_within, perturbed, rounded
+from tests.helpers.launch import run_python
 from tests.helpers.pictures import drawn
 from tests.helpers.tiny_runs import (
     TINY,
@@ -89,6 +90,16 @@ def pictures(tmp_path_factory):
         cv2.imwrite(path, pixels[0])
     (folder / "list.txt").write_text("".join(f"{number}.png\t0\n" for number in range(len(PIXELS))))
     return paths, folder / "list.txt"
+
+
+def test_any_thread_computes_and_needs_no_streams(trained, tmp_path):
+    code = (
+        "import sys, threading, numpy as np\nfrom plsc import Entry\nsys.stderr = None\n"
+        "thread = threading.Thread(target=__import__, args=['paddle'])\nthread.start()\nthread.join()\n"
+        f"entry = Entry('{trained}', ['Global.device=cpu'])\n"
+        "print(entry.predict(np.zeros((1, 1, 12, 10), np.uint8), 'out')[1])"
+    )
+    assert run_python("-c", code, cwd=tmp_path).stdout.endswith("['0']\n")
 
 
 # ---- train

@@ -47,9 +47,6 @@ def without_traceback(act: Callable[[], int | None], debug: bool = False) -> int
     programs do.
     """
     environment.before_paddle()
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed, as those of daemons are: a file would get its number
-            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):  # a caller may have replaced sys.stdout
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are not UTF-8
     try:

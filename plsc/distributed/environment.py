@@ -8,6 +8,7 @@ measured). Settings of the user are never overridden.
 
 import logging
 import os
+import sys
 import warnings
 from pathlib import Path
 
@@ -24,7 +25,11 @@ _NUISANCES = (
 
 
 def before_paddle() -> None:
-    """Choose the BLAS code path and silence routine messages; call it before Paddle is imported."""
+    """Choose the BLAS code path, silence routine messages and open closed streams; call it before Paddle is
+    imported."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as those of daemons are: a file would get its number
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
     # MKL_CBWR chooses a code path as well, which MKL_DEBUG_CPU_TYPE would override.
     if "MKL_CBWR" not in os.environ and _cpu_vendor() == "AuthenticAMD":
         os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")

@@ -70,6 +70,7 @@ def embed(
         flip: the mean of the image's embedding and that of its mirror image (InsightFace takes the sum: the
             same direction).
     """
+    paddle.disable_static()  # see distributed.init; a gallery's threads have not called it
     start, stop = split(count, distributed.world_size())[distributed.rank()]
     training = backbone.training
     backbone.eval()
