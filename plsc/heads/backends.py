@@ -16,7 +16,7 @@ import paddle
 from paddle import _C_ops
 
 from plsc import native as kernels
-from plsc.distributed.device import on_device, to_device
+from plsc.distributed.device import on_device, tensor_of, to_device
 from plsc.heads.banks.bank import Bank
 from plsc.heads.blocks import Block, TargetRows, count_up, plan_blocks, rounded
 from plsc.heads.sampling import DrawAhead
@@ -24,7 +24,6 @@ from plsc.heads.spec import HeadSpec
 from plsc.native import onednn
 from plsc.native.heads import rows as row_kernels
 from plsc.native.heads import softmax
-from plsc.utils.tensors import tensor_of
 
 LOWEST = -1e30  # stands for "no other logit": finite, so that differences with it are not NaN
 

@@ -49,7 +49,7 @@ class HeadCfg(Section):
     bank_folder: str | None = Field(None, min_length=1)
     """Where disk keeps its file, best on the rank's fastest disk. null: `output_dir`. The file has no
     name: it takes all of its space at the start, is gone when the process is, and `df` shows it, not `du`.
-    Too little space for it and one checkpoint is refused."""
+    Too little space for it is refused."""
     logits_budget_mb: float | None = Field(None, gt=0, le=10**9)
     """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the
     memory. Results do not depend on it. null: 256 on CPUs, 4096 on GPUs."""

@@ -17,9 +17,3 @@ def free_bytes(folder: str | Path) -> int:
     """Return the free bytes on the disk of `folder`, which need not exist yet."""
     folder = Path(folder).absolute()
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir())).free
-
-
-def missing_space(folder: str | Path, need: int) -> str | None:
-    """Return "need 51 MB, free 20 MB" if so many bytes do not fit on the disk of `folder`, else None."""
-    free = free_bytes(folder)
-    return f"need {need / 1e6:.3g} MB, free {free / 1e6:.3g} MB" if need > free else None

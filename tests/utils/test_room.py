@@ -1,6 +1,5 @@
 """Room on the disk, in numbers; and a run on a disk that has too little of it."""
 
-import shutil
 from collections import namedtuple
 
 import pytest
@@ -9,19 +8,11 @@ import plsc.checkpoint.store
 import plsc.training.trainer
 import plsc.utils.room
 from plsc.checkpoint.store import SaveError
-from plsc.utils.room import missing_space
 from tests.helpers.launch import run_python
 from tests.helpers.tiny_runs import checkpoints, rows, steps, train
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
 Usage = namedtuple("Usage", "total used free")
-
-
-def test_bytes_that_do_not_fit_are_named_with_those_that_are_free(tmp_path, monkeypatch):
-    assert missing_space(tmp_path, 1) is None and missing_space(tmp_path, 2**62)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 20_000_000))
-    assert missing_space(tmp_path / "not/there/yet", 51_200_000) == "need 51.2 MB, free 20 MB"
-    assert missing_space(tmp_path, 20_000_000) is None
 
 
 def full_from(monkeypatch, checks):

@@ -6,12 +6,13 @@ import numpy as np
 import paddle
 
 from plsc import native as kernels
+from plsc.distributed.device import tensor_of
 from plsc.heads.banks.bank import Bank, initial_rows
+from plsc.heads.banks.tensors import host_view
 from plsc.heads.optimizer import Rule, Update
 from plsc.native.heads import rows as row_kernels
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.sharding import ClassShard
-from plsc.utils.tensors import host_view, tensor_of
 
 
 class BankInMemory(Bank):

@@ -13,9 +13,8 @@ import tempfile
 
 import numpy as np
 
-from plsc.errors import UserError, reading, writing
+from plsc.errors import reading, writing
 from plsc.native.heads.records import read_records, write_records
-from plsc.utils.room import missing_space
 
 _RESUME = "resume from the newest checkpoint, perhaps with another Head.bank_folder"
 
@@ -32,13 +31,11 @@ class FileRowStorage:
         self._dtype = np.dtype(dtype)
         self._folder = folder
         size = count * width * self._dtype.itemsize
-        if lack := missing_space(folder, size):
-            raise UserError(
-                f"Head.bank_folder: {folder}: no space for the class centres and the state of their "
-                f"optimizer ({lack}); make space, name another folder, or halve it with "
-                "Head.bank_dtype=bfloat16"
-            )
-        with writing(f"Head.bank_folder: {folder}", remedy="name another folder"):
+        remedy = (
+            f"the centres and their optimizer take {size / 1e6:,.3g} MB: name another folder, or halve it "
+            "with Head.bank_dtype=bfloat16"
+        )
+        with writing(f"Head.bank_folder: {folder}", remedy=remedy):
             os.makedirs(folder, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (as long as the bank)
             if size:

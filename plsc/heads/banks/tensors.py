@@ -1,10 +1,4 @@
-"""Convert arrays to tensors without the memory leak of `paddle.to_tensor`, and write into parts of tensors.
-
-Paddle 3.3 never frees 112 bytes of each call of `paddle.to_tensor`, which is a gigabyte in a million steps of
-a head. Try it:
-
-    tensor_of(np.arange(4))
-"""
+"""Make the large tensors of a bank, read and write some of their rows, and view them as arrays."""
 
 import math
 from collections.abc import Sequence
@@ -14,18 +8,6 @@ import paddle
 from paddle.utils import dlpack
 
 from plsc.utils.malloc import ask_for_large_pages
-
-
-def tensor_of(array: np.ndarray, place: object = None) -> paddle.Tensor:
-    """Copy an array to a place as a tensor of the same shape and dtype, without gradient.
-
-    place: one of Paddle's; None: the current device.
-
-    For arrays above a megabyte, where copying dominates, `paddle.to_tensor` is faster.
-    """
-    tensor = paddle.empty(array.shape, array.dtype.name)
-    tensor.get_tensor().set(array, place or paddle.framework._current_expected_place())
-    return tensor
 
 
 def large_tensor(shape: Sequence[int]) -> paddle.Tensor:

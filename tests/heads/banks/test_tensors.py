@@ -7,7 +7,8 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.utils.tensors import large_tensor, rows_in_place, tensor_of, write_rows
+from plsc.distributed.device import tensor_of
+from plsc.heads.banks.tensors import large_tensor, rows_in_place, write_rows
 
 
 @pytest.mark.parametrize(
