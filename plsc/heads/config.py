@@ -83,10 +83,6 @@ class HeadCfg(Section):
         """The name without the prefix for sharding: "arcface" of "dist_arcface"."""
         return self.name if is_import_path(self.name) else self.name.removeprefix("dist_")
 
-    def row_size(self, embedding_size: int) -> int:
-        """Return how many numbers a class has."""
-        return embedding_size
-
     @property
     def sharded(self) -> bool:
         """Whether the classes are split over the ranks: `dist_x`, or a class by its import path."""
@@ -101,6 +97,7 @@ class SoftmaxCfg(HeadCfg):
     """Adds one learned number per class to the logits."""
 
     def row_size(self, embedding_size: int) -> int:
+        """Return how many numbers a class has."""
         return embedding_size + self.bias
 
 
@@ -120,6 +117,7 @@ class MarginCfg(HeadCfg):
     filters nothing; try 0.4 after some epochs."""
 
     def row_size(self, embedding_size: int) -> int:
+        """Return how many numbers a class has."""
         return embedding_size * self.sub_centres
 
     @property

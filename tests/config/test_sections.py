@@ -55,10 +55,6 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
         ("Global: {amp: {}}", "Global.amp.dtype: is required"),
         # combinations
         (
-            "Head: {name: arcface, sample_rate: 0.1}",
-            "Head.sample_rate: has no meaning with arcface, only with a sharded head (dist_...) (got 0.1)",
-        ),
-        (
             "Head: {name: dist_softmax, scale: 64}",
             f"Head.scale: has no meaning with dist_softmax, only with {MARGINS} (got 64)",
         ),
@@ -68,10 +64,6 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
         ),
         ("Head: {name: magface, lo: 3}", "Head.lo: unknown key, did you mean 'low'?"),
         ("Head: {name: adaface, momentum: 5}", "Head.momentum: must be less than 1 (got 5)"),
-        (
-            "Head: {bank_dtype: bfloat16}",
-            "Head.bank_dtype: has no meaning with the bank device, only with host and disk (got 'bfloat16')",
-        ),
         (
             "LRScheduler: {gamma: 0.1}",
             "LRScheduler.gamma: has no meaning with cosine, only with step (got 0.1)",

@@ -31,6 +31,7 @@ def test_adaface_follows_the_norms_and_gives_them_to_a_checkpoint():
     assert_within(margin.state_dict(), *perturbed(follow, norms, terms=64))
     other = AdaFace()
     other.load_state_dict(margin.state_dict())
+    other.observe(paddle.ones([1]))  # one sample has no deviation
     assert other.state_dict() == margin.state_dict()
 
 
@@ -47,12 +48,17 @@ def test_curricularface_remembers_the_mean_target_cosine():
     assert other.state_dict() == head.margin.state_dict()
 
 
-def test_an_inspection_leaves_a_margins_memory_alone():
+def test_an_inspection_leaves_a_margins_memory_alone_and_a_step_may_be_undone():
     for kind in ("adaface", "curricularface"):
         head = head_of(kind)
         before = head.margin.state_dict()
         x, label = samples()
         head.inspect(paddle.to_tensor(x), paddle.to_tensor(label))
+        assert head.margin.state_dict() == before
+        undo = head.remember()
+        head(paddle.to_tensor(x), paddle.to_tensor(label))
+        assert head.margin.state_dict() != before
+        undo()
         assert head.margin.state_dict() == before
 
 

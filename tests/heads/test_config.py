@@ -70,6 +70,14 @@ def test_its_config_is_printed_and_read_again(tmp_path):
             ),
         ),
         (
+            ["Head.name=arcface", "Head.sample_rate=0.1"],
+            "Head.sample_rate: has no meaning with arcface, only with a sharded head (dist_...) (got 0.1)",
+        ),
+        (
+            ["Head.bank_dtype=bfloat16"],
+            "Head.bank_dtype: has no meaning with the bank device, only with host and disk (got 'bfloat16')",
+        ),
+        (
             ["Head.name=magface", "Head.low=20", "Head.high=10"],
             "Head.high: must be above low, 20 (got 10)",
         ),
@@ -94,7 +102,7 @@ def test_the_head_computes_in_the_dtype_of_amp_unless_it_has_its_own():
         head = build_head(cfg.Head, Momentum(), 2, 2, seed=0, amp=cfg.Global.amp and cfg.Global.amp.dtype)
         return head.spec.compute_dtype
 
-    assert dtype() == "float32"
+    assert dtype() == dtype("Head.name=softmax") == dtype("Head.bank=disk") == "float32"
     assert dtype("Global.amp={dtype: float16}") == "float32"
     assert dtype("Global.amp={dtype: bfloat16}") == dtype("Head.compute_dtype=bfloat16") == "bfloat16"
     assert dtype("Global.amp={dtype: bfloat16}", "Head.compute_dtype=float32") == "float32"

@@ -6,8 +6,13 @@ import pytest
 
 from plsc.errors import UserError
 from plsc.heads import backends as backends_module
+from plsc.heads.banks.device import DeviceBank
 from plsc.heads.build import make_head
 from plsc.heads.margins import CosFace
+from plsc.heads.optimizer import Momentum
+from plsc.heads.softmax import SoftmaxHead
+from plsc.heads.spec import HeadSpec
+from plsc.utils.sharding import ClassShard
 from tests.heads.cases import exact, run
 from tests.heads.errors import MARGINS
 from tests.helpers.bounds import assert_within, perturbed
@@ -39,6 +44,16 @@ def test_a_label_out_of_range_is_refused_with_the_sample_named(label, shown):
         match=rf"sample 2 of the 4 in this step has label {shown}, but labels must be in \[0, 20\); 2 such",
     ):
         head(paddle.ones([4, 16]), labels)
+
+
+@pytest.mark.parametrize("margin", [None, CosFace()])
+def test_a_shard_without_classes_gives_nothing_to_the_gradient(margin):
+    options = {"bias": margin is None, "rule": Momentum(), "std": 1.0, "seed": 0}
+    head = SoftmaxHead(DeviceBank(ClassShard(2, 2, 2), 4, **options), HeadSpec(margin))
+    emb = paddle.to_tensor(np.ones((3, 4), np.float32), stop_gradient=False)
+    head(emb, paddle.to_tensor([0, 1, 1])).loss.backward()
+    head.update(0.1)
+    assert not emb.grad.numpy().any() and head.bank.gradients() == {}
 
 
 def test_a_sure_prediction_has_a_small_loss_and_an_exact_gradient():
