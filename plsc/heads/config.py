@@ -4,13 +4,15 @@ softmax.
 `Head.name: package.module:Class` is a margin of one's own, whose class is imported, and Paddle with it.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from plsc.utils.ranges import MarginSize, Share
+from plsc.utils.ranges import Share
 from plsc.utils.registry import Registry, is_import_path
 from plsc.utils.section import Plug, Section, one_of
+
+MarginSize = Annotated[float, Field(ge=0, le=4)]
 
 MARGINS = Registry(
     "margin",

@@ -12,6 +12,5 @@ from pydantic import Field
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, le=10_000)]
-MarginSize = Annotated[float, Field(ge=0, le=4)]
 Depths = list[Annotated[int, Field(ge=0, le=1000)]]
 Widths = list[Annotated[int, Field(ge=1, le=2**20)]]

@@ -61,8 +61,6 @@ class Bank(ABC):
         index_K: the selected rows, int64 [K], rising; None: all.
     """
 
-    itemsize = 4  # bytes of a stored number, also in a checkpoint
-
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
         self.shard = shard
         self.width = width
@@ -190,11 +188,6 @@ class Bank(ABC):
         return {name: rows_in_place(memory, 0, self.selected) for name, memory in self._grads.items()}
 
     # -- checkpoints
-
-    @property
-    def numbers(self) -> int:
-        """Numbers of a class in a checkpoint: values and moments."""
-        return (self.width + self.bias) * (1 + len(self.rule.moments))
 
     @abstractmethod
     def state(self) -> dict[str, np.ndarray | StateRows]:

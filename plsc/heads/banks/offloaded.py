@@ -28,7 +28,7 @@ from plsc.heads.banks.host import BankInMemory
 from plsc.heads.banks.row_storage import FileRowStorage
 from plsc.heads.banks.state_rows import StateRows
 from plsc.heads.optimizer import Rule
-from plsc.native.heads.records import pack, unpack
+from plsc.native.heads.records import pack, rounding_keys, unpack
 from plsc.utils import bfloat16
 from plsc.utils.sharding import ClassShard
 
@@ -91,7 +91,6 @@ class OffloadedBank(BankInMemory):
     ):
         super().__init__(shard, width, bias=bias, rule=rule)
         self._dtype = np.dtype("float32" if dtype == "float32" else "uint16")
-        self.itemsize = self._dtype.itemsize
         self._seed = seed
         # Of a stored row: value and moments of the centres, then of the bias, side by side.
         self._columns: dict[str, slice | int] = {}
@@ -132,7 +131,7 @@ class OffloadedBank(BankInMemory):
             part = slice(start, start + _ROWS_AT_ONCE)
             keys = None
             if self._dtype != np.float32:
-                keys = bfloat16.rounding_keys(self._seed, step, rows[part] + self.shard.start)
+                keys = rounding_keys(self._seed, step, rows[part] + self.shard.start)
             self._storage[rows[part]] = pack(list(buffer.arrays.values()), slots[part], keys)
 
     # -- the thread

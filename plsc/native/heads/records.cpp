@@ -26,7 +26,7 @@ inline uint32_t bits_of(float x) {
 
 const int64_t ahead = 512;  // records that are announced to the system before they are read
 
-// Low and high half of random[c] decide about x[c] and x[c + half]: see plsc/utils/bfloat16.py, whose numbers these are.
+// Low and high half of random[c] decide about x[c] and x[c + half]: see rounding_keys of records.py, whose numbers these are.
 FOR_EACH_PROCESSOR void round_row(const float* x, int64_t width, uint32_t key, uint16_t* out) {
   const int64_t half = (width + 1) / 2;
   for (int64_t c = 0; c < half; ++c) {

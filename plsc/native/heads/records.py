@@ -1,8 +1,13 @@
 """Read, write, pack and unpack the stored rows ("records") of an offloaded bank, by kernels.
 
-A record holds a row of each array side by side, as float32 or as bfloat16 (uint16, its bits; see
-plsc/utils/bfloat16.py). All this runs in one thread beside the backbone, without Python's lock, and also
-where PLSC_KERNELS=0 turns the kernels that compute off. Try it: `pytest tests/native/heads/test_records.py`.
+A record holds a row of each array side by side, as float32 or as bfloat16 (uint16, its bits), rounded up or
+down at random. An update is smaller than bfloat16's step (1/128 to 1/256 of the value): rounding to the
+nearest would lose most updates. Rounding up with a probability equal to the part that is cut off keeps them
+on average. The random numbers are a function of (seed, step, class, column), so that a resumed run, and a run
+on any number of ranks, rounds alike.
+
+All this runs in one thread beside the backbone, without Python's lock, and also where PLSC_KERNELS=0 turns
+the kernels that compute off. Try it: `pytest tests/native/heads/test_records.py`.
 """
 
 import os
@@ -12,6 +17,8 @@ from ctypes import c_int64, c_void_p
 import numpy as np
 
 from plsc.native import compiled
+
+_GOLDEN = 0x9E3779B97F4A7C15
 
 
 def read_records(file: int, rows: np.ndarray, out: np.ndarray) -> None:
@@ -27,10 +34,23 @@ def write_records(file: int, rows: np.ndarray, records: np.ndarray) -> None:
     _raise(compiled().plsc_write_records(file, rows.ctypes.data, len(rows), size, records.ctypes.data))
 
 
+def rounding_keys(seed: int, step: int, classes: np.ndarray) -> np.ndarray:
+    """Make a random uint32 for each class (int64 [k]) in this step of a run: uint32 [k].
+
+    Key and column determine the random number that a number of the class is rounded by. The finaliser of
+    splitmix64.
+    """
+    key = classes.astype(np.uint64) * np.uint64(_GOLDEN)
+    key += np.uint64((step * 0xD1342543DE82EF95 + seed * 0xA0761D6478BD642F) % 2**64)
+    key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (key >> np.uint64(32)).astype(np.uint32)
+
+
 def pack(arrays: Sequence[np.ndarray], slots: np.ndarray, keys: np.ndarray | None) -> np.ndarray:
     """Pack rows `slots` (int64 [k]) of the float32 arrays [., n] or [.] into records.
 
-    keys: None, or uint32 [k] for bfloat16, rounded by these (plsc.utils.bfloat16.rounding_keys).
+    keys: None, or uint32 [k] for bfloat16, rounded by these `rounding_keys`.
     """
     widths = _widths(arrays)
     records = np.empty((len(slots), sum(widths)), np.float32 if keys is None else np.uint16)

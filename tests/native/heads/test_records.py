@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from plsc.native.heads import records
-from plsc.utils.bfloat16 import float32_of, nearest, rounding_keys
+from plsc.native.heads.records import rounding_keys
+from plsc.utils.bfloat16 import float32_of, nearest
 
 
 def numbers(*shape, seed=0):
@@ -74,6 +75,14 @@ def test_packing_takes_the_rows_side_by_side(widths, halves):
         assert np.array_equal(array[slots].reshape(4, -1), float32_of(packed)[:, start : start + width])
         assert not np.delete(array, slots, axis=0).any()
         start += width
+
+
+def test_a_key_depends_on_seed_step_and_class_alone():
+    classes = np.array([3, 9, 2**40])
+    first = rounding_keys(1, 2, classes)
+    assert np.array_equal(first[1:], rounding_keys(1, 2, classes[1:]))
+    others = [rounding_keys(2, 2, classes), rounding_keys(1, 3, classes)]
+    assert len(np.unique(np.concatenate([first, *others]))) == 9
 
 
 def test_rounding_is_unbiased_and_takes_neighbours_only():
