@@ -122,6 +122,18 @@ def test_a_bad_name_that_is_taken_is_numbered(tmp_path):
         assert (tmp_path / f"step-00000002.{name}").exists()
 
 
+def test_one_that_is_deleted_while_it_is_read_is_passed_over(tmp_path, monkeypatch):
+    old, new = (save_one(tmp_path, step, content(step)) for step in (1, 2))
+    opened = Checkpoint.open
+
+    def delete_and_open(path):
+        shutil.rmtree(new, ignore_errors=True)
+        return opened(path)
+
+    monkeypatch.setattr(Checkpoint, "open", delete_and_open)
+    assert find(tmp_path, rename=True) == old
+
+
 def test_all_bad_is_never_a_fresh_start(tmp_path):
     for step in (1, 2):
         flip(save_one(tmp_path, step, content(step)) / "manifest.json")
@@ -297,17 +309,11 @@ def test_a_full_disk_on_one_rank_is_told_on_every_rank_and_costs_nothing(tmp_pat
     assert_holds(find(tmp_path, rename=True), content(2))
 
 
-def test_a_rename_that_fails_leaves_the_earlier_ones(tmp_path, monkeypatch):
-    path = save_one(tmp_path, 1, content(1))
-
-    def rename(self, target):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(Path, "rename", rename)
-    with pytest.raises(SaveError, match="Input/output error"):
+def test_too_little_space_is_told_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(plsc.checkpoint.store, "missing_space", lambda folder, need: "need 2 MB, free 1 MB")
+    with pytest.raises(SaveError, match="No space left on device .need 2 MB, free 1 MB"):
         save_one(tmp_path, 2, content(2))
-    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
-    assert_holds(path, content(1))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_state_that_is_not_json_is_told_and_nobody_hangs(tmp_path):
