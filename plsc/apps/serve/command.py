@@ -11,8 +11,10 @@ changes the gallery. An error is {"detail": one line}. /docs shows all of it.
 """
 
 import argparse
+import contextlib
 import hmac
 import os
+import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=8000, help="default: %(default)s")
     add_network(parser, "the gallery's")
     args = parser.parse_args(argv)
+    if not 0 <= args.port < 2**16:
+        parser.error(f"--port must be 0 to 65535 (got {args.port})")
     token = os.environ.get(TOKEN, "")
     if token and len(token) < _SHORTEST_TOKEN:
         raise UserError(f"{TOKEN}: has {len(token)} characters, a token has at least {_SHORTEST_TOKEN}")
@@ -57,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"http://{args.host}:{args.port}/{'' if token else f', read only without {TOKEN}'}"
     )
     app = create_app(gallery, token)
-    uvicorn.run(app, host=args.host, port=args.port, limit_concurrency=_MOST_AT_ONCE, log_level="warning")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else uvicorn ends with that before closing
+    with contextlib.closing(gallery):
+        uvicorn.run(app, host=args.host, port=args.port, limit_concurrency=_MOST_AT_ONCE, log_level="warning")
     return 0
 
 

@@ -1,6 +1,8 @@
 """The service over HTTP, and its page."""
 
+import os
 import re
+import signal
 import time
 
 import pytest
@@ -133,9 +135,22 @@ def test_the_command(gallery, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(TOKEN, SECRET)
     assert cli.main(["serve", str(tmp_path / "none")]) == 2
     assert "there is no gallery" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path / "a.gallery"), "--port", "65536"])
     started = {}
-    monkeypatch.setattr(command.uvicorn, "run", lambda app, **options: started.update(options))
+
+    def run(app, **options):
+        started.update(options)
+        gallery.close()
+        files = form(picture("a"), name="pictures")
+        assert client_of(app).post("/people", data={"name": "Eve"}, files=files, headers=HEADERS).is_success
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(command.uvicorn, "run", run)
     monkeypatch.setattr(command, "network_of", lambda args: Pixels())
-    assert main([str(tmp_path / "a.gallery"), "--port", "8123"]) == 0
+    with pytest.raises(KeyboardInterrupt):  # which uvicorn expects
+        main([str(tmp_path / "a.gallery"), "--port", "8123"])
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gallery"]  # a copy of this file has all
     assert started["host"] == "127.0.0.1" and started["port"] == 8123 and started["limit_concurrency"]
     assert "12 people, by pixels; http://127.0.0.1:8123/\n" in capsys.readouterr().out
