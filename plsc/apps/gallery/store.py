@@ -74,6 +74,8 @@ class SqliteStore:
         """Open a gallery. Raises MissingFileError, UserError."""
         if not os.path.isfile(path):
             raise MissingFileError(f"{shown(path)}: there is no gallery; make one with plsc gallery build")
+        if not os.access(os.path.dirname(path) or ".", os.W_OK):
+            raise UserError(f"{shown(path)}: SQLite writes beside what it reads; copy it into another folder")
         return cls(path)
 
     @classmethod

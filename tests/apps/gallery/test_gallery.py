@@ -148,7 +148,7 @@ def test_another_network_is_refused(gallery, tmp_path):
         Gallery.open(tmp_path / "a.gallery").search([picture("Ann")])
 
 
-def test_what_is_no_gallery_is_refused(gallery, tmp_path):
+def test_what_is_no_gallery_is_refused(gallery, tmp_path, monkeypatch):
     with pytest.raises(MissingFileError, match="there is no gallery; make one with plsc gallery build"):
         Gallery.open(tmp_path / "none.gallery")
     (tmp_path / "text").write_text("I am no database" * 100)
@@ -162,6 +162,9 @@ def test_what_is_no_gallery_is_refused(gallery, tmp_path):
     (tmp_path / "cut.gallery").write_bytes(data[: len(data) // 2])
     with pytest.raises(UserError, match="malformed; it is damaged: take a copy, or build it again"):
         len(Gallery.open(tmp_path / "cut.gallery"))
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(UserError, match="SQLite writes beside what it reads; copy it into another folder"):
+        Gallery.open(tmp_path / "a.gallery")
 
 
 def test_a_gallery_that_was_built_anew_is_not_mistaken_for_the_one_that_is_open(gallery, tmp_path):
