@@ -117,6 +117,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=int, default=2, help="the largest number of processes (default: 2)")
     parser.add_argument("--device", default="auto", help="as Global.device: where to compute")
     args = parser.parse_args(argv)
+    if args.ranks < 1:
+        parser.error(f"--ranks must be 1 or more (got {args.ranks})")
     threads = environment.prepare(device=args.device)
     os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")  # the limits are those of float32
     distributed.init(args.device, threads)

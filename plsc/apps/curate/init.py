@@ -156,11 +156,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{shown(target)}: exists already, and nothing is overwritten; name another file with --output"
         )
     check_parent(target)
+    output = f"output/{target.stem}"
+    if Path(path).resolve() in Path(output).resolve().parents:
+        raise UserError(f"{shown(path)}: a run would write {output} among its folders; start in another one")
     images = open_images(path)
     seen = look(images, path)
-    kind = type(images).__name__
-    output = f"output/{target.stem}"
-    values = recommend(seen, kind, path, output)
+    values = recommend(seen, type(images).__name__, path, output)
     load(values).check_data()
     classes = counted(seen.classes, "class", "classes")
     about = f"{counted(seen.pictures, 'picture')} of {classes}, {seen.height} x {seen.width}"
