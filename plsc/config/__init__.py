@@ -27,7 +27,7 @@ from plsc.config.layers import ConfigError, Layers, config_file
 from plsc.config.optimizer import AnyOptimizer, MomentumOptimizerCfg
 from plsc.config.run import CheckpointCfg, ExportCfg, GlobalCfg, PartCfg
 from plsc.config.schedule import AnySchedule, CosineCfg
-from plsc.data.config import TRAIN_SET, DataLoaderCfg
+from plsc.data.config import DataLoaderCfg
 from plsc.errors import MissingFileError, UserError
 from plsc.heads.config import AnyHead, ArcFaceCfg
 from plsc.utils.section import Section, kind_named, sections_in
@@ -68,7 +68,7 @@ class Config(Section):
     def place(self, key: str) -> str:
         """Return where the value of "Section.key" is written, for errors: "configs/a.yaml:12"; "" for a
         default."""
-        path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+        path = _path_of(key)
         source = self._layers.source(path)  # of a default in a file, that of its section
         return source.place if source.level == 0 or path in self._layers.sources else ""
 
@@ -110,16 +110,19 @@ class Config(Section):
             training: check the training set too; an evaluation needs only its own sets.
         """
         errors = {}
-        for path, section in self.DataLoader.sets().items():
-            if not training and path[: len(TRAIN_SET)] == TRAIN_SET:
-                continue
+        for key, section in (self.DataLoader if training else self.DataLoader.Eval).sets().items():
             try:
                 section.registry.get(section.name).check(**section.keywords)
             except UserError as error:
-                errors[self._layers.line((*path, *filter(None, [error.key])), error.text)] = error
+                path = _path_of(f"{key}.{error.key}" if error.key else key)
+                errors[self._layers.line(path, error.text)] = error
         if errors:
             missing = all(isinstance(error, MissingFileError) for error in errors.values())
             raise MissingFileError("\n".join(errors)) if missing else ConfigError(errors)
+
+
+def _path_of(key: str) -> tuple[str | int, ...]:
+    return tuple(int(part) if part.isdecimal() else part for part in key.split("."))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,10 +12,6 @@ from plsc.data.dataset import check_labels
 from plsc.data.joined import Joined
 from plsc.data.loader import Loader
 from plsc.errors import UserError
-from plsc.utils.section import Plug
-from plsc.utils.yaml_lines import KeyPath
-
-TRAIN = ".".join(TRAIN_SET)
 
 
 def build_loader(section: DataLoaderCfg, seed: int, rank: int, ranks: int) -> Loader:
@@ -26,7 +22,7 @@ def build_loader(section: DataLoaderCfg, seed: int, rank: int, ranks: int) -> Lo
     dataset = build_dataset(section, seed)
     check_labels(dataset)
     if dataset.num_classes < 2:
-        raise UserError("has 1 class, and nothing to tell it from; it needs at least 2", key=TRAIN)
+        raise UserError("has 1 class, and nothing to tell it from; it needs at least 2", key=TRAIN_SET)
     train = section.Train
     global_batch = train.global_batch_on(ranks)
     samples = len(dataset)
@@ -48,34 +44,21 @@ def build_loader(section: DataLoaderCfg, seed: int, rank: int, ranks: int) -> Lo
     )
 
 
-def keys_of_sets(loader: DataLoaderCfg) -> list[str]:
-    """List the keys of the data sets, for `build_dataset`: those to train on first."""
-    return [_name(path) for path in loader.sets()]
-
-
-def build_dataset(loader: DataLoaderCfg, seed: int, key: str = TRAIN) -> Any:
+def build_dataset(loader: DataLoaderCfg, seed: int, key: str = TRAIN_SET) -> Any:
     """Build the data set of a key of the section DataLoader. Raises UserError.
 
     The one to train on joins those of a list.
     """
-    sections = {_name(path): (path, section) for path, section in loader.sets().items()}
-    if key != TRAIN:
-        return _build_one(*sections[key], seed)
-    trained = {name: found for name, found in sections.items() if name.startswith(TRAIN)}
-    parts = {name: _build_one(path, section, seed) for name, (path, section) in trained.items()}
+    parts = {}
+    for name, section in loader.sets().items():
+        if name != key and not (key == TRAIN_SET and name.startswith(key)):
+            continue
+        # Sets of a list must not draw the same random numbers for their samples of the same number.
+        number = name.removeprefix(f"{TRAIN_SET}.")
+        try:
+            parts[name] = section.build(seed=seed + (int(number) if number.isdecimal() else 0))
+        except UserError as error:
+            if not error.key:
+                raise
+            raise type(error)(error.text, f"{name}.{error.key}") from error
     return Joined(parts) if len(parts) > 1 else next(iter(parts.values()))
-
-
-def _name(path: KeyPath) -> str:
-    return ".".join(map(str, path))
-
-
-def _build_one(path: KeyPath, section: Plug, seed: int) -> Any:
-    # Sets of a list must not draw the same random numbers for their samples of the same number.
-    number = path[-1] if isinstance(path[-1], int) else 0
-    try:
-        return section.build(seed=seed + number)
-    except UserError as error:
-        if not error.key:
-            raise
-        raise type(error)(error.text, _name((*path, error.key))) from error

@@ -7,7 +7,6 @@ from pydantic import Discriminator, Field, Tag
 from plsc.utils.registry import Registry
 from plsc.utils.section import Plug, Section
 from plsc.utils.sharding import count_micro_batches, split
-from plsc.utils.yaml_lines import KeyPath
 
 DATASETS = Registry(
     "dataset",
@@ -28,9 +27,9 @@ DATASETS = Registry(
     bases=tuple(f"plsc.data.dataset:{name}" for name in ("Dataset", "PairSet", "IdentificationSet")),
 )
 
-TRAIN_SET = ("DataLoader", "Train", "dataset")
-EVAL_SET = ("DataLoader", "Eval", "dataset")
-MORE_SETS = ("DataLoader", "Eval", "more")
+TRAIN_SET = "DataLoader.Train.dataset"
+EVAL_SET = "DataLoader.Eval.dataset"
+MORE_SETS = "DataLoader.Eval.more"
 
 
 class TrainDatasetCfg(Plug):
@@ -120,10 +119,10 @@ class EvalCfg(Section):
     little more accurate, twice the time. The threshold is for embeddings made in the same way; `predict`
     makes them so too."""
 
-    def sets(self) -> dict[KeyPath, Plug]:
-        """Return the data sets by their paths in a config, the main one first."""
+    def sets(self) -> dict[str, Plug]:
+        """Return the data sets by their keys in a config, the main one first."""
         main = {EVAL_SET: self.dataset} if self.dataset else {}
-        return main | {(*MORE_SETS, title): section for title, section in self.more.items()}
+        return main | {f"{MORE_SETS}.{title}": section for title, section in self.more.items()}
 
 
 class DataLoaderCfg(Section):
@@ -132,11 +131,9 @@ class DataLoaderCfg(Section):
     Train: TrainCfg = TrainCfg()
     Eval: EvalCfg = EvalCfg()
 
-    def sets(self) -> dict[KeyPath, Plug]:
-        """Return the data sets by their paths in a config, those to train on first."""
-        sets: dict[KeyPath, Plug] = {}
+    def sets(self) -> dict[str, Plug]:
+        """Return the data sets by their keys in a config, those to train on first."""
+        trained = {TRAIN_SET: self.Train.dataset}
         if isinstance(self.Train.dataset, list):
-            sets.update({(*TRAIN_SET, number): section for number, section in enumerate(self.Train.dataset)})
-        else:
-            sets[TRAIN_SET] = self.Train.dataset
-        return sets | self.Eval.sets()
+            trained = {f"{TRAIN_SET}.{number}": section for number, section in enumerate(self.Train.dataset)}
+        return trained | self.Eval.sets()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from plsc.data.build import build_dataset
-from plsc.data.config import EVAL_SET, DataLoaderCfg
+from plsc.data.config import EVAL_SET, MORE_SETS, DataLoaderCfg
 from plsc.data.dataset import (
     Dataset,
     IdentificationSet,
@@ -182,8 +182,7 @@ def build_sets(
         preprocessing, num_classes, names, seen: of the training set, see `check_against_training`.
     """
     sets: dict[str, EvalSet] = {}
-    for path in section.Eval.sets():
-        key = ".".join(path)
+    for key in section.Eval.sets():
         data = eval_set(build_dataset(section, seed, key))
         try:
             data.check()
@@ -192,7 +191,7 @@ def build_sets(
         for doubt in data.doubts:
             warn_on_rank_0(f"{key}: {doubt}")
         check_against_training(data.data, key, preprocessing, num_classes, names, seen)
-        title = data.title if path == EVAL_SET else path[-1]
+        title = data.title if key == EVAL_SET else key.removeprefix(f"{MORE_SETS}.")
         if title in sets:
             raise UserError(f"the main set has the title '{title}' too, give this one another", key=key)
         sets[title] = data

@@ -20,7 +20,7 @@ from plsc.apps.curate.scan import Scan, same_content, scan
 from plsc.config import add_overrides, load
 from plsc.data.autodetect import open_images
 from plsc.data.bin_packs import BinPairs
-from plsc.data.build import build_dataset, keys_of_sets
+from plsc.data.build import build_dataset
 from plsc.data.dataset import Dataset, PairSet, shared_identities
 from plsc.data.image_list import ImageFiles
 from plsc.data.pairs import PairList, is_lfw
@@ -200,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         cfg = load(args.config or args.trained, args.override)
         build = partial(build_dataset, cfg.DataLoader, cfg.Global.seed)
-        sets = {key: partial(build, key) for key in keys_of_sets(cfg.DataLoader)}
+        sets = {key: partial(build, key) for key in cfg.DataLoader.sets()}
         examined = doctor(sets, len(cfg.DataLoader.Train.sets), True, findings)
     train = next((each for each in examined if each.name == next(iter(sets))), None)
     labels = train.images.labels if train else None
