@@ -122,7 +122,7 @@ def _make(
         betas = cfg.beta1, cfg.beta2
         return paddle.optimizer.AdamW(rate, *betas, cfg.epsilon, parameters=parameters, weight_decay=decay)
     if cfg.name != "LARS":
-        return cfg.class_of(cfg.name)(
+        return cfg.registry.get(cfg.name)(
             learning_rate=rate, parameters=parameters, weight_decay=decay, **cfg.keywords
         )
     # You et al., "Large batch training of convolutional networks" (2017). Without decay Paddle's has no trust

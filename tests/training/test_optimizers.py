@@ -89,11 +89,14 @@ def lars(w, g, state, rate, decay, step, coefficient=0.02, epsilon=1e-3):
     return w - v
 
 
+OWN = {"name": "paddle.optimizer:AdamW", "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6, "weight_decay": 0.1}
+OWN["head"] = {"name": "LARS"}
 CASES = {
     "momentum": ({"name": "Momentum"}, momentum, 5e-4),
     "nesterov": ({"name": "Momentum", "momentum": 0.8, "nesterov": True}, nesterov, 5e-4),
     "adamw": ({"name": "AdamW", "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6}, adamw, 0.1),
     "lars": ({"name": "LARS", "coefficient": 0.02, "epsilon": 1e-3}, lars, 5e-4),
+    "own": (OWN, adamw, 0.1),
 }
 
 
