@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from plsc.training.loggers import LOGGERS
 from plsc.utils.atomic_write import replace_file
-from plsc.utils.loggers import LOGGERS
 from plsc.utils.logging import get_logger
 
 

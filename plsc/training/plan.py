@@ -9,9 +9,9 @@ from plsc.distributed import device, environment
 from plsc.heads.config import rows_bytes
 from plsc.heads.spec import default_budget
 from plsc.training.build import build_trainer
+from plsc.training.loggers import check_packages
 from plsc.training.start import goes_on
 from plsc.training.trainer import Trainer
-from plsc.utils.loggers import check_packages
 from plsc.utils.room import available_bytes, free_bytes
 from plsc.utils.sharding import split
 

@@ -7,10 +7,10 @@ from plsc.checkpoint import store
 from plsc.config import Config, load
 from plsc.distributed import environment, guard
 from plsc.errors import writing
+from plsc.training.loggers import check_packages
 from plsc.training.metrics import Metrics
 from plsc.training.start import delete_run, find_checkpoint, goes_on, start
 from plsc.utils.atomic_write import replace_file
-from plsc.utils.loggers import check_packages
 from plsc.utils.logging import get_logger, setup_logging
 from plsc.utils.text import duration
 

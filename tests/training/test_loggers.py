@@ -9,8 +9,8 @@ import pytest
 
 from plsc.entry import Entry
 from plsc.errors import UserError
+from plsc.training.loggers import check_packages
 from plsc.training.metrics import Metrics, read_metrics
-from plsc.utils.loggers import check_packages
 from tests.helpers.launch import ROOT, run_python
 from tests.helpers.tiny_runs import TINY
 
@@ -53,7 +53,7 @@ def test_visualdl_and_matplotlib_do_without_a_home_that_can_be_written(tmp_path)
         "import sys\n"
         "from pathlib import Path\n"
         "from plsc.distributed import environment\n"
-        "from plsc.utils.loggers import VisualDL\n"
+        "from plsc.training.loggers import VisualDL\n"
         "environment.before_paddle()\n"
         "import matplotlib.figure\n"
         "VisualDL(Path(sys.argv[1])).close()\n"
