@@ -50,31 +50,26 @@ def reading(
         missing: what is said of a file that is not there, in a MissingFileError.
         remedy: what to do where it is there and cannot be read.
     """
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise MissingFileError(f"{shown(path)}: {missing}") from error
-    except OSError as error:
-        raise UserError(_refused(path, "read", error, remedy)) from error
-    except UnicodeDecodeError as error:
-        text = f"{shown(path)}: is no UTF-8 text ({error.reason} at byte {error.start})"
-        raise UserError(text) from error
+    with writing(path, remedy=remedy, what="read"):
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise MissingFileError(f"{shown(path)}: {missing}") from error
+        except UnicodeDecodeError as error:
+            text = f"{shown(path)}: is no UTF-8 text ({error.reason} at byte {error.start})"
+            raise UserError(text) from error
 
 
 @contextlib.contextmanager
-def writing(path: str | bytes | os.PathLike, *, remedy: str = "") -> Iterator[None]:
+def writing(path: str | bytes | os.PathLike, *, remedy: str = "", what: str = "written") -> Iterator[None]:
     """Turn the system's refusal to let `path` be written into a line for the user. Arguments as of
     `reading`."""
     try:
         yield
     except OSError as error:
-        raise UserError(_refused(path, "written", error, remedy)) from error
-
-
-def _refused(path: str | bytes | os.PathLike, what: str, error: OSError, remedy: str) -> str:
-    reason = error.strerror or shown(error)  # NumPy's own OSErrors have text alone
-    line = f"{shown(path)}: cannot be {what}: {reason}"
-    return f"{line}; {remedy}" if remedy else line
+        reason = error.strerror or shown(error)  # NumPy's own OSErrors have text alone
+        line = f"{shown(path)}: cannot be {what}: {reason}"
+        raise UserError(f"{line}; {remedy}" if remedy else line) from error
 
 
 def shown(name: object) -> str:

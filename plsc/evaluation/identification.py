@@ -59,8 +59,7 @@ class Identification:
     def row(self) -> dict[str, float | None]:
         """Return the row of metrics.jsonl: {"rank1", "rank5", "rank10", "tpir@fpir=0.01", ..., "probes",
         "strangers", "gallery"}."""
-        counts = {"probes": self.probes, "strangers": self.strangers, "gallery": self.gallery}
-        return {**self._rates(), **counts}
+        return {**self._rates(), **{name: getattr(self, name) for name in ("probes", "strangers", "gallery")}}
 
     def numbers(self) -> dict:
         """Return the numbers of results.json: `row`, the intervals and the thresholds."""

@@ -159,11 +159,7 @@ _KINDS: dict[type, type[EvalSet]] = {
 
 def eval_set(data: Dataset | PairSet | IdentificationSet) -> EvalSet:
     """Return the set with what its kind knows, by its base class."""
-    for base, kind in _KINDS.items():
-        if isinstance(data, base):
-            return kind(data)
-    names = ", ".join(base.__name__ for base in _KINDS)
-    raise UserError(f"{type(data).__name__}: must derive from {names} of plsc.data.dataset")
+    return next(kind(data) for base, kind in _KINDS.items() if isinstance(data, base))
 
 
 def build_sets(

@@ -216,9 +216,8 @@ def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
     lacking = one_kind(same)
     fold_accuracy, fold_threshold = np.empty((2, 0)) if lacking else _fold_accuracies(_table(cell, folds))
     roc = None if same.all() or not same.any() else roc_curve(similarity, same)
-    negatives = int(np.sum(~same))
     # With too few negatives not even one false accept is allowed.
-    known = [far for far in FARS if roc is not None and negatives >= needed(far)]
+    known = [far for far in FARS if roc is not None and np.sum(~same) >= needed(far)]
     return Verification(
         similarity=similarity,
         same=same,

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from plsc.data.synthetic import Synthetic
-from plsc.errors import UserError
 from plsc.evaluation.sets import eval_set
 from tests.helpers.tiny_runs import NoisePairs
 from tests.training.test_evaluator import NoiseGallery, NoiseTemplates
@@ -36,8 +35,3 @@ def test_a_set_scores_itself(kind):
 def test_a_side_of_a_template_is_shown_by_its_first_image():
     assert eval_set(NoisePairs()).side(7) == (7, "image 7")
     assert eval_set(NoiseTemplates()).side(7) == (21, "template 7 (3 images): image 21")
-
-
-def test_what_derives_from_no_base_class_is_refused():
-    with pytest.raises(UserError, match=r"^list: must derive from Dataset, .* of plsc.data.dataset$"):
-        eval_set([])
