@@ -218,15 +218,13 @@ def layers_to_recompute(asked: bool | list[str], backbone: paddle.nn.Layer) -> l
     children = ", ".join(child for child, _ in backbone.named_children())
     names = getattr(backbone, "recomputed", ()) if asked is True else asked or ()
     if asked is True and not names:
-        text = f"{kind} does not say which layers; name some of [{children}]"
-        raise UserError(text, key="Model.recompute")
+        raise UserError(f"{kind} does not say which layers; name some of [{children}]", "Model.recompute")
     known = dict(backbone.named_sublayers())
     layers = []
     for name in names:
         if name not in known:
             hint = did_you_mean(name, list(known))
-            text = f"'{name}' is no layer of {kind}, which has {children}{hint}"
-            raise UserError(text, key="Model.recompute")
+            raise UserError(f"'{name}' is no layer of {kind}, which has {children}{hint}", "Model.recompute")
         layer = known[name]
         layers += list(layer) if isinstance(layer, paddle.nn.LayerList) else [layer]
     return layers

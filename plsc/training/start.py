@@ -79,8 +79,7 @@ def goes_on(section: GlobalCfg) -> bool:
 
 
 def delete_run(folder: Path) -> None:
-    """Delete what an earlier run has left in an output folder, which is made if it is missing."""
-    make_folder(folder, "Global.output_dir")
+    """Delete what an earlier run has left in an output folder."""
     later = _OF_CHECKPOINTS if (folder / "checkpoints").is_dir() else ()
     with writing(folder):
         for name in (*RUN_FILES, *later):
@@ -120,9 +119,3 @@ def open_checkpoint(section: GlobalCfg) -> store.Checkpoint:
             "Global.checkpoint or Global.output_dir"
         )
     return store.Checkpoint.open(path, verify=False)
-
-
-def make_folder(folder: Path, key: str) -> None:
-    """Make a folder that `key` names, unless it is there."""
-    with writing(f"{key}: {folder}", remedy="name another folder"):
-        folder.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ from plsc.training.embed import embed
 from plsc.training.evaluator import Evaluator
 from plsc.training.metrics import read_metrics
 from plsc.training.resume import load_network, load_rows
-from plsc.training.start import make_folder, open_checkpoint
+from plsc.training.start import open_checkpoint
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.logging import say
 from plsc.utils.vectors import unit_rows
@@ -119,19 +119,12 @@ def predict(
     if not names:
         raise UserError("predict: no images given, give at least one")
     backbone = load_network(saved, cfg, model)
-    emb = embed(
-        backbone,
-        read,
-        len(names),
-        saved.preprocessing,
-        cfg.DataLoader.Train.batch_size,
-        flip=cfg.DataLoader.Eval.flip,
-    )
-    emb = unit_rows(emb)
+    batch, flip = cfg.DataLoader.Train.batch_size, cfg.DataLoader.Eval.flip
+    emb = unit_rows(embed(backbone, read, len(names), saved.preprocessing, batch, flip))
     if distributed.rank() == 0:
         folder = Path(output) if output else Path(cfg.Global.output_dir) / "predict"
-        make_folder(folder, "output" if output else "Global.output_dir")
         with writing(folder, remedy="free some space, or name another folder"):
+            folder.mkdir(parents=True, exist_ok=True)
             # A name a line; bytes of file names stay as they are.
             lines = (shown(name) if "\n" in name or "\r" in name else name for name in names)
             text = "".join(f"{line}\n" for line in lines)
