@@ -1,17 +1,14 @@
-"""Optimizers of the class centres: whole heads against dense float64 (on several ranks:
-tests/distributed/run_head.py), and single arrays against Paddle's own optimizers."""
+"""Optimizers of the class centres: whole heads against dense float64, on several ranks in
+tests/distributed/run_head.py; Paddle's own follow the same formulas: tests/training/test_optimizers.py."""
 
-import numpy as np
 import paddle
 import pytest
 
 from plsc.errors import UserError
-from plsc.heads.banks.device import DeviceBank
 from plsc.heads.optimizer import LARS, Update, check_rule
-from plsc.utils.sharding import ClassShard
 from tests.heads.cases import optimizer_cases, rounding
 from tests.heads.errors import OPTIMIZERS, Own, head_errors
-from tests.helpers.bounds import EPS, assert_within, perturbed
+from tests.helpers.bounds import EPS
 
 
 def test_ten_steps_equal_the_dense_reference(tmp_path, monkeypatch):
@@ -23,38 +20,6 @@ def test_ten_steps_equal_the_dense_reference(tmp_path, monkeypatch):
         for key, error in errors.items():
             assert error <= bounds.get(key, 0), (case, key, error, bounds)
     assert sampled == 15
-
-
-@pytest.mark.parametrize("optimizer", ["Nesterov", "AdamW"])
-def test_it_is_the_optimizer_of_paddle(optimizer):
-    rule, dense = OPTIMIZERS[optimizer]
-    bank = DeviceBank(ClassShard.whole(7), 5, bias=False, rule=rule, std=1.0, seed=0)
-    parameter = paddle.create_parameter([7, 5], "float32")
-    parameter.set_value(bank.state()["centres"].copy())
-    made = {
-        "Nesterov": lambda of: paddle.optimizer.Momentum(0.1, 0.9, of, True, weight_decay=5e-4),
-        "AdamW": lambda of: paddle.optimizer.AdamW(0.1, 0.9, 0.999, 1e-8, of, weight_decay=0.1),
-    }[optimizer]([parameter])
-    grads = list(np.random.default_rng(0).standard_normal((5, 7, 5)).astype(np.float32))
-
-    def updates(value, *grads):
-        moments = [np.zeros_like(value) for _ in rule.moments]
-        for number, grad in enumerate(grads, 1):
-            value, *moments = dense.step(value, grad, *moments, 0.1, number, dense.decay)
-        return value
-
-    want, bound = perturbed(updates, parameter.numpy(), *grads, terms=1)
-    for grad in map(paddle.to_tensor, grads):
-        bank.set_gradient("centres", 0, 7, grad)
-        bank.update(0.1)
-        (parameter * grad).sum().backward()
-        made.step()
-        made.clear_grad()
-    assert_within(bank.state()["centres"], want, bound)
-    # Paddle keeps beta2**t in float32: 1 - beta2**t, 0.001 t, is off by up to EPS / 2 each t; five steps of
-    # up to 0.1 by its root.
-    of_power = 5 * 0.1 * EPS / 2 / 0.001 / 2 if optimizer == "AdamW" else 0
-    assert_within(parameter.numpy(), want, bound + of_power)
 
 
 def test_lars_without_decay_or_of_zeros_has_the_plain_rate():

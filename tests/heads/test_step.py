@@ -6,7 +6,7 @@ import pytest
 
 from plsc.errors import UserError
 from plsc.heads import backends as backends_module
-from plsc.heads.banks.device import DeviceBank
+from plsc.heads.banks import build_bank
 from plsc.heads.build import make_head
 from plsc.heads.margins import CosFace
 from plsc.heads.optimizer import Momentum
@@ -47,13 +47,16 @@ def test_a_label_out_of_range_is_refused_with_the_sample_named(label, shown):
 
 
 @pytest.mark.parametrize("margin", [None, CosFace()])
-def test_a_shard_without_classes_gives_nothing_to_the_gradient(margin):
+@pytest.mark.parametrize("kind", ["device", "host", "disk"])
+def test_a_shard_without_classes_gives_nothing_to_the_gradient(kind, margin, tmp_path):
     options = {"bias": margin is None, "rule": Momentum(), "std": 1.0, "seed": 0}
-    head = SoftmaxHead(DeviceBank(ClassShard(2, 2, 2), 4, **options), HeadSpec(margin))
+    bank = build_bank(kind, "float32", tmp_path, ClassShard(2, 2, 2), 4, **options)
+    head = SoftmaxHead(bank, HeadSpec(margin))
     emb = paddle.to_tensor(np.ones((3, 4), np.float32), stop_gradient=False)
     head(emb, paddle.to_tensor([0, 1, 1])).loss.backward()
     head.update(0.1)
-    assert not emb.grad.numpy().any() and head.bank.gradients() == {}
+    assert not emb.grad.numpy().any() and bank.gradients() == {}
+    assert bank.state()["centres"][:].shape == (0, 4)
 
 
 def test_a_sure_prediction_has_a_small_loss_and_an_exact_gradient():

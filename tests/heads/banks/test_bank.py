@@ -34,12 +34,6 @@ def test_initial_rows_have_the_asked_deviation():
     assert rows.dtype == np.float32 and abs(rows.std() - 0.02) < 2e-4 and abs(rows.mean()) < 2e-4
 
 
-def test_a_shard_without_classes(make):
-    bank = make(ClassShard(2, 2, 2), bias=False)
-    bank.update(0.1)
-    assert bank.state()["centres"].shape == (0, 4)
-
-
 def test_selected_rows_alone_are_read_and_moved(make):
     bank = make(bias=False)
     before = {name: rows.copy() for name, rows in bank.state().items()}

@@ -188,13 +188,6 @@ def test_a_failure_of_the_thread_reaches_the_step(tmp_path):
             head.update(0.1, step)
 
 
-def test_a_shard_without_classes(tmp_path):
-    bank = make("disk", "bfloat16", tmp_path, ClassShard(2, 2, 2))
-    bank.update(0.1)
-    bank.select(np.empty(0, np.int64))
-    assert bank.state()["centres"][:].shape == (0, D) and bank.selected == 0
-
-
 def test_without_a_compiler_there_is_no_such_bank(tmp_path, monkeypatch):
     monkeypatch.setattr(banks_module, "compiled", lambda: None)
     for kind, dtype in KINDS:
