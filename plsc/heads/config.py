@@ -182,7 +182,7 @@ class MagFaceCfg(MarginCfg):
     name: Literal["magface", "dist_magface"]
     low: float = Field(10.0, gt=0)
     """The least norm."""
-    high: float = Field(110.0, gt=0)
+    high: float = Field(110.0, gt=0, validate_default=True)
     """The greatest norm."""
     low_margin: MarginSize = 0.45
     """The margin at the least norm."""

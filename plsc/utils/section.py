@@ -104,6 +104,8 @@ class Section(BaseModel):
             elif detail["type"] == "extra_forbidden":
                 mistakes.append(mistake(path, cls._unknown(path[-1], written, known, every_key)))
             else:
+                if not path and not {*known}.isdisjoint(detail["loc"]):  # a default that breaks a rule
+                    path, value = detail["loc"], detail["input"]
                 broken.setdefault(path, (value, []))[1].append(cls._rule(detail, path))
         for path, (value, rules) in broken.items():
             rule = " or ".join(rules).replace(" or must be ", " or ")

@@ -81,6 +81,7 @@ def test_its_config_is_printed_and_read_again(tmp_path):
             ["Head.name=magface", "Head.low=20", "Head.high=10"],
             "Head.high: must be above low, 20 (got 10)",
         ),
+        (["Head.name=magface", "Head.low=120"], "Head.high: must be above low, 120 (got 110.0)"),
     ],
 )
 def test_refused(overrides, line):
