@@ -343,16 +343,6 @@ def test_an_export_gives_the_embeddings_of_predict(trained):
     assert_within(embedded, *embeddings(trained), paths=2)
 
 
-@pytest.mark.skipif(not CAN_ONNX, reason="ONNX export needs Paddle 3 and paddle2onnx, onnx, onnxruntime")
-def test_the_onnx_export_gives_the_embeddings_of_predict(trained):
-    import onnxruntime
-
-    entry(trained).export()
-    session = onnxruntime.InferenceSession(str(trained / "export" / "model.onnx"))
-    (found,) = session.run(["embedding"], {"image": PIXELS.astype(np.float32)})
-    assert_within(found, *embeddings(trained), paths=2)
-
-
 # ---- what they refuse
 
 

@@ -57,17 +57,6 @@ def test_8_to_3_to_5_to_8_ranks_byte_for_byte(tmp_path, classes):
         assert file.read_bytes() == (tmp_path / "step-00000004" / file.name).read_bytes()
 
 
-def test_any_range_of_classes_is_read(tmp_path):
-    everything = content(0)
-    save_ranks(tmp_path, 1, everything, 4)
-    checkpoint = Checkpoint.open(tmp_path / "step-00000001")
-    for start in range(12):
-        for stop in range(start, 12):
-            assert_same(
-                checkpoint.head(start, stop), {n: a[start:stop] for n, a in everything["head"].items()}
-            )
-
-
 def test_a_replicated_head_is_written_once(tmp_path):
     everything = content(0)
     save_ranks(tmp_path, 1, everything, 3, shards=[(0, 11)] * 3)
@@ -310,8 +299,8 @@ def test_a_full_disk_on_one_rank_is_told_on_every_rank_and_costs_nothing(tmp_pat
 
 
 def test_too_little_space_is_told_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(plsc.checkpoint.store, "missing_space", lambda folder, need: "need 2 MB, free 1 MB")
-    with pytest.raises(SaveError, match="No space left on device .need 2 MB, free 1 MB"):
+    monkeypatch.setattr(plsc.checkpoint.store, "free_bytes", lambda folder: 10)
+    with pytest.raises(SaveError, match="No space left on device .need .* MB, free 1e-05 MB"):
         save_one(tmp_path, 2, content(2))
     assert not list(tmp_path.iterdir())
 

@@ -56,14 +56,6 @@ def test_a_wrong_config_is_one_line_and_exit_code_2_before_any_group_starts(case
     assert [path.name for path in tmp_path.iterdir()] == ["a.yaml"]
 
 
-def test_all_that_is_wrong_is_said_at_once(tmp_path, capsys):
-    (tmp_path / "a.yaml").write_text("Head: {marge: 1}\nGlobal: {epochs: 0}")
-    assert cli.main(["train", "-c", str(tmp_path / "a.yaml"), "-o", "Model.embedding_size=x"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert re.fullmatch(r"ERROR .*a.yaml:1: .*\nERROR .*a.yaml:2: .*\nERROR -o Model.*\n", said.err)
-
-
 def test_a_dry_run_shows_config_and_plan_and_does_nothing(tmp_path):
     command = [ROOT / "tools/train.py", "-c", TINY, "--dry-run", "-o", "Head.margin=0.3"]
     done = run_python(*command, cwd=tmp_path, **RANK)

@@ -215,11 +215,6 @@ def test_wrong_keywords(write):
     ]
 
 
-def test_a_missing_argument_points_at_the_section(write):
-    path = write("DataLoader:\n  Train:\n    dataset:\n      name: DummyImages\n")
-    assert errors(path) == ["a.yaml:3: DataLoader.Train.dataset.root: is required"]
-
-
 # ---- what a Config can do
 
 
@@ -372,16 +367,6 @@ def test_a_mistake_in_an_item_names_its_line(write):
     with pytest.raises(MissingFileError) as caught:
         load(write(SETS)).check_data()
     assert str(caught.value) == "a.yaml:6: DataLoader.Train.dataset.1.root: no such folder (got 'b')"
-
-
-def test_a_number_with_zeros_in_front_is_a_name():
-    cfg = load(
-        None, ["DataLoader.Train.dataset={name: ImageFolder, folder: 0000045}", "Global.output_dir=007"]
-    )
-    assert (cfg.DataLoader.Train.sets[0].keywords["folder"], cfg.Global.output_dir) == ("0000045", "007")
-    assert load(cfg) == cfg
-    (error,) = errors(overrides=["Global.epochs=010"])
-    assert error == "-o Global.epochs=010: Global.epochs: must be a valid integer (got '010')"
 
 
 def test_home_is_expanded_in_every_path(monkeypatch):

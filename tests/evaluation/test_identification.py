@@ -79,14 +79,6 @@ def test_a_closed_set_has_no_open_set_rates():
     assert few.ranks[10] == 1
 
 
-def test_strangers_only():
-    embeddings = np.eye(6)
-    found = identify(embeddings, np.array([0, 1]), np.array([2, 3]), np.arange(6))
-    assert found.ranks[1] is None and found.intervals == {}
-    assert found.headline == "rank-1 cannot be computed" and found.row()["rank1"] is None
-    assert found.results()["rank-5"] == "needs probes of identities in the gallery"
-
-
 def test_a_zero_embedding_resembles_nothing():
     embeddings = np.array([[1.0, 0], [0, 1], [0, 0]])
     assert identify(embeddings, np.array([0, 1]), np.array([2]), np.array([0, 1, 1])).ranks[1] == 0

@@ -142,7 +142,8 @@ def test_numbers_that_cannot_be_computed_are_null_and_said(tmp_path, capsys):
     strangers = identify(np.eye(4), np.array([0, 1]), np.array([2, 3]), np.arange(4))
     write_results(tmp_path, {"s": None}, {"s": strangers}, [], "", {}, {"step": 1})
     numbers = json.loads((tmp_path / "results.json").read_text())["sets"]["s"]
-    assert numbers["rank1"] is None
+    assert numbers["rank1"] is None and numbers["confidence_95"] == {}
+    assert strangers.headline == "rank-1 cannot be computed"
     assert "rank-1          needs probes of identities in the gallery" in capsys.readouterr().out
 
 

@@ -101,7 +101,8 @@ def test_embeddings_in_many_pairs(monkeypatch):
     found = verify_pairs(embeddings, pairs, same)
     expected = verify(embeddings[pairs[:, 0]], embeddings[pairs[:, 1]], same)
     np.testing.assert_array_equal(found.similarity, expected.similarity)
-    assert found.notes == expected.notes and "length 0" in found.notes[-1]
+    zeros = (pairs == 4).any(axis=1)
+    assert not found.similarity[zeros].any() and f"length 0: {zeros.sum()}" in found.notes[-1]
     np.testing.assert_array_equal(embeddings, before)
     embeddings[7] = np.nan
     first = int(np.argmax((pairs == 7).any(axis=1)))
@@ -133,17 +134,6 @@ def test_of_few_people_there_are_no_intervals():
     assert result.intervals == {} and result.accuracy is not None
     assert result.results()["intervals"] == "need at least 10 identities, these are 9"
     assert "(" not in result.results()["accuracy (mean of folds)"]
-
-
-def test_numbers_hold_the_row_the_intervals_and_the_folds():
-    result = verify(*noisy_pairs(40))
-    numbers = result.numbers()
-    assert result.row().items() <= numbers.items() and numbers["confidence_95"] == result.intervals
-    at_far = numbers["threshold@far"]["0.1"]
-    assert np.mean(result.similarity[~result.same] > at_far) <= 0.1 and set(numbers["threshold@far"]) == {
-        "0.1"
-    }
-    assert numbers["fold_accuracy"] == result.fold_accuracy.tolist()
 
 
 def scored(positive, negative):
@@ -203,13 +193,6 @@ def test_one_kind_of_pairs_only(kind, said):
     assert result.results()["equal error rate"] == "needs positive and negative pairs"
 
 
-def test_one_pair_has_a_similarity_and_no_accuracy():
-    result = verify(np.ones((1, 4)), np.ones((1, 4)), np.array([True]))
-    assert result.similarity[0] == pytest.approx(1)
-    assert (result.accuracy, result.std, result.threshold) == (None, None, None)
-    assert result.results()["accuracy (mean of folds)"] == "folds of one kind"
-
-
 @pytest.mark.parametrize("positives", [20, 22])  # at most one of the ten folds has both kinds
 def test_folds_of_one_kind_have_no_accuracy(positives):
     result = verify_distances(np.linspace(0.5, 3, 40), np.arange(40) < positives)
@@ -218,16 +201,6 @@ def test_folds_of_one_kind_have_no_accuracy(positives):
     assert result.results()["accuracy (mean of folds)"] == "folds of one kind"
     assert "`alternate: true` of PairList and BinPairs spreads them" in result.notes[0]
     assert result.intervals.keys() == {"eer", "tar@far=0.1"}
-
-
-def test_zero_embeddings_resemble_nothing_and_are_counted():
-    emb_a, emb_b, same = noisy_pairs(20)
-    emb_a[3] = emb_b[3] = 0
-    emb_b[5] = 0
-    result = verify(emb_a, emb_b, same)
-    assert result.similarity[3] == result.similarity[5] == 0
-    assert np.isfinite(result.similarity).all()
-    assert "length 0: 2" in result.notes[-1]
 
 
 def people_and_pairs(people=12, images=6, seed=0):

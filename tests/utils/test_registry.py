@@ -49,10 +49,6 @@ def test_a_class_that_lacks_methods_is_refused():
         DATASETS.get("plsc.data.dataset:Dataset")
 
 
-def test_an_import_path(colours):
-    assert str(colours.get("fractions:Fraction")(numerator=1, denominator=2)) == "1/2"
-
-
 @pytest.mark.parametrize(
     "name, message",
     [

@@ -120,14 +120,6 @@ def test_onnx_agrees_names_are_plain_and_the_batch_is_open(tmp_path):
 
 
 @needs_onnx
-def test_onnx_alone(tmp_path):
-    report = export(trained(Net()), tmp_path / "out", preprocessing=PREPROCESSING, formats=["onnx"])
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"preprocessing.json", "README.txt", "model.onnx"}
-    assert list(report["files"]) == ["onnx"] and len(report["checks"]) == 2
-
-
-@needs_onnx
 def test_a_backbone_that_onnx_cannot_hold_is_reported(tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise UnboundLocalError("onnx_model_str")
