@@ -8,21 +8,28 @@ from plsc.utils.registry import Registry
 from plsc.utils.section import Plug, Section
 from plsc.utils.sharding import count_micro_batches, split
 
+LABELLED = Registry(
+    "dataset to train on",
+    {
+        "Glyphs": "plsc.data.glyphs:Glyphs",
+        "IdxImages": "plsc.data.idx:IdxImages",
+        "ImageFolder": "plsc.data.folder:ImageFolder",
+        "ImageList": "plsc.data.image_list:ImageList",
+        "RecImages": "plsc.data.rec:RecImages",
+        "Synthetic": "plsc.data.synthetic:Synthetic",
+    },
+    bases=("plsc.data.dataset:Dataset",),
+)
 DATASETS = Registry(
     "dataset",
     {
+        **LABELLED.builtin,
         "BinPairs": "plsc.data.bin_packs:BinPairs",
         "GalleryProbe": "plsc.data.templates:GalleryProbe",
-        "Glyphs": "plsc.data.glyphs:Glyphs",
         "GlyphPairs": "plsc.data.glyphs:GlyphPairs",
-        "IdxImages": "plsc.data.idx:IdxImages",
         "IjbPairs": "plsc.data.templates:IjbPairs",
-        "ImageFolder": "plsc.data.folder:ImageFolder",
-        "ImageList": "plsc.data.image_list:ImageList",
         "ImagePairs": "plsc.data.pairs:ImagePairs",
         "PairList": "plsc.data.pairs:PairList",
-        "RecImages": "plsc.data.rec:RecImages",
-        "Synthetic": "plsc.data.synthetic:Synthetic",
     },
     bases=tuple(f"plsc.data.dataset:{name}" for name in ("Dataset", "PairSet", "IdentificationSet")),
 )
@@ -37,7 +44,7 @@ class TrainDatasetCfg(Plug):
     them. A list of such mappings trains on several sets together, their classes one after the other
     (docs/data.md)."""
 
-    registry = DATASETS
+    registry = LABELLED
     # The seed of an Eval set is a key of its own: runs with different seeds must have comparable results.
     supplied = ("seed",)
 

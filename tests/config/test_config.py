@@ -9,7 +9,7 @@ import pytest
 
 from plsc.backbones.config import BACKBONES
 from plsc.config import ConfigError, load
-from plsc.data.config import DATASETS
+from plsc.data.config import DATASETS, LABELLED
 from plsc.data.dataset import ImageSet
 from plsc.errors import MissingFileError, UserError
 from tests.helpers.head_names import HEADS
@@ -41,7 +41,8 @@ class DummyPairs(ImageSet):
 def dummies(monkeypatch):
     monkeypatch.setitem(BACKBONES.builtin, "DummyNet", f"{__name__}:DummyNet")
     for name in ("DummyImages", "DummyPairs"):
-        monkeypatch.setitem(DATASETS.builtin, name, f"{__name__}:{name}")
+        for registry in (LABELLED, DATASETS):
+            monkeypatch.setitem(registry.builtin, name, f"{__name__}:{name}")
 
 
 def errors(path=None, overrides=()):
@@ -349,9 +350,10 @@ def test_a_list_of_data_sets(write):
             "DataLoader.Train.dataset: List should have at least 1 item after validation, not 0 (got [])",
         ),
         ("dataset=[3]", "DataLoader.Train.dataset.0: must be a mapping of keys (got 3)"),
+        ("dataset=3", "DataLoader.Train.dataset: must be a mapping of keys (got 3)"),
         (
-            "dataset=3",
-            "DataLoader.Train.dataset: must be a mapping of keys (got 3)",
+            "dataset=[{name: PairList}]",
+            "DataLoader.Train.dataset.0.name: unknown dataset to train on 'PairList'",
         ),
     ],
 )
