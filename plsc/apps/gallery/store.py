@@ -88,6 +88,7 @@ class SqliteStore:
     @classmethod
     def create(cls, path: str | os.PathLike, fill: Callable[[SqliteStore], None]) -> SqliteStore:
         """Make a gallery; it is at `path` when `fill` has written into it and all is on the disk."""
+        cls.check_new(path)  # another process may have made one since the build began
         with _said(path), atomic_write(path) as beside:
             for file in (path, beside):  # of a gallery that was deleted by hand, and of a killed build
                 for end in ("-wal", "-shm", "-journal"):
