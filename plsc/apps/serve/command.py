@@ -76,7 +76,7 @@ def create_app(gallery: Gallery, token: str = "") -> FastAPI:
     def check_token(x_token: Annotated[str, Header()] = "") -> None:
         if not token:
             raise HTTPException(403, f"this service changes nothing; start it with a token in {TOKEN}")
-        if not hmac.compare_digest(x_token.encode(), token.encode()):
+        if not hmac.compare_digest(x_token.encode("latin-1"), token.encode()):
             raise HTTPException(401, "the header X-Token is missing or wrong")
 
     with_token = [Depends(check_token)]

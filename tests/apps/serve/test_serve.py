@@ -19,8 +19,8 @@ from plsc.errors import UserError
 from tests.apps.gallery.people import Pixels, people, picture
 from tests.apps.gallery.test_durability import kill, start
 
-SECRET = "0123456789abcdef"
-HEADERS = {"X-Token": SECRET}
+SECRET = "0123456789abcdeä"
+HEADERS = {"X-Token": SECRET.encode()}
 
 
 @pytest.fixture
