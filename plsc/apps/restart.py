@@ -40,7 +40,9 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
     resumes = goes_on(cfg.Global)
     with lock.hold(folder):
         signals: list[int] = []
-        _note_signals(signals)
+        for number in guard.STOPPING:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, lambda number, _: signals.append(number))
         failures, newest = 0, store.newest_step(folder / "checkpoints")
         if not resumes:
             delete_run(folder)
@@ -117,14 +119,6 @@ def _first_failure(folder: Path, ends: Mapping[int, int | None]) -> tuple[int, s
         return rank, f"rank {rank} did not answer {when}"
     how = f"was killed (signal {-code})" if code < 0 else f"ended with exit code {code}"
     return rank, f"rank {rank} {how} {when}"
-
-
-def _note_signals(signals: list[int]) -> None:
-    """Append the numbers of signals that ask to stop to `signals` from now on; an ignored one stays
-    ignored."""
-    for number in guard.STOPPING:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            signal.signal(number, lambda number, _: signals.append(number))
 
 
 def _print(text: str) -> None:

@@ -60,7 +60,11 @@ def without_traceback(act: Callable[[], int | None], debug: bool = False) -> int
         if debug or not (isinstance(error, UserError) or error.errno in _REMEDIES):
             raise
         ignore_the_launcher()
-        for line in _lines(error):
+        lines = str(error).split("\n")
+        if not isinstance(error, UserError):
+            where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+            lines = [f"{where}{error.strerror}; {_REMEDIES[error.errno]}"]
+        for line in lines:
             print(f"ERROR {shown_lines(line)}", file=sys.stderr, flush=True)
         _wait_for_the_first_rank()
         return 2
@@ -69,11 +73,3 @@ def without_traceback(act: Callable[[], int | None], debug: bool = False) -> int
             raise
         print("ERROR interrupted", file=sys.stderr, flush=True)
         return 128 + signal.SIGINT
-
-
-def _lines(error: UserError | OSError) -> list[str]:
-    """Return the lines of a UserError, or one of where the machine refuses to read or write."""
-    if isinstance(error, UserError):
-        return str(error).split("\n")
-    where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-    return [f"{where}{error.strerror}; {_REMEDIES[error.errno]}"]

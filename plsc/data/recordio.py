@@ -95,8 +95,9 @@ class RecordFile:
         data = os.pread(self._file.fileno(), span, offset)
         parts, kinds, start = [], [], 0
         while data[start : start + 4] == _MAGIC and len(data) >= start + 8:
-            kind, length = _kind_and_length(data, start + 4)
-            kinds.append(kind)
+            (header,) = struct.unpack_from("<I", data, start + 4)
+            length = header & _LONGEST
+            kinds.append(header >> 29)
             parts.append(data[start + 8 : start + 8 + length])
             start += 8 + _padded(length)
         if start != span or kinds != ([1, *[2] * (len(kinds) - 2), 3] if len(kinds) > 1 else [0]):
@@ -204,11 +205,6 @@ def write_records(path: str) -> Iterator[Callable[[bytes], None]]:
             record.write(bytes(-len(payload) % 4))
 
         yield write
-
-
-def _kind_and_length(data: bytes, at: int) -> tuple[int, int]:
-    (header,) = struct.unpack_from("<I", data, at)
-    return header >> 29, header & _LONGEST
 
 
 def _padded(length: int) -> int:

@@ -34,9 +34,6 @@ def _send_at_once(port: int) -> None:
         with contextlib.suppress(OSError):  # closed by now, or not connected
             if stat.S_ISSOCK(os.fstat(number).st_mode):
                 with socket.socket(fileno=os.dup(number)) as connection:
-                    if connection.type == socket.SOCK_STREAM and _port_of(connection.getpeername()) == port:
+                    there = connection.getpeername()[1:2]  # of a socket of Unix part of a path
+                    if connection.type == socket.SOCK_STREAM and there == (port,):
                         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _port_of(address: tuple | str | bytes) -> int | None:
-    return address[1] if isinstance(address, tuple) else None  # a socket of Unix has a path
