@@ -178,24 +178,27 @@ def test_a_file_of_another_network(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "data, said",
+    "file, data, said",
     [
-        (pickle.dumps([1, 2]), "holds no tensors by name; torch's format before 1.6 is not read"),
-        (pickle.dumps(print), "refused: the file asks for builtins.print; nothing of it was run"),
-        (b"", "is no pickle, or is damaged or cut off"),
+        ("a.safetensors", b"123", "the file is damaged; fetch it again"),
+        (
+            "a.pdparams",
+            pickle.dumps([1, 2]),
+            "holds no tensors by name; torch's format before 1.6 is not read",
+        ),
+        (
+            "a.pdparams",
+            pickle.dumps(print),
+            "refused: the file asks for builtins.print; nothing of it was run",
+        ),
+        ("a.pdparams", b"", "is no pickle, or is damaged or cut off"),
     ],
 )
-def test_files_that_hold_no_weights(tmp_path, data, said):
-    (tmp_path / "a.pdparams").write_bytes(data)
+def test_files_that_hold_no_weights(tmp_path, file, data, said):
+    (tmp_path / file).write_bytes(data)
     with pytest.raises(UserError) as raised:
-        run(tmp_path, str(tmp_path / "a.pdparams"))
+        run(tmp_path, str(tmp_path / file))
     assert said in str(raised.value) and len(str(raised.value).splitlines()) == 1
-
-
-def test_damaged_safetensors(tmp_path):
-    (tmp_path / "a.safetensors").write_bytes(b"123")
-    with pytest.raises(UserError, match="the file is damaged; fetch it again"):
-        run(tmp_path, str(tmp_path / "a.safetensors"))
 
 
 def test_what_is_there_is_not_replaced(tmp_path, net):

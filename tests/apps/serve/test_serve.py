@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import time
 
 import pytest
 
@@ -17,7 +16,6 @@ from plsc.apps.serve import command
 from plsc.apps.serve.command import TOKEN, create_app, main
 from plsc.errors import UserError
 from tests.apps.gallery.people import Pixels, people, picture
-from tests.apps.gallery.test_durability import kill, start
 
 SECRET = "0123456789abcdeä"
 HEADERS = {"X-Token": SECRET.encode()}
@@ -69,21 +67,6 @@ def test_people_are_listed_added_and_removed_with_the_token(client, gallery):
     read_only = client_of(create_app(gallery))
     assert read_only.get("/people", headers={"X-Token": ""}).status_code == 403
     assert read_only.post("/search", files=form(picture("p3", 0))).status_code == 200
-
-
-def test_the_service_answers_and_adds_while_two_processes_write(client, gallery, tmp_path):
-    writers = [start(tmp_path / "a.gallery", "change", seed) for seed in "ab"]
-    counts = set()
-    end = time.monotonic() + 2
-    while time.monotonic() < end:
-        counts.add(client.get("/health").json()["people"])
-        assert client.post("/search", files=form(picture("p3", 0))).json()["name"] == "p3"
-    pictures = form(picture("Dan", 0), picture("Dan", 1), name="pictures")
-    assert client.post("/people", headers=HEADERS, data={"name": "Dan"}, files=pictures).json()["added"] == 2
-    lines = [kill(writer, 0) for writer in writers]
-    assert all(lines) and len(counts) > 1
-    assert client.post("/search", files=form(picture("Dan", 5))).json()["name"] == "Dan"
-    assert client.get("/people", headers=HEADERS).json() == [*Gallery.open(tmp_path / "a.gallery", Pixels())]
 
 
 @pytest.mark.parametrize(
