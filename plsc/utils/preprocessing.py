@@ -7,7 +7,7 @@ The data set has it; training, evaluation, prediction, export and plsc doctor us
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import ConfigDict, Field, FiniteFloat
@@ -17,10 +17,6 @@ MEAN, SCALE = 127.5, 1 / 127.5  # of pixels
 # An image without a brighter pixel was normalised before, by whatever mean and deviation, or is black.
 DARKEST = 3.0
 _NAMES = {1: "grey", 3: "RGB"}
-
-Pixels = TypeVar("Pixels")
-"""A NumPy array or a Paddle tensor."""
-
 
 _Side = Annotated[int, Field(ge=1)]
 
@@ -58,7 +54,7 @@ class Preprocessing:
         both = (name for name in ours if name in theirs)
         return [(name, ours[name], theirs[name]) for name in both if ours[name] != theirs[name]]
 
-    def __call__(self, pixels: Pixels) -> Pixels:
+    def __call__(self, pixels: Any) -> Any:
         """Prepare images [n, C, H, W], an array or a tensor: the network's input, float32."""
         pixels = pixels.astype("float32")
         if (self.mean, self.scale) == (0, 1):

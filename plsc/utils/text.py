@@ -23,16 +23,12 @@ def duration(seconds: float) -> str:
 
 
 def table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
-    """Format rows as a text table: two spaces between columns, numbers right-aligned, None as "-"."""
+    """Format rows as a text table: two spaces between columns, None as "-"."""
 
     def cell(value: Any) -> str:
         return "-" if value is None else number(value) if isinstance(value, float) else str(value)
 
-    columns = []
-    for header, values in zip(headers, zip(*rows) if rows else [()] * len(headers)):
-        right = bool(values) and all(value is None or isinstance(value, (int, float)) for value in values)
-        cells = [header, *map(cell, values)]
-        width = max(map(len, cells))
-        cells.insert(1, "-" * width)
-        columns.append([text.rjust(width) if right else text.ljust(width) for text in cells])
-    return "\n".join("  ".join(line).rstrip() for line in zip(*columns))
+    lines = [[*headers], *(list(map(cell, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

@@ -75,17 +75,14 @@ def parse(text: str) -> Document:
         node = yaml.compose(text, Loader=_Loader)
         return document._replace(value=_construct(node, (), document) if node else None)
     except yaml.MarkedYAMLError as error:
-        document.problems.append(Problem((), error.problem_mark.line + 1, _plain_words(error)))
+        problem = error.problem or ""
+        said = (words for pattern, words in _WORDS.items() if re.search(pattern, problem))
+        message = next(said, "not valid YAML: " + ", ".join(filter(None, (error.context, problem))))
+        document.problems.append(Problem((), error.problem_mark.line + 1, message))
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         document.problems.append(Problem((), line, f"the character {chr(error.character)!r} is not YAML"))
     return document
-
-
-def _plain_words(error: yaml.MarkedYAMLError) -> str:
-    problem = error.problem or ""
-    said = (words for pattern, words in _WORDS.items() if re.search(pattern, problem))
-    return next(said, "not valid YAML: " + ", ".join(filter(None, (error.context, problem))))
 
 
 def _construct(node: yaml.Node, path: KeyPath, document: Document) -> Any:

@@ -23,9 +23,9 @@ def test_durations():
 def test_table_lines_up():
     text = table([["alef", 12, 0.5], ["bet", None, 15.25]], ["set", "pairs", "score"])
     assert text.splitlines() == [
-        "set   pairs   score",
+        "set   pairs  score",
         "----  -----  ------",
-        "alef     12  0.5000",
-        "bet       -   15.25",
+        "alef  12     0.5000",
+        "bet   -      15.25",
     ]
     assert table([], ["set"]) == "set\n---"
