@@ -15,6 +15,7 @@ A broken rule is said in pydantic's words, with the value; plsc.config adds file
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import json
@@ -91,10 +92,8 @@ class Section(BaseModel):
         for detail in error.errors():
             path, value = (), written
             for part in detail["loc"]:
-                keys = (
-                    range(len(value)) if isinstance(value, list) else value if isinstance(value, dict) else ()
-                )
-                if part in keys:  # otherwise it is pydantic's name for one of a union's alternatives
+                # Otherwise it is pydantic's name for one of a union's alternatives.
+                with contextlib.suppress(LookupError, TypeError):
                     path, value = (*path, part), value[part]
             if detail["type"] == "missing" and isinstance(value, dict):
                 mistakes.append(mistake((*path, detail["loc"][-1]), "is required"))
