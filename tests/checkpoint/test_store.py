@@ -57,6 +57,17 @@ def test_8_to_3_to_5_to_8_ranks_byte_for_byte(tmp_path, classes):
         assert file.read_bytes() == (tmp_path / "step-00000004" / file.name).read_bytes()
 
 
+def test_any_range_of_classes_is_read(tmp_path):
+    everything = content(0)
+    save_ranks(tmp_path, 1, everything, 4)
+    checkpoint = Checkpoint.open(tmp_path / "step-00000001")
+    for start in range(12):
+        for stop in range(start, 12):
+            assert_same(
+                checkpoint.head(start, stop), {n: a[start:stop] for n, a in everything["head"].items()}
+            )
+
+
 def test_a_replicated_head_is_written_once(tmp_path):
     everything = content(0)
     save_ranks(tmp_path, 1, everything, 3, shards=[(0, 11)] * 3)
