@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from plsc.data.images import EncodedPairs
-from plsc.data.pair_sampling import alternating
 from plsc.errors import UserError
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.safe_pickle import load_pickle
@@ -24,27 +23,18 @@ from plsc.utils.safe_pickle import load_pickle
 class BinPairs(EncodedPairs):
     """The pairs of a .bin pack.
 
-    `path`: the pack. `alternate`: spread the positive pairs evenly over the negative ones, where a pack has
-    one kind after the other; see plsc.data.pair_sampling.alternating. Further keys: those of
-    plsc.data.images.EncodedPairs.
+    `path`: the pack. Further keys: those of plsc.data.images.EncodedPairs.
     """
 
     files = ("path",)
 
-    def __init__(self, path: str, alternate: bool = False, **options):
+    def __init__(self, path: str, **options):
         super().__init__(**options)
         self._images, self.same = read_pack(path)
         self.num_images = len(self._images)
         self.pairs = np.arange(self.num_images, dtype=np.int64).reshape(-1, 2)
-        if alternate:
-            order = alternating(self.same)
-            self.pairs = self.pairs[order]
-            self.same = self.same[order]
         self.path = path
         self.title = Path(path).stem
-
-    def pair_name(self, number: int) -> str:
-        return f"pair {self.pairs[number, 0] // 2}"
 
     def pairs_by_content(self) -> np.ndarray:
         numbers: dict[bytes, int] = {}

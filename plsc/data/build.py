@@ -8,7 +8,7 @@ build_loader(cfg.DataLoader, cfg.Global.seed, rank=0, ranks=1).dataset     # to 
 from typing import Any
 
 from plsc.data.config import TRAIN_SET, DataLoaderCfg
-from plsc.data.dataset import check_labels
+from plsc.data.dataset import check_array
 from plsc.data.joined import Joined
 from plsc.data.loader import Loader
 from plsc.errors import UserError
@@ -20,7 +20,7 @@ def build_loader(section: DataLoaderCfg, seed: int, rank: int, ranks: int) -> Lo
     UserError for fewer than two classes, and for a global batch or ranks that do not fit the samples.
     """
     dataset = build_dataset(section, seed)
-    check_labels(dataset)
+    check_array(dataset, "labels", "int64 [N]", None)
     if dataset.num_classes < 2:
         raise UserError("has 1 class, and nothing to tell it from; it needs at least 2", key=TRAIN_SET)
     train = section.Train

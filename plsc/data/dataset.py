@@ -53,12 +53,12 @@ class ImageSet:
         where = type(self).__name__
         if getattr(self, "image_shape", None) is None:
             raise UserError(f"{where}.image_shape: is not set; it is the shape of an image, [C, H, W]")
+        names = "image_shape", "mean", "scale", "channels", "aligned"
         try:
-            return Preprocessing(self.image_shape, self.mean, self.scale, self.channels, self.aligned)
+            return Preprocessing(*(getattr(self, name) for name in names))
         except ValidationError as error:
-            key, message = first_problem(error)
-            names = dict(zip("01234", ("image_shape", "mean", "scale", "channels", "aligned")))
-            raise UserError(f"{where}.{names.get(key[:1], key)}: {message}") from error
+            number, message = first_problem(error)
+            raise UserError(f"{where}.{names[int(number[:1])]}: {message}") from error
 
     def _checked(self, made: object, call: str) -> np.ndarray:
         return check_image(made, self.preprocessing.shape, lambda: f"{type(self).__name__}.{call}")
@@ -202,11 +202,6 @@ def count_classes(labels: np.ndarray, where: str) -> int:
             "missing); number the classes 0, 1, 2, ... without gaps"
         )
     return count
-
-
-def check_labels(data: Dataset) -> None:
-    """Refuse labels that are not as Dataset declares them; UserError."""
-    check_array(data, "labels", "int64 [N]", None)
 
 
 def check_preprocessing(theirs: Preprocessing, first: Preprocessing, key: str, words: str) -> None:

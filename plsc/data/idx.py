@@ -69,6 +69,3 @@ class IdxImages(Dataset):
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
         return self._pixels[index]
-
-    def images(self, start: int, stop: int) -> np.ndarray:
-        return self._pixels[start:stop]

@@ -53,9 +53,8 @@ def alternating(same: np.ndarray) -> np.ndarray:
     """Compute the order, int64 [P], that spreads positive and negative pairs (bool [P]) evenly; each kind
     keeps its own order.
 
-    Ten folds are cut from the pairs in their order, as LFW's are. Of pairs that are sorted by kind, each fold
-    has one kind only, and its threshold comes from folds that have too much of the other: the accuracy means
-    nothing.
+    Folds are cut from the pairs in their order, as LFW's are. Of pairs that are sorted by kind, each fold
+    would have one kind only, and its threshold would come from folds that have too much of the other.
     """
     place = np.empty(len(same))
     for kind in (True, False):

@@ -20,7 +20,7 @@ from plsc.data.folder import EXTENSIONS
 from plsc.data.hold_out import choose_held_out
 from plsc.data.image_list import LABEL_DIGITS, SHOWN, Paths, check_list, identity_names, refuse_missing
 from plsc.data.images import Below1, EncodedPairs, read_file
-from plsc.data.pair_sampling import alternating, draw_pairs
+from plsc.data.pair_sampling import draw_pairs
 from plsc.errors import UserError, reading, shown
 from plsc.utils.files import read_regular
 from plsc.utils.logging import get_logger
@@ -41,17 +41,12 @@ class PairList(EncodedPairs):
     kind, or folds and that number; then `name n1 n2` or `name1 n1 name2 n2`, which means the images
     name/name_0001.jpg (or another extension). `root`: where relative paths start; empty = the list's own
     folder. Further keys: those of plsc.data.images.EncodedPairs.
-
-    The pairs keep the order of the file. `alternate`: spread the positive pairs evenly over the negative
-    ones, see plsc.data.pair_sampling.alternating; done without asking for an LFW file without folds.
     """
 
-    def __init__(self, list: str, root: str = "", alternate: bool = False, **options):
+    def __init__(self, list: str, root: str = "", **options):
         super().__init__(**options)
         root = root or os.path.dirname(list)
         pairs = read_pairs(list, root)
-        if alternate:
-            pairs = _alternating(pairs)
         index: dict[str, int] = {}
         for pair in pairs:
             for path in pair.images:
@@ -80,10 +75,6 @@ class PairList(EncodedPairs):
 
     def pair_name(self, number: int) -> str:
         return f"line {self._lines[number]}"
-
-
-def _alternating(pairs: list[_Pair]) -> list[_Pair]:
-    return [pairs[place] for place in alternating(np.array([pair.same for pair in pairs], bool))]
 
 
 def _people(pairs: Sequence[_Pair], images: Iterable[str], root: str) -> np.ndarray:
@@ -163,8 +154,6 @@ def _lfw_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], lis
             f"{path}: line 1 promises {folds} x 2 x {each} = {2 * folds * each:,} pairs, the file has "
             f"{len(pairs):,}"
         )
-    if folds == 1:
-        pairs = _alternating(pairs)
     return pairs, bad
 
 

@@ -14,7 +14,7 @@ class Classification:
     """The predictions for images of trained classes."""
 
     kind: ClassVar[str] = "classification"
-    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
+    metric: ClassVar[str] = "accuracy"
     notes: ClassVar[tuple[str, ...]] = ()
     images: int
     classes: int  # of these images

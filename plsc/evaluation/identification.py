@@ -33,7 +33,7 @@ class Identification:
     """
 
     kind: ClassVar[str] = "identification"
-    metrics: ClassVar[tuple[str, ...]] = ("rank1",)
+    metric: ClassVar[str] = "rank1"
     notes: ClassVar[tuple[str, ...]] = ()
     probes: int
     strangers: int

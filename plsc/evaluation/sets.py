@@ -18,7 +18,6 @@ from plsc.data.dataset import (
     TemplatePairs,
     check_against_training,
     check_array,
-    check_labels,
 )
 from plsc.data.pair_sampling import pairs_that_prove_nothing
 from plsc.errors import UserError
@@ -81,7 +80,7 @@ class LabelledSet(EvalSet):
         return self.data.name(index)
 
     def check(self) -> None:
-        check_labels(self.data)
+        check_array(self.data, "labels", "int64 [N]", None)
 
     def score_predictions(self, predicted: np.ndarray, num_classes: int) -> Classification:
         """Compute the result from the predicted classes [count], int64 below `num_classes`."""

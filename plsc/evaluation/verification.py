@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from plsc.data.pair_sampling import alternating
 from plsc.errors import UserError
 from plsc.evaluation.intervals import (
     IN_BRACKETS,
@@ -57,7 +58,7 @@ class Verification:
     """
 
     kind: ClassVar[str] = "verification"
-    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "auc")
+    metric: ClassVar[str] = "accuracy"
     similarity: np.ndarray
     same: np.ndarray
     accuracy: float | None
@@ -77,10 +78,9 @@ class Verification:
     @property
     def headline(self) -> str:
         """The result in a few words."""
-        if self.accuracy is not None:
-            return f"accuracy {percent(self.accuracy)} ± {100 * self.std:.2f}"
-        area = "" if self.auc is None else f", area under ROC {self.auc:.5f}"
-        return f"no accuracy: folds of one kind{area}"
+        if self.accuracy is None:
+            return "no accuracy: pairs of one kind"
+        return f"accuracy {percent(self.accuracy)} ± {100 * self.std:.2f}"
 
     def row(self) -> dict[str, float | None]:
         """Return the row of metrics.jsonl: {"accuracy", "std", "threshold", "auc", "eer", "tar@far=0.1", ...,
@@ -147,7 +147,7 @@ class Verification:
     def results(self) -> dict[str, str]:
         """Format the numbers for people: label -> value with its unit, or why there is none."""
         negatives = int(np.sum(~self.same))
-        both, none = "needs positive and negative pairs", "folds of one kind"
+        both, none = "needs positive and negative pairs", "pairs of one kind"
         given = self.intervals
 
         def shown(rate: float | None, key: str, lacking: str) -> str:
@@ -236,17 +236,11 @@ def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
 
 
 def one_kind(same: np.ndarray) -> str:
-    """Say why pairs have no accuracy: at most one of the ten folds has pairs of both kinds; "": they have."""
+    """Say why pairs have no accuracy: all are of one kind; "": they have."""
     if same.all() or not same.any():
         kind = "the same class" if same.all() else "different classes"
         return f"No accuracy and no ROC: all pairs are of {kind}"
-    folds = np.array_split(same, MAX_FOLDS)
-    if len(same) < 2 * MAX_FOLDS or sum(fold.any() and not fold.all() for fold in folds) > 1:
-        return ""
-    return (
-        "No accuracy: each of the ten folds, which are cut in the pairs' order, has pairs of one kind only; "
-        "`alternate: true` of PairList and BinPairs spreads them"
-    )
+    return ""
 
 
 def _squared_distances(embeddings: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, int]:
@@ -291,7 +285,10 @@ def _cells(distance: np.ndarray, same: np.ndarray, folds: int) -> np.ndarray:
     A pair is accepted by every threshold from its own cell on, so cumulated counts give the right decisions
     of each fold at each threshold.
     """
-    fold = np.repeat(np.arange(folds), [len(pairs) for pairs in np.array_split(same, folds)])
+    parts = np.array_split(same, folds)
+    fold = np.repeat(np.arange(folds), [len(part) for part in parts])
+    if len(same) >= 2 * MAX_FOLDS and sum(part.any() and not part.all() for part in parts) < 2:
+        fold[alternating(same)] = fold.copy()  # they are sorted by kind
     # The first threshold with distance < threshold.
     first = np.searchsorted(THRESHOLDS, distance, side="right")
     return (fold * (len(THRESHOLDS) + 1) + first) * 2 + same

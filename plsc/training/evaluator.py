@@ -67,9 +67,8 @@ class Evaluator:
 
     @property
     def metric(self) -> str:
-        """Return the key of `row` that decides which checkpoint is the best: the first that was measured."""
-        keys = self.sets[self.main].result.metrics
-        return next((key for key in keys if self.row and self.row.get(key) is not None), keys[0])
+        """Return the key of `row` that decides which checkpoint is the best."""
+        return self.sets[self.main].result.metric
 
     @property
     def row(self) -> dict[str, Any] | None:

@@ -40,14 +40,6 @@ def test_what_is_written_is_read(tmp_path):
     assert images == [png(n) for n in range(4)] and flags == [True, False], "as InsightFace reads it"
 
 
-def test_kinds_that_follow_one_another_can_be_made_to_alternate(tmp_path):
-    write_pack(str(tmp_path / "a.bin"), map(png, range(8)), [True, True, False, False])
-    pairs = BinPairs(str(tmp_path / "a.bin"), alternate=True)
-    assert (
-        pairs.pairs.tolist() == [[0, 1], [4, 5], [2, 3], [6, 7]] and pairs.same.tolist() == [True, False] * 2
-    )
-
-
 class Evil:
     def __init__(self, path):
         self.path = path

@@ -41,17 +41,6 @@ def test_pairs_named_in_a_file(folder, text):
     assert pairs.images().shape == (3, 3, 12, 10) and pairs.encoded(1).tobytes() == png(1)
 
 
-def test_kinds_that_follow_one_another_can_be_made_to_alternate(folder):
-    path = write(
-        folder,
-        LINES.splitlines()[0]
-        + "\nBob/Bob_0001.png,Bob/Bob_0002.png,1\n"
-        + 2 * (LINES.splitlines()[1] + "\n"),
-    )
-    assert PairList(path).same.tolist() == [True, True, False, False]
-    assert PairList(path, alternate=True).same.tolist() == [True, False, True, False]
-
-
 @pytest.mark.parametrize("third", ["2", "yes", ""])
 def test_a_first_line_that_names_images_is_no_line_of_headings(folder, third):
     """Its pair was left out, of all lines the first alone."""
@@ -71,16 +60,16 @@ def test_folders_that_contradict_the_flags_are_no_identities(folder):
     assert unknown.identities is None and unknown.identity_of is None
 
 
-def test_lfws_file_without_folds_alternates(folder):
+def test_lfws_file_without_folds(folder):
     text = "2\nAnn\t1\t2\nBob\t1\t3\nAnn\t1\tBob\t2\nCy\t1\tAnn\t2\n"
     pairs = PairList(write(folder, text))
     assert images(pairs) == [
         ["Ann_0001.png", "Ann_0002.png"],
-        ["Ann_0001.png", "Bob_0002.png"],
         ["Bob_0001.png", "Bob_0003.png"],
+        ["Ann_0001.png", "Bob_0002.png"],
         ["Cy_0001.png", "Ann_0002.png"],
     ]
-    assert pairs.same.tolist() == [True, False, True, False] and pairs.num_images == 6
+    assert pairs.same.tolist() == [True, True, False, False] and pairs.num_images == 6
     assert pairs.identities.tolist() == ["Ann", "Bob", "Cy"]
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from plsc.data.pair_sampling import alternating
 from plsc.errors import UserError
 from plsc.evaluation import verify, verify_pairs
 from plsc.evaluation.roc import roc_curve
@@ -188,19 +189,20 @@ def test_one_kind_of_pairs_only(kind, said):
     emb_a, emb_b, _ = noisy_pairs(20)
     result = verify(emb_a, emb_b, np.full(20, kind))
     assert (result.accuracy, result.auc, result.eer, result.roc) == (None,) * 4
-    assert set(result.tar_at_far.values()) == {None} and result.headline == "no accuracy: folds of one kind"
+    assert set(result.tar_at_far.values()) == {None} and result.headline == "no accuracy: pairs of one kind"
     assert result.notes == [f"No accuracy and no ROC: all pairs are of {said}."]
     assert result.results()["equal error rate"] == "needs positive and negative pairs"
 
 
-@pytest.mark.parametrize("positives", [20, 22])  # at most one of the ten folds has both kinds
-def test_folds_of_one_kind_have_no_accuracy(positives):
-    result = verify_distances(np.linspace(0.5, 3, 40), np.arange(40) < positives)
-    assert (result.accuracy, result.std, result.threshold, result.auc) == (None, None, None, 1)
-    assert result.headline == "no accuracy: folds of one kind, area under ROC 1.00000"
-    assert result.results()["accuracy (mean of folds)"] == "folds of one kind"
-    assert "`alternate: true` of PairList and BinPairs spreads them" in result.notes[0]
-    assert result.intervals.keys() == {"eer", "tar@far=0.1"}
+@pytest.mark.parametrize("positives", [20, 22])  # at most one of the ten folds would have both kinds
+def test_pairs_sorted_by_kind_are_spread_over_the_folds(positives):
+    same = np.arange(40) < positives
+    distance = np.random.default_rng(0).permutation(np.linspace(0.5, 3, 40))
+    order = alternating(same)
+    result, spread = verify_distances(distance, same), verify_distances(distance[order], same[order])
+    assert 0 < result.accuracy < 1 and result.accuracy == spread.accuracy and result.notes == []
+    assert np.array_equal(result.fold_accuracy, spread.fold_accuracy)
+    assert result.threshold == spread.threshold
 
 
 def people_and_pairs(people=12, images=6, seed=0):
