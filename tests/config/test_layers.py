@@ -42,17 +42,11 @@ def test_a_missing_file_names_its_nearest_neighbour():
 
 
 def test_a_file_that_cannot_be_read():
-    os.symlink("loop.yaml", "loop.yaml")
-    with pytest.raises(UserError, match=r"^loop.yaml: cannot be read: "):
-        Layers().read_file("loop.yaml")
+    with pytest.raises(UserError, match=r"^a.yaml: is no UTF-8 text"):
+        read(b"# fine\nGlobal: {output_dir: caf\xe9}")
     os.mkfifo("pipe.yaml")  # ranks could not read it again
     with pytest.raises(UserError, match=r"^pipe.yaml: is no regular file"):
         Layers().read_file("pipe.yaml")
-
-
-def test_a_file_that_is_not_utf8():
-    with pytest.raises(UserError, match=r"^a.yaml: is no UTF-8 text"):
-        read(b"# fine\nGlobal: {output_dir: caf\xe9}")
 
 
 @pytest.mark.parametrize(

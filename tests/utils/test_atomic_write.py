@@ -35,10 +35,3 @@ def test_a_block_that_fails_leaves_the_old_content_and_nothing_beside(tmp_path):
         beside.write_bytes(b"half of the ne")
         raise RuntimeError
     assert (tmp_path / "a").read_bytes() == b"old" and os.listdir(tmp_path) == ["a"]
-
-
-def test_a_folder_comes_whole(tmp_path):
-    with atomic_write(tmp_path / "out") as beside:
-        beside.mkdir()
-        (beside / "one").touch()
-    assert os.listdir(tmp_path) == ["out"] and (tmp_path / "out/one").is_file()

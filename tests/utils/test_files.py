@@ -9,13 +9,6 @@ from plsc.errors import MissingFileError, UserError
 from plsc.utils.files import open_regular, read_json, read_regular
 
 
-def test_the_bytes_of_a_regular_file(tmp_path):
-    path = tmp_path / "a"
-    for content in (b"", bytes(range(256)) * 300, b"abc"):
-        path.write_bytes(content)
-        assert read_regular(path) == content
-
-
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "x.png")
     with pytest.raises(UserError, match=r"x\.png: is no regular file"):
@@ -43,5 +36,3 @@ def test_json_is_read_or_refused_in_one_line(tmp_path):
             read_json(path)
     with pytest.raises(MissingFileError, match="none: no such file$"):
         read_json(tmp_path / "none")
-    with pytest.raises(UserError, match="no regular file"):
-        read_json("/dev/null")
