@@ -352,7 +352,7 @@ def test_an_export_gives_the_embeddings_of_predict(trained):
         (
             "evaluate",
             ["DataLoader.Eval.dataset=null"],
-            "DataLoader.Eval.dataset: is null; name a data set to test on",
+            "-o DataLoader.Eval.dataset=null: DataLoader.Eval.dataset: is null; name a data set to test on",
         ),
         (
             "evaluate",

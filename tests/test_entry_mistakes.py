@@ -202,7 +202,7 @@ class Bare(paddle.nn.Layer):
     ],
 )
 def test_embeddings_of_another_shape(tmp_path, backbone, line):
-    assert refused(entry(tmp_path, model=backbone).train) == line
+    assert refused(entry(tmp_path, model=backbone).train).endswith(line)
 
 
 def test_predict_into_what_is_no_folder_and_from_a_folder(trained, tmp_path, monkeypatch):
@@ -260,7 +260,7 @@ def test_a_resumed_run_must_have_the_same_people_in_the_same_order(tmp_path):
     Entry(TINY, [*keys, "Global.max_steps=2"]).train()
     longer = Entry(TINY, [*keys, "Global.max_steps=3", "Global.resume=true"])
     (tmp_path / "train" / "Ann").rename(tmp_path / "train" / "Dan")
-    assert refused(longer.train) == (
+    assert refused(longer.train).endswith(
         "DataLoader.Train.dataset: its class 0 is 'Bob', the one trained on is 'Ann' in checkpoint "
         "step-00000002: resume with the same classes, or start a new run with Global.init_from in another "
         "Global.output_dir"

@@ -113,8 +113,9 @@ class FaceViT(nn.Layer):
         count = (height // self.side) * (width // self.side)
         if count < 2:
             raise UserError(
-                f"Model.name: FaceViT needs images of at least two patches of {self.side} x {self.side} "
-                f"pixels (got {height} x {width})"
+                f"FaceViT needs images of at least two patches of {self.side} x {self.side} "
+                f"pixels (got {height} x {width})",
+                key="Model.name",
             )
         self.kept = max(1, int(count * (1 - mask_ratio))) if mask_ratio else count
         self.patch_embed = _Patches(channels, self.side, self.width)

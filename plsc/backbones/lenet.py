@@ -38,8 +38,8 @@ class LeNet(nn.Layer):
         channels, height, width = image_shape
         if min(height, width) < SMALLEST:
             raise UserError(
-                f"Model.name: LeNet needs images of at least {SMALLEST} x {SMALLEST} pixels (got {height} x "
-                f"{width})"
+                f"LeNet needs images of at least {SMALLEST} x {SMALLEST} pixels (got {height} x {width})",
+                key="Model.name",
             )
         height, width = (((side - 2) // 2 - 4) // 2 for side in (height, width))
         parameters = {

@@ -57,8 +57,8 @@ class SmallResNet(nn.Layer):
         super().__init__()
         if len(blocks) != len(widths):
             raise UserError(
-                f"Model.blocks: must have one number per stage, {len(widths)} as Model.widths has "
-                f"(got {list(blocks)})"
+                f"must have one number per stage, {len(widths)} as Model.widths has (got {list(blocks)})",
+                key="Model.blocks",
             )
         channels, height, width = image_shape
         stages = []

@@ -99,8 +99,8 @@ def decide(device: str, lacks: Sequence[str]) -> str:
         return _kind_for(device)
     whose = "" if len(lacks) == 1 else f"rank {without[0]}: "
     raise UserError(
-        f"Global.device: {device}, but {whose}{lacks[without[0]]}; give each rank a card, or set "
-        "Global.device=cpu"
+        f"{device}, but {whose}{lacks[without[0]]}; give each rank a card, or set Global.device=cpu",
+        key="Global.device",
     )
 
 

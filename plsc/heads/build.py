@@ -51,9 +51,10 @@ def build_head(
         need, free = rows_bytes(cfg, 1, classes, embedding_size), available_bytes()
         if need > free:
             raise UserError(
-                f"Head: the centres of {classes:,} classes on a rank would take {need / 1e9:,.3g} GB of "
+                f"the centres of {classes:,} classes on a rank would take {need / 1e9:,.3g} GB of "
                 f"memory, this machine has {free / 1e9:.3g} GB free; take more ranks, a lower "
-                "Model.embedding_size, or Head.bank=disk"
+                "Model.embedding_size, or Head.bank=disk",
+                key="Head",
             )
     options = {"budget": int(cfg.logits_budget_mb * 2**20)} if cfg.logits_budget_mb else {}
     if isinstance(cfg, MarginCfg):

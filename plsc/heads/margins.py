@@ -115,9 +115,10 @@ def check_slopes(margin: Margin) -> None:
     off_P = (slope_P - target.slope).abs() > 1e-3 * (1.0 + slope_P.abs())
     if off_P.astype("float32").mean().item() > 0.5:
         raise UserError(
-            f"Head.name: {type(margin).__name__} gives a slope of {target.slope[3].item():.3g} at the cosine "
+            f"{type(margin).__name__} gives a slope of {target.slope[3].item():.3g} at the cosine "
             f"-0.6, where its cosines have {slope_P[3].item():.3g}; return the cosines alone, and autograd "
-            "finds their slopes"
+            "finds their slopes",
+            key="Head.name",
         )
 
 

@@ -71,8 +71,9 @@ def check_rule(rule: Rule) -> None:
     )
     if (value == 1.0).all():
         raise UserError(
-            f"Optimizer.head.name: {type(rule).__name__} changes no row; write into `value`, as by "
-            "`value.subtract_(update.lr * grad)`"
+            f"{type(rule).__name__} changes no row; write into `value`, as by "
+            "`value.subtract_(update.lr * grad)`",
+            key="Optimizer.head.name",
         )
 
 

@@ -103,7 +103,9 @@ def refuse_other_run(saved: store.Checkpoint, ours: dict[str, Any], data: Datase
         if name in differences:
             raise UserError(f"{differences[name]}: resume with the same, {anew}")
     if wrong := misnumbered_class(saved.classes(), data, strangers=True):
-        raise UserError(f"DataLoader.Train.dataset: {wrong} in {where}: resume with the same classes, {anew}")
+        raise UserError(
+            f"{wrong} in {where}: resume with the same classes, {anew}", key="DataLoader.Train.dataset"
+        )
     remark = "it goes on with other random numbers and data than it would have had"
     return [f"{differences[name]}: {remark}" for name in _OF_ORDER if name in differences]
 

@@ -39,7 +39,7 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
     model: a Layer that takes the weights instead of Model.name's.
     """
     if not cfg.DataLoader.Eval.sets():
-        raise UserError("DataLoader.Eval.dataset: is null; name a data set to test on")
+        raise UserError("is null; name a data set to test on", key="DataLoader.Eval.dataset")
     saved = open_checkpoint(cfg.Global)
     loader, seed = cfg.DataLoader, cfg.Global.seed
     sets = build_sets(loader, seed, saved.preprocessing, saved.num_classes, saved.classes())

@@ -139,8 +139,9 @@ def _check_packages(formats: Sequence[str]) -> None:
     if not _NEED_ONNX.isdisjoint(formats) and (missing or paddle.__version__.startswith("2.")):
         what = f"{', '.join(missing)} not found" if missing else f"this is Paddle {paddle.__version__}"
         raise UserError(
-            f"Export.formats: ONNX export needs Paddle 3 and the extra export, {what}: pip install -e "
-            "'.[export]' in the clone of plsc, or set Export.formats=[paddle]"
+            f"ONNX export needs Paddle 3 and the extra export, {what}: pip install -e "
+            "'.[export]' in the clone of plsc, or set Export.formats=[paddle]",
+            key="Export.formats",
         )
 
 

@@ -76,8 +76,8 @@ def save_onnx(folder: Path, source: dict) -> dict:
         )
     except UnboundLocalError as error:  # how paddle2onnx 2.1 ends after it has logged its own error
         raise UserError(
-            "Export.formats: paddle2onnx cannot convert this backbone (its message is above): "
-            "set Export.formats=[paddle]"
+            "paddle2onnx cannot convert this backbone (its message is above): set Export.formats=[paddle]",
+            key="Export.formats",
         ) from error
     model = onnx.load_from_string(text)
     _rename(model.graph, model.graph.output[0].name, "embedding")

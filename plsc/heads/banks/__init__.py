@@ -49,7 +49,8 @@ def build_bank(
         return HostBank(shard, width, **options)
     if compiled() is None:
         raise UserError(
-            f"Head.bank: {kind} with {dtype} needs the compiled kernels; install plsc where there is a C++ "
-            "compiler, or take Head.bank=host and Head.bank_dtype=float32"
+            f"{kind} with {dtype} needs the compiled kernels; install plsc where there is a C++ "
+            "compiler, or take Head.bank=host and Head.bank_dtype=float32",
+            key="Head.bank",
         )
     return OffloadedBank(shard, width, dtype=dtype, folder=folder if kind == "disk" else None, **options)
