@@ -150,7 +150,7 @@ class PaddleBackend:
         x_ND: the samples. scaled_ND: times the head's scale. places: of their classes.
 
     Attributes: plain_N, the samples' similarities with their own classes, any number of a class in another
-    shard; None: the shard has no class.
+    shard.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class PaddleBackend:
         column_N = np.zeros(len(x_ND), np.int64)
         column_N[places.sample_P] = places.column_P
         self._targets = TargetRows(spec, self.bank, x_ND, to_device(column_N)) if selected else None
-        self.plain_N = self._targets and self._targets.plain_N
+        self.plain_N = self._targets.plain_N if selected else paddle.zeros([len(x_ND)])
         self._owned_N = places.owned_N
         sizes = len(x_ND), selected, self.bank.width, spec.sub_centres
         block, fits = plan_blocks(*sizes, spec.budget, spec.compute_dtype)

@@ -146,10 +146,8 @@ class Step:
         order = np.argsort(column_P, kind="stable")  # so that a block's targets are one run
         return Places(sample_P[order], column_P[order], to_device((local_N >= 0).astype(np.float32)))
 
-    def _move_targets(self, owned_N: paddle.Tensor, plain_N: paddle.Tensor | None) -> Targets:
-        """Apply the margin to the target logits; None: this shard has no class."""
-        if plain_N is None:
-            return Targets(owned_N, owned_N, owned_N, owned_N)  # all 0: no sample's class is here
+    def _move_targets(self, owned_N: paddle.Tensor, plain_N: paddle.Tensor) -> Targets:
+        """Apply the margin to the target logits."""
         if not self.margin:
             plain_N = plain_N * owned_N
             return Targets(plain_N, plain_N, owned_N)
