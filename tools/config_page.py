@@ -96,7 +96,7 @@ def _table(section: type[Section]) -> Iterator[str]:
 def _type(schema: dict[str, Any]) -> str:
     """Put a key's JSON schema into words: "integer, >= 1, or null"."""
     if "anyOf" in schema or "oneOf" in schema:
-        return " or ".join(map(_type, schema.get("anyOf") or schema["oneOf"]))
+        return " or ".join(dict.fromkeys(map(_type, schema.get("anyOf") or schema["oneOf"])))
     if "enum" in schema or "const" in schema:
         return "one of " + ", ".join(map(str, schema.get("enum") or [schema["const"]]))
     words = _WORDS.get(schema.get("type", "object"), schema.get("type"))
