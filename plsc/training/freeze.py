@@ -1,7 +1,6 @@
 """Freeze parameters of a backbone, as Optimizer.freeze and freeze_norms ask, and the norm layers that go
 along."""
 
-import difflib
 import re
 
 import paddle
@@ -9,6 +8,7 @@ from paddle import nn
 
 from plsc.config.optimizer import OptimizerCfg
 from plsc.errors import UserError, shown
+from plsc.utils.registry import did_you_mean
 
 
 def freeze(cfg: OptimizerCfg, backbone: nn.Layer) -> list[nn.Layer]:
@@ -29,10 +29,9 @@ def freeze(cfg: OptimizerCfg, backbone: nn.Layer) -> list[nn.Layer]:
     for number, pattern in enumerate(pattern.pattern for pattern in cfg.freeze):
         fitting = [name for name in parameters if re.search(pattern, name)]
         if not fitting:
-            near = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.3) or [*parameters][:3]
             raise UserError(
                 f"{shown(pattern)} fits none of the names of the backbone's {len(parameters)} parameters "
-                f"(near ones: {', '.join(near)})",
+                f"({', '.join([*parameters][:3])}, ...){did_you_mean(pattern, parameters)}",
                 f"Optimizer.freeze.{number}",
             )
         frozen.update(id(parameters[name]) for name in fitting)

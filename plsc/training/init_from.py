@@ -39,9 +39,6 @@ def start_from(folder: str | Path, backbone: paddle.nn.Layer, head: SoftmaxHead,
     place = {name: number for number, name in enumerate(there)}
     row_C = np.array([place.pop(name, -1) for name in here])
     kept = int((row_C >= 0).sum())
-    if not kept:
-        why = f"no class of {path} ('{there[0]}', ...) is in the data ('{here[0]}', ...)"
-        return [*lines, f"the head is new: {why}"]
     _keep(saved, head, row_C)
     count = f"{kept:,} kept by name, {len(row_C) - kept:,} new at random, {len(place):,} dropped"
     return [*lines, f"centres: {count}"]
@@ -62,6 +59,8 @@ def _why_new(
             return f"{whose} have no names"
         if len(set(names)) < len(names):
             raise UserError(f"{whose} have a name twice; each class needs one of its own", "Global.init_from")
+    if not set(there) & set(here):
+        return f"no class of {saved.path} ('{there[0]}', ...) is in the data ('{here[0]}', ...)"
     name = saved.config.get("Head", {}).get("name")
     if name and (name.removeprefix("dist_") == "softmax") != (head.margin is None):
         return f"the head there is {name}, this run's has {'a' if head.margin else 'no'} margin"
@@ -72,7 +71,6 @@ def _why_new(
 
 def _keep(saved: Checkpoint, head: SoftmaxHead, row_C: np.ndarray) -> None:
     """Load this rank's share of the rows `row_C` of a checkpoint, -1 where a class keeps its own."""
-    names = ("centres", "bias") if head.bank.bias else ("centres",)
     row_S = row_C[head.shard.start : head.shard.stop]
     state = head.bank.state()
     for first in range(0, len(row_S), ROWS_AT_ONCE):
@@ -85,7 +83,7 @@ def _keep(saved: Checkpoint, head: SoftmaxHead, row_C: np.ndarray) -> None:
         block = {
             name: float32_of(np.array(array[first : first + len(rows)])) for name, array in state.items()
         }
-        for name in names:
+        for name in head.bank.names:
             kept = np.concatenate([saved.rows(name, int(run[0]), int(run[-1]) + 1) for run in runs])
             block[name][at] = float32_of(kept).reshape(len(at), *block[name].shape[1:])
         head.bank.load_rows(first, block)
