@@ -46,6 +46,10 @@ class Rule(ABC):
     weight_decay = 0.0
     kernel: str | None = None
 
+    def __init_subclass__(cls):
+        if "update_rows" in vars(cls) and "kernel" not in vars(cls):
+            cls.kernel = None  # a base's does something else
+
     def decay(self, name: str) -> float:
         """Return the weight decay of a value."""
         return self.weight_decay if name == "centres" else 0.0

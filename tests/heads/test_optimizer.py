@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 from plsc.errors import UserError
-from plsc.heads.optimizer import LARS, Update, check_rule
+from plsc.heads.optimizer import LARS, Momentum, Update, check_rule
 from tests.heads.cases import optimizer_cases, rounding
 from tests.heads.errors import OPTIMIZERS, Own, head_errors
 from tests.helpers.bounds import EPS
@@ -46,3 +46,7 @@ def test_a_rule_that_changes_no_row_is_refused():
         check_rule(rule)
     with pytest.raises(UserError, match="^Optimizer.head.name: Idle changes no row; write into `value`"):
         check_rule(Idle())
+
+
+def test_a_rule_with_another_update_than_its_base_has_no_kernel():
+    assert Momentum.kernel and type("Mine", (Momentum,), {"update_rows": Own.update_rows}).kernel is None
