@@ -32,10 +32,7 @@ class MissingFileError(UserError):
 
 
 class CorruptImageError(UserError):
-    """An image that cannot be decoded.
-
-    Training replaces a few of them by others and logs it; see plsc.data.corrupt.
-    """
+    """An image that cannot be decoded; plsc.data.corrupt replaces a few of them in training, and logs it."""
 
 
 @contextlib.contextmanager
