@@ -113,13 +113,6 @@ def test_a_checkpoint_that_does_not_say_what_a_verb_needs_is_refused(trained, tm
     )
 
 
-def test_an_output_folder_that_looks_like_a_date_can_be_resumed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    entry("2024-02-30", "Global.max_steps=1").train()
-    entry("2024-02-30", "Global.resume=true").train()
-    assert (tmp_path / "2024-02-30" / "checkpoints" / "step-00000002").is_dir()
-
-
 def test_the_folder_of_a_run_means_its_newest_checkpoint(trained):
     found = store.find(trained / "elsewhere", str(trained))
     assert found == checkpoint(trained, 2)

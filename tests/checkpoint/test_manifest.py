@@ -59,14 +59,6 @@ def test_absent(tmp_path):
         read_manifest(tmp_path / "manifest.json")
 
 
-@pytest.mark.parametrize("number", [6, 8])
-def test_another_format_is_refused_and_not_called_damaged(tmp_path, number):
-    said = f"has format {number}, this plsc reads format 7 only; use the plsc that wrote it, or make it anew$"
-    with pytest.raises(UserError, match=said) as error:
-        read(tmp_path, {**GOOD, "format": number, "new": True})
-    assert not isinstance(error.value, DamagedError) and str(tmp_path / "manifest.json") in str(error.value)
-
-
 HEADS, FILES = GOOD["heads"], GOOD["files"]
 HOSTILE = {
     r"files.../../etc/passwd.\[key\]: String should match pattern": {

@@ -69,8 +69,3 @@ def test_the_resolved_config_loads_to_the_same(tmp_path, override):
     cfg = load(None, [f"Optimizer={override}"])
     (tmp_path / "again.yaml").write_text(cfg.to_yaml())
     assert load(tmp_path / "again.yaml") == cfg
-
-
-def test_a_name_on_the_command_line_drops_the_keys_of_another(write):
-    path = write("Optimizer: {momentum: 0.8, nesterov: true, clip_norm: 5}")
-    assert load(path, ["Optimizer.name=AdamW"]) == load(None, ["Optimizer={name: AdamW, clip_norm: 5}"])
