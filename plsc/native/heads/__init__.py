@@ -1,1 +1,1 @@
-"""Compiled C++ kernels of the head, and what does the same without them; loaded by plsc/native."""
+"""Compute the head on CPUs by compiled C++ kernels, which plsc/native loads."""

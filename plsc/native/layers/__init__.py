@@ -1,1 +1,1 @@
-"""Compiled C++ kernels of the backbones' layers on CPUs; loaded by plsc/native."""
+"""Compute layers of backbones on CPUs by compiled C++ kernels, which plsc/native loads."""
