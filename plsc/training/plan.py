@@ -6,7 +6,9 @@ from typing import Any
 
 from plsc.config import Config
 from plsc.distributed import device, environment
+from plsc.heads.build import build_margin
 from plsc.heads.config import rows_bytes
+from plsc.heads.optimizer import check_rule
 from plsc.heads.spec import default_budget
 from plsc.training.build import build_trainer
 from plsc.training.loggers import check_packages
@@ -29,6 +31,8 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> str:
     kind = device.decide(cfg.Global.device, [device.why_none(cfg.Global.device)])
     device.use(environment.CPU)
     run = build_trainer(cfg, model, planned_ranks=ranks)
+    build_margin(cfg.Head)  # for what is refused: a plan has no head
+    check_rule(cfg.Optimizer.build_rule())
     plan = plan_lines(run)
     plan += byte_lines(run, in_memory=kind == environment.CPU or cfg.Head.bank != "device")
     if cfg.Global.init_from and not goes_on(cfg.Global):

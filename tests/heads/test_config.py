@@ -5,6 +5,7 @@ import pytest
 
 from plsc.config import ConfigError, load
 from plsc.entry import Entry
+from plsc.errors import UserError
 from plsc.heads.build import build_head, build_margin
 from plsc.heads.optimizer import Momentum
 from tests.heads.ways import without_kernels
@@ -12,6 +13,7 @@ from tests.heads.ways import without_kernels
 MODULE = """
 from __future__ import annotations
 from plsc.heads.margins import CosFace
+from plsc.heads.optimizer import Rule
 
 class Cut(CosFace):
     def __init__(self, margin: float = 0.1, power: float = 1.0, steps: int = 1, sides: tuple[int, ...] = ()):
@@ -22,6 +24,13 @@ class Needy(Cut):
     def __init__(self, depth: float):
         super().__init__(depth)
 
+class Broken(CosFace):
+    def __call__(self, cos_P, norm_P):
+        return None
+
+class Idle(Rule):
+    def update_rows(self, name, value, moments, grad, update):
+        value = value - update.lr * grad
 """
 
 
@@ -52,6 +61,9 @@ def test_its_config_is_printed_and_read_again(tmp_path):
     again = load(tmp_path / "again.yaml")
     assert again == cfg and build_margin(again.Head).sides == (1, 2)
     assert "head     plsc_own_margin:Cut, " in Entry(cfg).dry_run()
+    for wrong in ("Head.name=plsc_own_margin:Broken", "Optimizer.head={name: 'plsc_own_margin:Idle'}"):
+        with pytest.raises(UserError, match="returned a NoneType|changes no row"):
+            Entry(load(None, [wrong, data])).dry_run()
 
 
 @without_kernels
