@@ -1,7 +1,4 @@
-"""Train, evaluate, predict and export by a config.
-
-    from plsc import Entry
-    Entry("configs/default.yaml", ["Global.epochs=1"]).train()
+"""Train, evaluate, predict and export by a config: `Entry("configs/", ["Global.epochs=1"]).train()`.
 
 An Entry holds a Config, and each verb is a method that calls the modules below. The verbs import Paddle, not
 this module, so that a wrong config is refused at once.

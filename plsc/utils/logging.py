@@ -33,7 +33,7 @@ class _Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Go on when the reader of a pipe has left, a terminal was closed, or the disk is full."""
         with contextlib.suppress(OSError, ValueError), tqdm.external_write_mode(file=sys.stdout):
-            print(self.format(record), flush=True)
+            print(self.format(record) + "\n", end="", flush=True)  # one write, so that lines stay whole
 
 
 def setup_logging(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
