@@ -70,8 +70,7 @@ def read_pack(path: str) -> tuple[list[bytes], np.ndarray]:
         raise UserError(
             f"{path}: flag {wrong} is a {type(flags[wrong]).__name__}, must be true or false, 1 or 0"
         )
-    encoded = [_as_bytes(path, number, image) for number, image in enumerate(images)]
-    return encoded, np.array(flags, bool)
+    return [_as_bytes(path, number, image) for number, image in enumerate(images)], np.array(flags, bool)
 
 
 def _as_bytes(path: str, number: int, image: object) -> bytes:

@@ -27,8 +27,7 @@ def held_out(names: Sequence[str], share: float) -> np.ndarray:
 
     The hash of a name decides, a number in [0, 1): a larger share has them too.
     """
-    texts = (os.fsencode(name) for name in names)
-    digests = (hashlib.blake2b(b"hold out " + text, digest_size=8).digest() for text in texts)
+    digests = (hashlib.blake2b(b"hold out " + os.fsencode(name), digest_size=8).digest() for name in names)
     return np.array([int.from_bytes(digest, "big") for digest in digests], np.float64) < share * 2.0**64
 
 
