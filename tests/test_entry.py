@@ -162,6 +162,10 @@ def test_a_finished_run_is_deleted_only_where_that_is_asked_for(tmp_path, capsys
     with pytest.raises(UserError, match="has a run that is at its end, step 1; .* Global.overwrite=true to "):
         entry(tmp_path, *short).train()
     assert (tmp_path / "test").read_text() == "mine"
+    for damaged in ("", "[]"):  # as after a power cut
+        (tmp_path / "results.json").write_text(damaged)
+        entry(tmp_path, *short).train()
+    assert json.loads((tmp_path / "results.json").read_text())["step"] == 1
     entry(tmp_path, *short, "Global.max_steps=2", "Global.overwrite=true").train()
     assert (tmp_path / "notes.txt").read_text() == "mine" and checkpoints(tmp_path) == [2]
     assert steps(rows(tmp_path)) == [1, 2] and not (tmp_path / "test").exists()

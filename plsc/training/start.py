@@ -45,8 +45,11 @@ def goes_on(section: GlobalCfg) -> bool:
     saved = list((folder / "checkpoints").glob("step-*"))  # damaged ones, too
     if saved and not section.overwrite:
         newest = store.newest_step(folder / "checkpoints")
-        results = folder / "results.json"  # written after the last checkpoint
-        if results.is_file() and read_json(results).get("step") == newest:
+        try:  # written after the last checkpoint
+            ended = read_json(folder / "results.json")["step"]
+        except (UserError, TypeError, KeyError):  # not there, or damaged: it is written anew
+            return True
+        if ended == newest:
             raise UserError(
                 f"{folder} has a run that is at its end, step {newest:,}; name another folder, or set "
                 "Global.overwrite=true to delete that run, or Global.resume=true to go on with it for more "
