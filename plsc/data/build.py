@@ -20,7 +20,7 @@ def build_loader(section: DataLoaderCfg, seed: int, rank: int, ranks: int) -> Lo
     UserError for fewer than two classes, and for a global batch or ranks that do not fit the samples.
     """
     dataset = build_dataset(section, seed)
-    check_array(dataset, "labels", "int64 [N]", None)
+    check_array(dataset, "labels", "int64 [N]", dataset.num_classes)
     if dataset.num_classes < 2:
         raise UserError("has 1 class, and nothing to tell it from; it needs at least 2", key=TRAIN_SET)
     train = section.Train

@@ -23,7 +23,7 @@ class Joined(Dataset):
         self.title = " + ".join(part.title for part in self._parts)
         first_key = next(iter(parts))
         for key, part in parts.items():
-            check_array(part, "labels", "int64 [N]", None)
+            check_array(part, "labels", "int64 [N]", part.num_classes)
             check_preprocessing(part.preprocessing, self.preprocessing, key, f"{first_key} has")
         self._starts = np.cumsum([0, *map(len, self._parts)])
         class_starts = np.cumsum([0, *(part.num_classes for part in self._parts)])

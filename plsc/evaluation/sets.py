@@ -80,7 +80,7 @@ class LabelledSet(EvalSet):
         return self.data.name(index)
 
     def check(self) -> None:
-        check_array(self.data, "labels", "int64 [N]", None)
+        check_array(self.data, "labels", "int64 [N]", self.num_classes)
 
     def score_predictions(self, predicted: np.ndarray, num_classes: int) -> Classification:
         """Compute the result from the predicted classes [count], int64 below `num_classes`."""

@@ -118,6 +118,7 @@ def test_arrays_as_the_base_class_says_are_taken(base):
     [
         (Dataset, {"labels": [0, 1]}, "labels: must be an array int64 [N], got list"),
         (Dataset, {"labels": np.array([0, 1], np.int32)}, "labels: must be int64 [N], got int32 [2]"),
+        (Dataset, {"labels": np.array([-1, 1])}, "labels: must be in [0, 2), has -1 to 1"),
         (PairSet, {"pairs": np.array([[0, 4], [1, 2]])}, "pairs: must be in [0, 4), has 0 to 4"),
         (PairSet, {"pairs": np.array([[0, 1, 2]])}, "pairs: must be int64 [P, 2], got int64 [1, 3]"),
         (PairSet, {"same": np.array([True])}, "same: must be bool [P] of 2 rows, got bool [1]"),
