@@ -13,8 +13,8 @@ from paddle import nn
 
 from plsc.backbones.layers import Conv2D, Dropout, by_onednn, enter, leave, random_scores
 from plsc.backbones.layers.transformer import LayerNorm, Linear, add_branch, add_positions, attention
+from plsc.backbones.ranges import Share
 from plsc.errors import UserError
-from plsc.utils.ranges import Share
 
 HEADS = 8
 _start = nn.initializer.Normal(0.0, 0.02)

@@ -15,7 +15,7 @@ import paddle
 from paddle import nn
 
 from plsc.backbones.layers import Conv2D, Dropout, enter, leave, normalise, normalise_beside
-from plsc.utils.ranges import Share
+from plsc.backbones.ranges import Share
 
 WIDTHS = (64, 128, 256, 512)  # channels of the four stages
 

@@ -12,8 +12,8 @@ import paddle
 from paddle import nn
 
 from plsc.backbones.layers import AvgPool2D, Conv2D, ReLU, enter, leave
+from plsc.backbones.ranges import Positive
 from plsc.errors import UserError
-from plsc.utils.ranges import Positive
 
 SMALLEST = 14  # pixels: leaves one number a channel after the second pooling
 

@@ -15,7 +15,7 @@ from paddle import nn
 from pydantic import Field
 
 from plsc.backbones.layers import Conv2D, Dropout, enter, leave, normalise
-from plsc.utils.ranges import Share
+from plsc.backbones.ranges import Share
 
 LAST = 512  # channels of the last map
 Stages = Annotated[list[Annotated[int, Field(ge=1, le=1000)]], Field(min_length=4, max_length=4)]

@@ -11,7 +11,7 @@ dropout is 0.4. For runs of that time; for new ones take IResNet.
 from paddle import nn
 
 from plsc.backbones.iresnet import IResNet, IResNet50, IResNet100, Style
-from plsc.utils.ranges import Share
+from plsc.backbones.ranges import Share
 
 
 class ResNet(IResNet):

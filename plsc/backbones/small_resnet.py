@@ -10,8 +10,8 @@ import paddle
 from paddle import nn
 
 from plsc.backbones.layers import Conv2D, Dropout, enter, leave, normalise
+from plsc.backbones.ranges import Depths, Share, Widths
 from plsc.errors import UserError
-from plsc.utils.ranges import Depths, Share, Widths
 
 
 class _Conv(nn.Sequential):

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from plsc.utils.ranges import Share
 from plsc.utils.registry import Registry, is_import_path
 from plsc.utils.section import Plug, Section, one_of
 
@@ -172,7 +171,7 @@ class AdaFaceCfg(MarginCfg):
     """The margin's size."""
     h: float = Field(0.333, gt=0)
     """How strongly the norm counts."""
-    momentum: Share = 0.99
+    momentum: float = Field(0.99, ge=0, lt=1)
     """Share that the running statistics of the norms keep."""
 
 
@@ -205,7 +204,7 @@ class CurricularFaceCfg(MarginCfg):
     name: Literal["curricularface", "dist_curricularface"]
     margin: MarginSize = 0.5
     """The angle in radians."""
-    momentum: Share = 0.99
+    momentum: float = Field(0.99, ge=0, lt=1)
     """Share that the running mean of the target cosines keeps."""
 
 
