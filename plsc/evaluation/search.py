@@ -7,7 +7,6 @@ query's k-th best so far are sorted. 1,000,000 x 512 in float32: about 100 queri
 import numpy as np
 
 from plsc.errors import UserError
-from plsc.utils.vectors import unit_rows
 
 QUERIES, GALLERY = 1024, 8192  # of a block: 32 MB of similarities
 
@@ -60,6 +59,12 @@ def _merge(
     index[rows] = np.take_along_axis(indices, best, 1)
 
 
+def unit_rows(rows: np.ndarray) -> np.ndarray:
+    """Divide rows [N, D] of floats by their lengths, in their dtype; rows of zeros stay zeros."""
+    lengths = np.linalg.norm(rows, axis=1)
+    return rows / np.where(lengths == 0, lengths.dtype.type(1), lengths)[:, np.newaxis]
+
+
 def finite_unit_rows(embeddings: np.ndarray, rows: np.ndarray, what: str) -> np.ndarray:
     """Take these rows of embeddings [N, D] at length 1, float32 [n, D]; zeros stay. UserError, which begins
     with `what`: one is not finite."""
@@ -70,4 +75,4 @@ def finite_unit_rows(embeddings: np.ndarray, rows: np.ndarray, what: str) -> np.
             f"{what}: the embedding of image {rows[np.argmin(np.isfinite(norm))]} is not finite;"
             " the network has diverged or its images are broken, lower the learning rate or check them"
         )
-    return unit_rows(chosen, norm)
+    return chosen / np.where(norm == 0, np.float32(1), norm)[:, np.newaxis]

@@ -8,7 +8,7 @@ gives them: a long one counts more.
 import numpy as np
 
 from plsc.errors import UserError
-from plsc.utils.vectors import unit_rows
+from plsc.evaluation.search import unit_rows
 
 BLOCK_IMAGES = 16_384
 

@@ -19,6 +19,7 @@ from plsc.data.to_predict import samples_to_predict
 from plsc.distributed import environment
 from plsc.errors import UserError, shown, writing
 from plsc.evaluation.results import write_results
+from plsc.evaluation.search import unit_rows
 from plsc.evaluation.sets import build_sets
 from plsc.heads.build import build_head
 from plsc.training.embed import embed
@@ -28,7 +29,6 @@ from plsc.training.resume import load_network, load_rows
 from plsc.training.start import open_checkpoint
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.logging import say
-from plsc.utils.vectors import unit_rows
 from plsc.utils.version import __version__
 
 

@@ -28,9 +28,9 @@ from plsc.apps.faces.photos import largest_face, read_photo
 from plsc.apps.faces.published import SFACE, path_of, sha256_of
 from plsc.data.images import to_sample
 from plsc.errors import UserError, shown
+from plsc.evaluation.search import unit_rows
 from plsc.utils.files import read_json
 from plsc.utils.preprocessing import DARKEST, Preprocessing
-from plsc.utils.vectors import unit_rows
 
 Picture = str | os.PathLike | bytes
 """The path of a picture, or its bytes."""

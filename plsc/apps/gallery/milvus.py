@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from plsc.errors import MissingFileError, UserError, shown
-from plsc.utils.vectors import unit_rows
+from plsc.evaluation.search import unit_rows
 
 TOKEN = "PLSC_MILVUS_TOKEN"  # noqa: S105 (the name of a variable)
 _LONGEST = 65_535  # bytes of a text, Milvus' limit

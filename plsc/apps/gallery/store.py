@@ -25,10 +25,9 @@ import numpy as np
 
 from plsc.checkpoint.tensorfile import sync_folder
 from plsc.errors import MissingFileError, UserError, shown
-from plsc.evaluation.search import search
+from plsc.evaluation.search import search, unit_rows
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.files import check_parent
-from plsc.utils.vectors import unit_rows
 
 _WAIT = 60.0  # seconds for another process that writes
 _APPLICATION = 0x706C7363  # "plsc", for `file` and other programs

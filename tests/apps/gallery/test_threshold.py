@@ -5,7 +5,7 @@ import pytest
 
 from plsc.apps.gallery.store import SqliteStore
 from plsc.apps.gallery.threshold import fit_tail, measure
-from plsc.utils.vectors import unit_rows
+from plsc.evaluation.search import unit_rows
 
 WIDTH = 24
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from plsc.utils.vectors import unit_rows
+from plsc.evaluation.search import unit_rows
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -16,14 +16,6 @@ def test_rows_have_length_1_in_their_dtype_and_zeros_stay(dtype):
         rows.astype(np.float64) / np.maximum(np.linalg.norm(rows.astype(np.float64), axis=1), 1e-300)[:, None]
     )
     assert (np.abs(unit - wanted) <= bound * np.abs(wanted)).all()
-
-
-def test_lengths_that_are_known_are_taken():
-    rows = np.array([[3, 4], [0, 0]], np.float32)
-    assert unit_rows(rows, np.array([10, 0], np.float32)).tolist() == [
-        [np.float32(0.3), np.float32(0.4)],
-        [0, 0],
-    ]
 
 
 def test_a_row_whose_squares_are_too_small_stays_and_one_with_a_nan_is_nan():
