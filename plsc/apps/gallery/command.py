@@ -113,8 +113,7 @@ def _add(args: argparse.Namespace, gallery: Gallery) -> Answer:
 
 
 def _remove(args: argparse.Namespace, gallery: Gallery) -> Answer:
-    for name in args.names:
-        gallery.remove(name)
+    gallery.remove(*args.names)
     return f"{counted(len(args.names), 'person', 'people')} removed; {_people(gallery)}", 0
 
 

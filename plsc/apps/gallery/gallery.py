@@ -155,12 +155,14 @@ class Gallery:
             _measure(self._store)
         return left_out
 
-    def remove(self, name: str) -> None:
-        """Remove a person with all pictures. UserError: nobody has this name."""
-        name = name_of(name)
+    def remove(self, *names: str) -> None:
+        """Remove people with all pictures. UserError, and nobody is removed: nobody has one of the names."""
         with self._store.transaction():
-            if not self._store.remove(name):
-                raise UserError(f"{self._store.name}: has nobody called {shown(name)}")
+            for name in map(name_of, names):
+                if not self._store.remove(name):
+                    raise UserError(
+                        f"{self._store.name}: has nobody called {shown(name)}; nothing was changed"
+                    )
             _measure(self._store)
 
     def search(self, pictures: Picture | Sequence[Picture], top: int = 5) -> list[list[Match]]:
