@@ -53,7 +53,10 @@ def init(device: str = "auto", threads: int | None = None) -> None:
 
     Raises UserError, on every rank, where the ranks cannot have what was asked for; and of no launch.
     """
-    paddle.disable_static()  # where another thread has imported Paddle, this one would compute nothing
+    if (
+        not paddle.in_dynamic_mode()
+    ):  # where another thread has imported Paddle, this one would compute nothing
+        paddle.disable_static()
     if rank() >= world_size() or (world_size() > 1 and "PADDLE_TRAINER_ENDPOINTS" not in os.environ):
         raise UserError(
             f"rank {rank()} of {world_size()} by PADDLE_TRAINER_ID and PADDLE_TRAINERS_NUM, and no launcher "

@@ -70,7 +70,8 @@ def embed(
         flip: the mean of the image's embedding and that of its mirror image (InsightFace takes the sum: the
             same direction).
     """
-    paddle.disable_static()  # see distributed.init; a gallery's threads have not called it
+    if not paddle.in_dynamic_mode():  # see distributed.init; a gallery's threads have not called it
+        paddle.disable_static()
     start, stop = split(count, distributed.world_size())[distributed.rank()]
     training = backbone.training
     backbone.eval()
