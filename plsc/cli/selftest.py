@@ -10,7 +10,6 @@ Each part returns its worst error on this rank; every rank calls it. A part that
 import argparse
 import faulthandler
 import os
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -129,11 +128,14 @@ def main(argv: Sequence[str]) -> int:
     kind = paddle.get_device().partition(":")[0]
     for ranks in sorted({2, args.ranks} if args.ranks > 1 else ()):
         device = kind if devices.count(kind) >= ranks else CPU
-        logs = Path(tempfile.mkdtemp(prefix="plsc-selftest-"))
         asked = ["selftest", "--device", device]
-        if set(launcher.launch(asked, ranks, logs, lambda text: print(text, end="")).values()) != {0}:
-            print(f"\nFAILED on {ranks} ranks, their logs are in {logs}")
-            return 1
-        shutil.rmtree(logs)
+        with tempfile.TemporaryDirectory(prefix="plsc-selftest-") as logs:
+            ends = launcher.launch(asked, ranks, Path(logs), lambda text: print(text, end=""))
+            if {*ends.values()} != {0}:
+                others = [
+                    path.read_text(errors="backslashreplace") for path in sorted(Path(logs).iterdir())[1:]
+                ]
+                print(f"\nFAILED on {ranks} ranks; the others say:\n{''.join(others)}")
+                return 1
     print("\nall parts passed" if passed else "\nFAILED")
     return int(not passed)

@@ -24,9 +24,18 @@ def test_passes_on_two_ranks(capsys):
 
 
 def test_a_launch_that_fails_is_told(capsys, monkeypatch):
-    monkeypatch.setattr("plsc.distributed.launcher.launch", lambda *_, **__: {0: 0, 1: None})
+    kept = []
+
+    def launch(asked, ranks, logs, say):
+        kept.append(logs)
+        for rank in range(ranks):
+            (logs / f"workerlog.{rank}").write_text(f"rank {rank} fails\n")
+        return {0: 0, 1: None}
+
+    monkeypatch.setattr("plsc.distributed.launcher.launch", launch)
     assert cli.main(["selftest", "--device", "cpu"]) == 1
-    assert "FAILED on 2 ranks, their logs are in " in capsys.readouterr().out
+    assert "FAILED on 2 ranks; the others say:\nrank 1 fails\n" in capsys.readouterr().out
+    assert not kept[0].exists()
 
 
 def no_positives(monkeypatch):
