@@ -189,6 +189,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError("-o: changes keys of a config; give that with -c instead of a set of images")
     if args.validation and not args.train:
         raise UserError("--validation: the sets are the config's; name another in DataLoader.Eval.more")
+    if args.train in args.validation:
+        raise UserError(f"--validation: {shown(args.train)} is the set that is trained on; name another")
     if args.list:
         check_parent(args.list)
         if os.path.lexists(args.list):

@@ -159,6 +159,7 @@ def test_the_list_has_what_is_right(faces, run, tmp_path):
     [
         (["faces", "-o", "Head.margin=0.3"], "-o: changes keys of a config; give that with -c"),
         (["-c", "my.yaml", "--validation", "lfw.bin"], "--validation: the sets are the config's"),
+        (["faces", "--validation", "b", "faces"], "--validation: faces is the set that is trained on"),
         (["faces", "--list", "faces"], "faces: exists already; name a new list"),
         (["a.rec", "--list", "clean.txt"], "--list: lists images in files of their own; plsc convert a.rec"),
     ],
