@@ -47,7 +47,7 @@ class Seen(NamedTuple):
     Attributes:
         height, width: of the median picture of a sample.
         grey: whether all of the sample are.
-        hold_out: share of the classes to verify on; None: there are too few for any.
+        hold_out: share of the classes to verify on; None: too few classes, or pictures of each, for any.
         trained: pictures that are not held out.
     """
 
@@ -81,7 +81,10 @@ def look(images: EncodedImages, name: str) -> Seen:
     height, width = np.median(sizes, axis=0).astype(int).tolist()
     names = class_keys(images)
     hold_out = _share_to_hold_out(names)
-    trained = len(images) - int(held_out(names, hold_out or 0)[images.labels].sum())
+    held = held_out(names, hold_out or 0)[images.labels]
+    if len(np.unique(images.labels[held])) == held.sum():  # a picture of each, which makes no pair
+        hold_out, held = None, np.zeros(len(images), bool)
+    trained = len(images) - int(held.sum())
     return Seen(len(images), images.num_classes, height, width, grey, hold_out, trained)
 
 
@@ -170,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         replace_file(target, text.encode())
     pictures, config, run = (quote(shown(word)) for word in (path, target, output))
     if seen.hold_out is None:
-        print(f"{classes} are too few to hold some out: nothing is verified")
+        print("there are too few classes, or pictures of each, to hold some out: nothing is verified")
     print(f"{shown(target)}: for {about}; next:")
     print(f"  plsc train -c {config} --ranks {_RANKS}")
     print(f"  plsc gallery build people.gallery -c {run} {pictures}")

@@ -31,22 +31,22 @@ def init(*words):
 
 
 @pytest.mark.parametrize(
-    ("classes", "grey", "size", "hold_out"),
-    [(120, True, [32, 32], 0.1), (8, False, [32, 32], 0.5), (4, False, [32, 32], None)],
+    ("classes", "pictures", "grey", "hold_out"),
+    [(120, 4, True, 0.1), (8, 4, False, 0.5), (4, 4, False, None), (12, 1, False, None)],
 )
-def test_what_it_writes_trains_and_verifies(tmp_path, monkeypatch, capsys, classes, grey, size, hold_out):
+def test_what_it_writes_trains_and_verifies(tmp_path, monkeypatch, capsys, classes, pictures, grey, hold_out):
     monkeypatch.chdir(tmp_path)
-    fill(tmp_path / "things", classes, grey=grey)
+    fill(tmp_path / "things", classes, pictures, grey=grey)
     assert init("things") == 0
     said = capsys.readouterr().out
-    assert f"things.yaml: for {4 * classes} pictures of {classes} classes, 20 x 20; next:\n" in said
+    assert f"things.yaml: for {pictures * classes} pictures of {classes} classes, 20 x 20; next:\n" in said
     assert (
         "  plsc train -c things.yaml --ranks 2\n  plsc gallery build people.gallery -c output/things things\n"
         in said
     )
     cfg = load("things.yaml")
     train = cfg.DataLoader.Train.dataset.keywords
-    assert train["size"] == tuple(size) and train.get("hold_out") == hold_out
+    assert train["size"] == (32, 32) and train.get("hold_out") == hold_out
     assert train.get("channels") == ("grey" if grey else None) and bool(train.get("flip")) is not grey
     assert ("nothing is verified" in said) is (hold_out is None)
     of_two_ranks = 2 * cfg.DataLoader.Train.batch_size  # of 8 classes 5 are held out, more than a half
