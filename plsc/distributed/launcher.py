@@ -105,7 +105,8 @@ def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 @contextlib.contextmanager
 def _port_of_our_own() -> Iterator[int]:
     """Keep a port from all others inside the block, in which rank 0's store may listen there."""
-    with socket.socket() as kept:
+    with socket.socket() as kept, socket.socket(type=socket.SOCK_DGRAM) as asking:
+        asking.connect(("127.0.0.1", 1))  # sends nothing; OSError without loopback, where ranks would wait
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the store does
         kept.bind(("127.0.0.1", 0))
         yield kept.getsockname()[1]

@@ -317,11 +317,17 @@ def test_what_the_machine_refuses_is_one_line(capsys, code, line):
             2,
             "ERROR Python takes no names of files in UTF-8 here; set PYTHONUTF8=1\n",
         ),
+        pytest.param(
+            "unshare -rn plsc train --ranks 2",
+            2,
+            "ERROR Network is unreachable; bring the loopback interface up (ip link set lo up)\n",
+            marks=pytest.mark.skipif(os.system("unshare -rn true 2>/dev/null") != 0, reason="no namespaces"),
+        ),
     ],
 )
 def test_odd_surroundings_of_a_command(tmp_path, line, code, said):
     (tmp_path / "a").mkdir()
-    line = line.replace("plsc", f"PYTHONPATH={ROOT} {sys.executable} -m plsc")
+    line = line.replace("plsc", f"env PYTHONPATH={ROOT} {sys.executable} -m plsc")
     done = subprocess.run(["sh", "-c", line], check=False, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (code, said)
 
