@@ -19,7 +19,7 @@ from plsc.config import Config
 from plsc.distributed import guard, launcher, lock
 from plsc.errors import shown
 from plsc.training.start import delete_run, goes_on
-from plsc.utils.atomic_write import remove
+from plsc.utils.atomic_write import remove, replace_file
 
 MOST_FAILURES = 3  # without a newer checkpoint between them
 _PAUSE = 1.0  # seconds before a restart
@@ -46,6 +46,9 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
         failures, newest = 0, store.newest_step(folder / "checkpoints")
         if not resumes:
             delete_run(folder)
+            replace_file(
+                folder / "config.yaml", cfg.to_yaml().encode()
+            )  # which `-c folder` means to the ranks
             remove(folder / "log")
         overrides = ["-o", "Global.overwrite=false"]
         while True:

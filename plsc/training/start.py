@@ -71,6 +71,11 @@ def goes_on(section: GlobalCfg) -> bool:
             f"{there}: has no checkpoint; name the folder of a run or of one",
             key="Global.init_from",
         )
+    if section.init_from and folder.resolve() in (there.resolve(), *there.resolve().parents):
+        raise UserError(
+            f"{there} lies in the run that is deleted (Global.overwrite); name another output folder",
+            key="Global.init_from",
+        )
     theirs = [name for name in (*RUN_FILES, "log") if os.path.lexists(folder / name)]
     if theirs and not saved and not (folder / lock.FILE).exists():
         raise UserError(

@@ -15,8 +15,11 @@ import time
 
 import pytest
 
+from plsc.apps import restart
 from plsc.checkpoint.store import newest_step
+from plsc.config import load
 from plsc.distributed import guard
+from plsc.errors import UserError
 from tests.helpers.launch import ROOT, launch, start_python
 from tests.helpers.tiny_runs import TINY, assert_equal_runs, checkpoint, checkpoints, rows, steps
 from tests.helpers.warm import all_ended, lines, shared
@@ -38,6 +41,19 @@ def training(folder, *plan, more=()):
 def command(folder, *plan, more=()):
     script, *words = training(folder, *plan, more=more)
     return [script, "--ranks", "2", *words]
+
+
+def test_a_run_is_overwritten_by_its_own_config(tmp_path, monkeypatch):
+    (tmp_path / "checkpoints/step-00000008").mkdir(parents=True)
+    (tmp_path / "checkpoints/step-00000008/manifest.json").touch()
+    cfg = load(TINY, [f"Global.output_dir={tmp_path}", "Global.overwrite=true"])
+    monkeypatch.setattr(restart, "_run", lambda *_: {0: 0})
+    monkeypatch.setattr(guard, "STOPPING", ())  # leaves this process's signals as they are
+    with pytest.raises(UserError, match="lies in the run that is deleted"):
+        restart.supervise(load(cfg, {"Global.init_from": str(tmp_path)}), [], 2)
+    assert (tmp_path / "checkpoints").exists()
+    assert restart.supervise(cfg, [], 2) == 0 and not (tmp_path / "checkpoints").exists()
+    assert load(tmp_path) == cfg  # as the ranks read it, if it was given by -c
 
 
 @pytest.fixture(scope="module")
