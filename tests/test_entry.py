@@ -152,12 +152,12 @@ def test_a_finished_run_is_deleted_only_where_that_is_asked_for(tmp_path, capsys
     short = ["Global.max_steps=1", "DataLoader.Eval.dataset=null"]
     for name in ("notes.txt", "test"):  # no run is there yet, so they are the user's
         (tmp_path / name).write_text("mine")
-    (tmp_path / "log").write_text("mine")  # `--ranks` would delete it
-    with pytest.raises(
-        UserError, match="has log, which no run wrote and a new one would delete; name another"
-    ):
+    (tmp_path / "log").mkdir()  # as Paddle's launcher makes it before it starts ranks
+    (tmp_path / "train.log").write_text("mine")
+    said = "has train.log, which no run wrote and a new one would delete; name another"
+    with pytest.raises(UserError, match=said):
         entry(tmp_path, *short).train()
-    (tmp_path / "log").unlink()
+    (tmp_path / "train.log").unlink()
     entry(tmp_path, *short).train()
     with pytest.raises(UserError, match="has a run that is at its end, step 1; .* Global.overwrite=true to "):
         entry(tmp_path, *short).train()

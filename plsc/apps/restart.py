@@ -49,7 +49,9 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
             replace_file(
                 folder / "config.yaml", cfg.to_yaml().encode()
             )  # which `-c folder` means to the ranks
-            remove(folder / "log")
+            for kind in ("workerlog.*", "rank*.txt"):
+                for path in (folder / "log").glob(kind):
+                    remove(path)
         overrides = ["-o", "Global.overwrite=false"]
         while True:
             ends = _run(folder, [*arguments, *overrides], ranks, signals)

@@ -76,7 +76,7 @@ def goes_on(section: GlobalCfg) -> bool:
             f"{there} lies in the run that is deleted (Global.overwrite); name another output folder",
             key="Global.init_from",
         )
-    theirs = [name for name in (*RUN_FILES, "log") if os.path.lexists(folder / name)]
+    theirs = [name for name in RUN_FILES if os.path.lexists(folder / name)]
     if theirs and not saved and not (folder / lock.FILE).exists():
         raise UserError(
             f"{folder} has {', '.join(theirs)}, which no run wrote and a new one would delete; name another "

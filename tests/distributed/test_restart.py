@@ -220,9 +220,11 @@ def test_a_finished_run_is_refused_before_ranks_start_and_overwritten_once(warm,
     assert warm.start(command(tmp_path, more=short), tmp_path).wait(60) == 0
     assert warm.start(command(tmp_path, more=short), tmp_path).wait(60) == 2
     assert "Global.output_dir: out has a run that is at its end, step 2; " in lines(tmp_path)[0]
+    (tmp_path / "out/log/mine").touch()
     more = ["Global.overwrite=true", "Checkpoint.every_steps=1", *short]
     assert warm.start(command(tmp_path, "1:2:SIGKILL", more=more), tmp_path).wait(60) == 0
     assert (tmp_path / "out/log/workerlog.0").read_text().count("plan: ranks") == 2  # none of the first run's
+    assert (tmp_path / "out/log/mine").exists()
     assert re.search("starting again from step 1$", lines(tmp_path)[0])
     assert steps(rows(tmp_path / "out")) == [1, 2]
 
