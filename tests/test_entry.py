@@ -167,6 +167,8 @@ def test_a_finished_run_is_deleted_only_where_that_is_asked_for(tmp_path, capsys
         entry(tmp_path, *short).train()
     assert json.loads((tmp_path / "results.json").read_text())["step"] == 1
     entry(tmp_path, *short, "Global.max_steps=2", "Global.overwrite=true").train()
+    with pytest.raises(UserError, match="has a run that is at its end, step 2"):
+        Entry(tmp_path).train()
     assert (tmp_path / "notes.txt").read_text() == "mine" and checkpoints(tmp_path) == [2]
     assert steps(rows(tmp_path)) == [1, 2] and not (tmp_path / "test").exists()
 

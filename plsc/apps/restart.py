@@ -18,8 +18,8 @@ from plsc.checkpoint import store
 from plsc.config import Config
 from plsc.distributed import guard, launcher, lock
 from plsc.errors import shown
-from plsc.training.start import delete_run, goes_on
-from plsc.utils.atomic_write import remove, replace_file
+from plsc.training.start import delete_run, goes_on, how_to_go_on, write_config
+from plsc.utils.atomic_write import remove
 
 MOST_FAILURES = 3  # without a newer checkpoint between them
 _PAUSE = 1.0  # seconds before a restart
@@ -46,13 +46,11 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
         failures, newest = 0, store.newest_step(folder / "checkpoints")
         if not resumes:
             delete_run(folder)
-            replace_file(
-                folder / "config.yaml", cfg.to_yaml().encode()
-            )  # which `-c folder` means to the ranks
+            write_config(cfg)  # which the ranks read where `-c` is this folder
             for kind in ("workerlog.*", "rank*.txt"):
                 for path in (folder / "log").glob(kind):
                     remove(path)
-        overrides = ["-o", "Global.overwrite=false"]
+        overrides = []
         while True:
             ends = _run(folder, [*arguments, *overrides], ranks, signals)
             step = store.newest_step(folder / "checkpoints")
@@ -61,7 +59,7 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
             if stopped.issuperset(ends.values()):
                 return max(code or 0 for code in ends.values())
             if len(signals) > 1:
-                _say(folder, f"WARNING ended by a second signal; the same command goes on from {place}")
+                _say(folder, f"WARNING ended by a second signal; {how_to_go_on(cfg.Global)} from {place}")
                 return 128 + signals[-1]
             rank, text = _first_failure(folder, ends)
             if ends[rank] == 2:  # without a text, what it printed

@@ -7,10 +7,11 @@ import os
 from pathlib import Path
 
 from plsc.checkpoint import store
+from plsc.config import Config, load
 from plsc.config.run import GlobalCfg
 from plsc.distributed import environment, lock
 from plsc.errors import MissingFileError, UserError, writing
-from plsc.utils.atomic_write import remove
+from plsc.utils.atomic_write import remove, replace_file
 from plsc.utils.files import read_json
 from plsc.utils.logging import get_logger, setup_logging
 
@@ -84,6 +85,17 @@ def goes_on(section: GlobalCfg) -> bool:
             key="Global.output_dir",
         )
     return False
+
+
+def how_to_go_on(section: GlobalCfg) -> str:
+    """Say which command goes on with a run that is stopped."""
+    return f"the same command {'without Global.overwrite ' if section.overwrite else ''}goes on"
+
+
+def write_config(cfg: Config) -> None:
+    """Write config.yaml into the run's folder; `-c` of that folder deletes no run."""
+    kept = load(cfg, {"Global.overwrite": False})
+    replace_file(Path(cfg.Global.output_dir, "config.yaml"), kept.to_yaml().encode())
 
 
 def delete_run(folder: Path) -> None:

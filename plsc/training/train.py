@@ -9,8 +9,14 @@ from plsc.distributed import environment, guard
 from plsc.errors import writing
 from plsc.training.loggers import check_packages
 from plsc.training.metrics import Metrics
-from plsc.training.start import delete_run, find_checkpoint, goes_on, start
-from plsc.utils.atomic_write import replace_file
+from plsc.training.start import (
+    delete_run,
+    find_checkpoint,
+    goes_on,
+    how_to_go_on,
+    start,
+    write_config,
+)
 from plsc.utils.logging import get_logger, setup_logging
 from plsc.utils.text import duration
 
@@ -39,9 +45,8 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
         if metrics:
             metrics.close()
         if trainer.stopped:
-            get_logger().info(
-                f"stopped on {trainer.stopped} at step {trainer.step}; the same command goes on"
-            )
+            again = how_to_go_on(cfg.Global)
+            get_logger().info(f"stopped on {trainer.stopped} at step {trainer.step}; {again}")
             return {"stopped": trainer.stopped, "step": trainer.step, "output_dir": str(output_dir)}
         evaluator = trainer.evaluator
         if evaluator.sets and evaluator.row is None:
@@ -83,7 +88,7 @@ def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tupl
         setup_logging(0, output_dir / "train.log")
         for line in [*notes, *plan_lines(trainer)]:
             get_logger().info(line)
-        replace_file(output_dir / "config.yaml", cfg.to_yaml().encode())
+        write_config(cfg)
         metrics = Metrics(output_dir, trainer.step, cfg.Global.loggers)
     distributed.barrier()
     return trainer, metrics

@@ -48,12 +48,15 @@ def test_a_run_is_overwritten_by_its_own_config(tmp_path, monkeypatch):
     (tmp_path / "checkpoints/step-00000008/manifest.json").touch()
     cfg = load(TINY, [f"Global.output_dir={tmp_path}", "Global.overwrite=true"])
     monkeypatch.setattr(restart, "_run", lambda *_: {0: 0})
+    assert restart.how_to_go_on(cfg.Global) == "the same command without Global.overwrite goes on"
     monkeypatch.setattr(guard, "STOPPING", ())  # leaves this process's signals as they are
     with pytest.raises(UserError, match="lies in the run that is deleted"):
         restart.supervise(load(cfg, {"Global.init_from": str(tmp_path)}), [], 2)
     assert (tmp_path / "checkpoints").exists()
     assert restart.supervise(cfg, [], 2) == 0 and not (tmp_path / "checkpoints").exists()
-    assert load(tmp_path) == cfg  # as the ranks read it, if it was given by -c
+    assert load(tmp_path) == load(
+        cfg, {"Global.overwrite": False}
+    )  # as the ranks read it, if it was given by -c
 
 
 @pytest.fixture(scope="module")
