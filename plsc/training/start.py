@@ -89,12 +89,16 @@ def goes_on(section: GlobalCfg) -> bool:
 
 def how_to_go_on(section: GlobalCfg) -> str:
     """Say which command goes on with a run that is stopped."""
-    return f"the same command {'without Global.overwrite ' if section.overwrite else ''}goes on"
+    back = section.resume and section.checkpoint not in (None, "newest")
+    once = "overwrite" if section.overwrite else "checkpoint" if back else ""
+    return f"the same command {f'without Global.{once} ' if once else ''}goes on"
 
 
 def write_config(cfg: Config) -> None:
-    """Write config.yaml into the run's folder; `-c` of that folder deletes no run."""
-    kept = load(cfg, {"Global.overwrite": False})
+    """Write config.yaml into the run's folder, but for what is done once: `-c` of that folder deletes no run,
+    and goes back to no checkpoint."""
+    once = {"Global.overwrite": False, "Global.resume": False}
+    kept = load(cfg, {**once, "Global.checkpoint": None} if cfg.Global.resume else once)
     replace_file(Path(cfg.Global.output_dir, "config.yaml"), kept.to_yaml().encode())
 
 
@@ -115,6 +119,8 @@ def find_checkpoint(section: GlobalCfg, writes: bool = False) -> Path | None:
     from plsc import distributed
 
     name = section.checkpoint or "newest"
+    if writes and name == "best" and not section.resume:  # of a run that was stopped; best is for evaluations
+        name = "newest"
     folder = Path(section.output_dir) / "checkpoints"
     # It verifies every byte and sets damaged ones aside: once is enough.
     path = distributed.run_on_rank_0(lambda: store.find(folder, name, rename=writes))
