@@ -204,10 +204,12 @@ def test_without_a_verb_there_is_help(capsys, arguments, code):
     assert headings == ["start here", "data", "train", "use", "care"]
 
 
-def test_help_of_a_verb(capsys):
+def test_help_of_a_verb_and_the_version(capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["help", "eval"])
     assert capsys.readouterr().out.startswith("usage: plsc eval ")
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"plsc {plsc.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -231,11 +233,6 @@ def test_tools_are_verbs(monkeypatch, verb):
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(ROOT / f"tools/{verb}.py"), run_name="__main__")
     assert ended.value.code == [verb, "--help"]
-
-
-def test_the_version_needs_no_verb(capsys):
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"plsc {plsc.__version__}\n"
 
 
 @pytest.mark.parametrize("name, code", [(None, 0), ("SIGINT", 130), ("SIGTERM", 143)])
