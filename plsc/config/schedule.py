@@ -10,10 +10,12 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from numbers import Real
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from plsc.errors import UserError, shown
 from plsc.utils.registry import Registry
 from plsc.utils.section import Plug, Section, one_of
 
@@ -114,7 +116,11 @@ class OwnScheduleCfg(LRSchedulerCfg, Plug):
     name: str
 
     def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
-        return self.build().factor(step, progress, steps_per_epoch)
+        factor = self.build().factor(step, progress, steps_per_epoch)
+        if not (isinstance(factor, Real) and 0 <= factor < math.inf):
+            what = f"gave '{shown(str(factor))}' in step {step + 1:,}; a factor is a number from 0 up"
+            raise UserError(what, key="LRScheduler.name")
+        return float(factor)  # NumPy's, too
 
 
 AnySchedule = one_of(CosineCfg, PolyCfg, StepCfg, ConstantCfg, OwnScheduleCfg)

@@ -9,6 +9,8 @@ from paddle import nn
 
 from plsc.config import load
 from plsc.config.optimizer import MomentumOptimizerCfg
+from plsc.config.schedule import Schedule
+from plsc.errors import UserError
 from plsc.training.optim import build_optimizer
 
 
@@ -51,6 +53,24 @@ def test_a_schedule_is_its_formula(keys, expected):
 def test_a_run_may_end_before_or_with_its_warm_up(name, total):
     found = rates(name=name, total=total, learning_rate=1.0, warmup_epochs=0.5)
     assert found == pytest.approx([(step + 1) / 6 for step in range(total)])
+
+
+class Given(Schedule):
+    """A schedule of one's own, whose factor is what a test says."""
+
+    def factor(self, *_):
+        return self.value
+
+
+@pytest.mark.parametrize("value", [0.5, np.float32(0.5), math.nan, -1.0, None, paddle.ones([2])])
+def test_a_factor_is_a_number_from_0_up(value, monkeypatch):
+    monkeypatch.setattr(Given, "value", value, raising=False)
+    own = {"name": "tests.training.test_optim:Given", "total": 1, "learning_rate": 1.0}
+    if isinstance(value, float | np.float32) and value > 0:
+        assert rates(**own) == [0.5] and type(rates(**own)[0]) is float
+        return
+    with pytest.raises(UserError, match="^LRScheduler.name: gave '.*' in step 1; a factor is"):
+        rates(**own)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
