@@ -10,6 +10,7 @@ from plsc import distributed
 from plsc.checkpoint import store
 from plsc.checkpoint.saved import Best
 from plsc.training.evaluator import Evaluator
+from plsc.training.part import state_of
 from plsc.utils.logging import get_logger
 
 
@@ -47,7 +48,7 @@ class Checkpoints:
         written ends the run by UserError only where the run ends anyhow. best: the new `best`, if it is
         written; None: unchanged."""
         best = best or self.best
-        states = {name: owner.state_dict() for name, owner in run.stateful.items()}
+        states = {name: state_of(owner) for name, owner in run.stateful.items()}
         states["checkpoints"] = {"best": best and best.model_dump()}
         content = store.Content(
             step=run.step,

@@ -9,12 +9,14 @@ class GradientNorm(Part):
         self.numbers = {"gradient_norm": paddle.add_n(squares).sqrt()}
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import paddle
 
 from plsc.data.loader import Batch
+from plsc.errors import UserError
 
 
 class Part:
@@ -59,3 +61,25 @@ class Part:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` has returned; {} where the checkpoint has nothing of this part."""
+
+
+def loss_of(part: Part, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor | None:
+    """Compute the loss of a part; UserError if it is neither a scalar nor None."""
+    loss = part.loss(batch, emb_BD)
+    if loss is None or (isinstance(loss, paddle.Tensor) and loss.size == 1):
+        return loss
+    got = f"{type(loss).__name__} {[*getattr(loss, 'shape', [])]}"
+    rule = "give a tensor of one number, such as plsc.distributed.global_mean makes, or None"
+    raise UserError(f"{type(part).__name__}.loss gave {got}; {rule}", key="Parts")
+
+
+def state_of(owner: Any) -> dict[str, Any]:
+    """Return what a checkpoint has of a part, or of another owner; UserError for what it cannot have."""
+    state = owner.state_dict()
+    try:
+        json.dumps({key: value for key, value in state.items() if key != "arrays"}, allow_nan=False)
+        {array.dtype for array in state.get("arrays", {}).values()}
+    except (AttributeError, TypeError, ValueError) as error:
+        rule = "give a dict of plain values, and under 'arrays' arrays by name"
+        raise UserError(f"{type(owner).__name__}.state_dict: {error}; {rule}", key="Parts") from error
+    return state

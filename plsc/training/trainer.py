@@ -35,7 +35,7 @@ from plsc.training.evaluator import Evaluator
 from plsc.training.metrics import Metrics
 from plsc.training.network import Network
 from plsc.training.optim import BackboneOptimizer
-from plsc.training.part import Part
+from plsc.training.part import Part, loss_of, state_of
 from plsc.training.progress import Progress
 from plsc.training.resume import load_rows, refuse_other_run
 from plsc.utils.logging import get_logger, warn_on_rank_0
@@ -144,6 +144,7 @@ class Trainer:
         )
         for part in self.parts:
             part.start(self)
+            state_of(part)  # refused now, not at the first checkpoint
         self.guard.step_started(self.step)
         began = time.monotonic()
         while self.step < self.total_steps and not self.stopped:
@@ -183,8 +184,8 @@ class Trainer:
         self.head.check_labels(label_N)
         emb_BD = self.network.forward(batch.images, self.step)
         out = self.head(emb_BD, label_N, self.step, counts=batch.counts)
-        given = ((part.name, part.loss(batch, emb_BD)) for part in self.parts)
-        losses = {name: loss for name, loss in given if loss is not None}
+        losses = {part.name: loss_of(part, batch, emb_BD) for part in self.parts}
+        losses = {name: loss for name, loss in losses.items() if loss is not None}
         sum(losses.values(), start=out.loss).backward()  # up to the embeddings, and the centres
         self.network.backward(emb_BD.grad)
         rate = self.schedule(self.step)

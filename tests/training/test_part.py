@@ -2,10 +2,11 @@
 
 import weakref
 
+import numpy as np
 import paddle
 import pytest
 
-from plsc.config import ConfigError, load
+from plsc.config import load
 from plsc.errors import UserError
 from plsc.training.build import build_trainer
 from plsc.training.part import Part
@@ -62,20 +63,6 @@ def test_a_checkpoint_without_it_cannot_be_taken_over_by_one_that_needs_its_stat
 
 
 @pytest.mark.parametrize(
-    ("named", "line"),
-    [
-        ("tests.training.test_part:Missing", r"Parts\.0\.name: part .* has no class Missing$"),
-        ("subprocess:Popen", r"Parts\.0\.name: .* Popen must derive from plsc.training.part.Part$"),
-        ("{name: tests.training.test_part:Counting, stps: 1}", r"Parts\.0\.stps: unknown key"),
-        ("{margin: 1}", r"Parts\.0\.name: is required"),
-    ],
-)
-def test_what_is_no_part_is_refused_with_the_config(named, line):
-    with pytest.raises(ConfigError, match=line):
-        load(TINY, [f"Parts=[{named}]"])
-
-
-@pytest.mark.parametrize(
     ("named", "got"),
     [
         ("tests.training.test_part:Nameless", ""),
@@ -86,6 +73,41 @@ def test_what_is_no_part_is_refused_with_the_config(named, line):
 def test_a_name_that_is_taken_is_refused_before_the_first_step(named, got):
     with pytest.raises(UserError, match=rf"Parts\..: .* must have a name of its own .* \(got '{got}'\)"):
         build_trainer(load(TINY, [f"Parts=[{named}]"]), planned_ranks=1)
+
+
+class Odd(Part):
+    """Gives as loss and state what a test says."""
+
+    name = "odd"
+    given = state_later = None
+
+    def loss(self, batch, emb_BD):
+        return self.given
+
+    def state_dict(self):
+        return self.state
+
+    def update(self, run):
+        self.state = self.state_later
+
+
+@pytest.mark.parametrize(
+    ("values", "line", "step"),
+    [
+        ({"given": 0.0}, r"loss gave float \[\]; give a tensor of one number", 0),
+        ({"given": paddle.ones([3])}, r"loss gave Tensor \[3\]; give", 0),
+        ({"state": {"mean": paddle.ones([1])}}, "state_dict: Object of type Tensor is not JSON .*; give", 0),
+        ({"state": {"arrays": {"mean": [1.0]}}}, "state_dict: 'list' object has no attribute 'dtype'", 0),
+        ({"state_later": {"mean": np.float32(1)}}, "state_dict: Object of type float32 is not", 2),
+    ],
+)
+def test_an_odd_loss_or_state_ends_the_run_in_one_line(tmp_path, monkeypatch, values, line, step):
+    for name, value in {"state": {}, **values}.items():
+        monkeypatch.setattr(Odd, name, value, raising=False)
+    trainer = make_trainer(tmp_path, "Parts=[tests.training.test_part:Odd]", "Checkpoint.every_steps=2")
+    with pytest.raises(UserError, match=f"^Parts: Odd.{line}"):
+        trainer.train(None)
+    assert trainer.step == step and not (tmp_path / "checkpoints").exists()
 
 
 class Remembering(Part):
