@@ -107,7 +107,7 @@ def read_manifest(path: Path) -> Manifest:
     Raises DamagedError, UserError for another format, OSError.
     """
     if not path.is_file():
-        raise DamagedError(f"{path}: is not there; the checkpoint was never completed")
+        raise DamagedError(f"{path}: is not there; this is no checkpoint, or was never completed")
     data = path.read_bytes()
     fields = data[len(seal(b"")) :]
     if data != seal(fields):

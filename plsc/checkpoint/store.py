@@ -199,7 +199,7 @@ def find(root: Path, which: str = "newest", rename: bool = False) -> Path | None
     training deletes meanwhile is skipped.
 
     Args:
-        which: "newest" or "best" of those in `root`, or the folder of a checkpoint or a run.
+        which: "newest" or "best" of those in `root`, or the folder of a checkpoint, of some, or of a run.
         rename: for a run that will write here.
 
     Raises: UserError if there are checkpoints and none is usable, so that a run never starts anew over a
@@ -207,8 +207,8 @@ def find(root: Path, which: str = "newest", rename: bool = False) -> Path | None
     readable now, which is not damage.
     """
     if which not in ("newest", "best"):
-        below = Path(which, "checkpoints")
-        return _newest(below, False) if completed(below) else Checkpoint.open(which).path
+        below = [folder for folder in (Path(which, "checkpoints"), Path(which)) if completed(folder)]
+        return _newest(below[0], False) if below else Checkpoint.open(which).path
     newest = _newest(root, rename)
     if which == "newest" or newest is None:
         return newest

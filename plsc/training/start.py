@@ -66,7 +66,7 @@ def goes_on(section: GlobalCfg) -> bool:
         )
     there = Path(section.init_from or folder)
     if section.init_from and not (
-        (there / "manifest.json").is_file() or store.completed(there / "checkpoints")
+        (there / "manifest.json").is_file() or any(map(store.completed, (there, there / "checkpoints")))
     ):
         raise MissingFileError(
             f"{there}: has no checkpoint; name the folder of a run or of one",
