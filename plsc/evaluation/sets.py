@@ -100,7 +100,11 @@ class VerificationSet(EvalSet):
     def check(self) -> None:
         check_array(self.data, "pairs", "int64 [P, 2]", self.sides)
         check_array(self.data, "same", "bool [P]", None, len(self.pairs))
-        same = self.data.same
+        same, people = self.data.same, self.data.identity_of
+        if people is not None and len(people) != self.sides:
+            raise UserError(
+                f"{type(self.data).__name__}.identity_of: must name all {self.sides:,}, names {len(people):,}"
+            )
         self.doubts = pairs_that_prove_nothing(self.data.pairs_by_content(), same, self.data.pair_name)
         if why := one_kind(same):
             self.doubts.append(why)

@@ -122,6 +122,7 @@ def test_arrays_as_the_base_class_says_are_taken(base):
         (PairSet, {"pairs": np.array([[0, 4], [1, 2]])}, "pairs: must be in [0, 4), has 0 to 4"),
         (PairSet, {"pairs": np.array([[0, 1, 2]])}, "pairs: must be int64 [P, 2], got int64 [1, 3]"),
         (PairSet, {"same": np.array([True])}, "same: must be bool [P] of 2 rows, got bool [1]"),
+        (PairSet, {"identity_of": np.arange(3)}, "identity_of: must name all 4, names 3"),
         (TemplatePairs, {"template": np.array([0, 0, 1, 1])}, "pairs: must be in [0, 2), has 0 to 3"),
         (IdentificationSet, {"probe": np.array([4])}, "probe: must be in [0, 4), has 4 to 4"),
     ],
