@@ -12,6 +12,7 @@ import numpy as np
 
 from plsc.config import Config, load
 from plsc.distributed import environment
+from plsc.errors import UserError
 from plsc.training.start import start
 
 
@@ -41,6 +42,8 @@ class Entry:
     ):
         environment.before_paddle()  # the config may name classes, whose modules import Paddle
         self.config = load(config, overrides)
+        if model is not None and (isinstance(model, type) or not hasattr(model, "sublayers")):
+            raise UserError(f"model: must be a paddle.nn.Layer that is made already (got {model!r})")
         self._model = model
 
     def train(self) -> dict[str, Any]:

@@ -188,6 +188,7 @@ class Bare(paddle.nn.Layer):
                 "detach() and no_grad()"
             ),
         ),
+        (Bare, "made already (got <class 'tests.test_entry_mistakes.Bare'>)"),
         (
             Bare(),
             "Model: Bare has no parameters that are trained; give it some, or leave them unfrozen",
@@ -195,7 +196,7 @@ class Bare(paddle.nn.Layer):
     ],
 )
 def test_embeddings_of_another_shape(tmp_path, backbone, line):
-    assert refused(entry(tmp_path, model=backbone).train).endswith(line)
+    assert refused(lambda: entry(tmp_path, model=backbone).train()).endswith(line)
 
 
 def test_predict_into_what_is_no_folder_and_from_a_folder(trained, tmp_path, monkeypatch):
