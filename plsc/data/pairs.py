@@ -184,6 +184,7 @@ class ImagePairs(EncodedPairs):
         **options,
     ):
         super().__init__(**options)
+        self.hold_out = hold_out
         self.source = open_images(images, root=root)
         chosen = np.arange(len(self.source))
         where = images

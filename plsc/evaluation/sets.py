@@ -190,6 +190,11 @@ def build_sets(
         for doubt in data.doubts:
             warn_on_rank_0(f"{key}: {doubt}")
         check_against_training(data.data, key, preprocessing, num_classes, names, seen)
+        if getattr(data.data, "hold_out", 0) and (names is None) != (data.identities is None):
+            warn_on_rank_0(
+                f"{key}: hold_out goes by names here or in the training set, and by numbers in the other, so "
+                "classes may be in both; read both from the same files"
+            )
         title = data.title if key == EVAL_SET else key.removeprefix(f"{MORE_SETS}.")
         if title in sets:
             raise UserError(f"the main set has the title '{title}' too, give this one another", key=key)

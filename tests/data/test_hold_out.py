@@ -11,6 +11,7 @@ from plsc.data.pairs import ImagePairs
 from plsc.data.rec import RecImages
 from plsc.entry import Entry
 from plsc.errors import UserError
+from plsc.evaluation.sets import build_sets
 from tests.helpers.image_files import write_folder, write_rec
 from tests.helpers.tiny_runs import TINY
 
@@ -64,7 +65,7 @@ def test_training_and_its_pairs_share_nobody_and_miss_nobody(faces, tmp_path, ki
     assert names_of(pairs) == {name for name in there if held_out([name], 0.3)}
 
 
-def test_a_rec_is_split_by_the_numbers_of_its_classes(tmp_path):
+def test_a_rec_is_split_by_the_numbers_of_its_classes(tmp_path, faces, capsys):
     path = str(write_rec(tmp_path / "a.rec", [label for label in range(20) for _ in range(2)]))
     train, pairs = RecImages(path, hold_out=0.3), ImagePairs(path, hold_out=0.3)
     held = held_out([str(number) for number in range(20)], 0.3)
@@ -73,6 +74,9 @@ def test_a_rec_is_split_by_the_numbers_of_its_classes(tmp_path):
     trained = {train.encoded(index).tobytes() for index in range(len(train))}
     verified = {pairs.encoded(index).tobytes() for index in range(pairs.num_images)}
     assert not trained & verified and len(trained | verified) == len(everyone)
+    loader = load(TINY, [f"DataLoader.Eval.dataset={{name: ImagePairs, images: {faces}, hold_out: 0.3}}"])
+    build_sets(loader.DataLoader, 0, train.preprocessing, 9, train.class_names)
+    assert "WARNING DataLoader.Eval.dataset: hold_out goes by names here" in capsys.readouterr().out
 
 
 def test_too_few_on_either_side_are_refused(faces):
