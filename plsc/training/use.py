@@ -46,6 +46,9 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
     backbone = load_network(saved, cfg, model)
     head = None
     if any(data.labels is not None for data in sets.values()):
+        made_with = saved.config.get("Head", {}).get("name", cfg.Head.name)
+        if made_with.removeprefix("dist_") != cfg.Head.kind:  # the shapes of its arrays may be the same
+            raise UserError(f"is {cfg.Head.name}, and {saved.path} was made with {made_with}", "Head.name")
         sizes = saved.num_classes, cfg.Model.embedding_size
         head = build_head(cfg.Head, cfg.Optimizer.build_rule(), *sizes, seed, cfg.Global.output_dir)
         load_rows(head, saved)
