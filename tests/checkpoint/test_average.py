@@ -79,7 +79,6 @@ def test_what_has_no_mean_is_refused(run, tmp_path):
     (tmp_path / "there").mkdir()
     for last, target, line in (
         (99, "mean", "output: has 4 checkpoints, cannot average 99: give --last 2 or more"),
-        (0, "mean", "output: has 4 checkpoints, cannot average 0: give --last 2 or more"),
         (1, "mean", "output: has 4 checkpoints, cannot average 1: "),
         (2, "there", "there: is there already"),
     ):
