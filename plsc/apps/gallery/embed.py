@@ -189,9 +189,14 @@ class _OfRun(Network):
 
 
 def open_network(
-    network: str | None = None, config: str | None = None, overrides: Iterable[str] = ()
+    network: Network | str | None = None, config: str | None = None, overrides: Iterable[str] = ()
 ) -> Network:
-    """Open a network: "sface" (the default), the path of an ONNX file, or a run by its folder or config."""
+    """Open a network: "sface" (the default), the path of an ONNX file, or a run by its folder or config.
+
+    One that is open already is returned.
+    """
+    if isinstance(network, Network):
+        return network
     if config is not None:
         return _OfRun(config, [*overrides])
     if network in (None, "sface"):

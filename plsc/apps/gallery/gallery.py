@@ -54,23 +54,23 @@ class Gallery:
             self._check(network)
 
     @classmethod
-    def open(cls, path: str | os.PathLike, network: Network | None = None) -> Gallery:
+    def open(cls, path: str | os.PathLike, network: Network | str | None = None) -> Gallery:
         """Open a gallery; network: the one that it was built with, where it is elsewhere now."""
-        return cls(_engine(path).open(path), network)
+        return cls(_engine(path).open(path), None if network is None else open_network(network))
 
     @classmethod
     def build(
         cls,
         path: str | os.PathLike,
         people: str | os.PathLike | Mapping[str, Picture | Sequence[Picture]],
-        network: Network | None = None,
+        network: Network | str | None = None,
         rate: float = RATE,
     ) -> Gallery:
         """Make a gallery in the new file `path`.
 
         Args:
             people: a folder with a folder of pictures for each person, or name -> pictures.
-            network: see plsc.apps.gallery.embed; None: SFace.
+            network: see plsc.apps.gallery.embed.open_network; None: SFace.
             rate: the share of strangers that gets a name, see plsc.apps.gallery.threshold.
 
         Pictures that cannot be used are logged and listed in `left_out`. UserError if none can.
@@ -87,7 +87,7 @@ class Gallery:
             paths, labels, names = read_folder(os.fspath(people))
             for picture, label in zip(paths, labels.tolist()):
                 named.setdefault(name_of(names[label]), []).append(picture)
-        network = network or open_network()
+        network = open_network(network)
         stored, left_out = _embed_people(network, named)
         if not stored:
             raise UserError(f"{shown(path)}: not made, since no picture can be used")

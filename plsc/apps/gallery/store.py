@@ -61,7 +61,7 @@ class SqliteStore:
         self._people: _People | None = None
         with _said(path):
             self._sql = sqlite3.connect(path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
-            self._path, self._file = path, os.stat(path)
+            self._path, self._file = os.path.abspath(path), os.stat(path)
             if self._all("PRAGMA application_id") != [(_APPLICATION,)]:
                 raise UserError(f"{self.name}: is no gallery; name a file that plsc gallery build wrote")
             # A removed embedding is overwritten, and what was written is on the disk after each transaction.
@@ -188,8 +188,8 @@ def _said(path: str | os.PathLike) -> Iterator[None]:
         yield
     except (sqlite3.Error, OSError) as error:
         reason = getattr(error, "strerror", None) or shown(error)
-        passes = isinstance(error, (OSError, sqlite3.OperationalError))
-        remedy = "nothing was changed" if passes else "it is damaged: take a copy, or build it again"
+        damaged = type(error) is sqlite3.DatabaseError  # of its subclasses none says so
+        remedy = "it is damaged: take a copy, or build it again" if damaged else "nothing was changed"
         raise UserError(f"{shown(path)}: {reason}; {remedy}") from error
 
 

@@ -77,7 +77,8 @@ def test_people_are_added_listed_and_removed(photos, built, tmp_path, capsys):
     code, said, _ = run(capsys, "list", copy)
     assert code == 0 and said.splitlines()[0].endswith(": 13 people, 38 pictures") and "\nNew One\n" in said
     assert run(capsys, "remove", copy, "New One")[:2] == (0, "1 person removed; 12 people\n")
-    assert run(capsys, "remove", copy, "New One") == (2, "", f"ERROR {copy}: has nobody called New One\n")
+    nobody = f"ERROR {copy}: has nobody called New One; nothing was changed\n"
+    assert run(capsys, "remove", copy, "New One") == (2, "", nobody)
 
 
 def test_pictures_of_all_kinds_get_one_line_each(built, tmp_path, capsys):

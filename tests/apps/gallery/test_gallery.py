@@ -3,6 +3,7 @@
 import sqlite3
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -66,7 +67,11 @@ def test_a_removed_person_is_not_in_the_file(gallery, tmp_path):
     assert not any(data in file.read_bytes() for file in tmp_path.glob("a.gallery*"))
 
 
-def test_threads_share_a_gallery(gallery):
+def test_threads_share_a_gallery_from_any_folder(gallery, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    gallery = Gallery.open("a.gallery", Pixels())
+    monkeypatch.chdir("/")
+
     def work(number):
         for turn in range(5):
             gallery.add(f"t{number}", [picture(f"t{number}", turn)])
@@ -148,6 +153,9 @@ def test_another_network_is_refused(gallery, tmp_path):
         Gallery.open(tmp_path / "a.gallery", Pixels("other"))
     with pytest.raises(UserError, match=r"a.gallery: --network none\.onnx: .*; name its network by -c"):
         Gallery.open(tmp_path / "a.gallery").search([picture("Ann")])
+    for make in (Gallery.open, partial(Gallery.build, people={})):
+        with pytest.raises(UserError, match=r"--network my\.onnx: is no file; give sface, or the path"):
+            make(tmp_path / f"{'a' if make == Gallery.open else 'b'}.gallery", network="my.onnx")
 
 
 def test_what_is_no_gallery_is_refused(gallery, tmp_path, monkeypatch):
@@ -160,6 +168,8 @@ def test_what_is_no_gallery_is_refused(gallery, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="is no gallery; name a file that plsc gallery build wrote"):
         Gallery.open(tmp_path / "other.db")
     gallery.close()
+    with pytest.raises(UserError, match="Cannot operate on a closed database.; nothing was changed"):
+        len(gallery)
     data = (tmp_path / "a.gallery").read_bytes()
     (tmp_path / "cut.gallery").write_bytes(data[: len(data) // 2])
     with pytest.raises(UserError, match="malformed; it is damaged: take a copy, or build it again"):
