@@ -296,6 +296,13 @@ def test_predict_gives_the_same_for_pixels_paths_and_a_list(trained, pictures, t
         (PIXELS[:0], "predict: no images given, give at least one"),
         (PIXELS / 1.0, "predict: pixels must be uint8 [n, 1, 12, 10], got float64 [5, 1, 12, 10]"),
         (PIXELS[:, 0], "predict: pixels must be uint8 [n, 1, 12, 10], got uint8 [5, 12, 10]"),
+        (
+            [PIXELS[0]],
+            (
+                "predict: expected str, bytes or os.PathLike object, not ndarray; give paths, or pixels in "
+                "one array uint8 [n, C, H, W]"
+            ),
+        ),
         (["no.png"], "no.png: no such image"),
         ("no.txt", f"list: file 'no.txt' does not exist (looked in {os.getcwd()})"),
     ],

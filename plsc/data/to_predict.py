@@ -34,7 +34,12 @@ def samples_to_predict(
 def _image_files(given: str | os.PathLike | Iterable[str]) -> list[str]:
     """List the image files to predict: one, those of a list file, or several."""
     if not isinstance(given, (str, os.PathLike)):
-        return [str(path) for path in given]
+        try:
+            return [os.fsdecode(path) for path in given]
+        except TypeError as error:
+            raise UserError(
+                f"predict: {error}; give paths, or pixels in one array uint8 [n, C, H, W]"
+            ) from None
     path = os.fspath(given)
     if os.path.isdir(path):
         raise UserError(f"predict: {path} is a folder; name its images, or a list of them")
