@@ -31,7 +31,7 @@ _RESUME = (
 
 
 class Best(BaseModel):
-    """The best evaluation of the main set so far. set: title of the main set then."""
+    """The best evaluation of the main set so far. set: title and size of the main set then."""
 
     model_config = ConfigDict(strict=True, frozen=True)
     step: NonNegativeInt

@@ -38,8 +38,10 @@ class Checkpoints:
         value = evaluator.row[evaluator.metric] if evaluator.step == step else None
         if value is None:
             return self.best
-        made = Best(step=step, set=evaluator.main, metric=evaluator.metric, value=value)
-        # A run that was resumed with another main set starts anew: the two cannot be compared.
+        on = f"{evaluator.main}, {evaluator.sets[evaluator.main].count:,} images"
+        made = Best(step=step, set=on, metric=evaluator.metric, value=value)
+        # A run that was resumed with another main set, or more people in it, starts anew: the two cannot be
+        # compared.
         comparable = self.best and (self.best.set, self.best.metric) == (made.set, made.metric)
         return self.best if comparable and value <= self.best.value else made
 

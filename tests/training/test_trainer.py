@@ -24,6 +24,7 @@ from tests.helpers.bounds import assert_within, perturbed
 from tests.helpers.tiny_runs import (
     IMAGE_SHAPE,
     Linear,
+    NoisePairs,
     arrays,
     assert_same_arrays,
     checkpoint,
@@ -199,7 +200,7 @@ FALLING = [0.2, 0.6, 0.8, 0.7, 0.8, *[0.5] * 7]
 def test_the_best_checkpoint_stays_beside_the_newest(scripted, tmp_path):
     trainer = scripted(FALLING)
     assert checkpoints(tmp_path) == [3, 12], "the first of two equal ones, though no save was due"
-    expected = Best(step=3, set="noise pairs", metric="accuracy", value=0.8)
+    expected = Best(step=3, set="noise pairs, 80 images", metric="accuracy", value=0.8)
     assert trainer.checkpoints.best == expected
     saved = [Checkpoint.open(checkpoint(tmp_path, step)) for step in (3, 12)]
     assert [one.best for one in saved] == [expected, expected]
@@ -220,11 +221,23 @@ def test_a_better_one_replaces_the_best_of_before(scripted, tmp_path):
     assert later.checkpoints.best.step == 10 and checkpoints(tmp_path) == [10, 12]
 
 
-def test_another_main_set_starts_anew(scripted, tmp_path):
+class MorePairs(NoisePairs):
+    def __init__(self):
+        super().__init__(num_pairs=45)
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("test_evaluator:NoiseTemplates", "noise templates, "),
+        ("test_trainer:MorePairs", "noise pairs, 90 im"),
+    ],
+)
+def test_another_main_set_starts_anew(scripted, tmp_path, name, said):
     scripted([0.9] * 12, "Global.max_steps=8")
-    other = 'DataLoader.Eval.dataset={name: "tests.training.test_evaluator:NoiseTemplates"}'
-    later = scripted([0.1] * 12, other, resume=checkpoint(tmp_path, 8))
-    assert later.checkpoints.best == Best(step=9, set="noise templates", metric="accuracy", value=0.1)
+    other = f'DataLoader.Eval.dataset={{name: "tests.training.{name}"}}'
+    best = scripted([0.1] * 12, other, resume=checkpoint(tmp_path, 8)).checkpoints.best
+    assert (best.step, best.value) == (9, 0.1) and best.set.startswith(said)
 
 
 def test_what_has_no_score_is_never_the_best(scripted, tmp_path):
