@@ -243,12 +243,6 @@ def test_a_resumed_run_must_have_the_same_people_in_the_same_order(tmp_path):
     assert checkpoint(tmp_path / "out", 3).is_dir()
 
 
-def test_a_folder_one_level_too_high_is_refused(tmp_path):
-    data = people(tmp_path / "data" / "train", ["Ann", "Bob", "Cy"]).replace("/data/train", "/data")
-    line = refused(entry(tmp_path / "out", f"DataLoader.Train.dataset={data}").train)
-    assert line.endswith(" right in it: train; remove, or add images, or name the folder further down")
-
-
 def test_centres_that_the_memory_cannot_take_are_refused_before_they_are_made(tmp_path):
     few = "identities: 23, images_per_class: 5, image_shape: [1, 12, 10]"
     data = f"{{name: Synthetic, num_classes: 100000000000, {few}}}"

@@ -7,6 +7,8 @@ build_loader(cfg.DataLoader, cfg.Global.seed, rank=0, ranks=1).dataset     # to 
 
 from typing import Any
 
+import numpy as np
+
 from plsc.data.config import TRAIN_SET, DataLoaderCfg
 from plsc.data.dataset import check_array
 from plsc.data.joined import Joined
@@ -61,4 +63,6 @@ def build_dataset(loader: DataLoaderCfg, seed: int, key: str = TRAIN_SET) -> Any
             if not error.key:
                 raise
             raise type(error)(error.text, f"{name}.{error.key}") from error
+        if isinstance(getattr(parts[name], "identities", None), list):  # a user's own
+            parts[name].identities = np.array(parts[name].identities)
     return Joined(parts) if len(parts) > 1 else next(iter(parts.values()))

@@ -217,7 +217,7 @@ def check_preprocessing(theirs: Preprocessing, first: Preprocessing, key: str, w
 def check_array(data: object, name: str, wanted: str, below: int | None, length: int | None = None) -> None:
     """Refuse an array without the dtype and shape `wanted`, with indices not below `below`, or without
     `length` rows."""
-    array, what = getattr(data, name), f"{type(data).__name__}.{name}"
+    array, what = getattr(data, name, None), f"{type(data).__name__}.{name}"
     if not isinstance(array, np.ndarray):
         raise UserError(f"{what}: must be an array {wanted}, got {type(array).__name__}")
     axes = wanted.count(",") + 1

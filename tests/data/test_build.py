@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from plsc.config import load
+from plsc.data.build import build_loader
+from plsc.data.synthetic import Synthetic
 from plsc.errors import UserError
 from tests.helpers.datasets import dataset_of
 
@@ -13,6 +15,21 @@ from tests.helpers.datasets import dataset_of
 def written(text):
     Path("a.yaml").write_text(text)
     return "a.yaml"
+
+
+class Own(Synthetic):
+    def __init__(self, names: list[str]):
+        super().__init__(2)
+        self.identities = names
+        if not names:
+            del self.labels
+
+
+def test_a_set_of_ones_own_may_name_its_classes_in_a_list_and_must_have_labels():
+    own = 'DataLoader.Train.dataset={name: "tests.data.test_build:Own", names: %s}'
+    assert dataset_of(load(None, [own % "[Ann, Bob]"])).class_names == ["Ann", "Bob"]
+    with pytest.raises(UserError, match=r"Own.labels: must be an array int64 \[N\], got NoneType"):
+        build_loader(load(None, [own % "[]"]).DataLoader, 0, 0, 1)
 
 
 def test_the_sets_of_a_list_are_built_and_joined(tmp_path, monkeypatch):
