@@ -1,8 +1,6 @@
 """Mistakes with Entry that would train, resume or judge something else than was meant: each is refused, or
 said in a line."""
 
-import shutil
-
 import cv2
 import numpy as np
 import paddle
@@ -13,7 +11,6 @@ from plsc.data.build import build_loader
 from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.utils.logging import setup_logging
-from tests.helpers.checkpoints import reseal
 from tests.helpers.tiny_runs import TINY, Linear, checkpoint
 
 SHORT = ("Global.max_steps=2", "DataLoader.Eval.dataset=null", "Checkpoint.every_steps=null")
@@ -89,16 +86,6 @@ def test_a_checkpoint_that_training_would_not_read_is_refused(tmp_path):
     )
     assert not (tmp_path / "out").exists()
     entry(tmp_path, "Global.checkpoint=best").train()  # one of this run, for later
-
-
-def test_a_checkpoint_that_does_not_say_what_a_verb_needs_is_refused(trained, tmp_path):
-    path = tmp_path / "out" / "checkpoints" / "step-00000002"
-    shutil.copytree(checkpoint(trained, 2), path)
-    reseal(path, lambda fields: fields.update(state={}, config={}))
-    line = refused(entry(tmp_path / "out", "Global.resume=true", "Global.max_steps=4").train)
-    assert line.startswith(
-        "checkpoint step-00000002 was made with optimizer None, this run has Momentum: resume with"
-    )
 
 
 def test_a_resumed_run_at_its_end_says_so(trained, capsys):

@@ -316,15 +316,6 @@ def test_too_little_space_is_told_before_anything_is_written(tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_state_that_is_not_json_is_told_and_nobody_hangs(tmp_path):
-    results = save_ranks(tmp_path, 1, {**content(1), "state": {"run": {"rng": np.random.default_rng(0)}}}, 2)
-    assert all("rank 0: TypeError" in str(result) for result in results)
-    assert not list(tmp_path.iterdir())
-
-
-# --- pruning, matching --------------------------------------------------------------------------------------
-
-
 def test_prune_keeps_the_newest_whole_ones_and_the_protected(tmp_path):
     paths = {step: save_one(tmp_path, step, content(step)) for step in range(1, 8)}
     (paths[7] / "manifest.json").unlink()  # does not count as kept, is not deleted
