@@ -181,7 +181,7 @@ def _beside(final: Path, suffix: str) -> Path:
 
 
 def tidy(root: Path) -> None:
-    """Remove the leftovers of a killed save or prune."""
+    """Remove the leftovers of a killed save or prune, before the next save."""
     for path in _entries(root, r"step-\d{8,}\.tmp"):
         with contextlib.suppress(OSError):  # somebody may read it over a network; the next save tries again
             remove(path)
@@ -246,7 +246,7 @@ def step_of(path: Path) -> int:
 
 
 def completed(root: Path) -> list[Path]:
-    """List the completed checkpoints in `root`, damaged ones too, the oldest first."""
+    """List the checkpoints in `root` whose save came to its end, by their names alone, the oldest first."""
     return sorted((path for path in _entries(root, r"step-\d{8,}") if path.is_dir()), key=step_of)
 
 

@@ -47,10 +47,10 @@ class Loader:
     batch included.
 
     `global_batch` counts the samples of all ranks in one step; their shares differ by at most one. A last
-    global batch of fewer than 2 samples for each of its `micro_batches` (BatchNorm needs two; None: one a
-    rank) joins the one before it, so the steps do not depend on how many ranks there are. Raises UserError if
-    an epoch or its last step is too small for `world_size`. `num_workers`: processes that make batches; 0:
-    a thread of this one.
+    global batch of fewer than 2 samples for each of the `micro_batches` of all ranks (BatchNorm needs two;
+    None: one a rank) joins the one before it, so the steps do not depend on how many ranks there are. Raises
+    UserError if an epoch or its last step is too small for `world_size`. `num_workers`: processes that make
+    batches; 0: a thread of this one.
     """
 
     def __init__(

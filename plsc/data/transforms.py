@@ -12,7 +12,7 @@ import numpy as np
 
 cv2.setNumThreads(1)  # threads of our own share the pictures out
 
-# What a stream of random numbers is for: no two uses share a stream.
+# What a stream of `generator` is for: no two of these uses share a stream.
 SAMPLES, ORDER, PAIRS, PROTOTYPES, SUBSTITUTES, PROBES = range(6)
 
 

@@ -37,18 +37,18 @@ class HeadMemory:
         self.drawing = drawing
         self._spare: np.ndarray | None = None
 
-    def take(self, numbers: int, dtype: np.dtype) -> np.ndarray:
-        """Hand out memory for at least so many numbers."""
+    def borrow(self, numbers: int, dtype: np.dtype) -> np.ndarray:
+        """Lend memory for at least so many numbers."""
         memory = self._spare
         self._spare = None
         if memory is None or len(memory) < numbers:
             memory = np.empty(numbers + numbers // 16, dtype)  # untouched pages cost nothing
         return memory
 
-    def give_back(self, taken: np.ndarray | None) -> None:
-        """Take memory back. A step without a backward pass keeps what it took, and the next step gets new
+    def give_back(self, borrowed: np.ndarray | None) -> None:
+        """Take memory back. A step without a backward pass keeps what it borrowed, and the next step gets new
         memory."""
-        self._spare = self._spare if taken is None else taken
+        self._spare = self._spare if borrowed is None else borrowed
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,9 @@ class KernelBackend:
         cosine = spec.margin is not None
         rows_SD, index_K = self.bank.host_rows("centres")
         bias_S = self.bank.host_rows("bias")[0] if self.bank.bias else None
-        class_P = places.column_P if index_K is None else index_K[places.column_P]
+        row_P = places.column_P if index_K is None else index_K[places.column_P]
         plain_N = np.zeros(len(x_ND), np.float32)
-        plain_N[sample_P] = row_kernels.pair_products(x_ND, sample_P, rows_SD, class_P, cosine)
+        plain_N[sample_P] = row_kernels.pair_products(x_ND, sample_P, rows_SD, row_P, cosine)
         if self.bank.bias:
             plain_N[sample_P] += self.bank.gather("bias", tensor_of(places.column_P)).numpy()
         self.plain_N = tensor_of(plain_N)
@@ -115,7 +115,7 @@ class KernelBackend:
         bfloat16 = spec.compute_dtype == "bfloat16"
         dtype = softmax.kept_dtype(bfloat16)
         fits = dtype.itemsize * numbers <= spec.budget
-        self.exps = memory.take(numbers, dtype) if fits else None
+        self.exps = memory.borrow(numbers, dtype) if fits else None
         exps_KN = None if self.exps is None else self.exps[:numbers].reshape(self.bank.selected, -1)
         arrays = scaled_ND, rows_SD, bias_S, index_K, places.column_P, sample_P, exps_KN
         self._softmax = softmax.Softmax(*arrays, cosine=cosine, bfloat16=bfloat16)

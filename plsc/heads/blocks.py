@@ -29,7 +29,8 @@ def plan_blocks(
     num_samples: int, num_classes: int, width: int, sub_centres: int, budget: int, dtype: str = "float32"
 ) -> tuple[int, bool]:
     """Plan the classes per block, and whether to keep all exponentials and normalised rows, so that the
-    temporaries stay within `budget` bytes.
+    temporaries stay within `budget` bytes. This is for Paddle's operators; the kernels of CPUs have blocks of
+    their own (plsc/native/heads/softmax.py). The size of a block changes results by rounding only.
 
     A class of a block takes 3 numbers per sample and sub-centre (logits, their exponentials, one temporary)
     and 4 rows of the bank's `width`; where products round what they multiply to 16 bits, 2 numbers and 2 rows

@@ -110,16 +110,16 @@ class SoftmaxHead:
                 f"{len(outside)} such samples in the step"
             )
 
-    def update(self, lr: float, number: int = 0) -> None:
+    def update(self, lr: float, step: int = 0) -> None:
         """Update the centres by the gradients of the last backward. Every rank calls it.
 
-        number: of the training step, as in the call.
+        step: the training step's number, as in the call.
 
         Collectives: one all_reduce SUM of two numbers if the classes are spread and the rule needs norms
         (LARS).
         """
         with RecordEvent("head"):
-            self.bank.update(lr, number, self._norms() if self.bank.rule.needs_norms else None)
+            self.bank.update(lr, step, self._norms() if self.bank.rule.needs_norms else None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how often the centres have been updated; their rows and the margin's state are written
@@ -211,5 +211,5 @@ class _SoftmaxLoss(PyLayer):
 
     @staticmethod
     def backward(ctx, grad):
-        with RecordEvent("head"), paddle.no_grad():  # inside the backbone's backward pass
+        with RecordEvent("head"), paddle.no_grad():  # before the backbone's backward pass
             return ctx.step.backward(grad)

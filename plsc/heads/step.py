@@ -135,14 +135,15 @@ class Step:
         shard = self.bank.shard
         local_N = distributed.shard_index(self.label_N, shard.start, shard.stop)
         sample_P = np.flatnonzero(local_N >= 0)
-        column_P = local_N[sample_P]
+        class_P = local_N[sample_P]
         if self.spec.sample_rate == 1 or self.number is None:
             self.bank.select(None)
+            column_P = class_P
         else:
-            index_K = unite(self.memory.drawing.take(self.number), np.unique(column_P))
+            index_K = unite(self.memory.drawing.take(self.number), np.unique(class_P))
             self.bank.select(index_K)
             self.bank.prefetch(self.memory.drawing.following())
-            column_P = np.searchsorted(index_K, column_P)
+            column_P = np.searchsorted(index_K, class_P)
         order = np.argsort(column_P, kind="stable")  # so that a block's targets are one run
         return Places(sample_P[order], column_P[order], to_device((local_N >= 0).astype(np.float32)))
 

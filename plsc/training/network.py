@@ -54,7 +54,8 @@ class Network:
         preprocessing: of the samples.
         embedding_size: D that the backbone must give.
         seed: of the random numbers in a forward pass.
-        batch_size: most samples in a micro-batch; at most two more where few are left over.
+        batch_size: most samples in a micro-batch (two more where few are left over); a share is cut into as
+            few as that takes, of equal size: 48 at 32 are 24 and 24.
         shares: step -> the range of each rank's samples in its global batch.
         recomputed: layers that keep no activations for the backward pass, which runs them again.
         frozen_norms: layers that are in evaluation mode in training, too.

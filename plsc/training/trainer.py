@@ -46,8 +46,9 @@ class Verdict(NamedTuple):
 
     bad_backbone: whether a gradient of the backbone is not finite on some rank; bad_head: whether the loss,
     or a gradient that the head has computed, is not. loss, accuracy: of the step. waited: the most seconds
-    that a rank has waited for data. signal: that a rank was asked to stop by, 0 for none. label_N: of all
-    ranks' samples of the following step, int64; None where that is not of this epoch.
+    that a rank has waited for data, since the loaders were made. signal: that a rank was asked to stop by, 0
+    for none. label_N: of all ranks' samples of the following step, int64; None where that is not of this
+    epoch.
     """
 
     bad_backbone: bool
@@ -214,7 +215,7 @@ class Trainer:
         """Gather what each rank knows of a step after its backward pass, and read it: the one place of a step
         where the host waits for the device, but for the labels of an epoch's first step. Every rank calls it.
 
-        Collectives: one all_gather of a few numbers.
+        Collectives: one all_gather of [1, 6 + samples] numbers; the labels of the next step are among them.
         """
         of_head = [out.loss.detach().clone().reshape([1])]  # a copy: what is not finite may be overwritten
         if emb_BD.grad is not None:
@@ -274,7 +275,7 @@ class Trainer:
     # -- between steps
 
     def _log(self, batch: Batch, verdict: Verdict, losses: dict[str, paddle.Tensor]) -> None:
-        """Log a line and write a row of metrics.jsonl at regular steps."""
+        """Log a line and write a row of metrics.jsonl at regular steps, with the numbers of the parts."""
         numbers = {"accuracy": verdict.accuracy, **{f"loss/{name}": loss for name, loss in losses.items()}}
         for part in self.parts:
             numbers.update(part.numbers)

@@ -109,8 +109,8 @@ class Bank(ABC):
 
     @abstractmethod
     def host_rows(self, name: str) -> tuple[np.ndarray | paddle.Tensor, np.ndarray | None] | None:
-        """Return the rows in host memory, for a kernel to read, and which of them are selected, int64 [K]
-        (None: all). None where there are no such rows."""
+        """Return rows in host memory, for a kernel to read, and the places of the selected ones among them,
+        int64 [K] (None: all in their order). None where there are no such rows."""
 
     def update(self, lr: float, step: int = 0, norms: tuple[float, float] | None = None) -> None:
         """Update the selected rows by the gradients set since they were selected.

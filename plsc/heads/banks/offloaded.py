@@ -7,8 +7,8 @@ The draw of the next step is known ahead (sampling.py), so one thread reads its 
 while the backbone runs, and writes back what an update has changed. That thread does its jobs in the order in
 which they come; a row that two steps share is read after it was written, never copied between the buffers, so
 the stored rows are the whole state: a run resumed from them goes on with the same numbers. Without sampling
-nothing is kept in a buffer: rows are fetched block by block, in the forward pass, the backward pass and the
-update. Try it:
+nothing is kept in a buffer: rows are fetched block by block, in the forward pass, the backward pass (unless
+its block is kept) and the update. Try it:
 
     options = {"bias": False, "std": 0.01, "seed": 0, "rule": Momentum()}
     OffloadedBank(ClassShard.whole(1000), 8, dtype="bfloat16", folder="/tmp", **options)
