@@ -208,17 +208,12 @@ def test_the_best_checkpoint_stays_beside_the_newest(scripted, tmp_path):
     assert [one.cosine for one in found] == [0.03, 0.12] and not found[0].flip
 
 
-def test_a_resumed_run_knows_the_best_of_before(scripted, tmp_path):
+@pytest.mark.parametrize("values, best", [([0.75, 0.75, 0.75, 0.79], 3), ([0.75, 0.95, 0.9, 0.79], 10)])
+def test_a_resumed_run_knows_the_best_of_before(scripted, tmp_path, values, best):
     scripted(FALLING, "Global.max_steps=8")
     assert checkpoints(tmp_path) == [3, 8]
-    later = scripted([0] * 8 + [0.75, 0.75, 0.75, 0.79], resume=checkpoint(tmp_path, 8))
-    assert later.checkpoints.best.step == 3 and checkpoints(tmp_path) == [3, 12]
-
-
-def test_a_better_one_replaces_the_best_of_before(scripted, tmp_path):
-    scripted(FALLING, "Global.max_steps=8")
-    later = scripted([0] * 8 + [0.75, 0.95, 0.9, 0.79], resume=checkpoint(tmp_path, 8))
-    assert later.checkpoints.best.step == 10 and checkpoints(tmp_path) == [10, 12]
+    later = scripted([0] * 8 + values, resume=checkpoint(tmp_path, 8))
+    assert later.checkpoints.best.step == best and checkpoints(tmp_path) == [best, 12]
 
 
 class MorePairs(NoisePairs):
