@@ -119,6 +119,7 @@ class Section(BaseModel):
             own = ", or your own as package.module:Class" if issubclass(cls.family[-1], Plug) else ""
             return f"must be one of {', '.join(map(repr, names_of(cls.family)))}{own}"
         rule = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        rule = rule.replace("a valid array", "a list")
         return re.sub("an object|a valid dictionary.*", "a mapping of keys", rule)
 
     @classmethod

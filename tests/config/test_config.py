@@ -204,7 +204,7 @@ def test_wrong_keywords(write):
     ) as unknown:
         DATASETS.get("DummyPiars")
     assert errors(path, ["Model.embedding_size=x"]) == [
-        "a.yaml:3: Model.widths: must be a valid array (got 8)",
+        "a.yaml:3: Model.widths: must be a list (got 8)",
         (
             "a.yaml:4: Model.depht: unknown key (one of name, embedding_size, sync_batchnorm, recompute, "
             "widths, norm)"

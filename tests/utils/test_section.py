@@ -129,4 +129,4 @@ def test_options_are_the_arguments_of_the_base_class(check):
     _, problems = check(Last, {"path": "x", "sise": [4, 5]})
     assert problems == [("sise", "unknown key, did you mean 'size'?")]
     _, problems = check(Derived, {"path": "x", "size": 4})
-    assert problems == [("size", "must be a valid array (got 4)")]
+    assert problems == [("size", "must be a list (got 4)")]
