@@ -144,7 +144,7 @@ def test_a_head_that_the_checkpoint_has_not(run):
     "dataset, said",
     [
         (
-            "{name: Synthetic, num_classes: 11, images_per_class: 2, image_shape: [1, 28, 28]}",
+            "{name: Synthetic, num_classes: 10, images_per_class: 2, image_shape: [1, 28, 28]}",
             "its samples have mean 127.5 (trained on 0.0), scale ",
         ),
         (

@@ -275,7 +275,6 @@ def check_against_training(
             known.
         seen: its `identities`, which no pair and no search may have; None: not known.
     """
-    check_preprocessing(data.preprocessing, preprocessing, key, "trained on")
     if isinstance(data, Dataset):
         if data.num_classes > num_classes:
             raise UserError(
@@ -299,3 +298,4 @@ def check_against_training(
                 "hold_out (Glyphs: held_out)",
                 key=key,
             )
+    check_preprocessing(data.preprocessing, preprocessing, key, "trained on")
