@@ -109,7 +109,8 @@ def _said(left_out: Sequence[str]) -> str:
 def _add(args: argparse.Namespace, gallery: Gallery) -> Answer:
     left_out = gallery.add(args.name, args.pictures)
     added = counted(len(args.pictures) - len(left_out), "picture")
-    return f"{shown(args.name)}: {added} added; {_people(gallery)}{_said(left_out)}", 0
+    size = f"{_people(gallery)}\n{gallery.threshold.describe()}"
+    return f"{shown(args.name)}: {added} added; {size}{_said(left_out)}", 0
 
 
 def _remove(args: argparse.Namespace, gallery: Gallery) -> Answer:

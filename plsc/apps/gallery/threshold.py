@@ -45,6 +45,9 @@ class Threshold:
     low: float = 0.0
     """95 % of tests with a thousand strangers find the rate between these."""
     high: float = 0.0
+    nearest: tuple[str, str, float] | None = None
+    """The two of these people who are most alike, and their cosine: one person under two names raises the
+    threshold for all."""
 
     def describe(self) -> str:
         """Say in a line what it is."""
@@ -53,9 +56,11 @@ class Threshold:
             return f"nobody gets a name, since the network has no threshold; {fewer}"
         if not self.people:
             return f"a name above {self.cosine:.2f}, the network's threshold for two pictures; {fewer}"
+        one, other, most = self.nearest
         return (
             f"a name above {self.cosine:.2f}: {self.rate:.1%} of strangers get one ({self.low:.1%} to "
-            f"{self.high:.1%}), measured on {self.people:,} people, the gallery's own"
+            f"{self.high:.1%}), measured on {self.people:,} people, the gallery's own; most alike are {one} "
+            f"and {other} ({most:.2f}): one person?"
         )
 
 
@@ -77,7 +82,9 @@ def measure(store: Any, rate: float, networks_own: float | None) -> Threshold:
     fewer = 1 - (1 - rate) ** ((size - 1) / size)
     tail = fit_tail(np.array(cosines), whose, met, fewer)
     cosine = float(np.clip(tail.threshold(fewer), -1, 1))
-    return Threshold(rate, cosine, len(np.unique(whose)), *tail.interval(cosine))
+    most, one, other = max(zip(cosines, own, names))
+    low, high = tail.interval(cosine)
+    return Threshold(rate, cosine, len(np.unique(whose)), low, high, (one, other, float(most)))
 
 
 class Tail(NamedTuple):

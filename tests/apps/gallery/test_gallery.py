@@ -1,5 +1,6 @@
 """Galleries in SQLite: what is stored, found, changed and refused; without a network of faces."""
 
+import re
 import sqlite3
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
@@ -209,7 +210,10 @@ def test_a_small_gallery_takes_the_networks_threshold_and_a_larger_one_measures(
     measured = gallery.threshold
     assert measured.people == 10 and 0.1 < measured.cosine < 0.9 and measured.low <= 0.01 <= measured.high
     assert measured.describe().startswith(f"a name above {measured.cosine:.2f}: 1.0% of strangers get one (")
-    gallery.remove("p9")
+    gallery.add("twin", picture("p3"))  # one person under two names: nobody is recognised, and it is said
+    assert not gallery.search([picture("p3", 5)])[0][0].accepted
+    assert re.search(r"most alike are (p3 and twin|twin and p3) \(1\.00\)", gallery.threshold.describe())
+    gallery.remove("twin", "p9")
     assert gallery.threshold.cosine == 0.5
     none = Gallery.build(tmp_path / "b.gallery", people(2), Pixels(threshold=None))
     assert none.threshold.describe().startswith("nobody gets a name")
