@@ -37,7 +37,10 @@ except ImportError as error:
 TOKEN = "PLSC_SERVE_TOKEN"  # noqa: S105 (the name of a variable)
 _MOST_AT_ONCE = 64  # requests; more are answered 503
 _SHORTEST_TOKEN = 16
-_HOW = "send the file of a picture as a form: curl -F picture=@who.jpg http://.../search"
+_FORMS = {
+    "/search": "one file as curl -F picture=@who.jpg",
+    "/people": "a name and files as curl -F name=Ann -F pictures=@ann.jpg",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,9 +93,9 @@ def create_app(gallery: Gallery, token: str = "") -> FastAPI:
         return {"people": len(gallery), "threshold": gallery.threshold.cosine}
 
     @app.post("/search")
-    def search(picture: Annotated[UploadFile, File()], top: int = 5) -> dict[str, Any]:
-        with working:
-            (look,), embeddings = gallery.embed([picture.file.read()])
+    def search(picture: Annotated[list[UploadFile], File(max_length=1)], top: int = 5) -> dict[str, Any]:
+        with working:  # a list: of several under one name FastAPI would take the last
+            (look,), embeddings = gallery.embed([picture[0].file.read()])
         if look.left_out:
             raise HTTPException(422, look.left_out)
         threshold = gallery.threshold
@@ -129,10 +132,12 @@ def create_app(gallery: Gallery, token: str = "") -> FastAPI:
         return JSONResponse({"detail": "the gallery cannot be used now; the service's log says why"}, 503)
 
     @app.exception_handler(RequestValidationError)
-    def explain(_: Request, error: RequestValidationError) -> JSONResponse:
+    def explain(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        where, *_, name = first["loc"]
-        what = f"is missing, or no file of a form; {_HOW}" if where == "body" else first["msg"]
+        where, name, *_ = first["loc"]
+        path = request.scope["route"].path
+        how = f"is missing, or not what the form has; send {_FORMS[path]} http://...{path}"
+        what = how if where == "body" else first["msg"]
         return JSONResponse({"detail": f"{name}: {what}"}, 422)
 
     return app
