@@ -267,7 +267,7 @@ class Trainer:
             raise UserError(
                 f"{line}, step {most} in a row that had to be left out; the checkpoints are as they were: "
                 "lower LRScheduler.learning_rate, lengthen its warm-up, set Optimizer.clip_norm, or look in "
-                "the network for a division by 0, a log or a root of 0"
+                "the network for a division by 0; if it comes back at once, set Global.overwrite=true"
             )
         if distributed.rank() == 0:
             get_logger().warning(f"{line}; step left out ({self._skipped_in_a_row} of {most} in a row)")
