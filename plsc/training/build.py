@@ -56,8 +56,9 @@ def build_trainer(
     dataset = loader.dataset
     preprocessing = dataset.preprocessing
     num_classes = dataset.num_classes
-    names, seen = dataset.class_names, dataset.identities
-    sets = build_sets(cfg.DataLoader, seed, preprocessing, num_classes, names, seen)
+    sets = build_sets(
+        cfg.DataLoader, seed, preprocessing, num_classes, dataset.class_names, dataset.identities
+    )
     backbone = backbone or build_backbone(cfg.Model, seed, preprocessing.shape)
     if cfg.Model.sync_batchnorm and not planned:
         _synchronise_norms(backbone)
@@ -89,8 +90,9 @@ def build_trainer(
             return_large_blocks() if cfg.Model.recompute else keep_freed_blocks()
         rule, dtype = cfg.Optimizer.build_rule(), amp and amp.dtype
         head = build_head(cfg.Head, rule, num_classes, cfg.Model.embedding_size, seed, folder, dtype)
-    weights = ema.in_place_of_weights if ema else None
-    evaluator = Evaluator(cfg.DataLoader, sets, backbone, num_classes, head, weights)
+    evaluator = Evaluator(
+        cfg.DataLoader, sets, backbone, num_classes, head, ema.in_place_of_weights if ema else None
+    )
     checkpoints = Checkpoints(
         Path(folder, "checkpoints"), cfg.Checkpoint.keep, weights=ema.name if ema else "backbone"
     )

@@ -38,8 +38,12 @@ class Checkpoints:
         value = evaluator.row[evaluator.metric] if evaluator.step == step else None
         if value is None:
             return self.best
-        on = f"{evaluator.main}, {evaluator.sets[evaluator.main].count:,} images"
-        made = Best(step=step, set=on, metric=evaluator.metric, value=value)
+        made = Best(
+            step=step,
+            set=f"{evaluator.main}, {evaluator.sets[evaluator.main].count:,} images",
+            metric=evaluator.metric,
+            value=value,
+        )
         # A run that was resumed with another main set, or more people in it, starts anew: the two cannot be
         # compared.
         comparable = self.best and (self.best.set, self.best.metric) == (made.set, made.metric)

@@ -34,17 +34,17 @@ def check_output(out: object, count: int, size: int | None = None) -> None:
     With `size` D must be that. Raises UserError.
     """
     tensor = isinstance(out, paddle.Tensor)
-    wanted = f"[{count}, {size or 'D'}]"
     if not tensor or out.ndim < 2 or out.shape[0] != count or size not in (None, math.prod(out.shape[1:])):
         got = list(out.shape) if tensor else type(out).__name__
         remedy = "; Model.embedding_size says how long they are" if tensor and size else ""
         raise UserError(
-            f"the backbone must give embeddings {wanted} of {count} images, it gave {got}{remedy}"
+            f"the backbone must give embeddings [{count}, {size or 'D'}] of {count} images, it gave "
+            f"{got}{remedy}"
         )
     if out.dtype != paddle.float32:
-        kind = str(out.dtype).removeprefix("paddle.")
         raise UserError(
-            f"the backbone must give embeddings of float32, it gave {kind}; end it with .astype('float32')"
+            "the backbone must give embeddings of float32, it gave "
+            f"{str(out.dtype).removeprefix('paddle.')}; end it with .astype('float32')"
         )
 
 

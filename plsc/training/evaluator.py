@@ -109,32 +109,25 @@ class Evaluator:
                     self._batch_size,
                     self._flip,
                 )
-                predicted = self._predict(data, embeddings)
-                compute = partial(self._compute, title, embeddings, predicted)
-                self.rows[title] = distributed.run_on_rank_0(compute)
+                if data.labels is None:
+                    score = partial(data.score, embeddings)
+                else:
+                    batches = np.array_split(
+                        embeddings, range(self._batch_size, data.count, self._batch_size)
+                    )
+                    classes = [self._head.classify(paddle.to_tensor(batch)).numpy() for batch in batches]
+                    score = partial(data.score_predictions, np.concatenate(classes), self.num_classes)
+                self.rows[title] = distributed.run_on_rank_0(partial(self._compute, title, score))
                 if metrics:
                     metrics.write({"eval": title, "step": step, "epoch": epoch, **self.rows[title]})
         self.step = step
 
-    def _compute(self, title: str, embeddings: np.ndarray, predicted: np.ndarray | None) -> dict[str, Any]:
+    def _compute(self, title: str, score: Callable[[], Result]) -> dict[str, Any]:
         """Compute, log and keep the result of one set; return its row. Rank 0 calls it."""
-        data = self.sets[title]
         try:
-            if predicted is None:
-                result = data.score(embeddings)
-            else:
-                result = data.score_predictions(predicted, self.num_classes)
+            result = score()
         except UserError as error:
             raise UserError(f"{title}: {error}") from error
         self.results[title] = result
         get_logger().info(f"{result.kind}: {result.headline} on {title}")
         return result.row()
-
-    def _predict(self, data: EvalSet, embeddings: np.ndarray) -> np.ndarray | None:
-        """Predict the class of each image by the head, int64 [n]; None for a set without labels. All ranks
-        together."""
-        if data.labels is None:
-            return None
-        batch = self._batch_size
-        parts = [embeddings[start : start + batch] for start in range(0, len(embeddings), batch)]
-        return np.concatenate([self._head.classify(paddle.to_tensor(part)).numpy() for part in parts])

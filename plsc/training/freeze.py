@@ -69,5 +69,8 @@ def parameters_of(backbone: nn.Layer) -> dict[str, paddle.Tensor]:
 
 def _norms(backbone: nn.Layer) -> list[nn.Layer]:
     """List all norm layers: those of a class that is called a norm, or derives from one."""
-    layers = backbone.sublayers(include_self=True)
-    return [layer for layer in layers if any("Norm" in cls.__name__ for cls in type(layer).__mro__)]
+    return [
+        layer
+        for layer in backbone.sublayers(include_self=True)
+        if any("Norm" in cls.__name__ for cls in type(layer).__mro__)
+    ]

@@ -40,8 +40,10 @@ def start_from(folder: str | Path, backbone: paddle.nn.Layer, head: SoftmaxHead,
     row_C = np.array([place.pop(name, -1) for name in here])
     kept = int((row_C >= 0).sum())
     _keep(saved, head, row_C)
-    count = f"{kept:,} kept by name, {len(row_C) - kept:,} new at random, {len(place):,} dropped"
-    return [*lines, f"centres: {count}"]
+    return [
+        *lines,
+        f"centres: {kept:,} kept by name, {len(row_C) - kept:,} new at random, {len(place):,} dropped",
+    ]
 
 
 def _why_new(

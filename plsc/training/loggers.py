@@ -60,11 +60,20 @@ class Wandb:
         if not kept.exists():
             kept.parent.mkdir(parents=True, exist_ok=True)
             replace_file(kept, secrets.token_hex(4).encode())
-        given = {"mode": "offline", "project": "plsc", "name": folder.resolve().name, "dir": str(folder)}
-        given["run_id"] = kept.read_text()
+        given = {
+            "mode": "offline",
+            "project": "plsc",
+            "name": folder.resolve().name,
+            "dir": str(folder),
+            "run_id": kept.read_text(),
+        }
         given = {key: os.environ.get(f"WANDB_{key.upper()}", value) for key, value in given.items()}
-        quiet = wandb.Settings(silent=True, console="off", disable_git=True)
-        self._run = wandb.init(id=given.pop("run_id"), resume="allow", settings=quiet, **given)
+        self._run = wandb.init(
+            id=given.pop("run_id"),
+            resume="allow",
+            settings=wandb.Settings(silent=True, console="off", disable_git=True),
+            **given,
+        )
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)

@@ -71,8 +71,10 @@ class Metrics:
             yield
         except Exception as error:  # noqa: BLE001 (an error of that package must not end a training)
             self._loggers.pop(name, None)
-            what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            get_logger().warning(f"no log for {name} ({what}); the metrics are in {self.path}")
+            get_logger().warning(
+                f"no log for {name} ({type(error).__name__}: {' '.join(str(error).split())}); the metrics "
+                f"are in {self.path}"
+            )
 
 
 def _kind(row: Mapping[str, Any]) -> str:

@@ -115,13 +115,13 @@ def _make(
     """Make Paddle's optimizer of a config for some parameters."""
     rate = 1.0  # never used: each step sets its own
     if cfg.name == "Momentum":
-        nesterov = cfg.nesterov
         return paddle.optimizer.Momentum(
-            rate, cfg.momentum, parameters, nesterov, decay, use_multi_tensor=merged
+            rate, cfg.momentum, parameters, cfg.nesterov, decay, use_multi_tensor=merged
         )
     if cfg.name == "AdamW":
-        betas = cfg.beta1, cfg.beta2
-        return paddle.optimizer.AdamW(rate, *betas, cfg.epsilon, parameters=parameters, weight_decay=decay)
+        return paddle.optimizer.AdamW(
+            rate, cfg.beta1, cfg.beta2, cfg.epsilon, parameters=parameters, weight_decay=decay
+        )
     if cfg.name != "LARS":
         return cfg.registry.get(cfg.name)(
             learning_rate=rate, parameters=parameters, weight_decay=decay, **cfg.keywords

@@ -68,9 +68,11 @@ def loss_of(part: Part, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor | 
     loss = part.loss(batch, emb_BD)
     if loss is None or (isinstance(loss, paddle.Tensor) and loss.size == 1):
         return loss
-    got = f"{type(loss).__name__} {[*getattr(loss, 'shape', [])]}"
-    rule = "give a tensor of one number, such as plsc.distributed.global_mean makes, or None"
-    raise UserError(f"{type(part).__name__}.loss gave {got}; {rule}", key="Parts")
+    raise UserError(
+        f"{type(part).__name__}.loss gave {type(loss).__name__} {[*getattr(loss, 'shape', [])]}; give a "
+        "tensor of one number, such as plsc.distributed.global_mean makes, or None",
+        key="Parts",
+    )
 
 
 def state_of(owner: Any) -> dict[str, Any]:
@@ -80,6 +82,9 @@ def state_of(owner: Any) -> dict[str, Any]:
         json.dumps({key: value for key, value in state.items() if key != "arrays"}, allow_nan=False)
         {array.dtype for array in state.get("arrays", {}).values()}
     except (AttributeError, TypeError, ValueError) as error:
-        rule = "give a dict of plain values, and under 'arrays' arrays by name"
-        raise UserError(f"{type(owner).__name__}.state_dict: {error}; {rule}", key="Parts") from error
+        raise UserError(
+            f"{type(owner).__name__}.state_dict: {error}; give a dict of plain values, and under 'arrays' "
+            "arrays by name",
+            key="Parts",
+        ) from error
     return state

@@ -80,9 +80,8 @@ def byte_lines(run: Trainer, in_memory: bool) -> list[str]:
     samples = run.loader.global_batch if head.sharded else cfg.DataLoader.Train.batch_size
     selected = min(shard, round(head.sample_rate * shard) + samples) if head.sample_rate < 1 else shard
     arrays = 1 + len(cfg.Optimizer.build_rule().moments)
-    copies = 2 if cfg.Global.ema else 1
     trained = sum(parameter.size for parameter in run.optimizer.parameters)
-    saved = copies * sum(tensor.size for tensor in run.backbone.state_dict().values())
+    saved = (2 if cfg.Global.ema else 1) * sum(tensor.size for tensor in run.backbone.state_dict().values())
     saved += (1 if cfg.Optimizer.name in ("Momentum", "LARS") else 2) * trained  # at most, of one's own
     network = 4 * (saved + trained)
     gradients = 4 * selected * head.row_size(size)

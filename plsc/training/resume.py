@@ -40,8 +40,9 @@ def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -
             place = traceback.extract_tb(error.__traceback__)[-1]
             said = f": {said}" if said else ""
             said = f"{type(error).__name__} in {place.name}, {place.filename}:{place.lineno}{said}"
-        text = f"{section.name}, given images {[2, *image_shape]}: {said}"
-        raise UserError(text, key="Model.name") from error
+        raise UserError(
+            f"{section.name}, given images {[2, *image_shape]}: {said}", key="Model.name"
+        ) from error
     backbone.train()
     return backbone
 
@@ -74,13 +75,8 @@ def load_network(
 # What a run must have in common with the one that it goes on with, since the shapes of the arrays do not show
 # it; what was frozen has no optimizer state.
 _MUST_MATCH = (
-    "optimizer",
-    "head_optimizer",
-    "head",
-    "preprocessing",
-    "freeze",
-    "freeze_norms",
-    "global_batch",
+    *("optimizer", "head_optimizer", "head", "preprocessing"),
+    *("freeze", "freeze_norms", "global_batch"),
 )
 _OF_ORDER = ("seed", "steps_per_epoch")  # random numbers and the order of the data depend on them
 
@@ -116,5 +112,4 @@ def load_rows(head: SoftmaxHead, saved: store.Checkpoint) -> None:
     state, shard = head.bank.state(), head.shard
     saved.check_matches(shard.num_classes, head.bank.width, head=state)
     for start in range(shard.start, shard.stop, ROWS_AT_ONCE):
-        rows = saved.head(start, min(start + ROWS_AT_ONCE, shard.stop))
-        head.bank.load_rows(start - shard.start, rows)
+        head.bank.load_rows(start - shard.start, saved.head(start, min(start + ROWS_AT_ONCE, shard.stop)))

@@ -98,8 +98,9 @@ def write_config(cfg: Config) -> None:
     """Write config.yaml into the run's folder, but for what is done once: `-c` of that folder deletes no run,
     and goes back to no checkpoint."""
     once = {"Global.overwrite": False, "Global.resume": False}
-    kept = load(cfg, {**once, "Global.checkpoint": None} if cfg.Global.resume else once)
-    replace_file(Path(cfg.Global.output_dir, "config.yaml"), kept.to_yaml().encode())
+    if cfg.Global.resume:
+        once["Global.checkpoint"] = None
+    replace_file(Path(cfg.Global.output_dir, "config.yaml"), load(cfg, once).to_yaml().encode())
 
 
 def delete_run(folder: Path) -> None:

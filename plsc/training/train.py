@@ -9,14 +9,7 @@ from plsc.distributed import environment, guard
 from plsc.errors import writing
 from plsc.training.loggers import check_packages
 from plsc.training.metrics import Metrics
-from plsc.training.start import (
-    delete_run,
-    find_checkpoint,
-    goes_on,
-    how_to_go_on,
-    start,
-    write_config,
-)
+from plsc.training.start import delete_run, find_checkpoint, goes_on, how_to_go_on, start, write_config
 from plsc.utils.logging import get_logger, setup_logging
 from plsc.utils.text import duration
 
@@ -31,7 +24,7 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
     check_packages(cfg.Global.loggers)
     resumes = goes_on(cfg.Global)
     output_dir = Path(cfg.Global.output_dir)
-    with guard.Guard(output_dir, cfg.Global.hang_seconds) as guarded, cfg.naming_places():
+    with guard.Guard(output_dir, cfg.Global.hang_seconds) as guarded:
         start(cfg.Global)
         from plsc.distributed.device import explained
         from plsc.heads.self_check import refuse_a_wrong_head
@@ -45,18 +38,22 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
         if metrics:
             metrics.close()
         if trainer.stopped:
-            again = how_to_go_on(cfg.Global)
-            get_logger().info(f"stopped on {trainer.stopped} at step {trainer.step}; {again}")
+            get_logger().info(
+                f"stopped on {trainer.stopped} at step {trainer.step}; {how_to_go_on(cfg.Global)}"
+            )
             return {"stopped": trainer.stopped, "step": trainer.step, "output_dir": str(output_dir)}
         evaluator = trainer.evaluator
         if evaluator.sets and evaluator.row is None:
             evaluator.evaluate()  # resumed after the last step, whose row the metrics have already
         if metrics:
             best = trainer.checkpoints.best
-            facts = {"step": trainer.step, "best": best.model_dump() if best else None}
+            facts = {"step": trainer.step, "best": best and best.model_dump()}
             finish(cfg, evaluator, output_dir, f"took {duration(trainer.seconds)}", facts)
-        row = evaluator.row or {"accuracy": None}
-        return {**row, "seconds": trainer.seconds, "output_dir": str(output_dir)}
+        return {
+            **(evaluator.row or {"accuracy": None}),
+            "seconds": trainer.seconds,
+            "output_dir": str(output_dir),
+        }
 
 
 def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tuple[Any, Metrics | None]:

@@ -281,14 +281,8 @@ class Trainer:
             numbers.update(part.numbers)
         if self.skipped:
             numbers["skipped"] = self.skipped
-        row = self._progress.update(
-            self.step,
-            verdict.loss,
-            self.schedule(self.step - 1),
-            sum(batch.counts),
-            verdict.waited,
-            **numbers,
-        )
+        rate, images = self.schedule(self.step - 1), sum(batch.counts)
+        row = self._progress.update(self.step, verdict.loss, rate, images, verdict.waited, **numbers)
         if row and self.metrics:
             self.metrics.write(row)
 
@@ -325,9 +319,15 @@ class Trainer:
     @property
     def stateful(self) -> dict[str, Any]:
         """All that has a state in a checkpoint, by name; the rows of the class centres are written apart."""
-        core = {"run": self, "backbone": self.network, "optimizer": self.optimizer, "head": self.head}
-        margin = {"margin": self.head.margin} if self.head.margin else {}
-        return {**core, **margin, "evaluation": self.evaluator, **{part.name: part for part in self.parts}}
+        return {
+            "run": self,
+            "backbone": self.network,
+            "optimizer": self.optimizer,
+            "head": self.head,
+            **({"margin": self.head.margin} if self.head.margin else {}),
+            "evaluation": self.evaluator,
+            **{part.name: part for part in self.parts},
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a run must have in common with the one that it goes on with, and its count."""
@@ -353,8 +353,9 @@ class Trainer:
         """Take over a checkpoint of any world size: all states, and its step. UserError if it is of another
         problem."""
         saved = Checkpoint.open(path, verify=False)  # verified when it was searched for
-        sizes = self.head.shard.num_classes, self.head.bank.width
-        saved.check_matches(*sizes, backbone=self.backbone.state_dict())
+        saved.check_matches(
+            self.head.shard.num_classes, self.head.bank.width, backbone=self.backbone.state_dict()
+        )
         warnings = refuse_other_run(saved, self.state_dict(), self.dataset)
         load_rows(self.head, saved)
         for name, owner in self.stateful.items():

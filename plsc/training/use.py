@@ -41,8 +41,9 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
     if not cfg.DataLoader.Eval.sets():
         raise UserError("is null; name a data set to test on", key="DataLoader.Eval.dataset")
     saved = open_checkpoint(cfg.Global)
-    loader, seed = cfg.DataLoader, cfg.Global.seed
-    sets = build_sets(loader, seed, saved.preprocessing, saved.num_classes, saved.classes())
+    sets = build_sets(
+        cfg.DataLoader, cfg.Global.seed, saved.preprocessing, saved.num_classes, saved.classes()
+    )
     backbone = load_network(saved, cfg, model)
     head = None
     if any(data.labels is not None for data in sets.values()):
@@ -50,9 +51,11 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
         if made_with.removeprefix("dist_") != cfg.Head.kind:  # the shapes of its arrays may be the same
             raise UserError(f"is {cfg.Head.name}, and {saved.path} was made with {made_with}", "Head.name")
         sizes = saved.num_classes, cfg.Model.embedding_size
-        head = build_head(cfg.Head, cfg.Optimizer.build_rule(), *sizes, seed, cfg.Global.output_dir)
+        head = build_head(
+            cfg.Head, cfg.Optimizer.build_rule(), *sizes, cfg.Global.seed, cfg.Global.output_dir
+        )
         load_rows(head, saved)
-    evaluator = Evaluator(loader, sets, backbone, saved.num_classes, head)
+    evaluator = Evaluator(cfg.DataLoader, sets, backbone, saved.num_classes, head)
     evaluator.evaluate(saved.step)
     if distributed.rank() == 0:
         facts = {"checkpoint": str(saved.path), "step": saved.step}
@@ -87,17 +90,11 @@ def finish(cfg: Config, evaluator: Evaluator, folder: Path, how: str, facts: dic
         "backbone": cfg.Model.name,
     }
     facts = {**facts, "main": evaluator.main, "flip": cfg.DataLoader.Eval.flip}
-    remedy = "the checkpoints are whole, the report is not: make space there, and resume or use plsc eval"
-    with writing(folder, remedy=remedy):
-        page = write_results(
-            folder,
-            evaluator.sets,
-            evaluator.results,
-            rows,
-            cfg.to_yaml(),
-            summary,
-            facts,
-        )
+    with writing(
+        folder,
+        remedy="the checkpoints are whole, the report is not: make space there, and resume or use plsc eval",
+    ):
+        page = write_results(folder, evaluator.sets, evaluator.results, rows, cfg.to_yaml(), summary, facts)
     line = f"{result.headline} on {evaluator.main}" if result else "nothing evaluated"
     if "checkpoint" not in facts:
         line += f", newest checkpoint step {facts['step']}"
