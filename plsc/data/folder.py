@@ -20,11 +20,10 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
     folders' names.
 
     The labels number the names in their order; two folders whose names are the same in one Unicode form are
-    one identity's. What begins with a dot is left out, and what plsc align
-    writes beside the folders; other files, and folders further down, are counted in the log.
+    one identity's. What begins with a dot is left out, and what plsc align writes beside the
+    folders; other files, and folders further down, are counted in the log.
     UserError names folders without an image.
     """
-    check_folder(folder)
     names, images, counts, others = [], [], [], []
     for name, is_folder in entries(folder):
         if is_folder:
@@ -57,7 +56,7 @@ def _some(names: list[str]) -> str:
 def entries(folder: str) -> list[tuple[str, bool]]:
     """List what lies in a folder, in the order of the names, and whether it is a folder, too, or a link to
     one; hidden ones are left out."""
-    with reading(folder):
+    with reading(folder, missing="no such folder"):
         return sorted((entry.name, entry.is_dir()) for entry in os.scandir(folder) if entry.name[0] != ".")
 
 

@@ -49,9 +49,8 @@ class Glyphs(Dataset):
         self._drawings = _draw_views(self.codepoints, size)
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
-        drawing = self._drawings[index]
         rng = generator(self.seed, epoch, index)
-        return distort(drawing, self.image_shape[1], self.augment, rng)[np.newaxis]
+        return distort(self._drawings[index], self.image_shape[1], self.augment, rng)[np.newaxis]
 
     def name(self, index: int) -> str:
         return _view_name(self.codepoints, index)

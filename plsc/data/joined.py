@@ -21,10 +21,9 @@ class Joined(Dataset):
     def __init__(self, parts: Mapping[str, Dataset]):
         self._parts = list(parts.values())
         self.title = " + ".join(part.title for part in self._parts)
-        first_key = next(iter(parts))
         for key, part in parts.items():
             check_array(part, "labels", "int64 [N]", part.num_classes)
-            check_preprocessing(part.preprocessing, self.preprocessing, key, f"{first_key} has")
+            check_preprocessing(part.preprocessing, self.preprocessing, key, f"{next(iter(parts))} has")
         self._starts = np.cumsum([0, *map(len, self._parts)])
         class_starts = np.cumsum([0, *(part.num_classes for part in self._parts)])
         self.num_classes = int(class_starts[-1])

@@ -64,11 +64,6 @@ class Loader:
         micro_batches: int | None = None,
     ):
         count = len(dataset)
-        if count < 2 * world_size:
-            raise UserError(
-                f"the data set has {count} samples, {world_size} ranks need at least {2 * world_size} "
-                "(two each); start fewer ranks"
-            )
         self.dataset, self.rank, self.world_size, self.seed = dataset, rank, world_size, seed
         self._num_workers = num_workers
         self._threads = max(num_workers, 1)  # one waits for each process

@@ -119,7 +119,7 @@ def test_a_build_is_all_or_nothing(tmp_path):
     for network in (slow, Pixels()):
         with pytest.raises(UserError, match="is there already; remove it first"):
             Gallery.build(path, people(2), network)
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="none: no such folder"):
         Gallery.build(tmp_path / "b.gallery", tmp_path / "none", Pixels())
     with pytest.raises(UserError, match="there is no folder .*make it first"):
         Gallery.build(tmp_path / "none" / "b.gallery", people(1), Pixels())
