@@ -174,9 +174,8 @@ def load(
     _find_modules_in([*beside, ""], layers.tree)
     _expand_home(layers.tree)
     _drop_keys_of_another_name(layers)
-    every_key = [*_keys(Config)]
     try:
-        config = Config.model_validate_json(json.dumps(layers.tree), strict=True, context=every_key)
+        config = Config.model_validate_json(json.dumps(layers.tree), strict=True, context=[*_keys(Config)])
     except ValidationError as error:
         for mistake in error.errors():
             layers.add_error(mistake["loc"], mistake["msg"])

@@ -4,8 +4,8 @@
     identify(embeddings, gallery, probe, ids)     who of the gallery is it, if anybody?
     classify(label, predicted, num_classes)       which of the trained classes is it?
 
-Each returns a result with `kind`, `metrics` (keys of `row()`: the first that was measured decides the best
-checkpoint), `headline`, `row()` for metrics.jsonl, `numbers()` for results.json, `results()` for people.
+Each returns a result with `kind`, `metric` (the key of `row()` that decides the best checkpoint), `headline`,
+`row()` for metrics.jsonl, `numbers()` for results.json, `results()` for people.
 """
 
 from plsc.evaluation.classification import classify

@@ -75,4 +75,4 @@ def finite_unit_rows(embeddings: np.ndarray, rows: np.ndarray, what: str) -> np.
             f"{what}: the embedding of image {rows[np.argmin(np.isfinite(norm))]} is not finite;"
             " the network has diverged or its images are broken, lower the learning rate or check them"
         )
-    return chosen / np.where(norm == 0, np.float32(1), norm)[:, np.newaxis]
+    return unit_rows(chosen)

@@ -215,7 +215,7 @@ def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
     cell = _cells(distance, same, folds)
     lacking = one_kind(same)
     fold_accuracy, fold_threshold = np.empty((2, 0)) if lacking else _fold_accuracies(_table(cell, folds))
-    roc = None if same.all() or not same.any() else roc_curve(similarity, same)
+    roc = None if lacking else roc_curve(similarity, same)
     # With too few negatives not even one false accept is allowed.
     known = [far for far in FARS if roc is not None and np.sum(~same) >= needed(far)]
     return Verification(
