@@ -186,15 +186,6 @@ def test_a_stopped_run_goes_on_where_it_was(trained, tmp_path):
     assert [row["step"] for row in rows(tmp_path, evaluations=True)] == [8, 12]
 
 
-def test_rows_after_the_checkpoint_are_written_anew(trained, tmp_path):
-    """As after a kill between step 8's checkpoint and the end."""
-    entry(tmp_path, "Global.max_steps=11", "Checkpoint.keep=9").train()
-    for step in (10, 11):
-        checkpoint(tmp_path, step).rename(tmp_path / f"lost-{step}")
-    entry(tmp_path, "Global.resume=true").train()
-    assert rows(tmp_path) == rows(trained)
-
-
 def test_a_run_that_goes_back_keeps_what_it_saves_then(tmp_path, capsys):
     entry(tmp_path, "Global.max_steps=9", "Checkpoint.every_steps=3").train()
     assert checkpoints(tmp_path) == [3, 6, 9]

@@ -50,15 +50,6 @@ def test_we_read_what_the_safetensors_package_writes(tmp_path):
     assert_equal({name: file.read(name) for name in file.arrays}, ARRAYS)
 
 
-def test_rows(tmp_path):
-    rows = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
-    write(tmp_path / "a", {"rows": rows, "more": rows[:, 0].astype(np.float64)})
-    for start in range(12):
-        for stop in range(start, 12):
-            found = TensorFile(tmp_path / "a").read("rows", start, stop)
-            np.testing.assert_array_equal(found, rows[start:stop])
-
-
 def test_size_and_checksum(tmp_path):
     info = write(tmp_path / "a")
     data = (tmp_path / "a").read_bytes()

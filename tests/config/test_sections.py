@@ -118,7 +118,6 @@ def test_further_sets_have_titles_and_the_keys_of_a_set(write):
 @pytest.mark.parametrize(
     "override, line",
     [
-        ("more=5", "more: must be a mapping of keys (got 5)"),
         ("more.x=null", "more.x: must be a mapping of keys (got null)"),
         ("more.x.num_pairs=a", "more.x.num_pairs: must be a valid integer (got 'a')"),
         ("more.x.nume=Glyphs", "more.x.nume: unknown key, did you mean 'name'?"),

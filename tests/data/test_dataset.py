@@ -137,7 +137,7 @@ def test_a_class_with_another_number_than_in_training_is_found():
     def named(*names):
         return made(Dataset, identities=np.array(names), num_classes=len(names))
 
-    assert misnumbered_class(["Ann", "Bob"], named("Ann", "Bob")) is None
+    assert misnumbered_class(["Ann", "Bob", "Cy"], named("Ann", "Bob")) is None
     assert misnumbered_class(["/train/0001", "/train/0002"], named("/val/0001", "/val/0002")) is None
     assert misnumbered_class(None, named("Bob")) is None and misnumbered_class(["Ann"], made(Dataset)) is None
     assert (

@@ -2,12 +2,9 @@
 
 from collections import namedtuple
 
-import pytest
-
 import plsc.checkpoint.store
 import plsc.training.trainer
 import plsc.utils.room
-from plsc.checkpoint.store import SaveError
 from tests.helpers.launch import run_python
 from tests.helpers.tiny_runs import checkpoints, rows, steps, train
 
@@ -36,14 +33,6 @@ def test_a_full_disk_is_said_in_numbers_and_training_goes_on(tmp_path, monkeypat
     )
     assert "No space left on device (need 0.0" in lines[0]
     assert lines[0].endswith("MB, free 0.002 MB); last good: step 2; training goes on")
-
-
-def test_a_run_whose_last_step_cannot_be_saved_says_so_and_fails(tmp_path, monkeypatch):
-    full_from(monkeypatch, [1])
-    with pytest.raises(
-        SaveError, match="step 2 not written.*; last good: none; it was the last step: make space"
-    ):
-        train(tmp_path, NO_PAIRS, "Global.max_steps=2")
 
 
 def test_a_limit_of_the_system_ends_a_save_and_not_the_run(tmp_path):
