@@ -111,21 +111,14 @@ def test_a_verb_is_a_call_of_entry(monkeypatch, verb, arguments, made, called):
     assert Recorder.calls == [made, called]
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (
-            ["-c", str(TINY), "-o", "Global.epochs=3", "-o", "Head.margin=0.3"],
-            ["-c", str(TINY), "-o", "Global.epochs=3", "Head.margin=0.3"],
-        ),
-    ],
-)
-def test_several_ranks_are_supervised(monkeypatch, arguments, words):
+def test_several_ranks_are_supervised(monkeypatch):
     def supervise(cfg, given, ranks):
-        assert (cfg.Global.epochs, given, ranks) == (3, ["train", *words], 3)
+        words = ["train", "-c", str(TINY), "-o", "Global.epochs=3", "Head.margin=0.3"]
+        assert (cfg.Global.epochs, given, ranks) == (3, words, 3)
         return 143
 
     monkeypatch.setattr("plsc.apps.restart.supervise", supervise)
+    arguments = ["-c", str(TINY), "-o", "Global.epochs=3", "-o", "Head.margin=0.3"]
     assert cli.main(["train", *arguments, "--ranks", "3"]) == 143
 
 
@@ -143,21 +136,6 @@ def test_ranks_are_not_started_by_a_rank_of_another_launcher(monkeypatch, capsys
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
         "ERROR --ranks 2: this process is rank 1 of a launch already (PADDLE_TRAINER_ID); leave --ranks out"
-    )
-
-
-def test_a_mistake_about_a_long_name_is_a_short_line_for_a_terminal(monkeypatch, capsys):
-    class Fails(Recorder):
-        def train(self):
-            raise UserError(f"l\0{'x' * 100_000}\x1b[31m: no such folder")
-
-    monkeypatch.setattr("plsc.entry.Entry", Fails)
-    assert cli.main(["train"]) == 2
-    line = capsys.readouterr().err
-    assert (
-        len(line) < 2100
-        and line.startswith("ERROR l\\x00xxx")
-        and line.endswith("x\\x1b[31m: no such folder\n")
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from plsc.data.corrupt import PROBE, CorruptImages
 from plsc.data.image_list import ImageList
 from plsc.data.loader import Loader
-from plsc.errors import CorruptImageError, MissingFileError
+from plsc.errors import CorruptImageError
 from plsc.utils.logging import setup_logging
 from tests.data.damaged import Damaged
 
@@ -119,12 +119,6 @@ def test_the_same_samples_take_their_place_on_any_number_of_ranks():
     one = flat(1)
     assert len(one) == 900 and not {3, 77, 130} & set(one)
     assert one == flat(2) == flat(3) == flat(1, num_workers=2)
-
-
-def test_a_missing_file_ends_the_probe():
-    loader = Loader(Damaged(100, (), missing=(7,)), 10, 0, 1, seed=0)
-    with pytest.raises(MissingFileError, match="^7.jpg: no such image$"):
-        loader.probe()
 
 
 def test_sets_to_evaluate_on_are_never_patched():

@@ -52,13 +52,6 @@ def test_labels_that_are_no_whole_numbers_name_the_record(label, shown, tmp_path
     assert said.endswith(f" has label {shown}, which is not a whole number from 0 up (2 such labels in all)")
 
 
-def test_gaps_between_labels_are_refused(tmp_path):
-    said = refusal(write_rec(tmp_path / "a.rec", [0, 2]))
-    assert said.startswith(
-        "a.rec: no image has label 1 (1 of the labels 0 to 2 are missing); number the classes"
-    )
-
-
 def test_a_header_that_promises_other_images_is_refused(tmp_path):
     with write_records(str(tmp_path / "a.rec")) as write:
         write(pack_image(b"", (5.0, 6.0)))
