@@ -7,8 +7,7 @@ The interval is the middle 95 % of the rates of the draws. The seed is fixed: eq
 intervals.
 """
 
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -17,7 +16,7 @@ FEWER_RESAMPLES = 200  # of more than MANY_PAIRS pairs
 MANY_PAIRS = 20_000
 LEAST_PEOPLE = 10  # with fewer, the intervals of a bootstrap mean nothing
 IN_BRACKETS = "in brackets"  # label of the line that explains the brackets
-_QUANTILES = (0.025, 0.975)
+QUANTILES = (0.025, 0.975)
 _Z = 1.959964  # the normal distribution's quantile
 _SEED = 20180901
 
@@ -38,14 +37,6 @@ def resampled(identities: np.ndarray) -> Iterator[np.ndarray]:
     for _ in range(resamples(len(identities))):
         times = np.bincount(rng.integers(0, count, count), minlength=count)
         yield times[first] * np.where(first == second, 1, times[second])
-
-
-def percentile_interval(draws: Sequence[Sequence[float]]) -> np.ndarray:
-    """Compute intervals [2, M] of M rates of all resamples; one in which a rate is NaN (no negative drawn,
-    say) does not count for it."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "All-NaN slice", RuntimeWarning)
-        return np.nanquantile(np.array(draws), _QUANTILES, axis=0)
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:

@@ -20,8 +20,8 @@ from plsc.errors import UserError
 from plsc.evaluation.intervals import (
     IN_BRACKETS,
     LEAST_PEOPLE,
+    QUANTILES,
     percent,
-    percentile_interval,
     resampled,
     resamples,
     wilson,
@@ -102,7 +102,7 @@ class Verification:
         rates = {key: rate for key, rate in rated.items() if rate is not None}
         bounds = np.zeros((2, len(rates)))
         if rates and self.people is not None:
-            bounds = percentile_interval(self._resampled_rates())
+            bounds = np.nanquantile(self._resampled_rates(), QUANTILES, axis=0)
         positives = int(self.same.sum())
         trials = {"accuracy": len(self.same), "eer": min(positives, len(self.same) - positives)}
         most = len(self.same) if self.people is None else len(self.people)

@@ -5,7 +5,6 @@ import pytest
 
 from plsc.evaluation.intervals import (
     percent,
-    percentile_interval,
     resampled,
     wilson,
     with_interval,
@@ -17,11 +16,6 @@ def test_identities_are_drawn_and_their_pairs_with_them():
     draws = np.array([*resampled(identities)])
     assert len(draws) == 1000 and np.array_equal(draws, [*resampled(identities)])
     assert {*map(tuple, draws.tolist())} == {(2, 0, 0), (1, 1, 1), (0, 2, 0)}
-
-
-def test_a_rate_that_some_resamples_lack_is_computed_from_the_others():
-    found = percentile_interval([[0.0, np.nan], [np.nan, np.nan], [1.0, np.nan]])
-    assert found[:, 0] == pytest.approx([0.025, 0.975]) and np.isnan(found[:, 1]).all()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from plsc.data.pair_sampling import alternating
 from plsc.errors import UserError
 from plsc.evaluation import verify, verify_pairs
+from plsc.evaluation.intervals import wilson
 from plsc.evaluation.roc import roc_curve
 from plsc.evaluation.verification import verify_distances
 
@@ -240,3 +241,11 @@ def test_intervals_over_people_are_those_of_a_slow_bootstrap():
     assert result.numbers()["identities"] == 12
     np.testing.assert_allclose(got[0], expected[0], atol=0.02)
     np.testing.assert_allclose(got[1], expected[1], atol=0.08)  # 12 people: few different rates
+
+
+def test_resamples_without_a_same_pair_do_not_count_for_the_rates_of_both_kinds():
+    embeddings, pairs, same, identity = people_and_pairs()
+    kept = ~same | (identity[pairs[:, 0]] == 0)  # the same pairs of one person, who is not in each resample
+    result = verify_pairs(embeddings, pairs[kept], same[kept], identity_of=identity)
+    low, high = result.intervals["eer"]
+    assert low < high and (low, high) != wilson(result.eer, 12)
