@@ -51,7 +51,7 @@ class BinPairs(EncodedPairs):
 def read_pack(path: str) -> tuple[list[bytes], np.ndarray]:
     """Read the encoded images of a pack, 2 P of them, and its flags, bool [P]. Raises what load_pickle does,
     and UserError."""
-    pack = load_pickle(path)
+    pack = load_pickle(path, "verification pack")
     if not (
         isinstance(pack, (tuple, list)) and len(pack) == 2 and all(isinstance(part, list) for part in pack)
     ):

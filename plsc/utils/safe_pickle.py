@@ -3,7 +3,7 @@
 A pickle is a program. Here it may build numbers, text, bytes, lists, tuples, dicts and numeric numpy arrays
 only; anything else is refused by name. Strings of Python 2 become str (latin-1). Try it:
 
-    load_pickle("lfw.bin")  # ([bytes, ...], [True, ...])
+    load_pickle("lfw.bin", "verification pack")  # ([bytes, ...], [True, ...])
 """
 
 import collections
@@ -85,12 +85,12 @@ class Unpickler(pickle._Unpickler):
     dispatch: ClassVar[dict] = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: load_build}
 
 
-def load_pickle(path: str) -> object:
-    """Return the value in a pickle file, of the types that this module allows.
+def load_pickle(path: str, what: str) -> object:
+    """Return the value in a pickle file, which should be a `what`, of the types that this module allows.
 
     Raises MissingFileError, and UserError for a file that is damaged or no pickle, or asks for anything else.
     """
-    with user_errors(path, "pickle"), open_regular(path) as file:
+    with user_errors(path, what), open_regular(path) as file:
         return Unpickler(file, encoding="latin1").load()
 
 

@@ -16,7 +16,7 @@ def load(tmp_path):
 
     def load(data):
         (tmp_path / "x.bin").write_bytes(data)
-        return load_pickle(str(tmp_path / "x.bin"))
+        return load_pickle(str(tmp_path / "x.bin"), "pickle")
 
     return load
 
@@ -119,9 +119,9 @@ def test_damaged_files_are_named(load, tmp_path):
     short = pickle.dumps(np.arange(100), 2).replace(b"K\x64\x85", b"K\x65\x85")  # 101 numbers promised
     assert refusal(load, short).startswith("is no pickle, or is damaged")
     with pytest.raises(MissingFileError, match=r"none.bin: no such file$"):
-        load_pickle(str(tmp_path / "none.bin"))
+        load_pickle(str(tmp_path / "none.bin"), "pickle")
     with pytest.raises(UserError, match="cannot be read: Is a directory$"):
-        load_pickle(str(tmp_path))
+        load_pickle(str(tmp_path), "pickle")
 
 
 def test_lengths_of_2_to_the_60_take_no_memory(load):

@@ -48,7 +48,8 @@ def read_weights(path: str) -> dict[str, np.ndarray]:
     Raises MissingFileError, and UserError for a file that is damaged, holds no tensors, or asks for more than
     tensors.
     """
-    with user_errors(path, "file of weights"), open_regular(path) as file:
+    what = "file of weights of PyTorch or Paddle"
+    with user_errors(path, what), open_regular(path) as file:
         start = file.read(2)
     if path.endswith(".safetensors"):
         try:
@@ -57,7 +58,7 @@ def read_weights(path: str) -> dict[str, np.ndarray]:
             raise UserError(f"{error}; fetch it again") from error
         tensors = {name: tensor_file.read(name) for name in tensor_file.arrays}
     else:
-        tensors = load_torch(path) if start == b"PK" else load_pickle(path)
+        tensors = load_torch(path) if start == b"PK" else load_pickle(path, what)
     for key in _INSIDE:
         if isinstance(tensors, dict) and isinstance(tensors.get(key), dict):
             tensors = tensors[key]

@@ -191,7 +191,7 @@ def test_a_file_of_another_network(tmp_path):
             pickle.dumps(print),
             "refused: the file asks for builtins.print; nothing of it was run",
         ),
-        ("a.pdparams", b"", "is no pickle, or is damaged or cut off"),
+        ("a.onnx", b"\x08\x0a", "is no file of weights of PyTorch or Paddle, or is damaged or cut off"),
     ],
 )
 def test_files_that_hold_no_weights(tmp_path, file, data, said):
