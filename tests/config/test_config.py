@@ -235,11 +235,6 @@ def test_to_yaml_reloads_to_an_equal_config(write):
         assert again == cfg and again.to_yaml() == cfg.to_yaml()
 
 
-def test_configs_differ_by_value_not_by_source(write):
-    assert load(write("Head: {scale: 64}")) == load()
-    assert load(write("Head: {scale: 32}")) != load()
-
-
 def test_check_data(write, tmp_path):
     text = (
         "DataLoader:\n  Train:\n    dataset:\n      name: DummyImages\n      root: {}\n      size: {}\n"

@@ -1,10 +1,9 @@
 """The scale of the gradients in float16: how it changes, and that nothing else can be seen of it."""
 
-import paddle
 import pytest
 
 from plsc.errors import UserError
-from plsc.training.amp import GROWTH_STEPS, INITIAL, LossScale, unscale
+from plsc.training.amp import GROWTH_STEPS, INITIAL, LossScale
 from plsc.training.metrics import Metrics, read_metrics
 from tests.helpers.poison import everything, poisoned
 from tests.helpers.tiny_runs import assert_same_arrays, checkpoint, part_of, train
@@ -128,10 +127,3 @@ def test_the_scale_comes_back_with_a_checkpoint(tmp_path):
         "good_steps": 0,
         "overflows": 2,
     }
-
-
-def test_gradients_are_divided_in_place():
-    used = paddle.create_parameter([2], "float32")
-    (used * 3.0).sum().backward()
-    unscale([used.grad], INITIAL)
-    assert used.grad.tolist() == [3.0 / INITIAL] * 2
