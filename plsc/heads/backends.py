@@ -174,9 +174,8 @@ class PaddleBackend:
         self.spans = [(start, min(start + block, selected)) for start in range(0, selected, block)]
         keeps = fits and spec.sub_centres == 1
         self._kept: list[tuple[Block, paddle.Tensor]] | None = [] if keeps else None
-        self._maxima_and_sums: list[
-            tuple[paddle.Tensor, paddle.Tensor]
-        ] = []  # maximum and sum of each block, [N]
+        # Maximum and sum of each block, [N].
+        self._maxima_and_sums: list[tuple[paddle.Tensor, paddle.Tensor]] = []
         self._x_ND = rounded(scaled_ND, spec.compute_dtype)
 
     def forward(

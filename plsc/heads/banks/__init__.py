@@ -11,38 +11,27 @@ number of ranks starts from the same centres.
 """
 
 import os
+from typing import Any
 
 from plsc.errors import UserError
 from plsc.heads.banks.bank import Bank
 from plsc.heads.banks.device import DeviceBank
 from plsc.heads.banks.host import HostBank
 from plsc.heads.banks.offloaded import OffloadedBank
-from plsc.heads.optimizer import Rule
 from plsc.native import compiled
 from plsc.utils.sharding import ClassShard
 
 
 def build_bank(
-    kind: str,
-    dtype: str,
-    folder: str | os.PathLike,
-    shard: ClassShard,
-    width: int,
-    *,
-    bias: bool,
-    rule: Rule,
-    std: float,
-    seed: int,
+    kind: str, dtype: str, folder: str | os.PathLike, shard: ClassShard, width: int, **options: Any
 ) -> Bank:
     """Build the bank that the config's keys of Head ask for.
 
     Args:
         kind: "device", "host", "disk". dtype: "float32" or, not on the device, "bfloat16".
         folder: where a bank on disk has its file.
-        shard, width, bias, rule: as of `Bank`.
-        std, seed: of the initial centres.
+        shard, width: as of `Bank`, and `options`, bias and rule; std and seed of the initial centres.
     """
-    options = {"bias": bias, "rule": rule, "std": std, "seed": seed}
     if kind == "device":
         return DeviceBank(shard, width, **options)
     if kind == "host" and dtype == "float32":

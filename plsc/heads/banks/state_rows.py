@@ -26,8 +26,7 @@ class StateRows:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        start, stop, _ = rows.indices(len(self))
-        return self._read(slice(start, max(start, stop)))
+        return self._read(slice(*rows.indices(len(self))[:2]))
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return np.asarray(float32_of(self[:]), dtype)
