@@ -24,7 +24,8 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
     check_packages(cfg.Global.loggers)
     resumes = goes_on(cfg.Global)
     output_dir = Path(cfg.Global.output_dir)
-    with guard.Guard(output_dir, cfg.Global.hang_seconds) as guarded:
+    # Places are named within the guard, which logs what ends a rank.
+    with guard.Guard(output_dir, cfg.Global.hang_seconds) as guarded, cfg.naming_places():
         start(cfg.Global)
         from plsc.distributed.device import explained
         from plsc.heads.self_check import refuse_a_wrong_head
