@@ -367,11 +367,3 @@ def test_check_matches(tmp_path):
     ):
         with pytest.raises(UserError, match=f"^checkpoint step-00000110: {message}"):
             checkpoint.check_matches(*sizes, **wanted)
-
-
-def test_a_checkpoint_of_a_backbone_without_classes(tmp_path):
-    everything = content(0, classes=0)
-    (path,) = save_ranks(tmp_path, 3, everything)
-    saved = Checkpoint.open(path)
-    assert saved.num_classes == 0 and saved.head(0, 0)["centres"].shape == (0, 4)
-    assert np.array_equal(saved.arrays("backbone")["stem.weight"], everything["backbone"]["stem.weight"])
