@@ -102,7 +102,8 @@ class Entry:
         start(self.config.Global)
         from plsc.apps.export import export_checkpoint
 
-        return export_checkpoint(self.config, output, self._model)
+        with self.config.naming_places():
+            return export_checkpoint(self.config, output, self._model)
 
     def dry_run(self, ranks: int | None = None) -> str:
         """Return the resolved config and the plan of the run.

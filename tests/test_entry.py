@@ -342,6 +342,11 @@ def test_a_refusal_of_an_export_on_rank_0_reaches_the_other_ranks(trained, monke
         user.export()
 
 
+def test_a_refused_export_names_the_place_of_its_key(trained):
+    with pytest.raises(UserError, match=r"^-o Export.formats=\[paddlex\]: Export.formats: paddlex takes RGB"):
+        entry(trained, "Export.formats=[paddlex]").export()
+
+
 def test_an_export_gives_the_embeddings_of_predict(trained):
     found = entry(trained).export()
     assert set(found["files"]) == set(FORMATS) and found["folder"] == str(trained / "export")
