@@ -120,7 +120,7 @@ def doctor(
         try:
             examined.append(examine(name, eval_set(make()), findings))
         except UserError as error:
-            findings.note("error", name, str(error))
+            findings.note("error", name, str(error).removeprefix(f"{name}: "))
     names = [*sets][:trained]
     for one, other in itertools.combinations(examined, 2):
         if one.name in names:

@@ -202,5 +202,7 @@ def open_network(
     if network in (None, "sface"):
         return _SFace(str(path_of(SFACE)))
     if not os.path.isfile(network):
-        raise UserError(f"--network {shown(network)}: is no file; give sface, or the path of an ONNX file")
+        raise UserError(
+            f"--network {shown(network)}: is no file; give sface, the path of an ONNX file, or a run by -c"
+        )
     return _Onnx(network)

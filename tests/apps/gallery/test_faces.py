@@ -116,7 +116,7 @@ def test_mistakes_are_one_line(built, tmp_path, capsys):
     empty.mkdir()
     for arguments, text in (
         (["build", tmp_path / "a", empty], "has no images in folders of their own"),
-        (["build", tmp_path / "a", empty, "--network", "gone.onnx"], "is no file; give sface, or the path"),
+        (["build", tmp_path / "a", empty, "--network", "gone.onnx"], "is no file; give sface, the path of"),
         (["build", tmp_path / "a", empty, "--network", tmp_path / "no.onnx"], "is no network with one input"),
         (
             ["build", tmp_path / "a", empty, "-o", "Global.device=cpu"],

@@ -155,7 +155,9 @@ def test_another_network_is_refused(gallery, tmp_path):
     with pytest.raises(UserError, match=r"a.gallery: --network none\.onnx: .*; name its network by -c"):
         Gallery.open(tmp_path / "a.gallery").search([picture("Ann")])
     for make in (Gallery.open, partial(Gallery.build, people={})):
-        with pytest.raises(UserError, match=r"--network my\.onnx: is no file; give sface, or the path"):
+        with pytest.raises(
+            UserError, match=r"--network my\.onnx: is no file; give sface, the path of an ONNX file, or a run"
+        ):
             make(tmp_path / f"{'a' if make == Gallery.open else 'b'}.gallery", network="my.onnx")
 
 
