@@ -76,7 +76,7 @@ class Workers:
 
 
 class _Worker:
-    """A process that makes batches of one shape at most, one at a time."""
+    """Makes batches in a process, one at a time."""
 
     def __init__(self, dataset_file: int, dataset: tuple, shape: tuple[int, ...], dtype: np.dtype):
         self._pipe, theirs = Pipe()
@@ -120,11 +120,11 @@ def _unpacked(file: int, state: bytes, sizes: list[int]) -> Dataset:
     for size in sizes:
         arrays.append(memory[start : start + size])
         start += size + -size % ALIGNMENT
-    return pickle.loads(state, buffers=arrays)
+    return pickle.loads(state, buffers=arrays)  # of our own parent
 
 
 def main(pipe_file: int, dataset_file: int, memory_file: int) -> None:
-    """Run a worker, whose descriptors these are."""
+    """Make batches until the pipe closes. The arguments are descriptors."""
     with Connection(pipe_file) as pipe, contextlib.suppress(EOFError, ConnectionError):
         (state, sizes, seed), shape, dtype = pipe.recv()
         images = _mapped(memory_file).view(dtype).reshape(shape)

@@ -80,7 +80,7 @@ def state_of(owner: Any) -> dict[str, Any]:
     state = owner.state_dict()
     try:
         json.dumps({key: value for key, value in state.items() if key != "arrays"}, allow_nan=False)
-        {array.dtype for array in state.get("arrays", {}).values()}
+        [array.dtype for array in state.get("arrays", {}).values()]  # what has no dtype is no array
     except (AttributeError, TypeError, ValueError) as error:
         raise UserError(
             f"{type(owner).__name__}.state_dict: {error}; give a dict of plain values, and under 'arrays' "

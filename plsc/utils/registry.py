@@ -45,9 +45,9 @@ class Registry(NamedTuple):
         except kinds as error:
             remedy = f" ({type(error).__name__}; --debug shows where)"
             if isinstance(error, ImportError):
-                remedy = "; put it beside the config, or its folder on PYTHONPATH" * (
-                    name not in self.builtin
-                )
+                remedy = "; put it beside the config, or its folder on PYTHONPATH"
+            if name in self.builtin:
+                remedy = ""
             raise UserError(f"{self.kind} '{name}': cannot import {module_name}: {error}{remedy}") from error
         cls = getattr(module, class_name, None)
         if not isinstance(cls, type):
