@@ -137,9 +137,8 @@ class _Images(ImageSet, ABC):
         """Return the image's name, for the worst pairs of the report."""
         return f"image {index}"
 
-    def images(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+    def images(self, start: int, stop: int) -> np.ndarray:
         """Make images [start, stop) as one array [n, *shape]."""
-        stop = self.num_images if stop is None else stop
         return np.stack(
             [
                 self._checked(self.image(index), f"image({index}) ({self.image_name(index)})")

@@ -27,7 +27,7 @@ def test_all_forms_of_images_are_read(form, tmp_path):
     assert pairs.same.tolist() == [True, False, True] and pairs.same.dtype == bool
     assert [pairs.encoded(number).tobytes() for number in range(6)] == [png(number) for number in range(6)]
     assert pairs.title == "lfw"
-    assert pairs.image_name(3) == "lfw.bin: image 3 (pair 1)" and pairs.images().shape == (6, 3, 12, 10)
+    assert pairs.image_name(3) == "lfw.bin: image 3 (pair 1)" and pairs.images(0, 6).shape == (6, 3, 12, 10)
 
 
 def test_what_is_written_is_read(tmp_path):

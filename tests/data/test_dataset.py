@@ -51,7 +51,7 @@ def test_images_to_evaluate_on_are_augmented_as_no_epoch_of_training_does():
 def test_a_pair_set_of_your_own_needs_little():
     pairs = RampPairs()
     assert pairs.title == "ramps"
-    assert pairs.images().shape == (4, 1, 2, 2)
+    assert pairs.images(0, 4).shape == (4, 1, 2, 2)
     assert pairs.images(1, 3)[:, 0, 0, 0].tolist() == [1, 2]
     assert pairs.image_name(3) == "image 3"
     assert pairs.preprocessing.channels == "grey"

@@ -21,7 +21,7 @@ def test_templates_are_numbered_and_paired(ijb):
     assert data.template.tolist() == [1, 1, 2, 0] and data.media.tolist() == [100, 100, 5, 6]
     assert data.pairs.tolist() == [[1, 2], [0, 1], [0, 2]] and data.same.tolist() == [True, False, False]
     assert data.pairs.dtype == data.template.dtype == np.int64 and data.title == "pairs"
-    assert data.images().shape == (4, 3, 12, 10) and data.encoded(2).tobytes() == png(2)
+    assert data.images(0, 4).shape == (4, 3, 12, 10) and data.encoded(2).tobytes() == png(2)
 
 
 @pytest.mark.parametrize(
