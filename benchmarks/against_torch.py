@@ -265,7 +265,6 @@ class _Paddle:
 
         from plsc import distributed
         from plsc.backbones.config import BACKBONES
-        from plsc.config.run import AmpCfg
         from plsc.training.amp import autocast
         from plsc.utils.malloc import keep_freed_blocks
 
@@ -274,13 +273,13 @@ class _Paddle:
         paddle.seed(0)
         self.base = measure.resident_bytes()
         options = {"drop_path": 0.0, "mask_ratio": 0.0} if name.startswith("FaceViT") else {}
-        self.net = BACKBONES.build(
-            name, embedding_size=network.embedding_size, image_shape=network.image_shape, **options
+        self.net = BACKBONES.get(name)(
+            embedding_size=network.embedding_size, image_shape=network.image_shape, **options
         )
         self.images, self.grad = (
             paddle.to_tensor(each, paddle.get_default_dtype()) for each in _noise(network)
         )
-        self.autocast = lambda: autocast(None if dtype == "float32" else AmpCfg(dtype=dtype))
+        self.autocast = lambda: autocast(None if dtype == "float32" else dtype)
 
     def run(self):
         with self.autocast():

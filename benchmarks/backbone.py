@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from plsc import distributed  # here: it imports Paddle, which has to find the environment prepared
 
     distributed.init(args.device, threads)
-    names = args.names or BACKBONES.names()
+    names = args.names or BACKBONES.builtin
     seconds = {}
     if args.runs:
         work = {name: one_pass(name, size, batch) for name in names}

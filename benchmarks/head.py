@@ -125,8 +125,8 @@ class Trial:
         from plsc import distributed
         from plsc.heads.build import build_head
 
-        rule, amp = cfg.Optimizer.build_rule(), cfg.Global.amp and cfg.Global.amp.dtype
-        self.head = build_head(cfg.Head, rule, classes, cfg.Model.embedding_size, seed=0, amp=amp)
+        rule = cfg.Optimizer.build_rule()
+        self.head = build_head(cfg.Head, rule, classes, cfg.Model.embedding_size, seed=0, amp=cfg.Global.amp)
         rng = np.random.default_rng(distributed.rank())
         noise = rng.standard_normal((samples, cfg.Model.embedding_size), np.float32)
         self.emb = paddle.to_tensor(noise, stop_gradient=False)

@@ -27,9 +27,9 @@ CASES = {
     "sub-centres, clipped gradients": ["Head.sub_centres=2", "Optimizer.clip_norm=0.5"],
     "cosine rate": ["LRScheduler={name: cosine, learning_rate: 0.05, warmup_epochs: 0.3}"],
     "evaluations": ["Global.eval_every_steps=6"],
-    "averaged weights": ["Global.ema={decay: 0.9}", "Global.eval_every_steps=6"],
-    "mixed precision with a scale": ["Global.amp={dtype: float16}", "Head.sample_rate=0.3"],
-    "mixed precision": ["Global.amp={dtype: bfloat16}", "Head.sub_centres=2"],
+    "averaged weights": ["Global.ema=0.9", "Global.eval_every_steps=6"],
+    "mixed precision with a scale": ["Global.amp=float16", "Head.sample_rate=0.3"],
+    "mixed precision": ["Global.amp=bfloat16", "Head.sub_centres=2"],
     "corrupt images": [
         'DataLoader.Train.dataset={name: "tests.helpers.tiny_runs:DamagedSynthetic", damaged: 1}'
     ],

@@ -14,27 +14,6 @@ from plsc.utils.registry import Registry
 from plsc.utils.section import Plug, Section
 
 
-class AmpCfg(Section):
-    """Mixed precision: which 16-bit numbers convolutions and matrix products of a training compute with.
-    Weights, sums, checkpoints and evaluations are float32."""
-
-    dtype: Literal["bfloat16", "float16"] = Field(...)
-    """bfloat16 has float32's range, and needs an A100 or later among GPUs; float16 has more digits, its
-    gradients are scaled, and CPUs refuse it."""
-
-
-class EmaCfg(Section):
-    """A running average of the backbone's weights and of the running statistics of batch norms. Evaluations,
-    the best checkpoint, `plsc eval`, `predict`, `export` and `Global.init_from` take it; class centres are
-    not averaged. A checkpoint has it in `ema.safetensors`. It costs one more copy of the weights. A run that
-    is resumed without it leaves the average behind; one that is resumed with it for the first time begins at
-    its weights."""
-
-    decay: float = Field(0.9999, ge=0, lt=1)
-    """Share of the average that an optimizer step keeps: 0.9999 averages about the last 10,000 steps; take
-    0.999 for runs of fewer than 50,000."""
-
-
 class GlobalCfg(Section):
     """Length of the run, seed, device, and where the results go."""
 
@@ -86,13 +65,19 @@ class GlobalCfg(Section):
     max_skipped: int = Field(10, ge=1)
     """Steps in a row whose loss or gradients are NaN or infinite, and that are left out, before the run ends.
     1 ends it at the first (docs/running.md)."""
-    amp: AmpCfg | None = None
-    """Mixed precision in training, `{dtype: bfloat16}` or, on GPUs, `float16`
-    (docs/training.md): about half the memory of the activations, on CPUs with AVX512-BF16 or AMX about
-    half the time, too. null: float32."""
-    ema: EmaCfg | None = None
-    """Average the backbone's weights over the steps, `{decay: 0.9999}`, beside training; the
-    average is what is evaluated, exported and predicted with (docs/training.md). null: no average."""
+    amp: Literal["bfloat16", "float16"] | None = None
+    """Mixed precision: which 16-bit numbers convolutions and matrix products of a training compute with
+    (docs/training.md). About half the memory of the activations, on CPUs with AVX512-BF16 or AMX about half
+    the time, too. bfloat16 has float32's range, and needs an A100 or later among GPUs; float16 has more
+    digits, its gradients are scaled, and CPUs refuse it. Weights, sums, checkpoints and evaluations are
+    float32. null: all is."""
+    ema: float | None = Field(None, gt=0, lt=1)
+    """Share of a running average that an optimizer step keeps: 0.9999 averages the backbone's weights and the
+    running statistics of batch norms over about the last 10,000 steps; take 0.999 for runs of fewer than
+    50,000. Evaluations, the best checkpoint, `plsc eval`, `predict`, `export` and `Global.init_from` take the
+    average; class centres have none. A checkpoint has it in `ema.safetensors`. It costs one more copy of the
+    weights. A run that is resumed without it leaves the average behind; one that is resumed with it for the
+    first time begins at its weights. null: no average."""
     threads: int | None = Field(None, ge=1, le=1024)
     """CPU threads per rank. null shares the processors out among the ranks; set it when others need some."""
 

@@ -42,7 +42,7 @@ def build_head(
         rule: the centres' optimizer.
         seed: of the initial centres and of the sampling.
         folder: for the file of a bank on disk without Head.bank_folder.
-        amp: Global.amp.dtype, which the head's products have unless Head.compute_dtype says otherwise.
+        amp: Global.amp, which the head's products have unless Head.compute_dtype says otherwise.
     """
     margin = build_margin(cfg)
     check_rule(rule)

@@ -1,7 +1,7 @@
 """Run a network's forward pass in 16 bits, as `Global.amp` asks: by Paddle's autocast on devices, by oneDNN
 on a CPU; scale float16's gradients, and find what is not finite in any.
 
-    with autocast(AmpCfg(dtype="bfloat16")):
+    with autocast("bfloat16"):
         embeddings = backbone(images)
 
 Parameters, their gradients and statistics are float32 either way.
@@ -17,7 +17,6 @@ from paddle import _C_ops
 
 from plsc import native
 from plsc.backbones.layers import in_bfloat16
-from plsc.config.run import AmpCfg
 from plsc.distributed.device import asynchronous, on_device
 from plsc.errors import UserError
 from plsc.native import onednn
@@ -30,25 +29,25 @@ LOWEST = 1.0  # a gradient that overflows without scaling is none of float16's s
 GROWTH_STEPS = 2000
 
 
-def autocast(amp: AmpCfg | None) -> contextlib.AbstractContextManager[None]:
+def autocast(amp: str | None) -> contextlib.AbstractContextManager[None]:
     """Compute forward passes inside the block as `amp` says; None, or a CPU that cannot: in float32."""
     if amp is None:
         return contextlib.nullcontext()
     if on_device():
-        return paddle.amp.auto_cast(level="O1", dtype=amp.dtype)
-    return contextlib.nullcontext() if _why_float32(amp.dtype) else in_bfloat16()
+        return paddle.amp.auto_cast(level="O1", dtype=amp)
+    return contextlib.nullcontext() if _why_float32(amp) else in_bfloat16()
 
 
-def check_amp(amp: AmpCfg | None) -> None:
+def check_amp(amp: str | None) -> None:
     """Refuse float16 on a CPU by UserError, and warn where a CPU computes in float32 all the same."""
     if amp is None or on_device():
         return
-    if amp.dtype == "float16" and not asynchronous():
+    if amp == "float16" and not asynchronous():
         raise UserError(
             "float16 is for GPUs, a CPU trains in bfloat16 or float32; set bfloat16 or Global.amp to null",
-            key="Global.amp.dtype",
+            key="Global.amp",
         )
-    if why := _why_float32(amp.dtype):
+    if why := _why_float32(amp):
         warn_on_rank_0(f"Global.amp: the backbone computes in float32, as {why}")
 
 

@@ -66,8 +66,8 @@ def build_trainer(
     frozen_norms = freeze(cfg.Optimizer, backbone)
     fewest = min(map(min, cfg.DataLoader.Train.micro_batches_on(ranks)))
     _refuse_lone_samples(fewest, backbone, frozen_norms)
-    ema = Ema(backbone, cfg.Global.ema.decay) if cfg.Global.ema else None
-    scale = LossScale() if amp and amp.dtype == "float16" else None
+    ema = Ema(backbone, cfg.Global.ema) if cfg.Global.ema else None
+    scale = LossScale() if amp == "float16" else None
     network = Network(
         backbone,
         preprocessing,
@@ -88,8 +88,8 @@ def build_trainer(
         if not on_device():
             # Recomputation saves about what malloc would keep; without it fresh pages cost a tenth of a step.
             return_large_blocks() if cfg.Model.recompute else keep_freed_blocks()
-        rule, dtype = cfg.Optimizer.build_rule(), amp and amp.dtype
-        head = build_head(cfg.Head, rule, num_classes, cfg.Model.embedding_size, seed, folder, dtype)
+        rule = cfg.Optimizer.build_rule()
+        head = build_head(cfg.Head, rule, num_classes, cfg.Model.embedding_size, seed, folder, amp)
     evaluator = Evaluator(
         cfg.DataLoader, sets, backbone, num_classes, head, ema.in_place_of_weights if ema else None
     )

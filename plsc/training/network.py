@@ -21,7 +21,6 @@ from paddle.profiler import RecordEvent
 
 from plsc import distributed
 from plsc.backbones.layers import Addresses
-from plsc.config.run import AmpCfg
 from plsc.distributed.device import asynchronous, on_device, to_device
 from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
@@ -77,7 +76,7 @@ class Network:
         statistics: Sequence[paddle.Tensor],
         recomputed: Sequence[paddle.nn.Layer] = (),
         frozen_norms: Sequence[paddle.nn.Layer] = (),
-        amp: AmpCfg | None = None,
+        amp: str | None = None,
         loss_scale: LossScale | None = None,
     ):
         self.backbone = backbone

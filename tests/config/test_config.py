@@ -131,7 +131,7 @@ def test_override_values_are_yaml():
     [
         ("Optimizer.learning_rat=1", "unknown key, did you mean 'LRScheduler.learning_rate'?"),
         ("Head.learning_rate=1", "unknown key, did you mean 'LRScheduler.learning_rate'?"),
-        ("Global.amp=float16", "must be a mapping of keys (got 'float16')"),
+        ("Model=LeNet", "must be a mapping of keys (got 'LeNet')"),
         ("Head.scale='64'", "must be a valid number (got '64')"),
     ],
 )

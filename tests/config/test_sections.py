@@ -52,7 +52,6 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
             "Export: {formats: [onnx, tflite]}",
             "Export.formats.1: must be 'paddle', 'onnx', 'insightface' or 'paddlex' (got 'tflite')",
         ),
-        ("Global: {amp: {}}", "Global.amp.dtype: is required"),
         # combinations
         (
             "Head: {name: dist_softmax, scale: 64}",

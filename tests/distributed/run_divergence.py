@@ -66,7 +66,7 @@ assert "step 2: the loss, or a gradient of the head, is not" in lines[0][0] and 
 # of the step. With the kernels a CPU refuses float16.
 kernels = os.environ.get("PLSC_KERNELS", "1")
 os.environ["PLSC_KERNELS"] = "0"
-FLOAT16 = [*overrides, "Global.amp={dtype: float16}", "Global.max_steps=5", "LRScheduler.name=constant"]
+FLOAT16 = [*overrides, "Global.amp=float16", "Global.max_steps=5", "LRScheduler.name=constant"]
 said.truncate(0)
 trainer = poisoned(folder / "overflow", {3: "gradient"}, *FLOAT16, rank=W - 1, value="inf")
 trainer.train(None)

@@ -27,7 +27,7 @@ from tests.helpers.warm import all_ended, lines, shared
 TRAIN = ROOT / "tools/train.py"
 SETTINGS = [
     *("Head.sample_rate=0.3", "DataLoader.Train.batch_size=6", "Global.eval_every_steps=6"),
-    "Global.ema={decay: 0.9}",
+    "Global.ema=0.9",
 ]
 WORKERS = ["DataLoader.Train.num_workers=2"]  # which end with their ranks, and change no bit
 KILLED = r"WARNING rank {} was killed \(signal 9\) in step {}; starting again from {}"
@@ -240,7 +240,7 @@ def test_a_finished_run_is_refused_before_ranks_start_and_overwritten_once(warm,
             "DataLoader.Train.global_batch: 116 samples of a step are more",
         ),
         ("Model.recompute=[layer9]", "Model.recompute: 'layer9' is no layer of FaultyNet, which has"),
-        ("Global.amp={dtype: float16}", "Global.amp.dtype: float16 is for GPUs, a CPU trains in bfloat16"),
+        ("Global.amp=float16", "Global.amp: float16 is for GPUs, a CPU trains in bfloat16"),
     ],
 )
 def test_a_mistake_is_told_once_and_alone(warm, tmp_path, override, line):

@@ -112,10 +112,10 @@ def test_constants_of_a_file_fall_away_with_another_name_by_override(tmp_path):
 def test_the_head_computes_in_the_dtype_of_amp_unless_it_has_its_own():
     def dtype(*overrides):
         cfg = load(None, overrides)
-        head = build_head(cfg.Head, Momentum(), 2, 2, seed=0, amp=cfg.Global.amp and cfg.Global.amp.dtype)
+        head = build_head(cfg.Head, Momentum(), 2, 2, seed=0, amp=cfg.Global.amp)
         return head.spec.compute_dtype
 
     assert dtype() == dtype("Head.name=softmax") == dtype("Head.bank=disk") == "float32"
-    assert dtype("Global.amp={dtype: float16}") == "float32"
-    assert dtype("Global.amp={dtype: bfloat16}") == dtype("Head.compute_dtype=bfloat16") == "bfloat16"
-    assert dtype("Global.amp={dtype: bfloat16}", "Head.compute_dtype=float32") == "float32"
+    assert dtype("Global.amp=float16") == "float32"
+    assert dtype("Global.amp=bfloat16") == dtype("Head.compute_dtype=bfloat16") == "bfloat16"
+    assert dtype("Global.amp=bfloat16", "Head.compute_dtype=float32") == "float32"

@@ -25,7 +25,7 @@ CASES = {
     "LARS": ["Optimizer.name=LARS", "Head.sample_rate=0.5"],
     "replicated": ["Head.name=arcface"],
     "curricularface": ["Head.name=dist_curricularface"],
-    "average, accumulated": ["Global.ema={decay: 0.9}", "DataLoader.Train.batch_size=3"],
+    "average, accumulated": ["Global.ema=0.9", "DataLoader.Train.batch_size=3"],
     "evaluated": ["DataLoader.Eval.dataset={name: 'tests.helpers.tiny_runs:NoisePairs'}"],
 }
 

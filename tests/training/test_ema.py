@@ -16,7 +16,7 @@ from tests.helpers.bounds import EPS, assert_within
 from tests.helpers.poison import poisoned
 from tests.helpers.tiny_runs import TINY, arrays, checkpoint, make_trainer, part_of, rows, train
 
-EMA = "Global.ema={decay: 0.9}"
+EMA = "Global.ema=0.9"
 
 
 def small_net():
@@ -108,9 +108,7 @@ def test_test_predict_and_init_from_take_the_average(averaged, tmp_path):
 
 def test_skipped_steps_do_not_count(tmp_path):
     bad = dict.fromkeys((2, 3), "gradient")
-    trainer = poisoned(
-        tmp_path, bad, "Global.ema={decay: 0.9}", "Global.max_steps=3", "DataLoader.Eval.dataset=null"
-    )
+    trainer = poisoned(tmp_path, bad, "Global.ema=0.9", "Global.max_steps=3", "DataLoader.Eval.dataset=null")
     seen, step = [], trainer.train_step
 
     def watched(*args):

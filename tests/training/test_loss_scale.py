@@ -8,7 +8,7 @@ from plsc.training.metrics import Metrics, read_metrics
 from tests.helpers.poison import everything, poisoned
 from tests.helpers.tiny_runs import assert_same_arrays, checkpoint, part_of, train
 
-FLOAT16 = "Global.amp={dtype: float16}"
+FLOAT16 = "Global.amp=float16"
 KEYS = ["DataLoader.Eval.dataset=null", "Global.max_steps=6", "LRScheduler.name=constant"]
 
 
@@ -55,7 +55,7 @@ def test_scaling_by_a_power_of_two_changes_no_bit(tmp_path, more):
 
 @pytest.mark.parametrize(("dtype", "of_head"), [("float16", "float32"), ("bfloat16", "bfloat16")])
 def test_the_head_has_the_dtype_of_amp_if_it_is_bfloat16_which_needs_no_scale(tmp_path, dtype, of_head):
-    trainer = train(tmp_path / "amp", *KEYS, f"Global.amp={{dtype: {dtype}}}", "Global.max_steps=1")
+    trainer = train(tmp_path / "amp", *KEYS, f"Global.amp={dtype}", "Global.max_steps=1")
     assert trainer.head.spec.compute_dtype == of_head
     assert any(part.name == "loss_scale" for part in trainer.parts) == (dtype == "float16")
 

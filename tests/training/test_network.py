@@ -13,7 +13,6 @@ from plsc.backbones.iresnet import IResNet
 from plsc.backbones.layers import Dropout
 from plsc.backbones.mobilefacenet import MobileFaceNet
 from plsc.backbones.small_resnet import SmallResNet
-from plsc.config.run import AmpCfg
 from plsc.errors import UserError
 from plsc.native import onednn
 from plsc.training.amp import LossScale, check_amp
@@ -205,7 +204,7 @@ def test_gradients_are_scaled_on_their_way_back_only():
     found = []
     for scaler in (None, LossScale()):
         net = Half()
-        network = make(net, amp=AmpCfg(dtype="float16"), loss_scale=scaler)
+        network = make(net, amp="float16", loss_scale=scaler)
         emb_BD = network.forward(IMAGES, 0)
         assert emb_BD.dtype == paddle.float32 == net.linear.weight.dtype
         network.backward(emb_grad)
@@ -227,7 +226,7 @@ def test_a_training_step_is_under_autocast_on_a_gpu(dtype, monkeypatch):
         yield
         asked.append("out")
 
-    network = make(Linear(), amp=AmpCfg(dtype=dtype))
+    network = make(Linear(), amp=dtype)
     monkeypatch.setattr(paddle.amp, "auto_cast", auto_cast)
     network.forward(IMAGES, 0)
     assert not asked  # on a CPU Paddle would warn in each step
@@ -240,21 +239,21 @@ def test_a_training_step_is_under_autocast_on_a_gpu(dtype, monkeypatch):
 def test_what_a_cpu_cannot_is_refused_or_said(monkeypatch, caplog):
     monkeypatch.delenv("PLSC_KERNELS", raising=False)
     monkeypatch.setattr(onednn, "has_bfloat16", lambda: True)
-    for amp in (None, AmpCfg(dtype="bfloat16")):
+    for amp in (None, "bfloat16"):
         check_amp(amp)
     if native.library() is None:
         pytest.skip("no kernels")
     assert not caplog.text
     monkeypatch.setattr(onednn, "has_bfloat16", lambda: False)
-    check_amp(AmpCfg(dtype="bfloat16"))
+    check_amp("bfloat16")
     assert (
         "the backbone computes in float32, as this CPU has no instructions for bfloat16 that oneDNN uses"
         in caplog.text
     )
-    with pytest.raises(UserError, match="Global.amp.dtype: float16 is for GPUs, a CPU trains in bfloat16 or"):
-        check_amp(AmpCfg(dtype="float16"))
+    with pytest.raises(UserError, match="Global.amp: float16 is for GPUs, a CPU trains in bfloat16 or"):
+        check_amp("float16")
     monkeypatch.setenv("PLSC_KERNELS", "0")
-    check_amp(AmpCfg(dtype="float16"))
+    check_amp("float16")
     assert "in float32, as there are no compiled kernels (PLSC_KERNELS=0, or not built)" in caplog.text
 
 

@@ -14,7 +14,7 @@ from tests.helpers.tiny_runs import assert_same_arrays, checkpoint, checkpoints,
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
 RUNS = {
-    "momentum": ["Head.name=dist_adaface", "Global.ema={decay: 0.9}", "Optimizer.clip_norm=0.5"],
+    "momentum": ["Head.name=dist_adaface", "Global.ema=0.9", "Optimizer.clip_norm=0.5"],
     "adamw": [
         "Optimizer.name=AdamW",
         "Head.sample_rate=0.3",
