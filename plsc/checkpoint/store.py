@@ -15,6 +15,7 @@ import errno
 import itertools
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +31,6 @@ from plsc.errors import MissingFileError, UserError
 from plsc.utils.atomic_write import remove
 from plsc.utils.logging import get_logger
 from plsc.utils.preprocessing import Preprocessing
-from plsc.utils.room import free_bytes
 from plsc.utils.sharding import ClassShard
 
 
@@ -157,7 +157,7 @@ def _begin(final: Path, first: bool, shard: tuple[int, int]) -> tuple[int, int]:
 def _write(final: Path, files: dict[str, list]) -> dict[str, dict]:
     tmp = _beside(final, "tmp")
     need = sum(size_of(part) for parts in files.values() for part in parts)
-    if need > (free := free_bytes(tmp)):
+    if need > (free := shutil.disk_usage(tmp).free):
         numbers = f"need {need / 1e6:.3g} MB, free {free / 1e6:.3g} MB"
         raise OSError(errno.ENOSPC, f"No space left on device ({numbers})")
     return {name: write_synced(tmp / name, parts) for name, parts in files.items()}

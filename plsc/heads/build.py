@@ -1,6 +1,7 @@
 """Build a head with a new bank of class centres: from a config, or from numbers."""
 
 import math
+from pathlib import Path
 
 from plsc import distributed
 from plsc.distributed.device import on_device
@@ -12,7 +13,6 @@ from plsc.heads.optimizer import Momentum, Rule, check_rule
 from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.spec import HeadSpec
 from plsc.utils.registry import is_import_path
-from plsc.utils.room import available_bytes
 from plsc.utils.sharding import ClassShard
 
 
@@ -79,6 +79,12 @@ def build_head(
         rule=rule,
         **options,
     )
+
+
+def available_bytes() -> int:
+    """Return the bytes of memory that programs of this machine can still get (Linux)."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
 
 
 def make_head(

@@ -1,12 +1,14 @@
 """Describe a run in a few lines before it starts, and plan one without training: `plsc train --dry-run`."""
 
 import itertools
+import shutil
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from plsc.config import Config
 from plsc.distributed import device, environment
-from plsc.heads.build import build_margin
+from plsc.heads.build import available_bytes, build_margin
 from plsc.heads.config import rows_bytes
 from plsc.heads.optimizer import check_rule
 from plsc.heads.spec import default_budget
@@ -14,7 +16,6 @@ from plsc.training.build import build_trainer
 from plsc.training.loggers import check_packages
 from plsc.training.start import goes_on
 from plsc.training.trainer import Trainer
-from plsc.utils.room import available_bytes, free_bytes
 from plsc.utils.sharding import split
 
 
@@ -98,7 +99,9 @@ def byte_lines(run: Trainer, in_memory: bool) -> list[str]:
     if in_memory:
         memory = (available_bytes() / ranks - network - logits) / (gradients + (0 if on_disk else bank))
         stored = checkpoints * checkpoint + (ranks * bank if on_disk else 0)
-        most = max(0, int(classes * min(memory, free_bytes(cfg.Global.output_dir) / stored)))
+        folder = Path(cfg.Global.output_dir).absolute()
+        disk = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir()))
+        most = max(0, int(classes * min(memory, disk.free / stored)))
         lines.append(f"plan: room     {most:,} classes at most fit this machine")
     return lines
 

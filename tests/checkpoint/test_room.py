@@ -4,7 +4,6 @@ from collections import namedtuple
 
 import plsc.checkpoint.store
 import plsc.training.trainer
-import plsc.utils.room
 from tests.helpers.launch import run_python
 from tests.helpers.tiny_runs import checkpoints, rows, steps, train
 
@@ -20,7 +19,7 @@ def full_from(monkeypatch, checks):
         calls.append(path)
         return Usage(10**9, 0, 2_000 if len(calls) in checks else 10**9)
 
-    monkeypatch.setattr(plsc.utils.room.shutil, "disk_usage", usage)
+    monkeypatch.setattr(plsc.checkpoint.store.shutil, "disk_usage", usage)
 
 
 def test_a_full_disk_is_said_in_numbers_and_training_goes_on(tmp_path, monkeypatch, capsys):
