@@ -265,11 +265,11 @@ class _Paddle:
 
         from plsc import distributed
         from plsc.backbones.config import BACKBONES
+        from plsc.backbones.malloc import keep_freed_blocks
         from plsc.training.amp import autocast
-        from plsc.utils.malloc import keep_freed_blocks
 
         distributed.init("cpu", threads)
-        keep_freed_blocks()  # as a training does
+        keep_freed_blocks(True)  # as a training does
         paddle.seed(0)
         self.base = measure.resident_bytes()
         options = {"drop_path": 0.0, "mask_ratio": 0.0} if name.startswith("FaceViT") else {}

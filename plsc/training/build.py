@@ -10,6 +10,7 @@ from pathlib import Path
 from paddle import nn
 
 from plsc import distributed
+from plsc.backbones.malloc import keep_freed_blocks
 from plsc.config import Config
 from plsc.config.run import PartCfg
 from plsc.data.build import build_loader
@@ -28,7 +29,6 @@ from plsc.training.optim import build_optimizer
 from plsc.training.part import Part
 from plsc.training.resume import build_backbone
 from plsc.training.trainer import Trainer
-from plsc.utils.malloc import keep_freed_blocks, return_large_blocks
 
 # The names of the other states of a run.
 OWNERS = ("run", "backbone", "optimizer", "head", "margin", "evaluation", "checkpoints")
@@ -87,7 +87,7 @@ def build_trainer(
     if not planned:
         if not on_device():
             # Recomputation saves about what malloc would keep; without it fresh pages cost a tenth of a step.
-            return_large_blocks() if cfg.Model.recompute else keep_freed_blocks()
+            keep_freed_blocks(not cfg.Model.recompute)
         rule = cfg.Optimizer.build_rule()
         head = build_head(cfg.Head, rule, num_classes, cfg.Model.embedding_size, seed, folder, amp)
     evaluator = Evaluator(

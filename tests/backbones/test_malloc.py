@@ -5,10 +5,10 @@ from tests.helpers.launch import ROOT, run_python
 
 HELD = """
 import numpy as np
-from plsc.utils.malloc import return_large_blocks
+from plsc.backbones.malloc import keep_freed_blocks
 from benchmarks.measure import resident_bytes
 if {called}:
-    return_large_blocks()
+    keep_freed_blocks(False)
 first = np.ones(2 << 20)  # 16 MB, whose end raises the bound of glibc
 del first
 before = resident_bytes()
@@ -20,9 +20,9 @@ print((resident_bytes() - before) >> 20)
 FRESH = """
 import resource
 import numpy as np
-from plsc.utils.malloc import keep_freed_blocks
+from plsc.backbones.malloc import keep_freed_blocks
 if {called}:
-    keep_freed_blocks()
+    keep_freed_blocks(True)
 def step():
     blocks = [np.ones(1 << 19) for _ in range(16)]  # 4 MB each
 step()
