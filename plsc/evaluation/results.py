@@ -38,7 +38,6 @@ def write_results(
         summary: facts of the run for the report. facts: further content of results.json, such as the
             checkpoint.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     results = {title: results[title] for title in sets if title in results}
     pairs = {title: result for title, result in results.items() if result.kind == "verification"}
     tables = tables_of(results)

@@ -58,7 +58,6 @@ class Wandb:
 
         kept = folder / "wandb" / "plsc-run-id"
         if not kept.exists():
-            kept.parent.mkdir(parents=True, exist_ok=True)
             replace_file(kept, secrets.token_hex(4).encode())
         given = {
             "mode": "offline",

@@ -29,7 +29,6 @@ class Metrics:
 
     def __init__(self, folder: str | Path, step: int = 0, loggers: Sequence[str] = ("visualdl",)):
         self.path = Path(folder) / "metrics.jsonl"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         rows = read_metrics(self.path) if self.path.exists() else []
         self._copied = {_kind(row): row["step"] for row in rows}  # the last of each
         replace_file(self.path, b"".join(_line(row) for row in rows if row["step"] <= step))

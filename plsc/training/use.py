@@ -124,7 +124,6 @@ def predict(
     if distributed.rank() == 0:
         folder = Path(output) if output else Path(cfg.Global.output_dir) / "predict"
         with writing(folder, remedy="free some space, or name another folder"):
-            folder.mkdir(parents=True, exist_ok=True)
             # A name a line; bytes of file names stay as they are.
             lines = (shown(name) if "\n" in name or "\r" in name else name for name in names)
             text = "".join(f"{line}\n" for line in lines)

@@ -16,10 +16,12 @@ from pathlib import Path
 def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
     """Yield the name `path`.tmp for a new file or folder, and rename that to `path` when the block ends well.
 
+    The folder that it lies in is made if there is none.
     A file or folder of that name, such as one that a killed process left, is removed first. Create the file
     with "xb", so that no link is followed. If the block raises, nothing is left under that name.
     """
     path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.tmp")
     remove(beside)
     try:

@@ -14,13 +14,6 @@ from typing import Any, BinaryIO
 from plsc.errors import UserError, reading, shown
 
 
-def check_parent(path: str | os.PathLike) -> None:
-    """Refuse a new file whose folder is not there, before the work whose result goes there. UserError."""
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):
-        raise UserError(f"{shown(path)}: there is no folder {shown(folder)}; make it first")
-
-
 def open_regular(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
     """Open a regular file for reading bytes. Raises UserError for another kind of file; OSError."""
     mode = os.stat(path).st_mode

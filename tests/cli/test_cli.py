@@ -327,7 +327,7 @@ def test_the_package_runs_as_a_module_and_as_a_file(tmp_path):
         assert done.returncode == 2 and done.stderr.startswith("ERROR a.yaml:1: Head.name: must be one of")
 
 
-@pytest.mark.parametrize("words", [["init", "~/faces"], ["init", "none", "--output=~/a.txt"]])
+@pytest.mark.parametrize("words", [["init", "~/faces"], ["train", "--config=~/none.yaml"]])
 def test_home_is_expanded_where_no_shell_does(words, monkeypatch, capsys):
     monkeypatch.setenv("HOME", "/home/ann")
     assert cli.main(words) == 2

@@ -8,10 +8,10 @@ from plsc.utils.atomic_write import atomic_write, replace_file
 
 
 def test_the_new_content_takes_the_place_of_the_old(tmp_path):
-    path = tmp_path / "a.json"
+    path = tmp_path / "new" / "a.json"
     replace_file(path, b"old")
     replace_file(path, b"new")
-    assert path.read_bytes() == b"new" and os.listdir(tmp_path) == ["a.json"]
+    assert path.read_bytes() == b"new" and os.listdir(tmp_path / "new") == ["a.json"]
 
 
 @pytest.mark.parametrize("leftover", ["file", "folder", "link"])

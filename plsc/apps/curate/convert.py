@@ -16,10 +16,9 @@ from plsc.data.bin_packs import BinPairs, write_pack
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.data.pairs import PairList
 from plsc.data.recordio import pack_image, write_records
-from plsc.errors import UserError
+from plsc.errors import UserError, writing
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.bar import Bar
-from plsc.utils.files import check_parent
 from plsc.utils.logging import get_logger
 
 # First bytes of encoded images -> extension of their files.
@@ -120,7 +119,6 @@ def convert(source: str, target: str, root: str = "") -> str:
     for path in (*written, *(f"{name}.tmp" for name in written)):
         if os.path.lexists(path):
             raise UserError(f"{path}: exists already; remove it, or name another target")
-    check_parent(target)
     if target.endswith(".bin"):
         if os.path.isdir(source) or source.endswith(".rec"):
             raise UserError(f"{source}: has labelled images, no pairs; give a list of pairs for a .bin")
@@ -142,5 +140,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     what = "where the relative paths of a list start; default: its own folder"
     parser.add_argument("--root", default="", metavar="FOLDER", help=what)
     args = parser.parse_args(argv)
-    get_logger().info(convert(args.source, args.target, args.root))
+    with writing(args.target):
+        get_logger().info(convert(args.source, args.target, args.root))
     return 0

@@ -21,7 +21,6 @@ from plsc.data.folder import ALIGNMENT, check_folder, entries
 from plsc.errors import UserError, shown, writing
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.bar import Bar
-from plsc.utils.files import check_parent
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted
 
@@ -35,7 +34,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_folder(source)
     if os.path.lexists(target):
         raise UserError(f"{shown(target)}: is there already; remove it, or name another target")
-    check_parent(target)
     names = [*_files(source)]
     if not names:
         raise UserError(f"{shown(source)}: has no files; give the folder of the photos")

@@ -76,9 +76,7 @@ def path_of(published: Published) -> Path:
 
 def _fetch(published: Published, path: Path) -> None:
     by_hand = f"get {published.address} on another machine or later, and put it into {shown(path.parent)}"
-    with writing(path.parent, remedy="name another folder in PLSC_CACHE"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as beside:
+    with writing(path.parent, remedy="name another folder in PLSC_CACHE"), atomic_write(path) as beside:
         try:
             with (
                 urllib.request.urlopen(published.address, timeout=_TIMEOUT) as answer,  # noqa: S310

@@ -27,7 +27,6 @@ from plsc.checkpoint.tensorfile import sync_folder
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.evaluation.search import search, unit_rows
 from plsc.utils.atomic_write import atomic_write
-from plsc.utils.files import check_parent
 
 _WAIT = 60.0  # seconds for another process that writes
 _APPLICATION = 0x706C7363  # "plsc", for `file` and other programs
@@ -80,7 +79,6 @@ class SqliteStore:
     @classmethod
     def check_new(cls, path: str | os.PathLike) -> None:
         """Refuse by UserError a path at which no gallery can be made."""
-        check_parent(path)
         if os.path.lexists(path):
             raise UserError(f"{shown(path)}: is there already; remove it first, or take another name")
 

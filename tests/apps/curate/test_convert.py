@@ -138,10 +138,7 @@ def test_what_cannot_be_converted_leaves_nothing_behind(faces, tmp_path):
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_what_is_missing_of_a_target_or_of_its_pairs_is_said(faces, tmp_path):
-    assert refusal(faces, tmp_path / "none" / "a.rec") == (
-        f"{tmp_path}/none/a.rec: there is no folder {tmp_path}/none; make it first"
-    )
+def test_a_pack_needs_pairs(faces, tmp_path):
     assert refusal(faces, tmp_path / "a.bin") == (
         f"{faces}: has labelled images, no pairs; give a list of pairs for a .bin"
     )
@@ -152,6 +149,8 @@ def test_the_console_script(faces, tmp_path, capsys):
     assert capsys.readouterr().out.endswith("a.rec: 6 images of 3 identities\n")
     assert cli.main(["convert", "none", str(tmp_path / "b.rec")]) == 2
     assert capsys.readouterr().err.startswith("ERROR 'none' does not exist (looked in ")
+    assert cli.main(["convert", str(faces), "/dev/null/new"]) == 2
+    assert capsys.readouterr().err == "ERROR /dev/null/new: cannot be written: File exists\n"
 
 
 @needs_insightface_files
