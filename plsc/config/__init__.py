@@ -112,13 +112,26 @@ class Config(Section):
         errors = {}
         for key, section in (self.DataLoader if training else self.DataLoader.Eval).sets().items():
             try:
-                section.registry.get(section.name).check(**section.keywords)
+                section.registry.get(section.name).check(**section.model_extra)
             except UserError as error:
                 path = _path_of(f"{key}.{error.key}" if error.key else key)
                 errors[self._layers.line(path, error.text)] = error
         if errors:
             missing = all(isinstance(error, MissingFileError) for error in errors.values())
             raise MissingFileError("\n".join(errors)) if missing else ConfigError(errors)
+
+
+def _keys(section: type[Section], above: str = "") -> Iterator[str]:
+    """Yield all dotted keys that are not sections."""
+    for key, field in section.model_fields.items():
+        below = sections_in(field.annotation) if key[0].isupper() else []
+        for kind in below:
+            yield from _keys(kind, f"{above}{key}.")
+        if not below:
+            yield above + key
+
+
+Section.every_key = [*_keys(Config)]
 
 
 def _path_of(key: str) -> tuple[str | int, ...]:
@@ -175,7 +188,7 @@ def load(
     _expand_home(layers.tree)
     _drop_keys_of_another_name(layers)
     try:
-        config = Config.model_validate_json(json.dumps(layers.tree), strict=True, context=[*_keys(Config)])
+        config = Config.model_validate_json(json.dumps(layers.tree), strict=True)
     except ValidationError as error:
         for mistake in error.errors():
             layers.add_error(mistake["loc"], mistake["msg"])
@@ -214,13 +227,3 @@ def _drop_keys_of_another_name(layers: Layers) -> None:
                 if layers.source((key, other)).level < name.level:
                     del written[other]
                     layers.forget((key, other))
-
-
-def _keys(section: type[Section], above: str = "") -> Iterator[str]:
-    """Yield all dotted keys that are not sections."""
-    for key, field in section.model_fields.items():
-        below = sections_in(field.annotation) if key[0].isupper() else []
-        for kind in below:
-            yield from _keys(kind, f"{above}{key}.")
-        if not below:
-            yield above + key

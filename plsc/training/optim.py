@@ -124,7 +124,7 @@ def _make(
         )
     if cfg.name != "LARS":
         return cfg.registry.get(cfg.name)(
-            learning_rate=rate, parameters=parameters, weight_decay=decay, **cfg.keywords
+            learning_rate=rate, parameters=parameters, weight_decay=decay, **cfg.model_extra
         )
     # You et al., "Large batch training of convolutional networks" (2017). Without decay Paddle's has no trust
     # ratio.

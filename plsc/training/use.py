@@ -75,7 +75,7 @@ def finish(cfg: Config, evaluator: Evaluator, folder: Path, how: str, facts: dic
     metrics = Path(cfg.Global.output_dir) / "metrics.jsonl"
     rows = read_metrics(metrics) if metrics.is_file() else []
     sets = [
-        " ".join([section.name, *(f"{key}={value}" for key, value in section.keywords.items())])
+        " ".join([section.name, *(f"{key}={value}" for key, value in section.model_extra.items())])
         for section in cfg.DataLoader.Train.sets
     ]
     summary = {

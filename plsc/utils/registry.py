@@ -39,16 +39,13 @@ class Registry(NamedTuple):
                 f"unknown {self.kind} '{shown(name)}'{did_you_mean(name, self.builtin)} "
                 f"(one of {', '.join(self.builtin)}, or your own as package.module:Class)"
             )
-        kinds = ImportError if name in self.builtin else Exception  # of any kind in the user's module
         try:
             module = importlib.import_module(module_name)
-        except kinds as error:
-            remedy = f" ({type(error).__name__}; --debug shows where)"
-            if isinstance(error, ImportError):
-                remedy = "; put it beside the config, or its folder on PYTHONPATH"
-            if name in self.builtin:
-                remedy = ""
-            raise UserError(f"{self.kind} '{name}': cannot import {module_name}: {error}{remedy}") from error
+        except Exception as error:  # of any kind in the user's module
+            place = "put it beside the config, or its folder on PYTHONPATH, or install it"
+            remedy = place if isinstance(error, ImportError) else "--debug shows where"
+            said = f"{type(error).__name__}: {error}; {remedy}"
+            raise UserError(f"{self.kind} '{name}': cannot import {module_name}: {said}") from error
         cls = getattr(module, class_name, None)
         if not isinstance(cls, type):
             hint = did_you_mean(class_name, (n for n, v in vars(module).items() if isinstance(v, type)))

@@ -31,7 +31,6 @@ from pydantic import (
     Tag,
     TypeAdapter,
     ValidationError,
-    ValidationInfo,
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -55,38 +54,31 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     family: ClassVar[Sequence[type[Section]]] = ()  # of which `name` chooses this one: one_of
+    every_key: ClassVar[Collection[str]] = ()  # of the whole config, dotted: set by plsc.config
 
     @model_validator(mode="wrap")
     @classmethod
-    def _validated(cls, written: Any, validate: Any, info: ValidationInfo) -> Any:
-        """Let an empty section mean its defaults, and put all that is wrong into words.
-
-        The context of the validation has the dotted keys of the whole config.
-        """
+    def _validated(cls, written: Any, validate: Any) -> Any:
+        """Let an empty section mean its defaults, and put all that is wrong into words."""
         if not isinstance(written, dict):
             return validate(written)
         written = {key: value for key, value in written.items() if value is not None or not key[:1].isupper()}
-        every_key = info.context or ()
-        values, mistakes = cls.read_keywords(written, every_key)
+        values, mistakes = cls.read_keywords(written)
         try:
             section = validate({**written, **values})
         except ValidationError as error:
-            mistakes += cls.explain(error, written, cls.model_fields, every_key)
+            mistakes += cls.explain(error, written, cls.model_fields)
         if mistakes:
             raise ValidationError.from_exception_data(cls.__name__, mistakes)
         return section
 
     @classmethod
-    def read_keywords(
-        cls, written: Mapping[str, Any], every_key: Iterable[str]
-    ) -> tuple[dict[str, Any], list[InitErrorDetails]]:
+    def read_keywords(cls, written: Mapping[str, Any]) -> tuple[dict[str, Any], list[InitErrorDetails]]:
         """Return the keyword arguments among the keys, and what is wrong with them; only a Plug has some."""
         return {}, []
 
     @classmethod
-    def explain(
-        cls, error: ValidationError, written: Any, known: Collection[str], every_key: Iterable[str]
-    ) -> list[InitErrorDetails]:
+    def explain(cls, error: ValidationError, written: Any, known: Collection[str]) -> list[InitErrorDetails]:
         """List what pydantic has found wrong in `written`, which may have the keys `known`."""
         mistakes, broken = [], {}
         for detail in error.errors():
@@ -95,13 +87,12 @@ class Section(BaseModel):
                 # Otherwise it is pydantic's name for one of a union's alternatives.
                 with contextlib.suppress(LookupError, TypeError):
                     path, value = (*path, part), value[part]
-            if detail["type"] == "missing" and isinstance(value, dict):
-                mistakes.append(mistake((*path, detail["loc"][-1]), "is required"))
-            elif detail["type"] == _SAID:
+            if detail["type"] in ("missing", _SAID):
                 absent = detail["loc"][-1:] if path[-1:] != detail["loc"][-1:] else ()  # a required key
-                mistakes.append(mistake((*path, *absent), detail["msg"]))
+                said = detail["msg"] if detail["type"] == _SAID else "is required"
+                mistakes.append(mistake((*path, *absent), said))
             elif detail["type"] == "extra_forbidden":
-                mistakes.append(mistake(path, cls._unknown(path[-1], written, known, every_key)))
+                mistakes.append(mistake(path, cls._unknown(path[-1], written, known)))
             else:
                 if not path and not {*known}.isdisjoint(detail["loc"]):  # a default that breaks a rule
                     path, value = detail["loc"], detail["input"]
@@ -123,9 +114,7 @@ class Section(BaseModel):
         return re.sub("an object|a valid dictionary.*", "a mapping of keys", rule)
 
     @classmethod
-    def _unknown(
-        cls, key: str, written: Mapping[str, Any], known: Collection[str], every_key: Iterable[str]
-    ) -> str:
+    def _unknown(cls, key: str, written: Mapping[str, Any], known: Collection[str]) -> str:
         """Say that the section has no such key."""
         others = names_of([kind for kind in cls.family if key in kind.model_fields])
         if others:
@@ -133,34 +122,28 @@ class Section(BaseModel):
             return (
                 f"has no meaning with {name}, only with {', '.join(others)} (got {formatted(written[key])})"
             )
-        elsewhere = {dotted.rpartition(".")[2]: dotted for dotted in reversed([*every_key])}
+        elsewhere = {dotted.rpartition(".")[2]: dotted for dotted in reversed([*cls.every_key])}
         near = difflib.get_close_matches(key, elsewhere, n=1, cutoff=0.8)
         hint = did_you_mean(key, known) or "".join(f", did you mean '{elsewhere[word]}'?" for word in near)
         return f"unknown key{hint or ' (one of ' + ', '.join(known) + ')'}"
 
 
 class Plug(Section, extra="allow"):
-    """A section that names a class of a registry; its further keys are keyword arguments of that class."""
+    """A section that names a class of a registry; its further keys are the keyword arguments of that class, as
+    pydantic's `model_extra`."""
 
     registry: ClassVar[Registry]
     supplied: ClassVar[Collection[str]] = ()  # arguments that plsc passes, which no config has
-
-    @property
-    def keywords(self) -> dict[str, Any]:
-        """The keyword arguments from the config, as the class annotates them."""
-        return dict(self.model_extra)
 
     def build(self, **supplied: Any) -> Any:
         """Call the class with its keywords, and the `supplied` arguments that it takes and lacks."""
         cls = self.registry.get(self.name)
         arguments, takes_any = arguments_of(cls)
         taken = {name: value for name, value in supplied.items() if takes_any or name in arguments}
-        return cls(**{**taken, **self.keywords})
+        return cls(**{**taken, **self.model_extra})
 
     @classmethod
-    def read_keywords(
-        cls, written: Mapping[str, Any], every_key: Iterable[str]
-    ) -> tuple[dict[str, Any], list[InitErrorDetails]]:
+    def read_keywords(cls, written: Mapping[str, Any]) -> tuple[dict[str, Any], list[InitErrorDetails]]:
         """Check the keyword arguments by the signature of the class, and give them its types."""
         given = {key: value for key, value in written.items() if key not in cls.model_fields}
         default = cls.model_fields["name"].default
@@ -179,7 +162,7 @@ class Plug(Section, extra="allow"):
         try:
             return TypeAdapter(keywords).validate_json(json.dumps(given), strict=True), []
         except ValidationError as error:
-            return {}, cls.explain(error, written, [*cls.model_fields, *own], every_key)
+            return {}, cls.explain(error, written, [*cls.model_fields, *own])
 
 
 def arguments_of(cls: type) -> tuple[dict[str, Any], bool]:

@@ -142,7 +142,7 @@ def test_a_slip_is_answered_with_what_was_meant(override, message):
 def test_an_override_of_a_section_replaces_it(write):
     path = write("DataLoader:\n  Train:\n    dataset: {name: DummyImages, root: here}\n")
     cfg = load(path, ["DataLoader.Train.dataset={name: DummyPairs, count: 3}"])
-    assert cfg.DataLoader.Train.dataset.keywords == {"count": 3}
+    assert cfg.DataLoader.Train.dataset.model_extra == {"count": 3}
     assert cfg.place("DataLoader.Train.dataset.count").startswith("-o ")
     assert load(path, ["DataLoader.Train="]).DataLoader.Train.dataset.name == "Glyphs"
 
@@ -182,7 +182,7 @@ def test_keywords_of_classes(write):
             "DataLoader:\n  Train:\n    dataset: {name: DummyImages, root: here}\n"
         )
     )
-    assert cfg.Model.keywords == {"widths": (1, 2)}
+    assert cfg.Model.model_extra == {"widths": (1, 2)}
     assert cfg.Model.build(embedding_size=cfg.Model.embedding_size).widths == (1, 2)
     images = cfg.DataLoader.Train.dataset.build(seed=7)
     assert (images.root, images.seed) == ("here", 7)
@@ -324,8 +324,8 @@ DataLoader:
 def test_a_list_of_data_sets(write):
     cfg = load(write(SETS))
     first, second = cfg.DataLoader.Train.sets
-    assert (first.name, first.keywords) == ("DummyImages", {"root": "a"})
-    assert second.keywords == {"root": "b", "size": 13}
+    assert (first.name, first.model_extra) == ("DummyImages", {"root": "a"})
+    assert second.model_extra == {"root": "b", "size": 13}
     assert cfg.place("DataLoader.Train.dataset.1.size") == "a.yaml:7"
     assert load(write(cfg.to_yaml(), "b.yaml")) == cfg
     assert "    - name: DummyImages" in cfg.to_yaml()
@@ -367,4 +367,4 @@ def test_home_is_expanded_in_every_path(monkeypatch):
     keys = ["Global.output_dir=~/out", "DataLoader.Train.dataset=[{name: ImageFolder, folder: ~/faces}]"]
     cfg = load(None, keys)
     assert cfg.Global.output_dir == "/home/ann/out"
-    assert cfg.DataLoader.Train.sets[0].keywords == {"folder": "/home/ann/faces"}
+    assert cfg.DataLoader.Train.sets[0].model_extra == {"folder": "/home/ann/faces"}

@@ -26,7 +26,7 @@ def test_a_module_beside_the_config_is_found(tmp_path, monkeypatch, file):
     module = file.removesuffix(".py").replace("/", ".")
     (tmp_path / "run" / "a.yaml").write_text(f'Model: {{name: "{module}:Net", width: 3}}\n')
     monkeypatch.chdir(tmp_path)
-    assert load("run/a.yaml").Model.keywords == {"width": 3}
+    assert load("run/a.yaml").Model.model_extra == {"width": 3}
     assert sys.path[-1] == str(tmp_path / "run")
     for name in [name for name in sys.modules if name.startswith("plsc_beside")]:
         del sys.modules[name]

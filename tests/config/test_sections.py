@@ -107,7 +107,7 @@ def test_further_sets_have_titles_and_the_keys_of_a_set(write):
     config = load(path, ["DataLoader.Eval.more.clean.num_pairs=50", "DataLoader.Eval.more.tiny.num_pairs=2"])
     more = config.DataLoader.Eval.more
     assert list(more) == ["clean", "large", "tiny"] and more["large"].name == "GlyphPairs"
-    assert more["clean"].keywords == {"augment": 0.0, "num_pairs": 50}
+    assert more["clean"].model_extra == {"augment": 0.0, "num_pairs": 50}
     assert config.place("DataLoader.Eval.more.clean.augment") == f"{path}:6"
     assert config.place("DataLoader.Eval.more.tiny.num_pairs").startswith("-o ")
     assert load(write(config.to_yaml())) == config

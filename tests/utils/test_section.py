@@ -55,7 +55,7 @@ def check(monkeypatch):
 
     def check(cls, given):
         monkeypatch.setattr(TrainDatasetCfg, "registry", SimpleNamespace(get=lambda name: cls))
-        values, mistakes = TrainDatasetCfg.read_keywords({"name": "Own", **given}, ["Head.margin"])
+        values, mistakes = TrainDatasetCfg.read_keywords({"name": "Own", **given})
         return values, [(".".join(map(str, wrong["loc"])), wrong["type"].message()) for wrong in mistakes]
 
     return check
@@ -103,7 +103,7 @@ def test_what_cannot_be_resolved_checks_names_only(check):
 
 
 def test_what_plsc_passes_is_no_key(check):
-    assert check(Base, {"seed": 3})[1] == [("seed", "unknown key (one of name, size)")]
+    assert check(Base, {"seed": 3})[1] == [("seed", "unknown key, did you mean 'Global.seed'?")]
 
 
 class Base:

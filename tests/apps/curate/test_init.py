@@ -45,7 +45,7 @@ def test_what_it_writes_trains_and_verifies(tmp_path, monkeypatch, capsys, class
         in said
     )
     cfg = load("things.yaml")
-    train = cfg.DataLoader.Train.dataset.keywords
+    train = cfg.DataLoader.Train.dataset.model_extra
     assert train["size"] == (32, 32) and train.get("hold_out") == hold_out
     assert train.get("channels") == ("grey" if grey else None) and bool(train.get("flip")) is not grey
     assert ("nothing is verified" in said) is (hold_out is None)
