@@ -129,7 +129,7 @@ class Section(BaseModel):
 
 
 class Plug(Section, extra="allow"):
-    """A section that names a class of a registry; its further keys are the keyword arguments of that class, as
+    """A section that names a class of a registry; its further keys are the keyword arguments of that class:
     pydantic's `model_extra`."""
 
     registry: ClassVar[Registry]

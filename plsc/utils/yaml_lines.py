@@ -44,12 +44,8 @@ class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers = _RESOLVERS
     ignore_aliases = staticmethod(lambda value: True)  # what stands twice is written twice
 
-    def represent_items(self, items: list) -> yaml.Node:
-        within_a_line = not any(isinstance(item, (dict, list)) for item in items)
-        return self.represent_sequence(_CORE + "seq", items, flow_style=within_a_line)
 
-
-_Dumper.add_representer(list, _Dumper.represent_items)
+_Dumper.add_representer(dict, lambda dumper, value: dumper.represent_mapping(_CORE + "map", value, False))
 
 KeyPath = tuple  # of keys (str) and list indices (int), e.g. ("LRScheduler", "milestones", 0)
 
@@ -121,4 +117,4 @@ def _construct(node: yaml.Node, path: KeyPath, document: Document) -> Any:
 def dump_lines(value: Any) -> str:
     """Format mappings as YAML with a key a line, and lists of values within a line."""
     style = {"width": float("inf"), "allow_unicode": True, "sort_keys": False}
-    return yaml.dump(value, Dumper=_Dumper, default_flow_style=False, **style)
+    return yaml.dump(value, Dumper=_Dumper, default_flow_style=None, **style)
