@@ -27,7 +27,7 @@ from plsc.checkpoint.tensorfile import blocks_of, layout
 from plsc.errors import UserError
 from plsc.heads.banks import Bank, build_bank
 from plsc.heads.optimizer import Momentum
-from plsc.utils.bfloat16 import float32_of
+from plsc.native.bfloat16 import float32_of
 from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.sharding import ClassShard
 

@@ -12,7 +12,7 @@ import numpy as np
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.store import Content, completed, save
 from plsc.errors import UserError
-from plsc.utils.bfloat16 import float32_of, nearest
+from plsc.native.bfloat16 import float32_of, nearest
 from plsc.utils.sharding import ClassShard
 
 

@@ -18,15 +18,14 @@ import numpy as np
 
 from plsc.utils.logging import get_logger
 
+_MKL = "libmklml_intel.so"
 _FILE = Path(__file__).parent / "_native.abi3.so"
 # Instruction sets that the loops are compiled for, as native.cpp numbers them.
 LEVELS = ("baseline", "AVX2", "AVX-512")
-_VERSION = 15  # of the functions below, as in native.cpp: a library from before a change must not be called
+_VERSION = 16  # of the functions below, as in native.cpp: a library from before a change must not be called
 _ARGUMENTS = {
     "plsc_setup": [c_void_p] * 5,
     "plsc_instructions": [c_int],
-    "plsc_threads": [],
-    "plsc_multiplies": [],
     "plsc_unit_rows": [c_void_p, c_int64, c_int64, c_void_p, c_void_p],
     "plsc_turn_units": [c_void_p] * 3 + [c_int64] * 2 + [c_void_p],
     "plsc_gather": [c_void_p, c_void_p, c_int64, c_int64, c_void_p],
@@ -66,7 +65,7 @@ def library() -> ctypes.CDLL | None:
 
 def multiplies() -> bool:
     """Say whether there are kernels with matrix products, whose library is in Paddle's wheels for x86-64."""
-    return library() is not None and bool(library().plsc_multiplies())
+    return library() is not None and paddle_library(_MKL) is not None
 
 
 def address(array, dtype: str = "float32") -> int | None:
@@ -109,7 +108,7 @@ def compiled() -> ctypes.CDLL | None:
     for name, arguments in _ARGUMENTS.items():
         getattr(native, name).argtypes = arguments
     native.plsc_sum_of_squares.restype = c_double
-    openmp, mkl, onednn = map(paddle_library, ("libiomp5.so", "libmklml_intel.so", "libdnnl.so.3"))
+    openmp, mkl, onednn = map(paddle_library, ("libiomp5.so", _MKL, "libdnnl.so.3"))
     native.plsc_setup(
         *(_address(openmp, name) for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")),
         _address(mkl, "cblas_sgemm"),

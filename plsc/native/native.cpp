@@ -1,8 +1,6 @@
 // Set-up of the kernels: threads, matrix products, and which instructions are used. See native.h.
 #include "plsc/native/native.h"
 
-#include <stdlib.h>
-
 int instructions = 0;
 
 namespace {
@@ -52,7 +50,7 @@ void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const uint16_t* 
 }
 
 // To be raised with every change of a function's arguments, here and in __init__.py.
-PLSC_API int plsc_version() { return 15; }
+PLSC_API int plsc_version() { return 16; }
 
 // Addresses of the functions named above, null where there is none; without the first three there is one thread.
 PLSC_API void plsc_setup(void* gomp_parallel, void* get_thread_num, void* get_num_threads, void* cblas_sgemm,
@@ -78,15 +76,4 @@ PLSC_API int plsc_instructions(int level) {
   }
 #endif
   return instructions;
-}
-
-PLSC_API int plsc_multiplies() { return sgemm != nullptr; }
-
-// How many threads a kernel runs on when this thread calls it.
-PLSC_API int plsc_threads() {
-  int count = 1;
-  on_threads([&](int64_t thread, int64_t threads) {
-    if (thread == 0) count = (int)threads;
-  });
-  return count;
 }

@@ -16,8 +16,8 @@ from plsc.checkpoint.store import find
 from plsc.data.dataset import Dataset
 from plsc.errors import UserError
 from plsc.heads.softmax import SoftmaxHead
+from plsc.native.bfloat16 import float32_of
 from plsc.training.resume import ROWS_AT_ONCE, load_backbone
-from plsc.utils.bfloat16 import float32_of
 from plsc.utils.logging import warn_on_rank_0
 
 

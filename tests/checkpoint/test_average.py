@@ -9,7 +9,7 @@ from plsc.checkpoint.average import _mean_of, average
 from plsc.checkpoint.store import Checkpoint
 from plsc.entry import Entry
 from plsc.errors import UserError
-from plsc.utils.bfloat16 import float32_of, nearest
+from plsc.native.bfloat16 import float32_of, nearest
 from tests.helpers.checkpoints import content, save_one, save_ranks
 from tests.helpers.tiny_runs import TINY
 

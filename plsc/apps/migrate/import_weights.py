@@ -25,8 +25,8 @@ from plsc.checkpoint.tensorfile import DamagedError, TensorFile, tensor_differen
 from plsc.config import Config, add_overrides, load
 from plsc.data.images import CHANNELS
 from plsc.errors import UserError, shown, writing
+from plsc.native.bfloat16 import float32_of
 from plsc.utils.atomic_write import replace_file
-from plsc.utils.bfloat16 import float32_of
 from plsc.utils.files import open_regular
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.utils.safe_pickle import load_pickle, user_errors

@@ -11,7 +11,7 @@ from plsc.heads.banks.bank import Bank, initial_blocks
 from plsc.heads.banks.state_rows import StateRows
 from plsc.heads.banks.tensors import host_view, large_tensor, rows_in_place, write_rows
 from plsc.heads.optimizer import Rule
-from plsc.utils.bfloat16 import float32_of
+from plsc.native.bfloat16 import float32_of
 from plsc.utils.sharding import ClassShard
 
 

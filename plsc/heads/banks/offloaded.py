@@ -28,8 +28,8 @@ from plsc.heads.banks.host import BankInMemory
 from plsc.heads.banks.row_storage import FileRowStorage
 from plsc.heads.banks.state_rows import StateRows
 from plsc.heads.optimizer import Rule
+from plsc.native import bfloat16
 from plsc.native.heads.records import pack, rounding_keys, unpack
-from plsc.utils import bfloat16
 from plsc.utils.sharding import ClassShard
 
 _ROWS_AT_ONCE = 8192  # rows between storage and float32: no second copy of a buffer

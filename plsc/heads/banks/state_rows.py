@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from plsc.utils.bfloat16 import float32_of
+from plsc.native.bfloat16 import float32_of
 
 
 class StateRows:

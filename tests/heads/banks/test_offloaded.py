@@ -14,7 +14,7 @@ from plsc.heads.banks import offloaded as offloaded_module
 from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import LARS, AdamW, Momentum
-from plsc.utils import bfloat16
+from plsc.native import bfloat16
 from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.sharding import ClassShard
 

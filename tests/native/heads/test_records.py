@@ -5,9 +5,9 @@ import os
 import numpy as np
 import pytest
 
+from plsc.native.bfloat16 import float32_of, nearest
 from plsc.native.heads import records
 from plsc.native.heads.records import rounding_keys
-from plsc.utils.bfloat16 import float32_of, nearest
 
 
 def numbers(*shape, seed=0):

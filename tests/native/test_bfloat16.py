@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from plsc.utils import bfloat16
+from plsc.native import bfloat16
 
 
 def test_a_bfloat16_is_the_upper_half_of_a_float32():
