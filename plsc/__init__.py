@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from plsc.entry import Entry
 
 __all__ = ["Entry", "Gallery", "__version__"]
+__dir__ = __all__.copy  # what is imported on first use, too
 
 # OpenCV reads its limit when it is first imported, and checks it before it allocates. Its own is 2^30.
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26))
@@ -28,6 +29,3 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and should report
         if module is None:
             raise AttributeError(f"module 'plsc' has no attribute '{name}'")
         return getattr(importlib.import_module(module), name)
-
-    def __dir__():
-        return __all__

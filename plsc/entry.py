@@ -60,11 +60,9 @@ class Entry:
             return train(self.config, self._model)
 
     def evaluate(self) -> dict[str, Any]:
-        """Evaluate a checkpoint (Global.checkpoint, or the newest in output_dir) on the sets of
-        DataLoader.Eval.
+        """Evaluate a checkpoint (Global.checkpoint, or the newest in output_dir) on DataLoader.Eval's sets.
 
-        Prints the table and writes report and results.json to output_dir/test. Returns the main set's
-        numbers.
+        Prints the table, writes report and results.json to output_dir/test. Returns the main set's numbers.
         """
         self.config.check_data(training=False)
         start(self.config.Global)
@@ -106,9 +104,9 @@ class Entry:
             return export_checkpoint(self.config, output, self._model)
 
     def dry_run(self, ranks: int | None = None) -> str:
-        """Return the resolved config and the plan of the run.
+        """Return the resolved config and the plan of the run on so many `ranks`, or on those of this launch.
 
-        Trains nothing, starts no group, makes no head. `ranks`: for so many; None: for those of this launch.
+        Trains nothing, starts no group, makes no head.
         """
         from plsc.training.plan import dry_run
 

@@ -1,5 +1,4 @@
-"""Define the errors that a user can correct, turn what the system refuses into them, and make text from
-outside safe to print.
+"""Define the errors that a user can correct, and make text from outside safe to print.
 
 The text of such an error is one line: where (file:line, key or sample), the value, the rule and the remedy.
 `plsc` prints that line and exits with code 2; any other exception is a defect of plsc and keeps its
@@ -39,8 +38,7 @@ class CorruptImageError(UserError):
 def reading(
     path: str | bytes | os.PathLike, *, missing: str = "no such file", remedy: str = ""
 ) -> Iterator[None]:
-    """Turn the system's refusal to let `path` be read into a line for the user, and text that is not UTF-8
-    too.
+    """Turn the system's refusal to let `path` be read, and text that is not UTF-8, into a line for the user.
 
     Args:
         path: the file, perhaps with the option that names it in front.
@@ -59,8 +57,7 @@ def reading(
 
 @contextlib.contextmanager
 def writing(path: str | bytes | os.PathLike, *, remedy: str = "", what: str = "written") -> Iterator[None]:
-    """Turn the system's refusal to let `path` be written into a line for the user. Arguments as of
-    `reading`."""
+    """Turn the system's refusal to let `path` be written into a line for the user, as `reading` does."""
     try:
         yield
     except OSError as error:
@@ -70,8 +67,7 @@ def writing(path: str | bytes | os.PathLike, *, remedy: str = "", what: str = "w
 
 
 def shown(name: object) -> str:
-    """Return a name from data (text, bytes or a path) as text that is safe to print: on one line, and
-    encodable.
+    """Return a name from data (text, bytes or a path) as text that is safe to print, on one line.
 
     Control characters, line breaks, marks that change the direction of text, and bytes that are not UTF-8 are
     escaped. Otherwise the name of a file, a folder or an identity could add lines to a log, or control a
@@ -82,8 +78,7 @@ def shown(name: object) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """Escape what `shown` escapes but line breaks and tabs, and leave the middle of each very long line out:
-    what a message quotes of a file may be megabytes long."""
+    """Escape what `shown` escapes but line breaks and tabs, and cut very long lines, as of a quoted file."""
     lines = (
         line if len(line) <= 2000 else f"{line[:1500]} ... {len(line) - 2000:,} characters ... {line[-500:]}"
         for line in text.split("\n")
