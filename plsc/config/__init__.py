@@ -118,7 +118,7 @@ class Config(Section):
                 errors[self._layers.line(path, error.text)] = error
         if errors:
             missing = all(isinstance(error, MissingFileError) for error in errors.values())
-            raise MissingFileError("\n".join(errors)) if missing else ConfigError(errors)
+            raise (MissingFileError if missing else ConfigError)("\n".join(errors))
 
 
 def _keys(section: type[Section], above: str = "") -> Iterator[str]:

@@ -7,7 +7,7 @@ and line. It does not depend on the sections; plsc.config checks the tree.
 import difflib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +20,7 @@ CONFIG = "config.yaml"  # the resolved config that a run, or plsc import, writes
 
 
 class ConfigError(UserError):
-    """Everything that is wrong with a config, one line each in `errors`; `str()` joins them."""
-
-    def __init__(self, errors: Iterable[str]):
-        self.errors = [" ".join(error.splitlines()) for error in errors]
-        super().__init__("\n".join(self.errors))
+    """Everything that is wrong with a config, a line each."""
 
 
 class Source(NamedTuple):
@@ -124,11 +120,12 @@ class Layers:
     def line(self, path: KeyPath, message: str, source: Source | None = None) -> str:
         """Return an error as one line: place, key and message."""
         place = (source or self.source(path)).place
-        return ": ".join(filter(None, (place, ".".join(map(str, path)), message)))
+        text = ": ".join(filter(None, (place, ".".join(map(str, path)), message)))
+        return " ".join(text.splitlines())
 
-    def lines(self) -> list[str]:
+    def lines(self) -> str:
         """Return the error lines, in the order of the file, then of the overrides."""
-        return [line for _, line in sorted(self.problems, key=lambda problem: problem[0])]
+        return "\n".join(line for _, line in sorted(self.problems, key=lambda problem: problem[0]))
 
 
 def config_file(path: Path) -> Path:

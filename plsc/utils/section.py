@@ -87,10 +87,10 @@ class Section(BaseModel):
                 # Otherwise it is pydantic's name for one of a union's alternatives.
                 with contextlib.suppress(LookupError, TypeError):
                     path, value = (*path, part), value[part]
-            if detail["type"] in ("missing", _SAID):
+            missing = detail["type"] == "missing" and isinstance(value, dict)
+            if missing or detail["type"] == _SAID:
                 absent = detail["loc"][-1:] if path[-1:] != detail["loc"][-1:] else ()  # a required key
-                said = detail["msg"] if detail["type"] == _SAID else "is required"
-                mistakes.append(mistake((*path, *absent), said))
+                mistakes.append(mistake((*path, *absent), "is required" if missing else detail["msg"]))
             elif detail["type"] == "extra_forbidden":
                 mistakes.append(mistake(path, cls._unknown(path[-1], written, known)))
             else:
@@ -110,7 +110,7 @@ class Section(BaseModel):
             own = ", or your own as package.module:Class" if issubclass(cls.family[-1], Plug) else ""
             return f"must be one of {', '.join(map(repr, names_of(cls.family)))}{own}"
         rule = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-        rule = rule.replace("a valid array", "a list")
+        rule = rule.replace("a valid array", "a list").replace("Field required", "must be a longer list")
         return re.sub("an object|a valid dictionary.*", "a mapping of keys", rule)
 
     @classmethod

@@ -58,7 +58,7 @@ def test_a_file_that_cannot_be_read():
     ],
 )
 def test_files_that_say_no_config(text, line):
-    assert read(text).lines() == [line]
+    assert read(text).lines() == line
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_files_that_say_no_config(text, line):
     ],
 )
 def test_overrides_that_say_nothing(text, line):
-    assert override(text).lines() == [line]
+    assert override(text).lines() == line

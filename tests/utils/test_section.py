@@ -6,9 +6,7 @@ from typing import Literal
 
 import pytest
 
-from plsc.config import ConfigError
 from plsc.data.config import TrainDatasetCfg
-from plsc.errors import UserError
 from plsc.utils.section import formatted
 
 
@@ -16,12 +14,6 @@ def test_formatted_is_short():
     assert formatted(None) == "null" and formatted(True) == "true" and formatted("x") == "'x'"
     assert formatted([1] * 100) == "[" + "1, " * 18 + "1,..."
     assert len(formatted("x" * 100)) == 60
-
-
-def test_config_error_is_one_line_each():
-    error = ConfigError(["a", "b\nc"])
-    assert isinstance(error, UserError)
-    assert error.errors == ["a", "b c"] and str(error) == "a\nb c"
 
 
 class Net:
