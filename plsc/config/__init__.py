@@ -131,7 +131,7 @@ def _keys(section: type[Section], above: str = "") -> Iterator[str]:
             yield above + key
 
 
-Section.every_key = [*_keys(Config)]
+Section.elsewhere = {dotted.rpartition(".")[2]: dotted for dotted in reversed([*_keys(Config)])}
 
 
 def _path_of(key: str) -> tuple[str | int, ...]:

@@ -50,9 +50,8 @@ class Layers:
         hint = f", did you mean '{near[0]}'?" if near else ""
         with reading(path, missing=f"no such config file{hint}"):
             document = parse(read_regular(path).decode("utf-8-sig"))
-        for problem in document.problems:
-            source = Source(0, problem.line, f"{path}:{problem.line}")
-            self.add_error(problem.path, problem.message, source)
+        for at, line, message in document.problems:
+            self.add_error(at, message, Source(0, line, f"{path}:{line}"))
         if isinstance(document.value, dict):
             self.tree = document.value
             self.sources = {at: Source(0, line, f"{path}:{line}") for at, line in document.lines.items()}
@@ -72,8 +71,8 @@ class Layers:
         if not equals or not all(path):
             wrong = "the key is empty" if equals else "it has no '='"
             self.add_error((), f"an override must be Section.key=value ({wrong})", source)
-        for problem in document.problems:
-            self.add_error((*path, *problem.path), problem.message, source)
+        for at, _, message in document.problems:
+            self.add_error((*path, *at), message, source)
         if equals and all(path) and not document.problems:
             self.put(path, document.value, source)
 

@@ -56,10 +56,7 @@ class Preprocessing:
 
     def __call__(self, pixels: Any) -> Any:
         """Prepare images [n, C, H, W], an array or a tensor: the network's input, float32."""
-        pixels = pixels.astype("float32")
-        if (self.mean, self.scale) == (0, 1):
-            return pixels
-        return (pixels - self.mean) * self.scale
+        return (pixels.astype("float32") - self.mean) * self.scale
 
     def empty(self, count: int) -> np.ndarray:
         """Allocate an array for `count` images."""

@@ -54,7 +54,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     family: ClassVar[Sequence[type[Section]]] = ()  # of which `name` chooses this one: one_of
-    every_key: ClassVar[Collection[str]] = ()  # of the whole config, dotted: set by plsc.config
+    elsewhere: ClassVar[Mapping[str, str]] = {}  # each key of the whole config -> with its sections
 
     @model_validator(mode="wrap")
     @classmethod
@@ -122,9 +122,10 @@ class Section(BaseModel):
             return (
                 f"has no meaning with {name}, only with {', '.join(others)} (got {formatted(written[key])})"
             )
-        elsewhere = {dotted.rpartition(".")[2]: dotted for dotted in reversed([*cls.every_key])}
-        near = difflib.get_close_matches(key, elsewhere, n=1, cutoff=0.8)
-        hint = did_you_mean(key, known) or "".join(f", did you mean '{elsewhere[word]}'?" for word in near)
+        near = difflib.get_close_matches(key, cls.elsewhere, n=1, cutoff=0.8)
+        hint = did_you_mean(key, known) or "".join(
+            f", did you mean '{cls.elsewhere[word]}'?" for word in near
+        )
         return f"unknown key{hint or ' (one of ' + ', '.join(known) + ')'}"
 
 

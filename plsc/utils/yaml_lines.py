@@ -50,18 +50,12 @@ _Dumper.add_representer(dict, lambda dumper, value: dumper.represent_mapping(_CO
 KeyPath = tuple  # of keys (str) and list indices (int), e.g. ("LRScheduler", "milestones", 0)
 
 
-class Problem(NamedTuple):
-    path: KeyPath
-    line: int  # counted from 1
-    message: str
-
-
 class Document(NamedTuple):
-    """A parsed text: a plain `value`, the line of each path in it, and the errors as `problems`."""
+    """A parsed text: its plain value, the line of each path in it, and problems: path, line, message."""
 
     value: Any  # made of dict with str keys, list, str, int, float, bool and None
-    lines: dict[KeyPath, int]
-    problems: list[Problem]
+    lines: dict[KeyPath, int]  # counted from 1
+    problems: list[tuple[KeyPath, int, str]]
 
 
 def parse(text: str) -> Document:
@@ -74,10 +68,10 @@ def parse(text: str) -> Document:
         problem = error.problem or ""
         said = (words for pattern, words in _WORDS.items() if re.search(pattern, problem))
         message = next(said, "not valid YAML: " + ", ".join(filter(None, (error.context, problem))))
-        document.problems.append(Problem((), error.problem_mark.line + 1, message))
+        document.problems.append(((), error.problem_mark.line + 1, message))
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        document.problems.append(Problem((), line, f"the character {chr(error.character)!r} is not YAML"))
+        document.problems.append(((), line, f"the character {chr(error.character)!r} is not YAML"))
     return document
 
 
@@ -85,7 +79,7 @@ def _construct(node: yaml.Node, path: KeyPath, document: Document) -> Any:
     """Return the plain value of a node, and add the lines and problems at and below `path` to `document`."""
 
     def problem(at: yaml.Node, path: KeyPath, message: str) -> None:
-        document.problems.append(Problem(path, at.start_mark.line + 1, message))
+        document.problems.append((path, at.start_mark.line + 1, message))
 
     if isinstance(node, yaml.SequenceNode):
         items = []

@@ -1,6 +1,6 @@
 import pytest
 
-from plsc.utils.yaml_lines import Problem, dump_lines, parse
+from plsc.utils.yaml_lines import dump_lines, parse
 
 INDENTED = (
     "a key that is indented otherwise than the keys around it, below a line without its colon, or a text "
@@ -9,7 +9,7 @@ INDENTED = (
 
 
 def problems(text):
-    return [(problem.line, problem.message) for problem in parse(text).problems]
+    return [(line, message) for _, line, message in parse(text).problems]
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_equal_keys_keep_the_first_and_name_both_lines():
     document = parse("a:\n  b: 1\n  c: 2\n  b: 3\nd: 4\na: 5")
     assert document.value == {"a": {"b": 1, "c": 2}, "d": 4}
     assert document.problems == [
-        Problem(("a", "b"), 4, "given twice (first on line 2)"),
-        Problem(("a",), 6, "given twice (first on line 1)"),
+        (("a", "b"), 4, "given twice (first on line 2)"),
+        (("a",), 6, "given twice (first on line 1)"),
     ]
 
 
