@@ -27,9 +27,9 @@ from plsc.checkpoint.tensorfile import blocks_of, layout
 from plsc.errors import UserError
 from plsc.heads.banks import Bank, build_bank
 from plsc.heads.optimizer import Momentum
+from plsc.heads.sampling import ClassShard
 from plsc.native.bfloat16 import float32_of
 from plsc.utils.preprocessing import Preprocessing
-from plsc.utils.sharding import ClassShard
 
 _ROWS = 65_536  # filled at a time
 
@@ -86,7 +86,7 @@ def filled(kind: str, dtype: str, classes: int, dim: int, folder: str) -> Bank:
     Untouched pages of zeros would cost nothing to write.
     """
     settings = {"bias": False, "std": 0.01, "seed": 0, "rule": Momentum(0.9, 0.0)}
-    bank = build_bank(kind, dtype, folder, ClassShard.whole(classes), dim, **settings)
+    bank = build_bank(kind, dtype, folder, ClassShard.of_rank(classes), dim, **settings)
     for start in range(0, classes, _ROWS):
         rows = float32_of(np.asarray(bank.state()["centres"][start : start + _ROWS]))
         bank.load_rows(start, {"centres": rows, "momentum": -rows})
@@ -113,7 +113,8 @@ def _save(folder: Path, state: dict) -> Path:
             epoch=1,
             states={"backbone": {"arrays": network}, "optimizer": {"arrays": network}},
             rows=state,
-            shard=ClassShard.whole(classes),
+            num_classes=classes,
+            shard=(0, classes),
             config={},
             preprocessing=Preprocessing((3, 112, 112)),
         ),

@@ -13,7 +13,6 @@ from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.store import Content, completed, save
 from plsc.errors import UserError
 from plsc.native.bfloat16 import float32_of, nearest
-from plsc.utils.sharding import ClassShard
 
 
 def average(run: str, last: int | None, target: str) -> str:
@@ -41,7 +40,8 @@ def average(run: str, last: int | None, target: str) -> str:
         epoch=newest.epoch,
         states={"backbone": {"arrays": mean}},
         rows={name: _MeanRows(saved, name) for name in newest.head_arrays if name in ("centres", "bias")},
-        shard=ClassShard(newest.num_classes, 0, newest.num_classes),
+        num_classes=newest.num_classes,
+        shard=(0, newest.num_classes),
         config=newest.config,
         preprocessing=newest.preprocessing,
         classes=newest.classes(),

@@ -31,7 +31,6 @@ from plsc.errors import MissingFileError, UserError
 from plsc.utils.atomic_write import remove
 from plsc.utils.logging import get_logger
 from plsc.utils.preprocessing import Preprocessing
-from plsc.utils.sharding import ClassShard
 
 
 class SaveError(UserError):
@@ -45,7 +44,7 @@ class Content:
     states: the state of each owner, by its name: plain values, and under "arrays" arrays by name.
     rows: this rank's class rows, first axis = class: "centres" [S, D], perhaps "bias" [S],
         and the arrays of their optimizer, such as "momentum" [S, D].
-    shard: the classes of those rows; all classes on every rank: a replicated head.
+    shard: the classes of those rows, [start, stop); all classes on every rank: a replicated head.
     classes: a name for each class; None: no names.
     weights: whose arrays are the weights to use, for everything but to train on, if it has any.
     """
@@ -54,7 +53,8 @@ class Content:
     epoch: int
     states: Mapping[str, Mapping[str, Any]]
     rows: Mapping[str, np.ndarray]
-    shard: ClassShard
+    num_classes: int
+    shard: tuple[int, int]
     config: Mapping[str, Any]
     preprocessing: Preprocessing
     classes: list[str] | None = None
@@ -76,7 +76,7 @@ def save(
 
     Returns the folder. Raises SaveError on every rank, with the rank that failed and why.
     """
-    num_classes = content.shard.num_classes
+    num_classes = content.num_classes
     final = root / f"step-{content.step:08d}"
     first = rank == 0
     mine = {}
@@ -88,7 +88,7 @@ def save(
     what = f"{root}: checkpoint of step {content.step} not written, earlier ones untouched"
     on_all = partial(_on_all_ranks, what, gather)
     try:
-        shards = on_all(_begin, final, first, (int(content.shard.start), int(content.shard.stop)))
+        shards = on_all(_begin, final, first, content.shard)
         world_size = len(shards)
         replicated = set(shards) == {(0, num_classes)}
         if replicated:  # one file for all

@@ -10,10 +10,10 @@ from plsc.heads.banks import build_bank
 from plsc.heads.config import MARGINS, HeadCfg, MarginCfg, rows_bytes
 from plsc.heads.margins import Margin, check_slopes
 from plsc.heads.optimizer import Momentum, Rule, check_rule
+from plsc.heads.sampling import ClassShard
 from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.spec import HeadSpec
 from plsc.utils.registry import is_import_path
-from plsc.utils.sharding import ClassShard
 
 
 def build_margin(cfg: HeadCfg) -> Margin | None:
@@ -114,10 +114,8 @@ def make_head(
         rule: the centres' optimizer; None: momentum SGD without weight decay.
         options: the further fields of `HeadSpec`, as are margin, sharded and sub_centres.
     """
-    if sharded:
-        shard = ClassShard.of_rank(num_classes, distributed.world_size(), distributed.rank())
-    else:
-        shard = ClassShard.whole(num_classes)
+    ranks, rank = (distributed.world_size(), distributed.rank()) if sharded else (1, 0)
+    shard = ClassShard.of_rank(num_classes, ranks, rank)
     if init_std is None:
         init_std = 0.01 if margin else (2.0 / (embedding_size + num_classes)) ** 0.5
     made = build_bank(

@@ -16,8 +16,7 @@ from plsc.heads.banks.bank import initial_rows
 from plsc.heads.build import make_head
 from plsc.heads.margins import CosFace
 from plsc.heads.optimizer import Momentum
-from plsc.heads.sampling import draw_classes, unite
-from plsc.utils.sharding import ClassShard
+from plsc.heads.sampling import ClassShard, draw_classes, unite
 
 _CLASSES = 101
 _WIDTH = 16
@@ -59,7 +58,7 @@ def _compare(sample_rate: float, budget: int) -> float:
     head.update(_RATE)
 
     centres_CD = initial_rows(3, 0, _CLASSES, _WIDTH, 0.5).astype(np.float64)
-    taken_K = unite(draw_classes(ClassShard.whole(_CLASSES), sample_rate, 3, 0), np.unique(label_N))
+    taken_K = unite(draw_classes(ClassShard.of_rank(_CLASSES), sample_rate, 3, 0), np.unique(label_N))
     target_N = np.searchsorted(taken_K, label_N)
     losses_N, dx_ND, dw_KD = _dense(x_ND.astype(np.float64), centres_CD[taken_K], target_N)
     centres_CD[taken_K] -= _RATE * dw_KD

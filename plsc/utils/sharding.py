@@ -5,10 +5,7 @@ allowed: the last ranks hold no class and still take part in every collective. A
 themselves, so it does not depend on this formula.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 
 def split(total: int, parts: int) -> list[tuple[int, int]]:
@@ -27,26 +24,3 @@ def count_micro_batches(sizes: Sequence[int], batch_size: int) -> int:
     """
     full, left = divmod(max(sizes), batch_size)
     return max(1, min(full + (left > 2), min(sizes) // 2))
-
-
-@dataclass(frozen=True)
-class ClassShard:
-    """The contiguous range [start, stop) of the `num_classes` classes whose centres one rank holds."""
-
-    num_classes: int
-    start: int
-    stop: int
-
-    @classmethod
-    def of_rank(cls, num_classes: int, world_size: int, rank: int) -> ClassShard:
-        """Return the shard of one rank of a sharded head."""
-        return cls(num_classes, *split(num_classes, world_size)[rank])
-
-    @classmethod
-    def whole(cls, num_classes: int) -> ClassShard:
-        """Return the shard of a replicated head: all classes."""
-        return cls(num_classes, 0, num_classes)
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start

@@ -9,7 +9,7 @@ import paddle
 
 from plsc import distributed
 from plsc.heads.banks.bank import initial_rows
-from plsc.utils.sharding import ClassShard
+from plsc.heads.sampling import ClassShard
 from tests.heads import reference
 from tests.heads.errors import MARGINS, OPTIMIZERS, D, choose_classes, labels_for
 from tests.helpers.bounds import EPS, perturbed, roundings
@@ -78,7 +78,7 @@ def rounding(
     rule, dense_optimizer = OPTIMIZERS[optimizer]
     rng, whole, count = (
         np.random.default_rng(num_classes + len(counts)),
-        ClassShard.whole(num_classes),
+        ClassShard.of_rank(num_classes),
         sum(counts),
     )
     draw = lambda: (

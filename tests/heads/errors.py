@@ -11,9 +11,9 @@ from plsc.heads.banks.bank import initial_rows
 from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.optimizer import LARS, AdamW, Momentum, Rule
-from plsc.heads.sampling import draw_classes, unite
+from plsc.heads.sampling import ClassShard, draw_classes, unite
 from plsc.heads.self_check import relative
-from plsc.utils.sharding import ClassShard, split
+from plsc.utils.sharding import split
 from tests.heads import reference
 
 D = 16  # of every head here
@@ -153,7 +153,7 @@ def _compare_step(worst: Worst, head, dense, x, label, counts, number: int):
     if head.spec.sample_rate < 1:
         counts_of_taken = distributed.gather_counts(len(taken))
         dense.taken = distributed._c_allgather(paddle.to_tensor(taken), counts_of_taken).numpy()
-    whole = ClassShard.whole(head.shard.num_classes)
+    whole = ClassShard.of_rank(head.shard.num_classes)
     of_one_rank = choose_classes(np.unique(label), whole, head.spec.sample_rate, head.spec.seed, number)
     worst.note("classes that one rank would not have sampled", len(np.setxor1d(dense.taken, of_one_rank)))
     losses, dx, dw, db = dense.loss_and_gradients(x, label)

@@ -9,8 +9,7 @@ from plsc.heads import softmax as softmax_module
 from plsc.heads import step as step_module
 from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace, CosFace
-from plsc.heads.sampling import DrawAhead
-from plsc.utils.sharding import ClassShard
+from plsc.heads.sampling import ClassShard, DrawAhead
 from tests.helpers.bounds import assert_within, cosines
 
 D = 16

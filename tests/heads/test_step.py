@@ -10,9 +10,9 @@ from plsc.heads.banks import build_bank
 from plsc.heads.build import make_head
 from plsc.heads.margins import CosFace
 from plsc.heads.optimizer import Momentum
+from plsc.heads.sampling import ClassShard
 from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.spec import HeadSpec
-from plsc.utils.sharding import ClassShard
 from tests.heads.cases import exact, run
 from tests.heads.errors import MARGINS
 from tests.helpers.bounds import assert_within, perturbed

@@ -9,7 +9,7 @@ from plsc.checkpoint.manifest import seal
 from plsc.checkpoint.store import Checkpoint, Content, save
 from plsc.errors import UserError
 from plsc.utils.preprocessing import Preprocessing
-from plsc.utils.sharding import ClassShard, split
+from plsc.utils.sharding import split
 
 PREPROCESSING = Preprocessing((1, 32, 32), 127.5, 0.0078431)
 
@@ -87,7 +87,8 @@ def content_of(step, everything, start, stop):
         step=step,
         states=states,
         rows=everything["head"],
-        shard=ClassShard(everything["num_classes"], start, stop),
+        num_classes=everything["num_classes"],
+        shard=(start, stop),
         weights="ema" if "ema" in arrays else "backbone",
         **fields,
     )

@@ -14,6 +14,7 @@ from plsc.heads.banks import build_bank
 from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import AdamW
+from plsc.heads.sampling import ClassShard
 from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.spec import HeadSpec
 from plsc.training.resume import (
@@ -21,7 +22,7 @@ from plsc.training.resume import (
     load_backbone,
     load_rows,
 )
-from plsc.utils.sharding import ClassShard, split
+from plsc.utils.sharding import split
 from tests.helpers.checkpoints import Bits, content, reseal, save_ranks
 from tests.helpers.tiny_runs import IMAGE_SHAPE, TINY, arrays, checkpoint, make_trainer, train
 

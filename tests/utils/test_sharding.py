@@ -1,6 +1,6 @@
 import pytest
 
-from plsc.utils.sharding import ClassShard, count_micro_batches, split
+from plsc.utils.sharding import count_micro_batches, split
 
 
 @pytest.mark.parametrize("total", [0, 1, 2, 3, 10, 1003])
@@ -13,18 +13,11 @@ def test_split_is_contiguous_balanced_and_complete(total, parts):
     assert [start for start, _ in ranges] == [0, *[stop for _, stop in ranges][:-1]]
 
 
-def test_class_shard():
-    assert ClassShard.of_rank(10, 4, 1) == ClassShard(10, 3, 6)
-    assert ClassShard.of_rank(2, 4, 3).size == 0
-    assert ClassShard.whole(7) == ClassShard(7, 0, 7)
-
-
 @pytest.mark.parametrize("num_classes,ranks", [(10, 4), (1003, 3), (2, 4), (1, 16), (12, 3)])
 def test_row_3_1_the_split_is_the_documents_formula(num_classes, ranks):
-    for rank in range(ranks):
-        shard = ClassShard.of_rank(num_classes, ranks, rank)
-        assert shard.size == num_classes // ranks + (rank < num_classes % ranks)
-        assert shard.start == num_classes // ranks * rank + min(rank, num_classes % ranks)
+    for rank, (start, stop) in enumerate(split(num_classes, ranks)):
+        assert stop - start == num_classes // ranks + (rank < num_classes % ranks)
+        assert start == num_classes // ranks * rank + min(rank, num_classes % ranks)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])

@@ -30,7 +30,6 @@ from plsc.utils.atomic_write import replace_file
 from plsc.utils.files import open_regular
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.utils.safe_pickle import load_pickle, user_errors
-from plsc.utils.sharding import ClassShard
 from plsc.utils.text import counted
 
 _MOST = 10  # tensors that a refusal names
@@ -158,7 +157,8 @@ def import_weights(path: str, config: Config, output: str | os.PathLike, preproc
         epoch=0,
         states={"backbone": {"arrays": arrays}},
         rows={"centres": np.zeros((0, config.Model.embedding_size), np.float32)},
-        shard=ClassShard.whole(0),
+        num_classes=0,
+        shard=(0, 0),
         config=config.plain(),
         preprocessing=preprocessing,
     )

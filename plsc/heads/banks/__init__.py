@@ -18,8 +18,8 @@ from plsc.heads.banks.bank import Bank
 from plsc.heads.banks.device import DeviceBank
 from plsc.heads.banks.host import HostBank
 from plsc.heads.banks.offloaded import OffloadedBank
+from plsc.heads.sampling import ClassShard
 from plsc.native import compiled
-from plsc.utils.sharding import ClassShard
 
 
 def build_bank(

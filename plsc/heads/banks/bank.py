@@ -12,8 +12,8 @@ from plsc.distributed.device import asynchronous
 from plsc.heads.banks.state_rows import StateRows
 from plsc.heads.banks.tensors import large_tensor, rows_in_place, write_rows
 from plsc.heads.optimizer import Rule, Update
+from plsc.heads.sampling import ClassShard
 from plsc.native.heads import rows as row_kernels
-from plsc.utils.sharding import ClassShard
 
 INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
 UPDATE_ROWS = 4096  # selected rows that a CPU fetches, updates and writes back at a time

@@ -11,8 +11,8 @@ from plsc.heads.banks.bank import Bank, initial_blocks
 from plsc.heads.banks.state_rows import StateRows
 from plsc.heads.banks.tensors import host_view, large_tensor, rows_in_place, write_rows
 from plsc.heads.optimizer import Rule
+from plsc.heads.sampling import ClassShard
 from plsc.native.bfloat16 import float32_of
-from plsc.utils.sharding import ClassShard
 
 
 class DeviceBank(Bank):

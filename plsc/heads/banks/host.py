@@ -10,9 +10,9 @@ from plsc.distributed.device import tensor_of
 from plsc.heads.banks.bank import Bank, initial_rows
 from plsc.heads.banks.tensors import host_view
 from plsc.heads.optimizer import Rule, Update
+from plsc.heads.sampling import ClassShard
 from plsc.native.bfloat16 import float32_of
 from plsc.native.heads import rows as row_kernels
-from plsc.utils.sharding import ClassShard
 
 
 class BankInMemory(Bank):

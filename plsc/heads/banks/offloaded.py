@@ -11,7 +11,7 @@ nothing is kept in a buffer: rows are fetched block by block, in the forward pas
 its block is kept) and the update. Try it:
 
     options = {"bias": False, "std": 0.01, "seed": 0, "rule": Momentum()}
-    OffloadedBank(ClassShard.whole(1000), 8, dtype="bfloat16", folder="/tmp", **options)
+    OffloadedBank(ClassShard.of_rank(1000), 8, dtype="bfloat16", folder="/tmp", **options)
 """
 
 import math
@@ -28,9 +28,9 @@ from plsc.heads.banks.host import BankInMemory
 from plsc.heads.banks.row_storage import FileRowStorage
 from plsc.heads.banks.state_rows import StateRows
 from plsc.heads.optimizer import Rule
+from plsc.heads.sampling import ClassShard
 from plsc.native import bfloat16
 from plsc.native.heads.records import pack, rounding_keys, unpack
-from plsc.utils.sharding import ClassShard
 
 _ROWS_AT_ONCE = 8192  # rows between storage and float32: no second copy of a buffer
 # Rows of a buffer beyond the draw, for positives that were not drawn; memory only where they are used.

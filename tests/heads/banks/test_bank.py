@@ -8,14 +8,15 @@ from plsc.heads.banks import bank as bank_module
 from plsc.heads.banks import build_bank
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.optimizer import Momentum
-from plsc.utils.sharding import ClassShard, split
+from plsc.heads.sampling import ClassShard
+from plsc.utils.sharding import split
 
 
 @pytest.fixture(params=["device", "host"])
 def make(request):
     def made(shard=None, **options):
         options = {"bias": True, "std": 0.5, "seed": 1, "rule": Momentum(0.9, 1e-2), **options}
-        return build_bank(request.param, "float32", ".", shard or ClassShard.whole(11), 4, **options)
+        return build_bank(request.param, "float32", ".", shard or ClassShard.of_rank(11), 4, **options)
 
     return made
 

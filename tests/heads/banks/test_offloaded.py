@@ -14,9 +14,9 @@ from plsc.heads.banks import offloaded as offloaded_module
 from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import LARS, AdamW, Momentum
+from plsc.heads.sampling import ClassShard
 from plsc.native import bfloat16
 from plsc.utils.preprocessing import Preprocessing
-from plsc.utils.sharding import ClassShard
 
 KINDS = [("host", "bfloat16"), ("disk", "float32"), ("disk", "bfloat16")]
 C, D = 60, 8
@@ -38,7 +38,7 @@ def small_pieces(monkeypatch):
 
 def make(kind, dtype, folder, shard=None, **options):
     options = {"bias": True, "std": 0.5, "seed": 1, "rule": Momentum(0.9, 1e-2), **options}
-    return build_bank(kind, dtype, folder, shard or ClassShard.whole(C), D, **options)
+    return build_bank(kind, dtype, folder, shard or ClassShard.of_rank(C), D, **options)
 
 
 def train(
@@ -149,7 +149,7 @@ def test_a_run_resumed_from_a_checkpoint_is_the_run_that_was_not_stopped(kind, d
 
 def checkpoint_of(head, folder):
     content = Content(
-        5, 1, {"backbone": {"arrays": {}}}, head.bank.state(), ClassShard.whole(C), config={},
+        5, 1, {"backbone": {"arrays": {}}}, head.bank.state(), C, (0, C), config={},
         preprocessing=Preprocessing((3, 1, 1)),
     )  # fmt: skip
     return Checkpoint.open(save(folder / "checkpoints", content))
