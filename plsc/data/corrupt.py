@@ -57,7 +57,7 @@ class CorruptImages:
         count = len(self.dataset)
         tried = np.sort(generator(seed, use=PROBES).choice(count, min(count, PROBE), replace=False))
         corrupt, dark = [], []
-        image = self.dataset.preprocessing.empty(1)[0]
+        image = np.empty(self.dataset.preprocessing.shape, np.uint8)
         for index in tried.tolist():
             try:
                 make_sample(self.dataset, 0, index, image)

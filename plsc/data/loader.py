@@ -140,5 +140,5 @@ class Loader:
         return Workers(self.dataset, self.seed, self._num_workers, largest).make_batch
 
     def _make(self, epoch: int, indices: np.ndarray) -> tuple[np.ndarray, list[Replacement]]:
-        images = self.dataset.preprocessing.empty(len(indices))
+        images = np.empty((len(indices), *self.dataset.preprocessing.shape), np.uint8)
         return images, self._make_batch(epoch, indices, images)

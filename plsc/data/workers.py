@@ -45,8 +45,7 @@ class Workers:
     """Makes batches of up to `largest` samples in `count` processes, for as many threads at a time."""
 
     def __init__(self, dataset: Dataset, seed: int, count: int, largest: int):
-        empty = dataset.preprocessing.empty(0)
-        shape = (largest, *empty.shape[1:])
+        shape = (largest, *dataset.preprocessing.shape)
         try:
             arrays: list[pickle.PickleBuffer] = []
             state = pickle.dumps(dataset, protocol=5, buffer_callback=arrays.append)
@@ -63,7 +62,7 @@ class Workers:
                 shared.write(bytes(-shared.tell() % ALIGNMENT))
             shared.flush()
             for _ in range(count):
-                self._idle.put(_Worker(shared.fileno(), (state, sizes, seed), shape, empty.dtype))
+                self._idle.put(_Worker(shared.fileno(), (state, sizes, seed), shape))
 
     def make_batch(self, epoch: int, indices: np.ndarray, images: np.ndarray) -> list[Replacement]:
         """Write samples `indices` into `images` as plsc.data.batch.make_batch does. RuntimeError if the
@@ -78,11 +77,11 @@ class Workers:
 class _Worker:
     """Makes batches in a process, one at a time."""
 
-    def __init__(self, dataset_file: int, dataset: tuple, shape: tuple[int, ...], dtype: np.dtype):
+    def __init__(self, dataset_file: int, dataset: tuple, shape: tuple[int, ...]):
         self._pipe, theirs = Pipe()
         with os.fdopen(os.memfd_create("plsc-images"), "r+b") as memory, theirs:
-            memory.truncate(np.prod(shape) * dtype.itemsize)
-            self._images = _mapped(memory.fileno()).view(dtype).reshape(shape)
+            memory.truncate(np.prod(shape))
+            self._images = _mapped(memory.fileno()).reshape(shape)
             files = theirs.fileno(), dataset_file, memory.fileno()
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, *map(str, files), *map(os.path.abspath, sys.path)],
@@ -91,7 +90,7 @@ class _Worker:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
         weakref.finalize(self, self._process.kill)  # it holds nothing that could be lost
-        self._pipe.send((dataset, shape, dtype))
+        self._pipe.send((dataset, shape))
 
     def make_batch(self, epoch: int, indices: np.ndarray, images: np.ndarray) -> list[Replacement]:
         try:
@@ -126,8 +125,8 @@ def _unpacked(file: int, state: bytes, sizes: list[int]) -> Dataset:
 def main(pipe_file: int, dataset_file: int, memory_file: int) -> None:
     """Make batches until the pipe closes. The arguments are descriptors."""
     with Connection(pipe_file) as pipe, contextlib.suppress(EOFError, ConnectionError):
-        (state, sizes, seed), shape, dtype = pipe.recv()
-        images = _mapped(memory_file).view(dtype).reshape(shape)
+        (state, sizes, seed), shape = pipe.recv()
+        images = _mapped(memory_file).reshape(shape)
         dataset = None
         while True:
             epoch, indices = pipe.recv()

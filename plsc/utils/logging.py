@@ -55,7 +55,6 @@ def setup_logging(rank: int = 0, log_file: Path | None = None) -> logging.Logger
     if log_file is None:
         kept = MemoryHandler(sys.maxsize, sys.maxsize)  # for a log file that is not open yet
     else:
-        log_file.parent.mkdir(parents=True, exist_ok=True)
         kept = logging.FileHandler(log_file, encoding="utf-8")
         kept.handleError = lambda record: None  # as of the console
     _handlers[:] = [_Console(), kept]
@@ -81,6 +80,5 @@ def say(text: str) -> None:
 
 def warn_on_rank_0(text: str) -> None:
     """Log a warning that all ranks give alike on rank 0 only."""
-    logger = get_logger()
-    if logger.level <= logging.INFO:
-        logger.warning(text)
+    if get_logger().level <= logging.INFO:
+        get_logger().warning(text)

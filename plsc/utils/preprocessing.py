@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import ConfigDict, Field, FiniteFloat
 from pydantic.dataclasses import dataclass
 
@@ -57,7 +56,3 @@ class Preprocessing:
     def __call__(self, pixels: Any) -> Any:
         """Prepare images [n, C, H, W], an array or a tensor: the network's input, float32."""
         return (pixels.astype("float32") - self.mean) * self.scale
-
-    def empty(self, count: int) -> np.ndarray:
-        """Allocate an array for `count` images."""
-        return np.empty((count, *self.shape), np.uint8)

@@ -31,10 +31,6 @@ def _dtype(code: str, *_: object) -> np.dtype:
     return dtype
 
 
-def _frombuffer(data: bytes, dtype: np.dtype, shape: tuple, order: str, *_: object) -> np.ndarray:
-    return np.frombuffer(bytes(memoryview(data)), dtype).reshape(shape, order=order)
-
-
 def _encode(text: str, codec: str) -> bytes:
     if codec != "latin1":
         raise Refused(f"the codec {codec}")
@@ -50,7 +46,9 @@ class Unpickler(pickle._Unpickler):
     allowed: ClassVar[dict[str, object]] = {
         "numpy.core.multiarray._reconstruct": lambda *_: np.ndarray((0,), "b"),  # its state follows
         "numpy.core.multiarray.scalar": lambda dtype, data: np.frombuffer(data, dtype)[0],
-        "numpy.core.numeric._frombuffer": _frombuffer,
+        "numpy.core.numeric._frombuffer": lambda data, dtype, shape, order, *_: np.frombuffer(
+            bytes(memoryview(data)), dtype
+        ).reshape(shape, order=order),
         "numpy.ndarray": "numpy.ndarray",  # an argument of _reconstruct; called, it would take any memory
         "numpy.dtype": _dtype,
         "_codecs.encode": _encode,

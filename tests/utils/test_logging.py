@@ -44,11 +44,11 @@ def test_a_file_is_appended_to_and_begins_with_what_was_said_before_it_was_opene
     for text in ("first", "second"):
         setup_logging()
         get_logger().info("resuming at step %d", 8)
-        setup_logging(log_file=tmp_path / "run" / "log.txt")
+        setup_logging(log_file=tmp_path / "log.txt")
         get_logger().info(text)
         setup_logging()
     get_logger().info("elsewhere")
-    lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
+    lines = (tmp_path / "log.txt").read_text().splitlines()
     begin = "INFO resuming at step 8"
     assert [line[20:] for line in lines] == [begin, "INFO first", begin, "INFO second"]
 

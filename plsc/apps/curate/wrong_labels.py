@@ -108,7 +108,7 @@ def _embed(cfg: Config, data: Dataset) -> np.ndarray:
     corrupt = []
 
     def read(start: int, stop: int) -> np.ndarray:
-        samples = data.preprocessing.empty(stop - start)
+        samples = np.empty((stop - start, *data.preprocessing.shape), np.uint8)
         for index in range(start, stop):
             try:
                 make_sample(data, EVALUATION, index, samples[index - start])
