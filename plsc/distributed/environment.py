@@ -55,6 +55,12 @@ def local_size_from_env() -> int:
     return int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
 
 
+def available_bytes() -> int:
+    """Return the bytes of memory that programs of this machine can still get (Linux)."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
+
+
 def prepare(threads: int | None = None, device: str = AUTO) -> int:
     """Set the environment; call it before the first Paddle computation.
 

@@ -1,10 +1,10 @@
 """Build a head with a new bank of class centres: from a config, or from numbers."""
 
 import math
-from pathlib import Path
 
 from plsc import distributed
 from plsc.distributed.device import on_device
+from plsc.distributed.environment import available_bytes
 from plsc.errors import UserError
 from plsc.heads.banks import build_bank
 from plsc.heads.config import MARGINS, HeadCfg, MarginCfg, rows_bytes
@@ -81,12 +81,6 @@ def build_head(
     )
 
 
-def available_bytes() -> int:
-    """Return the bytes of memory that programs of this machine can still get (Linux)."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
-
-
 def make_head(
     num_classes: int,
     embedding_size: int,
@@ -118,17 +112,8 @@ def make_head(
     shard = ClassShard.of_rank(num_classes, ranks, rank)
     if init_std is None:
         init_std = 0.01 if margin else (2.0 / (embedding_size + num_classes)) ** 0.5
-    made = build_bank(
-        bank,
-        bank_dtype,
-        bank_folder,
-        shard,
-        embedding_size * sub_centres,
-        bias=bias,
-        rule=rule or Momentum(),
-        std=init_std,
-        seed=seed,
-    )
+    rows = {"bias": bias, "rule": rule or Momentum(), "std": init_std, "seed": seed}
+    made = build_bank(bank, bank_dtype, bank_folder, shard, embedding_size * sub_centres, **rows)
     distributed.barrier()  # disks are not equally fast, and a collective would not wait so long
     spec = HeadSpec(margin, sharded=sharded, sub_centres=sub_centres, seed=seed, **options)
     return SoftmaxHead(made, spec)

@@ -1,13 +1,12 @@
-"""Compare a tiny sharded head with dense float64 numpy: what a training does before its first step.
+"""Compare a tiny sharded head with a dense one in float64: what a training does before its first step.
 
 Kernels on a new processor, operators on a new device, a flag of Paddle's: each can give wrong numbers without
-a word. This takes milliseconds; `plsc selftest` compares more. Try it:
-
-    refuse_a_wrong_head()
+a word. This takes milliseconds; `plsc selftest` compares more.
 """
 
 import numpy as np
 import paddle
+import paddle.nn.functional as F
 
 from plsc import distributed
 from plsc.distributed.device import on_device
@@ -60,7 +59,7 @@ def _compare(sample_rate: float, budget: int) -> float:
     centres_CD = initial_rows(3, 0, _CLASSES, _WIDTH, 0.5).astype(np.float64)
     taken_K = unite(draw_classes(ClassShard.of_rank(_CLASSES), sample_rate, 3, 0), np.unique(label_N))
     target_N = np.searchsorted(taken_K, label_N)
-    losses_N, dx_ND, dw_KD = _dense(x_ND.astype(np.float64), centres_CD[taken_K], target_N)
+    losses_N, dx_ND, dw_KD = _dense(x_ND, centres_CD[taken_K], target_N)
     centres_CD[taken_K] -= _RATE * dw_KD
     rows = slice(head.shard.start, head.shard.stop)
     return max(
@@ -73,26 +72,18 @@ def _compare(sample_rate: float, budget: int) -> float:
 def _dense(
     x_ND: np.ndarray, centre_KD: np.ndarray, target_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute CosFace's losses [N], and the gradients of their mean by embeddings and centres."""
-    sample_N = np.arange(len(x_ND))
-    x_length_N1 = np.linalg.norm(x_ND, axis=1, keepdims=True)
-    length_K1 = np.linalg.norm(centre_KD, axis=1, keepdims=True)
-    x_ND, centre_KD = x_ND / x_length_N1, centre_KD / length_K1
-    logit_NK = _SCALE * (x_ND @ centre_KD.T)
-    logit_NK[sample_N, target_N] -= _SCALE * _MARGIN
-    exp_NK = np.exp(logit_NK)
-    sum_N1 = exp_NK.sum(axis=1, keepdims=True)
-    losses_N = np.log(sum_N1[:, 0]) - logit_NK[sample_N, target_N]
-    grad_NK = exp_NK / sum_N1
-    grad_NK[sample_N, target_N] -= 1.0
-    grad_NK *= _SCALE / len(x_ND)
-    dx_ND = _through_unit(grad_NK @ centre_KD, x_ND) / x_length_N1
-    return losses_N, dx_ND, _through_unit(grad_NK.T @ x_ND, centre_KD) / length_K1
-
-
-def _through_unit(grad: np.ndarray, unit: np.ndarray) -> np.ndarray:
-    """Take away from gradients what changes only the length of a row."""
-    return grad - (grad * unit).sum(axis=1, keepdims=True) * unit
+    """Compute CosFace's losses [N], and the gradients of their mean by embeddings and centres: by autograd
+    and in float64 on the CPU."""
+    on_cpu = {"place": paddle.CPUPlace()}
+    x_ND, centre_KD = (
+        paddle.to_tensor(rows, "float64", stop_gradient=False, **on_cpu) for rows in (x_ND, centre_KD)
+    )
+    target_N = paddle.to_tensor(target_N, **on_cpu)
+    margin_NK = _MARGIN * F.one_hot(target_N, len(centre_KD)).astype("float64")
+    logit_NK = _SCALE * (F.normalize(x_ND) @ F.normalize(centre_KD).T - margin_NK)
+    losses_N = F.cross_entropy(logit_NK, target_N, reduction="none").flatten()
+    losses_N.mean().backward()
+    return losses_N.numpy(), x_ND.grad.numpy(), centre_KD.grad.numpy()
 
 
 def refuse_a_wrong_head() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from plsc.config import Config
 from plsc.distributed import device, environment
-from plsc.heads.build import available_bytes, build_margin
+from plsc.heads.build import build_margin
 from plsc.heads.config import rows_bytes
 from plsc.heads.optimizer import check_rule
 from plsc.heads.spec import default_budget
@@ -97,7 +97,9 @@ def byte_lines(run: Trainer, in_memory: bool) -> list[str]:
     beside = f"checkpoint {_shown(checkpoint)}, at most {checkpoints} at a time"
     lines = [f"plan: bytes    of a rank: {of_rank}, and the activations; {beside}"]
     if in_memory:
-        memory = (available_bytes() / ranks - network - logits) / (gradients + (0 if on_disk else bank))
+        memory = (environment.available_bytes() / ranks - network - logits) / (
+            gradients + (0 if on_disk else bank)
+        )
         stored = checkpoints * checkpoint + (ranks * bank if on_disk else 0)
         folder = Path(cfg.Global.output_dir).absolute()
         disk = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir()))
