@@ -86,7 +86,7 @@ def filled(kind: str, dtype: str, classes: int, dim: int, folder: str) -> Bank:
     Untouched pages of zeros would cost nothing to write.
     """
     settings = {"bias": False, "std": 0.01, "seed": 0, "rule": Momentum(0.9, 0.0)}
-    bank = build_bank(kind, dtype, folder, ClassShard.of_rank(classes), dim, **settings)
+    bank = build_bank(kind, dtype, folder, ClassShard(classes, 0, classes), dim, **settings)
     for start in range(0, classes, _ROWS):
         rows = float32_of(np.asarray(bank.state()["centres"][start : start + _ROWS]))
         bank.load_rows(start, {"centres": rows, "momentum": -rows})

@@ -14,6 +14,7 @@ from plsc.heads.sampling import ClassShard
 from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.spec import HeadSpec
 from plsc.utils.registry import is_import_path
+from plsc.utils.sharding import split
 
 
 def build_margin(cfg: HeadCfg) -> Margin | None:
@@ -108,8 +109,8 @@ def make_head(
         rule: the centres' optimizer; None: momentum SGD without weight decay.
         options: the further fields of `HeadSpec`, as are margin, sharded and sub_centres.
     """
-    ranks, rank = (distributed.world_size(), distributed.rank()) if sharded else (1, 0)
-    shard = ClassShard.of_rank(num_classes, ranks, rank)
+    start, stop = split(num_classes, distributed.world_size())[distributed.rank()]
+    shard = ClassShard(num_classes, start, stop) if sharded else ClassShard(num_classes, 0, num_classes)
     if init_std is None:
         init_std = 0.01 if margin else (2.0 / (embedding_size + num_classes)) ** 0.5
     rows = {"bias": bias, "rule": rule or Momentum(), "std": init_std, "seed": seed}

@@ -5,20 +5,13 @@
 
 The draw is made by blocks of class numbers, each from (seed, block, step) alone: it is the same for any
 number of ranks, a resumed run draws it again, and it is known before the step's samples are. Integers only.
-
-Try it: `python -c "from plsc.heads.sampling import *; print(draw_classes(ClassShard.of_rank(100), 0.1, 0,
-step=7))"`.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-
-from plsc.utils.sharding import split
 
 _BLOCK = 131_072  # classes that are drawn from together; changing it changes every run's draws
 
@@ -29,11 +22,6 @@ class ClassShard(NamedTuple):
     num_classes: int
     start: int
     stop: int
-
-    @classmethod
-    def of_rank(cls, num_classes: int, ranks: int = 1, rank: int = 0) -> ClassShard:
-        """Return the shard of a rank; of the only one, as of a rank with a replicated head: all classes."""
-        return cls(num_classes, *split(num_classes, ranks)[rank])
 
     @property
     def size(self) -> int:

@@ -57,7 +57,7 @@ def _compare(sample_rate: float, budget: int) -> float:
     head.update(_RATE)
 
     centres_CD = initial_rows(3, 0, _CLASSES, _WIDTH, 0.5).astype(np.float64)
-    taken_K = unite(draw_classes(ClassShard.of_rank(_CLASSES), sample_rate, 3, 0), np.unique(label_N))
+    taken_K = unite(draw_classes(ClassShard(_CLASSES, 0, _CLASSES), sample_rate, 3, 0), np.unique(label_N))
     target_N = np.searchsorted(taken_K, label_N)
     losses_N, dx_ND, dw_KD = _dense(x_ND, centres_CD[taken_K], target_N)
     centres_CD[taken_K] -= _RATE * dw_KD

@@ -100,8 +100,6 @@ class Step:
         every rank."""
         return x_N if self.spec.sharded else distributed._c_allgather(x_N, self.counts)
 
-    # -- forward
-
     def forward(self) -> HeadOutput:
         """Compute the losses, and keep what the backward pass needs: exponentials if they fit into the
         budget."""
@@ -194,8 +192,6 @@ class Step:
         z_N = max_N + sum_N.log() - target_N
         loss_N = paddle.log1p((-z_N.abs()).exp()) + z_N.clip(min=0.0)
         return loss_N, plain_N >= plain_max_N, target_N + loss_N, F.sigmoid(z_N)
-
-    # -- backward
 
     def backward(self, grad: paddle.Tensor) -> paddle.Tensor:
         """Compute the loss's gradient by this rank's embeddings, times W (see `distributed`); those of

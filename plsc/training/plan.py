@@ -97,9 +97,8 @@ def byte_lines(run: Trainer, in_memory: bool) -> list[str]:
     beside = f"checkpoint {_shown(checkpoint)}, at most {checkpoints} at a time"
     lines = [f"plan: bytes    of a rank: {of_rank}, and the activations; {beside}"]
     if in_memory:
-        memory = (environment.available_bytes() / ranks - network - logits) / (
-            gradients + (0 if on_disk else bank)
-        )
+        free = environment.available_bytes() / ranks - network - logits
+        memory = free / (gradients + (0 if on_disk else bank))
         stored = checkpoints * checkpoint + (ranks * bank if on_disk else 0)
         folder = Path(cfg.Global.output_dir).absolute()
         disk = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir()))

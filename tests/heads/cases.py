@@ -10,6 +10,7 @@ import paddle
 from plsc import distributed
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.sampling import ClassShard
+from plsc.utils.sharding import split
 from tests.heads import reference
 from tests.heads.errors import MARGINS, OPTIMIZERS, D, choose_classes, labels_for
 from tests.helpers.bounds import EPS, perturbed, roundings
@@ -78,7 +79,7 @@ def rounding(
     rule, dense_optimizer = OPTIMIZERS[optimizer]
     rng, whole, count = (
         np.random.default_rng(num_classes + len(counts)),
-        ClassShard.of_rank(num_classes),
+        ClassShard(num_classes, 0, num_classes),
         sum(counts),
     )
     draw = lambda: (
@@ -88,7 +89,7 @@ def rounding(
     x, label = zip(*(draw() for _ in range(steps)))
     ranks, rank = distributed.world_size(), distributed.rank()
     own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
-    shard = ClassShard.of_rank(num_classes, ranks, rank) if sharded else whole
+    shard = ClassShard(num_classes, *split(num_classes, ranks)[rank]) if sharded else whole
 
     def train(centres, x, factor):
         found = {}

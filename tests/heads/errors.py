@@ -153,7 +153,7 @@ def _compare_step(worst: Worst, head, dense, x, label, counts, number: int):
     if head.spec.sample_rate < 1:
         counts_of_taken = distributed.gather_counts(len(taken))
         dense.taken = distributed._c_allgather(paddle.to_tensor(taken), counts_of_taken).numpy()
-    whole = ClassShard.of_rank(head.shard.num_classes)
+    whole = ClassShard(head.shard.num_classes, 0, head.shard.num_classes)
     of_one_rank = choose_classes(np.unique(label), whole, head.spec.sample_rate, head.spec.seed, number)
     worst.note("classes that one rank would not have sampled", len(np.setxor1d(dense.taken, of_one_rank)))
     losses, dx, dw, db = dense.loss_and_gradients(x, label)

@@ -94,7 +94,10 @@ def test_two_steps_may_be_open_at_once():
 
 @pytest.mark.parametrize(
     "options",
-    [{"margin": CurricularFace(), "scale": 64.0}, {"margin": ArcFace(), "scale": 64.0, "sub_centres": 2}],
+    [
+        {"margin": CurricularFace(), "scale": 64.0},
+        {"margin": ArcFace(), "scale": 64.0, "sub_centres": 2},
+    ],
     ids=["others", "sub-centres"],
 )
 def test_what_the_kernels_cannot_do_goes_by_blocks(options):

@@ -12,6 +12,7 @@ from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.sampling import ClassShard, draw_classes, unite
+from plsc.utils.sharding import split
 from tests.heads.ways import without_kernels
 from tests.helpers.bounds import assert_within, perturbed
 
@@ -22,12 +23,6 @@ def small_blocks(monkeypatch):
 
 
 @without_kernels
-def test_class_shard():
-    assert ClassShard.of_rank(10, 4, 1) == ClassShard(10, 3, 6)
-    assert ClassShard.of_rank(2, 4, 3).size == 0
-    assert ClassShard.of_rank(7) == ClassShard(7, 0, 7)
-
-
 @pytest.mark.parametrize("positives", [[], [0], [99], [0, 1, 2, 50, 98, 99], list(range(100))])
 @pytest.mark.parametrize("rate", [1.0, 0.5, 0.1, 0.001])
 def test_holds_every_positive_and_the_draw(positives, rate):
@@ -43,7 +38,7 @@ def test_holds_every_positive_and_the_draw(positives, rate):
 )
 def test_as_many_distinct_classes_as_the_rate_says(rate, counts):
     for step in range(20):
-        drawn = draw_classes(ClassShard.of_rank(1003), rate, 5, step)
+        drawn = draw_classes(ClassShard(1003, 0, 1003), rate, 5, step)
         assert (np.diff(drawn) > 0).all() and len(drawn) in counts
         assert not len(drawn) or (drawn[0] >= 0 and drawn[-1] < 1003)
 
@@ -53,9 +48,9 @@ def test_as_many_distinct_classes_as_the_rate_says(rate, counts):
 @pytest.mark.parametrize("num_classes", [1, 63, 64, 65, 128, 1003])
 def test_any_number_of_ranks_draws_the_same(num_classes, rate, small_blocks):
     for step in range(5):
-        whole = draw_classes(ClassShard.of_rank(num_classes), rate, 5, step)
+        whole = draw_classes(ClassShard(num_classes, 0, num_classes), rate, 5, step)
         for ranks in (1, 2, 3, 4, 7, 1100) if step == 0 else (2, 3, 4):
-            shards = [ClassShard.of_rank(num_classes, ranks, rank) for rank in range(ranks)]
+            shards = [ClassShard(num_classes, *part) for part in split(num_classes, ranks)]
             parts = [draw_classes(shard, rate, 5, step) + shard.start for shard in shards]
             assert np.array_equal(np.concatenate(parts), whole)
 
@@ -67,7 +62,7 @@ def test_each_class_is_drawn_with_the_rate(small_blocks):
     steps, rate = 20_000, 0.13
     taken = np.zeros((steps, 85), np.float32)
     for step in range(steps):
-        taken[step, draw_classes(ClassShard.of_rank(85), rate, 0, step)] = 1
+        taken[step, draw_classes(ClassShard(85, 0, 85), rate, 0, step)] = 1
     counts = taken.sum(0)
     assert np.abs(counts - steps * rate).max() < 4.5 * np.sqrt(steps * rate * (1 - rate))
     # Two classes of one block: E[k (k - 1)] / (n (n - 1)) for k drawn of n. Of two blocks: rate squared.
@@ -84,7 +79,7 @@ def test_each_class_is_drawn_with_the_rate(small_blocks):
 
 @without_kernels
 def test_the_draw_depends_on_seed_and_step_alone(small_blocks):
-    shard = ClassShard.of_rank(1000)
+    shard = ClassShard(1000, 0, 1000)
     first = draw_classes(shard, 0.1, 1, 2)
     assert np.array_equal(first, draw_classes(shard, 0.1, 1, 2))
     for other in ((2, 2), (1, 3)):

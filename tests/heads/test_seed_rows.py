@@ -9,7 +9,8 @@ from plsc.heads import softmax as softmax_module
 from plsc.heads import step as step_module
 from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace, CosFace
-from plsc.heads.sampling import ClassShard, DrawAhead
+from plsc.heads.sampling import DrawAhead
+from plsc.utils.sharding import split
 from tests.helpers.bounds import assert_within, cosines
 
 D = 16
@@ -31,7 +32,7 @@ def test_row_2_1_initial_centres():
     assert make_head(4000, 64, init_std=0.3).bank.state()["centres"].std() == pytest.approx(0.3, rel=1e-2)
     for num_classes in (1, 2, 15, 1003):
         for ranks in range(1, 17):
-            sizes = [ClassShard.of_rank(num_classes, ranks, rank).size for rank in range(ranks)]
+            sizes = [stop - start for start, stop in split(num_classes, ranks)]
             assert sum(sizes) == num_classes
 
 
@@ -63,7 +64,7 @@ def test_row_3_3_the_bank_is_two_arrays_and_grows_with_the_shard():
     )
     assert not state["momentum"].any() and state["centres"].std() == pytest.approx(0.01, rel=0.05)
     for num_classes in (7, 1000, 1001):
-        sizes = [ClassShard.of_rank(num_classes * n, 2 * n, 0).size for n in (1, 2, 4)]
+        sizes = [split(num_classes * n, 2 * n)[0] for n in (1, 2, 4)]
         assert len(set(sizes)) == 1
 
 

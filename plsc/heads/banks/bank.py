@@ -82,8 +82,6 @@ class Bank(ABC):
         prefix = "" if name == "centres" else f"{name}_"
         return [name, *(prefix + moment for moment in self.rule.moments)]
 
-    # -- the rows of a step
-
     @property
     def selected(self) -> int:
         """K, the number of rows that take part in the step."""
@@ -150,8 +148,6 @@ class Bank(ABC):
             return paddle.stack([centres, gradient])
         return paddle.to_tensor([float(centres), float(gradient)], dtype="float64")
 
-    # -- gradients
-
     def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
         """Keep the gradient of selected rows [start, stop) for the next `update`. Every selected row must be
         set before it. That of all rows is kept as it is given."""
@@ -186,8 +182,6 @@ class Bank(ABC):
         """Return the gradients of the selected rows by name, [K, width] and [K]; empty before the first
         backward."""
         return {name: rows_in_place(memory, 0, self.selected) for name, memory in self._grads.items()}
-
-    # -- checkpoints
 
     @abstractmethod
     def state(self) -> dict[str, np.ndarray | StateRows]:

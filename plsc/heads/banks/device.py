@@ -25,8 +25,6 @@ class DeviceBank(Bank):
             write_rows(self._tables["centres"], first, paddle.to_tensor(block))
         self.select(None)
 
-    # -- the rows of a step
-
     def select(self, index_K):
         super().select(index_K)
         self._index_tensor = None if index_K is None else to_device(index_K)
@@ -49,8 +47,6 @@ class DeviceBank(Bank):
     def host_rows(self, name):
         return None if on_device() else (self._tables[name], self.index_K)
 
-    # -- updates
-
     def _update(self, update, step):
         for name, grad in self.gradients().items():
             names = self.arrays_of(name)
@@ -67,8 +63,6 @@ class DeviceBank(Bank):
                     else:
                         paddle.scatter_(self._tables[each], self._index_tensor[start:stop], updated)
         self._fetched = {}
-
-    # -- checkpoints
 
     def state(self):
         if not on_device():

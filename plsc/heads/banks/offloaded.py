@@ -8,10 +8,7 @@ while the backbone runs, and writes back what an update has changed. That thread
 which they come; a row that two steps share is read after it was written, never copied between the buffers, so
 the stored rows are the whole state: a run resumed from them goes on with the same numbers. Without sampling
 nothing is kept in a buffer: rows are fetched block by block, in the forward pass, the backward pass (unless
-its block is kept) and the update. Try it:
-
-    options = {"bias": False, "std": 0.01, "seed": 0, "rule": Momentum()}
-    OffloadedBank(ClassShard.of_rank(1000), 8, dtype="bfloat16", folder="/tmp", **options)
+its block is kept) and the update.
 """
 
 import math
@@ -112,8 +109,6 @@ class OffloadedBank(BankInMemory):
             stored[:, self._columns["centres"]] = self._encode(centres)
             self._storage[first : first + len(centres)] = stored
 
-    # -- stored rows
-
     def _encode(self, rows: np.ndarray) -> np.ndarray:
         """Round float32 rows to the stored dtype, to the nearest."""
         return rows if self._dtype == np.float32 else bfloat16.nearest(rows)
@@ -133,8 +128,6 @@ class OffloadedBank(BankInMemory):
             if self._dtype != np.float32:
                 keys = rounding_keys(self._seed, step, rows[part] + self.shard.start)
             self._storage[rows[part]] = pack(list(buffer.arrays.values()), slots[part], keys)
-
-    # -- the thread
 
     def _queue(self, work: Callable, *args) -> None:
         """Queue a job for the thread, after all earlier ones."""
@@ -159,8 +152,6 @@ class OffloadedBank(BankInMemory):
         slots = np.flatnonzero(~buffer.loaded)
         self._load(buffer.rows[slots], buffer, slots)
         buffer.loaded[:] = True
-
-    # -- the step
 
     def select(self, index_K):
         super().select(index_K)
@@ -214,8 +205,6 @@ class OffloadedBank(BankInMemory):
             gradients = {name: grad[start : start + len(rows)] for name, grad in self._grads.items()}
             self._update_rows(self._buffer.arrays, slots, gradients, update)
             self._store(rows, self._buffer, slots, step)
-
-    # -- checkpoints
 
     def state(self):
         self._wait()

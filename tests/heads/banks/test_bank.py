@@ -16,7 +16,7 @@ from plsc.utils.sharding import split
 def make(request):
     def made(shard=None, **options):
         options = {"bias": True, "std": 0.5, "seed": 1, "rule": Momentum(0.9, 1e-2), **options}
-        return build_bank(request.param, "float32", ".", shard or ClassShard.of_rank(11), 4, **options)
+        return build_bank(request.param, "float32", ".", shard or ClassShard(11, 0, 11), 4, **options)
 
     return made
 

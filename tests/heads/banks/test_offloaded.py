@@ -38,7 +38,7 @@ def small_pieces(monkeypatch):
 
 def make(kind, dtype, folder, shard=None, **options):
     options = {"bias": True, "std": 0.5, "seed": 1, "rule": Momentum(0.9, 1e-2), **options}
-    return build_bank(kind, dtype, folder, shard or ClassShard.of_rank(C), D, **options)
+    return build_bank(kind, dtype, folder, shard or ClassShard(C, 0, C), D, **options)
 
 
 def train(
