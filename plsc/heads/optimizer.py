@@ -1,11 +1,7 @@
 """Update the selected rows of a bank by a rule, the optimizer of the class centres.
 
 A rule names the arrays that it needs beside a value (`moments`), of the same shape and zero at first; they
-are stored, checkpointed and resharded with it. One rule for all banks; to write your own, see docs/extend.md:
-
-    Momentum(0.9, weight_decay=5e-4)
-    AdamW(0.9, 0.999, epsilon=1e-8, weight_decay=0.1)
-    LARS(0.9, weight_decay=5e-4, coefficient=0.001, epsilon=0.0)
+are stored, checkpointed and resharded with it. One rule for all banks; to write your own, see docs/extend.md.
 """
 
 from abc import ABC, abstractmethod

@@ -37,7 +37,8 @@ def classify_equals_argmax() -> int:
             budget=budget,
         )
         rows = slice(head.shard.start, head.shard.stop)
-        head.bank.load_rows(0, {**head.bank.state(), "centres": centres[rows], "bias": bias[rows]})
+        given = {"centres": centres, "bias": bias} if kind == "bias" else {"centres": centres}
+        head.bank.load_rows(0, {name: array[rows] for name, array in given.items()})
         logits = x.astype(np.float64) @ centres.T.astype(np.float64)
         if kind == "bias":
             logits += bias

@@ -6,7 +6,7 @@ import pytest
 
 from plsc.heads.adaptive import AdaFace, CurricularFace, MagFace
 from plsc.heads.banks import bank as bank_module
-from plsc.heads.banks.state_rows import StateRows
+from plsc.heads.banks.bank import StateRows
 from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace
 from tests.heads.errors import OPTIMIZERS

@@ -14,7 +14,7 @@ import os
 from typing import Any
 
 from plsc.errors import UserError
-from plsc.heads.banks.bank import Bank
+from plsc.heads.banks.bank import Bank, initial_blocks
 from plsc.heads.banks.device import DeviceBank
 from plsc.heads.banks.host import HostBank
 from plsc.heads.banks.offloaded import OffloadedBank
@@ -23,23 +23,37 @@ from plsc.native import compiled
 
 
 def build_bank(
-    kind: str, dtype: str, folder: str | os.PathLike, shard: ClassShard, width: int, **options: Any
+    kind: str,
+    dtype: str,
+    folder: str | os.PathLike,
+    shard: ClassShard,
+    width: int,
+    *,
+    std: float,
+    seed: int,
+    **options: Any,
 ) -> Bank:
-    """Build the bank that the config's keys of Head ask for.
+    """Build the bank that the config's keys of Head ask for, and draw its centres.
 
     Args:
         kind: "device", "host", "disk". dtype: "float32" or, not on the device, "bfloat16".
         folder: where a bank on disk has its file.
-        shard, width: as of `Bank`, and `options`, bias and rule; std and seed of the initial centres.
+        shard, width: as of `Bank`, and `options`, bias and rule. std, seed: of the initial centres; seed also
+            of the rounding to bfloat16.
     """
     if kind == "device":
-        return DeviceBank(shard, width, **options)
-    if kind == "host" and dtype == "float32":
-        return HostBank(shard, width, **options)
-    if compiled() is None:
+        bank = DeviceBank(shard, width, **options)
+    elif kind == "host" and dtype == "float32":
+        bank = HostBank(shard, width, **options)
+    elif compiled() is None:
         raise UserError(
             f"{kind} with {dtype} needs the compiled kernels; install plsc where there is a C++ "
             "compiler, or take Head.bank=host and Head.bank_dtype=float32",
             key="Head.bank",
         )
-    return OffloadedBank(shard, width, dtype=dtype, folder=folder if kind == "disk" else None, **options)
+    else:
+        in_file = folder if kind == "disk" else None
+        bank = OffloadedBank(shard, width, dtype=dtype, folder=in_file, seed=seed, **options)
+    for first, centres in initial_blocks(seed, shard.start, shard.stop, width, std):
+        bank.load_rows(first, {"centres": centres})
+    return bank

@@ -9,10 +9,10 @@ from paddle import _C_ops
 
 from plsc import native as kernels
 from plsc.distributed.device import asynchronous
-from plsc.heads.banks.state_rows import StateRows
 from plsc.heads.banks.tensors import large_tensor, rows_in_place, write_rows
 from plsc.heads.optimizer import Rule, Update
 from plsc.heads.sampling import ClassShard
+from plsc.native.bfloat16 import float32_of
 from plsc.native.heads import rows as row_kernels
 
 INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
@@ -40,6 +40,31 @@ def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np
     for first, block in initial_blocks(seed, start, stop, width, std):
         rows[first : first + len(block)] = block
     return rows
+
+
+class StateRows:
+    """Presents an array of a bank to a checkpoint, and reads rows only when a slice of them is asked for.
+
+    bfloat16 is given as uint16, its bits; `code` names it in a checkpoint's file.
+
+    Args:
+        read: returns the rows of a slice with start and stop.
+    """
+
+    def __init__(self, read: Callable[[slice], np.ndarray], dtype: np.dtype, shape: tuple[int, ...]):
+        self._read = read
+        self.dtype = np.dtype(dtype)
+        self.shape = shape
+        self.code = "BF16" if self.dtype == np.uint16 else None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return self._read(slice(*rows.indices(len(self))[:2]))
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return np.asarray(float32_of(self[:]), dtype)
 
 
 class Bank(ABC):
@@ -191,7 +216,7 @@ class Bank(ABC):
     @abstractmethod
     def load_rows(self, start: int, rows: dict[str, np.ndarray]) -> None:
         """Overwrite the rows [start, start + len) by `rows`, cut from the `state()` of any kind of bank on
-        any split of the classes."""
+        any split of the classes. Of a new bank, whose arrays are all 0, the centres may come alone."""
 
 
 def _square(rows: paddle.Tensor) -> float | paddle.Tensor:

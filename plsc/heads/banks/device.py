@@ -7,8 +7,7 @@ import paddle
 
 from plsc import native as kernels
 from plsc.distributed.device import on_device, to_device
-from plsc.heads.banks.bank import Bank, initial_blocks
-from plsc.heads.banks.state_rows import StateRows
+from plsc.heads.banks.bank import Bank, StateRows
 from plsc.heads.banks.tensors import host_view, large_tensor, rows_in_place, write_rows
 from plsc.heads.optimizer import Rule
 from plsc.heads.sampling import ClassShard
@@ -18,11 +17,9 @@ from plsc.native.bfloat16 import float32_of
 class DeviceBank(Bank):
     """Keeps the rows on the device that Paddle computes on; without sampling they are used in place."""
 
-    def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule, std: float, seed: int):
+    def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
         super().__init__(shard, width, bias=bias, rule=rule)
         self._tables = {name: large_tensor(shape).zero_() for name, shape in self.shapes.items()}
-        for first, block in initial_blocks(seed, shard.start, shard.stop, width, std):
-            write_rows(self._tables["centres"], first, paddle.to_tensor(block))
         self.select(None)
 
     def select(self, index_K):
@@ -68,13 +65,14 @@ class DeviceBank(Bank):
         if not on_device():
             return {name: host_view(table) for name, table in self._tables.items()}
         return {
-            name: StateRows(partial(self._read, name), np.float32, shape)
-            for name, shape in self.shapes.items()
+            name: StateRows(partial(_read, table), np.float32, self.shapes[name])
+            for name, table in self._tables.items()
         }
 
-    def _read(self, name: str, rows: slice) -> np.ndarray:
-        return self._tables[name][rows].numpy()
-
     def load_rows(self, start, rows):
-        for name, table in self._tables.items():
-            write_rows(table, start, paddle.to_tensor(float32_of(rows[name])))
+        for name, array in rows.items():
+            write_rows(self._tables[name], start, paddle.to_tensor(float32_of(array)))
+
+
+def _read(table: paddle.Tensor, rows: slice) -> np.ndarray:
+    return table[rows].numpy()

@@ -7,7 +7,7 @@ import paddle
 
 from plsc import native as kernels
 from plsc.distributed.device import tensor_of
-from plsc.heads.banks.bank import Bank, initial_rows
+from plsc.heads.banks.bank import Bank
 from plsc.heads.banks.tensors import host_view
 from plsc.heads.optimizer import Rule, Update
 from plsc.heads.sampling import ClassShard
@@ -76,14 +76,13 @@ class BankInMemory(Bank):
 class HostBank(BankInMemory):
     """Keeps all rows in host memory."""
 
-    def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule, std: float, seed: int):
+    def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
         super().__init__(shard, width, bias=bias, rule=rule)
         self._arrays = {name: np.zeros(shape, np.float32) for name, shape in self.shapes.items()}
-        self._arrays["centres"] = initial_rows(seed, shard.start, shard.stop, width, std)
 
     def state(self):
         return dict(self._arrays)
 
     def load_rows(self, start, rows):
-        for name, array in self._arrays.items():
-            array[start : start + len(rows[name])] = float32_of(rows[name])
+        for name, array in rows.items():
+            self._arrays[name][start : start + len(array)] = float32_of(array)

@@ -16,15 +16,14 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 import paddle
 
-from plsc.heads.banks.bank import initial_blocks
+from plsc.heads.banks.bank import StateRows
 from plsc.heads.banks.host import BankInMemory
 from plsc.heads.banks.row_storage import FileRowStorage
-from plsc.heads.banks.state_rows import StateRows
-from plsc.heads.optimizer import Rule
 from plsc.heads.sampling import ClassShard
 from plsc.native import bfloat16
 from plsc.native.heads.records import pack, rounding_keys, unpack
@@ -71,7 +70,7 @@ class OffloadedBank(BankInMemory):
     Args:
         dtype: of the stored rows, "float32" or "bfloat16".
         folder: where they are in a file; None: in memory.
-        std, seed: of the initial centres; seed also of the rounding. The others: as of `Bank`.
+        seed: of the rounding. shard, width and options, bias and rule: as of `Bank`.
     """
 
     def __init__(
@@ -81,12 +80,10 @@ class OffloadedBank(BankInMemory):
         *,
         dtype: str,
         folder: str | os.PathLike | None,
-        bias: bool,
-        rule: Rule,
-        std: float,
         seed: int,
+        **options: Any,
     ):
-        super().__init__(shard, width, bias=bias, rule=rule)
+        super().__init__(shard, width, **options)
         self._dtype = np.dtype("float32" if dtype == "float32" else "uint16")
         self._seed = seed
         # Of a stored row: value and moments of the centres, then of the bias, side by side.
@@ -104,14 +101,6 @@ class OffloadedBank(BankInMemory):
         self._next_buffer = _Buffer(self.shapes)
         self._thread = ThreadPoolExecutor(1, "bank")
         self._jobs: list[Future] = []
-        for first, centres in initial_blocks(seed, shard.start, shard.stop, width, std):
-            stored = np.zeros((len(centres), end), self._dtype)
-            stored[:, self._columns["centres"]] = self._encode(centres)
-            self._storage[first : first + len(centres)] = stored
-
-    def _encode(self, rows: np.ndarray) -> np.ndarray:
-        """Round float32 rows to the stored dtype, to the nearest."""
-        return rows if self._dtype == np.float32 else bfloat16.nearest(rows)
 
     def _load(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray) -> None:
         """Read stored rows into slots of a buffer."""
@@ -221,7 +210,8 @@ class OffloadedBank(BankInMemory):
     def load_rows(self, start, rows):
         self._wait()
         self._next_buffer.forget()
-        stored = np.empty((len(rows["centres"]), self._storage.shape[1]), self._dtype)
-        for name, columns in self._columns.items():
-            stored[:, columns] = self._encode(bfloat16.float32_of(rows[name]))
+        stored = np.zeros((len(rows["centres"]), self._storage.shape[1]), self._dtype)
+        for name, array in rows.items():
+            exact = bfloat16.float32_of(array)
+            stored[:, self._columns[name]] = exact if self._dtype == np.float32 else bfloat16.nearest(exact)
         self._storage[start : start + len(stored)] = stored

@@ -3,9 +3,7 @@
 A stored row holds the centre of a class and its optimizer state side by side, so that a sampled class costs
 one read and one write. The file is read and written through the system's page cache, in rising order, with
 the coming reads announced (posix_fadvise): that keeps the disk's queue full from one thread. The file has no
-name, so it disappears with the process, however that ends. Try it:
-
-    FileRowStorage("/tmp", count=1000, width=8, dtype=np.float32)[np.array([3, 500])]  # zeros
+name, so it disappears with the process, however that ends.
 """
 
 import os
