@@ -1,7 +1,5 @@
 """Compute a shard's logits, their maxima and sums, and all gradients, by one of two equivalent backends.
-
-    N samples   D embedding size   K classes of the step, b of them in a block   J sub-centres
-    P samples whose class is in this shard
+Symbols: softmax.py.
 
 `PaddleBackend` uses Paddle's ops, on any device and with any margin. `KernelBackend` does the same on CPUs in
 two calls of plsc/native/heads, several times faster, where the margin does not change the other logits, in
@@ -46,8 +44,7 @@ class HeadMemory:
         return memory
 
     def give_back(self, borrowed: np.ndarray | None) -> None:
-        """Take memory back. A step without a backward pass keeps what it borrowed, and the next step gets new
-        memory."""
+        """Take memory back. A step without a backward pass keeps what it borrowed."""
         self._spare = self._spare if borrowed is None else borrowed
 
 
@@ -210,8 +207,7 @@ class PaddleBackend:
         return max_N, paddle.stack(plain).max(axis=0), sum_N
 
     def logits(self) -> paddle.Tensor:
-        """Compute the scaled logits of all classes, [N, S], the samples' own far below all others; for small
-        problems."""
+        """Compute the scaled logits of all classes, [N, S], the targets far below; for small problems."""
         return self._logits(0, self.bank.selected)[1]
 
     def _logits(self, start: int, stop: int) -> tuple:
@@ -257,8 +253,7 @@ class PaddleBackend:
         x_ND: paddle.Tensor,
         factor: paddle.Tensor,
     ) -> paddle.Tensor:
-        """Compute the gradient of the summed losses by the scaled embeddings, [N, D], and give the bank that
-        by its rows.
+        """Compute the gradient of the summed losses by the scaled embeddings [N, D]; the bank gets its rows'.
 
         Args:
             lse_N: logarithm of the samples' whole denominators.
@@ -288,8 +283,7 @@ class PaddleBackend:
         return grad_ND
 
     def _weighted_softmax(self, number: int) -> tuple[Block, paddle.Tensor]:
-        """Return the softmax of block `number` times the slopes of what changes the logits, [N, b], 0 at the
-        targets."""
+        """Return the softmax of block `number` times its slopes of change, [N, b], 0 at the targets."""
         if self._kept is not None:
             kept = self._kept[number]
             self._kept[number] = None

@@ -1,7 +1,5 @@
 """Compute one block of classes, from its centres to logits and back, and plan how large a block may be.
-
-    N samples   D embedding size   b classes of the block
-    J sub-centres of a class (1 but for sub-centre ArcFace)
+Symbols: softmax.py.
 
 With a margin, embeddings and centres are compared by cosine; rows of the bank are never stored normalised.
 With J > 1 a bank row holds J centres one after the other, and a class is as near as the nearest of them (Deng

@@ -18,8 +18,7 @@ from plsc.utils.sharding import split
 
 
 def build_margin(cfg: HeadCfg) -> Margin | None:
-    """Build the margin that the config asks for; None for the plain softmax. Raises UserError for a class
-    that is no margin."""
+    """Build the config's margin; None for the plain softmax. Raises UserError for a class that is none."""
     if not isinstance(cfg, MarginCfg):
         return None
     margin = MARGINS.get(cfg.kind)(**cfg.constants)

@@ -104,8 +104,7 @@ def change_targets(margin: Margin, cos_P: paddle.Tensor, norm_P: paddle.Tensor) 
 
 
 def check_slopes(margin: Margin) -> None:
-    """Refuse by UserError a margin that returns something else than one does, or slopes that its cosines do
-    not have."""
+    """Refuse by UserError a margin with another result than a margin's, or with slopes of other cosines."""
     cos_P = paddle.linspace(-0.9, 0.9, 19)
     cos_P.stop_gradient = False
     target = change_targets(margin, cos_P, paddle.full([19], 20.0))

@@ -1,7 +1,5 @@
 """Choose the classes of a step: a random part of all of them, and every positive (An et al., Partial FC, CVPR
-2022).
-
-    C classes   S classes in this rank's shard   K of them chosen
+2022). Symbols: softmax.py.
 
 The draw is made by blocks of class numbers, each from (seed, block, step) alone: it is the same for any
 number of ranks, a resumed run draws it again, and it is known before the step's samples are. Integers only.

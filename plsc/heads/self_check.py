@@ -28,8 +28,7 @@ TF32_LIMIT = 2e-2  # products in TensorFloat-32 round their inputs to 2**-11, an
 
 
 def relative(got, want) -> float:
-    """Return the largest difference, relative to the largest number of `want`; infinite for what is not a
-    number."""
+    """Return the largest difference over the largest number of `want`; infinite for what is no number."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape, (got.shape, want.shape)
     error = np.abs(got - want).max(initial=0.0) / np.abs(want).max(initial=1e-12)

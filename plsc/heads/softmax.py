@@ -3,7 +3,7 @@ target.
 
     B samples of this rank   N samples of all ranks   W ranks   D embedding size
     C classes   S classes in this rank's shard   K of them sampled for this step (all: K = S)
-    b classes of a block
+    b classes of a block   J sub-centres of a class (1 but for sub-centre ArcFace)
     P samples whose class is in this rank's shard
 
 The whole [N, K] logits never exist. The shard is computed in blocks of classes, and a block yields each
@@ -122,8 +122,7 @@ class SoftmaxHead:
             self.bank.update(lr, step, self._norms() if self.bank.rule.needs_norms else None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how often the centres have been updated; their rows and the margin's state are written
-        apart."""
+        """Return how often the centres were updated; their rows and the margin's state are written apart."""
         return {"updates": self.bank.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -131,8 +130,7 @@ class SoftmaxHead:
         self.bank.updates = state["updates"]
 
     def remember(self) -> Callable[[], None]:
-        """Return a call that restores what a call of the head changes, as it is now: the margin's
-        statistics."""
+        """Return a call that restores what a call of the head changes: the margin's statistics."""
         if not self.margin:
             return lambda: None
         return partial(setattr, self.margin, "statistics", self.margin.statistics)
@@ -201,8 +199,7 @@ def gather_labels(label_B: np.ndarray, counts: Sequence[int]) -> np.ndarray:
 
 
 class _SoftmaxLoss(PyLayer):
-    """Puts the loss that `Step.forward` has computed into autograd, with `Step.backward` as its backward
-    pass."""
+    """Puts the loss of `Step.forward` into autograd, with `Step.backward` as its backward pass."""
 
     @staticmethod
     def forward(ctx, emb_BD, step, out):

@@ -96,13 +96,11 @@ class Step:
         return x_N[self._of_rank] if self.spec.sharded else x_N
 
     def gather_all(self, x_N: paddle.Tensor) -> paddle.Tensor:
-        """Collect a per-sample tensor of all ranks, for a margin's statistics, which must be the same on
-        every rank."""
+        """Collect a per-sample tensor of all ranks: a margin's statistics must be the same on each."""
         return x_N if self.spec.sharded else distributed._c_allgather(x_N, self.counts)
 
     def forward(self) -> HeadOutput:
-        """Compute the losses, and keep what the backward pass needs: exponentials if they fit into the
-        budget."""
+        """Compute the losses, and keep what the backward pass needs: exponentials if they fit the budget."""
         places = self._find_targets()
         emb_ND = self.emb_BD.astype("float32")
         if self.spec.sharded:

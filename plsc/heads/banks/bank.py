@@ -102,8 +102,7 @@ class Bank(ABC):
         self._grads: dict[str, paddle.Tensor] = {}
 
     def arrays_of(self, name: str) -> list[str]:
-        """Name the arrays of one part of a row, its value and its moments: ["centres", "momentum"],
-        ["bias", "bias_momentum"]."""
+        """Name the arrays of a part of a row, its value and its moments: ["bias", "bias_momentum"]."""
         prefix = "" if name == "centres" else f"{name}_"
         return [name, *(prefix + moment for moment in self.rule.moments)]
 
@@ -113,8 +112,7 @@ class Bank(ABC):
         return self.shard.size if self.index_K is None else len(self.index_K)
 
     def select(self, index_K: np.ndarray | None) -> None:
-        """Let these rows of the shard (int64 [K], rising) take part until the next call; None: all of
-        them."""
+        """Let these rows of the shard (int64 [K], rising) take part until the next call; None: all."""
         self.index_K = index_K
 
     def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
@@ -123,8 +121,7 @@ class Bank(ABC):
 
     @abstractmethod
     def rows(self, name: str, start: int, stop: int) -> paddle.Tensor:
-        """Read selected rows [start, stop) of "centres" or "bias" on the device: a view where that is
-        possible."""
+        """Read selected rows [start, stop) of "centres" or "bias" on the device: a view where possible."""
 
     @abstractmethod
     def gather(self, name: str, number_P: paddle.Tensor) -> paddle.Tensor:
@@ -187,8 +184,7 @@ class Bank(ABC):
         paddle.scatter_(self._grads[name], number_N, paddle.gather(self._grads[name], number_N) + part_N)
 
     def gradient(self, name: str) -> paddle.Tensor:
-        """Return the memory for the gradient of the selected rows, [K, width] or [K], for a kernel that
-        writes it in place."""
+        """Return the memory of the selected rows' gradient, [K, width] or [K], for a kernel to write."""
         return rows_in_place(self._gradient_memory(name), 0, self.selected)
 
     def _gradient_memory(self, name: str) -> paddle.Tensor:
@@ -204,8 +200,7 @@ class Bank(ABC):
         return memory
 
     def gradients(self) -> dict[str, paddle.Tensor]:
-        """Return the gradients of the selected rows by name, [K, width] and [K]; empty before the first
-        backward."""
+        """Return the selected rows' gradients by name, [K, width], [K]; empty before the first backward."""
         return {name: rows_in_place(memory, 0, self.selected) for name, memory in self._grads.items()}
 
     @abstractmethod

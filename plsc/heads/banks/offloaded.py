@@ -109,8 +109,7 @@ class OffloadedBank(BankInMemory):
             unpack(self._storage[rows[part]], list(buffer.arrays.values()), slots[part])
 
     def _store(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray, step: int) -> None:
-        """Write slots of a buffer to stored rows, rounded at random by the step's number if they are
-        bfloat16."""
+        """Write slots of a buffer to stored rows; bfloat16 is rounded at random, by the step's number."""
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
             keys = None

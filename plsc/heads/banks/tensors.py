@@ -35,8 +35,7 @@ def rows_in_place(tensor: paddle.Tensor, start: int, stop: int) -> paddle.Tensor
 
 
 def write_rows(tensor: paddle.Tensor, start: int, rows: paddle.Tensor) -> None:
-    """Overwrite the rows of a tensor from `start` on; nothing is done if `rows` are these rows in the same
-    memory.
+    """Overwrite the rows of a tensor from `start` on, unless `rows` are these rows in the same memory.
 
     What is written to `tensor[start:stop]` may be lost: it is a copy where Paddle has no strided views
     (FLAGS_use_stride_kernel=0, as on NPUs, XPUs and MLUs), and an operator that a device lacks gives its
