@@ -76,3 +76,29 @@ def everything(trainer: Trainer) -> dict[str, bytes]:
     found.update({f"head {name}": np.array(array[:]) for name, array in trainer.head.bank.state().items()})
     margin = trainer.head.margin.state_dict() if trainer.head.margin else {}
     return {**{name: array.tobytes() for name, array in found.items()}, "margin": repr(margin).encode()}
+
+
+def states_before_steps(trainer: Trainer) -> list[dict[str, bytes]]:
+    """Return a list that gets `everything` before each step of the training to come."""
+    states, step = [], trainer.train_step
+
+    def watched(batch):
+        states.append(everything(trainer))
+        return step(batch)
+
+    trainer.train_step = watched
+    return states
+
+
+def leave_out(trainer: Trainer, number: int) -> None:
+    """Let the training to come count a step that it does not take; its row repeats the one before."""
+    step, results = trainer.train_step, []
+
+    def train_step(batch):
+        if trainer.step == number - 1:
+            trainer.step += 1
+        else:
+            results.append(step(batch))
+        return results[-1]
+
+    trainer.train_step = train_step

@@ -1,5 +1,6 @@
 """A training of a few steps (tiny.yaml), and what it leaves behind in a form that can be compared."""
 
+import contextlib
 import copy
 import itertools
 import json
@@ -63,9 +64,6 @@ class DamagedSynthetic(Synthetic):
             raise CorruptImageError(f"{self.name(index)}: not an image")
         return super().sample(index, epoch)
 
-    def name(self, index: int) -> str:
-        return f"sample {index}"
-
 
 class People(Synthetic):
     """The images of tiny.yaml by people who have names; the pictures of `damaged` cannot be decoded."""
@@ -111,11 +109,15 @@ def train(output: Path, *overrides: str, resume: Path | None = None, **parts) ->
     trainer = make_trainer(output, *overrides, **parts)
     if resume:
         trainer.resume(resume)
-    metrics = Metrics(output) if distributed.rank() == 0 else None
-    trainer.train(metrics)
-    if metrics:
-        metrics.close()
+    run_to_the_end(trainer, output)
     return trainer
+
+
+def run_to_the_end(trainer: Trainer, output: Path) -> None:
+    """Train; rank 0 writes the metrics."""
+    rank_0s = contextlib.closing(Metrics(output)) if distributed.rank() == 0 else contextlib.nullcontext()
+    with rank_0s as metrics:
+        trainer.train(metrics)
 
 
 def linear() -> Linear:

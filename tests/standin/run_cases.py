@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 from plsc import distributed
-from plsc.config import load
 from plsc.distributed import environment
 
 device, folder = sys.argv[1], Path(sys.argv[2])
@@ -51,26 +50,15 @@ import paddle.distributed as dist
 if device == "cpu":
     sum_in_rank_order()
 
-from plsc.training.build import build_trainer
-from plsc.training.metrics import Metrics
-from tests.helpers.tiny_runs import TINY
+from tests.helpers.tiny_runs import train
 
 for name, overrides in CASES.items():
-    output = folder / name
     common = [
         "DataLoader.Eval.dataset=null",
         "DataLoader.Train.batch_size=6",
         "DataLoader.Train.global_batch=12",
     ]
-    common += [f"Global.max_steps={STEPS}", f"Checkpoint.every_steps={STEPS}", f"Global.output_dir={output}"]
-    trainer = build_trainer(load(TINY, [*common, f"Global.device={device}", *overrides]))
-    metrics = None
-    if distributed.rank() == 0:
-        output.mkdir(parents=True, exist_ok=True)
-        metrics = Metrics(output)
-    distributed.barrier()
-    trainer.train(metrics)
-    if metrics:
-        metrics.close()
+    common += [f"Global.max_steps={STEPS}", f"Checkpoint.every_steps={STEPS}"]
+    train(folder / name, *common, f"Global.device={device}", *overrides)
 distributed.barrier()
 os._exit(0)  # all is written; a rank was once seen to crash in what Paddle does when a process ends

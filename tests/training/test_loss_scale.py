@@ -4,9 +4,9 @@ import pytest
 
 from plsc.errors import UserError
 from plsc.training.amp import GROWTH_STEPS, INITIAL, LossScale
-from plsc.training.metrics import Metrics, read_metrics
-from tests.helpers.poison import everything, poisoned
-from tests.helpers.tiny_runs import assert_same_arrays, checkpoint, part_of, train
+from plsc.training.metrics import read_metrics
+from tests.helpers.poison import poisoned, states_before_steps
+from tests.helpers.tiny_runs import assert_same_arrays, checkpoint, part_of, run_to_the_end, train
 
 FLOAT16 = "Global.amp=float16"
 KEYS = ["DataLoader.Eval.dataset=null", "Global.max_steps=6", "LRScheduler.name=constant"]
@@ -65,11 +65,8 @@ def test_an_overflow_leaves_the_step_out(tmp_path):
     output = tmp_path / "run"
     keys = [*KEYS, FLOAT16, "Head.name=dist_adaface", "Global.max_skipped=1", "Global.log_every=1"]
     trainer = poisoned(output, {3: "gradient", 4: "gradient"}, *keys, value="inf")
-    states, step = [], trainer.train_step
-    trainer.train_step = lambda *args: (states.append(everything(trainer)), step(*args))[1]
-    metrics = Metrics(output)
-    trainer.train(metrics)
-    metrics.close()
+    states = states_before_steps(trainer)
+    run_to_the_end(trainer, output)
     assert states[1] != states[2] == states[3] == states[4] != states[5]
     assert part_of(trainer, "loss_scale").state_dict() == {
         "scale": INITIAL / 4,

@@ -1,22 +1,17 @@
 """A loss beside the head's: its gradient, its rows, bad steps, resuming."""
 
-from functools import partial
-
 import numpy as np
 import paddle
 import pytest
 
 from plsc import distributed
-from plsc.training.metrics import Metrics
 from plsc.training.part import Part
 from tests.helpers.bounds import assert_within, rounded
-from tests.helpers.tiny_runs import (
-    linear,
-    make_trainer,
-    rows,
-)
+from tests.helpers.tiny_runs import linear, make_trainer, rows, train
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
+LINEAR = [NO_PAIRS, "Optimizer.weight_decay=0"]
+LENGTH = "Parts=[tests.training.test_losses:Length]"
 
 
 class Length(Part):
@@ -36,29 +31,12 @@ class Length(Part):
         )
 
 
-def make_linear(folder, *overrides, net=None):
-    keys = [NO_PAIRS, "Optimizer.weight_decay=0", *overrides]
-    return make_trainer(folder, *keys, backbone=net or linear())
-
-
-def run(folder, *overrides, loss=None, resume=None, make=make_trainer):
-    trainer = make(folder, NO_PAIRS, *overrides)
-    trainer.parts.append(loss or Length())
-    if resume:
-        trainer.resume(resume)
-    metrics = Metrics(folder) if distributed.rank() == 0 else None
-    trainer.train(metrics)
-    if metrics:
-        metrics.close()
-    return trainer
-
-
 def run_on_ranks(folder, resume=None, net=None):
     """Three steps that come out the same, but for rounding, on any number of ranks
     (tests/distributed/test_train.py); with checkpoints of the second and the third."""
-    given = ["Global.max_steps=3"]
-    given += [f"DataLoader.Train.batch_size={12 // distributed.world_size()}", "Checkpoint.every_steps=2"]
-    run(folder, *given, resume=resume, make=partial(make_linear, net=net))
+    keys = [f"DataLoader.Train.batch_size={12 // distributed.world_size()}", "Global.max_steps=3"]
+    keys += ["Checkpoint.every_steps=2", *LINEAR, LENGTH]
+    train(folder, *keys, resume=resume, backbone=net or linear())
 
 
 @pytest.mark.parametrize("kernels", ["1", "0"])
@@ -68,9 +46,10 @@ def test_its_gradient_is_added_to_the_heads_and_its_value_is_in_the_rows(tmp_pat
     ends = []
     for name, batch in {"whole": 12, "parts": 4}.items():
         keys = [f"DataLoader.Train.batch_size={batch}", "DataLoader.Train.global_batch=12"]
-        trainer = run(tmp_path / name, *keys, "Global.max_steps=1", make=make_linear)
+        keys += ["Global.max_steps=1", *LINEAR, LENGTH]
+        trainer = train(tmp_path / name, *keys, backbone=linear())
         ends.append({key: value.numpy() for key, value in trainer.backbone.state_dict().items()})
-    trainer = make_linear(tmp_path)
+    trainer = make_trainer(tmp_path, *LINEAR, backbone=linear())
     images, labels, *_ = next(trainer.loader.from_step(0))
     label_B = paddle.to_tensor(labels)
 
@@ -95,6 +74,11 @@ def test_a_step_that_it_spoils_changes_nothing_and_names_it(
     monkeypatch.setenv("PLSC_KERNELS", kernels)
     if not views:
         request.getfixturevalue("without_views")
-    run(tmp_path, "Global.max_steps=4", loss=Length(bad=2))
+    train(
+        tmp_path,
+        NO_PAIRS,
+        "Global.max_steps=4",
+        "Parts=[{name: 'tests.training.test_losses:Length', bad: 2}]",
+    )
     assert [row.get("skipped", 0) for row in rows(tmp_path)] == [0, 0, 1, 1]
     assert "step 3: the loss, or a gradient of the head, is not finite (" in capsys.readouterr().out

@@ -8,11 +8,31 @@ import pytest
 
 from plsc.errors import UserError
 from plsc.training.amp import nonfinite
-from plsc.training.metrics import Metrics
-from tests.helpers.poison import everything, poisoned
-from tests.helpers.tiny_runs import assert_same_arrays, checkpoint, checkpoints, make_trainer, rows
+from tests.helpers.poison import everything, leave_out, poisoned, states_before_steps
+from tests.helpers.tiny_runs import (
+    assert_same_arrays,
+    checkpoint,
+    checkpoints,
+    make_trainer,
+    rows,
+    run_to_the_end,
+)
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
+WHAT = {
+    "gradient": "a gradient of the backbone",
+    "centres": "the loss, or a gradient of the head,",
+    "embedding": "the loss, or a gradient of the head,",
+}
+KINDS = {
+    "adaface": ["Head.name=dist_adaface"],
+    "curricularface": ["Head.name=dist_curricularface"],
+    "replicated": ["Head.name=arcface"],
+    "micro-batches": ["DataLoader.Train.batch_size=4", "DataLoader.Train.global_batch=12"],
+    "host bank of bfloat16": ["Head={sample_rate: 0.3, bank: host, bank_dtype: bfloat16}"],
+    "disk bank": ["Head={sample_rate: 0.3, bank: disk}"],
+    "disk bank of bfloat16": ["Head={sample_rate: 0.3, bank: disk, bank_dtype: bfloat16}"],
+}
 RUNS = {
     "momentum": ["Head.name=dist_adaface", "Global.ema=0.9", "Optimizer.clip_norm=0.5"],
     "adamw": [
@@ -31,34 +51,25 @@ RUNS = {
 
 def run(trainer, output):
     """Train; the state before each step, and at the end."""
-    states, step = [], trainer.train_step
-
-    def watched(*args):
-        states.append(everything(trainer))
-        return step(*args)
-
-    trainer.train_step = watched
-    metrics = Metrics(output)
-    try:
-        trainer.train(metrics)
-    finally:
-        metrics.close()
+    states = states_before_steps(trainer)
+    run_to_the_end(trainer, output)
     return [*states, everything(trainer)]
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
-@pytest.mark.parametrize("bad", ["embedding", "gradient", "centres"])
-@pytest.mark.parametrize("head", ["dist_adaface", "dist_curricularface", "arcface"])
-def test_a_bad_step_changes_nothing_and_training_goes_on(tmp_path, head, bad, value):
-    trainer = poisoned(tmp_path, {3: bad}, NO_PAIRS, f"Head.name={head}", "Global.max_steps=5", value=value)
+@pytest.mark.parametrize("bad, what", WHAT.items(), ids=WHAT)
+@pytest.mark.parametrize("keys", KINDS.values(), ids=KINDS)
+def test_a_bad_step_changes_nothing_but_a_line_and_training_goes_on(tmp_path, capsys, keys, bad, what, value):
+    trainer = poisoned(tmp_path, {3: bad}, NO_PAIRS, *keys, "Global.max_steps=5", value=value)
     states = run(trainer, tmp_path)
     assert states[2] == states[3], [name for name in states[2] if states[2][name] != states[3][name]]
-    assert states[1] != states[2] and states[3] != states[4] != states[5]
+    assert states[0] != states[1] != states[2] and states[3] != states[4] != states[5]
     assert [row.get("skipped", 0) for row in rows(tmp_path)] == [0, 0, 1, 1, 1]
-    assert trainer.step == 5 and (
-        trainer.skipped,
-        trainer._skipped_in_a_row,
-    ) == (1, 0)
+    assert (trainer.step, trainer.skipped, trainer._skipped_in_a_row) == (5, 1, 0)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "step 3:" in line]
+    assert line.endswith(
+        f"WARNING step 3: {what} is not finite (learning rate 0.05); step left out (1 of 10 in a row)"
+    )
 
 
 @pytest.mark.parametrize("kernels", ["1", "0"])
@@ -70,16 +81,7 @@ def test_a_run_with_a_bad_step_is_one_that_leaves_it_out(tmp_path, monkeypatch, 
     found = poisoned(tmp_path / "run", {bad: "gradient"}, *keys)
     state = run(found, tmp_path / "run")[-1]
     other = poisoned(tmp_path / "other", {}, *keys)
-    step, results = other.train_step, []
-
-    def leave_out(batch):
-        if other.step == bad - 1:
-            other.step += 1
-        else:
-            results.append(step(batch))
-        return results[-1]
-
-    other.train_step = leave_out
+    leave_out(other, bad)
     assert run(other, tmp_path / "other")[-1] == state
     assert found.skipped == 1 and found.head.bank.updates == other.head.bank.updates == 5
     assert_same_arrays(checkpoint(tmp_path / "run", 6), checkpoint(tmp_path / "other", 6))
@@ -94,7 +96,7 @@ def test_a_run_with_a_bad_step_is_one_that_leaves_it_out(tmp_path, monkeypatch, 
 def test_a_stray_label_is_refused_by_name_and_changes_nothing(tmp_path, monkeypatch, kernels):
     monkeypatch.setenv("PLSC_KERNELS", kernels)
     trainer = make_trainer(tmp_path, NO_PAIRS)
-    step, batches, states = trainer.train_step, trainer.loader.from_step, []
+    batches, states = trainer.loader.from_step, states_before_steps(trainer)
 
     def strayed(first):
         for batch in batches(first):
@@ -102,36 +104,10 @@ def test_a_stray_label_is_refused_by_name_and_changes_nothing(tmp_path, monkeypa
             yield batch._replace(labels=np.where(at_5, 23, batch.labels))
 
     trainer.loader.from_step = strayed
-    trainer.train_step = lambda batch: (states.append(everything(trainer)), step(batch))[1]
     message = r"sample 5 of the 12 in this step has label 23, but labels must be in \[0, 23\); 1 such samples"
     with pytest.raises(UserError, match=message):
         trainer.train(None)
     assert everything(trainer) == states[3]
-
-
-@pytest.mark.parametrize("bad", ["embedding", "gradient", "centres"])
-def test_a_bad_step_of_accumulated_batches_changes_nothing(tmp_path, bad):
-    keys = ("DataLoader.Train.batch_size=4", "DataLoader.Train.global_batch=12", "Global.max_steps=4")
-    trainer = poisoned(tmp_path, {2: bad}, NO_PAIRS, *keys)
-    states = run(trainer, tmp_path)
-    assert states[1] == states[2] and states[0] != states[1] and states[2] != states[3] != states[4]
-
-
-@pytest.mark.parametrize(
-    "bad, what",
-    [
-        ("gradient", "a gradient of the backbone"),
-        ("centres", "the loss, or a gradient of the head,"),
-        ("embedding", "the loss, or a gradient of the head,"),
-    ],
-)
-def test_one_line_says_what_and_at_which_rate(tmp_path, capsys, bad, what):
-    trainer = poisoned(tmp_path, {2: bad}, NO_PAIRS, "Global.max_steps=2")
-    run(trainer, tmp_path)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "step 2:" in line]
-    assert line.endswith(
-        f"WARNING step 2: {what} is not finite (learning rate 0.05); step left out (1 of 10 in a row)"
-    )
 
 
 def test_too_many_in_a_row_end_the_run_and_leave_the_checkpoints(tmp_path):
@@ -169,11 +145,3 @@ def test_skipped_steps_stand_in_the_checkpoint(tmp_path):
 )
 def test_finite(values, expected):
     assert nonfinite([paddle.to_tensor(value) for value in values]).item() is not expected
-
-
-@pytest.mark.parametrize("bank", [["host", "bfloat16"], ["disk", "float32"], ["disk", "bfloat16"]])
-def test_a_bad_step_leaves_no_trace_at_rest(tmp_path, bank):
-    head = [f"Head={{sample_rate: 0.3, bank: {bank[0]}, bank_dtype: {bank[1]}}}"]
-    trainer = poisoned(tmp_path, {3: "gradient"}, NO_PAIRS, *head, "Global.max_steps=5", value="nan")
-    states = run(trainer, tmp_path)
-    assert states[2] == states[3] and states[3] != states[4]
