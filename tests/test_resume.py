@@ -20,6 +20,10 @@ CASES = {
         *("Head.sample_rate=0.3", "Head.bank=disk", "Head.bank_dtype=bfloat16"),
     ],
     "adamw for the centres alone": ["Optimizer={head: {name: AdamW}, head_lr_scale: 0.02}"],
+    "frozen layers, adamw, clipped gradients": [
+        "Optimizer={name: AdamW, clip_norm: 5, freeze: ['^stages.[02]']}",
+        "LRScheduler.learning_rate=0.005",
+    ],
     "lars": ["Optimizer.name=LARS", "Head={sample_rate: 0.3, bank: host}"],
     "adaface": ["Head.name=dist_adaface", "Head.sample_rate=0.3"],
     "curricularface": ["Head.name=dist_curricularface"],

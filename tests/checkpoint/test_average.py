@@ -37,12 +37,9 @@ def test_network_and_centres_are_means_the_rest_is_the_newests(tmp_path):
 
 
 def test_weights_to_use_are_averaged(tmp_path):
-    contents = []
-    for seed in (0, 1):
-        all_of_it = content(seed)
-        all_of_it["ema"] = {name: np.asarray(array + 5) for name, array in all_of_it["backbone"].items()}
-        contents.append(all_of_it)
+    contents = [content(seed) for seed in (0, 1)]
     for step, each in enumerate(contents):
+        each["ema"] = {name: np.asarray(array + 5) for name, array in each["backbone"].items()}
         save_one(tmp_path / "checkpoints", step, each)
     average(str(tmp_path), None, str(tmp_path / "mean"))
     want = np.mean([each["ema"]["stem.weight"].astype(np.float64) for each in contents], axis=0)
@@ -62,11 +59,6 @@ def test_a_run_is_averaged_and_used_but_not_resumed(run, tmp_path, capsys, monke
     monkeypatch.chdir(tmp_path)
     assert cli.main(["ckpt", "average", str(run), "--last", "2", "--output", "mean"]) == 0
     assert capsys.readouterr().out == "mean/step-00000012: the mean of 2 checkpoints, steps 10, 12\n"
-    both = [Checkpoint.open(run / "checkpoints" / f"step-{step:08d}").weights() for step in (10, 12)]
-    weights = Checkpoint.open("mean/step-00000012").weights()
-    for name, array in weights.items():
-        want = np.mean([each[name].astype(np.float64) for each in both], axis=0).astype(array.dtype)
-        assert np.array_equal(array, want)
     use = [f"Global.output_dir={run}", "Global.checkpoint=mean"]
     assert 0 <= Entry(run / "config.yaml", use).evaluate()["accuracy"] <= 1
     new = [f"Global.output_dir={tmp_path}/new", "Global.init_from=mean", "Global.max_steps=1"]

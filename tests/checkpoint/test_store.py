@@ -25,7 +25,6 @@ from tests.helpers.checkpoints import (
     save_one,
     save_ranks,
 )
-from tests.helpers.launch import run_python
 
 
 @pytest.mark.parametrize("world", [1, 5, 16])  # 16 ranks for 11 classes: some hold none
@@ -248,37 +247,6 @@ def test_a_kill_at_any_point_of_a_prune_leaves_no_half_checkpoint(tmp_path):
         assert find(root, rename=True).name == "step-00000003"
         at += 1
     assert at > 6
-
-
-SYNCS = range(1, 7)  # three files, manifest, folder, parent
-
-
-def test_a_process_that_dies_inside_a_save(tmp_path):
-    for syncs in SYNCS:
-        save_one(tmp_path / str(syncs), 1, content(1))
-    code = f"""
-import os
-from tests.checkpoint.test_store import SYNCS, Path, content, save_one
-original, left = os.fsync, 0
-def fsync(number):
-    global left
-    left -= 1
-    if left == 0:
-        os._exit(9)
-    original(number)
-os.fsync = fsync
-for left in SYNCS:
-    if not os.fork():
-        save_one(Path("{tmp_path}") / str(left), 2, content(2))
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.wait()[1]) == 9
-"""
-    run_python("-c", code, cwd=tmp_path)
-    for syncs in SYNCS:
-        found = find(tmp_path / str(syncs), rename=True)
-        done = syncs == SYNCS[-1]
-        assert found.name == ("step-00000002" if done else "step-00000001")
-        assert_holds(found, content(2 if done else 1))
 
 
 @pytest.mark.parametrize("file", ["backbone", "head-00001", "manifest"])

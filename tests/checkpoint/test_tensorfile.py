@@ -14,6 +14,7 @@ import safetensors.numpy
 
 from plsc.checkpoint import tensorfile
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, crc32_of, layout, size_of, write_synced
+from tests.helpers.checkpoints import OnDemand, assert_same
 
 ARRAYS = {
     "weight": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
@@ -31,23 +32,16 @@ def write(path, arrays=ARRAYS):
     return write_synced(path, layout(arrays))
 
 
-def assert_equal(read, expected):
-    assert read.keys() == expected.keys()
-    for name, array in expected.items():
-        assert read[name].dtype == array.dtype and read[name].shape == array.shape, name
-        assert read[name].tobytes() == array.tobytes(), name
-
-
 def test_the_safetensors_package_reads_what_we_write(tmp_path):
     write(tmp_path / "a")
-    assert_equal(safetensors.numpy.load_file(tmp_path / "a"), ARRAYS)
+    assert_same(safetensors.numpy.load_file(tmp_path / "a"), ARRAYS)
 
 
 def test_we_read_what_the_safetensors_package_writes(tmp_path):
     arrays = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in ARRAYS.items()}
     safetensors.numpy.save_file(arrays, tmp_path / "a", metadata={"made": "elsewhere"})
     file = TensorFile(tmp_path / "a")
-    assert_equal({name: file.read(name) for name in file.arrays}, ARRAYS)
+    assert_same({name: file.read(name) for name in file.arrays}, ARRAYS)
 
 
 def test_size_and_checksum(tmp_path):
@@ -116,19 +110,6 @@ def test_a_file_that_shrinks_after_opening_is_noticed(tmp_path):
     with pytest.raises(DamagedError, match="became shorter"):
         for name in file.arrays:
             file.read(name)
-
-
-class OnDemand:
-    """Rows that are not in memory."""
-
-    def __init__(self, array, code=None):
-        self.array, self.dtype, self.shape, self.code = array, array.dtype, array.shape, code
-
-    def __len__(self):
-        return len(self.array)
-
-    def __getitem__(self, rows):
-        return self.array[rows]
 
 
 @pytest.mark.parametrize("block", [1, 100])

@@ -125,19 +125,17 @@ def flip(path):
     path.write_bytes(data)
 
 
-class Bits:
-    """bfloat16 rows of a bank that are not in memory."""
+class OnDemand:
+    """Rows that are not in memory, such as a bank's on disk; of bfloat16 if `code` says so."""
 
-    code, dtype = "BF16", np.dtype(np.uint16)
-
-    def __init__(self, rows):
-        self.rows, self.shape = rows, rows.shape
+    def __init__(self, rows, code=None):
+        self.rows, self.dtype, self.shape, self.code = rows, rows.dtype, rows.shape, code
 
     def __len__(self):
         return len(self.rows)
 
     def __getitem__(self, part):
-        return Bits(self.rows[part])
+        return OnDemand(self.rows[part], self.code)
 
     def __array__(self, dtype=None, copy=None):
         return self.rows

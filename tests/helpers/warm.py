@@ -6,7 +6,7 @@ looks at its ranks five times a second, not once; who starts, kills and waits fo
 sound: that process has computed nothing and has no thread at work. tests/distributed/test_restart.py shows
 that its runs have the bits of real starts.
 
-    with Warm() as warm: code = warm.start(["tools/train.py", "--ranks", "2", ...], folder).wait(60)
+    code = shared().start(["tools/train.py", "--ranks", "2", ...], folder).wait(60)
 """
 
 from __future__ import annotations
@@ -89,13 +89,6 @@ class Warm:
         finally:
             for pid in processes(folder.resolve()) if program.returncode is None else ():
                 os.kill(pid, signal.SIGKILL)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._socket.close()
-        self._process.wait()
 
 
 @lru_cache

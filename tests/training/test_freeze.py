@@ -1,4 +1,4 @@
-"""What is frozen, and what is refused before the first step."""
+"""What is frozen, and what is refused before the first step; a resumed run is in tests/test_resume.py."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from plsc.backbones.iresnet import IResNet18
 from plsc.config.optimizer import MomentumOptimizerCfg
 from plsc.errors import UserError
 from plsc.training.freeze import freeze
-from tests.helpers.tiny_runs import arrays, assert_same_arrays, checkpoint, make_trainer, train
+from tests.helpers.tiny_runs import arrays, checkpoint, make_trainer, train
 
 
 class SmallViT(FaceViT):
@@ -94,16 +94,6 @@ def test_what_is_frozen_keeps_its_bits(tmp_path, key):
         assert (f"optimizer: {name}:velocity_0" in found) == (
             not frozen and not name.endswith(("_mean", "_variance"))
         )
-
-
-ADAMW = ["Optimizer.name=AdamW", "LRScheduler.learning_rate=0.005", "Optimizer.clip_norm=5", FREEZE]
-
-
-def test_a_resumed_run_has_the_same_bits(tmp_path):
-    short = [*ADAMW, "Global.max_steps=8", "DataLoader.Eval.dataset=null"]
-    train(tmp_path / "whole", *short)
-    train(tmp_path / "again", *short, resume=checkpoint(tmp_path / "whole", 4))
-    assert_same_arrays(checkpoint(tmp_path / "whole", 8), checkpoint(tmp_path / "again", 8))
 
 
 def test_a_checkpoint_with_other_frozen_parameters_is_refused(tmp_path):

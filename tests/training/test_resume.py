@@ -17,19 +17,10 @@ from plsc.heads.optimizer import AdamW
 from plsc.heads.sampling import ClassShard
 from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.spec import HeadSpec
-from plsc.training.resume import (
-    build_backbone,
-    load_backbone,
-    load_rows,
-)
+from plsc.training.resume import build_backbone, load_rows
 from plsc.utils.sharding import split
-from tests.helpers.checkpoints import Bits, content, reseal, save_ranks
-from tests.helpers.tiny_runs import IMAGE_SHAPE, TINY, arrays, checkpoint, make_trainer, train
-
-
-def backbone_of(cfg):
-    return build_backbone(cfg.Model, cfg.Global.seed, IMAGE_SHAPE)
-
+from tests.helpers.checkpoints import OnDemand, content, reseal, save_ranks
+from tests.helpers.tiny_runs import IMAGE_SHAPE, assert_takes_over, checkpoint, make_trainer, train
 
 OWN = """
 from paddle import nn
@@ -66,7 +57,7 @@ def test_a_network_of_ones_own_that_cannot_embed_is_one_line(name, said, tmp_pat
     cfg = load(None, [f"Model={{name: 'plsc_own_net:{name}', embedding_size: 8}}"])
     shape = re.escape(str([2, *IMAGE_SHAPE]))
     with pytest.raises(UserError, match=f"^Model.name: plsc_own_net:{name}, given images {shape}: {said}"):
-        backbone_of(cfg)
+        build_backbone(cfg.Model, 0, IMAGE_SHAPE)
 
 
 @pytest.fixture(scope="module")
@@ -78,16 +69,7 @@ def saved(tmp_path_factory):
 
 def test_backbone_and_head_are_those_of_the_checkpoint(saved, monkeypatch):
     monkeypatch.setattr("plsc.training.resume.ROWS_AT_ONCE", 5)  # 23 classes in five pieces
-    backbone, found = backbone_of(load(TINY, ["Global.seed=4"])), arrays(saved)
-    load_backbone(backbone, Checkpoint.open(saved))
-    for name, value in backbone.state_dict().items():
-        assert value.numpy().tobytes() == found[f"backbone: {name}"].tobytes(), name
-    head = make_trainer(saved.parent / "other", "Global.seed=4").head
-    load_rows(head, Checkpoint.open(saved))
-    state = head.bank.state()
-    assert state.keys() == {"centres", "momentum"}
-    for name, rows in state.items():
-        assert rows.tobytes() == found[f"head: {name}"].tobytes(), name
+    assert_takes_over(make_trainer(saved.parent / "other", "Global.seed=4"), saved)
 
 
 ADAMW = AdamW(0.9, 0.999, 1e-8, 0.1)
@@ -133,7 +115,7 @@ def test_centres_of_adamw_go_over_any_ranks_byte_for_byte(kind, dtype, tmp_path)
         code = getattr(states[0]["centres"], "code", None)
         whole = {name: np.concatenate([np.array(state[name][:]) for state in states]) for name in states[0]}
         assert whole.keys() == {"centres", "moment1", "moment2"} and whole["moment2"].any()
-        head = {name: Bits(rows) if code else rows for name, rows in whole.items()}
+        head = {name: OnDemand(rows, code) for name, rows in whole.items()}
         state = {"head": heads[0].state_dict()}
         results = save_ranks(tmp_path, step, {**content(0), "head": head, "state": state}, world)
         written = results[0]
