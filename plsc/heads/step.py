@@ -18,7 +18,7 @@ from plsc import distributed
 from plsc.distributed.device import to_device
 from plsc.heads.backends import HeadMemory, KernelBackend, PaddleBackend, Places, takes_kernels
 from plsc.heads.blocks import Vectors
-from plsc.heads.margins import change_targets
+from plsc.heads.margins import Target, change_targets
 from plsc.heads.sampling import unite
 from plsc.heads.spec import HeadSpec
 
@@ -38,20 +38,6 @@ class HeadOutput:
     correct_B: paddle.Tensor
 
 
-@dataclass(frozen=True)
-class Targets:
-    """The samples' own logits over scale, [N], 0 of a sample whose class is in another shard.
-
-    plain_N: without margin; target_N: with it; slope_N: its derivative by plain_N; norm_slope_N: by the norm,
-    None where the margin does not train it.
-    """
-
-    plain_N: paddle.Tensor
-    target_N: paddle.Tensor
-    slope_N: paddle.Tensor
-    norm_slope_N: paddle.Tensor | None = None
-
-
 class Step:
     """Computes one step of a head on the samples that this rank works on: those of all ranks if the classes
     are sharded, else those of this rank.
@@ -65,7 +51,9 @@ class Step:
 
     Attributes, from `forward` for `backward`:
         vectors: the gathered embeddings, at length 1 with a margin; scaled_ND: the same times the scale.
-        backend, targets. lse_N: logarithm of each sample's whole denominator. rest_N: 1 - p(target).
+        plain_N, targets: the samples' own logits over scale without and with margin, and the slopes; 0 of a
+            sample whose class is in another shard.
+        backend. lse_N: logarithm of each sample's whole denominator. rest_N: 1 - p(target).
         penalty_slope_N: of the margin's penalty by the norm; None without one.
     """
 
@@ -113,7 +101,7 @@ class Step:
         by_kernels = takes_kernels(self.spec, self.bank, self.number is None)
         make = KernelBackend if by_kernels else PaddleBackend
         self.backend = make(self.spec, self.memory, x_ND, self.scaled_ND, places)
-        self.targets = self._move_targets(places.owned_N, self.backend.plain_N)
+        self.plain_N, self.targets = self._move_targets(places.owned_N, self.backend.plain_N)
         maxima = self._join_maxima(*self.backend.forward(self._share_targets()))
         losses_N, correct_N, self.lse_N, self.rest_N = self._join_ranks(*maxima)
         self.penalty_slope_N = None
@@ -143,23 +131,24 @@ class Step:
         order = np.argsort(column_P, kind="stable")  # so that a block's targets are one run
         return Places(sample_P[order], column_P[order], to_device((local_N >= 0).astype(np.float32)))
 
-    def _move_targets(self, owned_N: paddle.Tensor, plain_N: paddle.Tensor) -> Targets:
-        """Apply the margin to the target logits."""
+    def _move_targets(self, owned_N: paddle.Tensor, plain_N: paddle.Tensor) -> tuple[paddle.Tensor, Target]:
+        """Apply the margin to the target logits -> those of this shard without and with it."""
         if not self.margin:
             plain_N = plain_N * owned_N
-            return Targets(plain_N, plain_N, owned_N)
+            return plain_N, Target(plain_N, owned_N)
         moved = change_targets(self.margin, plain_N, self.vectors.length)
         slope_N = paddle.ones_like(plain_N) if self.spec.straight_through else moved.slope
         values = [plain_N, moved.cosine, slope_N]
         values += [] if moved.norm_slope is None else [moved.norm_slope]
-        return Targets(*paddle.stack(values).multiply_(owned_N).unbind())
+        plain_N, *changed = paddle.stack(values).multiply_(owned_N).unbind()
+        return plain_N, Target(*changed)
 
     def _share_targets(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
         """Share the target cosines of all N samples with every rank, [N, 1] without and with margin. One SUM,
         and only for a margin that changes the other logits by them."""
         if not (self.margin and self.margin.others):
             return None
-        shared_2N = paddle.stack([self.targets.plain_N, self.targets.target_N])
+        shared_2N = paddle.stack([self.plain_N, self.targets.cosine])
         if self.spec.sharded:
             distributed.all_reduce(shared_2N)
         if self.number is not None:
@@ -182,7 +171,7 @@ class Step:
     ) -> tuple[paddle.Tensor, ...]:
         """Compute loss, whether correct, lse and 1 - p(target) of all N samples on every rank, [N] each. One
         SUM."""
-        packed_3N = paddle.stack([sum_N, self.targets.plain_N, self.targets.target_N])
+        packed_3N = paddle.stack([sum_N, self.plain_N, self.targets.cosine])
         if self.spec.sharded:
             distributed.all_reduce(packed_3N)
         sum_N = packed_3N[0]
@@ -195,14 +184,14 @@ class Step:
         """Compute the loss's gradient by this rank's embeddings, times W (see `distributed`); those of
         centres go to the bank."""
         factor = grad.astype("float32") / self.num_samples
-        dtarget_N = -self.rest_N * self.targets.slope_N
+        dtarget_N = -self.rest_N * self.targets.slope
         grad_ND = self.backend.backward(self.lse_N, dtarget_N, self.scaled_ND * factor, factor)
         if not self.spec.sharded:
             for by_rows in self.bank.gradients().values():
                 distributed.all_reduce(by_rows)
         if self.margin and self.margin.penalty:
             # Of this shard's target cosines by the norms; like that of the cosines, without factors.
-            by_norm_N = -self.rest_N * self.targets.norm_slope_N
+            by_norm_N = -self.rest_N * self.targets.norm_slope
             grad_ND = paddle.concat([grad_ND, by_norm_N.unsqueeze(1)], axis=1)
         grad_BD = distributed._c_reducescatter(grad_ND, self.counts) if self.spec.sharded else grad_ND
         return self._embedding_gradient(grad_BD, factor).astype(self.emb_BD.dtype)

@@ -160,7 +160,7 @@ def row_2_8():
 def row_2_9():
     """The head's place of the min trick: each sample's own value where its class is, exactly 0 elsewhere."""
     case = Case()
-    picked = case.forward().targets.target_N.numpy()
+    picked = case.forward().targets.cosine.numpy()
     assert_within(picked, (case.logits[:, case.rows] * case.one_hot).sum(axis=1), case.of_logits.max())
     assert (picked[case.local == -1] == 0).all()
 
