@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import paddle
 
 from plsc.distributed.device import asynchronous
-from plsc.heads.margins import Margin, Target, add_angle, angle
+from plsc.heads.margins import ArcFace, Margin, Target, add_angle, angle
 
 
 def _running(before: Mapping, keep: float, **seen: paddle.Tensor) -> dict[str, float | paddle.Tensor]:
@@ -113,7 +113,7 @@ class MagFace(Margin):
         return value_B, self.weight * (1.0 / self.high**2 - 1.0 / (a_B * a_B)) * self._inside(norm_B)
 
 
-class CurricularFace(Margin):
+class CurricularFace(ArcFace):
     """The target as in ArcFace; another class's cosine c above the target's becomes c (t + c), t the running
     mean of the plain target cosines (Huang et al., CurricularFace, CVPR 2020, equations 5, 6 and 8).
 
@@ -121,12 +121,9 @@ class CurricularFace(Margin):
     """
 
     def __init__(self, margin: float = 0.5, momentum: float = 0.99):
-        self.margin = margin
+        super().__init__(margin)
         self.momentum = momentum
         self.statistics = {"t": 0.0}
-
-    def __call__(self, cos_P, norm_P):
-        return Target(*add_angle(cos_P, self.margin))
 
     def observe_targets(self, plain_N):
         self.statistics = _running(self.statistics, self.momentum, t=plain_N.mean())

@@ -242,6 +242,8 @@ class PaddleBackend:
         )
 
     def _weights(self, block: Block, softmax_Nb, slope_Nb, nearest_NbJ) -> paddle.Tensor:
+        """Multiply a block's softmax by the slopes of what changes its logits, 0 at the targets -> [N, b J],
+        rounded for the products."""
         if slope_Nb is not None:
             softmax_Nb.multiply_(slope_Nb)
         return block.round_weights(softmax_Nb, nearest_NbJ)
@@ -265,7 +267,13 @@ class PaddleBackend:
             return paddle.zeros_like(x_ND)
         grad_ND, by_row_ND = self._targets.gradient(dtarget_N, x_ND)
         for number, (max_N, sum_N) in enumerate(self._maxima_and_sums):
-            block, weight_Nb = self._weighted_softmax(number)
+            if self._kept is None:
+                block, logit_Nb, _, slope_Nb, nearest_NbJ = self._logits(*self.spans[number])
+                _C_ops.softmax_(logit_Nb, 1)
+                weight_Nb = self._weights(block, logit_Nb, slope_Nb, nearest_NbJ)
+            else:
+                block, weight_Nb = self._kept[number]
+                self._kept[number] = None
             share_N1 = (sum_N * (max_N - lse_N).exp()).unsqueeze(1)
             part_ND, by_rows = block.gradient(weight_Nb, share_N1, x_ND)
             grad_ND.add_(part_ND)
@@ -281,13 +289,3 @@ class PaddleBackend:
         if self.bank.bias:
             self.bank.add_gradient("bias", column_N, paddle.matmul(same_NN, dtarget_N * factor))
         return grad_ND
-
-    def _weighted_softmax(self, number: int) -> tuple[Block, paddle.Tensor]:
-        """Return the softmax of block `number` times its slopes of change, [N, b], 0 at the targets."""
-        if self._kept is not None:
-            kept = self._kept[number]
-            self._kept[number] = None
-            return kept
-        block, logit_Nb, _, slope_Nb, nearest_NbJ = self._logits(*self.spans[number])
-        _C_ops.softmax_(logit_Nb, 1)
-        return block, self._weights(block, logit_Nb, slope_Nb, nearest_NbJ)

@@ -164,12 +164,13 @@ class LARS(Rule):
     def _rate(self, name: str, update: Update) -> float | paddle.Tensor:
         weight, grad = update.norms
         decay = self.decay(name)
-        if decay and paddle.is_tensor(weight):
-            rate = update.lr * self.coefficient * weight / (grad + decay * weight + self.epsilon)
-            return paddle.where((weight > 0) & (grad > 0), rate, paddle.full([], update.lr))
-        if not (decay and weight and grad):
+        on_device = paddle.is_tensor(weight)
+        if not decay or not (on_device or (weight and grad)):
             return update.lr
-        return update.lr * self.coefficient * weight / (grad + decay * weight + self.epsilon)
+        rate = update.lr * self.coefficient * weight / (grad + decay * weight + self.epsilon)
+        if on_device:
+            rate = paddle.where((weight > 0) & (grad > 0), rate, paddle.full([], update.lr))
+        return rate
 
     def kernel_numbers(self, name, update):
         return self._rate(name, update), self.momentum, self.decay(name)

@@ -161,14 +161,12 @@ class Bank(ABC):
 
     def squares(self) -> paddle.Tensor:
         """Sum the squares of the selected centres, and of their gradient, on this rank: float64 [2]."""
-        centres = gradient = 0.0
+        sums = paddle.zeros([2], "float64")
         for start in range(0, self.selected, self.rows_at_once):
             stop = min(start + self.rows_at_once, self.selected)
-            centres += _square(self.rows("centres", start, stop))
-            gradient += _square(self._grads["centres"][start:stop])
-        if asynchronous() and self.selected:
-            return paddle.stack([centres, gradient])
-        return paddle.to_tensor([float(centres), float(gradient)], dtype="float64")
+            parts = self.rows("centres", start, stop), self._grads["centres"][start:stop]
+            sums.add_(paddle.stack([_square(part) for part in parts]))
+        return sums
 
     def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
         """Keep the gradient of selected rows [start, stop) for the next `update`. Every selected row must be
@@ -214,8 +212,8 @@ class Bank(ABC):
         any split of the classes. Of a new bank, whose arrays are all 0, the centres may come alone."""
 
 
-def _square(rows: paddle.Tensor) -> float | paddle.Tensor:
-    """Sum the squares; on a device the sum stays there."""
+def _square(rows: paddle.Tensor) -> paddle.Tensor:
+    """Sum the squares, a float64 scalar where the rows are."""
     if kernels.library() and rows.place.is_cpu_place():
-        return row_kernels.sum_of_squares(rows)
+        return paddle.full([], row_kernels.sum_of_squares(rows), "float64")
     return _C_ops.squared_l2_norm(rows).astype("float64").sum()
