@@ -28,6 +28,7 @@ from plsc.utils.logging import setup_logging
 from tests.helpers.bounds import assert_within, perturbed, rounded
 from tests.helpers.launch import run_python
 from tests.helpers.pictures import drawn
+from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import (
     TINY,
     Linear,
@@ -299,9 +300,8 @@ def test_predict_gives_the_same_for_pixels_paths_and_a_list(trained, pictures, t
     ],
 )
 def test_predict_refuses_what_is_no_picture(trained, tmp_path, images, line):
-    with pytest.raises(UserError) as raised:
-        entry(trained).predict(images, tmp_path / "out")
-    assert str(raised.value) == line and not (tmp_path / "out").exists()
+    assert refusal(entry(trained).predict, images, tmp_path / "out") == line
+    assert not (tmp_path / "out").exists()
 
 
 def test_predict_and_export_do_without_the_data(trained, tmp_path):
@@ -390,9 +390,8 @@ def test_an_export_gives_the_embeddings_of_predict(trained):
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, verb, overrides, line):
-    with pytest.raises(UserError) as raised:
-        getattr(entry(tmp_path, *overrides), verb)()
-    assert str(raised.value).startswith(line.format(folder=tmp_path)) and "\n" not in str(raised.value)
+    said = refusal(getattr(entry(tmp_path, *overrides), verb))
+    assert said.startswith(line.format(folder=tmp_path))
 
 
 def test_a_machine_that_computes_the_head_wrongly_trains_no_step(tmp_path, monkeypatch):
@@ -549,8 +548,5 @@ def test_an_evaluation_does_without_the_images_trained_on(trained, tmp_path):
     ],
 )
 def test_a_dry_run_refuses_what_building_the_parts_refuses(tmp_path, override):
-    with pytest.raises(UserError) as dry_run:
-        entry(tmp_path, override).dry_run()
-    with pytest.raises(UserError) as training:
-        entry(tmp_path, override).train()
-    assert str(dry_run.value) == str(training.value)
+    said = refusal(lambda: entry(tmp_path, override).dry_run())
+    assert said == refusal(lambda: entry(tmp_path, override).train())

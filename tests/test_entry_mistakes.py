@@ -11,6 +11,7 @@ from plsc.data.build import build_loader
 from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.utils.logging import setup_logging
+from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import TINY, Linear, checkpoint
 
 SHORT = ("Global.max_steps=2", "DataLoader.Eval.dataset=null", "Checkpoint.every_steps=null")
@@ -28,13 +29,6 @@ def trained(tmp_path_factory):
     return folder
 
 
-def refused(act) -> str:
-    with pytest.raises(UserError) as raised:
-        act()
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
-
-
 def test_overrides_win_over_a_config_too():
     config = load(TINY, {"Global.max_steps": 2, "Head.scale": 9.0})
     found = Entry(config, ["Global.epochs=7", "Head.scale=5"]).config
@@ -46,13 +40,13 @@ def test_overrides_win_over_a_config_too():
     )
 
 
-def test_a_batch_of_more_samples_than_there_are_is_refused(tmp_path):
+def test_a_batch_of_more_samples_than_there_are_is_refusal(tmp_path):
     wide = entry(tmp_path / "out", "DataLoader.Train.batch_size=116")
     line = (
         "-o DataLoader.Train.batch_size=116: DataLoader.Train.batch_size: 116 samples of a step are more "
         "than the 115 of an epoch; lower it"
     )
-    assert refused(wide.train) == refused(wide.dry_run) == line
+    assert refusal(wide.train) == refusal(wide.dry_run) == line
     entry(tmp_path, "DataLoader.Train.batch_size=115").dry_run()
 
 
@@ -66,7 +60,7 @@ def test_a_batch_of_more_samples_than_there_are_is_refused(tmp_path):
         ("global_batch=120", "global_batch: 120 samples of a step are more than the 115 of an epoch; lower "),
     ],
 )
-def test_ranks_and_batches_that_the_data_cannot_fill_are_refused(override, line):
+def test_ranks_and_batches_that_the_data_cannot_fill_are_refusal(override, line):
     config = load(TINY, [f"DataLoader.Train.{override}"])
     with pytest.raises(UserError, match=f"^DataLoader.Train.{line}"):
         build_loader(config.DataLoader, 0, 0, 2)
@@ -77,8 +71,8 @@ def test_ranks_may_be_more_than_classes():
     assert build_loader(config.DataLoader, 0, 0, 24).steps_per_epoch == 2
 
 
-def test_a_checkpoint_that_training_would_not_read_is_refused(tmp_path):
-    line = refused(entry(tmp_path / "out", "Global.checkpoint=old/step-00000008").train)
+def test_a_checkpoint_that_training_would_not_read_is_refusal(tmp_path):
+    line = refusal(entry(tmp_path / "out", "Global.checkpoint=old/step-00000008").train)
     assert line == (
         "-o Global.checkpoint=old/step-00000008: Global.checkpoint: training starts anew and would not read "
         "old/step-00000008; set Global.resume=true "
@@ -98,7 +92,7 @@ def test_a_resumed_run_at_its_end_says_so(trained, capsys):
 
 
 def test_another_network_is_refused_with_the_config_of_the_run(trained):
-    line = refused(lambda: entry(trained, "Model.widths=[4, 7]").predict(np.zeros((1, 1, 12, 10), np.uint8)))
+    line = refusal(lambda: entry(trained, "Model.widths=[4, 7]").predict(np.zeros((1, 1, 12, 10), np.uint8)))
     assert line.endswith(
         f": the Model section must be that of the run that made it: -c {trained / 'config.yaml'}"
     )
@@ -106,8 +100,8 @@ def test_another_network_is_refused_with_the_config_of_the_run(trained):
 
 def test_one_class_is_nothing_to_learn(tmp_path):
     one = entry(tmp_path, "DataLoader.Train.dataset.num_classes=1")
-    line = refused(one.train)
-    assert line == refused(one.dry_run)
+    line = refusal(one.train)
+    assert line == refusal(one.dry_run)
     assert line.endswith(
         "tiny.yaml:9: DataLoader.Train.dataset: has 1 class, and nothing to tell it from; it needs at least 2"
     )
@@ -162,7 +156,7 @@ class Bare(paddle.nn.Layer):
     ],
 )
 def test_embeddings_of_another_shape(tmp_path, backbone, line):
-    assert refused(lambda: entry(tmp_path, model=backbone).train()).endswith(line)
+    assert refusal(lambda: entry(tmp_path, model=backbone).train()).endswith(line)
 
 
 def test_predict_into_what_is_no_folder_and_from_a_folder(trained, tmp_path, monkeypatch):
@@ -171,12 +165,12 @@ def test_predict_into_what_is_no_folder_and_from_a_folder(trained, tmp_path, mon
 
     (tmp_path / "file").touch()
     pixels = np.zeros((1, 1, 12, 10), np.uint8)
-    line = refused(lambda: entry(trained).predict(pixels, tmp_path / "file"))
+    line = refusal(lambda: entry(trained).predict(pixels, tmp_path / "file"))
     assert line.startswith(f"{tmp_path / 'file'}: cannot be written: File exists; free some space, or name ")
-    line = refused(lambda: entry(trained).predict(tmp_path))
+    line = refusal(lambda: entry(trained).predict(tmp_path))
     assert line == f"predict: {tmp_path} is a folder; name its images, or a list of them"
     monkeypatch.setattr(np, "save", full)
-    line = refused(lambda: entry(trained).predict(pixels, tmp_path / "full"))
+    line = refusal(lambda: entry(trained).predict(pixels, tmp_path / "full"))
     assert (
         line == f"{tmp_path / 'full'}: cannot be written: 8 requested and 0 written; free some space, "
         "or name another folder"
@@ -204,7 +198,7 @@ def test_labelled_images_with_a_folder_less_are_refused_in_training_and_after_it
     fewer = Entry(TINY, [*keys, f"DataLoader.Eval.dataset={sets[1]}", "Global.overwrite=true"])
     for verb in (fewer.evaluate, fewer.train):
         words = "DataLoader.Eval.dataset: its class 0 is 'Bob', the one trained on is 'Ann', so right "
-        assert words in refused(verb)
+        assert words in refusal(verb)
     assert Entry(TINY, [*keys, f"DataLoader.Eval.dataset={sets[0]}"]).evaluate()["images"] == 9
 
 
@@ -220,7 +214,7 @@ def test_a_resumed_run_must_have_the_same_people_in_the_same_order(tmp_path):
     Entry(TINY, [*keys, "Global.max_steps=2"]).train()
     longer = Entry(TINY, [*keys, "Global.max_steps=3", "Global.resume=true"])
     (tmp_path / "train" / "Ann").rename(tmp_path / "train" / "Dan")
-    assert refused(longer.train).endswith(
+    assert refusal(longer.train).endswith(
         "DataLoader.Train.dataset: its class 0 is 'Bob', the one trained on is 'Ann' in checkpoint "
         "step-00000002: resume with the same classes, or start a new run with Global.init_from in another "
         "Global.output_dir"
@@ -236,4 +230,4 @@ def test_centres_that_the_memory_cannot_take_are_refused_before_they_are_made(tm
     line = (
         "the centres of 100,000,000,000 classes on a rank would take 3.2e+03 GB of memory, this machine has "
     )
-    assert line in refused(entry(tmp_path, f"DataLoader.Train.dataset={data}").train)
+    assert line in refusal(entry(tmp_path, f"DataLoader.Train.dataset={data}").train)

@@ -21,6 +21,7 @@ from tests.helpers.bounds import assert_within, rounded
 from tests.helpers.idx_files import DATA, NAMES, ROOT, write_family
 from tests.helpers.launch import launch
 from tests.helpers.pictures import drawn
+from tests.helpers.refusals import refusal
 
 pytestmark = pytest.mark.slow
 
@@ -161,6 +162,4 @@ def test_a_set_that_cannot_be_classified(verb, dataset, said, run, tmp_path):
     overrides = [*run[1], f"DataLoader.Eval.dataset={dataset}"]
     if verb == "train":
         overrides.append(f"Global.output_dir={tmp_path}")
-    with pytest.raises(UserError) as raised:
-        getattr(Entry(CONFIG, overrides), verb)()
-    assert f"DataLoader.Eval.dataset: {said}" in str(raised.value) and "\n" not in str(raised.value)
+    assert f"DataLoader.Eval.dataset: {said}" in refusal(getattr(Entry(CONFIG, overrides), verb))

@@ -7,6 +7,7 @@ import pytest
 from plsc.data.bin_packs import BinPairs, write_pack
 from plsc.errors import UserError
 from tests.helpers.image_files import INSIGHTFACE, needs_insightface_files, png
+from tests.helpers.refusals import refusal
 
 FORMS = {
     "bytes": lambda image: image,
@@ -77,9 +78,7 @@ def test_a_pack_that_asks_for_more_is_refused(tmp_path):
 )
 def test_what_is_no_pack_is_refused(pack, said, tmp_path):
     (tmp_path / "a.bin").write_bytes(pickle.dumps(pack))
-    with pytest.raises(UserError) as raised:
-        BinPairs(str(tmp_path / "a.bin"))
-    assert str(raised.value) == f"{tmp_path}/a.bin: {said}"
+    assert refusal(BinPairs, str(tmp_path / "a.bin")) == f"{tmp_path}/a.bin: {said}"
 
 
 @needs_insightface_files

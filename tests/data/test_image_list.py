@@ -5,6 +5,7 @@ from plsc.data import image_list
 from plsc.data.image_list import ImageList, Paths, identity_names, read_list
 from plsc.errors import MissingFileError, UserError
 from tests.helpers.image_files import write_list
+from tests.helpers.refusals import refusal
 
 
 def test_tabs_spaces_crlf_and_byte_order_mark_are_read(folder):
@@ -32,9 +33,7 @@ def test_a_list_for_prediction_needs_no_labels(folder):
 
 def test_bad_lines_are_all_reported(folder):
     path = write_list(folder, "a.png\t0\na.png\ta b\n\na.png\na.png\t-1\n")
-    with pytest.raises(UserError) as raised:
-        read_list(path)
-    assert str(raised.value) == (
+    assert refusal(read_list, path) == (
         f"{path}: each line must be 'path<TAB>label'; line 2: label 'a b' is not a whole number from 0 up; "
         "line 3: empty; line 4: 'a.png' is not both a path and a label; "
         "line 5: label '-1' is not a whole number from 0 up"
@@ -71,9 +70,7 @@ def test_some_of_many_paths():
 
 def test_missing_images_are_counted_and_named_before_the_first_step(folder):
     path = write_list(folder, "a.png\t0\nx.png\t0\n" + "".join(f"y{n}.png\t0\n" for n in range(3)))
-    with pytest.raises(MissingFileError) as raised:
-        ImageList(path)
-    assert str(raised.value) == (
+    assert refusal(ImageList, path, kind=MissingFileError) == (
         f"{path}: 4 of its images do not exist: x.png, y0.png, y1.png, y2.png "
         f"(relative paths start at {folder})"
     )
@@ -108,15 +105,11 @@ def test_numbered_folders_are_identities_of_their_own_set_only():
 
 
 def test_a_list_that_is_no_text_is_refused_in_printable_words(folder):
-    with pytest.raises(UserError) as raised:
-        read_list(write_list(folder, (folder / "a.png").read_bytes()))
-    assert (
-        "line 1: '\\x89PNG' is not both a path and a label" in str(raised.value)
-        and str(raised.value).isprintable()
+    said = refusal(read_list, write_list(folder, (folder / "a.png").read_bytes()))
+    assert "line 1: '\\x89PNG' is not both a path and a label" in said and said.isprintable()
+    assert r"do not exist: \xff.png" in refusal(
+        ImageList, write_list(folder, b"\xff.png\t0\n"), kind=MissingFileError
     )
-    with pytest.raises(MissingFileError) as raised:
-        ImageList(write_list(folder, b"\xff.png\t0\n"))
-    assert r"do not exist: \xff.png" in str(raised.value)
 
 
 def test_paths_with_a_zero_byte_are_named(tmp_path):

@@ -9,7 +9,7 @@ from plsc.data.batch import SampleError
 from plsc.data.dataset import Dataset
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
-from plsc.errors import UserError
+from tests.helpers.refusals import refusal
 
 
 class Counting(Dataset):
@@ -79,9 +79,7 @@ def test_a_kept_global_batch_has_the_same_samples_on_any_number_of_ranks(global_
 
 
 def test_more_ranks_than_planned_must_have_two_samples_in_the_last_step():
-    with pytest.raises(UserError) as raised:
-        Loader(Counting(199), 96, 0, 4, seed=0, micro_batches=3)
-    assert str(raised.value) == (
+    assert refusal(Loader, Counting(199), 96, 0, 4, seed=0, micro_batches=3) == (
         "the last step of an epoch has 7 samples, 4 ranks need at least 8 (two each); start 3 or fewer"
     )
 
@@ -94,9 +92,9 @@ def test_a_short_rest_joins_the_batch_before_it():
 
 
 def test_too_small_a_data_set_is_refused():
-    with pytest.raises(UserError) as raised:
-        Loader(Counting(7), 4, 0, 4, seed=0)
-    assert str(raised.value).startswith("the last step of an epoch has 7 samples, 4 ranks need at least 8 (")
+    assert refusal(Loader, Counting(7), 4, 0, 4, seed=0).startswith(
+        "the last step of an epoch has 7 samples, 4 ranks need at least 8 ("
+    )
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

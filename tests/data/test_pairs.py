@@ -5,6 +5,7 @@ from plsc.data.glyphs import GlyphPairs
 from plsc.data.pairs import ImagePairs, PairList
 from plsc.errors import MissingFileError, UserError
 from tests.helpers.image_files import png, write_folder, write_rec
+from tests.helpers.refusals import refusal
 
 
 @pytest.fixture
@@ -80,35 +81,32 @@ def test_lfws_file_with_folds_keeps_its_order(folder):
         PairList(write(folder, text.replace("2 1", "3 1", 1)))
 
 
-def refusal(path, **options):
-    with pytest.raises(UserError) as raised:
-        PairList(path, **options)
-    assert "\n" not in str(raised.value)
-    return str(raised.value).removeprefix(f"{path}: ")
+def refused(path, **options):
+    return refusal(PairList, path, **options).removeprefix(f"{path}: ")
 
 
 def test_bad_lines_are_named(folder):
     bad = "must be 'path_a<TAB>path_b<TAB>1' or 0, or with commas (got "
-    assert refusal(write(folder, LINES + "\na,b\na,b,2\n,b,1\na,b,1,1\n")) == (
+    assert refused(write(folder, LINES + "\na,b\na,b,2\n,b,1\na,b,1,1\n")) == (
         f"line 3: {bad}''); line 4: {bad}'a,b'); line 5: {bad}'a,b,2'); line 6: {bad}',b,1'); "
         f"line 7: {bad}'a,b,1,1')"
     )
-    assert refusal(write(folder, LINES + "x\n" * 9)).endswith("; 9 bad lines in all")
-    assert refusal(write(folder, "1\nAnn\t1\tx\nAnn 1\n")) == (
+    assert refused(write(folder, LINES + "x\n" * 9)).endswith("; 9 bad lines in all")
+    assert refused(write(folder, "1\nAnn\t1\tx\nAnn 1\n")) == (
         "line 2: must be 'name n1 n2' or 'name1 n1 name2 n2' (got 'Ann\\t1\\tx'); "
         "line 3: must be 'name n1 n2' or 'name1 n1 name2 n2' (got 'Ann 1')"
     )
     for text in ("", "a,b,same\n"):
-        assert refusal(write(folder, text)).startswith("has no pairs; it needs lines of ")
+        assert refused(write(folder, text)).startswith("has no pairs; it needs lines of ")
     (folder / "pairs.txt").write_bytes(b"\xff\xfe1")
-    assert refusal(str(folder / "pairs.txt")).startswith("is no UTF-8 text (")
+    assert refused(str(folder / "pairs.txt")).startswith("is no UTF-8 text (")
 
 
 def test_missing_images_are_named(folder):
-    assert refusal(write(folder, LINES + "Ann/Ann_0001.png,no.png,0\n")) == (
+    assert refused(write(folder, LINES + "Ann/Ann_0001.png,no.png,0\n")) == (
         f"1 of its images do not exist: no.png (relative paths start at {folder})"
     )
-    assert refusal(write(folder, "1\nAnn\t1\t2\nAnn\t1\tDan\t1\n")).startswith(
+    assert refused(write(folder, "1\nAnn\t1\t2\nAnn\t1\tDan\t1\n")).startswith(
         "1 of its images do not exist: Dan/Dan_0001.jpg "
     )
     with pytest.raises(MissingFileError, match="^list: file 'no.txt' does not exist"):

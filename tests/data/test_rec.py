@@ -8,6 +8,7 @@ from plsc.data.rec import RecImages
 from plsc.data.recordio import pack_image, write_records
 from plsc.errors import MissingFileError, UserError
 from tests.helpers.image_files import INSIGHTFACE, needs_insightface_files, png, write_rec
+from tests.helpers.refusals import refusal
 
 LABELS = [0, 0, (1.0, 0.0), 2, (2.0, 7.0)]
 
@@ -36,18 +37,14 @@ def test_keys_out_of_order_give_the_order_of_the_keys(tmp_path):
     assert data.labels.tolist() == [1, 2, 0] and data.name(0).startswith("record 0 (a.rec @ ")
 
 
-def refusal(path, **options):
-    with pytest.raises(UserError) as raised:
-        RecImages(str(path), **options)
-    said = str(raised.value).replace(f"{path.parent}/", "")
-    assert "\n" not in said
-    return said
+def refused(path, **options):
+    return refusal(RecImages, str(path), **options).replace(f"{path.parent}/", "")
 
 
 @pytest.mark.parametrize("label, shown", [(0.5, "0.5"), (-1, "-1"), (float("nan"), "nan")])
 def test_labels_that_are_no_whole_numbers_name_the_record(label, shown, tmp_path):
     path = write_rec(tmp_path / "a.rec", [0, 1, label, label], header=False)
-    said = refusal(path)
+    said = refused(path)
     assert said.startswith("a.rec: record 2 (a.rec @ ")
     assert said.endswith(f" has label {shown}, which is not a whole number from 0 up (2 such labels in all)")
 
@@ -57,7 +54,7 @@ def test_a_header_that_promises_other_images_is_refused(tmp_path):
         write(pack_image(b"", (5.0, 6.0)))
         for number in range(2):
             write(pack_image(png(number), 0.0, number))
-    assert refusal(tmp_path / "a.rec").startswith(
+    assert refused(tmp_path / "a.rec").startswith(
         "a.rec: its header record promises 4 images, the index has 2 of them; "
     )
 
@@ -66,7 +63,7 @@ def test_a_record_without_an_image_is_refused(tmp_path):
     with write_records(str(tmp_path / "a.rec")) as write:
         write(pack_image(png(0), 0.0))
         write(pack_image(b"", 0.0))
-    assert refusal(
+    assert refused(
         tmp_path / "a.rec"
     ) == "a.rec: record 1 (a.rec @ {}) has no image (1 such records in all)".format(
         os.path.getsize(tmp_path / "a.rec") - 32

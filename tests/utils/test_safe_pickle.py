@@ -21,7 +21,7 @@ def load(tmp_path):
     return load
 
 
-def refusal(load, data):
+def refused(load, data):
     with pytest.raises(UserError) as raised:
         load(data)
     said = str(raised.value)
@@ -79,19 +79,19 @@ class Evil:
 @pytest.mark.parametrize("protocol", range(6))
 def test_a_file_that_asks_for_a_function_is_refused_and_nothing_is_run(load, protocol, tmp_path):
     marker = tmp_path / "marker"
-    said = refusal(load, pickle.dumps(([b"jpg"], Evil(os.mkdir, str(marker))), protocol))
+    said = refused(load, pickle.dumps(([b"jpg"], Evil(os.mkdir, str(marker))), protocol))
     assert said == "refused: the file asks for posix.mkdir; nothing of it was run"
     assert not marker.exists()
 
 
 def test_arrays_of_objects_or_records_and_other_codecs_are_refused(load):
-    said = refusal(load, pickle.dumps(np.array([1, "a"], object)))
+    said = refused(load, pickle.dumps(np.array([1, "a"], object)))
     assert said.startswith("refused: the file asks for an array of numpy type 'O8', which is no number")
-    assert "'V8'" in refusal(load, pickle.dumps(np.zeros(2, "i4,i4")))
-    assert "the codec rot13" in refusal(
+    assert "'V8'" in refused(load, pickle.dumps(np.zeros(2, "i4,i4")))
+    assert "the codec rot13" in refused(
         load, b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R."
     )
-    assert "posix.mkdir" in refusal(load, b"\x80\x04\x8c\x05posix\x8c\x05mkdir\x93.")
+    assert "posix.mkdir" in refused(load, b"\x80\x04\x8c\x05posix\x8c\x05mkdir\x93.")
 
 
 def test_flags_that_a_file_gives_a_number_type_are_ignored(load):
@@ -115,9 +115,9 @@ def test_damaged_files_are_named(load, tmp_path):
         b"Pabc\n.",
         b".",
     ):
-        assert refusal(load, data).startswith("is no pickle, or is damaged or cut off (")
+        assert refused(load, data).startswith("is no pickle, or is damaged or cut off (")
     short = pickle.dumps(np.arange(100), 2).replace(b"K\x64\x85", b"K\x65\x85")  # 101 numbers promised
-    assert refusal(load, short).startswith("is no pickle, or is damaged")
+    assert refused(load, short).startswith("is no pickle, or is damaged")
     with pytest.raises(MissingFileError, match=r"none.bin: no such file$"):
         load_pickle(str(tmp_path / "none.bin"), "pickle")
     with pytest.raises(UserError, match="cannot be read: Is a directory$"):
@@ -127,9 +127,9 @@ def test_damaged_files_are_named(load, tmp_path):
 def test_lengths_of_2_to_the_60_take_no_memory(load):
     huge = struct.pack("<Q", 2**60)
     for opcode in (b"\x8e", b"\x8d", b"\x95", b"\x96"):  # bytes, text, a frame, a bytearray
-        assert refusal(load, b"\x80\x05" + opcode + huge + b"abc.").startswith("is no pickle, or is damaged")
+        assert refused(load, b"\x80\x05" + opcode + huge + b"abc.").startswith("is no pickle, or is damaged")
     bomb = b"\x80\x02c__builtin__\nbytes\n\x8a\x06\0\0\0\0\0\x01\x85R."
-    assert refusal(load, bomb).startswith("is no pickle, or is damaged")
+    assert refused(load, bomb).startswith("is no pickle, or is damaged")
     assert load(b"\x80\x02]r\xff\xff\xff\x7f.") == []  # 16 GB of memo entries, were they a list
 
 
@@ -152,7 +152,7 @@ def test_the_memory_of_an_array_is_never_freed_under_a_view(load):
     array = Assembled.ARRAY + b"q\x01" + Assembled.state(_bytes(bytes(5000)), 5000) + b"b"
     again = Assembled.state(_bytes(b"\1"), 1) + b"b"
     for twice in (array + again, b"(" + array + b"h\x01" + again + b"t"):
-        assert "a change of what is finished" in refusal(load, b"\x80\x03" + twice + b".")
+        assert "a change of what is finished" in refused(load, b"\x80\x03" + twice + b".")
 
 
 def test_a_buffer_that_a_file_can_change_is_copied(load):
@@ -167,19 +167,19 @@ def test_a_buffer_that_a_file_can_change_is_copied(load):
 def test_an_array_is_no_larger_than_its_bytes(load):
     for shape in (b"(J\xff\xff\xff\x7fK\x00t", b"(J\xff\xff\xff\x7ft", b"(J\xff\xff\xff\xfft", b"(Nt"):
         state = Assembled.state(_bytes(b"\1"), 1).replace(b"(J\1\0\0\0t", shape)
-        assert refusal(load, b"\x80\x03" + Assembled.ARRAY + state + b"b.").startswith("is no pickle")
+        assert refused(load, b"\x80\x03" + Assembled.ARRAY + state + b"b.").startswith("is no pickle")
     # numpy.ndarray itself would allocate any shape, and take any buffer and any type.
     call = b"\x80\x03cnumpy\nndarray\n((J\xff\xff\xff\x7ftU\x01btR."
-    assert "not callable" in refusal(load, call)
+    assert "not callable" in refused(load, call)
 
 
 def test_what_is_finished_cannot_be_changed_and_the_byte_order_is_this_machines(load):
     big = pickle.dumps(np.arange(5, dtype=">i4"), 2)
-    assert "numbers of another byte order" in refusal(load, big)
-    assert "a change of what is finished" in refusal(load, b"\x80\x02cnumpy\ndtype\n}X\x04\0\0\0codeK\x01sb.")
+    assert "numbers of another byte order" in refused(load, big)
+    assert "a change of what is finished" in refused(load, b"\x80\x02cnumpy\ndtype\n}X\x04\0\0\0codeK\x01sb.")
 
 
 def test_a_refused_name_is_printable(load):
-    said = refusal(load, b"\x80\x04\x8c\x06\x1b[2J\r\n\x8c\x05mkdir\x93.")
+    said = refused(load, b"\x80\x04\x8c\x06\x1b[2J\r\n\x8c\x05mkdir\x93.")
     assert "the file asks for \\x1b[2J\\r\\n.mkdir;" in said
-    assert len(refusal(load, b"c" + b"a" * 10**6 + b"\nb\n.")) < 200
+    assert len(refused(load, b"c" + b"a" * 10**6 + b"\nb\n.")) < 200

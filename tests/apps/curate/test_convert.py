@@ -8,8 +8,8 @@ from plsc.data.bin_packs import BinPairs
 from plsc.data.folder import ImageFolder
 from plsc.data.image_list import ImageList
 from plsc.data.rec import RecImages
-from plsc.errors import UserError
 from tests.helpers.image_files import INSIGHTFACE, needs_insightface_files, png, write_folder, write_rec
+from tests.helpers.refusals import refusal
 
 
 def content(images):
@@ -105,33 +105,30 @@ def test_every_identity_gets_a_folder_of_its_own_within_the_target(tmp_path, mon
 
 def test_nothing_is_overwritten_and_no_label_rounded(faces, tmp_path, monkeypatch):
     (tmp_path / "a.idx").write_text("mine")
-    assert refusal(faces, tmp_path / "a.rec").startswith(f"{tmp_path}/a.idx: exists already")
+    assert refused(faces, tmp_path / "a.rec").startswith(f"{tmp_path}/a.idx: exists already")
     assert (tmp_path / "a.idx").read_text() == "mine"
     (tmp_path / "b").symlink_to(tmp_path / "nowhere")
-    assert refusal(faces, tmp_path / "b").startswith(f"{tmp_path}/b: exists already")
+    assert refused(faces, tmp_path / "b").startswith(f"{tmp_path}/b: exists already")
     monkeypatch.setattr("plsc.apps.curate.convert._LARGEST_LABEL", 9)
-    assert "a .rec counts images and identities in float32" in refusal(faces, tmp_path / "c.rec")
+    assert "a .rec counts images and identities in float32" in refused(faces, tmp_path / "c.rec")
     assert not list(tmp_path.glob("c.*"))
 
 
-def refusal(*arguments):
-    with pytest.raises(UserError) as raised:
-        convert(*map(str, arguments))
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
+def refused(*arguments):
+    return refusal(convert, *map(str, arguments))
 
 
 def test_what_cannot_be_converted_leaves_nothing_behind(faces, tmp_path):
-    assert refusal(faces, faces) == f"{faces}: exists already; remove it, or name another target"
+    assert refused(faces, faces) == f"{faces}: exists already; remove it, or name another target"
     (faces / "Cy" / "Cy_0001.png").write_bytes(b"")
     before = sorted(os.listdir(tmp_path))
     line = (
         f"{faces}/Cy/Cy_0001.png: is not an image of a known kind (it is empty); remove it from the set first"
     )
-    assert refusal(faces, tmp_path / "a.rec") == line
+    assert refused(faces, tmp_path / "a.rec") == line
     (faces / "Bob" / "Bob_0001.png").write_bytes(b"what")
     for target in ("copy", "a.rec"):
-        assert refusal(faces, tmp_path / target) == (
+        assert refused(faces, tmp_path / target) == (
             f"{faces}/Bob/Bob_0001.png: is not an image of a known kind (begins with 0x77686174); "
             "remove it from the set first"
         )
@@ -139,7 +136,7 @@ def test_what_cannot_be_converted_leaves_nothing_behind(faces, tmp_path):
 
 
 def test_a_pack_needs_pairs(faces, tmp_path):
-    assert refusal(faces, tmp_path / "a.bin") == (
+    assert refused(faces, tmp_path / "a.bin") == (
         f"{faces}: has labelled images, no pairs; give a list of pairs for a .bin"
     )
 

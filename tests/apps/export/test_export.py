@@ -19,6 +19,7 @@ from plsc.checkpoint.saved import Threshold
 from plsc.errors import UserError
 from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.bounds import assert_within, of_network
+from tests.helpers.refusals import refusal
 
 SHAPE = (3, 16, 12)
 PREPROCESSING = Preprocessing(SHAPE)
@@ -281,9 +282,7 @@ def test_a_backbone_that_is_no_static_graph_is_refused(tmp_path):
 def test_missing_packages_are_reported_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(paddle, "__version__", "3.3.1")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name != "onnx" else True)
-    with pytest.raises(UserError) as error:
-        export(Net(), tmp_path / "deep" / "out", preprocessing=PREPROCESSING)
-    assert str(error.value) == (
+    assert refusal(export, Net(), tmp_path / "deep" / "out", preprocessing=PREPROCESSING) == (
         "Export.formats: ONNX export needs Paddle 3 and the extra export, paddle2onnx, onnxruntime not "
         "found: pip install -e '.[export]' in the clone of plsc, or set Export.formats=[paddle]"
     )

@@ -9,6 +9,7 @@ import pytest
 
 from plsc.apps.faces.published import Published, path_of
 from plsc.errors import UserError
+from tests.helpers.refusals import refusal
 
 CONTENT = bytes(range(256)) * 1000
 
@@ -58,10 +59,8 @@ def test_a_file_is_fetched_once_and_its_licence_said_once(published, tmp_path, c
 
 @pytest.mark.parametrize("name", ["cut.onnx", "gone", "other.onnx"])
 def test_a_bad_download_leaves_nothing_and_says_what_to_do(published, tmp_path, name):
-    with pytest.raises(UserError) as error:
-        path_of(published(name, sha256="0" * 64))
-    text = str(error.value)
-    assert text.startswith(f"{name}: ") and "\n" not in text
+    text = refusal(path_of, published(name, sha256="0" * 64))
+    assert text.startswith(f"{name}: ")
     assert text.endswith(f"put it into {tmp_path / 'cache'}") and "http://127.0.0.1" in text
     assert not [*(tmp_path / "cache").iterdir()]
 
