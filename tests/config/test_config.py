@@ -13,6 +13,7 @@ from plsc.data.config import DATASETS, LABELLED
 from plsc.data.dataset import ImageSet
 from plsc.errors import MissingFileError, UserError
 from tests.helpers.head_names import HEADS
+from tests.helpers.refusals import refusal
 
 
 class DummyNet:
@@ -354,9 +355,8 @@ def test_a_mistake_in_an_item_names_its_line(write):
     (error,) = errors(write(SETS.replace("root: b", "root: 7")))
     assert error == "a.yaml:6: DataLoader.Train.dataset.1.root: must be a valid string (got 7)"
     os.mkdir("a")
-    with pytest.raises(MissingFileError) as caught:
-        load(write(SETS)).check_data()
-    assert str(caught.value) == "a.yaml:6: DataLoader.Train.dataset.1.root: no such folder (got 'b')"
+    said = refusal(load(write(SETS)).check_data, kind=MissingFileError)
+    assert said == "a.yaml:6: DataLoader.Train.dataset.1.root: no such folder (got 'b')"
 
 
 def test_home_is_expanded_in_every_path(monkeypatch):

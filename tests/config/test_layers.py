@@ -7,6 +7,7 @@ import pytest
 
 from plsc.config.layers import Layers
 from plsc.errors import MissingFileError, UserError
+from tests.helpers.refusals import refusal
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +37,9 @@ def test_a_missing_file_names_its_nearest_neighbour():
         "nowhere/x.yaml": "nowhere/x.yaml: {}",
         ".": "default.yaml: {}",
     }.items():
-        with pytest.raises(MissingFileError) as error:
-            Layers().read_file(path)
-        assert str(error.value) == message.format("no such config file")
+        assert refusal(Layers().read_file, path, kind=MissingFileError) == message.format(
+            "no such config file"
+        )
 
 
 def test_a_file_that_cannot_be_read():

@@ -5,6 +5,7 @@ import pytest
 from plsc.config import Config, ConfigError, load
 from plsc.utils.section import sections_in
 from tests.helpers.head_names import KINDS
+from tests.helpers.refusals import refusal
 from tests.test_size import all_sections
 
 MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax")
@@ -77,9 +78,7 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
 def test_refused(text, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").write_text(text)
-    with pytest.raises(ConfigError) as error:
-        load("a.yaml")
-    assert str(error.value).splitlines() == [f"a.yaml:1: {line}"]
+    assert refusal(load, "a.yaml", kind=ConfigError) == f"a.yaml:1: {line}"
 
 
 def test_capital_letters_mark_sections():
@@ -124,6 +123,6 @@ def test_further_sets_have_titles_and_the_keys_of_a_set(write):
     ],
 )
 def test_wrong_further_sets_are_named_by_their_full_key(override, line):
-    with pytest.raises(ConfigError) as raised:
-        load(None, [f"DataLoader.Eval.{override}"])
-    assert str(raised.value).startswith(f"-o DataLoader.Eval.{override}: DataLoader.Eval.{line}")
+    assert refusal(load, None, [f"DataLoader.Eval.{override}"], kind=ConfigError).startswith(
+        f"-o DataLoader.Eval.{override}: DataLoader.Eval.{line}"
+    )

@@ -11,6 +11,7 @@ import pytest
 from plsc.distributed.lock import hold
 from plsc.errors import UserError
 from tests.helpers.launch import start_python
+from tests.helpers.refusals import refusal
 
 HOLD = (
     "import sys, time; from plsc.distributed.lock import hold; held = hold(sys.argv[1]); "
@@ -29,10 +30,9 @@ def holder(tmp_path):
 
 
 def test_a_second_run_is_refused_by_name_and_a_killed_one_is_no_obstacle(tmp_path, holder):
-    with pytest.raises(UserError) as raised:
-        hold(tmp_path / "out")
+    said = refusal(hold, tmp_path / "out")
     who = f"pid {holder.pid} on host {socket.gethostname()}"
-    assert str(raised.value) == (
+    assert said == (
         f"{tmp_path}/out/ is in use by {who}: wait until it ends, stop it, or set another Global.output_dir"
     )
     os.kill(holder.pid, signal.SIGKILL)

@@ -6,6 +6,7 @@ from plsc.backbones.config import BACKBONES
 from plsc.data.config import DATASETS
 from plsc.errors import UserError
 from plsc.utils.registry import Registry, did_you_mean
+from tests.helpers.refusals import refusal
 
 CHOICES = "(one of Ordered, or your own as package.module:Class)"
 
@@ -73,9 +74,7 @@ def test_a_class_that_lacks_methods_is_refused():
 def test_names_that_lead_nowhere(colours, name, message, tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("{}[1]")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError) as error:
-        colours.get(name)
-    assert str(error.value) == message
+    assert refusal(colours.get, name) == message
 
 
 def test_did_you_mean_ignores_case_and_keeps_silent_when_nothing_is_near():

@@ -8,6 +8,7 @@ import pytest
 
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.safe_pickle import load_pickle
+from tests.helpers.refusals import refusal
 
 
 @pytest.fixture
@@ -22,11 +23,7 @@ def load(tmp_path):
 
 
 def refused(load, data):
-    with pytest.raises(UserError) as raised:
-        load(data)
-    said = str(raised.value)
-    assert "\n" not in said
-    return said.partition("x.bin: ")[2]
+    return refusal(load, data).partition("x.bin: ")[2]
 
 
 @pytest.mark.parametrize("protocol", range(6))

@@ -9,6 +9,7 @@ import pytest
 from plsc.errors import UserError
 from plsc.heads.banks import row_storage
 from plsc.heads.banks.row_storage import FileRowStorage
+from tests.helpers.refusals import refusal
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -40,9 +41,7 @@ def test_too_little_space_is_refused_before_anything_is_written(tmp_path, monkey
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(UserError) as caught:
-        FileRowStorage(tmp_path, 10**6, 8, np.float32)
-    assert str(caught.value) == (
+    assert refusal(FileRowStorage, tmp_path, 10**6, 8, np.float32) == (
         f"Head.bank_folder: {tmp_path}: cannot be written: No space left on device; the centres and their "
         "optimizer take 32 MB: name another folder, or halve it with Head.bank_dtype=bfloat16"
     )
