@@ -53,14 +53,18 @@ def test_loss_and_gradients_near_the_axis(kind, towards):
 
 
 @pytest.mark.parametrize("kind", list(TARGETS))
-def test_finite_on_the_axis_and_for_zero_embeddings(kind):
+def test_finite_on_the_axis_and_for_embeddings_and_centres_of_zero(kind):
     head = head_of(kind, num_classes=4)
-    centres = np.eye(4, D, dtype=np.float32)
-    head.bank.load_rows(0, {"centres": centres, "momentum": np.zeros_like(centres)})
-    x = np.zeros((4, D), np.float32)
-    x[0, 0], x[1, 1], x[2, 0] = 30, -30, 30
-    for numbers in gradients(head, x, np.array([0, 1, 1, 2])):
+    centres = 2 * np.eye(4, D, dtype=np.float32)
+    centres[3] = 0
+    head.bank.load_rows(0, {"centres": centres})
+    x = np.zeros((5, D), np.float32)
+    x[0, 0], x[1, 1], x[2, 0], x[4, 2] = 30, -30, 30, 3
+    losses, dx, dw = gradients(head, x, np.array([0, 1, 1, 2, 3]))
+    head.update(0.1)
+    for numbers in (losses, dx, dw, head.bank.state()["centres"]):
         assert np.isfinite(numbers).all()
+    assert (dx[3] == 0).all() and (dw[3] == 0).all()  # nothing to turn
 
 
 @without_kernels

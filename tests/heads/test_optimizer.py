@@ -7,12 +7,13 @@ import pytest
 from plsc.errors import UserError
 from plsc.heads.optimizer import LARS, Momentum, Update, check_rule
 from tests.heads.cases import optimizer_cases, rounding
-from tests.heads.errors import OPTIMIZERS, Own, head_errors
+from tests.heads.errors import OPTIMIZERS, D, Own, head_errors
 from tests.helpers.bounds import EPS
 
 
 def test_ten_steps_equal_the_dense_reference(tmp_path, monkeypatch):
     monkeypatch.setattr("plsc.heads.banks.bank.UPDATE_ROWS", 20)
+    monkeypatch.setattr("plsc.heads.banks.bank._DEVICE_NUMBERS", 20 * D)
     sampled = 0
     for case in optimizer_cases([9], str(tmp_path)):
         errors, bounds = head_errors(**case), rounding(**case)

@@ -30,11 +30,6 @@ def test_initial_rows_do_not_depend_on_the_split(parts, monkeypatch):
     assert len(np.unique(whole)) == whole.size and not np.array_equal(whole, initial_rows(8, 0, 11, 5, 0.01))
 
 
-def test_initial_rows_have_the_asked_deviation():
-    rows = initial_rows(0, 0, 5000, 64, 0.02)
-    assert rows.dtype == np.float32 and abs(rows.std() - 0.02) < 2e-4 and abs(rows.mean()) < 2e-4
-
-
 def test_selected_rows_alone_are_read_and_moved(make):
     bank = make(bias=False)
     before = {name: rows.copy() for name, rows in bank.state().items()}

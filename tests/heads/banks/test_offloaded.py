@@ -169,14 +169,6 @@ def test_a_checkpoint_of_any_bank_goes_into_any_other(since, to, tmp_path):
         assert np.array_equal(found, want)
 
 
-@pytest.mark.parametrize(("kind", "dtype"), KINDS)
-def test_the_initial_rows_are_those_of_a_bank_in_memory(kind, dtype, tmp_path):
-    shard = ClassShard(100, 30, 70)
-    found = make(kind, dtype, tmp_path, shard).state()
-    for name, rows in make("host", "float32", tmp_path, shard).state().items():
-        assert np.array_equal(found[name][:], bfloat16.nearest(rows) if dtype == "bfloat16" else rows), name
-
-
 def test_a_failure_of_the_thread_reaches_the_step(tmp_path):
     _, head = train(tmp_path, "disk", "float32")
     head.bank._wait()
