@@ -156,8 +156,7 @@ def test_a_finished_run_is_deleted_only_where_that_is_asked_for(tmp_path, capsys
     (tmp_path / "log").mkdir()  # as Paddle's launcher makes it before it starts ranks
     (tmp_path / "train.log").write_text("mine")
     said = "has train.log, which no run wrote and a new one would delete; name another"
-    with pytest.raises(UserError, match=said):
-        entry(tmp_path, *short).train()
+    assert said in refusal(entry(tmp_path, *short).train)
     (tmp_path / "train.log").unlink()
     entry(tmp_path, *short).train()
     with pytest.raises(UserError, match="has a run that is at its end, step 1; .* Global.overwrite=true to "):
@@ -168,8 +167,7 @@ def test_a_finished_run_is_deleted_only_where_that_is_asked_for(tmp_path, capsys
         entry(tmp_path, *short).train()
     assert json.loads((tmp_path / "results.json").read_text())["step"] == 1
     entry(tmp_path, *short, "Global.max_steps=2", "Global.overwrite=true").train()
-    with pytest.raises(UserError, match="has a run that is at its end, step 2"):
-        Entry(tmp_path).train()
+    assert "has a run that is at its end, step 2" in refusal(Entry(tmp_path).train)
     assert (tmp_path / "notes.txt").read_text() == "mine" and checkpoints(tmp_path) == [2]
     assert steps(rows(tmp_path)) == [1, 2] and not (tmp_path / "test").exists()
 
@@ -308,8 +306,7 @@ def test_predict_and_export_do_without_the_data(trained, tmp_path):
     gone = entry(trained, "DataLoader.Train.dataset={name: ImageList, list: gone/list.txt}")
     gone.predict(PIXELS, tmp_path / "out")
     gone.export()
-    with pytest.raises(MissingFileError, match="gone/list.txt"):
-        gone.train()
+    assert "gone/list.txt" in refusal(gone.train, kind=MissingFileError)
 
 
 # ---- export
@@ -338,13 +335,13 @@ def test_a_refusal_of_an_export_on_rank_0_reaches_the_other_ranks(trained, monke
     monkeypatch.setattr(
         "plsc.distributed.collectives.gather_objects", lambda _: [(None, problem), (None, None)]
     )
-    with pytest.raises(UserError, match="^export: holds other files$"):
-        user.export()
+    assert refusal(user.export) == "export: holds other files"
 
 
 def test_a_refused_export_names_the_place_of_its_key(trained):
-    with pytest.raises(UserError, match=r"^-o Export.formats=\[paddlex\]: Export.formats: paddlex takes RGB"):
-        entry(trained, "Export.formats=[paddlex]").export()
+    assert refusal(entry(trained, "Export.formats=[paddlex]").export).startswith(
+        "-o Export.formats=[paddlex]: Export.formats: paddlex takes RGB"
+    )
 
 
 def test_an_export_gives_the_embeddings_of_predict(trained):
@@ -396,19 +393,16 @@ def test_a_mistake_is_one_line(tmp_path, verb, overrides, line):
 
 def test_a_machine_that_computes_the_head_wrongly_trains_no_step(tmp_path, monkeypatch):
     monkeypatch.setattr(device.DeviceBank, "_update", lambda *_: None)
-    with pytest.raises(UserError, match="^rank 0 computes the head wrongly: "):
-        entry(tmp_path).train()
+    assert refusal(entry(tmp_path).train).startswith("rank 0 computes the head wrongly: ")
     assert not (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "checkpoints").exists()
 
 
 def test_a_damaged_only_checkpoint_is_not_started_over(tmp_path):
     entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train()
     (checkpoint(tmp_path, 1) / "manifest.json").write_text("{}")
-    with pytest.raises(UserError, match="none of its checkpoints is usable"):
-        entry(tmp_path).export()
+    assert "none of its checkpoints is usable" in refusal(entry(tmp_path).export)
     assert checkpoint(tmp_path, 1).exists(), "a verb that only reads has renamed it"
-    with pytest.raises(UserError, match="none of its checkpoints is usable"):
-        entry(tmp_path, "Global.resume=true").train()
+    assert "none of its checkpoints is usable" in refusal(entry(tmp_path, "Global.resume=true").train)
 
 
 def test_a_report_without_room_is_one_line_after_the_checkpoint(tmp_path, monkeypatch):
@@ -535,8 +529,10 @@ def test_an_evaluation_does_without_the_images_trained_on(trained, tmp_path):
     gone = "DataLoader.Train.dataset={name: ImageList, list: gone/list.txt}"
     found = entry(trained, gone).evaluate()
     assert found["accuracy"] is not None
-    with pytest.raises(MissingFileError, match="gone/pairs.txt"):
-        entry(trained, "DataLoader.Eval.dataset={name: PairList, list: gone/pairs.txt}").evaluate()
+    assert "gone/pairs.txt" in refusal(
+        entry(trained, "DataLoader.Eval.dataset={name: PairList, list: gone/pairs.txt}").evaluate,
+        kind=MissingFileError,
+    )
 
 
 @pytest.mark.parametrize(

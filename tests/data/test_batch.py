@@ -37,8 +37,10 @@ def test_a_set_without_any_sound_image_is_an_error():
 
 
 def test_a_missing_file_is_an_error_not_a_corrupt_image():
-    with pytest.raises(MissingFileError, match="^3.jpg: no such image$"):
-        batch(Damaged(100, (1,), missing=(3,)), [1, 3])
+    assert (
+        refusal(batch, Damaged(100, (1,), missing=(3,)), [1, 3], kind=MissingFileError)
+        == "3.jpg: no such image"
+    )
 
 
 def test_another_error_is_named_with_its_cause():

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from plsc.data.bin_packs import BinPairs, write_pack
-from plsc.errors import UserError
 from tests.helpers.image_files import INSIGHTFACE, needs_insightface_files, png
 from tests.helpers.refusals import refusal
 
@@ -53,10 +52,9 @@ def test_a_pack_that_asks_for_more_is_refused(tmp_path):
     (tmp_path / "evil.bin").write_bytes(
         pickle.dumps(([png(0), png(1)], [True], Evil(str(tmp_path / "marker"))))
     )
-    with pytest.raises(
-        UserError, match=r"evil.bin: refused: the file asks for posix.mkdir; nothing of it was run$"
-    ):
-        BinPairs(str(tmp_path / "evil.bin"))
+    assert refusal(BinPairs, str(tmp_path / "evil.bin")).endswith(
+        "evil.bin: refused: the file asks for posix.mkdir; nothing of it was run"
+    )
     assert not (tmp_path / "marker").exists()
 
 

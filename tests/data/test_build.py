@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from plsc.config import load
 from plsc.data.build import build_loader
 from plsc.data.synthetic import Synthetic
-from plsc.errors import UserError
 from tests.helpers.datasets import dataset_of
+from tests.helpers.refusals import refusal
 
 
 def written(text):
@@ -28,8 +27,9 @@ class Own(Synthetic):
 def test_a_set_of_ones_own_may_name_its_classes_in_a_list_and_must_have_labels():
     own = 'DataLoader.Train.dataset={name: "tests.data.test_build:Own", names: %s}'
     assert dataset_of(load(None, [own % "[Ann, Bob]"])).class_names == ["Ann", "Bob"]
-    with pytest.raises(UserError, match=r"Own.labels: must be an array int64 \[N\], got NoneType"):
-        build_loader(load(None, [own % "[]"]).DataLoader, 0, 0, 1)
+    assert "Own.labels: must be an array int64 [N], got NoneType" in refusal(
+        build_loader, load(None, [own % "[]"]).DataLoader, 0, 0, 1
+    )
 
 
 def test_the_sets_of_a_list_are_built_and_joined(tmp_path, monkeypatch):
@@ -38,5 +38,6 @@ def test_the_sets_of_a_list_are_built_and_joined(tmp_path, monkeypatch):
     data = dataset_of(load(written(text % "num_classes: 2")))
     assert data.num_classes == 5 and len(data) == 50
     assert not np.array_equal(data.sample(0, 0), data.sample(30, 0))  # random numbers of its own
-    with pytest.raises(UserError, match=r"^a.yaml:2: DataLoader.Train.dataset.1: its samples have shape"):
-        dataset_of(load(written(text % "image_shape: [1, 8, 8]")))
+    assert refusal(dataset_of, load(written(text % "image_shape: [1, 8, 8]"))).startswith(
+        "a.yaml:2: DataLoader.Train.dataset.1: its samples have shape"
+    )

@@ -95,8 +95,9 @@ def test_the_line_that_refuses(capsys):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_too_many_end_the_epoch(num_workers):
     loader = Loader(Damaged(90, (20,)), 10, 0, 1, seed=3, num_workers=num_workers)
-    with pytest.raises(CorruptImageError, match="^1 images of an epoch cannot be decoded: record 20 "):
-        list(loader.from_step(0))
+    assert refusal(list, loader.from_step(0), kind=CorruptImageError).startswith(
+        "1 images of an epoch cannot be decoded: record 20 "
+    )
 
 
 def test_the_same_samples_take_their_place_on_any_number_of_ranks():
@@ -119,15 +120,16 @@ def test_the_same_samples_take_their_place_on_any_number_of_ranks():
 def test_sets_to_evaluate_on_are_never_patched():
     data = Damaged(100, (7,))
     assert len(data.images(0, 7)) == 7
-    with pytest.raises(
-        CorruptImageError, match=r"^record 7 \(train.rec @ 28672\): not an image that OpenCV can decode$"
-    ):
-        data.images(0, 8)
+    assert (
+        refusal(data.images, 0, 8, kind=CorruptImageError)
+        == "record 7 (train.rec @ 28672): not an image that OpenCV can decode"
+    )
 
 
 def test_a_small_set_is_probed_whole():
-    with pytest.raises(CorruptImageError, match="^1 of 40 images tried"):
-        Loader(Damaged(40, (39,)), 8, 0, 1, seed=0).probe()
+    assert refusal(Loader(Damaged(40, (39,)), 8, 0, 1, seed=0).probe, kind=CorruptImageError).startswith(
+        "1 of 40 images tried"
+    )
     Loader(Damaged(100, (39,)), 8, 0, 1, seed=0).probe()
 
 

@@ -6,6 +6,7 @@ import pytest
 from plsc.data.folder import ImageFolder, read_folder
 from plsc.errors import MissingFileError, UserError
 from tests.helpers.image_files import png, write_folder
+from tests.helpers.refusals import refusal
 
 
 @pytest.fixture
@@ -56,12 +57,12 @@ def test_empty_folders_are_named(folder, tmp_path):
         ImageFolder(str(folder))
     (tmp_path / "flat").mkdir()
     (tmp_path / "flat" / "a.png").write_bytes(png(0))
-    with pytest.raises(
-        UserError, match=r"flat: has no images in folders of their own, one folder for each identity"
-    ):
-        ImageFolder(str(tmp_path / "flat"))
-    with pytest.raises(MissingFileError, match=r"^folder: 'none' is no folder \(looked in "):
-        ImageFolder.check(folder="none")
+    assert "flat: has no images in folders of their own, one folder for each identity" in refusal(
+        ImageFolder, str(tmp_path / "flat")
+    )
+    assert refusal(ImageFolder.check, kind=MissingFileError, folder="none").startswith(
+        "folder: 'none' is no folder (looked in "
+    )
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
@@ -74,8 +75,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 
     listed = os.scandir
     monkeypatch.setattr("os.scandir", scandir)
-    with pytest.raises(UserError, match=r"faces/Bob: cannot be read: Permission denied$"):
-        read_folder(str(folder))
+    assert refusal(read_folder, str(folder)).endswith("faces/Bob: cannot be read: Permission denied")
 
 
 def test_a_folder_whose_name_has_a_line_break_forges_no_line(tmp_path):

@@ -101,8 +101,7 @@ def test_a_missing_file_is_named_with_its_key_before_anything_starts(files, tmp_
     assert refusal(cfg.check_data, kind=MissingFileError).endswith(
         f"DataLoader.Train.dataset.labels: file '{tmp_path}/nowhere' does not exist (looked in {Path.cwd()})"
     )
-    with pytest.raises(MissingFileError, match="nowhere: no such file"):
-        read_idx(tmp_path / "nowhere", axes=1)
+    assert "nowhere: no such file" in refusal(read_idx, tmp_path / "nowhere", kind=MissingFileError, axes=1)
 
 
 @needs_fashion_mnist

@@ -44,15 +44,18 @@ def test_bad_lines_are_all_reported(folder):
 
 
 def test_an_empty_list_is_refused(folder):
-    with pytest.raises(UserError, match="list.txt: the list is empty; it needs one image a line$"):
-        read_list(write_list(folder, ""))
+    assert refusal(read_list, write_list(folder, "")).endswith(
+        "list.txt: the list is empty; it needs one image a line"
+    )
 
 
 def test_missing_files_are_named(folder):
-    with pytest.raises(MissingFileError, match=r"^list: file 'no.txt' does not exist \(looked in "):
-        ImageList.check(list="no.txt")
-    with pytest.raises(MissingFileError, match=r"^root: folder 'nowhere' does not exist \(looked in "):
-        ImageList.check(list=write_list(folder, "a.png\t0\n"), root="nowhere")
+    assert refusal(ImageList.check, kind=MissingFileError, list="no.txt").startswith(
+        "list: file 'no.txt' does not exist (looked in "
+    )
+    assert refusal(
+        ImageList.check, kind=MissingFileError, list=write_list(folder, "a.png\t0\n"), root="nowhere"
+    ).startswith("root: folder 'nowhere' does not exist (looked in ")
 
 
 def test_image_list_is_a_data_set(folder):
@@ -82,8 +85,9 @@ def test_of_very_many_images_some_are_looked_for(folder, monkeypatch, capsys):
     data = ImageList(path)
     assert len(data) == 5 and data.identities is None
     assert f"{path}: 5 images; looked for 3 of them, evenly spaced\n" in capsys.readouterr().out
-    with pytest.raises(MissingFileError, match=r"list.txt: 1 of its images do not exist: no.png"):
-        ImageList(write_list(folder, "a.png\t0\n" * 4 + "no.png\t0"))
+    assert "list.txt: 1 of its images do not exist: no.png" in refusal(
+        ImageList, write_list(folder, "a.png\t0\n" * 4 + "no.png\t0"), kind=MissingFileError
+    )
 
 
 def test_folders_are_the_identities_where_each_class_has_its_own(folder):
@@ -115,5 +119,6 @@ def test_a_list_that_is_no_text_is_refused_in_printable_words(folder):
 def test_paths_with_a_zero_byte_are_named(tmp_path):
     path = tmp_path / "list.txt"
     path.write_bytes(b"a\0b.png\t0\n\x1b[2J.png\t1\n")
-    with pytest.raises(MissingFileError, match=r"2 of its images do not exist: a\\x00b.png, \\x1b\[2J.png"):
-        ImageList(str(path))
+    assert "2 of its images do not exist: a\\x00b.png, \\x1b[2J.png" in refusal(
+        ImageList, str(path), kind=MissingFileError
+    )

@@ -8,7 +8,7 @@ import pytest
 from plsc.config import ConfigError, load
 from plsc.data.image_list import ImageList
 from plsc.data.images import read_sample
-from plsc.errors import CorruptImageError, MissingFileError, UserError
+from plsc.errors import CorruptImageError, MissingFileError
 from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.datasets import dataset_of
 from tests.helpers.image_files import write_list
@@ -16,19 +16,20 @@ from tests.helpers.refusals import refusal
 
 
 def test_a_missing_image_is_named(folder):
-    with pytest.raises(MissingFileError, match=r"x.png: no such image$"):
-        read_sample(str(folder / "x.png"), Preprocessing((3, 8, 8)))
+    assert refusal(
+        read_sample, str(folder / "x.png"), Preprocessing((3, 8, 8)), kind=MissingFileError
+    ).endswith("x.png: no such image")
 
 
 def test_an_image_that_cannot_be_decoded_is_named(folder):
     (folder / "empty.png").write_bytes(b"")
     for name, size in (("broken.jpg", 12), ("empty.png", 0)):
-        with pytest.raises(
-            CorruptImageError, match=rf"{name}: not an image that OpenCV can decode \({size} bytes\)"
-        ):
-            read_sample(str(folder / name), Preprocessing((3, 8, 8)))
-    with pytest.raises(UserError, match="is a folder; name the pictures in it"):
-        read_sample(str(folder), Preprocessing((3, 8, 8)))
+        assert f"{name}: not an image that OpenCV can decode ({size} bytes)" in refusal(
+            read_sample, str(folder / name), Preprocessing((3, 8, 8)), kind=CorruptImageError
+        )
+    assert "is a folder; name the pictures in it" in refusal(
+        read_sample, str(folder), Preprocessing((3, 8, 8))
+    )
 
 
 @pytest.mark.parametrize("kind", [".png", ".jpg"])
@@ -43,8 +44,9 @@ def test_an_image_that_promises_a_billion_pixels_is_corrupt(folder, kind):
         at = data.index(b"\xff\xc0") + 5
         data[at : at + 4] = struct.pack(">HH", many, many)
     (folder / f"bomb{kind}").write_bytes(data)
-    with pytest.raises(CorruptImageError, match=rf"bomb{kind}: not an image"):
-        read_sample(str(folder / f"bomb{kind}"), Preprocessing((3, 8, 8)))
+    assert f"bomb{kind}: not an image" in refusal(
+        read_sample, str(folder / f"bomb{kind}"), Preprocessing((3, 8, 8)), kind=CorruptImageError
+    )
 
 
 def test_an_image_follows_the_preprocessing(folder):

@@ -3,8 +3,9 @@
 import pytest
 
 from plsc import Gallery
-from plsc.errors import MissingFileError, UserError
+from plsc.errors import MissingFileError
 from tests.apps.gallery.people import Pixels, people, picture
+from tests.helpers.refusals import refusal
 
 pytest.importorskip("pymilvus", reason="the extra milvus is not installed")
 pytest.importorskip("milvus_lite", reason="the extra milvus is not installed")
@@ -36,21 +37,19 @@ def test_a_gallery_in_milvus_answers_as_one_in_sqlite(tmp_path, monkeypatch):
         gallery.add("p1", [picture("p1", 8)])
         gallery.remove("p2")
         assert "Dan" in gallery and "p2" not in gallery and len(gallery) == 12
-        with pytest.raises(UserError, match="has nobody called p2"):
-            gallery.remove("p2")
+        assert "has nobody called p2" in refusal(gallery.remove, "p2")
     compare()
     galleries[0].close()
     galleries[0] = Gallery.open("milvus:a.db", Pixels())
     compare()
-    with pytest.raises(UserError, match="milvus:a.db: is there already"):
-        Gallery.build("milvus:a.db", people(2), Pixels())
+    assert "milvus:a.db: is there already" in refusal(Gallery.build, "milvus:a.db", people(2), Pixels())
     galleries[0].close()
 
 
 def test_mistakes_are_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(MissingFileError, match="milvus:none.db: there is no gallery"):
-        Gallery.open("milvus:none.db")
+    assert "milvus:none.db: there is no gallery" in refusal(
+        Gallery.open, "milvus:none.db", kind=MissingFileError
+    )
     for url in ("milvus://host:19530/", "milvus://host:19530/a-b", "milvus:file"):
-        with pytest.raises(UserError, match=r"must be milvus://host:port/name, or milvus:FILE\.db"):
-            Gallery.open(url)
+        assert "must be milvus://host:port/name, or milvus:FILE.db" in refusal(Gallery.open, url)

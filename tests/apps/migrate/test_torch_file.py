@@ -50,10 +50,7 @@ def test_a_part_of_a_storage(tmp_path):
 )
 def test_a_tensor_outside_of_its_storage_is_refused(tmp_path, place):
     path = write_torch(tmp_path / "a.pt", {"a": numbers(12)}, changed={"a": place})
-    with pytest.raises(
-        UserError, match=r"a\.pt: is no file of torch\.save, or is damaged or cut off \(a tensor"
-    ):
-        load_torch(path)
+    assert "a.pt: is no file of torch.save, or is damaged or cut off (a tensor" in refusal(load_torch, path)
 
 
 @pytest.mark.parametrize(
@@ -78,5 +75,4 @@ def test_damage(tmp_path):
         with pytest.raises(UserError, match=r"bad\.pt: is no file of torch\.save, or is damaged") as raised:
             load_torch(str(tmp_path / "bad.pt"))
         assert "\n" not in str(raised.value)
-    with pytest.raises(MissingFileError, match=r"none\.pt: no such file"):
-        load_torch(str(tmp_path / "none.pt"))
+    assert "none.pt: no such file" in refusal(load_torch, str(tmp_path / "none.pt"), kind=MissingFileError)

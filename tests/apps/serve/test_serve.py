@@ -14,8 +14,8 @@ client_of = pytest.importorskip(
 from plsc import Gallery, cli
 from plsc.apps.serve import command
 from plsc.apps.serve.command import TOKEN, create_app, main
-from plsc.errors import UserError
 from tests.apps.gallery.people import Pixels, people, picture
+from tests.helpers.refusals import refusal
 
 SECRET = "0123456789abcdeä"
 HEADERS = {"X-Token": SECRET.encode()}
@@ -108,8 +108,7 @@ def test_the_page_is_one_file_whose_parts_fit(client):
 
 def test_the_command(gallery, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(TOKEN, "short")
-    with pytest.raises(UserError, match="has 5 characters, a token has at least 16"):
-        main([str(tmp_path / "a.gallery")])
+    assert "has 5 characters, a token has at least 16" in refusal(main, [str(tmp_path / "a.gallery")])
     monkeypatch.setenv(TOKEN, SECRET)
     assert cli.main(["serve", str(tmp_path / "none")]) == 2
     assert "there is no gallery" in capsys.readouterr().err
