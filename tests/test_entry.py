@@ -159,8 +159,10 @@ def test_a_finished_run_is_deleted_only_where_that_is_asked_for(tmp_path, capsys
     assert said in refusal(entry(tmp_path, *short).train)
     (tmp_path / "train.log").unlink()
     entry(tmp_path, *short).train()
-    with pytest.raises(UserError, match="has a run that is at its end, step 1; .* Global.overwrite=true to "):
-        entry(tmp_path, *short).train()
+    assert re.search(
+        "has a run that is at its end, step 1; .* Global.overwrite=true to ",
+        refusal(entry(tmp_path, *short).train),
+    )
     assert (tmp_path / "test").read_text() == "mine"
     for damaged in ("", "[]"):  # as after a power cut
         (tmp_path / "results.json").write_text(damaged)
@@ -410,10 +412,10 @@ def test_a_report_without_room_is_one_line_after_the_checkpoint(tmp_path, monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("plsc.evaluation.report.render", full)
-    with pytest.raises(
-        UserError, match=": cannot be written: .*; the checkpoints are whole, the report is not: make space"
-    ):
-        entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train()
+    assert re.search(
+        ": cannot be written: .*; the checkpoints are whole, the report is not: make space",
+        refusal(entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train),
+    )
     assert checkpoints(tmp_path) == [1]
 
 

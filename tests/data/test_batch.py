@@ -5,7 +5,7 @@ from plsc.data.batch import SampleError, make_batch
 from plsc.data.corrupt import CorruptImages
 from plsc.data.transforms import SUBSTITUTES, generator
 from plsc.errors import CorruptImageError, MissingFileError, UserError
-from tests.data.damaged import Damaged
+from tests.data.counting import Counting
 from tests.helpers.refusals import refusal
 
 
@@ -15,22 +15,22 @@ def batch(data, indices, seed=0, epoch=4):
 
 
 def test_samples_are_written_in_order():
-    images, replaced = batch(Damaged(100, ()), [7, 3, 99])
+    images, replaced = batch(Counting(100), [7, 3, 99])
     assert images[:, 0, 0].tolist() == [[7, 4], [3, 4], [99, 4]] and replaced == []
 
 
 def test_a_corrupt_sample_is_replaced_by_the_first_sound_one_of_its_own_stream():
     draws = generator(5, index=3, use=SUBSTITUTES).integers(100, size=10).tolist()
-    images, replaced = batch(Damaged(100, (3,)), [7, 3], seed=5)
+    images, replaced = batch(Counting(100, (3,)), [7, 3], seed=5)
     assert replaced == [(1, 3, draws[0])] and images[1, 0, 0].tolist() == [draws[0], 4]
-    _, replaced = batch(Damaged(100, (3, *draws[:2])), [3, 7, 9], seed=5)
+    _, replaced = batch(Counting(100, (3, *draws[:2])), [3, 7, 9], seed=5)
     assert replaced == [(0, 3, draws[2])]
-    seeds = {batch(Damaged(100, (3,)), [3], seed=seed)[1][0][2] for seed in range(20)}
+    seeds = {batch(Counting(100, (3,)), [3], seed=seed)[1][0][2] for seed in range(20)}
     assert len(seeds) > 10
 
 
 def test_a_set_without_any_sound_image_is_an_error():
-    assert refusal(batch, Damaged(10, tuple(range(10))), [3], kind=CorruptImageError) == (
+    assert refusal(batch, Counting(10, tuple(range(10))), [3], kind=CorruptImageError) == (
         "record 3 (train.rec @ 12288): not an image that OpenCV can decode; and so are 100 others drawn "
         "instead"
     )
@@ -38,29 +38,32 @@ def test_a_set_without_any_sound_image_is_an_error():
 
 def test_a_missing_file_is_an_error_not_a_corrupt_image():
     assert (
-        refusal(batch, Damaged(100, (1,), missing=(3,)), [1, 3], kind=MissingFileError)
+        refusal(batch, Counting(100, (1,), missing=(3,)), [1, 3], kind=MissingFileError)
         == "3.jpg: no such image"
     )
 
 
 def test_another_error_is_named_with_its_cause():
-    class Faulty(Damaged):
+    class Faulty(Counting):
         def sample(self, index, epoch):
             return [1, 2][index]
 
-    with pytest.raises(SampleError, match=r"^sample 9 \(record 9 .*\): IndexError: list index out of range$"):
-        batch(Faulty(10, ()), [9])
     with pytest.raises(
-        UserError, match=r"^Faulty.sample\(0\) \(record 0 .*\): must be an array .*, got int$"
-    ):
-        batch(Faulty(10, ()), [0])
+        SampleError, match=r"^sample 9 \(record 9 .*\): IndexError: list index out of range$"
+    ) as raised:
+        batch(Faulty(10), [9])
+    assert isinstance(raised.value.__cause__, IndexError)
+    assert refusal(batch, Faulty(10), [0]) == (
+        "Faulty.sample(0) (record 0 (train.rec @ 0)): must be an array uint8 [1, 1, 2] like every image of "
+        "its set, got int"
+    )
 
 
 def test_a_sample_of_another_dtype_or_shape_is_refused_in_one_line():
     """From batches for training, before the first step (the probe makes such batches), and from those for
     evaluation."""
 
-    class Mine(Damaged):
+    class Mine(Counting):
         def sample(self, index, epoch):
             made = super().sample(index, epoch)
             return made.astype(np.float32) if index == 4 else made[..., :1] if index == 5 else made
@@ -68,9 +71,9 @@ def test_a_sample_of_another_dtype_or_shape_is_refused_in_one_line():
     for index, got in {4: r"float32 \[1, 1, 2\]; mean and scale .*", 5: r"uint8 \[1, 1, 1\]"}.items():
         line = rf"^Mine.sample\({index}\) \(record {index} .*\): must be an array uint8 \[1, 1, 2\] .*{got}$"
         for make in (
-            lambda index=index: batch(Mine(10, ()), [0, index]),
-            lambda index=index: Mine(10, ()).images(index - 1, index + 1),
-            lambda index=index: CorruptImages(Mine(index + 1, ()), 10).probe(0),
+            lambda index=index: batch(Mine(10), [0, index]),
+            lambda index=index: Mine(10).images(index - 1, index + 1),
+            lambda index=index: CorruptImages(Mine(index + 1), 10).probe(0),
         ):
             with pytest.raises(UserError, match=line if index == 4 else "^Mine.sample"):
                 make()

@@ -12,7 +12,7 @@ from plsc.data.image_list import ImageList
 from plsc.data.loader import Loader
 from plsc.errors import CorruptImageError
 from plsc.utils.logging import setup_logging
-from tests.data.damaged import Damaged
+from tests.data.counting import Counting
 from tests.helpers.refusals import refusal
 
 
@@ -29,7 +29,7 @@ def said(capsys):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_one_of_a_thousand_is_replaced_and_said_once(capsys, num_workers):
-    loader = Loader(Damaged(1000, (200,)), 50, 0, 1, seed=3, num_workers=num_workers)
+    loader = Loader(Counting(1000, (200,)), 50, 0, 1, seed=3, num_workers=num_workers)
     loader.probe()
     for epoch in (0, 1):
         replaced = []
@@ -48,7 +48,7 @@ def test_one_of_a_thousand_is_replaced_and_said_once(capsys, num_workers):
 
 def test_what_is_found_before_the_first_step_is_said_though_it_is_allowed(capsys):
     """A run that is resumed may not come to such an image for a long time."""
-    CorruptImages(Damaged(500, (0, 1, 2, 3, 4)), per_epoch=500).probe(0)
+    CorruptImages(Counting(500, (0, 1, 2, 3, 4)), per_epoch=500).probe(0)
     (line,) = said(capsys)
     assert re.fullmatch(
         r"\d of 256 images tried cannot be decoded: record .*; others will replace them", line
@@ -56,11 +56,11 @@ def test_what_is_found_before_the_first_step_is_said_though_it_is_allowed(capsys
 
 
 def test_a_name_with_a_line_break_does_not_forge_a_line_of_the_log(capsys):
-    class Forged(Damaged):
+    class Forged(Counting):
         def name(self, index):
             return "a\n2026-01-01 00:00:00 INFO training is done"
 
-    corrupt = CorruptImages(Forged(1000, ()), per_epoch=1000)
+    corrupt = CorruptImages(Forged(1000), per_epoch=1000)
     corrupt.note([(0, 7, 3)])
     (line,) = capsys.readouterr().out.splitlines()
     assert "cannot decode a\\n2026-01-01" in line
@@ -69,7 +69,7 @@ def test_a_name_with_a_line_break_does_not_forge_a_line_of_the_log(capsys):
 
 def test_a_fifth_is_refused_before_the_first_batch():
     """Whatever the size of a batch and the number of ranks, and by the same line on each rank."""
-    data = Damaged(1000, tuple(range(0, 1000, 5)))
+    data = Counting(1000, tuple(range(0, 1000, 5)))
     lines = set()
     for world_size, global_batch in ((1, 4), (2, 256), (4, 32)):
         for rank in range(world_size):
@@ -82,7 +82,7 @@ def test_a_fifth_is_refused_before_the_first_batch():
 
 
 def test_the_line_that_refuses(capsys):
-    corrupt = CorruptImages(Damaged(1000, ()), per_epoch=400)
+    corrupt = CorruptImages(Counting(1000), per_epoch=400)
     corrupt.note([(0, 5, 1), (1, 6, 2), (2, 7, 3), (3, 8, 4)])
     assert refusal(corrupt.note, [(0, 9, 5)], kind=CorruptImageError) == (
         "5 images of an epoch cannot be decoded: record 5 (train.rec @ 20480), record 6 (train.rec @ 24576), "
@@ -94,14 +94,14 @@ def test_the_line_that_refuses(capsys):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_too_many_end_the_epoch(num_workers):
-    loader = Loader(Damaged(90, (20,)), 10, 0, 1, seed=3, num_workers=num_workers)
+    loader = Loader(Counting(90, (20,)), 10, 0, 1, seed=3, num_workers=num_workers)
     assert refusal(list, loader.from_step(0), kind=CorruptImageError).startswith(
         "1 images of an epoch cannot be decoded: record 20 "
     )
 
 
 def test_the_same_samples_take_their_place_on_any_number_of_ranks():
-    data = Damaged(900, (3, 77, 130))
+    data = Counting(900, (3, 77, 130))
 
     def flat(world_size, num_workers=0):
         loaders = [Loader(data, 24, rank, world_size, 9, num_workers) for rank in range(world_size)]
@@ -118,7 +118,7 @@ def test_the_same_samples_take_their_place_on_any_number_of_ranks():
 
 
 def test_sets_to_evaluate_on_are_never_patched():
-    data = Damaged(100, (7,))
+    data = Counting(100, (7,))
     assert len(data.images(0, 7)) == 7
     assert (
         refusal(data.images, 0, 8, kind=CorruptImageError)
@@ -127,10 +127,10 @@ def test_sets_to_evaluate_on_are_never_patched():
 
 
 def test_a_small_set_is_probed_whole():
-    assert refusal(Loader(Damaged(40, (39,)), 8, 0, 1, seed=0).probe, kind=CorruptImageError).startswith(
+    assert refusal(Loader(Counting(40, (39,)), 8, 0, 1, seed=0).probe, kind=CorruptImageError).startswith(
         "1 of 40 images tried"
     )
-    Loader(Damaged(100, (39,)), 8, 0, 1, seed=0).probe()
+    Loader(Counting(100, (39,)), 8, 0, 1, seed=0).probe()
 
 
 def test_pictures_of_few_bits_in_16_are_said_before_the_first_step(tmp_path, capsys):

@@ -10,7 +10,7 @@ import pytest
 
 from plsc.config import load
 from plsc.data.idx import IdxImages, read_idx
-from plsc.errors import MissingFileError, UserError
+from plsc.errors import MissingFileError
 from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.idx_files import DATA, NAMES, needs_fashion_mnist, write_idx
 from tests.helpers.refusals import refusal
@@ -34,11 +34,7 @@ def test_images_and_labels_plain_or_compressed(suffix, tmp_path):
     assert data.sample(1, 7).dtype == np.uint8 and data.sample(1, 7).tobytes() == PIXELS[1].tobytes()
     assert data.images(1, 3).shape == (2, 1, 3, 5) and np.array_equal(data.images(1, 3)[:, 0], PIXELS[1:3])
     assert data.title == f"images{suffix}"
-
-
-def test_the_network_sees_numbers_from_0_to_1(files):
-    preprocessing = IdxImages(*files).preprocessing
-    assert preprocessing == Preprocessing((1, 3, 5), 0.0, 1 / 255)
+    assert data.preprocessing == Preprocessing((1, 3, 5), 0.0, 1 / 255), "numbers from 0 to 1"
 
 
 def header(*numbers):
@@ -91,8 +87,9 @@ def test_labels_that_do_not_fit(labels, said, files):
 def test_files_without_a_single_image(files):
     for path, empty in zip(files, (PIXELS[:0], LABELS[:0])):
         write_idx(Path(path), empty)
-    with pytest.raises(UserError, match="has 0 images, .* 0 labels; give two files that .* are not empty"):
-        IdxImages(*files)
+    assert refusal(IdxImages, *files) == (
+        f"{files[0]} has 0 images, {files[1]} 0 labels; give two files that belong together and are not empty"
+    )
 
 
 def test_a_missing_file_is_named_with_its_key_before_anything_starts(files, tmp_path):

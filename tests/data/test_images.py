@@ -15,13 +15,10 @@ from tests.helpers.image_files import write_list
 from tests.helpers.refusals import refusal
 
 
-def test_a_missing_image_is_named(folder):
+def test_an_image_that_is_missing_or_cannot_be_decoded_is_named(folder):
     assert refusal(
         read_sample, str(folder / "x.png"), Preprocessing((3, 8, 8)), kind=MissingFileError
     ).endswith("x.png: no such image")
-
-
-def test_an_image_that_cannot_be_decoded_is_named(folder):
     (folder / "empty.png").write_bytes(b"")
     for name, size in (("broken.jpg", 12), ("empty.png", 0)):
         assert f"{name}: not an image that OpenCV can decode ({size} bytes)" in refusal(

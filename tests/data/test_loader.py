@@ -1,28 +1,13 @@
 import itertools
 import threading
-import time
 
 import numpy as np
 import pytest
 
-from plsc.data.batch import SampleError
-from plsc.data.dataset import Dataset
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
+from tests.data.counting import Counting
 from tests.helpers.refusals import refusal
-
-
-class Counting(Dataset):
-    """Sample i of epoch e is an image of i and e; the label is i."""
-
-    image_shape = (1, 1, 2)
-
-    def __init__(self, size, delay=0.0):
-        self.num_classes, self.labels, self.delay = size, np.arange(size), delay
-
-    def sample(self, index, epoch):
-        time.sleep(self.delay)
-        return np.array([[[index, epoch]]], np.uint8)
 
 
 def one_epoch(loader, epoch):
@@ -78,12 +63,6 @@ def test_a_kept_global_batch_has_the_same_samples_on_any_number_of_ranks(global_
         assert steps(world_size) == one
 
 
-def test_more_ranks_than_planned_must_have_two_samples_in_the_last_step():
-    assert refusal(Loader, Counting(199), 96, 0, 4, seed=0, micro_batches=3) == (
-        "the last step of an epoch has 7 samples, 4 ranks need at least 8 (two each); start 3 or fewer"
-    )
-
-
 def test_a_short_rest_joins_the_batch_before_it():
     assert [len(batch) for batch in epoch_of(Counting(17), 8, 1)[0]] == [8, 9]
     assert [len(batch) for batch in epoch_of(Counting(18), 8, 1)[0]] == [8, 8, 2]
@@ -91,9 +70,11 @@ def test_a_short_rest_joins_the_batch_before_it():
     assert Loader(Counting(17), 8, 0, 1, seed=0).steps_per_epoch == 2
 
 
-def test_too_small_a_data_set_is_refused():
-    assert refusal(Loader, Counting(7), 4, 0, 4, seed=0).startswith(
-        "the last step of an epoch has 7 samples, 4 ranks need at least 8 ("
+@pytest.mark.parametrize(("size", "global_batch", "planned"), [(7, 4, None), (199, 96, 3)])
+def test_ranks_must_have_two_samples_each_in_the_last_step(size, global_batch, planned):
+    """Of too small a set, and where more ranks than planned share a rest."""
+    assert refusal(Loader, Counting(size), global_batch, 0, 4, seed=0, micro_batches=planned) == (
+        "the last step of an epoch has 7 samples, 4 ranks need at least 8 (two each); start 3 or fewer"
     )
 
 
@@ -161,15 +142,3 @@ def test_time_spent_waiting_is_counted(monkeypatch):
         next(one_epoch(loader, epoch))
         waits.append(loader.wait_seconds)
     assert 0 < waits[0] < waits[1]
-
-
-def test_a_failing_sample_is_named_with_its_cause():
-    class Faulty(Counting):
-        def sample(self, index, epoch):
-            if index == 5:
-                raise KeyError("label of 5")
-            return super().sample(index, epoch)
-
-    with pytest.raises(SampleError, match=r"^sample 5 \(sample 5\): KeyError: 'label of 5'$") as raised:
-        list(Loader(Faulty(20), 4, 0, 1, seed=0).from_step(0))
-    assert isinstance(raised.value.__cause__, KeyError)

@@ -1,11 +1,12 @@
 import os
+import re
 import struct
 
 import numpy as np
 import pytest
 
 from plsc.data.recordio import MAGIC, RecordFile, image_of, pack_image, write_records
-from plsc.errors import MissingFileError, UserError
+from plsc.errors import MissingFileError
 from tests.helpers.image_files import INSIGHTFACE, needs_insightface_files
 from tests.helpers.refusals import refusal
 
@@ -217,6 +218,4 @@ def test_parts_that_do_not_follow_each_other_are_refused(tmp_path, kinds):
     path = tmp_path / "a.rec"
     path.write_bytes(b"".join(map(_header, kinds)))
     path.with_suffix(".idx").write_text("0\t0\n")
-    with pytest.raises(UserError, match="is damaged|is no image") as raised:
-        RecordFile(str(path)).headers()
-    assert "\n" not in str(raised.value)
+    assert re.search("is damaged|is no image", refusal(lambda: RecordFile(str(path)).headers()))

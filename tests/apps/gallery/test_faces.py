@@ -1,5 +1,7 @@
 """Galleries of photos, by the published networks, by a run and by its export; and the command."""
 
+import re
+
 import cv2
 import numpy as np
 import pytest
@@ -7,7 +9,6 @@ import pytest
 from plsc import Gallery, cli
 from plsc.apps.gallery.embed import open_network
 from plsc.entry import Entry
-from plsc.errors import UserError
 from tests.apps.faces.lfw import ZOO, needs_faces, portraits, scene, write
 from tests.helpers.refusals import refusal
 
@@ -142,10 +143,13 @@ def test_sface_gives_what_opencv_gives(photos):
     np.testing.assert_allclose(embedding, theirs / np.linalg.norm(theirs), atol=1e-6)
     of_one = open_network(str(ZOO / "face_recognition_sface_2021dec.onnx"))  # takes a picture at a time
     assert len(of_one.embed([look.sample, look.sample])) == 2
-    with pytest.raises(UserError, match="yunet_2023mar.onnx: gives .* which is no embedding$"):
-        open_network(str(ZOO / "face_detection_yunet_2023mar.onnx")).embed(
-            [np.zeros((3, 640, 640), np.uint8)]
-        )
+    assert re.search(
+        "yunet_2023mar.onnx: gives .* which is no embedding$",
+        refusal(
+            open_network(str(ZOO / "face_detection_yunet_2023mar.onnx")).embed,
+            [np.zeros((3, 640, 640), np.uint8)],
+        ),
+    )
 
 
 @pytest.fixture(scope="module")

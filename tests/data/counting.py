@@ -1,4 +1,4 @@
-"""A data set some of whose samples cannot be decoded; defined here, so that workers can import it."""
+"""A data set whose samples say which they are; defined here, so that workers can import it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from plsc.data.dataset import Dataset
 from plsc.errors import CorruptImageError, MissingFileError
 
 
-class Damaged(Dataset):
+class Counting(Dataset):
     """Sample i is an image of i and its epoch, modulo 256; its label is 3 i. Those in `corrupt` cannot be
     decoded."""
 
     image_shape = (1, 1, 2)
 
-    def __init__(self, size: int, corrupt: tuple[int, ...], missing: tuple[int, ...] = ()):
+    def __init__(self, size: int, corrupt: tuple[int, ...] = (), missing: tuple[int, ...] = ()):
         self.num_classes, self.labels = 3 * size, 3 * np.arange(size)
         self.corrupt, self.missing = set(corrupt), set(missing)
 
