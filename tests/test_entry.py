@@ -537,6 +537,14 @@ def test_an_evaluation_does_without_the_images_trained_on(trained, tmp_path):
     )
 
 
+def test_as_many_classes_fit_whatever_their_number_is_now(tmp_path):
+    """What a checkpoint has of the network does not grow with them."""
+    data = "DataLoader.Train.dataset={{name: Synthetic, num_classes: {}, image_shape: [1, 12, 10]}}"
+    plans = [entry(tmp_path, data.format(count), "Model.widths=[64, 64]").dry_run() for count in (20, 2000)]
+    few, many = (int(re.search(r"room +([\d,]+)", plan)[1].replace(",", "")) for plan in plans)
+    assert few == pytest.approx(many, rel=0.2)
+
+
 @pytest.mark.parametrize(
     "override",
     [

@@ -88,7 +88,8 @@ def byte_lines(run: Trainer, in_memory: bool) -> list[str]:
     gradients = 4 * selected * head.row_size(size)
     logits = int(head.logits_budget_mb * 2**20) if head.logits_budget_mb else default_budget()
     bank = rows_bytes(head, arrays, shard, size)
-    checkpoint = 4 * saved + rows_bytes(head, arrays, classes, size)
+    rows = rows_bytes(head, arrays, classes, size)
+    checkpoint = 4 * saved + rows
     # Those that are kept, the best, and one that is being written.
     checkpoints = cfg.Checkpoint.keep + (cfg.DataLoader.Eval.dataset is not None) + 1
     on_disk = head.bank == "disk"
@@ -99,10 +100,10 @@ def byte_lines(run: Trainer, in_memory: bool) -> list[str]:
     if in_memory:
         free = environment.available_bytes() / ranks - network - logits
         memory = free / (gradients + (0 if on_disk else bank))
-        stored = checkpoints * checkpoint + (ranks * bank if on_disk else 0)
+        stored = checkpoints * rows + (ranks * bank if on_disk else 0)
         folder = Path(cfg.Global.output_dir).absolute()
         disk = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir()))
-        most = max(0, int(classes * min(memory, disk.free / stored)))
+        most = max(0, int(classes * min(memory, (disk.free - 4 * checkpoints * saved) / stored)))
         lines.append(f"plan: room     {most:,} classes at most fit this machine")
     return lines
 
