@@ -304,10 +304,11 @@ def test_predict_refuses_what_is_no_picture(trained, tmp_path, images, line):
     assert not (tmp_path / "out").exists()
 
 
-def test_predict_and_export_do_without_the_data(trained, tmp_path):
+def test_all_but_training_do_without_the_images_trained_on(trained, tmp_path):
     gone = entry(trained, "DataLoader.Train.dataset={name: ImageList, list: gone/list.txt}")
     gone.predict(PIXELS, tmp_path / "out")
     gone.export()
+    assert gone.evaluate()["accuracy"] is not None
     assert "gone/list.txt" in refusal(gone.train, kind=MissingFileError)
 
 
@@ -527,10 +528,7 @@ def test_mirror_images_count_for_test_predict_and_the_export(trained, tmp_path):
     assert [card["flip"] for card in cards] == [False, True]
 
 
-def test_an_evaluation_does_without_the_images_trained_on(trained, tmp_path):
-    gone = "DataLoader.Train.dataset={name: ImageList, list: gone/list.txt}"
-    found = entry(trained, gone).evaluate()
-    assert found["accuracy"] is not None
+def test_an_evaluation_needs_the_images_tested_on(trained):
     assert "gone/pairs.txt" in refusal(
         entry(trained, "DataLoader.Eval.dataset={name: PairList, list: gone/pairs.txt}").evaluate,
         kind=MissingFileError,

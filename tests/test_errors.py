@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from plsc.errors import MissingFileError, UserError, reading, shown, shown_lines, writing
+from tests.helpers.refusals import refusal
 
 
 @pytest.mark.parametrize(
@@ -44,34 +45,39 @@ def test_of_a_line_of_megabytes_the_ends_are_shown():
     )
 
 
+def within(context, call, *arguments):
+    with context:
+        call(*arguments)
+
+
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
-    absent = tmp_path / "a\nb"
-    with pytest.raises(MissingFileError) as caught, reading(absent):
-        absent.read_bytes()
-    assert str(caught.value) == f"{tmp_path}/a\\nb: no such file"
-    with pytest.raises(MissingFileError) as caught, reading(f"--compare: {absent}", missing="name a run"):
-        absent.read_bytes()
-    assert str(caught.value) == f"--compare: {tmp_path}/a\\nb: name a run"
-    beside = tmp_path / "file"
+    absent, beside = tmp_path / "a\nb", tmp_path / "file"
+    said = refusal(within, reading(absent), absent.read_bytes, kind=MissingFileError)
+    assert said == f"{tmp_path}/a\\nb: no such file"
+    told = reading(f"--compare: {absent}", missing="name a run")
+    said = refusal(within, told, absent.read_bytes, kind=MissingFileError)
+    assert said == f"--compare: {tmp_path}/a\\nb: name a run"
     beside.write_bytes(b"")
-    with pytest.raises(MissingFileError, match="file/x: no such file$"), reading(beside / "x"):
-        (beside / "x").read_bytes()
-    with pytest.raises(UserError) as caught, reading(tmp_path, remedy="name a file"):
-        tmp_path.read_bytes()
-    assert str(caught.value) == f"{tmp_path}: cannot be read: Is a directory; name a file"
+    said = refusal(within, reading(beside / "x"), (beside / "x").read_bytes, kind=MissingFileError)
+    assert said.endswith("file/x: no such file")
+    said = refusal(within, reading(tmp_path, remedy="name a file"), tmp_path.read_bytes)
+    assert said == f"{tmp_path}: cannot be read: Is a directory; name a file"
     absent.write_bytes(b"ab\xff")
-    with pytest.raises(UserError) as caught, reading(absent):
-        absent.read_text("utf-8")
-    assert str(caught.value) == f"{tmp_path}/a\\nb: is no UTF-8 text (invalid start byte at byte 2)"
+    said = refusal(within, reading(absent), absent.read_text, "utf-8")
+    assert said == f"{tmp_path}/a\\nb: is no UTF-8 text (invalid start byte at byte 2)"
 
 
-def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device; free some space"),
+        (OSError("7 requested and\n0 written"), "7 requested and\\n0 written; free some space"),  # as NumPy's
+    ],
+)
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path, error, said):
     with pytest.raises(UserError) as caught, writing(tmp_path, remedy="free some space"):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert str(caught.value) == f"{tmp_path}: cannot be written: No space left on device; free some space"
-    with pytest.raises(UserError) as caught, writing(tmp_path):
-        raise OSError("7 requested and\n0 written")  # as NumPy's
-    assert str(caught.value) == f"{tmp_path}: cannot be written: 7 requested and\\n0 written"
+        raise error
+    assert str(caught.value) == f"{tmp_path}: cannot be written: {said}"
 
 
 @pytest.mark.parametrize("refusing", [reading, writing])

@@ -51,6 +51,7 @@ def test_clean_pictures_of_other_sizes():
 
 def test_names_tell_the_character_and_the_face(glyphs):
     first = int(np.flatnonzero(glyphs.codepoints == ord("A"))[0]) * 8
+    assert glyphs.identities[first // 8] == "U+0041", "the first code point"
     assert glyphs.name(first) == "U+0041 LATIN CAPITAL LETTER A, Sans"
     assert glyphs.name(first + 5) == "U+0041 LATIN CAPITAL LETTER A, Serif Bold"
     unnamed = int(np.flatnonzero(glyphs.codepoints >= 0xE000)[0]) * 8
@@ -77,24 +78,15 @@ def test_pairs_never_change(pairs):
 
 def test_pair_images_have_names(pairs):
     names = [pairs.image_name(index) for index in range(16)]
-    assert (
-        names[0].startswith("U+")
-        and names[0].endswith(", Sans")
-        and names[15].endswith(", Serif Bold Italic")
-    )
-    assert len(set(names)) == 16
+    assert names[0].startswith("U+") and names[0].endswith(", Sans")
+    assert names[15].endswith(", Serif Bold Italic") and len(set(names)) == 16
 
 
 def test_an_odd_number_of_pairs():
-    few = GlyphPairs(num_pairs=7)
-    assert few.same.tolist() == [True, False, True, False, True, False, True]
+    assert GlyphPairs(num_pairs=7).same.tolist() == [True, False, True, False, True, False, True]
 
 
 def test_more_pairs_than_there_are_are_refused():
     assert refusal(GlyphPairs, num_pairs=20000).startswith(
         "num_pairs: must be at most 16408, got 20000: 293 held-out classes in 8 faces"
     )
-
-
-def test_classes_are_called_by_their_first_code_point(glyphs):
-    assert glyphs.identities[glyphs.codepoints == ord("A")].tolist() == ["U+0041"]

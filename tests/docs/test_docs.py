@@ -1,7 +1,7 @@
 """README and docs against the disk and the code: links, paths, names, keys, commands and tests that they
 name. test_blocks.py runs what they show."""
 
-import importlib
+import pkgutil
 import re
 
 import pytest
@@ -54,18 +54,11 @@ def dead_names(page):
 
 
 def _resolves(name):
-    parts = name.split(".")
-    for length in range(len(parts), 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:length]))
-        except ImportError as error:
-            if not (error.name or "plsc").startswith("plsc"):
-                return True  # the module is there; an extra that it imports is not
-            continue
-        for part in parts[length:]:
-            found = getattr(found, part, None)
-        return found is not None
-    return False
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 def dead_keys(page):

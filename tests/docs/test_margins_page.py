@@ -25,10 +25,11 @@ def test_the_table_has_every_head():
 
 
 @pytest.mark.parametrize("kind", list(MARGINS.builtin))
-def test_a_row_states_the_defaults(kind):
+def test_a_row_states_the_defaults_and_they_are_a_config(kind):
     stated = dict(text.split() for text in ROWS[kind][3].split(", "))
-    defaults = {name: p.default for name, p in inspect.signature(MARGINS.get(kind)).parameters.items()}
-    assert {name: float(value) for name, value in stated.items()} == defaults
+    stated = {name: yaml.safe_load(value) for name, value in stated.items()}
+    assert stated == {name: p.default for name, p in inspect.signature(MARGINS.get(kind)).parameters.items()}
+    build_margin(load({"Head": {"name": f"dist_{kind}", **stated}}).Head)
 
 
 def test_every_key_that_changes_a_margin_is_explained():
@@ -42,11 +43,3 @@ def test_every_key_that_changes_a_margin_is_explained():
         "sample_rate",
     ):
         assert re.search(rf"`(Head\.)?{key}\b", CHAPTER), key
-
-
-@pytest.mark.parametrize("kind", list(MARGINS.builtin))
-def test_a_row_s_defaults_are_a_config(kind):
-    stated = {
-        name: yaml.safe_load(value) for name, value in (text.split() for text in ROWS[kind][3].split(", "))
-    }
-    build_margin(load({"Head": {"name": f"dist_{kind}", **stated}}).Head)

@@ -120,6 +120,9 @@ def refused(*arguments):
 
 def test_what_cannot_be_converted_leaves_nothing_behind(faces, tmp_path):
     assert refused(faces, faces) == f"{faces}: exists already; remove it, or name another target"
+    assert refused(faces, tmp_path / "a.bin") == (
+        f"{faces}: has labelled images, no pairs; give a list of pairs for a .bin"
+    )
     (faces / "Cy" / "Cy_0001.png").write_bytes(b"")
     before = sorted(os.listdir(tmp_path))
     line = (
@@ -133,12 +136,6 @@ def test_what_cannot_be_converted_leaves_nothing_behind(faces, tmp_path):
             "remove it from the set first"
         )
     assert sorted(os.listdir(tmp_path)) == before
-
-
-def test_a_pack_needs_pairs(faces, tmp_path):
-    assert refused(faces, tmp_path / "a.bin") == (
-        f"{faces}: has labelled images, no pairs; give a list of pairs for a .bin"
-    )
 
 
 def test_the_console_script(faces, tmp_path, capsys):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from plsc.apps.migrate.torch_file import load_torch
-from plsc.errors import MissingFileError, UserError
+from plsc.errors import MissingFileError
 from tests.apps.migrate.torch_files import numbers, write_torch
 from tests.helpers.refusals import refusal
 
@@ -72,7 +72,6 @@ def test_damage(tmp_path):
     flipped[data.index(numbers(500).tobytes()) + 9] ^= 1
     for bad in (data[:-30], data[:100], bytes(flipped), b"PK", b""):
         (tmp_path / "bad.pt").write_bytes(bad)
-        with pytest.raises(UserError, match=r"bad\.pt: is no file of torch\.save, or is damaged") as raised:
-            load_torch(str(tmp_path / "bad.pt"))
-        assert "\n" not in str(raised.value)
+        said = refusal(load_torch, str(tmp_path / "bad.pt"))
+        assert "bad.pt: is no file of torch.save, or is damaged" in said
     assert "none.pt: no such file" in refusal(load_torch, str(tmp_path / "none.pt"), kind=MissingFileError)
