@@ -93,19 +93,16 @@ def test_two_steps_may_be_open_at_once():
 
 
 @pytest.mark.parametrize(
-    "options",
+    "options, can",
     [
-        {"margin": CurricularFace(), "scale": 64.0},
-        {"margin": ArcFace(), "scale": 64.0, "sub_centres": 2},
+        (HEADS["sampled"], True),
+        ({"margin": CurricularFace(), "scale": 64.0}, False),
+        ({"margin": ArcFace(), "scale": 64.0, "sub_centres": 2}, False),
     ],
-    ids=["others", "sub-centres"],
+    ids=["sampled", "others", "sub-centres"],
 )
-def test_what_the_kernels_cannot_do_goes_by_blocks(options):
-    assert isinstance(backend_of(options), PaddleBackend)
-
-
-def test_the_kernels_are_taken_where_they_can(way):
-    assert isinstance(backend_of(HEADS["sampled"]), KernelBackend if way == "kernels" else PaddleBackend)
+def test_the_kernels_are_taken_where_they_can_else_blocks(options, can, way):
+    assert isinstance(backend_of(options), KernelBackend if can and way == "kernels" else PaddleBackend)
 
 
 def test_the_kernels_multiply_bfloat16_where_onednn_does_else_ops_round(way, monkeypatch):
