@@ -5,7 +5,6 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.backbones.face_vit import FaceViT
 from plsc.backbones.layers import (
     Addresses,
     AvgPool2D,
@@ -17,7 +16,6 @@ from plsc.backbones.layers import (
     leave,
 )
 from plsc.backbones.layers.transformer import add_positions
-from plsc.distributed.recompute import recomputing
 from plsc.native import onednn
 from tests.backbones.test_by_onednn import NETWORKS, with_a_twin
 from tests.backbones.test_convolution import SHAPES, exact, pair_of_layers, run
@@ -126,35 +124,3 @@ def test_a_network(name, training, monkeypatch):
     want, bound = rounded(exact, lambda: exact(wide).numpy(), terms=1, eps=HALF_EPS / 8)
     assert np.median(bound) < 0.5 * np.abs(want).max()
     assert_within(got, want, bound)
-
-
-class SmallViT(FaceViT):
-    width, depth = 32, 2
-
-
-def vit():
-    paddle.seed(0)
-    return SmallViT(8, (3, 36, 36), dropout=0.2, drop_path=0.5, mask_ratio=0.4)
-
-
-def passes(net, recomputed=()):
-    """Run a step's passes and return embeddings and gradients."""
-    net.train()
-    net.clear_gradients()
-    images = paddle.to_tensor(randn(5, 3, 36, 36))
-    with Addresses(net, 0).of(4, 0, 5), recomputing(list(recomputed)), in_bfloat16():
-        out = net(images)
-        out.backward(paddle.to_tensor(randn(*out.shape, seed=1)))
-    grads = [p.grad for p in net.parameters() if not p.stop_gradient]
-    assert {grad.dtype for grad in grads} == {paddle.float32}
-    return [out.numpy(), *(grad.numpy() for grad in grads)]
-
-
-def test_recomputed_layers_give_the_same_bits():
-    """The patches too, whose layer lets the images enter."""
-    net = vit()
-    bits = [
-        [x.tobytes() for x in passes(net, layers)]
-        for layers in ((), net.blocks, [*net.blocks, net.patch_embed])
-    ]
-    assert bits[0] == bits[1] == bits[2]

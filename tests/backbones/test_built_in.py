@@ -7,13 +7,11 @@ import pytest
 
 from plsc.apps.export import export
 from plsc.backbones.config import BACKBONES
-from plsc.backbones.face_vit import FaceViT
-from plsc.backbones.iresnet import IResNet
 from plsc.backbones.lenet import LeNet
 from plsc.backbones.mobilefacenet import MobileFaceNet
-from plsc.backbones.resnet import ResNet
 from plsc.backbones.small_resnet import SmallResNet
 from plsc.utils.preprocessing import Preprocessing
+from tests.helpers.small_networks import SmallFaceViT, SmallIResNet, SmallResNet50
 from tests.helpers.undrawn import undrawn
 
 # The sizes of a family are the same code.
@@ -38,18 +36,6 @@ def test_a_built_in_backbone_is_built_run_and_differentiated(name):
     embeddings.sum().backward()
     still = [key for key, p in backbone.named_parameters() if not p.stop_gradient and p.grad is None]
     assert not still, f"no gradient reaches {still}"
-
-
-class SmallFaceViT(FaceViT):
-    width, depth = 16, 2
-
-
-class SmallIResNet(IResNet):
-    blocks = (1, 1, 1, 1)
-
-
-class SmallResNet50(ResNet):
-    blocks = (1, 1, 1, 1)
 
 
 SMALL = {

@@ -6,28 +6,19 @@ import paddle
 import pytest
 from paddle import nn
 
-from plsc.backbones.iresnet import IResNet
 from plsc.backbones.layers import by_onednn
 from plsc.backbones.lenet import LeNet
 from plsc.backbones.mobilefacenet import MobileFaceNet
-from plsc.backbones.resnet import ResNet
 from plsc.backbones.small_resnet import SmallResNet
 from tests.helpers.bounds import assert_within, rounded
+from tests.helpers.small_networks import SmallIResNet, SmallResNet50
 
 pytestmark = pytest.mark.skipif(not by_onednn(paddle.zeros([1])), reason="no oneDNN in Paddle, or no kernels")
 
 
-class TinyIResNet(IResNet):
-    blocks = (2, 1, 1, 1)
-
-
-class TinyResNet(ResNet):
-    blocks = (1, 1, 1, 2)
-
-
 NETWORKS = {
-    "IResNet": (lambda: TinyIResNet(8, (3, 13, 10)), (3, 13, 10)),
-    "ResNet": (lambda: TinyResNet(8, (3, 11, 10), dropout=0.0), (3, 11, 10)),
+    "IResNet": (lambda: SmallIResNet(8, (3, 13, 10)), (3, 13, 10)),
+    "ResNet": (lambda: SmallResNet50(8, (3, 11, 10), dropout=0.0), (3, 11, 10)),
     "LeNet": (lambda: LeNet(8, (1, 19, 18), init_std=0.1), (1, 19, 18)),
     "SmallResNet": (lambda: SmallResNet(8, (1, 11, 9), blocks=[1, 0, 2]), (1, 11, 9)),
     "MobileFaceNet": (lambda: MobileFaceNet(8, (3, 16, 19), scale=1, blocks=[2, 1, 1, 1]), (3, 16, 19)),

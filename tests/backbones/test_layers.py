@@ -5,13 +5,9 @@ import paddle
 import pytest
 from paddle import nn
 
-from plsc.backbones.face_vit import FaceViT
 from plsc.backbones.layers import Addresses, Dropout
 from tests.helpers.bounds import assert_within, perturbed, rounded
-
-
-class TinyViT(FaceViT):
-    width, depth = 16, 2
+from tests.helpers.small_networks import SmallFaceViT
 
 
 class Two(nn.Layer):
@@ -88,7 +84,7 @@ def test_a_vision_transformer_is_random_by_address_alone():
     """Its dropout, its dropped branches and its hidden patches; normalised per batch is only what comes
     last."""
     paddle.seed(0)
-    net = TinyViT(8, (3, 36, 36), dropout=0.2, drop_path=0.5, mask_ratio=0.4)
+    net = SmallFaceViT(8, (3, 36, 36), dropout=0.2, drop_path=0.5, mask_ratio=0.4)
     net.feature = nn.Identity()
     images, addresses = paddle.randn([6, 3, 36, 36]), Addresses(net, 0)
 

@@ -5,25 +5,21 @@ from functools import partial
 import numpy as np
 import paddle
 
-from plsc.backbones.resnet import ResNet
 from tests.backbones.numpy_layers import assert_same, scatter
 from tests.backbones.test_iresnet import by_hand
-
-
-class Tiny(ResNet):
-    blocks = (1, 2, 1, 1)
+from tests.helpers.small_networks import SmallResNet50
 
 
 def test_the_numbers_are_those_of_plain_numpy():
-    net = Tiny(embedding_size=8, image_shape=(3, 20, 16))
+    net = SmallResNet50(embedding_size=8, image_shape=(3, 20, 16))
     state = scatter(net)
     images = np.random.default_rng(1).normal(size=(2, 3, 20, 16))
-    assert_same(net, partial(by_hand, blocks=Tiny.blocks, epsilon=2e-5), state, images)
+    assert_same(net, partial(by_hand, blocks=SmallResNet50.blocks, epsilon=2e-5), state, images)
 
 
 def test_what_sets_it_apart():
     paddle.seed(0)
-    net = Tiny(embedding_size=64, image_shape=(3, 32, 32))
+    net = SmallResNet50(embedding_size=64, image_shape=(3, 32, 32))
     assert net.dropout.p == 0.4 and not net.features.weight.stop_gradient
     slopes = [value for name, value in net.named_parameters() if name.endswith("prelu._weight")]
     assert len(slopes) == 6 and all(slope.shape == [1] and slope.item() == 0.25 for slope in slopes)

@@ -6,18 +6,13 @@ import paddle
 import pytest
 from paddle import nn
 
-from plsc.backbones.face_vit import FaceViT
 from plsc.backbones.layers import Addresses, Conv2D, Dropout, by_onednn, enter, in_bfloat16, leave
 from plsc.backbones.layers.transformer import LayerNorm, Linear, add_branch, add_positions, attention
-from plsc.distributed.recompute import recomputing
 from plsc.native import onednn
 from tests.helpers.bounds import HALF_EPS, assert_within, perturbed, rounded
+from tests.helpers.small_networks import SmallFaceViT
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="this build of Paddle has no oneDNN")
-
-
-class SmallViT(FaceViT):
-    width, depth = 32, 3
 
 
 def computes_bfloat16() -> bool:
@@ -136,7 +131,7 @@ def test_frozen_parameters_get_no_gradient():
 
 def build(**options):
     paddle.seed(0)
-    net = SmallViT(8, (3, 36, 36), **options)
+    net = SmallFaceViT(8, (3, 36, 36), **options)
     for parameter in net.parameters():  # away from weights that make a branch nothing
         if parameter.ndim == 2:
             parameter.set_value(8 * parameter)
@@ -147,8 +142,7 @@ def build(**options):
     "options",
     [{}, {"dropout": 0.2, "drop_path": 0.5, "mask_ratio": 0.4}, {"drop_path": 0.0, "mask_ratio": 0.0}],
 )
-@pytest.mark.parametrize("recomputed", [False, True])
-def test_a_network(monkeypatch, options, recomputed):
+def test_a_network(options):
     net = build(**options)
     weights = paddle.randn([5, 8])
     images = paddle.randn([5, 3, 36, 36])
@@ -156,7 +150,7 @@ def test_a_network(monkeypatch, options, recomputed):
     def run(net):
         net.clear_gradients()
         wide = net.pos_embed.dtype
-        with Addresses(net, 0).of(4, 0, 5), recomputing(list(net.blocks) if recomputed else []):
+        with Addresses(net, 0).of(4, 0, 5):
             out = net(images.astype(wide))
             out.backward(weights.astype(wide))
         return [out.numpy(), *(p.grad.numpy() for p in net.parameters() if not p.stop_gradient)]

@@ -4,16 +4,12 @@ import numpy as np
 import pytest
 from paddle import nn
 
-from plsc.backbones.face_vit import FaceViT
 from plsc.backbones.iresnet import IResNet18
 from plsc.config.optimizer import MomentumOptimizerCfg
 from plsc.errors import UserError
 from plsc.training.freeze import freeze
+from tests.helpers.small_networks import SmallFaceViT
 from tests.helpers.tiny_runs import arrays, checkpoint, make_trainer, train
-
-
-class SmallViT(FaceViT):
-    width, depth = 16, 3
 
 
 class Net(nn.Layer):
@@ -60,8 +56,8 @@ def test_freeze_norms_is_for_all_norms():
     still = freeze(cfg, face)
     assert face.features in still  # its gain never had a gradient, now its bias has none either
     assert not [name for name, p in face.named_parameters() if "bn" in name and not p.stop_gradient]
-    vit = SmallViT(8, (1, 18, 18))
-    assert len(freeze(cfg, vit)) == 2 * 3 + 1 + 2
+    vit = SmallFaceViT(8, (1, 18, 18))
+    assert len(freeze(cfg, vit)) == 2 * 2 + 1 + 2
     with pytest.raises(UserError, match="Linear has no norm layer; leave it out"):
         freeze(cfg, nn.Linear(2, 2))
 

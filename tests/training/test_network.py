@@ -9,8 +9,6 @@ import pytest
 from paddle import nn
 
 from plsc import native
-from plsc.backbones.face_vit import FaceViT
-from plsc.backbones.iresnet import IResNet
 from plsc.backbones.layers import Dropout
 from plsc.backbones.mobilefacenet import MobileFaceNet
 from plsc.backbones.small_resnet import SmallResNet
@@ -20,7 +18,9 @@ from plsc.training.amp import LossScale, check_amp
 from plsc.training.freeze import statistics_of
 from plsc.training.network import Network, layers_to_recompute
 from plsc.utils.preprocessing import Preprocessing
+from tests.backbones.test_transformer_layers import no_bfloat16
 from tests.helpers.bounds import EPS, assert_within, rounded
+from tests.helpers.small_networks import SmallFaceViT, SmallIResNet
 from tests.helpers.tiny_runs import IMAGE_SHAPE, Linear
 
 PREPROCESSING = Preprocessing(IMAGE_SHAPE)
@@ -64,12 +64,8 @@ class Normed(Linear):
         return out
 
 
-class TinyIResNet(IResNet):
-    blocks = (1, 1, 1, 2)
-
-
-class TinyViT(FaceViT):
-    width, depth, side = 16, 3, 4
+class SmallPatches(SmallFaceViT):
+    side = 4
 
 
 def make(net, batch_size=12, recomputed=(), **more) -> Network:
@@ -134,27 +130,33 @@ def test_the_second_pass_is_the_first_one_again():
 
 
 @pytest.mark.parametrize("batch_size", [12, 4])
+@pytest.mark.parametrize("amp", [None, pytest.param("bfloat16", marks=no_bfloat16)])
 @pytest.mark.parametrize(
     "build, asked",
     [
-        (lambda: TinyIResNet(8, IMAGE_SHAPE, dropout=0.3), True),
-        (lambda: TinyIResNet(8, IMAGE_SHAPE, dropout=0.3), ["layer1", "layer4.1", "conv1"]),
-        (lambda: TinyViT(8, IMAGE_SHAPE, dropout=0.2, drop_path=0.5), True),
+        (lambda: SmallIResNet(8, IMAGE_SHAPE, dropout=0.3), True),
+        (lambda: SmallIResNet(8, IMAGE_SHAPE, dropout=0.3), ["layer1", "layer2.1", "conv1"]),
+        (lambda: SmallPatches(8, IMAGE_SHAPE, dropout=0.2, drop_path=0.5, mask_ratio=0.4), True),
+        # The first of them lets the images enter.
+        (
+            lambda: SmallPatches(8, IMAGE_SHAPE, dropout=0.2, drop_path=0.5, mask_ratio=0.4),
+            ["patch_embed", "blocks"],
+        ),
         (lambda: MobileFaceNet(8, IMAGE_SHAPE, dropout=0.2, scale=1), True),
         (lambda: SmallResNet(8, IMAGE_SHAPE, dropout=0.2), ["stages", "embed"]),
     ],
 )
-def test_recomputing_changes_no_bit(build, asked, batch_size):
+def test_recomputing_changes_no_bit(build, asked, amp, batch_size):
     paddle.seed(0)
     net = build()
     names, before = list(net.state_dict()), {k: v.numpy() for k, v in net.state_dict().items()}
-    plain = step(make(net, batch_size))
+    plain = step(make(net, batch_size, amp=amp))
     net.set_state_dict(before)
     layers = layers_to_recompute(asked, net)
     inner = next(layer for layer in layers[0].sublayers() if isinstance(layer, (nn.Conv2D, nn.Linear)))
     calls = []
     inner.register_forward_post_hook(lambda *args: calls.append(1))
-    again = step(make(net, batch_size, layers))
+    again = step(make(net, batch_size, layers, amp=amp))
     assert len(calls) == (2 if batch_size == 12 else 3 * 3), "it was not recomputed"
     assert list(net.state_dict()) == names and "forward" not in vars(layers[0])
     assert plain[0].tobytes() == again[0].tobytes()
