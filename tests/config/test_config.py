@@ -230,6 +230,9 @@ def test_to_yaml_reloads_to_an_equal_config(write):
         load(),
         load(None, overrides),
         load(None, ["Global.max_steps=3", "Optimizer.weight_decay=1e-5"]),
+        load(None, ["Optimizer={name: AdamW, head: {name: Momentum}, head_lr_scale: 0.1, freeze: [^a]}"]),
+        load(None, ["Optimizer={name: 'paddle.optimizer:Adam', lazy_mode: false, head: {name: LARS}}"]),
+        load(None, ["Optimizer={name: LARS, epsilon: 0.1, freeze_norms: true}"]),
     ):
         again = load(write(cfg.to_yaml()))
         assert again == cfg and again.to_yaml() == cfg.to_yaml()

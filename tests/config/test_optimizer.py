@@ -57,17 +57,3 @@ def test_what_is_refused(override, line):
 def test_the_rule_of_the_class_centres(override, numbers):
     rule = load(None, [f"Optimizer={override}"]).Optimizer.build_rule()
     assert {name: getattr(rule, name) for name in numbers} == numbers
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "{name: AdamW, head: {name: Momentum}, head_lr_scale: 0.1, freeze: [^a]}",
-        "{name: 'paddle.optimizer:Adam', beta1: 0.5, lazy_mode: false, head: {name: LARS}}",
-        "{name: LARS, epsilon: 0.1, freeze_norms: true}",
-    ],
-)
-def test_the_resolved_config_loads_to_the_same(tmp_path, override):
-    cfg = load(None, [f"Optimizer={override}"])
-    (tmp_path / "again.yaml").write_text(cfg.to_yaml())
-    assert load(tmp_path / "again.yaml") == cfg

@@ -40,19 +40,21 @@ def halfway(factor):
         ({"name": "cosine", "warmup_epochs": 2.0}, {19: 20 / 21, 20: 1, 30: 0.5}),
         ({"name": "cosine", "warmup_epochs": 0.25}, {0: 1 / 3, 1: 2 / 3, 2: 1}),  # 2.5 steps are 2
         ({"name": "step", "milestones": [0.2], "warmup_epochs": 0.4}, {3: 4 / 5, 4: 0.1}),
+        # a run that ends before its warm-up, or with it
+        ({"name": "constant", "warmup_epochs": 0.5, "total": 1}, {0: 1 / 6}),
+        ({"name": "poly", "warmup_epochs": 0.5, "total": 1}, {0: 1 / 6}),
+        ({"name": "cosine", "warmup_epochs": 0.5, "total": 1}, {0: 1 / 6}),
+        ({"name": "poly", "warmup_epochs": 0.5, "total": 4}, {0: 1 / 6, 3: 4 / 6}),
+        ({"name": "cosine", "warmup_epochs": 0.5, "total": 4}, {0: 1 / 6, 3: 4 / 6}),
+        ({"name": "constant", "warmup_epochs": 0.5, "total": 5}, {0: 1 / 6, 4: 5 / 6}),
+        ({"name": "poly", "warmup_epochs": 0.5, "total": 5}, {0: 1 / 6, 4: 5 / 6}),
+        ({"name": "cosine", "warmup_epochs": 0.5, "total": 5}, {0: 1 / 6, 4: 5 / 6}),
     ],
 )
 def test_a_schedule_is_its_formula(keys, expected):
     found = rates(learning_rate=0.4, **keys)
     for step, share in expected.items():
         assert found[step] == pytest.approx(0.4 * share, rel=1e-12), step
-
-
-@pytest.mark.parametrize("name", ["constant", "poly", "cosine"])
-@pytest.mark.parametrize("total", [1, 4, 5])
-def test_a_run_may_end_before_or_with_its_warm_up(name, total):
-    found = rates(name=name, total=total, learning_rate=1.0, warmup_epochs=0.5)
-    assert found == pytest.approx([(step + 1) / 6 for step in range(total)])
 
 
 class Given(Schedule):

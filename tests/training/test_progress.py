@@ -12,13 +12,7 @@ import pytest
 
 from plsc.training.progress import Progress
 from plsc.utils.bar import Bar
-from plsc.utils.logging import setup_logging
 from tests.helpers.launch import ROOT, run_python, start_python
-
-
-@pytest.fixture(autouse=True)
-def rank_zero():
-    setup_logging()
 
 
 @pytest.fixture

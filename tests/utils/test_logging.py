@@ -10,13 +10,6 @@ import pytest
 from plsc.utils.logging import get_logger, say, setup_logging, warn_on_rank_0
 
 
-@pytest.fixture(autouse=True)
-def rank_zero():
-    setup_logging()
-    yield
-    setup_logging()
-
-
 def test_a_line_has_time_and_level_and_comes_once(capsys):
     get_logger().info("hello")
     say("a table")
