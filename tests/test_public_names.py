@@ -1,7 +1,6 @@
 """What the package says of itself: its names, its types, and nothing on the screen."""
 
 import inspect
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +28,3 @@ def test_public_calls_say_their_types(cls):
         parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "self"]
         untyped = [parameter.name for parameter in parameters if parameter.annotation is parameter.empty]
         assert not untyped and signature.return_annotation is not signature.empty, name
-
-
-def test_the_package_is_marked_as_typed():
-    assert Path(plsc.__file__).with_name("py.typed").exists()

@@ -38,24 +38,20 @@ def test_a_launch_that_fails_is_told(capsys, monkeypatch):
     assert not kept[0].exists()
 
 
-def no_positives(monkeypatch):
-    monkeypatch.setattr(step, "unite", lambda drawn, positives: drawn)
-
-
-def no_number(monkeypatch):
-    parts = {**selftest.PARTS, "data parallel": (lambda: np.nan, 1.0)}
-    monkeypatch.setattr(selftest, "PARTS", parts)
-
-
 @pytest.mark.parametrize(
-    "break_it, part",
+    "module, name, broken, part",
     [
-        (no_positives, "head against float64"),
-        (no_number, "data parallel"),
+        (step, "unite", lambda drawn, positives: drawn, "head against float64"),
+        (
+            selftest,
+            "PARTS",
+            {**selftest.PARTS, "data parallel": (lambda: np.nan, 1.0)},
+            "data parallel",
+        ),
     ],
 )
-def test_a_broken_line_fails_its_part(break_it, part, monkeypatch, capsys):
-    break_it(monkeypatch)
+def test_a_broken_line_fails_its_part(module, name, broken, part, monkeypatch, capsys):
+    monkeypatch.setattr(module, name, broken)
     assert cli.main(["selftest", "--ranks", "1", "--device", "cpu"]) == 1
     said = capsys.readouterr().out
     assert said.count(" FAIL ") == 1 and said.endswith("FAILED\n")

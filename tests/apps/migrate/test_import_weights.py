@@ -142,11 +142,6 @@ def test_the_verbs_work_on_the_folder(tmp_path, net, monkeypatch, capsys):
     assert exported["embedding_size"] == 6 and exported["preprocessing"]["aligned"] is True
 
 
-def broken(net, **changes):
-    state = {**of_torch(net), **changes}
-    return {name: value for name, value in state.items() if value is not None}
-
-
 @pytest.mark.parametrize(
     "changes, said",
     [
@@ -163,7 +158,8 @@ def broken(net, **changes):
     ],
 )
 def test_each_difference_is_named(tmp_path, net, changes, said):
-    weights = write(tmp_path / "a.pt", broken(net, **changes))
+    state = {name: value for name, value in {**of_torch(net), **changes}.items() if value is not None}
+    weights = write(tmp_path / "a.pt", state)
     assert refusal(run, tmp_path, weights) == f"{weights}: {said}"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pt"]
 
