@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from unittest.mock import ANY
+from unittest.mock import ANY, Mock
 
 import cv2
 import numpy as np
@@ -409,10 +409,8 @@ def test_a_damaged_only_checkpoint_is_not_started_over(tmp_path):
 
 
 def test_a_report_without_room_is_one_line_after_the_checkpoint(tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("plsc.evaluation.report.render", full)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("plsc.evaluation.report.render", Mock(side_effect=full))
     assert re.search(
         ": cannot be written: .*; the checkpoints are whole, the report is not: make space",
         refusal(entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train),

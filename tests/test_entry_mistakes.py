@@ -1,6 +1,8 @@
 """Mistakes with Entry that would train, resume or judge something else than was meant: each is refused, or
 said in a line."""
 
+from unittest.mock import Mock
+
 import cv2
 import numpy as np
 import paddle
@@ -158,16 +160,14 @@ def test_embeddings_of_another_shape(tmp_path, backbone, line):
 
 
 def test_predict_into_what_is_no_folder_and_from_a_folder(trained, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError("8 requested and 0 written")  # NumPy's own, on a full disk
-
     (tmp_path / "file").touch()
     pixels = np.zeros((1, 1, 12, 10), np.uint8)
     line = refusal(lambda: entry(trained).predict(pixels, tmp_path / "file"))
     assert line.startswith(f"{tmp_path / 'file'}: cannot be written: File exists; free some space, or name ")
     line = refusal(lambda: entry(trained).predict(tmp_path))
     assert line == f"predict: {tmp_path} is a folder; name its images, or a list of them"
-    monkeypatch.setattr(np, "save", full)
+    full = OSError("8 requested and 0 written")  # NumPy's own, on a full disk
+    monkeypatch.setattr(np, "save", Mock(side_effect=full))
     line = refusal(lambda: entry(trained).predict(pixels, tmp_path / "full"))
     assert (
         line == f"{tmp_path / 'full'}: cannot be written: 8 requested and 0 written; free some space, "

@@ -28,6 +28,13 @@ def whole(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def out(whole, tmp_path, monkeypatch):
+    """The first 8 steps, in the folder in which commands are run."""
+    monkeypatch.chdir(tmp_path)
+    return shutil.copytree(whole / "out", tmp_path / "out")
+
+
 def cut(part):
     def damage(path):
         with open(path / "head-00000-of-00001.safetensors", "r+b") as file:
@@ -46,25 +53,22 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(whole, tmp_path, caplog, damage):
-    shutil.copytree(whole / "out", tmp_path / "out")
-    DAMAGE[damage](checkpoint(tmp_path / "out", 8))
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(out, caplog, damage):
+    DAMAGE[damage](checkpoint(out, 8))
     logging.getLogger("plsc").addHandler(caplog.handler)
-    found = find(tmp_path / "out/checkpoints", rename=True)
+    found = find(out / "checkpoints", rename=True)
     logging.getLogger("plsc").removeHandler(caplog.handler)
-    assert found == checkpoint(tmp_path / "out", 4)
+    assert found == checkpoint(out, 4)
     (line,) = set(caplog.messages)
     assert line.startswith("checkpoint step-00000008 is unusable (") and "\n" not in line
     assert line.endswith("; passed over as step-00000008.bad")
-    assert (tmp_path / "out/checkpoints/step-00000008.bad").is_dir()
+    assert (out / "checkpoints/step-00000008.bad").is_dir()
 
 
-def test_the_run_goes_on_from_the_one_before_it_to_the_same_end(whole, tmp_path, monkeypatch):
-    shutil.copytree(whole / "out", tmp_path / "out")
-    flip(checkpoint(tmp_path / "out", 8) / "head-00000-of-00001.safetensors")
-    monkeypatch.chdir(tmp_path)
+def test_the_run_goes_on_from_the_one_before_it_to_the_same_end(whole, out):
+    flip(checkpoint(out, 8) / "head-00000-of-00001.safetensors")
     assert cli.main(["train", *HERE]) == 0
-    assert_equal_runs(tmp_path / "out", whole / "whole")
+    assert_equal_runs(out, whole / "whole")
 
 
 # ---- another problem
@@ -78,12 +82,10 @@ def test_the_run_goes_on_from_the_one_before_it_to_the_same_end(whole, tmp_path,
         "Head={name: dist_softmax, bias: true}",
     ],
 )
-def test_a_refused_resume_writes_nothing(whole, tmp_path, monkeypatch, capsys, override):
-    shutil.copytree(whole / "out", tmp_path / "out")
-    monkeypatch.chdir(tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
+def test_a_refused_resume_writes_nothing(out, capsys, override):
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
     assert cli.main(["train", *HERE, override]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("ERROR checkpoint step-00000008")
-    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert after == {**before, tmp_path / "out/.lock": after[tmp_path / "out/.lock"]}
+    after = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    assert after == {**before, out / ".lock": after[out / ".lock"]}

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -122,11 +123,7 @@ def test_worst_pairs_are_the_extreme_errors_only(monkeypatch):
 
 def test_results_json_is_the_last(tmp_path, monkeypatch):
     """It is the mark of a finished run."""
-
-    def killed(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("plsc.evaluation.report.render", killed)
+    monkeypatch.setattr("plsc.evaluation.report.render", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         write_results(tmp_path, {}, {}, [], "", {}, {})
     assert not list(tmp_path.iterdir())

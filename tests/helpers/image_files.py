@@ -40,9 +40,8 @@ def write_rec(path: Path, labels: list, header: bool = True) -> Path:
     return path
 
 
-def write_folder(folder: Path, counts: dict[str, int]) -> Path:
-    """A folder for each identity, with so many pictures."""
-    number = 0
+def write_folder(folder: Path, counts: dict[str, int], number: int = 0) -> Path:
+    """A folder for each identity, with so many pictures, the first of them picture `number`."""
     for identity, count in counts.items():
         (folder / identity).mkdir(parents=True)
         for index in range(1, count + 1):

@@ -118,9 +118,7 @@ def test_a_set_that_cannot_be_opened_is_an_error_and_the_others_are_examined(fac
 
 def test_the_sets_of_a_config(run, tmp_path):
     write_folder(tmp_path / "faces", {"Ann": 2, "Bob": 2})
-    others = write_folder(tmp_path / "others", {"Cy": 2, "Dan": 2})
-    for number, path in enumerate(sorted(others.rglob("*.png"))):
-        path.write_bytes(png(90 + number))
+    others = write_folder(tmp_path / "others", {"Cy": 2, "Dan": 2}, number=90)
     (tmp_path / "a.yaml").write_text(
         f"DataLoader:\n  Train:\n    dataset: {{name: ImageFolder, folder: {tmp_path}/faces}}\n  Eval:\n    "
         f"dataset: {{name: ImagePairs, images: {others}, num_pairs: 4}}\n"
@@ -132,9 +130,7 @@ def test_the_sets_of_a_config(run, tmp_path):
 
 
 def test_labelled_images_of_a_config_are_of_the_classes_that_are_trained_on(faces, run, tmp_path):
-    val = write_folder(tmp_path / "val", {"Ann": 1, "Bob": 1, "Cy": 1})
-    for number, path in enumerate(sorted(val.rglob("*.png"))):
-        path.write_bytes(png(90 + number))
+    val = write_folder(tmp_path / "val", {"Ann": 1, "Bob": 1, "Cy": 1}, number=90)
     dataset = "{{dataset: {{name: ImageFolder, folder: {0}}}}}"
     keys = f"Train: {dataset.format(faces)}, Eval: {dataset.format(val)}"
     (tmp_path / "my.yaml").write_text(f"DataLoader: {{{keys}}}\n")

@@ -8,14 +8,11 @@ from plsc import cli
 from plsc.apps.curate.wrong_labels import label_noise
 from plsc.data.image_list import ImageList
 from plsc.entry import Entry
+from plsc.evaluation.search import unit_rows
 from tests.helpers.bounds import assert_within, perturbed
 from tests.helpers.refusals import refusal
 
 CLASSES, EACH, SIZE = 40, 12, 32
-
-
-def unit(rows):
-    return (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +25,7 @@ def planted():
     wrong = rng.choice(len(truth), 20, replace=False)
     labels = truth.copy()
     labels[wrong] = (truth[wrong] + rng.integers(10, 20, 20)) % CLASSES
-    return unit(embeddings), labels, truth, np.sort(wrong)
+    return unit_rows(embeddings).astype(np.float32), labels, truth, np.sort(wrong)
 
 
 def test_wrong_labels_are_found(planted):

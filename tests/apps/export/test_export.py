@@ -7,6 +7,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -122,10 +123,7 @@ def test_onnx_agrees_names_are_plain_and_the_batch_is_open(tmp_path):
 
 @needs_onnx
 def test_a_backbone_that_onnx_cannot_hold_is_reported(tmp_path, monkeypatch):
-    def fail(*args, **kwargs):
-        raise UnboundLocalError("onnx_model_str")
-
-    monkeypatch.setattr("paddle2onnx.export", fail)
+    monkeypatch.setattr("paddle2onnx.export", Mock(side_effect=UnboundLocalError("onnx_model_str")))
     said = refusal(export, Net(), tmp_path / "out", preprocessing=PREPROCESSING)
     assert re.search(r"paddle2onnx cannot convert this backbone .*: set Export.formats=\[paddle\]", said)
     assert not list(tmp_path.iterdir())
