@@ -46,8 +46,15 @@ CAN_ONNX = paddle.__version__.startswith("3") and all(
     importlib.util.find_spec(name) for name in ("paddle2onnx", "onnx", "onnxruntime")
 )
 FORMATS = ["paddle", "onnx"] if CAN_ONNX else ["paddle"]
-WRITTEN = {"config.yaml", "metrics.jsonl", "train.log", "visualdl", "checkpoints", "report.html"}
-WRITTEN |= {"results.json"}
+WRITTEN = {
+    "config.yaml",
+    "metrics.jsonl",
+    "train.log",
+    "visualdl",
+    "checkpoints",
+    "report.html",
+    "results.json",
+}
 
 
 def entry(output, *overrides, model=None):
@@ -149,7 +156,7 @@ def test_the_report_stands_alone_and_shows_the_run(trained):
         assert fact in page
 
 
-def test_a_finished_run_is_deleted_only_where_that_is_asked_for(tmp_path, capsys):
+def test_a_finished_run_is_deleted_only_where_that_is_asked_for(tmp_path):
     short = ["Global.max_steps=1", "DataLoader.Eval.dataset=null"]
     for name in ("notes.txt", "test"):  # no run is there yet, so they are the user's
         (tmp_path / name).write_text("mine")

@@ -11,16 +11,8 @@ from plsc.data.corrupt import PROBE, CorruptImages
 from plsc.data.image_list import ImageList
 from plsc.data.loader import Loader
 from plsc.errors import CorruptImageError
-from plsc.utils.logging import setup_logging
 from tests.data.counting import Counting
 from tests.helpers.refusals import refusal
-
-
-@pytest.fixture(autouse=True)
-def rank_zero():
-    setup_logging()
-    yield
-    setup_logging()
 
 
 def said(capsys):

@@ -41,7 +41,7 @@ def test_who_is_held_out_is_said_once(faces, capsys):
 
 
 @pytest.mark.parametrize("kind", ["folder", "list"])
-def test_training_and_its_pairs_share_nobody_and_miss_nobody(faces, tmp_path, kind):
+def test_training_and_its_pairs_share_nobody_and_miss_nobody(faces, kind):
     images = faces
     if kind == "list":  # in another order, and without the first person
         lines = [

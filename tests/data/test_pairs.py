@@ -4,18 +4,13 @@ import pytest
 from plsc.data.glyphs import GlyphPairs
 from plsc.data.pairs import ImagePairs, PairList
 from plsc.errors import MissingFileError
-from tests.helpers.image_files import png, write_folder, write_rec
+from tests.helpers.image_files import png, write_folder, write_list, write_rec
 from tests.helpers.refusals import refusal
 
 
 @pytest.fixture
 def folder(tmp_path):
     return write_folder(tmp_path / "faces", {"Ann": 2, "Bob": 3, "Cy": 1})
-
-
-def write(folder, text):
-    (folder / "pairs.txt").write_bytes(text.encode())
-    return str(folder / "pairs.txt")
 
 
 def images(pairs):
@@ -34,10 +29,10 @@ LINES = "Ann/Ann_0001.png,Ann/Ann_0002.png,1\nAnn/Ann_0001.png,Bob/Bob_0001.png,
     ],
 )
 def test_pairs_named_in_a_file(folder, text):
-    pairs = PairList(write(folder, text), size=(12, 10))
+    pairs = PairList(write_list(folder, text), size=(12, 10))
     assert images(pairs) == [["Ann_0001.png", "Ann_0002.png"], ["Ann_0001.png", "Bob_0001.png"]]
     assert pairs.same.tolist() == [True, False] and pairs.num_images == 3, "each image is stored once"
-    assert pairs.identities.tolist() == ["Ann", "Bob"] and pairs.title == "pairs"
+    assert pairs.identities.tolist() == ["Ann", "Bob"] and pairs.title == "list"
     assert pairs.identity_of.tolist() == ["Ann", "Ann", "Bob"]
     assert pairs.images(0, 3).shape == (3, 3, 12, 10) and pairs.encoded(1).tobytes() == png(1)
 
@@ -46,8 +41,8 @@ def test_pairs_named_in_a_file(folder, text):
 def test_a_first_line_that_names_images_is_no_line_of_headings(folder, third):
     """Its pair was left out, of all lines the first alone."""
     text = f"Bob/Bob_0001.png\tBob/Bob_0002.png\t{third}\n" + LINES
-    assert "pairs.txt: line 1: must be 'path_a<TAB>path_b<TAB>1' or 0" in refusal(
-        PairList, write(folder, text)
+    assert "list.txt: line 1: must be 'path_a<TAB>path_b<TAB>1' or 0" in refusal(
+        PairList, write_list(folder, text)
     )
 
 
@@ -58,13 +53,13 @@ def test_pairs_below_a_root(folder, tmp_path):
 
 
 def test_folders_that_contradict_the_flags_are_no_identities(folder):
-    unknown = PairList(write(folder, LINES.replace(",0", ",1")))
+    unknown = PairList(write_list(folder, LINES.replace(",0", ",1")))
     assert unknown.identities is None and unknown.identity_of is None
 
 
 def test_lfws_file_without_folds(folder):
     text = "2\nAnn\t1\t2\nBob\t1\t3\nAnn\t1\tBob\t2\nCy\t1\tAnn\t2\n"
-    pairs = PairList(write(folder, text))
+    pairs = PairList(write_list(folder, text))
     assert images(pairs) == [
         ["Ann_0001.png", "Ann_0002.png"],
         ["Bob_0001.png", "Bob_0003.png"],
@@ -77,9 +72,9 @@ def test_lfws_file_without_folds(folder):
 
 def test_lfws_file_with_folds_keeps_its_order(folder):
     text = "2 1\nAnn 1 2\nAnn 1 Bob 2\nBob 1 3\nCy 1 Ann 2\n"
-    assert PairList(write(folder, text)).same.tolist() == [True, False, True, False]
-    assert refusal(PairList, write(folder, text.replace("2 1", "3 1", 1))).endswith(
-        "pairs.txt: line 1 promises 3 x 2 x 1 = 6 pairs, the file has 4"
+    assert PairList(write_list(folder, text)).same.tolist() == [True, False, True, False]
+    assert refusal(PairList, write_list(folder, text.replace("2 1", "3 1", 1))).endswith(
+        "list.txt: line 1 promises 3 x 2 x 1 = 6 pairs, the file has 4"
     )
 
 
@@ -89,26 +84,25 @@ def refused(path, **options):
 
 def test_bad_lines_are_named(folder):
     bad = "must be 'path_a<TAB>path_b<TAB>1' or 0, or with commas (got "
-    assert refused(write(folder, LINES + "\na,b\na,b,2\n,b,1\na,b,1,1\n")) == (
+    assert refused(write_list(folder, LINES + "\na,b\na,b,2\n,b,1\na,b,1,1\n")) == (
         f"line 3: {bad}''); line 4: {bad}'a,b'); line 5: {bad}'a,b,2'); line 6: {bad}',b,1'); "
         f"line 7: {bad}'a,b,1,1')"
     )
-    assert refused(write(folder, LINES + "x\n" * 9)).endswith("; 9 bad lines in all")
-    assert refused(write(folder, "1\nAnn\t1\tx\nAnn 1\n")) == (
+    assert refused(write_list(folder, LINES + "x\n" * 9)).endswith("; 9 bad lines in all")
+    assert refused(write_list(folder, "1\nAnn\t1\tx\nAnn 1\n")) == (
         "line 2: must be 'name n1 n2' or 'name1 n1 name2 n2' (got 'Ann\\t1\\tx'); "
         "line 3: must be 'name n1 n2' or 'name1 n1 name2 n2' (got 'Ann 1')"
     )
     for text in ("", "a,b,same\n"):
-        assert refused(write(folder, text)).startswith("has no pairs; it needs lines of ")
-    (folder / "pairs.txt").write_bytes(b"\xff\xfe1")
-    assert refused(str(folder / "pairs.txt")).startswith("is no UTF-8 text (")
+        assert refused(write_list(folder, text)).startswith("has no pairs; it needs lines of ")
+    assert refused(write_list(folder, b"\xff\xfe1")).startswith("is no UTF-8 text (")
 
 
 def test_missing_images_are_named(folder):
-    assert refused(write(folder, LINES + "Ann/Ann_0001.png,no.png,0\n")) == (
+    assert refused(write_list(folder, LINES + "Ann/Ann_0001.png,no.png,0\n")) == (
         f"1 of its images do not exist: no.png (relative paths start at {folder})"
     )
-    assert refused(write(folder, "1\nAnn\t1\t2\nAnn\t1\tDan\t1\n")).startswith(
+    assert refused(write_list(folder, "1\nAnn\t1\t2\nAnn\t1\tDan\t1\n")).startswith(
         "1 of its images do not exist: Dan/Dan_0001.jpg "
     )
     assert refusal(PairList.check, kind=MissingFileError, list="no.txt").startswith(
@@ -137,7 +131,7 @@ def test_pairs_are_drawn_from_any_format(folder, tmp_path):
 def test_every_set_of_pairs_knows_whom_its_images_show(folder):
     lfw = "1\t1\nAnn\t1\t2\nAnn\t1\tBob\t3\n"
     sets = [
-        PairList(write(folder, lfw)),
+        PairList(write_list(folder, lfw)),
         ImagePairs(str(folder), num_pairs=4),
         GlyphPairs(num_pairs=20, held_out=0.02),
     ]

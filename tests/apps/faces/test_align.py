@@ -133,7 +133,7 @@ def test_a_folder_of_photos(tmp_path, capsys):
     assert turned.shape == (112, 112, 3) and np.corrcoef(turned.ravel(), plain.ravel())[0, 1] > 0.7
 
 
-def test_pictures_that_promise_much_are_refused_before_they_are_decoded(tmp_path):
+def test_pictures_that_promise_much_are_refused_before_they_are_decoded():
     assert len(png_bomb()) == 61
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "the picture: not an image" in refusal(read_photo, png_bomb())

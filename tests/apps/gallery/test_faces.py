@@ -67,7 +67,7 @@ def test_photos_to_names_without_a_run(photos, tmp_path, capsys):
     assert "; a stranger would need 0." in said and ": nobody (nearest " in said
 
 
-def test_people_are_added_listed_and_removed(photos, built, tmp_path, capsys):
+def test_people_are_added_listed_and_removed(built, tmp_path, capsys):
     copy = tmp_path / "a.gallery"
     copy.write_bytes(built.read_bytes())
     stranger = portraits(4, 16)[[*portraits(4, 16)][-1]]

@@ -122,8 +122,7 @@ def test_a_state_dict_inside_a_training_checkpoint(tmp_path, net):
 
 def test_the_verbs_work_on_the_folder(tmp_path, net, monkeypatch, capsys):
     weights = write(tmp_path / "a.pt", of_torch(net))
-    arguments = [weights, "-o", *MODEL, "--model", "MobileFaceNet"]
-    arguments += ["--size", "20", "16", "--aligned"]
+    arguments = [weights, "-o", *MODEL, "--model", "MobileFaceNet", "--size", "20", "16", "--aligned"]
     assert cli.main(["import", *arguments, "--output", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.endswith(f"done: {len(plain(net))} tensors in {tmp_path / 'out'}\n")
     pixels = np.random.default_rng(0).integers(0, 256, (5, 3, 20, 16), np.uint8)
