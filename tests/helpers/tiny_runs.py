@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import paddle
+import pytest
 from safetensors import deserialize
 
 from plsc import distributed
@@ -118,6 +119,15 @@ def run_to_the_end(trainer: Trainer, output: Path) -> None:
     rank_0s = contextlib.closing(Metrics(output)) if distributed.rank() == 0 else contextlib.nullcontext()
     with rank_0s as metrics:
         trainer.train(metrics)
+
+
+def refused_on_every_rank(call: Callable[[], object]) -> str:
+    """Return the line of the UserError that a call, which every rank makes, raises on all of them."""
+    with pytest.raises(UserError) as raised:
+        call()
+    line = str(raised.value)
+    assert set(distributed.gather_objects(line)) == {line}
+    return line
 
 
 def linear() -> Linear:
