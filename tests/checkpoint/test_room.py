@@ -1,9 +1,9 @@
 """Room on the disk, in numbers; and a run on a disk that has too little of it."""
 
+import itertools
 from collections import namedtuple
 
 import plsc.checkpoint.store
-import plsc.training.trainer
 from tests.helpers.launch import run_python
 from tests.helpers.tiny_runs import checkpoints, rows, steps, train
 
@@ -11,19 +11,10 @@ NO_PAIRS = "DataLoader.Eval.dataset=null"
 Usage = namedtuple("Usage", "total used free")
 
 
-def full_from(monkeypatch, checks):
-    """The disk is full at these saves (from 1)."""
-    calls = []
-
-    def usage(path):
-        calls.append(path)
-        return Usage(10**9, 0, 2_000 if len(calls) in checks else 10**9)
-
-    monkeypatch.setattr(plsc.checkpoint.store.shutil, "disk_usage", usage)
-
-
 def test_a_full_disk_is_said_in_numbers_and_training_goes_on(tmp_path, monkeypatch, capsys):
-    full_from(monkeypatch, [2, 3])
+    free = itertools.chain([10**9, 2_000, 2_000], itertools.repeat(10**9))  # at each save
+    usage = lambda path: Usage(10**9, 0, next(free))
+    monkeypatch.setattr(plsc.checkpoint.store.shutil, "disk_usage", usage)
     train(tmp_path, NO_PAIRS, "Checkpoint.every_steps=2")
     assert checkpoints(tmp_path) == [8, 10, 12] and steps(rows(tmp_path)) == list(range(1, 13))
     lines = [line for line in capsys.readouterr().out.splitlines() if "ERROR" in line]

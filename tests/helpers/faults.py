@@ -2,7 +2,7 @@
 disks, want of memory.
 
     plan: "rank:step:what[@place]", e.g. "1:3:SIGKILL", "0:5:supervisor SIGTERM", "0:4:SIGKILL@before
-        rename", "1:2:late"
+        rename", "1:3:raise"
 
 Each item happens once, in the order of the plan, whatever is killed and started again in between: a file in
 `marks` says so. Two that follow each other must not be for the same step of two ranks, which may come to it
@@ -31,7 +31,6 @@ PLACES = {
     "rmtree": shutil,
     "score": VerificationSet,  # rank 0's part of an evaluation
 }
-LATE = 35  # seconds; Gloo waits for 30
 
 
 class FaultyNet(SmallResNet):
@@ -112,7 +111,7 @@ def act(what: str) -> None:
         if whom:
             _wait_to_be_asked()  # it is passed on from there
     else:
-        {"late": _late, "full": _full, "memory": _memory, "raise": _raise}[name]()
+        {"full": _full, "memory": _memory, "raise": _raise}[name]()
 
 
 def _wait_to_be_asked() -> None:
@@ -121,10 +120,6 @@ def _wait_to_be_asked() -> None:
     guard, end = signal.getsignal(signal.SIGTERM).__self__, time.monotonic() + 60
     while not guard.signal and time.monotonic() < end:
         time.sleep(0.02)
-
-
-def _late() -> None:
-    time.sleep(LATE)
 
 
 def _full() -> None:

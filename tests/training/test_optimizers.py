@@ -70,15 +70,12 @@ def nesterov(*args):
     return momentum(*args, mu=0.8, nesterov=True)
 
 
-def adam(w, g, state, rate, step, beta1=0.9, beta2=0.999, epsilon=1e-8):
-    beta1, beta2 = state["ones"] * (beta1, beta2)
+def adamw(w, g, state, rate, decay, step, epsilon=1e-6):
+    beta1, beta2 = state["ones"] * (0.8, 0.95)
     m = state["m"] = beta1 * state.get("m", 0.0) + (1 - beta1) * g
     v = state["v"] = beta2 * state.get("v", 0.0) + (1 - beta2) * g**2
-    return m / (1 - beta1**step) / (np.sqrt(v / (1 - beta2**step)) + epsilon)
-
-
-def adamw(w, g, state, rate, decay, step):
-    return w - rate * decay * w - rate * adam(w, g, state, rate, step, 0.8, 0.95, 1e-6)
+    adam = m / (1 - beta1**step) / (np.sqrt(v / (1 - beta2**step)) + epsilon)
+    return w - rate * decay * w - rate * adam
 
 
 def lars(w, g, state, rate, decay, step, coefficient=0.02, epsilon=1e-3):
