@@ -11,19 +11,17 @@ from tests.helpers.refusals import refusal
 class People(Dataset):
     """Two images of each person; a pixel says the set, the index and the epoch."""
 
+    title = ""
+
     def __init__(self, title, people, shape=(1, 4, 4)):
         self.image_shape = shape
         self.labels = np.repeat(np.arange(len(people)), 2)
         self.num_classes = len(people)
         self.identities = np.array(people)
-        self._title = title
-
-    @property
-    def title(self):
-        return self._title
+        self.title = title
 
     def sample(self, index, epoch):
-        return np.full(self.image_shape, 5 * index + epoch % 5 + ord(self._title[0]) % 2, np.uint8)
+        return np.full(self.image_shape, 5 * index + epoch % 5 + ord(self.title[0]) % 2, np.uint8)
 
     def name(self, index):
         return f"{index}.jpg"
