@@ -3,11 +3,10 @@ it refuses."""
 
 import numpy as np
 import paddle
-import pytest
 
 from plsc.backbones.face_vit import FaceViT_tiny
-from plsc.errors import UserError
 from tests.backbones.numpy_layers import assert_same, batch_norm, scatter
+from tests.helpers.refusals import refusal
 from tests.helpers.small_networks import SmallFaceViT
 
 
@@ -102,8 +101,6 @@ def test_the_trained_parameters_at_112_are_those_of_the_source():
 
 
 def test_images_of_one_patch_are_refused():
-    with pytest.raises(UserError) as raised:
-        build(image_shape=(3, 17, 9))
-    assert str(raised.value) == (
+    assert refusal(build, image_shape=(3, 17, 9)) == (
         "Model.name: FaceViT needs images of at least two patches of 9 x 9 pixels (got 17 x 9)"
     )

@@ -6,10 +6,10 @@ import paddle
 import pytest
 
 from plsc.backbones.lenet import LeNet
-from plsc.errors import UserError
 from plsc.heads.build import make_head
 from tests.backbones.numpy_layers import convolve
 from tests.helpers.bounds import assert_within, perturbed
+from tests.helpers.refusals import refusal
 
 
 def build(**options):
@@ -67,6 +67,5 @@ def test_the_initial_weights(std):
 
 
 def test_a_picture_that_is_too_small():
-    with pytest.raises(UserError) as raised:
-        LeNet(image_shape=(1, 28, 13))
-    assert str(raised.value) == "Model.name: LeNet needs images of at least 14 x 14 pixels (got 28 x 13)"
+    said = refusal(LeNet, image_shape=(1, 28, 13))
+    assert said == "Model.name: LeNet needs images of at least 14 x 14 pixels (got 28 x 13)"

@@ -73,13 +73,9 @@ def row_2_1():
         return collective
 
     names = ("all_reduce", "all_gather", "broadcast")
-    patches = [patch.object(dist, name, counting(getattr(dist, name))) for name in names]
-    for one in patches:
-        one.start()
-    case.head(case.emb, case.label_B).loss.backward()
-    case.head.update(0.1)
-    for one in patches:
-        one.stop()
+    with patch.multiple(dist, **{name: counting(getattr(dist, name)) for name in names}):
+        case.head(case.emb, case.label_B).loss.backward()
+        case.head.update(0.1)
     assert bool(carried) == (case.world_size > 1)
     assert not any(max(shape) >= case.head.shard.size for shape in carried), carried
     centres = distributed.gather_objects(case.head.bank.state()["centres"])

@@ -2,8 +2,6 @@
 resumed runs are in tests/test_resume.py, killed ones in tests/distributed/test_restart.py, skipped steps in
 test_skipped_steps.py."""
 
-import logging
-
 import numpy as np
 import paddle
 import pytest
@@ -13,6 +11,7 @@ from plsc.config import load
 from plsc.entry import Entry
 from plsc.training.ema import Ema
 from plsc.training.resume import load_network
+from plsc.utils.logging import setup_logging
 from tests.helpers.bounds import EPS, assert_within
 from tests.helpers.tiny_runs import TINY, arrays, checkpoint, make_trainer, part_of, rows, train
 
@@ -49,24 +48,27 @@ def test_the_average_is_that_of_a_float64_loop(decay):
     assert_within([found["0.weight"], found["1._variance"]], expected, bounds)
 
 
+def bits(arrays):
+    return {name: np.asarray(array).tobytes() for name, array in arrays.items()}
+
+
 def test_weights_are_exchanged_and_come_back_with_their_bits():
     net = small_net()
     net.tied = paddle.nn.Linear(3, 4)
     net.tied.weight = net[0].weight  # under two names
     ema = Ema(net, 0.5)
     with ema.in_place_of_weights():  # before the first update there is nothing to exchange
-        own = {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()}
+        pass
     for _ in range(3):
         net[0].weight.set_value(net[0].weight.numpy() + 0.1)
         ema.update(None)
-    own = {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()}
-    average = {name: array.tobytes() for name, array in ema.state_dict().get("arrays").items()}
+    own = bits(net.state_dict())
+    average = bits(ema.state_dict()["arrays"])
     assert own["0.weight"] != average["0.weight"]
     with pytest.raises(ValueError), ema.in_place_of_weights():
-        assert {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()} == average
+        assert bits(net.state_dict()) == average
         raise ValueError
-    assert {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()} == own
-    assert {name: array.tobytes() for name, array in ema.state_dict().get("arrays").items()} == average
+    assert bits(net.state_dict()) == own and bits(ema.state_dict()["arrays"]) == average
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +108,11 @@ def test_test_predict_and_init_from_take_the_average(averaged, tmp_path):
     )
 
 
-def test_resuming_with_it_and_without(averaged, tmp_path, caplog):
-    logging.getLogger("plsc").addHandler(caplog.handler)
-    try:
-        trainer = make_trainer(tmp_path, EMA)
-        trainer.resume(checkpoint(averaged[1], 4))
-        assert "the checkpoint has no averaged weights: Global.ema begins with its weights" in caplog.text
-        assert part_of(trainer, "ema").state_dict() == {"steps": 0}
-        make_trainer(tmp_path).resume(checkpoint(averaged[0], 4))
-    finally:
-        logging.getLogger("plsc").removeHandler(caplog.handler)
+def test_resuming_with_it_and_without(averaged, tmp_path, capsys):
+    setup_logging()
+    trainer = make_trainer(tmp_path, EMA)
+    trainer.resume(checkpoint(averaged[1], 4))
+    line = "WARNING the checkpoint has no averaged weights: Global.ema begins with its weights"
+    assert line in capsys.readouterr().out
+    assert part_of(trainer, "ema").state_dict() == {"steps": 0}
+    make_trainer(tmp_path).resume(checkpoint(averaged[0], 4))

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from plsc.entry import Entry
-from plsc.errors import MissingFileError, UserError
+from plsc.errors import MissingFileError
 from plsc.training import init_from
 from plsc.training.init_from import start_from
+from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import TINY, arrays, checkpoint, make_trainer, train
 
 OLD = [f"p{number}" for number in range(11)]
@@ -80,12 +81,10 @@ def test_a_head_that_cannot_go_on_is_new(before, tmp_path, more, line):
 
 
 def test_what_does_not_fit_is_refused(before, tmp_path):
-    with pytest.raises(
-        UserError, match=r"checkpoint step-00000002: stages\.2\.0\.weight is \[6, 4, 3, 3\] in the checkpoint"
-    ):
-        started(tmp_path, before, "Model.widths=[4, 7]")
-    with pytest.raises(UserError, match="the classes of the data have a name twice"):
-        started(tmp_path, before, "DataLoader.Train.batch_size=2", data=people(["a", "a"]))
+    said = refusal(started, tmp_path, before, "Model.widths=[4, 7]")
+    assert "checkpoint step-00000002: stages.2.0.weight is [6, 4, 3, 3] in the checkpoint" in said
+    said = refusal(started, tmp_path, before, "DataLoader.Train.batch_size=2", data=people(["a", "a"]))
+    assert "the classes of the data have a name twice" in said
 
 
 def test_a_folder_without_a_checkpoint_is_refused_before_anything_is_written(tmp_path):
@@ -93,8 +92,6 @@ def test_a_folder_without_a_checkpoint_is_refused_before_anything_is_written(tmp
     for name in ("none", "empty"):
         entry = Entry(TINY, [f"Global.init_from={tmp_path / name}", f"Global.output_dir={tmp_path}/out"])
         for verb in (entry.train, entry.dry_run):
-            with pytest.raises(
-                MissingFileError, match=f"^-o.*: Global.init_from: .*{name}: has no checkpoint; name"
-            ):
-                verb()
+            said = refusal(verb, kind=MissingFileError)
+            assert re.match(f"-o.*: Global.init_from: .*{name}: has no checkpoint; name", said)
     assert not (tmp_path / "out").exists()

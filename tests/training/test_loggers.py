@@ -8,10 +8,10 @@ import types
 import pytest
 
 from plsc.entry import Entry
-from plsc.errors import UserError
 from plsc.training.loggers import check_packages
 from plsc.training.metrics import Metrics, read_metrics
 from tests.helpers.launch import ROOT, run_python
+from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import TINY
 
 POINTS = {
@@ -123,16 +123,13 @@ def test_wandb_is_offline_with_one_id_and_heeds_the_environment(tmp_path, monkey
 @pytest.mark.parametrize("name, package", [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
 def test_a_missing_package_is_one_line_before_the_first_step(tmp_path, monkeypatch, name, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError) as error:
-        check_packages(["visualdl", name])
-    assert str(error.value) == (
+    assert refusal(check_packages, ["visualdl", name]) == (
         f"Global.loggers: {name} needs a package that is not installed: "
         f"pip install {package}, or leave {name} out"
     )
     entry = Entry(TINY, [f"Global.output_dir={tmp_path}", f"Global.loggers=[{name}]"])
     for verb in (entry.train, entry.dry_run):
-        with pytest.raises(UserError, match=f"pip install {package}"):
-            verb()
+        assert f"pip install {package}" in refusal(verb)
     assert not list(tmp_path.glob("metrics*"))
 
 

@@ -10,6 +10,7 @@ from plsc.config import load
 from plsc.errors import UserError
 from plsc.training.build import build_trainer
 from plsc.training.part import Part
+from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import TINY, assert_same_arrays, checkpoint, make_trainer, part_of, rows, train
 
 OWN = "Parts=[tests.training.test_part:Counting]"
@@ -57,9 +58,8 @@ def test_a_part_of_ones_own_takes_part_and_is_resumed_exactly(tmp_path):
 
 def test_a_checkpoint_without_it_cannot_be_taken_over_by_one_that_needs_its_state(tmp_path):
     train(tmp_path / "plain", "Global.max_steps=4", "DataLoader.Eval.dataset=null")
-    with pytest.raises(UserError, match=r"manifest\.json: state\.counting: has no 'steps'") as caught:
-        make_trainer(tmp_path / "own", OWN).resume(checkpoint(tmp_path / "plain", 4))
-    assert "\n" not in str(caught.value)
+    said = refusal(make_trainer(tmp_path / "own", OWN).resume, checkpoint(tmp_path / "plain", 4))
+    assert "manifest.json: state.counting: has no 'steps'" in said
 
 
 @pytest.mark.parametrize(
