@@ -21,7 +21,7 @@ from plsc.errors import shown
 from plsc.training.start import delete_run, goes_on, how_to_go_on, write_config
 from plsc.utils.atomic_write import remove
 
-MOST_FAILURES = 3  # without a newer checkpoint between them
+MOST_FAILURES = 3  # in a row, each without a newer checkpoint than the one before
 _PAUSE = 1.0  # seconds before a restart
 
 

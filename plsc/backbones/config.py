@@ -42,4 +42,4 @@ class ModelCfg(Plug):
     """Which layers are computed again in the backward pass instead of kept in memory: `true`, the blocks that
     the backbone declares (IResNet, ResNet, MobileFaceNet, FaceViT); or a list of layers by name, `[layer1,
     layer2]`. The same results in less memory and about a third more time (docs/training.md). On several ranks
-    the gradients are then summed after the backward pass."""
+    the gradients are then averaged after the backward pass."""

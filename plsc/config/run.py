@@ -63,8 +63,8 @@ class GlobalCfg(Section):
     is restarted (`plsc train --ranks`); evaluations and checkpoints may take six times as long. 0 waits for
     ever."""
     max_skipped: int = Field(10, ge=1)
-    """Steps in a row whose loss or gradients are NaN or infinite, and that are left out, before the run ends.
-    1 ends it at the first (docs/running.md)."""
+    """Steps in a row that are left out, since the head's loss or a gradient is NaN or infinite, before the
+    run ends. 1 ends it at the first (docs/running.md)."""
     amp: Literal["bfloat16", "float16"] | None = None
     """Mixed precision: which 16-bit numbers convolutions and matrix products of a training compute with
     (docs/training.md). About half the memory of the activations, on CPUs with AVX512-BF16 or AMX about half

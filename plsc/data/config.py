@@ -87,9 +87,9 @@ class TrainCfg(Section):
     `global_batch` as it is."""
     global_batch: int | None = Field(None, ge=2)
     """Samples of all ranks in one step, which the learning rate is meant for (docs/training.md). A rank's
-    share goes through the backbone in as few batches of `batch_size` as it needs, at about a third more time;
-    the head sees all samples of the step at once. null: `batch_size` x ranks; a resumed run keeps that of its
-    checkpoint."""
+    share goes through the backbone in as few batches of `batch_size`, or up to two more, as it needs, at
+    about a third more time; the head sees all samples of the step at once. null: `batch_size` x ranks; a
+    resumed run keeps that of its checkpoint."""
     num_workers: int = Field(0, ge=0, le=1024)
     """Processes per rank that prepare batches; 0 uses a thread. Raise it when the images per second are bound
     by the data; the batches stay the same."""

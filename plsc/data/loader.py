@@ -47,10 +47,10 @@ class Loader:
     batch included.
 
     `global_batch` counts the samples of all ranks in one step; their shares differ by at most one. A last
-    global batch of fewer than 2 samples for each of the `micro_batches` of all ranks (BatchNorm needs two;
-    None: one a rank) joins the one before it, so the steps do not depend on how many ranks there are. Raises
-    UserError if an epoch or its last step is too small for `world_size`. `num_workers`: processes that make
-    batches; 0: a thread of this one.
+    global batch of fewer than 2 samples for each of the `micro_batches` that a whole one takes (BatchNorm
+    needs two; None: one a rank) joins the one before it, so the steps do not depend on how many ranks there
+    are. Raises UserError if an epoch or its last step is too small for `world_size`. `num_workers`: processes
+    that make batches; 0: a thread of this one.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Loader:
                 start, shares = self._bounds[place][0], self.shares(place)
                 first, last = shares[self.rank]
                 indices = order[start + first : start + last]
-                under_way.append((shares, indices, pool.submit(self._make, epoch, indices)))
+                under_way.append((shares, indices, pool.submit(self._make, self._make_batch, epoch, indices)))
 
         try:
             refill()
@@ -139,6 +139,8 @@ class Loader:
         largest = max(split(stop - start, self.world_size)[0][1] for start, stop in self._bounds)
         return Workers(self.dataset, self.seed, self._num_workers, largest).make_batch
 
-    def _make(self, epoch: int, indices: np.ndarray) -> tuple[np.ndarray, list[Replacement]]:
+    def _make(
+        self, make_batch: Callable, epoch: int, indices: np.ndarray
+    ) -> tuple[np.ndarray, list[Replacement]]:
         images = np.empty((len(indices), *self.dataset.preprocessing.shape), np.uint8)
-        return images, self._make_batch(epoch, indices, images)
+        return images, make_batch(epoch, indices, images)

@@ -11,8 +11,8 @@ import importlib
 
 from plsc.distributed import environment
 
-_COLLECTIVES = (
-    *("init", "data_parallel", "average_gradients", "barrier", "every", "run_on_rank_0", "shard_index"),
+_FUNCTIONS = (
+    *("init", "data_parallel", "average_gradients", "barrier", "run_on_rank_0", "shard_index"),
     *("all_reduce", "broadcast", "gather_array", "gather_counts", "gather_objects"),
     *("global_mean", "_c_allgather", "_c_reducescatter"),
 )
@@ -21,6 +21,6 @@ world_size = environment.world_size_from_env
 
 
 def __getattr__(name: str):
-    if name in _COLLECTIVES:
+    if name in _FUNCTIONS:
         return getattr(importlib.import_module("plsc.distributed.collectives"), name)
     raise AttributeError(f"module 'plsc.distributed' has no attribute '{name}'")

@@ -158,11 +158,6 @@ def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
     return x
 
 
-def every(ok: bool) -> bool:
-    """Return whether `ok` is true on every rank. One all_reduce of one number, so it is a barrier too."""
-    return all_reduce(paddle.full([1], 0 if ok else 1, "int64")).item() == 0
-
-
 def broadcast(x: paddle.Tensor) -> paddle.Tensor:
     """Overwrite `x` with rank 0's, in place, and return it."""
     if world_size() > 1:

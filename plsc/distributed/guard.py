@@ -70,7 +70,7 @@ class Guard:
         self._ended = threading.Event()
         self._exit = contextlib.ExitStack()
         self._words = words_of(folder, rank_from_env()) if self._launched else None
-        self._steps: int | None = None  # file descriptor of that file
+        self._words_file: int | None = None  # its descriptor
 
     def __enter__(self):
         if self._launched:
@@ -91,7 +91,7 @@ class Guard:
                     signal.siginterrupt(number, False)  # Paddle's store does not retry an interrupted receive
         if self._launched:
             self._words.parent.mkdir(parents=True, exist_ok=True)
-            self._steps = self._exit.enter_context(open(self._words, "wb", 0)).fileno()  # noqa: SIM115
+            self._words_file = self._exit.enter_context(open(self._words, "wb", 0)).fileno()  # noqa: SIM115
         if self._seconds < math.inf:
             threading.Thread(target=self._watch, daemon=True).start()
         self.step_started(0)
@@ -100,8 +100,8 @@ class Guard:
     def step_started(self, step: int) -> None:
         """Note that `step` is done and the next one begins. Takes microseconds."""
         self.step = step
-        if self._steps is not None:
-            os.pwrite(self._steps, str(step).encode(), 0)
+        if self._words_file is not None:
+            os.pwrite(self._words_file, str(step).encode(), 0)
         self._deadline = time.monotonic() + self._seconds
 
     def allow_pause(self) -> None:

@@ -58,15 +58,15 @@ class AdaFace(Margin):
         deviation = ((off_N * off_N).sum() / (len(norm_N) - 1)).sqrt()  # Tensor.std would wait for the device
         self.statistics = _running(self.statistics, self.momentum, mean=mean, deviation=deviation)
 
-    def __call__(self, cos_P, norm_P):
+    def __call__(self, cos_N, norm_N):
         mean = _factor(self.statistics["mean"])
         deviation = _factor(self.statistics["deviation"])
-        z_P = ((norm_P.clip(self.EDGE, 100.0) - mean) / (deviation + self.EDGE) * self.h).clip(-1.0, 1.0)
-        theta_P, sin_P = angle(cos_P)
-        raw_P = theta_P - self.margin * z_P
-        moved_P = raw_P.clip(self.EDGE, math.pi - self.EDGE)
-        inside_P = (raw_P == moved_P).astype("float32")
-        return Target(moved_P.cos() - self.margin * (z_P + 1.0), inside_P * moved_P.sin() / sin_P)
+        z_N = ((norm_N.clip(self.EDGE, 100.0) - mean) / (deviation + self.EDGE) * self.h).clip(-1.0, 1.0)
+        theta_N, sin_N = angle(cos_N)
+        raw_N = theta_N - self.margin * z_N
+        moved_N = raw_N.clip(self.EDGE, math.pi - self.EDGE)
+        inside_N = (raw_N == moved_N).astype("float32")
+        return Target(moved_N.cos() - self.margin * (z_N + 1.0), inside_N * moved_N.sin() / sin_N)
 
 
 class MagFace(Margin):
@@ -94,23 +94,23 @@ class MagFace(Margin):
     def _inside(self, norm):
         return ((norm >= self.low) & (norm <= self.high)).astype("float32")
 
-    def __call__(self, cos_P, norm_P):
-        margin_P = self.low_margin + self.rise * (norm_P.clip(self.low, self.high) - self.low)
-        value_P, slope_P = add_angle(cos_P, margin_P)
-        cos_P = cos_P.clip(-1.0, 1.0)
-        sin_P = (1.0 - cos_P * cos_P).sqrt()
-        past_pi = cos_P <= -margin_P.cos()
-        by_margin_P = paddle.where(
+    def __call__(self, cos_N, norm_N):
+        margin_N = self.low_margin + self.rise * (norm_N.clip(self.low, self.high) - self.low)
+        value_N, slope_N = add_angle(cos_N, margin_N)
+        cos_N = cos_N.clip(-1.0, 1.0)
+        sin_N = (1.0 - cos_N * cos_N).sqrt()
+        past_pi = cos_N <= -margin_N.cos()
+        by_margin_N = paddle.where(
             past_pi,
-            -(margin_P.sin() + margin_P * margin_P.cos()),
-            -(cos_P * margin_P.sin() + sin_P * margin_P.cos()),
+            -(margin_N.sin() + margin_N * margin_N.cos()),
+            -(cos_N * margin_N.sin() + sin_N * margin_N.cos()),
         )
-        return Target(value_P, slope_P, by_margin_P * self.rise * self._inside(norm_P))
+        return Target(value_N, slope_N, by_margin_N * self.rise * self._inside(norm_N))
 
-    def penalty(self, norm_B):
-        a_B = norm_B.clip(self.low, self.high)
-        value_B = self.weight * (a_B / self.high**2 + 1.0 / a_B)
-        return value_B, self.weight * (1.0 / self.high**2 - 1.0 / (a_B * a_B)) * self._inside(norm_B)
+    def penalty(self, norm_N):
+        a_N = norm_N.clip(self.low, self.high)
+        value_N = self.weight * (a_N / self.high**2 + 1.0 / a_N)
+        return value_N, self.weight * (1.0 / self.high**2 - 1.0 / (a_N * a_N)) * self._inside(norm_N)
 
 
 class CurricularFace(ArcFace):

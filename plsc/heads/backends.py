@@ -136,7 +136,8 @@ class KernelBackend:
 
 class PaddleBackend:
     """Runs Paddle's ops, a block of classes at a time, on all N samples: nothing that it does depends on a
-    value, so that the host never waits for the device.
+    value, so that the host never waits for the device, but for a bank in
+    its own memory.
 
     The softmax of a block, without the samples' own classes, is made in the logits' memory. With its maximum
     M_b and sum R_b of exp(logit - M_b), the gradient by a logit is the softmax times R_b exp(M_b - lse), a

@@ -52,8 +52,9 @@ class HeadCfg(Section):
     name: it takes all of its space at the start, is gone when the process is, and `df` shows it, not `du`.
     Too little space for it is refused."""
     logits_budget_mb: float | None = Field(None, gt=0, le=10**9)
-    """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the
-    memory. Results do not depend on it. null: 256 on CPUs, 4096 on GPUs."""
+    """Megabytes per rank for blocks of logits and for exponentials that are kept. More is faster until the
+    whole shard fits; less bounds the memory. Results change by rounding only. null: 256 on CPUs, 4096 on
+    GPUs."""
     compute_dtype: Literal["float32", "bfloat16"] | None = None
     """What the head rounds its matrix products' inputs to; sums, losses and centres are float32. Faster on
     GPUs, and bfloat16 on processors that have it (AVX512-BF16, AMX: about half the head's time). null:

@@ -1,10 +1,10 @@
 """Change the logits of samples' own classes by margins, with their exact derivatives.
 
-A margin gets the target cosines of the P samples that this rank works on (all N where classes are sharded;
-that of a sample whose class is in another shard is any number, and what becomes of it is not used) and the
-norms of their embeddings, and returns the targets' new cosines and their slopes. The head scales them; all
-other logits stay as they are, unless the margin has `others`. Margins with running
-statistics are in adaptive.py. To write your own, see docs/extend.md.
+A margin gets the target cosines of the N samples that this rank works on: those of all ranks where classes
+are sharded, and then that of a sample whose class is in another shard is any number, and what becomes of it
+is not used. It gets the norms of their embeddings, too, and returns the targets' new cosines and their
+slopes. The head scales them; all other logits stay as they are, unless the margin has `others`. Margins with
+running statistics are in adaptive.py. To write your own, see docs/extend.md.
 
 Angles in radians. theta is the angle between an embedding and the centre of its own class.
 """
@@ -28,8 +28,8 @@ _SMALLEST_SINE = 1e-4
 class Target:
     """The targets as a margin has changed them.
 
-    cosine: the targets' new cosines [P]. slope: their derivatives by the old ones [P]. norm_slope: by the
-    embeddings' norms [P], None where the margin does not depend on them.
+    cosine: the targets' new cosines [N]. slope: their derivatives by the old ones [N]. norm_slope: by the
+    embeddings' norms [N], None where the margin does not depend on them.
     """
 
     cosine: paddle.Tensor
@@ -43,9 +43,10 @@ class Margin(ABC):
 
     others(cos_Nb, plain_N1, target_N1): changes the cosines of a block with classes that are not the target,
         by each sample's target cosine without and with margin -> new cosines [N, b], their slopes by the old
-        ones. It costs a collective and an elementwise pass over all logits.
-    penalty(norm_B): a term of each sample's loss by its embedding's norm [B] -> value [B], slope by the norm
-        [B]; with it the call must give a norm_slope.
+        ones. The samples' own classes are in the block, too, near -1e30: they must stay far below. It costs a
+        collective and an elementwise pass over all logits.
+    penalty(norm_N): a term of each sample's loss by its embedding's norm [N] -> value [N], slope by the norm
+        [N]; with it the call must give a norm_slope.
     """
 
     others: Callable[..., tuple[paddle.Tensor, paddle.Tensor]] | None = None
@@ -54,8 +55,8 @@ class Margin(ABC):
     statistics: Mapping[str, float | paddle.Tensor] = {}
 
     @abstractmethod
-    def __call__(self, cos_P: paddle.Tensor, norm_P: paddle.Tensor) -> Target | paddle.Tensor:
-        """Change target cosines [P], float32 in [-1, 1], of embeddings with these norms [P]. Where the new
+    def __call__(self, cos_N: paddle.Tensor, norm_N: paddle.Tensor) -> Target | paddle.Tensor:
+        """Change target cosines [N], float32 in [-1, 1], of embeddings with these norms [N]. Where the new
         cosines are returned alone, autograd finds their slopes."""
 
     def observe(self, norm_N: paddle.Tensor) -> None:  # noqa: B027 (most margins have nothing to do)
@@ -73,12 +74,12 @@ class Margin(ABC):
         self.statistics = state
 
 
-def change_targets(margin: Margin, cos_P: paddle.Tensor, norm_P: paddle.Tensor) -> Target:
+def change_targets(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) -> Target:
     """Call a margin, and find the slopes of one that gives its new cosines alone. UserError for a result that
     is neither, or through which no gradient flows."""
-    target = margin(cos_P, norm_P)
+    target = margin(cos_N, norm_N)
     whose = f"Head.name: {type(margin).__name__} returned"
-    wanted = _described(cos_P)
+    wanted = _described(cos_N)
     found = [target.cosine, target.slope] if isinstance(target, Target) else [target]
     if any(_described(each) != wanted for each in found):
         raise UserError(
@@ -88,7 +89,7 @@ def change_targets(margin: Margin, cos_P: paddle.Tensor, norm_P: paddle.Tensor) 
     if isinstance(target, Target):
         return target
     # Once more, with a graph: a margin that counts its calls would count two a step.
-    inputs = [cos_P.detach(), norm_P.detach()]
+    inputs = [cos_N.detach(), norm_N.detach()]
     for tensor in inputs:
         tensor.stop_gradient = False
     with paddle.enable_grad():
@@ -99,23 +100,23 @@ def change_targets(margin: Margin, cos_P: paddle.Tensor, norm_P: paddle.Tensor) 
                 "return a Target with their slopes"
             )
         grads = paddle.grad([cosine.sum()], inputs, allow_unused=True)
-    slopes = [paddle.zeros_like(cos_P) if grad is None else grad for grad in grads]
+    slopes = [paddle.zeros_like(cos_N) if grad is None else grad for grad in grads]
     return Target(cosine.detach(), slopes[0], slopes[1] if margin.penalty else None)
 
 
 def check_slopes(margin: Margin) -> None:
     """Refuse by UserError a margin with another result than a margin's, or with slopes of other cosines."""
-    cos_P = paddle.linspace(-0.9, 0.9, 19)
-    cos_P.stop_gradient = False
-    target = change_targets(margin, cos_P, paddle.full([19], 20.0))
-    if target.cosine.stop_gradient:  # autograd has found the slopes
+    cos_N = paddle.linspace(-0.9, 0.9, 19)
+    cos_N.stop_gradient = False
+    target = change_targets(margin, cos_N, paddle.full([19], 20.0))
+    if target.cosine.stop_gradient:  # autograd has found the slopes, or nothing can be compared
         return
-    (slope_P,) = paddle.grad([target.cosine.sum()], [cos_P])
-    off_P = (slope_P - target.slope).abs() > 1e-3 * (1.0 + slope_P.abs())
-    if off_P.astype("float32").mean().item() > 0.5:
+    (slope_N,) = paddle.grad([target.cosine.sum()], [cos_N])
+    off_N = (slope_N - target.slope).abs() > 1e-3 * (1.0 + slope_N.abs())
+    if off_N.astype("float32").mean().item() > 0.5:
         raise UserError(
             f"{type(margin).__name__} gives a slope of {target.slope[3].item():.3g} at the cosine "
-            f"-0.6, where its cosines have {slope_P[3].item():.3g}; return the cosines alone, and autograd "
+            f"-0.6, where its cosines have {slope_N[3].item():.3g}; return the cosines alone, and autograd "
             "finds their slopes",
             key="Head.name",
         )
@@ -139,27 +140,27 @@ class CosFace(Margin):
     def __init__(self, margin: float = 0.35):
         self.margin = margin
 
-    def __call__(self, cos_P, norm_P):
-        return Target(cos_P - self.margin, paddle.ones_like(cos_P))
+    def __call__(self, cos_N, norm_N):
+        return Target(cos_N - self.margin, paddle.ones_like(cos_N))
 
 
-def add_angle(cos_P: paddle.Tensor, margin: float | paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Compute cos(theta + m) and its slope, m a number or [P]. Where theta + m passes pi it is cos(theta) - m
+def add_angle(cos_N: paddle.Tensor, margin: float | paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Compute cos(theta + m) and its slope, m a number or [N]. Where theta + m passes pi it is cos(theta) - m
     sin(m), as in the authors' code of ArcFace: there the cosine would rise again."""
-    cos_P = cos_P.clip(-1.0, 1.0)
-    sin_P = paddle.scale(cos_P * cos_P, -1.0, 1.0).sqrt()
-    cot_P = cos_P / sin_P.clip(min=_SMALLEST_SINE)
+    cos_N = cos_N.clip(-1.0, 1.0)
+    sin_N = paddle.scale(cos_N * cos_N, -1.0, 1.0).sqrt()
+    cot_N = cos_N / sin_N.clip(min=_SMALLEST_SINE)
     if isinstance(margin, float):  # fewer passes than with a tensor
         cos_m = math.cos(margin)
         sin_m = math.sin(margin)
-        slope_P = paddle.scale(cot_P, sin_m, cos_m)
+        slope_N = paddle.scale(cot_N, sin_m, cos_m)
     else:
         cos_m = margin.cos()
         sin_m = margin.sin()
-        slope_P = cos_m + sin_m * cot_P
-    past_pi = cos_P <= -cos_m
-    value_P = paddle.where(past_pi, cos_P - margin * sin_m, cos_P * cos_m - sin_P * sin_m)
-    return value_P, paddle.where(past_pi, paddle.ones_like(slope_P), slope_P)
+        slope_N = cos_m + sin_m * cot_N
+    past_pi = cos_N <= -cos_m
+    value_N = paddle.where(past_pi, cos_N - margin * sin_m, cos_N * cos_m - sin_N * sin_m)
+    return value_N, paddle.where(past_pi, paddle.ones_like(slope_N), slope_N)
 
 
 class ArcFace(Margin):
@@ -169,8 +170,8 @@ class ArcFace(Margin):
     def __init__(self, margin: float = 0.5):
         self.margin = margin
 
-    def __call__(self, cos_P, norm_P):
-        return Target(*add_angle(cos_P, self.margin))
+    def __call__(self, cos_N, norm_N):
+        return Target(*add_angle(cos_N, self.margin))
 
 
 class CombinedMargin(Margin):
@@ -185,15 +186,15 @@ class CombinedMargin(Margin):
         self.margin2 = margin2
         self.margin3 = margin3
 
-    def __call__(self, cos_P, norm_P):
-        theta_P, sin_P = angle(cos_P)
-        phi_P = self.margin1 * theta_P + self.margin2
-        k_P = (phi_P / math.pi).floor()
-        sign_P = 1.0 - 2.0 * (k_P % 2.0)
-        slope_P = sign_P * self.margin1 * phi_P.sin() / sin_P
+    def __call__(self, cos_N, norm_N):
+        theta_N, sin_N = angle(cos_N)
+        phi_N = self.margin1 * theta_N + self.margin2
+        k_N = (phi_N / math.pi).floor()
+        sign_N = 1.0 - 2.0 * (k_N % 2.0)
+        slope_N = sign_N * self.margin1 * phi_N.sin() / sin_N
         if self.margin2 == 0:  # at theta 0 m1 sin(m1 theta) / sin(theta) has a limit that the cut-off misses
-            slope_P = paddle.where(cos_P >= 1.0, paddle.full_like(slope_P, self.margin1**2), slope_P)
-        return Target(sign_P * phi_P.cos() - 2.0 * k_P - self.margin3, slope_P)
+            slope_N = paddle.where(cos_N >= 1.0, paddle.full_like(slope_N, self.margin1**2), slope_N)
+        return Target(sign_N * phi_N.cos() - 2.0 * k_N - self.margin3, slope_N)
 
 
 class SphereFace(CombinedMargin):

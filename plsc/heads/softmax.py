@@ -17,8 +17,9 @@ kept when they all fit into the budget (3 matrix products a step) and recomputed
 
 Collectives of one step: all_gather of the embeddings; all_reduce SUM of the target cosines [2, N], for a
 margin that changes the other logits; all_reduce MAX of M with and without that change [2, N]; all_reduce SUM
-of (R, target, t) [3, N]; in backward one reduce-scatter of the embeddings' gradient. The labels came with the
-step before (Trainer._agree). PLSC's further `_c_reducescatter` of the losses is not needed: after the SUM
+of (R, target, t) [3, N]; in backward one reduce-scatter of the embeddings' gradient [N, D], a column more
+for a margin's penalty. LARS adds an all_reduce of two numbers. The labels came with the step before
+(Trainer._agree). PLSC's further `_c_reducescatter` of the losses is not needed: after the SUM
 each rank knows all N of them. Centre gradients never travel.
 """
 

@@ -27,7 +27,7 @@ class HeadSpec:
         straight_through: take the slope of the margin as 1, as InsightFace's published ArcFace, which changes
             the target under no_grad.
         filter_above: An et al., Partial FC, CVPR 2022, section 3.3, and the authors' code.
-        budget: bytes for logits, exponentials and the other temporaries of a class block.
+        budget: bytes for logits, exponentials and the other temporaries of a step.
         compute_dtype: "float32" or "bfloat16", to which a step rounds what its three matrix products multiply
             (`product` in blocks.py); all else is float32, `classify` entirely.
     """

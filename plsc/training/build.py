@@ -30,7 +30,7 @@ from plsc.training.part import Part
 from plsc.training.resume import build_backbone
 from plsc.training.trainer import Trainer
 
-# The names of the other states of a run.
+# The names of a run's own states, which no Part may have.
 OWNERS = ("run", "backbone", "optimizer", "head", "margin", "evaluation", "checkpoints")
 
 

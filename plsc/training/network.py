@@ -4,7 +4,7 @@
 samples of the whole step at once; `backward` takes their gradient on through the backbone. Only there are
 gradients of the backbone computed, and averaged over the ranks.
 
-A step of more samples than fit the memory is cut into micro-batches. Forward embeds all of them without a
+A step of more samples than `batch_size` is cut into micro-batches. Forward embeds all of them without a
 graph; backward runs each of them again with its graph and its samples' gradients (Gao et al., "Scaling Deep
 Contrastive Learning Batch Size under Memory Limited Setup", 2021). But for BatchNorm, whose statistics are
 those of a micro-batch, the gradients are those of the whole batch. Whatever runs a layer again leaves
@@ -34,8 +34,8 @@ from plsc.utils.sharding import count_micro_batches, split
 class MicroBatch(NamedTuple):
     """Samples that go through the backbone at once.
 
-    number: of the micro-batch in its step. first: number of its first sample in the global batch. rows: its
-    samples among this rank's.
+    step: of the run. number: of the micro-batch in its step. first: number of its first sample in the global
+    batch. rows: its samples among this rank's. images: theirs.
     """
 
     step: int

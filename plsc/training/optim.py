@@ -1,4 +1,4 @@
-"""Build the backbone's optimizer. The class centres are updated by the head's bank at the same rate."""
+"""Build the backbone's optimizer. The class centres are updated by the head's bank."""
 
 from typing import Any, NamedTuple
 

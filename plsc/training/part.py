@@ -40,7 +40,7 @@ class Part:
 
         Its gradient on this rank's embeddings is multiplied by the number of ranks, as the head's is;
         `plsc.distributed.global_mean` does both. It reads no value of the device. A step with a gradient that
-        is not finite is left out. None: nothing is added.
+        is not finite is left out; the value itself is not looked at. None: nothing is added.
 
         Args:
             emb_BD: embeddings of the batch, float32, with their gradient to come.

@@ -44,11 +44,11 @@ from plsc.utils.logging import get_logger, warn_on_rank_0
 class Verdict(NamedTuple):
     """What all ranks know of a step, the same on every rank.
 
-    bad_backbone: whether a gradient of the backbone is not finite on some rank; bad_head: whether the loss,
-    or a gradient that the head has computed, is not. loss, accuracy: of the step. waited: the most seconds
-    that a rank has waited for data, since the loaders were made. signal: that a rank was asked to stop by, 0
-    for none. label_N: of all ranks' samples of the following step, int64; None where that is not of this
-    epoch.
+    bad_backbone: whether a gradient of the backbone is not finite on some rank; bad_head: whether the head's
+    loss, or a gradient by embeddings or centres, is not. loss, accuracy: of the step. waited: the most
+    seconds that a rank has waited for data, since the loaders were made. signal: that a rank was asked to
+    stop by, 0 for none. label_N: of all ranks' samples of the following step, int64; None where that is not
+    of this epoch.
     """
 
     bad_backbone: bool
@@ -72,9 +72,10 @@ class Trainer:
         parts: called in this order. guard: notes signals and hangs.
 
     Attributes: `dataset`, the loader's; `step`, how many are done, and `total_steps`, that the run ends at;
-    `skipped`, steps that were left out because they were not finite; `lr_before`, the rate of the last step
-    of the run that is resumed; `stopped`, the name of the signal that the run was asked to stop by;
-    `metrics`, rank 0's, while training; `seconds`, of training and evaluation in this process.
+    `skipped`, steps that were left out because they were not finite, but for overflows of float16;
+    `lr_before`, the rate of the last step of the run that is resumed; `stopped`, the name of the signal that
+    the run was asked to stop by; `metrics`, rank 0's, while training; `seconds`, of training and evaluation
+    in this process.
     """
 
     def __init__(
@@ -213,7 +214,8 @@ class Trainer:
     @paddle.no_grad()
     def _agree(self, emb_BD: paddle.Tensor, out: HeadOutput) -> Verdict:
         """Gather what each rank knows of a step after its backward pass, and read it: the one place of a step
-        where the host waits for the device, but for the labels of an epoch's first step. Every rank calls it.
+        where the host waits for the device, but for an epoch's first labels and for a bank in its memory.
+        Every rank calls it.
 
         Collectives: one all_gather of [1, 6 + samples] numbers; the labels of the next step are among them.
         """
@@ -261,11 +263,15 @@ class Trainer:
         self.skipped += 1
         self._skipped_in_a_row += 1
         most = self.cfg.Global.max_skipped
-        what = "the loss, or a gradient of the head," if verdict.bad_head else "a gradient of the backbone"
+        what = (
+            "the head's loss, or a gradient by embeddings or centres,"
+            if verdict.bad_head
+            else "a gradient of the backbone"
+        )
         line = f"step {number}: {what} is not finite (learning rate {rate:.4g})"
         if self._skipped_in_a_row == most:
             raise UserError(
-                f"{line}, step {most} in a row that had to be left out; the checkpoints are as they were: "
+                f"{line}, and {most} steps in a row had to be left out; the checkpoints are as they were: "
                 "lower LRScheduler.learning_rate, lengthen its warm-up, set Optimizer.clip_norm, or look in "
                 "the network for a division by 0; if it comes back at once, set Global.overwrite=true"
             )

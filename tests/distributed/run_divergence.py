@@ -53,7 +53,9 @@ trainer.parts.append(Length(bad=1 if r == W - 1 else None))
 trainer.train(None)
 assert (trainer.skipped, trainer.step) == (1, 3)
 lines = d.gather_objects([line for line in said.getvalue().splitlines() if "step 2:" in line])
-assert "step 2: the loss, or a gradient of the head, is not" in lines[0][0] and not any(lines[1:]), lines
+assert "step 2: the head's loss, or a gradient by embeddings or centres, is not" in lines[0][0] and not any(
+    lines[1:]
+), lines
 
 # An overflow of float16 on one rank: all leave the step out and halve the scale, and nothing else can be seen
 # of the step. With the kernels a CPU refuses float16.
@@ -96,7 +98,7 @@ bad = dict.fromkeys(range(6, 13), "gradient")
 trainer = poisoned(output, bad, *overrides, "Global.max_skipped=3", rank=W - 1)
 line = refused_on_every_rank(lambda: trainer.train(None))
 assert line.startswith(
-    "step 8: a gradient of the backbone is not finite (learning rate 0.05), step 3 in a row"
+    "step 8: a gradient of the backbone is not finite (learning rate 0.05), and 3 steps in a row"
 )
 assert checkpoints(output) == [4]
 

@@ -25,7 +25,7 @@ class Needy(Cut):
         super().__init__(depth)
 
 class Broken(CosFace):
-    def __call__(self, cos_P, norm_P):
+    def __call__(self, cos_N, norm_N):
         return None
 
 class Idle(Rule):

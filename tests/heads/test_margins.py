@@ -95,13 +95,13 @@ def test_straight_through_has_the_value_with_margin_and_the_gradient_without():
 
 
 class Straight(ArcFace):
-    def __call__(self, cos_P, norm_P):
-        return Target(super().__call__(cos_P, norm_P).cosine, paddle.ones_like(cos_P))
+    def __call__(self, cos_N, norm_N):
+        return Target(super().__call__(cos_N, norm_N).cosine, paddle.ones_like(cos_N))
 
 
 class Formula(Margin):
-    def __call__(self, cos_P, norm_P):
-        return cos_P * cos_P - 0.1
+    def __call__(self, cos_N, norm_N):
+        return cos_N * cos_N - 0.1
 
 
 @without_kernels
@@ -114,8 +114,8 @@ def test_a_margin_that_gives_its_formula_alone_has_the_slope_of_autograd():
     assert found.norm_slope is None and found.cosine.stop_gradient
 
 
-def by_numpy(cos_P):
-    return paddle.to_tensor(np.cos(np.arccos(cos_P.numpy()) + 0.1))
+def by_numpy(cos_N):
+    return paddle.to_tensor(np.cos(np.arccos(cos_N.numpy()) + 0.1))
 
 
 @without_kernels
@@ -137,8 +137,8 @@ def by_numpy(cos_P):
 )
 def test_a_margin_that_returns_something_else_is_one_line(returned, said):
     class Wrong(Margin):
-        def __call__(self, cos_P, norm_P):
-            return returned(cos_P)
+        def __call__(self, cos_N, norm_N):
+            return returned(cos_N)
 
     with pytest.raises(UserError, match=f"^Head.name: Wrong returned {re.escape(said)}"), paddle.no_grad():
         change_targets(Wrong(), paddle.full([3], 0.5), paddle.ones([3]))
@@ -150,8 +150,8 @@ class Halved(Margin):
     def __init__(self, factor):
         self.factor = factor
 
-    def __call__(self, cos_P, norm_P):
-        return Target(cos_P * cos_P / 2, self.factor * cos_P)
+    def __call__(self, cos_N, norm_N):
+        return Target(cos_N * cos_N / 2, self.factor * cos_N)
 
 
 @without_kernels

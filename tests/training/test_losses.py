@@ -81,4 +81,7 @@ def test_a_step_that_it_spoils_changes_nothing_and_names_it(
         "Parts=[{name: 'tests.training.test_losses:Length', bad: 2}]",
     )
     assert [row.get("skipped", 0) for row in rows(tmp_path)] == [0, 0, 1, 1]
-    assert "step 3: the loss, or a gradient of the head, is not finite (" in capsys.readouterr().out
+    assert (
+        "step 3: the head's loss, or a gradient by embeddings or centres, is not finite ("
+        in capsys.readouterr().out
+    )

@@ -21,8 +21,8 @@ from tests.helpers.tiny_runs import (
 NO_PAIRS = "DataLoader.Eval.dataset=null"
 WHAT = {
     "gradient": "a gradient of the backbone",
-    "centres": "the loss, or a gradient of the head,",
-    "embedding": "the loss, or a gradient of the head,",
+    "centres": "the head's loss, or a gradient by embeddings or centres,",
+    "embedding": "the head's loss, or a gradient by embeddings or centres,",
 }
 KINDS = {
     "adaface": ["Head.name=dist_adaface"],
@@ -114,7 +114,7 @@ def test_too_many_in_a_row_end_the_run_and_leave_the_checkpoints(tmp_path):
     bad = dict.fromkeys(range(6, 13), "gradient")
     trainer = poisoned(tmp_path, {2: "centres", **bad}, NO_PAIRS, "Global.max_skipped=3")
     line = (
-        "step 8: a gradient of the backbone is not finite (learning rate 0.05), step 3 in a row that had to "
+        "step 8: a gradient of the backbone is not finite (learning rate 0.05), and 3 steps in a row had to "
         "be left out; the checkpoints are as they were: lower LRScheduler.learning_rate"
     )
     with pytest.raises(

@@ -6,8 +6,8 @@ nearest would lose most updates. Rounding up with a probability equal to the par
 on average. The random numbers are a function of (seed, step, class, column), so that a resumed run, and a run
 on any number of ranks, rounds alike.
 
-All this runs in one thread beside the backbone, without Python's lock, and also where PLSC_KERNELS=0 turns
-the kernels that compute off. Try it: `pytest tests/native/heads/test_records.py`.
+All this runs without Python's lock, most of it in one thread beside the backbone, and also where
+PLSC_KERNELS=0 turns the kernels that compute off. Try it: `pytest tests/native/heads/test_records.py`.
 """
 
 import os

@@ -4,8 +4,8 @@ in heads/backends.py.
     N samples   D embedding size   K classes of the step   P samples whose class is in the shard
 
 Arrays and CPU tensors, float32 and C-contiguous, used in place. Threads are the caller's OpenMP team, each of
-which takes blocks of `BLOCK` classes: results do not change from run to run with the same number of threads.
-Try it: `pytest tests/native/heads/test_softmax.py`.
+which takes blocks of `BLOCK` classes, of twice as many in bfloat16: results do not change from run to run
+with the same number of threads. Try it: `pytest tests/native/heads/test_softmax.py`.
 """
 
 import ctypes
