@@ -70,7 +70,7 @@ class GlobalCfg(Section):
     (docs/training.md). About half the memory of the activations, on CPUs with AVX512-BF16 or AMX about half
     the time, too. bfloat16 has float32's range, and needs an A100 or later among GPUs; float16 has more
     digits, its gradients are scaled, and CPUs refuse it. Weights, sums, checkpoints and evaluations are
-    float32. null: all is."""
+    float32 in any case. null: float32."""
     ema: float | None = Field(None, gt=0, lt=1)
     """Share of a running average that an optimizer step keeps: 0.9999 averages the backbone's weights and the
     running statistics of batch norms over about the last 10,000 steps; take 0.999 for runs of fewer than

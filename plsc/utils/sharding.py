@@ -19,8 +19,8 @@ def count_micro_batches(sizes: Sequence[int], batch_size: int) -> int:
     """Return how many micro-batches each rank runs, whose samples number `sizes`: the same on every rank,
     since layers and data parallel call collectives.
 
-    As few as go with `batch_size` samples each; one or two samples that are left over join the
-    others. At least two samples each, which BatchNorm needs.
+    As few as go with `batch_size` samples each; one or two samples that are left over join the others.
+    At least two samples each, which BatchNorm needs.
     """
     full, left = divmod(max(sizes), batch_size)
     return max(1, min(full + (left > 2), min(sizes) // 2))
