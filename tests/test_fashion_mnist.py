@@ -72,7 +72,8 @@ def test_ten_steps_on_1_2_and_4_ranks_end_in_the_same_parameters(tmp_path):
     want, bound = rounded(net, train, terms=256 * 26 * 26, times=2)
     parameters = {name for name in want if not name.endswith("momentum")}
     assert sum(want[name].size for name in parameters) == 129_068
-    assert np.abs(want["backbone: layers.7.bias"]).max() > 1e-3, "something must have been learnt"
+    learnt = "backbone: layers.7.bias"
+    assert np.abs(want[learnt]).max() > 50 * bound[learnt].max(), "what is compared must have been learnt"
     for ranks in (1, 2, 4):
         words = ["-c", str(CONFIG), "-o", *overrides(str(ranks), ranks)]
         launch(ROOT / "tools" / "train.py", ranks, tmp_path, *words)
