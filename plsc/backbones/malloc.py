@@ -14,5 +14,7 @@ def keep_freed_blocks(keep: bool) -> None:
     mallopt = ctypes.CDLL(None).mallopt
     # A gradient of IResNet's last layer has 51 MB; some versions take no more than 32 MB.
     mapped_from = (64 << 20, 32 << 20) if keep else (1 << 20,)
-    any(mallopt(_M_MMAP_THRESHOLD, size) for size in mapped_from)
+    for size in mapped_from:
+        if mallopt(_M_MMAP_THRESHOLD, size):
+            break
     mallopt(_M_TRIM_THRESHOLD, 1 << 30 if keep else 128 << 10)  # 128 kB is glibc's own

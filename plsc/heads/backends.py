@@ -44,7 +44,8 @@ class HeadMemory:
         return memory
 
     def give_back(self, borrowed: np.ndarray | None) -> None:
-        """Take memory back. A step without a backward pass keeps what it borrowed."""
+        """Take memory back. A step without a backward pass keeps what it borrowed, and the next step gets new
+        memory."""
         self._spare = self._spare if borrowed is None else borrowed
 
 
@@ -136,8 +137,7 @@ class KernelBackend:
 
 class PaddleBackend:
     """Runs Paddle's ops, a block of classes at a time, on all N samples: nothing that it does depends on a
-    value, so that the host never waits for the device, but for a bank in
-    its own memory.
+    value, so that the host never waits for the device, but for a bank in its own memory.
 
     The softmax of a block, without the samples' own classes, is made in the logits' memory. With its maximum
     M_b and sum R_b of exp(logit - M_b), the gradient by a logit is the softmax times R_b exp(M_b - lse), a

@@ -105,7 +105,8 @@ def change_targets(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) 
 
 
 def check_slopes(margin: Margin) -> None:
-    """Refuse by UserError a margin with another result than a margin's, or with slopes of other cosines."""
+    """Refuse by UserError a margin that returns something else than one does, or slopes that its cosines do
+    not have."""
     cos_N = paddle.linspace(-0.9, 0.9, 19)
     cos_N.stop_gradient = False
     target = change_targets(margin, cos_N, paddle.full([19], 20.0))

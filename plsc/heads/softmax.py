@@ -131,7 +131,8 @@ class SoftmaxHead:
         self.bank.updates = state["updates"]
 
     def remember(self) -> Callable[[], None]:
-        """Return a call that restores what a call of the head changes: the margin's statistics."""
+        """Return a call that restores what a call of the head changes, as it is now: the margin's
+        statistics."""
         if not self.margin:
             return lambda: None
         return partial(setattr, self.margin, "statistics", self.margin.statistics)

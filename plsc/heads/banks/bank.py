@@ -102,7 +102,8 @@ class Bank(ABC):
         self._grads: dict[str, paddle.Tensor] = {}
 
     def arrays_of(self, name: str) -> list[str]:
-        """Name the arrays of a part of a row, its value and its moments: ["bias", "bias_momentum"]."""
+        """Name the arrays of one part of a row, its value and its moments: ["centres", "momentum"],
+        ["bias", "bias_momentum"]."""
         prefix = "" if name == "centres" else f"{name}_"
         return [name, *(prefix + moment for moment in self.rule.moments)]
 
