@@ -5,9 +5,8 @@ from collections import namedtuple
 
 import plsc.checkpoint.store
 from tests.helpers.launch import run_python
-from tests.helpers.tiny_runs import checkpoints, rows, steps, train
+from tests.helpers.tiny_runs import NO_PAIRS, checkpoints, rows, steps, train
 
-NO_PAIRS = "DataLoader.Eval.dataset=null"
 Usage = namedtuple("Usage", "total used free")
 
 

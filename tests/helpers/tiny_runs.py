@@ -23,6 +23,7 @@ from plsc.training.part import Part
 from plsc.training.trainer import Trainer
 from tests.helpers.bounds import rounded
 
+NO_PAIRS = "DataLoader.Eval.dataset=null"
 TINY = Path(__file__).with_name("tiny.yaml")
 DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BF16": np.uint16}
 IMAGE_SHAPE = (1, 12, 10)

@@ -11,11 +11,10 @@ from plsc.errors import MissingFileError
 from plsc.training import init_from
 from plsc.training.init_from import start_from
 from tests.helpers.refusals import refusal
-from tests.helpers.tiny_runs import TINY, arrays, checkpoint, make_trainer, train
+from tests.helpers.tiny_runs import NO_PAIRS, TINY, arrays, checkpoint, make_trainer, train
 
 OLD = [f"p{number}" for number in range(11)]
 NEW = ["x", "p9", "p0", "p1", "y", "p8", "p7", "p6", "p2", "p4", "p5", "z"]  # p3 and p10 are dropped
-NO_PAIRS = "DataLoader.Eval.dataset=null"
 CASES = {"device": [], "host": ["Head.bank=host"], "replicated": ["Head.name=arcface"]}
 
 

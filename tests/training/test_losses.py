@@ -7,9 +7,8 @@ import pytest
 from plsc import distributed
 from plsc.training.part import Part
 from tests.helpers.bounds import assert_within, rounded
-from tests.helpers.tiny_runs import linear, make_trainer, rows, train
+from tests.helpers.tiny_runs import NO_PAIRS, linear, make_trainer, rows, train
 
-NO_PAIRS = "DataLoader.Eval.dataset=null"
 LINEAR = [NO_PAIRS, "Optimizer.weight_decay=0"]
 LENGTH = "Parts=[tests.training.test_losses:Length]"
 

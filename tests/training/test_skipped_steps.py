@@ -10,6 +10,7 @@ from plsc.errors import UserError
 from plsc.training.amp import nonfinite
 from tests.helpers.poison import everything, leave_out, poisoned, states_before_steps
 from tests.helpers.tiny_runs import (
+    NO_PAIRS,
     assert_same_arrays,
     checkpoint,
     checkpoints,
@@ -18,7 +19,6 @@ from tests.helpers.tiny_runs import (
     run_to_the_end,
 )
 
-NO_PAIRS = "DataLoader.Eval.dataset=null"
 WHAT = {
     "gradient": "a gradient of the backbone",
     "centres": "the head's loss, or a gradient by embeddings or centres,",

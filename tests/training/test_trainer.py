@@ -22,6 +22,7 @@ from tests.helpers.bounds import assert_within, perturbed
 from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import (
     IMAGE_SHAPE,
+    NO_PAIRS,
     Linear,
     NoisePairs,
     assert_same_arrays,
@@ -33,8 +34,6 @@ from tests.helpers.tiny_runs import (
     steps,
     train,
 )
-
-NO_PAIRS = "DataLoader.Eval.dataset=null"
 
 
 @pytest.fixture(scope="module")
