@@ -375,32 +375,6 @@ def test_an_export_gives_the_embeddings_of_predict(trained):
 # ---- what they refuse
 
 
-@pytest.mark.parametrize(
-    "verb, overrides, line",
-    [
-        (
-            "evaluate",
-            ["DataLoader.Eval.dataset=null"],
-            "-o DataLoader.Eval.dataset=null: DataLoader.Eval.dataset: is null; name a data set to test on",
-        ),
-        (
-            "evaluate",
-            [],
-            "{folder}/checkpoints: no checkpoint there; train first, or set Global.checkpoint or ",
-        ),
-        ("export", ["Global.checkpoint=no/such"], "no/such: there is no such checkpoint folder"),
-        (
-            "train",
-            ["Global.output_dir=/dev/null"],
-            "Global.output_dir: /dev/null: cannot be written: File exists",
-        ),
-    ],
-)
-def test_a_mistake_is_one_line(tmp_path, verb, overrides, line):
-    said = refusal(getattr(entry(tmp_path, *overrides), verb))
-    assert said.startswith(line.format(folder=tmp_path))
-
-
 def test_a_machine_that_computes_the_head_wrongly_trains_no_step(tmp_path, monkeypatch):
     monkeypatch.setattr(device.DeviceBank, "_update", lambda *_: None)
     assert refusal(entry(tmp_path).train).startswith("rank 0 computes the head wrongly: ")
@@ -436,38 +410,6 @@ def test_names_that_are_no_text_do_not_end_a_prediction(trained, tmp_path, pictu
 
 
 # ---- the plan
-
-
-@pytest.mark.parametrize(
-    ("ranks", "shares"),
-    [
-        (1, "96 each in 3 batches of 32"),
-        (2, "48 each in 2 batches of 24"),
-        (3, "32 each"),
-        (5, "19 or 20 each"),
-    ],
-)
-def test_the_plan_says_how_a_global_batch_is_kept(tmp_path, monkeypatch, ranks, shares):
-    monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(ranks))
-    train = ["batch_size=32", "global_batch=96"]
-    plan = entry(tmp_path, *(f"DataLoader.Train.{key}" for key in train)).dry_run().splitlines()[-8:]
-    assert plan[0] == f"plan: ranks    {ranks}, global batch 96 ({shares})"
-    assert plan[2].startswith("plan: steps    12, 2 an epoch")
-
-
-@pytest.mark.parametrize(
-    "name, ranks, classes", [("dist_arcface", 3, "7 or 8"), ("arcface", 3, "23"), ("dist_softmax", 1, "23")]
-)
-def test_the_plan_says_how_the_classes_are_spread_and_what_they_take(
-    tmp_path, monkeypatch, name, ranks, classes
-):
-    monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(ranks))
-    plan = entry(tmp_path, f"Head={{name: {name}}}", "Model.embedding_size=50000").dry_run().splitlines()[-8:]
-    assert plan[0] == f"plan: ranks    {ranks}, global batch {12 * ranks} (12 each)"
-    assert plan[5] == f"plan: head     {name}, {classes} classes per rank"
-    megabytes = 2 * 4 * int(classes.split(" or ")[-1]) * 50_000 / 2**20
-    assert f", bank {megabytes:.1f} MB, and the activations; checkpoint " in plan[6]
-    assert not list(tmp_path.iterdir())
 
 
 def test_training_starts_with_the_weights_of_init_from_unless_it_resumes(trained, tmp_path, capsys):
@@ -538,24 +480,3 @@ def test_an_evaluation_needs_the_images_tested_on(trained):
         entry(trained, "DataLoader.Eval.dataset={name: PairList, list: gone/pairs.txt}").evaluate,
         kind=MissingFileError,
     )
-
-
-def test_as_many_classes_fit_whatever_their_number_is_now(tmp_path):
-    """What a checkpoint has of the network does not grow with them."""
-    data = "DataLoader.Train.dataset={{name: Synthetic, num_classes: {}, image_shape: [1, 12, 10]}}"
-    plans = [entry(tmp_path, data.format(count), "Model.widths=[64, 64]").dry_run() for count in (20, 2000)]
-    few, many = (int(re.search(r"room +([\d,]+)", plan)[1].replace(",", "")) for plan in plans)
-    assert few == pytest.approx(many, rel=0.2)
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "Optimizer.freeze=[nowhere]",
-        "Head={name: dist_magface, low: 9, high: 8}",
-        'DataLoader.Eval.dataset={name: "tests.helpers.tiny_runs:NoisePairs", image_shape: [1, 16, 10]}',
-    ],
-)
-def test_a_dry_run_refuses_what_building_the_parts_refuses(tmp_path, override):
-    said = refusal(lambda: entry(tmp_path, override).dry_run())
-    assert said == refusal(lambda: entry(tmp_path, override).train())

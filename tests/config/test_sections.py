@@ -6,7 +6,7 @@ from plsc.config import Config, ConfigError, load
 from plsc.utils.section import sections_in
 from tests.helpers.head_names import KINDS
 from tests.helpers.refusals import refusal
-from tests.test_size import all_sections
+from tests.helpers.sections import all_sections
 
 MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax")
 

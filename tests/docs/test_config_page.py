@@ -2,7 +2,7 @@
 
 from plsc.backbones.config import BACKBONES
 from plsc.data.config import DATASETS
-from tests.test_size import config_keys
+from tests.helpers.sections import config_keys
 from tools.config_page import PAGE, to_markdown
 
 

@@ -1,0 +1,25 @@
+"""The sections and keys of plsc's own config, for tests that go through all of them."""
+
+from plsc.config import Config
+from plsc.utils.section import Section, sections_in
+
+
+def all_sections(base: type[Section] = Section) -> set[type[Section]]:
+    """Return the sections of plsc's own config."""
+    below = {section for section in base.__subclasses__() if section.__module__.startswith("plsc.")}
+    return below.union(*map(all_sections, below))
+
+
+def config_keys(section: type[Section] = Config, path: str = "") -> set[str]:
+    """Return the keys of a config that have values, as "Section.key".
+
+    A key of a section with several names counts once. The keys of Optimizer.head are those of Optimizer.
+    """
+    keys = set()
+    for key, field in section.model_fields.items():
+        below = sections_in(field.annotation)
+        if path + key == "Optimizer.head" or not below:
+            keys.add(path + key)
+        else:
+            keys.update(*(config_keys(kind, f"{path}{key}.") for kind in below))
+    return keys
