@@ -1,5 +1,6 @@
 """Keep known people, and find out whom a picture shows: `from plsc import Gallery`."""
 
-from plsc.apps.gallery.gallery import Gallery, Match
+from plsc.apps.gallery.answer import Answer, Face, Match, Verification
+from plsc.apps.gallery.gallery import Gallery, verify
 
-__all__ = ["Gallery", "Match"]
+__all__ = ["Answer", "Face", "Gallery", "Match", "Verification", "verify"]

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from plsc.apps.gallery.embed import Network, open_network
-from plsc.apps.gallery.gallery import Gallery, Match
-from plsc.apps.gallery.threshold import RATE, Threshold
+from plsc.apps.gallery.gallery import Gallery
+from plsc.apps.gallery.threshold import RATE
 from plsc.config import add_overrides
 from plsc.errors import UserError, shown
 from plsc.utils.text import counted
@@ -81,15 +81,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-Answer = tuple[str, int]
-"""Text, and the exit code."""
+Printed = tuple[str, int]
+"""Text for stdout, and the exit code."""
 
 
-def _built(args: argparse.Namespace, gallery: Gallery) -> Answer:
+def _built(args: argparse.Namespace, gallery: Gallery) -> Printed:
     return f"{_described(args, gallery)}{_said(gallery.left_out)}", 0
 
 
-def _list(args: argparse.Namespace, gallery: Gallery) -> Answer:
+def _list(args: argparse.Namespace, gallery: Gallery) -> Printed:
     return "\n".join([_described(args, gallery), *gallery]), 0
 
 
@@ -106,40 +106,22 @@ def _said(left_out: Sequence[str]) -> str:
     return f"\nleft out: {counted(len(left_out), 'picture')}, named above" if left_out else ""
 
 
-def _add(args: argparse.Namespace, gallery: Gallery) -> Answer:
+def _add(args: argparse.Namespace, gallery: Gallery) -> Printed:
     left_out = gallery.add(args.name, args.pictures)
     added = counted(len(args.pictures) - len(left_out), "picture")
     size = f"{_people(gallery)}\n{gallery.threshold.describe()}"
     return f"{shown(args.name)}: {added} added; {size}{_said(left_out)}", 0
 
 
-def _remove(args: argparse.Namespace, gallery: Gallery) -> Answer:
+def _remove(args: argparse.Namespace, gallery: Gallery) -> Printed:
     gallery.remove(*args.names)
     return f"{counted(len(args.names), 'person', 'people')} removed; {_people(gallery)}", 0
 
 
-def _search(args: argparse.Namespace, gallery: Gallery) -> Answer:
-    looks, embeddings = gallery.embed(args.pictures)
-    threshold = gallery.threshold
-    found = iter(gallery.nearest(embeddings))
-    lines, named = [], 0
-    for picture, look in zip(args.pictures, looks):
-        if look.left_out:
-            lines.append(look.left_out)
-            continue
-        matches = next(found)
-        named += bool(matches) and matches[0].accepted
-        several = f"; the largest of {look.faces} faces" if look.faces > 1 else ""
-        lines.append(f"{shown(picture)}: {verdict(matches, threshold)}{several}")
-    return "\n".join(lines), int(named < len(looks))
-
-
-def verdict(matches: Sequence[Match], threshold: Threshold) -> str:
-    """Say whom a picture shows: the name first, numbers after."""
-    if not matches:
-        return "nobody (the gallery is empty)"
-    name, cosine, accepted = matches[0]
-    if accepted:
-        return f"{name} ({cosine:.2f}; a stranger would need {threshold.cosine:.2f})"
-    needed = "; no threshold is known" if threshold.cosine is None else f" of {threshold.cosine:.2f}"
-    return f"nobody (nearest {name}, {cosine:.2f}{needed})"
+def _search(args: argparse.Namespace, gallery: Gallery) -> Printed:
+    answers = gallery.search(args.pictures)
+    lines = []
+    for picture, answer in zip(args.pictures, answers):
+        several = f"; the largest of {len(answer.faces)} faces" if len(answer.faces) > 1 else ""
+        lines.append(f"{shown(picture)}: {answer}{several}")
+    return "\n".join(lines), int(not all(answer.name for answer in answers))

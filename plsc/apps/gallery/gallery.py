@@ -6,10 +6,11 @@ import os
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from plsc.apps.gallery.answer import Answer, Face, Match, Verification
 from plsc.apps.gallery.embed import Look, Network, Picture, last_part, open_network
 from plsc.apps.gallery.milvus import MilvusStore
 from plsc.apps.gallery.store import SqliteStore
@@ -23,40 +24,43 @@ _LONGEST_NAME = 200  # characters
 _AT_ONCE = 64  # pictures that are in memory
 
 
-class Match(NamedTuple):
-    """A person of the gallery, beside a picture."""
-
-    name: str
-    similarity: float
-    """Cosine with the mean of the person's pictures."""
-    accepted: bool
-    """Whether this is the answer: the nearest person, with a similarity above the threshold."""
-
-
 class Gallery:
-    """Known people and their embeddings, in a file. `Gallery.build` or `Gallery.open` makes one.
+    """Known people and their embeddings, in a file. `Gallery.build` makes one, `Gallery.open` opens one.
 
         Gallery.build("people.gallery", "photos/")
-        Gallery.open("people.gallery").search(["who.jpg"])[0]
+        (answer,) = Gallery.open("people.gallery").search(["who.jpg"])
+        print(answer.name or answer.reason)
 
-    Each change is on the disk when the call returns, whatever ends the process later, and is in the next
-    answer of all other objects and processes. Threads may share one. Pictures are paths, or the bytes of
-    files. The network is opened when it is needed first. Raises MissingFileError, UserError.
+    Each change is on the disk when the call returns, and is in the next answer of all other objects and
+    processes. Threads may share an object. Pictures are paths, or the bytes of files. The network is opened
+    when it is needed first. `len` counts the people; iterating yields their names.
+
+    Raises MissingFileError, UserError.
 
     Attributes: left_out: a line for each picture that `build` could not use, and why.
     """
 
-    def __init__(self, store: Any, network: Network | None = None, left_out: Sequence[str] = ()):
-        self.left_out = [*left_out]
-        self._store = store
-        self._network = network
+    def __init__(self, path: str | os.PathLike, network: Network | str | None = None):
+        """Open a gallery, as `Gallery.open` does."""
+        self.left_out: list[str] = []
+        self._store = _engine(path).open(path)
+        self._network = None
         if network is not None:
-            self._check(network)
+            self._network = open_network(network)
+            self._check(self._network)
+
+    def __repr__(self) -> str:
+        return f"<Gallery {self._store.name}>"
 
     @classmethod
     def open(cls, path: str | os.PathLike, network: Network | str | None = None) -> Gallery:
-        """Open a gallery; network: the one that it was built with, where it is elsewhere now."""
-        return cls(_engine(path).open(path), None if network is None else open_network(network))
+        """Open a gallery.
+
+        Args:
+            path: the file, or milvus://host:port/name.
+            network: the network that the gallery was built with, if it is elsewhere now.
+        """
+        return cls(path, network)
 
     @classmethod
     def build(
@@ -100,7 +104,10 @@ class Gallery:
             store.set_facts(threshold={"rate": rate}, own=network.threshold)
             _measure(store)
 
-        return cls(engine.create(path, fill), network, left_out)
+        engine.create(path, fill).close()
+        gallery = cls(path, network)
+        gallery.left_out = left_out
+        return gallery
 
     def __len__(self) -> int:
         """Return the number of people."""
@@ -165,28 +172,81 @@ class Gallery:
                     )
             _measure(self._store)
 
-    def search(self, pictures: Picture | Sequence[Picture], top: int = 5) -> list[list[Match]]:
-        """Find the most similar people for each picture, best first; none where it cannot be read or has no
-        face, which the log says."""
+    def search(self, pictures: Picture | Sequence[Picture], top: int = 5) -> list[Answer]:
+        """Find whom each picture shows.
+
+        A picture that cannot be read or has no face gets an answer without name and matches, too; its reason
+        tells why, and is logged.
+
+        Args:
+            pictures: one or several.
+            top: the most matches of an answer.
+        """
+        pictures = _listed(pictures)
         looks, embeddings = self.embed(pictures)
         _log_left_out(looks)
         found = iter(self.nearest(embeddings, top))
-        return [[] if look.left_out else next(found) for look in looks]
+        return [
+            _not_searched(picture, look) if look.left_out else _answer(next(found), look)
+            for picture, look in zip(pictures, looks)
+        ]
 
     def embed(self, pictures: Picture | Sequence[Picture]) -> tuple[list[Look], np.ndarray]:
         """Look at pictures, and embed those that are not left out: float32 [n, D] of length 1."""
         return _embed(self.network, _listed(pictures))
 
-    def nearest(self, embeddings: np.ndarray, top: int = 5) -> list[list[Match]]:
-        """Find the most similar people for each embedding, float32 [n, D] of length 1, best first."""
-        least = self.threshold.cosine
+    def nearest(self, embeddings: np.ndarray, top: int = 5) -> list[Face]:
+        """Find whom each embedding shows; embeddings: float32 [n, D] of length 1."""
+        threshold = self.threshold
         return [
-            [
-                Match(name, cosine, number == 0 and least is not None and cosine > least)
-                for number, (name, cosine) in enumerate(matches)
-            ]
+            _named([Match(*match) for match in matches], threshold)
             for matches in self._store.search(embeddings, top)
         ]
+
+
+def verify(a: Picture, b: Picture, network: Network | str | None = None) -> Verification:
+    """Tell whether two pictures show one person.
+
+    Args:
+        a, b: the pictures; of several faces in one the largest counts.
+        network: see plsc.apps.gallery.embed.open_network; None: SFace.
+
+    Raises: UserError (a picture cannot be read or has no face; the network has no threshold).
+    """
+    network = open_network(network)
+    if network.threshold is None:
+        raise UserError(
+            f"{network.title}: has no threshold for two pictures; evaluate the run on pairs first"
+        )
+    looks, embeddings = _embed(network, [a, b])
+    for look in looks:
+        if look.left_out:
+            raise UserError(look.left_out)
+    similarity = float(embeddings[0] @ embeddings[1])
+    return Verification(similarity > network.threshold, similarity, network.threshold)
+
+
+def _named(matches: list[Match], threshold: Threshold) -> Face:
+    """Decide whether the nearest person is named."""
+    cosine = threshold.cosine
+    if not matches:
+        return Face(None, [], "the gallery is empty", cosine)
+    name, similarity = matches[0]
+    if cosine is not None and similarity > cosine:
+        return Face(name, matches, "", cosine)
+    needed = "no threshold is known" if cosine is None else f"a name needs {cosine:.2f}"
+    return Face(None, matches, f"nearest {name}, {similarity:.2f}; {needed}", cosine)
+
+
+def _not_searched(picture: Picture, look: Look) -> Answer:
+    """Make the answer of a picture that cannot be used; the reason is without the picture's name."""
+    name = "the picture" if isinstance(picture, bytes) else shown(os.fspath(picture))
+    return Answer(None, [], look.left_out.removeprefix(f"{name}: "))
+
+
+def _answer(face: Face, look: Look) -> Answer:
+    """Make the answer of a picture of the answer for its largest face."""
+    return Answer(face.name, face.matches, face.reason, face.threshold, face.box, [face] * look.faces)
 
 
 def name_of(name: str) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from plsc.apps.gallery.command import add_network, network_of, verdict
+from plsc.apps.gallery.command import add_network, network_of
 from plsc.apps.gallery.gallery import Gallery
 from plsc.errors import UserError, shown
 from plsc.utils.logging import get_logger
@@ -95,18 +95,16 @@ def create_app(gallery: Gallery, token: str = "") -> FastAPI:
     @app.post("/search")
     def search(picture: Annotated[list[UploadFile], File(max_length=1)], top: int = 5) -> dict[str, Any]:
         with working:  # a list: of several under one name FastAPI would take the last
-            (look,), embeddings = gallery.embed([picture[0].file.read()])
-        if look.left_out:
-            raise HTTPException(422, look.left_out)
-        threshold = gallery.threshold
-        (matches,) = gallery.nearest(embeddings, max(1, min(top, 100)))
-        answer = matches[0] if matches and matches[0].accepted else None
+            (answer,) = gallery.search([picture[0].file.read()], max(1, min(top, 100)))
+        if not answer.matches and len(gallery):
+            raise HTTPException(422, f"the picture: {answer.reason}")
         return {
-            "name": answer.name if answer else None,
-            "text": verdict(matches, threshold),
-            "threshold": threshold.cosine,
-            "faces": look.faces,
-            "matches": [match._asdict() for match in matches],
+            "name": answer.name,
+            "text": str(answer),
+            "reason": answer.reason,
+            "threshold": answer.threshold,
+            "faces": len(answer.faces),
+            "matches": [match._asdict() for match in answer.matches],
         }
 
     @app.get("/people", dependencies=with_token)

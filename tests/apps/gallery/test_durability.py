@@ -74,7 +74,7 @@ def check(path, names, doing):
     assert len(found ^ names) <= 1 * doing, sorted(found ^ names)[:5]
     assert gallery.pictures == 3 * len(found)
     for name in [*found][:3]:
-        assert gallery.search([picture(name, 0)])[0][0].name == name
+        assert gallery.search([picture(name, 0)])[0].name == name
     gallery.close()
     return found
 
@@ -109,7 +109,7 @@ def test_two_writers_and_a_reader_at_once(tmp_path):
     while time.monotonic() < end:
         counts.add(len(reader))
         assert reader.pictures % 3 == 0
-        assert reader.search([picture("p3", 0)])[0][0].name == "p3"
+        assert reader.search([picture("p3", 0)])[0].name == "p3"
     names = {f"p{number}" for number in range(12)}
     lines = [kill(writer, 0) for writer in writers]
     assert all(lines) and len(counts) > 3
@@ -132,7 +132,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_gallery_as_it_was(tmp_path):
             for turn in range(1000):
                 gallery.add(f"more {turn}", [picture("more", n) for n in range(30)])
         assert "disk is full; nothing was changed" in str(error.value) and "\n" not in str(error.value)
-        assert len(gallery) == turn + 3 and gallery.search([picture("p1", 0)])[0][0].name == "p1"
+        assert len(gallery) == turn + 3 and gallery.search([picture("p1", 0)])[0].matches[0].name == "p1"
         gallery.close()
         again = Gallery.open(disk / "a.gallery", Pixels())
         assert len(again) == turn + 3

@@ -64,7 +64,7 @@ def test_photos_to_names_without_a_run(photos, tmp_path, capsys):
     known = [path for path in further if path.parent.name in names]
     right = sum(answers[path].startswith(f"{path}: {path.parent.name} (0.") for path in known)
     assert len(known) == 12 and right >= 11 and code == 1  # the strangers have no name
-    assert "; a stranger would need 0." in said and ": nobody (nearest " in said
+    assert "; a name needs 0." in said and ": nobody (nearest " in said
 
 
 def test_people_are_added_listed_and_removed(built, tmp_path, capsys):
@@ -105,7 +105,7 @@ def test_pictures_of_all_kinds_get_one_line_each(built, tmp_path, capsys):
     for file in ("plain.jpg", "grey.png", "five.jpg", "aligned.png"):
         assert lines[file].startswith(f"{name} (0."), (file, lines[file])
     assert lines["five.jpg"].endswith("; the largest of 5 faces")
-    assert lines["none.jpg"] == "no face found" and lines["gone.jpg"] == "no such image"
+    assert lines["none.jpg"] == "nobody (no face found)" and lines["gone.jpg"] == "nobody (no such image)"
     assert "not an image" in lines["text.jpg"]
     cmyk = pytest.importorskip("PIL.Image", reason="Pillow, which writes CMYK, is not installed")
     cmyk.fromarray(photo[:, :, ::-1]).convert("CMYK").save(tmp_path / "cmyk.jpg")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from plsc import Gallery
+from plsc.apps.gallery import verify
 from plsc.apps.gallery.threshold import RATE
 from plsc.errors import MissingFileError
 from tests.apps.gallery.people import NAMES, Pixels, folder_of, people, picture
@@ -26,36 +27,55 @@ def test_a_gallery_is_built_opened_and_searched(gallery, tmp_path):
     again = Gallery.open(tmp_path / "a.gallery", Pixels())
     (path := tmp_path / "who.png").write_bytes(picture("Bob", 9))
     for asked in ([str(path)], str(path), path, picture("Bob", 9)):
-        (matches,) = again.search(asked)
-        assert matches[0].name == "Bob" and len(matches) == 3
-        assert matches[0].accepted and not matches[1].accepted and matches[0].similarity > 0.6
+        (answer,) = again.search(asked)
+        assert answer.name == answer.matches[0].name == "Bob" and answer.reason == ""
+        assert len(answer.matches) == 3 and answer.matches[0].similarity > 0.6
+        assert answer.faces == [] and answer.box is None
     (nobody,) = again.search([picture("Zoe")], top=1)
-    assert len(nobody) == 1 and not nobody[0].accepted
+    assert len(nobody.matches) == 1 and nobody.name is None
+    nearest, similarity = nobody.matches[0]
+    assert nobody.reason == f"nearest {nearest}, {similarity:.2f}; a name needs 0.50"
     assert again.search([]) == []
+
+
+def test_the_constructor_opens_a_gallery(gallery, tmp_path):
+    again = Gallery(tmp_path / "a.gallery", Pixels())
+    assert [*again] == NAMES and again.search([picture("Bob", 9)])[0].name == "Bob"
+    assert repr(again) == f"<Gallery {tmp_path}/a.gallery>"
+    assert "there is no gallery" in refusal(Gallery, tmp_path / "none", kind=MissingFileError)
+
+
+def test_two_pictures_show_one_person_or_two():
+    same, other = (verify(picture("Ann"), picture(name, 1), Pixels()) for name in ("Ann", "Bob"))
+    assert same.same and not other.same and same.similarity > same.threshold == 0.5 > other.similarity
+    assert str(same) == f"one person ({same.similarity:.2f}; one person needs 0.50)"
+    assert str(other) == f"two people ({other.similarity:.2f}; one person needs 0.50)"
+    assert "not an image" in refusal(verify, picture("Ann"), b"x", Pixels())
+    assert "has no threshold" in refusal(verify, picture("Ann"), picture("Bob"), Pixels(threshold=None))
 
 
 def test_similarities_are_those_with_the_mean_of_a_persons_pictures(gallery):
     looks, embeddings = gallery.embed([picture("Ann", n) for n in range(2)] + [picture("Zoe")])
     assert all(look.faces == 0 for look in looks)
     mean = embeddings[0] + embeddings[1]
-    (matches,) = gallery.nearest(embeddings[2:])
-    similarity = next(match.similarity for match in matches if match.name == "Ann")
+    (answer,) = gallery.nearest(embeddings[2:])
+    similarity = next(match.similarity for match in answer.matches if match.name == "Ann")
     assert similarity == pytest.approx(float(mean @ embeddings[2] / np.linalg.norm(mean)), abs=1e-6)
 
 
 def test_people_are_added_and_removed(gallery):
     assert gallery.add("Dan", [picture("Dan", n) for n in range(2)]) == []
-    assert gallery.search([picture("Dan", 5)])[0][0].name == "Dan" and [*gallery] == [*NAMES, "Dan"]
+    assert gallery.search([picture("Dan", 5)])[0].name == "Dan" and [*gallery] == [*NAMES, "Dan"]
     assert gallery.add("Dan", picture("Dan", 7)) == [] and gallery.pictures == 9
     gallery.remove("Dan")
     assert "Dan" not in gallery and gallery.pictures == 6
-    assert gallery.search([picture("Dan", 5)])[0][0].name != "Dan"
+    assert gallery.search([picture("Dan", 5)])[0].name != "Dan"
     assert "has nobody called Dan" in refusal(gallery.remove, "Ann", "Dan")
     assert [*gallery] == NAMES
     gallery.remove(*NAMES)
-    assert len(gallery) == 0 and gallery.search([picture("Ann")]) == [[]]
+    assert len(gallery) == 0 and gallery.search([picture("Ann")])[0].reason == "the gallery is empty"
     gallery.add("Ann", [picture("Ann")])
-    assert gallery.search([picture("Ann")])[0][0].accepted
+    assert gallery.search([picture("Ann")])[0].name == "Ann"
 
 
 def test_a_removed_person_is_not_in_the_file(gallery, tmp_path):
@@ -76,7 +96,7 @@ def test_threads_share_a_gallery_from_any_folder(gallery, tmp_path, monkeypatch)
     def work(number):
         for turn in range(5):
             gallery.add(f"t{number}", [picture(f"t{number}", turn)])
-            assert gallery.search([picture(f"t{number}", turn)])[0][0].name == f"t{number}"
+            assert gallery.search([picture(f"t{number}", turn)])[0].name == f"t{number}"
 
     with ThreadPoolExecutor(4) as threads:
         [*threads.map(work, range(4))]
@@ -97,7 +117,10 @@ def test_pictures_that_cannot_be_used_are_left_out_and_named(tmp_path, capsys):
     assert refusal(gallery.add, "Eve", [str(black)]).startswith(
         f"Eve: nothing was added: {black}: not an image"
     )
-    assert gallery.search([str(black)]) == [[]] and "black.png: not an image" in capsys.readouterr().out
+    assert (
+        gallery.search([str(black)])[0].reason.startswith("not an image")
+        and "black.png: not an image" in capsys.readouterr().out
+    )
     assert "Eve" not in gallery
 
 
@@ -214,10 +237,10 @@ def test_a_small_gallery_takes_the_networks_threshold_and_a_larger_one_measures(
     assert measured.people == 10 and 0.1 < measured.cosine < 0.9 and measured.low <= 0.01 <= measured.high
     assert measured.describe().startswith(f"a name above {measured.cosine:.2f}: 1.0% of strangers get one (")
     gallery.add("twin", picture("p3"))  # one person under two names: nobody is recognised, and it is said
-    assert not gallery.search([picture("p3", 5)])[0][0].accepted
+    assert gallery.search([picture("p3", 5)])[0].name is None
     assert re.search(r"most alike are (p3 and twin|twin and p3) \(1\.00\)", gallery.threshold.describe())
     gallery.remove("twin", "p9")
     assert gallery.threshold.cosine == 0.5
     none = Gallery.build(tmp_path / "b.gallery", people(2), Pixels(threshold=None))
     assert none.threshold.describe().startswith("nobody gets a name")
-    assert not none.search([picture("p0")])[0][0].accepted
+    assert none.search([picture("p0")])[0].reason.endswith("; no threshold is known")

@@ -21,10 +21,10 @@ def test_a_gallery_in_milvus_answers_as_one_in_sqlite(tmp_path, monkeypatch):
     def compare():
         ours, theirs = (gallery.search(asked, top=3) for gallery in galleries)
         for mine, other in zip(ours, theirs, strict=True):
-            assert [match.name for match in mine] == [match.name for match in other]
-            assert [match.accepted for match in mine] == [match.accepted for match in other]
-            assert [match.similarity for match in mine] == pytest.approx(
-                [match.similarity for match in other], abs=1e-5
+            assert mine.name == other.name
+            assert [match.name for match in mine.matches] == [match.name for match in other.matches]
+            assert [match.similarity for match in mine.matches] == pytest.approx(
+                [match.similarity for match in other.matches], abs=1e-5
             )
         first, second = (gallery.threshold for gallery in galleries)
         assert first.people == second.people
