@@ -1,2 +1,2 @@
-"""Hold the networks that make embeddings; each is one class, and a user's own is named in the config as
+"""The networks that compute embeddings. Each is one class. A config names a user's own network as
 `package.module:Class`."""

@@ -1,4 +1,4 @@
-"""Define the section Model."""
+"""The config's section Model."""
 
 from pydantic import Field
 
@@ -20,26 +20,28 @@ BACKBONES = Registry(
 
 
 class ModelCfg(Plug):
-    """The backbone: images in, embeddings out. Further keys are keyword arguments of its class; its docstring
-    explains them."""
+    """The backbone, which computes embeddings from images. Further keys are keyword arguments of its class.
+    The class's docstring explains them."""
 
     registry = BACKBONES
     supplied = ("image_shape",)
 
     name: str = "SmallResNet"
-    """`SmallResNet`, a residual network for small pictures; `LeNet`; for faces `MobileFaceNet`, `IResNet18`,
-    `IResNet34`, `IResNet50`, `IResNet100`, `IResNet200`, `FaceViT_tiny`, `FaceViT_small`, `FaceViT_base`, and
-    PLSC 0.x's `ResNet50`, `ResNet100`, `ResNet101`, `ResNet152` (docs/labbook.md compares them); or your own
-    class as `package.module:Class`."""
+    """`SmallResNet` for small pictures, or `LeNet`. For faces: `MobileFaceNet`, `IResNet18`, `IResNet34`,
+    `IResNet50`, `IResNet100`, `IResNet200`, `FaceViT_tiny`, `FaceViT_small`, `FaceViT_base`. From PLSC 0.x:
+    `ResNet50`, `ResNet100`, `ResNet101`, `ResNet152`. docs/labbook.md compares them. Your own class is
+    `package.module:Class`."""
     embedding_size: int = Field(128, ge=1, le=2**16)
-    """Length D of the embedding. Memory of the head grows with D x classes; 512 is usual for millions of
+    """Length D of the embedding. The head's memory grows with D x classes. 512 is usual for millions of
     classes."""
     sync_batchnorm: bool = False
-    """In training, batch normalisation takes mean and variance over the samples of all ranks, not of each
-    rank alone, by paddle.nn.SyncBatchNorm. Try it when a rank has few samples, 32 or less. It costs a
-    collective forward and one backward in each layer. Refused on CPUs. Not run on a GPU."""
+    """If true, batch normalisation in training uses mean and variance over the samples of all ranks instead
+    of each rank alone (paddle.nn.SyncBatchNorm). Try it if a rank has 32 samples or fewer. It costs one
+    collective forward and one backward in each layer. It is refused on CPUs and was not run on a GPU.
+    """
     recompute: bool | list[str] = False
-    """Which layers are computed again in the backward pass instead of kept in memory: `true`, the blocks that
-    the backbone declares (IResNet, ResNet, MobileFaceNet, FaceViT); or a list of layers by name, `[layer1,
-    layer2]`. The same results in less memory and about a third more time (docs/training.md). On several ranks
-    the gradients are then averaged after the backward pass."""
+    """Layers whose activations are computed again in the backward pass instead of kept in memory. `true`
+    takes the blocks that the backbone declares (IResNet, ResNet, MobileFaceNet, FaceViT). A list names
+    layers, such as `[layer1, layer2]`. The results are the same, the memory is less, and the time is about a
+    third more (docs/training.md). On several ranks the gradients are then averaged after the backward pass.
+    """

@@ -1,11 +1,13 @@
-"""FaceViT: a vision transformer whose embedding is computed from all patches, at three sizes.
+"""FaceViT: a vision transformer that computes the embedding from all patches, in three sizes.
 
-    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length
+    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, not normalised
 
-Patches of 9 x 9 become tokens, transformer blocks mix them, and all tokens in a row go through two linear
-layers with batch norms; there is no class token. In training a share of the patches is hidden. Dosovitskiy et
-al., "An Image is Worth 16x16 Words" (2020); An et al., "Partial FC" (2021), section 4, as in InsightFace's
-arcface_torch (vit_t, vit_s, vit_b) and PLSC 2.4 (FaceViT_*_patch9_112), with their names of the layers.
+Patches of 9 x 9 pixels become tokens, and transformer blocks mix them. Two linear layers with batch norms
+then compute the embedding from all tokens, concatenated. There is no class token. In training a share of the
+patches
+is hidden. Sources: Dosovitskiy et al., "An Image is Worth 16x16 Words" (2020), and An et al., "Partial FC"
+(2021), section 4. The layers have the names of InsightFace's arcface_torch (vit_t, vit_s, vit_b) and PLSC 2.4
+(FaceViT_*_patch9_112).
 """
 
 import paddle
@@ -58,7 +60,7 @@ class _Block(nn.Layer):
         self.attn = _Attention(width, dropout)
         self.norm2 = LayerNorm(width)
         self.mlp = _Mlp(width, dropout)
-        # All of a branch, or nothing of it, for each image; a layer for each, since a layer has one mask.
+        # Each image keeps or loses a whole branch. There is one layer per branch, since a layer has one mask.
         self.drop_path1 = Dropout(drop_path, axis=0)
         self.drop_path2 = Dropout(drop_path, axis=0)
 
@@ -68,8 +70,8 @@ class _Block(nn.Layer):
 
 
 class _Patches(nn.Layer):
-    """Turns [B, channels, H, W] into patches [B, N, width]; rows and columns that fill no patch are left
-    out."""
+    """Converts [B, channels, H, W] to patches [B, N, width]. Rows and columns that fill no patch are
+    ignored."""
 
     def __init__(self, channels: int, side: int, width: int):
         super().__init__()
@@ -83,21 +85,21 @@ class _Patches(nn.Layer):
 
 
 class FaceViT(nn.Layer):
-    """Base of the three sizes.
+    """Base class of the three sizes.
 
     Args:
         embedding_size: D.
-        image_shape: (channels, H, W) of the images; UserError unless they have two patches.
-        dropout: share of the numbers that is dropped in training: of the tokens, and in the blocks.
-        drop_path: probability that the last block passes an image by in training; that of the first is 0,
-            between them it grows evenly (stochastic depth).
-        mask_ratio: share of the patches that no block sees in training; a learned token stands for them in
-            the end.
+        image_shape: (channels, H, W) of the images. UserError if they have fewer than two patches.
+        dropout: share of the numbers that are dropped in training, among the tokens and in the blocks.
+        drop_path: probability that the last block skips an image in training (stochastic depth). It is 0 for
+            the first block and grows evenly in between.
+        mask_ratio: share of the patches that the blocks do not see in training. A learned token replaces them
+            after the last block.
     """
 
-    width: int  # of the tokens
-    depth: int  # blocks
-    side = 9  # of a patch, in pixels
+    width: int  # size of a token
+    depth: int  # number of blocks
+    side = 9  # side of a patch, in pixels
     recomputed = ("blocks",)
 
     def __init__(
@@ -149,26 +151,26 @@ class FaceViT(nn.Layer):
 
 
 def _pick(tokens_BNW: paddle.Tensor, which_BM: paddle.Tensor) -> paddle.Tensor:
-    """Pick the tokens with these numbers of each image: [B, M, W]."""
+    """Return the tokens that `which_BM` numbers in each image, [B, M, W]."""
     images, count, width = tokens_BNW.shape
-    # Whole rows, which take_along_axis does not see.
+    # gather copies whole rows, which is faster than take_along_axis.
     rows = which_BM + count * paddle.arange(images).unsqueeze(1)
     return tokens_BNW.reshape([-1, width]).gather(rows.flatten()).reshape([images, -1, width])
 
 
 class FaceViT_tiny(FaceViT):
-    """FaceViT of 12 blocks, 256 wide."""
+    """FaceViT with 12 blocks and tokens of 256 numbers."""
 
     width, depth = 256, 12
 
 
 class FaceViT_small(FaceViT):
-    """FaceViT of 12 blocks, 512 wide."""
+    """FaceViT with 12 blocks and tokens of 512 numbers."""
 
     width, depth = 512, 12
 
 
 class FaceViT_base(FaceViT):
-    """FaceViT of 24 blocks, 512 wide."""
+    """FaceViT with 24 blocks and tokens of 512 numbers."""
 
     width, depth = 512, 24

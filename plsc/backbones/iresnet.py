@@ -1,11 +1,11 @@
-"""IResNet: the residual network that ArcFace is usually trained with, at five depths.
+"""IResNet: the residual network that ArcFace is usually trained with, in five depths.
 
-    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length
+    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, not normalised
 
-Residual blocks that begin with a batch norm and end with one, and no activation on the shortcut; a 3x3 stem
-that keeps the size; four stages that halve it; a fully connected layer between batch norms in place of
-pooling. Deng et al., "ArcFace" (2019), section 3.1, after Han et al., "Deep Pyramidal Residual Networks"
-(2017). Its layers have the names of InsightFace's arcface_torch, whose weights `plsc import` reads.
+A 3x3 stem keeps the size, and four stages halve it. A residual block begins and ends with a batch norm, and
+its shortcut has no activation. A fully connected layer between batch norms replaces pooling. Source: Deng et
+al., "ArcFace" (2019), section 3.1, after Han et al., "Deep Pyramidal Residual Networks" (2017). The layers
+have the names of InsightFace's arcface_torch, whose weights `plsc import` reads.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,17 @@ WIDTHS = (64, 128, 256, 512)  # channels of the four stages
 
 
 class Style(NamedTuple):
-    """The layers of a block; plsc/backbones/resnet.py has others."""
+    """How a block builds its layers. plsc/backbones/resnet.py has another style.
 
-    conv_std: Callable[[int, int], float] = lambda outputs, kernel: 0.1  # of the initial weights
-    epsilon: float = 1e-5  # of the batch norms
-    one_slope: bool = False  # a PReLU has one for all channels
+    conv_std: gives the standard deviation of a convolution's initial weights from its outputs and kernel
+        side.
+    epsilon: the batch norms' epsilon.
+    one_slope: whether a PReLU has one slope for all channels instead of one per channel.
+    """
+
+    conv_std: Callable[[int, int], float] = lambda outputs, kernel: 0.1
+    epsilon: float = 1e-5
+    one_slope: bool = False
 
     def conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> Conv2D:
         start = nn.initializer.Normal(0.0, self.conv_std(outputs, kernel))
@@ -58,10 +64,11 @@ class _Block(nn.Layer):
 
 
 class _Features(nn.BatchNorm1D):
-    """Batch norm whose gain stays 1; its bias is trained.
+    """Batch norm with a gain fixed at 1 and a bias that is trained.
 
-    In training both are applied outside of Paddle's operator, which gives the bias no gradient if the gain
-    has none. Without a gain it would read numbers of 16 bits (mixed precision) as float32: it gets float32.
+    In training, gain and bias are applied outside Paddle's operator, because that operator gives the bias no
+    gradient if the gain has none. Without a gain the operator would also read 16-bit numbers as float32, so
+    it gets float32.
     """
 
     def __init__(self, width: int):
@@ -76,15 +83,15 @@ class _Features(nn.BatchNorm1D):
 
 
 class IResNet(nn.Layer):
-    """Base of the five depths.
+    """Base class of the five depths.
 
     Args:
         embedding_size: D.
-        image_shape: (channels, H, W) of the images, any H and W; a stage halves them, rounding up.
+        image_shape: (channels, H, W) of the images. H and W may be any; a stage halves them, rounding up.
         dropout: share of the last feature map that is dropped in training.
     """
 
-    blocks: tuple[int, int, int, int]  # of each stage
+    blocks: tuple[int, int, int, int]  # number of blocks in each stage
     style = Style()
 
     def __init__(
@@ -126,30 +133,30 @@ class IResNet(nn.Layer):
 
 
 class IResNet18(IResNet):
-    """IResNet of 2, 2, 2, 2 blocks."""
+    """IResNet with 2, 2, 2, 2 blocks."""
 
     blocks = (2, 2, 2, 2)
 
 
 class IResNet34(IResNet):
-    """IResNet of 3, 4, 6, 3 blocks."""
+    """IResNet with 3, 4, 6, 3 blocks."""
 
     blocks = (3, 4, 6, 3)
 
 
 class IResNet50(IResNet):
-    """IResNet of 3, 4, 14, 3 blocks."""
+    """IResNet with 3, 4, 14, 3 blocks."""
 
     blocks = (3, 4, 14, 3)
 
 
 class IResNet100(IResNet):
-    """IResNet of 3, 13, 30, 3 blocks."""
+    """IResNet with 3, 13, 30, 3 blocks."""
 
     blocks = (3, 13, 30, 3)
 
 
 class IResNet200(IResNet):
-    """IResNet of 6, 26, 60, 6 blocks."""
+    """IResNet with 6, 26, 60, 6 blocks."""
 
     blocks = (6, 26, 60, 6)

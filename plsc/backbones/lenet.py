@@ -2,10 +2,13 @@
 
     [B, 1, 28, 28] -> 20 @ 26 x 26 -> pool 13 x 13 -> 50 @ 9 x 9 -> pool 4 x 4 -> 800 -> embeddings [B, 128]
 
-LeCun et al., "Gradient-based learning applied to document recognition" (1998), with the sizes and the ReLUs
-of "Dive into Deep Learning". That network's last layer, 128 -> 10 classes, is the head here: `softmax` with a
-bias, its [10, 128] centres the transpose of the layer's weights. Six tensors of 127,778 numbers and two of
-1,290 are LeNet's eight tensors, 129,068 numbers. Try it: `plsc train -c configs/fashion_mnist_lenet.yaml`.
+Source: LeCun et al., "Gradient-based learning applied to document recognition" (1998), with the sizes and the
+ReLUs of "Dive into Deep Learning". That network's last layer, 128 -> 10 classes, is the head `softmax` with a
+bias here. The head's [10, 128] centres are the transpose of the layer's weights. The backbone's six tensors
+have 127,778 numbers and the head's two have 1,290. Together they are LeNet's eight tensors with 129,068
+numbers.
+
+Try it: `plsc train -c configs/fashion_mnist_lenet.yaml`.
 """
 
 import paddle
@@ -15,17 +18,17 @@ from plsc.backbones.layers import AvgPool2D, Conv2D, ReLU, enter, leave
 from plsc.backbones.ranges import Positive
 from plsc.errors import UserError
 
-SMALLEST = 14  # pixels: leaves one number a channel after the second pooling
+SMALLEST = 14  # pixels; leaves one number per channel after the second pooling
 
 
 class LeNet(nn.Layer):
     """Computes embeddings by two convolutions and a fully connected layer.
 
     Args:
-        embedding_size: D, outputs of the fully connected layer; after its ReLU they are the embedding, so
-            none is negative.
-        image_shape: (channels, H, W) of the images; UserError below 14 x 14.
-        init_std: the initial weights are drawn from N(0, init_std), the biases are 0.
+        embedding_size: D, the number of outputs of the fully connected layer. The embedding is their ReLU, so
+            it has no negative numbers.
+        image_shape: (channels, H, W) of the images. UserError below 14 x 14.
+        init_std: standard deviation of the initial weights. The biases start at 0.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""MobileFaceNet: about two million parameters; for phones, and for a CPU that trains.
+"""MobileFaceNet: a network with about two million parameters, for phones and for training on a CPU.
 
-    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length
+    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, not normalised
 
-Inverted residuals (1x1 widens, 3x3 depthwise, 1x1 narrows without activation) with PReLU, and a depthwise
-convolution as large as the last map in place of pooling. Chen et al., "MobileFaceNets" (2018), in the variant
-of InsightFace's arcface_torch: its widths, initial weights and `scale`, and its names of the layers, so that
-`plsc import` reads its weights.
+It consists of inverted residuals with PReLU: a 1x1 convolution widens, a 3x3 depthwise one follows, and a 1x1
+one narrows without activation. A depthwise convolution as large as the last map replaces pooling. Source:
+Chen et al., "MobileFaceNets" (2018), in the variant of InsightFace's arcface_torch. Widths, initial weights,
+`scale` and the layers' names are those of that variant, so that `plsc import` reads its weights.
 """
 
 from typing import Annotated
@@ -17,13 +17,13 @@ from pydantic import Field
 from plsc.backbones.layers import Conv2D, Dropout, enter, leave, normalise
 from plsc.backbones.ranges import Share
 
-LAST = 512  # channels of the last map
+LAST = 512  # channels of the last feature map
 Stages = Annotated[list[Annotated[int, Field(ge=1, le=1000)]], Field(min_length=4, max_length=4)]
 
 
 def _normal_by_outputs(outputs: int, area: int = 1) -> nn.initializer.Normal:
-    """Initialise as He et al. (2015) by the outputs, which are counted, as in the source, as if there were no
-    groups."""
+    """Initialise like He et al. (2015) by the number of outputs. As in arcface_torch, groups are not
+    counted."""
     return nn.initializer.Normal(0.0, (2 / (outputs * area)) ** 0.5)
 
 
@@ -79,11 +79,11 @@ class MobileFaceNet(nn.Layer):
 
     Args:
         embedding_size: D.
-        image_shape: (channels, H, W) of the images, any H and W; four layers halve them, rounding up.
+        image_shape: (channels, H, W) of the images. H and W may be any; four layers halve them, rounding up.
         dropout: share of the last 512 features that is dropped in training.
-        scale: widths in units of the paper's; arcface_torch's "mbf" has 2, its "mbf_large" 4, the paper 1.
-        blocks: residuals of the four stages; "mbf" has 1, 4, 6, 2, "mbf_large" 2, 8, 12, 4. With 1 the first
-            stage is one grouped convolution.
+        scale: factor on the paper's widths. arcface_torch's "mbf" has 2, and its "mbf_large" has 4.
+        blocks: number of residuals in each of the four stages. "mbf" has 1, 4, 6, 2, and "mbf_large" has 2,
+            8, 12, 4. If the first number is 1, the first stage is one grouped convolution.
     """
 
     recomputed = ("layers",)

@@ -1,6 +1,7 @@
-"""Name the ranges of numbers that several classes take from a config: annotations of their arguments.
+"""Annotations for numbers that several networks take from a config. Each names a range.
 
-A config checks the keys of a class by its annotations (plsc/utils/section.py), before anything is made.
+A config checks a class's keys by the annotations of its arguments (plsc/utils/section.py) before it builds
+anything.
 
 >>> class Net:
 ...     def __init__(self, dropout: Share = 0.0): ...

@@ -1,11 +1,12 @@
-"""ResNet50, 100, 101 and 152 of PLSC 0.1 and 0.2: not ImageNet's networks of these names, but ArcFace's.
+"""ResNet50, ResNet100, ResNet101 and ResNet152 of PLSC 0.1 and 0.2. They are not ImageNet's networks.
 
-    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length
+    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, not normalised
 
-PLSC 0.2's plsc/models/resnet.py builds the blocks, the stem and the fully connected layer of IResNet
-(ResNet100 is IResNet100), not bottlenecks. What differs: a PReLU has one slope for all channels, the batch
-norms an epsilon of 2e-5, the last one a gain that is trained, weights start by the number of outputs, and
-dropout is 0.4. For runs of that time; for new ones take IResNet.
+PLSC 0.2's plsc/models/resnet.py builds IResNet's blocks, stem and fully connected layer, not bottlenecks, so
+its
+ResNet100 is IResNet100. It differs in these points: a PReLU has one slope for all channels, the batch norms
+have an epsilon of 2e-5, the last batch norm's gain is trained, the initial weights depend on the number of
+outputs, and dropout is 0.4. Use these networks for runs from that time, and IResNet for new ones.
 """
 
 from paddle import nn
@@ -15,7 +16,7 @@ from plsc.backbones.ranges import Share
 
 
 class ResNet(IResNet):
-    """Base of the four depths; the arguments are those of IResNet."""
+    """Base class of the four depths. Its arguments are those of IResNet."""
 
     style = Style(
         conv_std=lambda outputs, kernel: (2 / (outputs * kernel * kernel)) ** 0.5,
@@ -38,24 +39,24 @@ class ResNet(IResNet):
 
 
 class ResNet50(ResNet):
-    """ResNet of 3, 4, 14, 3 blocks."""
+    """ResNet with 3, 4, 14, 3 blocks."""
 
     blocks = IResNet50.blocks
 
 
 class ResNet100(ResNet):
-    """ResNet of 3, 13, 30, 3 blocks."""
+    """ResNet with 3, 13, 30, 3 blocks."""
 
     blocks = IResNet100.blocks
 
 
 class ResNet101(ResNet):
-    """ResNet of 3, 4, 23, 3 blocks."""
+    """ResNet with 3, 4, 23, 3 blocks."""
 
     blocks = (3, 4, 23, 3)
 
 
 class ResNet152(ResNet):
-    """ResNet of 3, 8, 36, 3 blocks."""
+    """ResNet with 3, 8, 36, 3 blocks."""
 
     blocks = (3, 8, 36, 3)

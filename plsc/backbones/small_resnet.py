@@ -1,9 +1,9 @@
-"""A residual network for small pictures (glyphs, characters): few multiplications and no slow CPU operator.
+"""A residual network for small pictures, such as characters. It needs few multiplications.
 
-    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length
+    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, not normalised
 
-A strided convolution opens each stage and residual blocks follow it. There is no PReLU and no depthwise
-convolution: by Paddle's operators for CPUs either costs as much as a full 3x3 convolution.
+Each stage begins with a strided convolution, and residual blocks follow. There is no PReLU and no depthwise
+convolution, because each costs as much as a full 3x3 convolution with Paddle's CPU operators.
 """
 
 import paddle
@@ -40,9 +40,9 @@ class SmallResNet(nn.Layer):
 
     Args:
         embedding_size: D.
-        image_shape: (channels, H, W) of the images, any H and W.
-        widths: channels of each stage; a stage halves the picture, rounding up.
-        blocks: residual blocks of each stage; UserError unless there are as many as widths.
+        image_shape: (channels, H, W) of the images. H and W may be any.
+        widths: number of channels in each stage. A stage halves the picture, rounding up.
+        blocks: number of residual blocks in each stage. UserError if it differs in length from `widths`.
         dropout: share of the last feature map that is dropped in training.
     """
 
@@ -63,8 +63,8 @@ class SmallResNet(nn.Layer):
         channels, height, width = image_shape
         stages = []
         for outputs, depth in zip(widths, blocks):
-            # Nothing, in the place that the ReLU once had: it keeps the numbers of the others, by which
-            # weights are named.
+            # The Identity takes the place of an earlier ReLU layer. Weights are named by the layers' numbers,
+            # so removing it would rename them.
             stages += [_Conv(channels, outputs, stride=2), nn.Identity()]
             stages += [_Residual(outputs) for _ in range(depth)]
             channels = outputs

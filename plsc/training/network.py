@@ -191,7 +191,7 @@ class Network:
         model.train()
         for layer in self._frozen_norms:
             layer.eval()
-        addressed = self._addresses.of(part.step, part.first, len(part.images))
+        addressed = self._addresses.use(part.step, part.first, len(part.images))
         with addressed, recomputing(self._recomputed), autocast(self._amp):
             out = model(to_input(part.images, self._preprocessing))
         if self._amp and isinstance(out, paddle.Tensor):
@@ -205,7 +205,7 @@ class Network:
         return out
 
     def _backward(self, out: paddle.Tensor, grad_BD: paddle.Tensor, part: MicroBatch) -> None:
-        addressed = self._addresses.of(part.step, part.first, len(part.images))
+        addressed = self._addresses.use(part.step, part.first, len(part.images))
         with addressed, autocast(None if on_device() else self._amp):  # for what a CPU recomputes
             out.backward(grad_BD[part.rows])
 

@@ -24,7 +24,7 @@ class Two(nn.Layer):
 
 def masks(net, step, first, shape, seed=0) -> list[np.ndarray]:
     net.train()
-    with Addresses(net, seed).of(step, first, shape[0]):
+    with Addresses(net, seed).use(step, first, shape[0]):
         return [out.numpy() for out in net(paddle.ones(shape))]
 
 
@@ -72,11 +72,11 @@ def test_without_addresses_or_without_training_it_is_paddles():
     paddle.seed(1)
     assert found.tobytes() == paddles(x).numpy().tobytes()
     net.eval()
-    with Addresses(net, 0).of(0, 0, 16):
+    with Addresses(net, 0).use(0, 0, 16):
         assert net(x).numpy().tobytes() == x.numpy().tobytes()
     for p in (0, 1):
         net = Dropout(p)
-        with Addresses(net, 0).of(0, 0, 16):
+        with Addresses(net, 0).use(0, 0, 16):
             assert np.array_equal(net(x).numpy(), (1 - p) * x.numpy())
 
 
@@ -89,7 +89,7 @@ def test_a_vision_transformer_is_random_by_address_alone():
     images, addresses = paddle.randn([6, 3, 36, 36]), Addresses(net, 0)
 
     def run(first, stop, step=2):
-        with addresses.of(step, first, stop - first):
+        with addresses.use(step, first, stop - first):
             return net(images[first:stop]).numpy()
 
     parts = np.concatenate([run(0, 2), run(2, 6)])

@@ -108,7 +108,7 @@ def test_branch(monkeypatch, rate, dtype):
     drop = Dropout(rate, axis=0)
 
     def run(x, branch):
-        with Addresses(drop, 0).of(0, 0, 9):
+        with Addresses(drop, 0).use(0, 0, 9):
             return add_branch(x, branch, drop)
 
     assert_near_float64(monkeypatch, dtype, run, [randn(9, 3, 8), randn(9, 3, 8, seed=4)])
@@ -150,7 +150,7 @@ def test_a_network(options):
     def run(net):
         net.clear_gradients()
         wide = net.pos_embed.dtype
-        with Addresses(net, 0).of(4, 0, 5):
+        with Addresses(net, 0).use(4, 0, 5):
             out = net(images.astype(wide))
             out.backward(weights.astype(wide))
         return [out.numpy(), *(p.grad.numpy() for p in net.parameters() if not p.stop_gradient)]

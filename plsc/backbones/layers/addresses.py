@@ -1,21 +1,22 @@
-"""Draw what is random in a forward pass by its address: (seed, step, layer, number of the sample in the
-step).
+"""Draw random numbers by address in a forward pass. An address is (seed, step, layer, sample).
 
-A generator's numbers depend on all that was drawn before. These do not, so a step gives the same masks
-whether its samples go through the network in one batch or in several, on one rank or on many, and again when
-a layer is recomputed in the backward pass. The numbers of sample n in layer l at place j are
+The numbers of a random generator depend on everything drawn before. Addressed numbers do not. A step
+therefore gives the same masks if its samples pass through the network in one batch or in several, on one rank
+or on many, and again if a layer is recomputed in the backward pass. Sample n gets this number in layer l at
+position j:
 
     a[n] * b[l] * x[j] + c[n] * d[l]      mod 2**64
 
-with random 64-bit numbers a and c of (seed, step, n), odd ones b and d of l, and x of j (multilinear hashing:
-Dietzfelbinger et al., "A reliable randomized algorithm for the closest-pair problem", 1997): three operations
-on int64 a number, on the tensor's device, and the same on every device. a to d and x are drawn by Philox.
+a and c are random 64-bit numbers of (seed, step, n), b and d are odd numbers of l, and x is an odd number of
+j. This is multilinear hashing (Dietzfelbinger et al., "A reliable randomized algorithm for the closest-pair
+problem", 1997). It takes three int64 operations per number, runs on the tensor's device, and gives the same
+numbers on every device. Philox draws a, b, c, d and x.
 
     addresses = Addresses(net, seed=0)
-    with addresses.of(step=7, first=32, count=16):  # samples 32 to 47 of the step
+    with addresses.use(step=7, first=32, count=16):  # samples 32 to 47 of the step
         net(images)
 
-Outside of such a block the layers draw from Paddle's generator, as Paddle's own do.
+Outside such a block the layers draw from Paddle's generator, as Paddle's own layers do.
 """
 
 import contextlib
@@ -29,20 +30,20 @@ from paddle import nn
 
 from plsc.distributed.device import to_device
 
-_LAYER = 1  # keys of Philox beside a layer's number, and for the places
-_PLACE = 2
+_LAYER = 1  # second word of Philox's key for layers
+_POSITION = 2  # second word of Philox's key for positions
 
 
-# Of a forward pass: random numbers int64 [B, 2] of its samples, on the device, and the numbers of the layers.
+# The current forward pass: random numbers int64 [B, 2] of its samples on the device, and each layer's number.
 _samples: ContextVar[tuple[paddle.Tensor, dict[nn.Layer, int]] | None] = ContextVar("samples", default=None)
 
 
 class Addresses:
-    """Gives the layers of a network their numbers, and a forward pass the addresses of its samples.
+    """Numbers the layers of a network, and gives a forward pass the addresses of its samples.
 
     Args:
-        net: with layers of this module.
-        seed: of the run, at least 0.
+        net: network that contains layers of this module.
+        seed: the run's seed, at least 0.
     """
 
     def __init__(self, net: nn.Layer, seed: int):
@@ -50,9 +51,11 @@ class Addresses:
         self._seed = seed
 
     @contextlib.contextmanager
-    def of(self, step: int, first: int, count: int) -> Iterator[None]:
-        """Run forward passes inside the block, or backward passes that recompute them, of the samples
-        `first` to `first + count - 1` of a step."""
+    def use(self, step: int, first: int, count: int) -> Iterator[None]:
+        """Address the samples `first` to `first + count - 1` of a step inside the block.
+
+        The block may run forward passes, and backward passes that recompute them.
+        """
         philox = np.random.Philox(key=[self._seed, step])
         philox.advance(first)
         keys = philox.random_raw(4 * count).reshape(count, 4)[:, :2]
@@ -64,9 +67,11 @@ class Addresses:
 
 
 class Dropout(nn.Dropout):
-    """Drops numbers in training with probability `p`, and divides the others by 1 - p.
+    """Sets numbers to 0 in training with probability `p`, and divides the others by 1 - p.
 
-    axis: None drops each number, 0 all of a sample or nothing of it.
+    Args:
+        p: probability, 0 to 1.
+        axis: None to decide for each number, or 0 to decide once for all numbers of a sample.
     """
 
     def __init__(self, p: float = 0.5, axis: int | None = None):
@@ -84,29 +89,29 @@ class Dropout(nn.Dropout):
 
 
 def random_scores(layer: nn.Layer, count: int, size: int) -> paddle.Tensor:
-    """Draw random numbers [count, size] for the samples of a forward pass in `layer`, to be sorted."""
+    """Draw random numbers [count, size] for the samples of a forward pass. Only their order has a meaning."""
     if _samples.get() is None:
         return paddle.rand([count, size])
     return _numbers(layer, size)
 
 
 def _numbers(layer: nn.Layer, size: int) -> paddle.Tensor:
-    """Compute the random numbers int64 [B, size] of a layer."""
+    """Compute a layer's random numbers, int64 [B, size]."""
     keys_B2, layers = _samples.get()
     device = paddle.get_device()
-    keys_B2 = keys_B2 * _of_layer(layers[layer], device)
-    return keys_B2[:, :1] * _of_places(size, device) + keys_B2[:, 1:]
+    keys_B2 = keys_B2 * _layer_numbers(layers[layer], device)
+    return keys_B2[:, :1] * _position_numbers(size, device) + keys_B2[:, 1:]
 
 
-# On the device, so that a step copies nothing to it but the samples' numbers.
+# Cached on the device, so that a step copies only the samples' numbers to it.
 @functools.cache
-def _of_layer(number: int, device: str) -> paddle.Tensor:
+def _layer_numbers(number: int, device: str) -> paddle.Tensor:
     return _tensor(np.random.Philox(key=[number, _LAYER]).random_raw(2) | 1)
 
 
 @functools.lru_cache(maxsize=64)
-def _of_places(size: int, device: str) -> paddle.Tensor:
-    return _tensor(np.random.Philox(key=[0, _PLACE]).random_raw(size) | 1)
+def _position_numbers(size: int, device: str) -> paddle.Tensor:
+    return _tensor(np.random.Philox(key=[0, _POSITION]).random_raw(size) | 1)
 
 
 @functools.cache

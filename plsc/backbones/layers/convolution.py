@@ -1,4 +1,4 @@
-"""Convolve pictures by oneDNN, or by Paddle's operator."""
+"""Convolve pictures with oneDNN, or with Paddle's operator."""
 
 import functools
 from ctypes import c_int64
@@ -14,9 +14,10 @@ from plsc.native import library, onednn
 
 
 class Conv2D(nn.Conv2D):
-    """Convolves pictures, in groups of channels where `groups` is above 1.
+    """Convolves pictures, in groups of channels if `groups` is above 1.
 
-    Arguments as of Paddle's layer; padding by zeros, one number or one each for height and width.
+    The arguments are those of Paddle's layer. The padding consists of zeros. It is one number, or one for the
+    height and one for the width.
     """
 
     def forward(self, x):
@@ -35,13 +36,16 @@ class _Steps(NamedTuple):
 
 
 class _Convolution:
-    """The operations of a convolution of one shape; weights are turned into the layout that each prefers,
-    which costs under 1 % of it in training.
+    """The operations of a convolution of one shape.
+
+    Each operation gets the weights in the layout that it prefers. The conversion takes less than 1 % of a
+    convolution's time in training.
 
     Args:
         shape: (B, H, W, outputs, inputs of a group, height and width of the kernel).
-        biased: it has a bias.
-        dtype: of the pictures, oneDNN's number of it. Weights, bias and their gradients are float32.
+        steps: stride, padding, dilation and groups.
+        biased: whether the convolution has a bias.
+        dtype: oneDNN's number for the pictures' dtype. Weights, bias and their gradients are float32.
     """
 
     def __init__(self, shape: tuple[int, ...], steps: _Steps, biased: bool, dtype: int):
@@ -66,14 +70,16 @@ class _Convolution:
         self._source = onednn.channels_last(self._source_shape, dtype)
         self._target = onednn.channels_last(self._target_shape, dtype)
         self._bias = onednn.describe((outputs,)) if biased else None
-        # for the kernel of the gradient by the weights, which may refuse them (layers/convolution.cpp)
+        # Arguments of the kernel for the weight's gradient, which may refuse them
+        # (native/layers/convolution.cpp).
         self._sizes = None
         if groups == 1 and dtype == onednn.BFLOAT16 and not biased:
-            of_steps = (*steps.stride, *steps.padding, *steps.dilation)
-            sizes = (samples, height, width, inputs, *sides, outputs, *kernel, *of_steps)
+            flat_steps = (*steps.stride, *steps.padding, *steps.dilation)
+            sizes = (samples, height, width, inputs, *sides, outputs, *kernel, *flat_steps)
             self._sizes = (c_int64 * len(sizes))(*sizes)
-        # oneDNN's first choices for bfloat16 in groups, ten times as slow as its second ones: the gradient by
-        # the source of depthwise convolutions with strides, and the gradient by weights with AMX.
+        # For bfloat16 in groups, oneDNN's first choices are ten times as slow as its second ones. This is
+        # true of the source's gradient in depthwise convolutions with strides, and of the weight's gradient
+        # with AMX.
         self._avoid = "brgconv_strided" if inputs == 1 and groups > 1 else None
         self._avoid_for_weights = "brgconv_bwd_w" if groups > 1 else None
         padding = onednn.pair(*steps.padding)
@@ -86,28 +92,28 @@ class _Convolution:
 
     def forward(self, x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
         out = empty(self._target_shape, x.dtype)
-        weights = self._forward_weights.given(weight.data_ptr())
+        weights = self._forward_weights.convert(weight.data_ptr())
         addresses = [x.data_ptr(), weights, out.data_ptr()]
         self._forward(*addresses, *([] if bias is None else [bias.data_ptr()]))
         return out
 
     def source_gradient(self, grad: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
         out = empty(self._source_shape, grad.dtype)
-        weights = self._backward_weights.given(weight.data_ptr())
+        weights = self._backward_weights.convert(weight.data_ptr())
         self._backward(out.data_ptr(), weights, grad.data_ptr())
         return out
 
     def weight_gradients(self, x: paddle.Tensor, grad: paddle.Tensor) -> list[paddle.Tensor]:
-        """Compute the gradient of the weight, and of the bias where there is one."""
+        """Compute the gradient of the weight, and of the bias if there is one."""
         out = empty(self._weights_shape)
         if self._sizes and library().plsc_weight_gradient(
             self._sizes, onednn.has_amx(), x.data_ptr(), grad.data_ptr(), out.data_ptr()
         ):
             return [out]
         bias = [] if self._bias is None else [empty([self._weights_shape[0]])]
-        weights = self._gradient_weights.place(out.data_ptr())
+        weights = self._gradient_weights.output_address(out.data_ptr())
         self._gradient(x.data_ptr(), weights, grad.data_ptr(), *(b.data_ptr() for b in bias))
-        self._gradient_weights.taken(out.data_ptr())
+        self._gradient_weights.convert_back(out.data_ptr())
         return [out, *bias]
 
     @functools.cached_property
@@ -159,7 +165,7 @@ _convolution = onednn.kept(_Convolution)
 class _Convolve(PyLayer):
     @staticmethod
     def forward(ctx, x, weight, bias, steps):
-        # An address says nothing of what is there.
+        # The kernels get addresses, which carry neither shape nor dtype.
         assert x.ndim == 4 and x.shape[-1] == weight.shape[1] * steps.groups, (x.shape, weight.shape)
         assert weight.dtype == paddle.float32 and weight.is_contiguous()
         x = dense(x)
@@ -174,10 +180,10 @@ class _Convolve(PyLayer):
         grad = dense(grad)
         x, weight = ctx.saved_tensor()
         operations = _convolution(*ctx.key)
-        of_x, *of_weights = ctx.wanted
-        grads = [operations.source_gradient(grad, weight) if of_x else None]
-        if any(of_weights):
+        x_wanted, *weights_wanted = ctx.wanted
+        grads = [operations.source_gradient(grad, weight) if x_wanted else None]
+        if any(weights_wanted):
             grads += operations.weight_gradients(x, grad)
         else:
-            grads += [None] * len(of_weights)
+            grads += [None] * len(weights_wanted)
         return tuple(g if wanted else None for g, wanted in zip(grads, ctx.wanted))

@@ -1,9 +1,9 @@
-"""Decide how a layer computes, and in which layout its pictures lie.
+"""Decide how a layer computes, and in which layout its pictures are.
 
-By oneDNN and compiled kernels, pictures between layers are [N, H, W, C]; otherwise, by Paddle's operators,
-[N, C, H, W]. A network turns its images by `enter` at its start, and what comes out of its last layer for
-pictures by `leave`; in between every layer asks `by_onednn`. That depends on the tensor and the process
-alone, so a layer that is computed again in the backward pass decides as before.
+With oneDNN and the compiled kernels, pictures between layers are [N, H, W, C]. With Paddle's operators they
+are [N, C, H, W]. A network calls `enter` on its images, and `leave` on the output of its last layer for
+pictures. Every layer in between asks `by_onednn`. The answer depends on the tensor and the process alone, so
+a layer that is recomputed in the backward pass gets the same answer.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ _entered: ContextVar[paddle.dtype] = ContextVar("entered", default=paddle.float3
 
 @contextlib.contextmanager
 def in_bfloat16() -> Iterator[None]:
-    """Let layers by oneDNN compute in bfloat16 what enters a network inside the block.
+    """Make oneDNN's layers compute in bfloat16 for the images that enter a network inside the block.
 
-    Maps and tokens are bfloat16 from `enter` to `leave`; parameters, their gradients and statistics are
-    float32.
+    Feature maps and tokens are bfloat16 between `enter` and `leave`. Parameters, their gradients and
+    statistics are float32.
     """
     token = _entered.set(paddle.bfloat16)
     try:
@@ -37,8 +37,11 @@ def in_bfloat16() -> Iterator[None]:
 
 
 def by_onednn(x: paddle.Tensor) -> bool:
-    """Say whether layers compute x by oneDNN: float32 or bfloat16 on a CPU, nothing traced or exported,
-    kernels there (PLSC_KERNELS=0: none)."""
+    """Return whether layers compute x with oneDNN.
+
+    They do if x is float32 or bfloat16 on a CPU, nothing is traced or exported, and the compiled kernels are
+    available (PLSC_KERNELS=0 turns them off).
+    """
     return (
         paddle.in_dynamic_mode()
         and x.dtype in _NUMBERS
@@ -49,12 +52,13 @@ def by_onednn(x: paddle.Tensor) -> bool:
 
 
 def enter(images_BCHW: paddle.Tensor) -> paddle.Tensor:
-    """Turn float32 images into the layout of the layers that follow, and into their dtype."""
+    """Convert float32 images [B, C, H, W] into the layout and dtype of the layers that follow."""
     return run(_Turn, images_BCHW, True, _entered.get()) if by_onednn(images_BCHW) else images_BCHW
 
 
 def leave(x: paddle.Tensor) -> paddle.Tensor:
-    """Turn pictures from the layout of layers back to [N, C, H, W], and any tensor of theirs to float32."""
+    """Convert pictures from the layers' layout back to [N, C, H, W], and any of the layers' tensors to
+    float32."""
     if not by_onednn(x):
         return x
     if x.ndim == 4:
@@ -63,19 +67,19 @@ def leave(x: paddle.Tensor) -> paddle.Tensor:
 
 
 def number(x: paddle.Tensor) -> int:
-    """Return oneDNN's number of the dtype of a tensor that it computes."""
+    """Return oneDNN's number for the tensor's dtype, float32 or bfloat16."""
     return _NUMBERS[x.dtype]
 
 
 def empty(shape: list[int], dtype: paddle.dtype = paddle.float32) -> paddle.Tensor:
-    """Make a tensor on the CPU with whatever numbers are there; paddle.empty takes ten times as long."""
+    """Allocate an uninitialised tensor on the CPU. paddle.empty takes ten times as long."""
     return paddle._C_ops.empty(shape, dtype, _CPU)
 
 
-# Paddle 2.6 keeps a network's translated code after an export, and calls it in eager mode, too
+# Paddle 2.6 keeps a network's translated code after an export, and also calls it in eager mode.
 @paddle.jit.not_to_static
 def run(layer: type[PyLayer], *inputs):
-    """Apply a layer; where no backward pass will come, run its forward pass alone, which keeps nothing."""
+    """Apply a layer. If no backward pass can follow, run its forward pass alone, which saves nothing."""
     tensors = [x for x in inputs if isinstance(x, paddle.Tensor)]
     if paddle.is_grad_enabled() and not all(x.stop_gradient for x in tensors):
         return layer.apply(*inputs)
@@ -84,8 +88,13 @@ def run(layer: type[PyLayer], *inputs):
 
 @onednn.kept
 def _turn(shape: tuple[int, ...], last: bool, source: int, target: int) -> onednn.Operation:
-    """Make the copy of [N, C, H, W] `shape` to [N, H, W, C] if `last`, else back, from one dtype to
-    another."""
+    """Make the operation that copies pictures between layouts, and from one dtype to another.
+
+    Args:
+        shape: (N, C, H, W), in both directions.
+        last: True to copy to [N, H, W, C], False to copy to [N, C, H, W].
+        source, target: oneDNN's numbers of the dtypes.
+    """
     samples, channels, height, width = shape
     turned = (samples, height, width, channels)
     if last:
@@ -105,7 +114,7 @@ def _turned(x: paddle.Tensor, last: bool, dtype: paddle.dtype) -> paddle.Tensor:
 
 
 class _Turn(PyLayer):
-    """Turns pictures to [N, H, W, C] if `last`, else to [N, C, H, W], of a dtype."""
+    """Converts pictures to [N, H, W, C] if `last`, else to [N, C, H, W], and to a dtype."""
 
     @staticmethod
     def forward(ctx, x, last, dtype):
@@ -118,5 +127,5 @@ class _Turn(PyLayer):
 
 
 def dense(x: paddle.Tensor) -> paddle.Tensor:
-    """Return the tensor, in C order in memory."""
+    """Return the tensor if it is contiguous, else a contiguous copy."""
     return x if x.is_contiguous() else x.contiguous()

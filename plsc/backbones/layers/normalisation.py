@@ -1,10 +1,11 @@
-"""Normalise batches together with what follows: the sum with a residual's input, and ReLU or PReLU.
+"""Compute batch normalisation together with what follows it: a residual sum, and ReLU or PReLU.
 
     y = active((x - mean) / sqrt(variance + epsilon) * weight + bias + skip)
 
-By itself each of these is one or two passes over memory, most of them on one thread. Together they are two
-passes over the input forward and two backward, by compiled kernels (plsc/native/layers). Ioffe & Szegedy,
-"Batch Normalization" (2015); the running statistics are Paddle's, with the biased variance.
+Each of these takes one or two passes over memory if it runs alone, in most cases on one thread. Together they
+take two passes over the input forward and two backward, in compiled kernels (plsc/native/layers). The source
+is Ioffe & Szegedy, "Batch Normalization" (2015). The running statistics are Paddle's, with the biased
+variance.
 """
 
 import math
@@ -16,7 +17,7 @@ from paddle.autograd import PyLayer
 from plsc.backbones.layers.layout import by_onednn, dense, empty, run
 from plsc.native import library
 
-_NONE, _RELU, _PRELU = range(3)  # as norm.cpp numbers them
+_NONE, _RELU, _PRELU = range(3)  # the numbers that norm.cpp uses
 
 
 def normalise(
@@ -25,10 +26,11 @@ def normalise(
     """Run a batch norm layer on x, add `skip`, and run an activation layer.
 
     Args:
-        norm: batch norm of channels, by its own statistics or in evaluation by the running ones.
-        x: pictures in the layout of layers (see plsc.backbones.layers.layout), or [N, C].
+        norm: batch norm over channels. It uses the batch's statistics in training, else the running ones.
+        x: pictures in the layers' layout (see plsc.backbones.layers.layout), or [N, C].
         active: nn.ReLU, nn.PReLU or None.
-        skip: of x's shape; not with nn.PReLU, since the kernel finds z's sign in that of y.
+        skip: tensor of x's shape, or None. It must be None with nn.PReLU, since the kernel takes the sign of
+            the activation's input from y.
     """
     if by_onednn(x):
         slope = active._weight if isinstance(active, nn.PReLU) else None
@@ -39,11 +41,10 @@ def normalise(
 
 
 def normalise_beside(norm: nn.Layer, x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Run a batch norm layer on x, as `normalise`, and pass x on for what else takes it, such as a sum at the
-    end of a block.
+    """Run a batch norm layer on x like `normalise`, and also return x for its other user, such as a residual
+    sum.
 
-    The backward pass adds the two gradients of x in the norm's own loop, in place of a pass of their own over
-    memory.
+    The backward pass adds x's two gradients in the norm's own loop. This saves a pass over memory.
     """
     if by_onednn(x):
         return run(_Normalise, x, None, norm.weight, norm.bias, None, norm, _NONE, True)
@@ -51,8 +52,10 @@ def normalise_beside(norm: nn.Layer, x: paddle.Tensor) -> tuple[paddle.Tensor, p
 
 
 class _Normalise(PyLayer):
-    """The kernels' forward and backward pass; skip, weight, bias and slope (PReLU's) may be None. passes: x
-    is a result, too."""
+    """Runs the kernels' forward and backward passes.
+
+    skip, weight, bias and slope (PReLU's) may be None. If `passes` is True, x is a second result.
+    """
 
     @staticmethod
     def forward(ctx, x, skip, weight, bias, slope, norm, kind, passes=False):
@@ -80,12 +83,12 @@ class _Normalise(PyLayer):
             kept.data_ptr(),
             y.data_ptr(),
         )
-        ctx.of_skip = skip is not None
+        ctx.has_skip = skip is not None
         ctx.parameters = (weight, bias, slope)
-        # Of a sum the kernel needs the sign of the result; y itself would hold what holds it, and never be
-        # freed.
-        ctx.save_for_backward(x, kept, *([y.detach()] if ctx.of_skip and kind != _NONE else []))
-        # A view: Paddle would take x itself for a result that is written in its place.
+        # After a sum, the kernel needs the result's sign. A detached y: y itself would refer to this context,
+        # which would refer to y, and neither would be freed.
+        ctx.save_for_backward(x, kept, *([y.detach()] if ctx.has_skip and kind != _NONE else []))
+        # A view of x: Paddle would treat x itself as a result that is computed in place.
         return (y, paddle._C_ops.view_shape(x, x.shape)) if passes else y
 
     @staticmethod
@@ -119,14 +122,14 @@ class _Normalise(PyLayer):
             _address(dslope),
             _address(dx),
         )
-        grads = [dx, *([dskip] if ctx.of_skip else [])]
+        grads = [dx, *([dskip] if ctx.has_skip else [])]
         for grad, parameter in zip((dweight, dbias, dslope), ctx.parameters):
             grads += [] if parameter is None else [grad]
         return tuple(grad if wanted else None for grad, wanted in zip(grads, ctx.wanted))
 
 
 def _channels(x, weight, bias, slope) -> tuple:
-    """Return the kernels' arguments for the parameters."""
+    """Return the kernels' arguments for the parameters: three addresses, and the step between two slopes."""
     width = x.shape[-1:]
     assert all(each is None or each.shape == width for each in (weight, bias))
     assert slope is None or slope.shape in ([1], width)

@@ -1,4 +1,4 @@
-"""Cut negative numbers to 0, and average parts of pictures, by oneDNN or by Paddle's operators."""
+"""ReLU and average pooling, with oneDNN or with Paddle's operators."""
 
 from collections.abc import Callable
 from ctypes import c_float
@@ -11,7 +11,7 @@ from plsc.native import onednn
 
 
 class ReLU(nn.ReLU):
-    """Cuts negative numbers to 0, of tensors of any shape."""
+    """Replaces negative numbers by 0 in a tensor of any shape."""
 
     def forward(self, x):
         if by_onednn(x):
@@ -20,11 +20,11 @@ class ReLU(nn.ReLU):
 
 
 class AvgPool2D(nn.AvgPool2D):
-    """Averages squares of a picture that do not overlap; what is left at its right and at its bottom is left
-    out.
+    """Averages squares of a picture that do not overlap. Pixels at the right and bottom that fill no square
+    are ignored.
 
     Args:
-        side: of a square, in pixels.
+        side: side of a square, in pixels.
     """
 
     def __init__(self, side: int):
@@ -40,8 +40,14 @@ class AvgPool2D(nn.AvgPool2D):
 
 @onednn.kept
 def eltwise(count: int, kind: int, alpha: float, beta: float, dtype: int) -> tuple[onednn.Operation, ...]:
-    """Make the operations on this many numbers, forward, and backward by the result; `kind` ends in
-    _OF_OUTPUT."""
+    """Make the forward operation on `count` numbers, and the backward one, which takes the forward result.
+
+    Args:
+        count: how many numbers.
+        kind: oneDNN's number of an algorithm whose name ends in _OF_OUTPUT.
+        alpha, beta: the algorithm's parameters.
+        dtype: oneDNN's number of the dtype.
+    """
     x = onednn.describe((count,), dtype=dtype)
     numbers = [c_float(alpha), c_float(beta)]
     forward = onednn.Operation(
@@ -57,11 +63,11 @@ def eltwise(count: int, kind: int, alpha: float, beta: float, dtype: int) -> tup
 
 @onednn.kept
 def _pool(shape: tuple[int, ...], side: int, dtype: int) -> tuple[onednn.Operation, ...]:
-    """Make the operations on pictures [N, H, W, C] of this shape, forward and backward."""
+    """Make the forward and backward operations on pictures of this shape, [N, H, W, C]."""
     samples, height, width, channels = shape
     source = onednn.channels_last(shape, dtype)
     target = onednn.channels_last((samples, height // side, width // side, channels), dtype)
-    # What is left out stands as a negative padding at the end.
+    # The ignored pixels are a negative padding at the end.
     rest = onednn.pair(-(height % side), -(width % side))
     steps = [onednn.pair(side), onednn.pair(side), onednn.pair(0), onednn.pair(0), rest]
     settings = [onednn.AVERAGE_POOLING, source, target, *steps]
@@ -75,8 +81,10 @@ def _pool(shape: tuple[int, ...], side: int, dtype: int) -> tuple[onednn.Operati
 
 
 class _Pair(PyLayer):
-    """A pair of operations of one tensor that `make` returns; that of the backward pass takes the result,
-    too, if `make` is `eltwise`."""
+    """Runs a pair of operations on one tensor, which `make` returns.
+
+    The backward operation also takes the forward result if `make` is `eltwise`.
+    """
 
     @staticmethod
     def forward(ctx, x, shape: list[int], make: Callable, *key):
@@ -90,7 +98,7 @@ class _Pair(PyLayer):
 
     @staticmethod
     def backward(ctx, grad):
-        of_x = empty(ctx.shape, grad.dtype)
-        arrays = (*ctx.saved_tensor(), dense(grad), of_x)
+        dx = empty(ctx.shape, grad.dtype)
+        arrays = (*ctx.saved_tensor(), dense(grad), dx)
         ctx.make(*ctx.key)[1](*(array.data_ptr() for array in arrays))
-        return of_x
+        return dx

@@ -1,9 +1,9 @@
 """Layers of a vision transformer: linear layers, layer norms, attention, and sums of branches.
 
-On a CPU each is one PyLayer of oneDNN's operations, where Paddle would run several ops, some of them on one
-thread; wherever `by_onednn` says no it is Paddle's ops, with the same results but for rounding. Parameters,
-their names and their initial weights are those of Paddle's layers. Tokens are float32 or bfloat16, parameters
-and their gradients float32.
+On a CPU each layer is one PyLayer of oneDNN operations. Paddle would run several operators, some of them on
+one thread. If `by_onednn` is False, a layer runs Paddle's operators, with the same results except for
+rounding. Parameters, their names and their initial weights are those of Paddle's layers. Tokens are float32
+or bfloat16. Parameters and their gradients are float32.
 
     B images   N tokens   W width   H heads   S = W / H
 """
@@ -22,11 +22,11 @@ from plsc.backbones.layers.weights import Weights
 from plsc.native import library, onednn
 from plsc.native.onednn import BFLOAT16, FLOAT32, describe, describe_any, kept
 
-_LIMIT = (onednn.CLIP_OF_OUTPUT, 0.0, 6.0)  # of ReLU6
+_LIMIT = (onednn.CLIP_OF_OUTPUT, 0.0, 6.0)  # ReLU6
 
 
 class Linear(nn.Linear):
-    """Computes x @ weight + bias as Paddle's layer, and limits it to 0..6 (ReLU6) if `limited`."""
+    """Computes x @ weight + bias like Paddle's layer, and clips the result to 0..6 (ReLU6) if `limited`."""
 
     def __init__(self, inputs: int, outputs: int, weight_attr=None, bias_attr=None, limited: bool = False):
         super().__init__(inputs, outputs, weight_attr, bias_attr)
@@ -40,7 +40,7 @@ class Linear(nn.Linear):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Normalises over the last axis as Paddle's layer; with a weight and a bias."""
+    """Normalises over the last axis like Paddle's layer. It always has a weight and a bias."""
 
     def forward(self, x):
         if by_onednn(x):
@@ -49,9 +49,14 @@ class LayerNorm(nn.LayerNorm):
 
 
 def attention(qkv: paddle.Tensor, heads: int) -> paddle.Tensor:
-    """Mix the values of each head's tokens by the softmax of the products of queries and keys (Vaswani et
-    al., "Attention Is All You Need", 2017): [B, N, 3 W], a row's queries, keys and values side by side -> [B,
-    N, W]."""
+    """Compute multi-head softmax attention (Vaswani et al., "Attention Is All You Need", 2017).
+
+    Args:
+        qkv: [B, N, 3 W]; each row holds a token's query, key and value, in this order.
+        heads: H.
+
+    Returns [B, N, W].
+    """
     if by_onednn(qkv):
         return run(_Attention, qkv, heads)
     width = qkv.shape[2] // 3
@@ -63,7 +68,7 @@ def attention(qkv: paddle.Tensor, heads: int) -> paddle.Tensor:
 
 
 def add_branch(x: paddle.Tensor, branch: paddle.Tensor, drop_path: Dropout) -> paddle.Tensor:
-    """Add a branch [B, N, W] to x, which `drop_path` drops for some images in training."""
+    """Add `branch` [B, N, W] to x [B, N, W]. In training, `drop_path` omits the branch for some images."""
     if not by_onednn(x):
         return x + drop_path(branch)
     drops = drop_path.training and drop_path.p > 0
@@ -72,7 +77,7 @@ def add_branch(x: paddle.Tensor, branch: paddle.Tensor, drop_path: Dropout) -> p
 
 
 def add_positions(x: paddle.Tensor, positions: paddle.Tensor) -> paddle.Tensor:
-    """Add the same [1, N, W] to each image's tokens [B, N, W]."""
+    """Add `positions` [1, N, W] to each image's tokens [B, N, W]."""
     return run(_Add, x, positions, None, True) if by_onednn(x) else x + positions
 
 
@@ -86,18 +91,20 @@ def _matmul(a, b, bias, out, post_ops=()) -> onednn.Operation:
 
 
 class _Product:
-    """A matrix product whose right side are weights, which are turned into the layout and dtype that it
+    """A matrix product with weights on its right side. It converts the weights to the layout and dtype it
     takes.
 
     Args:
-        shapes: of the two sides and the result.
-        strides: of the weights as they lie in memory, in numbers; None: in C order.
-        dtype: of the left side and the result.
+        shapes: shapes of the left side, the right side and the result.
+        strides: the weights' strides in memory, counted in numbers; None for C order.
+        dtype: oneDNN's number for the dtype of the left side and the result.
+        bias: whether a bias is added.
+        post_ops: oneDNN's operations on the result.
     """
 
     def __init__(self, shapes, strides: tuple[int, int] | None, dtype: int, bias: bool = False, post_ops=()):
         left, right, out = shapes
-        # Of float32 they are taken as they are.
+        # float32 weights are used where they are.
         plain = describe(right, strides)
         weights = plain if dtype == FLOAT32 else describe_any(right, dtype)
         self._operation = _matmul(
@@ -110,7 +117,7 @@ class _Product:
         self._weights = Weights(plain, describe(right, strides, dtype), self._operation, onednn.WEIGHTS)
 
     def __call__(self, x: int, weights: int, *others: int) -> None:
-        self._operation(x, self._weights.given(weights), *others)
+        self._operation(x, self._weights.convert(weights), *others)
 
 
 _product = kept(_Product)
@@ -118,14 +125,15 @@ _product = kept(_Product)
 
 @kept
 def _weight_gradient(count: int, inputs: int, outputs: int) -> onednn.Operation:
-    """x and the gradient of the result, bfloat16 -> gradient of the weight, float32."""
+    """Make the product of x and the result's gradient, both bfloat16. It gives the weight's gradient,
+    float32."""
     turned = describe((inputs, count), (1, inputs), BFLOAT16)
     return _matmul(turned, describe((count, outputs), dtype=BFLOAT16), None, describe((inputs, outputs)))
 
 
 @kept
 def _sum_of_columns(count: int, width: int, dtype: int) -> tuple[onednn.Operation, paddle.Tensor]:
-    """The product with a row of ones, and the row: it is the fastest sum that oneDNN has."""
+    """Make a product with a row of ones, and that row. It is oneDNN's fastest sum over rows."""
     rows = describe((count, width), dtype=dtype)
     product = _matmul(describe((1, count), dtype=dtype), rows, None, describe((1, width)))
     return product, paddle.ones([count], "bfloat16" if dtype == BFLOAT16 else "float32")
@@ -166,22 +174,22 @@ class _Linear(PyLayer):
             _, backward = eltwise(grad.size, *_LIMIT, number(grad))
             backward(limited[0].data_ptr(), grad.data_ptr(), before.data_ptr())
             grad = before
-        of_x = of_weight = of_bias = None
+        dx = dweight = dbias = None
         if ctx.wanted[0]:
-            of_x = empty(x.shape, x.dtype)
+            dx = empty(x.shape, x.dtype)
             shapes = ((count, outputs), (outputs, inputs), (count, inputs))
             back = _product(shapes, (1, outputs), number(x))
-            back(grad.data_ptr(), weight.data_ptr(), of_x.data_ptr())
+            back(grad.data_ptr(), weight.data_ptr(), dx.data_ptr())
         if ctx.wanted[1] and number(x) == BFLOAT16:
-            of_weight = empty(weight.shape)
+            dweight = empty(weight.shape)
             product = _weight_gradient(count, inputs, outputs)
-            product(x.data_ptr(), grad.data_ptr(), of_weight.data_ptr())
+            product(x.data_ptr(), grad.data_ptr(), dweight.data_ptr())
         elif ctx.wanted[1]:
-            # By MKL: oneDNN takes twice the time for some shapes on processors without AVX-512.
-            of_weight = paddle.matmul(x.flatten(0, -2), grad.flatten(0, -2), transpose_x=True)
+            # MKL: oneDNN takes twice the time for some shapes on processors without AVX-512.
+            dweight = paddle.matmul(x.flatten(0, -2), grad.flatten(0, -2), transpose_x=True)
         if ctx.wanted[2]:
-            of_bias = _column_sums(grad, count, outputs)
-        return (of_x, of_weight, of_bias) if ctx.has_bias else (of_x, of_weight)
+            dbias = _column_sums(grad, count, outputs)
+        return (dx, dweight, dbias) if ctx.has_bias else (dx, dweight)
 
 
 @kept
@@ -229,7 +237,7 @@ class _LayerNorm(PyLayer):
 
 
 class _Products:
-    """The operations of attention for one image, whose scores of all heads lie in the second-level cache."""
+    """The operations of attention for one image. The scores of all its heads fit the second-level cache."""
 
     def __init__(self, tokens: int, width: int, heads: int, dtype: int):
         o = onednn
@@ -237,17 +245,17 @@ class _Products:
         shape = (heads, tokens, tokens)
         scores = describe(shape, dtype=dtype)
         turned = describe(shape, (tokens * tokens, 1, tokens), dtype)
-        # [H, N, S] between the others of its token, and [H, S, N]
-        of_qkv = describe((heads, tokens, size), (size, 3 * width, 1), dtype)
-        across = describe((heads, size, tokens), (size, 1, 3 * width), dtype)
-        of_out = describe((heads, tokens, size), (size, width, 1), dtype)
+        # One of query, key and value inside the rows of qkv: [H, N, S], and transposed [H, S, N].
+        part = describe((heads, tokens, size), (size, 3 * width, 1), dtype)
+        part_transposed = describe((heads, size, tokens), (size, 1, 3 * width), dtype)
+        out = describe((heads, tokens, size), (size, width, 1), dtype)
         scale = [("eltwise", o.LINEAR, size**-0.5, 0.0)]
         rows = describe((heads * tokens, tokens), dtype=dtype)
-        self.scores = _matmul(of_qkv, across, None, scores, scale)
+        self.scores = _matmul(part, part_transposed, None, scores, scale)
         self.softmax = o.Operation(
             "softmax_forward", [o.FORWARD_TRAINING, o.SOFTMAX, rows, rows, 1], [o.SRC, o.DST]
         )
-        if dtype == FLOAT32:  # a kernel: oneDNN has no fast operation on processors without AVX-512
+        if dtype == FLOAT32:  # a kernel of our own: oneDNN's operation is slow on processors without AVX-512
             self.softmax_backward = lambda weights, _, in_place: library().plsc_attention_weights_backward(
                 weights, heads * tokens, tokens, in_place
             )
@@ -257,11 +265,11 @@ class _Products:
                 [o.SOFTMAX, rows, rows, rows, 1, self.softmax.descriptor],
                 [o.DST, o.DIFF_DST, o.DIFF_SRC],
             )
-        self.mix = _matmul(scores, of_qkv, None, of_out)
-        self.of_weights = _matmul(of_out, across, None, scores)
-        self.of_query = _matmul(scores, of_qkv, None, of_qkv, scale)
-        self.of_key = _matmul(turned, of_qkv, None, of_qkv, scale)
-        self.of_value = _matmul(turned, of_out, None, of_qkv)
+        self.mix = _matmul(scores, part, None, out)
+        self.weights_gradient = _matmul(out, part_transposed, None, scores)
+        self.query_gradient = _matmul(scores, part, None, part, scale)
+        self.key_gradient = _matmul(turned, part, None, part, scale)
+        self.value_gradient = _matmul(turned, out, None, part)
 
 
 _products = kept(_Products)
@@ -293,31 +301,37 @@ class _Attention(PyLayer):
         heads = ctx.heads
         grad = dense(grad)
         images, tokens, width = grad.shape
-        of_qkv = empty(qkv.shape, qkv.dtype)
-        of_weights = empty([heads, tokens, tokens], qkv.dtype)
+        dqkv = empty(qkv.shape, qkv.dtype)
+        dweights = empty([heads, tokens, tokens], qkv.dtype)
         by = _products(tokens, width, heads, number(qkv))
         size = qkv.element_size()
         row = size * width
         for image in range(images):
             query = qkv.data_ptr() + 3 * row * image * tokens
-            to = of_qkv.data_ptr() + 3 * row * image * tokens
+            dquery = dqkv.data_ptr() + 3 * row * image * tokens
             scores = weights.data_ptr() + size * image * heads * tokens * tokens
-            of_out = grad.data_ptr() + row * image * tokens
-            of_scores = of_weights.data_ptr()
-            by.of_value(scores, of_out, to + 2 * row)
-            by.of_weights(of_out, query + 2 * row, of_scores)
-            by.softmax_backward(scores, of_scores, of_scores)
-            by.of_query(of_scores, query + row, to)
-            by.of_key(of_scores, query, to + row)
-        return of_qkv
+            dout = grad.data_ptr() + row * image * tokens
+            dscores = dweights.data_ptr()
+            by.value_gradient(scores, dout, dquery + 2 * row)
+            by.weights_gradient(dout, query + 2 * row, dscores)
+            by.softmax_backward(scores, dscores, dscores)
+            by.query_gradient(dscores, query + row, dquery)
+            by.key_gradient(dscores, query, dquery + row)
+        return dqkv
 
 
 @kept
 def _binary(
     kind: int, shape: tuple, other: tuple, dtype: int, other_dtype: int, added: bool = False
 ) -> onednn.Operation:
-    """x of `shape`, y of `other`, whose sides of 1 stand for all, z if `added` -> x + y, x y or x y + z; as
-    addresses x, y, out, z."""
+    """Make an operation on x and y that gives x + y or x y, plus z if `added`. It takes x, y, out, z.
+
+    Args:
+        kind: oneDNN's ADD or MULTIPLY.
+        shape: x's shape. other: y's shape, which is broadcast.
+        dtype, other_dtype: oneDNN's numbers for the dtypes of x and y.
+        added: whether z is added, of x's shape and dtype.
+    """
     o = onednn
     x = describe(shape, dtype=dtype)
     settings = [kind, x, describe(other, dtype=other_dtype), x]
@@ -326,7 +340,8 @@ def _binary(
 
 
 class _Add(PyLayer):
-    """x + y, where y may be of one image `for_all`; or x + scale y, with a number for each image."""
+    """Computes x + y, or x + scale y with a number per image. If `for_all`, y has one image, added to
+    each."""
 
     @staticmethod
     def forward(ctx, x, y, scale, for_all):
@@ -352,7 +367,7 @@ class _Add(PyLayer):
         scale = ctx.saved_tensor()
         if not scale:
             return grad, grad
-        of_y = empty(grad.shape, grad.dtype)
+        dy = empty(grad.shape, grad.dtype)
         multiply = _binary(onednn.MULTIPLY, (1, count, width), (1, count, 1), number(grad), FLOAT32)
-        multiply(grad.data_ptr(), scale[0].data_ptr(), of_y.data_ptr())
-        return grad, of_y, None
+        multiply(grad.data_ptr(), scale[0].data_ptr(), dy.data_ptr())
+        return grad, dy, None
