@@ -188,8 +188,8 @@ def test_a_run_and_its_export_give_the_names_of_predict(trained, tmp_path):
     for number, network in enumerate((open_network(config=str(folder / "output")), open_network(model))):
         assert network.finds_faces and network.preprocessing.shape[1:] == (112, 112)
         gallery = Gallery.build(tmp_path / f"{number}.gallery", folder / "faces", network)
-        assert [matches[0].name for matches in gallery.search(files)] == by_hand
+        assert [answer.matches[0].name for answer in gallery.search(files)] == by_hand
         gallery.close()
         again = Gallery.open(tmp_path / f"{number}.gallery")  # the network is found again
-        assert again.search(files[:1])[0][0].name == by_hand[0] and again.network.identity == network.identity
+        assert again.search(files[:1])[0].matches[0].name == by_hand[0] and again.network.identity == network.identity
     assert "another network" in refusal(Gallery.open, tmp_path / "0.gallery", open_network())
