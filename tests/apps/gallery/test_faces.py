@@ -191,5 +191,8 @@ def test_a_run_and_its_export_give_the_names_of_predict(trained, tmp_path):
         assert [answer.matches[0].name for answer in gallery.search(files)] == by_hand
         gallery.close()
         again = Gallery.open(tmp_path / f"{number}.gallery")  # the network is found again
-        assert again.search(files[:1])[0].matches[0].name == by_hand[0] and again.network.identity == network.identity
+        assert (
+            again.search(files[:1])[0].matches[0].name == by_hand[0]
+            and again.network.identity == network.identity
+        )
     assert "another network" in refusal(Gallery.open, tmp_path / "0.gallery", open_network())
