@@ -471,8 +471,9 @@ def test_mirror_images_count_for_test_predict_and_the_export(trained, tmp_path):
         PIXELS[..., ::-1].copy(), tmp_path / "b"
     )
     assert_within(again, both, bound, paths=2)  # a mirror image has the embedding of its image
-    cards = [entry(folder).export() for folder in (trained, tmp_path / "run")]
-    assert [card["flip"] for card in cards] == [False, True]
+    cards = [entry(trained).export(), entry(tmp_path / "run", "DataLoader.Eval.flip=true").export()]
+    assert [card["inside_the_graph"]["mirror"] for card in cards] == [False, True]
+    assert cards[0]["network"] != cards[1]["network"]
 
 
 def test_an_evaluation_needs_the_images_tested_on(trained):

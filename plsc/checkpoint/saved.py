@@ -8,7 +8,6 @@ Try it: `Checkpoint.open("output/checkpoints/step-00000120").head(0, 10)["centre
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -28,6 +27,9 @@ from plsc.utils.section import first_problem
 _RESUME = (
     "resume with the model and data that it was made with, or start a new run in another Global.output_dir"
 )
+
+EMBEDDING = 1
+"""Version of the definition in plsc.training.embed.with_mirror."""
 
 
 class Best(BaseModel):
@@ -105,11 +107,15 @@ class Checkpoint:
         with self.loading("checkpoints.best"):
             return Best.model_validate(best) if best else None
 
-    @property
-    def threshold(self) -> Threshold:
-        """The threshold of its run's last evaluation of the main set."""
+    def threshold(self, flip: bool) -> float | None:
+        """Return the cosine above which two embeddings, made with or without mirror images (`flip`), are of
+        one class.
+
+        It comes from the run's last evaluation of the main set. None: that found none, or embedded otherwise.
+        """
         with self.loading("evaluation"):
-            return Threshold.model_validate(self.plain("evaluation"))
+            known = Threshold.model_validate(self.plain("evaluation"))
+        return known.cosine if known.flip == flip else None
 
     @property
     def weights_file(self) -> str:
@@ -120,14 +126,15 @@ class Checkpoint:
         """Read all arrays of `weights_file`."""
         return self.arrays(self.manifest.weights)
 
-    @functools.cached_property
-    def network(self) -> str:
-        """The identity of the network that makes the embeddings: a SHA-256, 64 hex digits.
+    def network(self, flip: bool) -> str:
+        """Compute the identity of what makes the embeddings: a SHA-256, 64 hex digits.
 
-        It is over the arrays of `weights` (name, dtype, shape and bytes of each, sorted by name) and the
-        preprocessing. Embeddings of networks with another one cannot be compared.
+        It covers the arrays of `weights` (name, dtype, shape and bytes of each, sorted by name), the
+        preprocessing, the definition of an embedding, and whether mirror images are added (`flip`).
+        Embeddings with different identities cannot be compared.
         """
-        digest = hashlib.sha256(json.dumps(self.preprocessing.to_json(), sort_keys=True).encode())
+        facts = {**self.preprocessing.to_json(), "embedding": EMBEDDING, "flip": flip}
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
         file = self._tensors[self.weights_file]
         for name, entry in sorted(file.arrays.items()):
             digest.update(json.dumps([name, entry.dtype.name, entry.shape]).encode())

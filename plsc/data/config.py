@@ -122,9 +122,9 @@ class EvalCfg(Section):
     """Further sets to evaluate on, each under the title that it gets in logs and reports, with the keys of
     `dataset`: `{cfp_fp: {name: BinPairs, path: cfp_fp.bin}}`."""
     flip: bool = False
-    """Embed each image and its mirror image, and take both together, as InsightFace's evaluation does: a
-    little more accurate, twice the time. The threshold is for embeddings made in the same way; `predict`
-    makes them so too."""
+    """Add the embedding of each image's mirror image to its own, as InsightFace's evaluation does: a little
+    more accurate, twice the time. Evaluation, `predict`, galleries and exported graphs of this config all do
+    so, and the threshold belongs to such embeddings."""
 
     def sets(self) -> dict[str, Plug]:
         """Return the data sets by their keys in a config, the main one first."""

@@ -60,19 +60,26 @@ def _merge(
 
 
 def unit_rows(rows: np.ndarray) -> np.ndarray:
-    """Divide rows [N, D] of floats by their lengths, in their dtype; rows of zeros stay zeros."""
-    lengths = np.linalg.norm(rows, axis=1)
-    return rows / np.where(lengths == 0, lengths.dtype.type(1), lengths)[:, np.newaxis]
+    """Divide rows [N, D] of floats by their lengths, in their dtype.
+
+    All of plsc has this rule: a row whose squares are 0 stays as it is; a row whose squares overflow, or that
+    is not finite, becomes NaN; no other row is treated specially.
+    """
+    with np.errstate(over="ignore"):
+        lengths = np.linalg.norm(rows, axis=1)
+    lengths[lengths == 0] = 1
+    lengths[np.isinf(lengths)] = np.nan
+    return rows / lengths[:, np.newaxis]
 
 
 def finite_unit_rows(embeddings: np.ndarray, rows: np.ndarray, what: str) -> np.ndarray:
     """Take these rows of embeddings [N, D] at length 1, float32 [n, D]; zeros stay. UserError, which begins
     with `what`: one is not finite."""
-    chosen = embeddings[rows].astype(np.float32)
-    norm = np.linalg.norm(chosen, axis=1)
-    if not np.isfinite(norm).all():
+    unit = unit_rows(embeddings[rows].astype(np.float32, copy=False))
+    finite = np.isfinite(unit).all(axis=1)
+    if not finite.all():
         raise UserError(
-            f"{what}: the embedding of image {rows[np.argmin(np.isfinite(norm))]} is not finite;"
+            f"{what}: the embedding of image {rows[np.argmin(finite)]} is not finite;"
             " the network has diverged or its images are broken, lower the learning rate or check them"
         )
-    return unit_rows(chosen)
+    return unit

@@ -1,7 +1,7 @@
-"""Embed any number of images by a trained backbone, spread over the ranks.
+"""Define the embedding of an image, and embed any number of images, spread over the ranks.
 
-Used by evaluations during training, by eval, predict and the report. plsc.utils.preprocessing turns samples
-into the input.
+Evaluations, `plsc predict`, galleries of a run and exported graphs all use `with_mirror`, so that they agree
+on what an embedding is. plsc.utils.preprocessing turns samples into the network's input.
 """
 
 import math
@@ -16,7 +16,7 @@ from plsc import distributed
 from plsc.distributed.device import asynchronous, to_device
 from plsc.errors import UserError
 from plsc.utils.bar import Bar
-from plsc.utils.preprocessing import Preprocessing
+from plsc.utils.preprocessing import DARKEST, Preprocessing
 from plsc.utils.sharding import split
 
 
@@ -48,6 +48,19 @@ def check_output(out: object, count: int, size: int | None = None) -> None:
         )
 
 
+def with_mirror(
+    backbone: Callable[[paddle.Tensor], paddle.Tensor], x: paddle.Tensor, flip: bool
+) -> paddle.Tensor:
+    """Compute the embeddings [B, D] of the input x [B, C, H, W].
+
+    With `flip` the embedding of an image is the sum of the network's outputs for the image and for its mirror
+    image, as in InsightFace's evaluation. It is divided by its length afterwards, the two outputs are not.
+    Whoever changes this definition raises plsc.checkpoint.saved.EMBEDDING.
+    """
+    out = backbone(x)
+    return out + backbone(paddle.flip(x, [3])) if flip else out
+
+
 @paddle.no_grad()
 def embed(
     backbone: paddle.nn.Layer,
@@ -57,18 +70,17 @@ def embed(
     batch_size: int,
     flip: bool = False,
 ) -> np.ndarray:
-    """Compute the embeddings [count, D] float32 of all images, on every rank.
+    """Compute the embeddings [count, D] float32 of all images, of any length, on every rank.
 
-    Every rank calls it, and computes a contiguous share. The next batch is read in a thread while the network
-    runs.
+    Every rank calls it, and computes a contiguous share. A thread reads the next batch while the network
+    runs. An image without a pixel above DARKEST has an embedding of zeros, as in an exported graph.
 
     Args:
         backbone: the bare layer, not its data parallel wrapper. It is put into evaluation mode and back into
             its own.
-        images: (start, stop) -> samples [stop - start, *shape].
+        images: (start, stop) -> samples uint8 [stop - start, *shape].
         preprocessing: of these samples.
-        flip: the mean of the image's embedding and that of its mirror image (InsightFace takes the sum: the
-            same direction).
+        flip: add the embedding of the mirror image, see `with_mirror`.
     """
     if not paddle.in_dynamic_mode():  # see distributed.init; a gallery's threads have not called it
         paddle.disable_static()
@@ -77,13 +89,13 @@ def embed(
     backbone.eval()
 
     def through(pixels: np.ndarray) -> np.ndarray:
-        x = to_input(pixels, preprocessing)
-        out = one(x, len(pixels))
-        return ((out + one(x.flip([3]), len(pixels))) / 2 if flip else out).numpy()
+        rows = with_mirror(checked, to_input(pixels, preprocessing), flip).numpy()
+        rows[pixels.reshape(len(pixels), -1).max(1) <= DARKEST] = 0
+        return rows
 
-    def one(x: paddle.Tensor, rows: int) -> paddle.Tensor:
+    def checked(x: paddle.Tensor) -> paddle.Tensor:
         out = backbone(x)
-        check_output(out, rows)
+        check_output(out, x.shape[0])
         return out.flatten(1)
 
     try:

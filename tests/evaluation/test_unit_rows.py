@@ -21,4 +21,5 @@ def test_rows_have_length_1_in_their_dtype_and_zeros_stay(dtype):
 def test_a_row_whose_squares_are_too_small_stays_and_one_with_a_nan_is_nan():
     small = np.full((1, 4), 1e-30, np.float32)
     assert np.array_equal(unit_rows(small), small)
-    assert np.isnan(unit_rows(np.array([[1, np.nan]], np.float32))).all()
+    assert np.isnan(unit_rows(np.array([[1, np.nan], [1, np.inf], [1e22, 0]], np.float32))).all()
+    assert unit_rows(np.array([[3e-19, 4e-19]], np.float32))[0] == pytest.approx([0.6, 0.8], rel=1e-5)

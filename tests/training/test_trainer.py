@@ -187,8 +187,8 @@ def test_the_best_checkpoint_stays_beside_the_newest(scripted, tmp_path):
     assert trainer.checkpoints.best == expected
     saved = [Checkpoint.open(checkpoint(tmp_path, step)) for step in (3, 12)]
     assert [one.best for one in saved] == [expected, expected]
-    found = [one.threshold for one in saved]
-    assert [one.cosine for one in found] == [0.03, 0.12] and not found[0].flip
+    assert [one.threshold(flip=False) for one in saved] == [0.03, 0.12]
+    assert saved[0].threshold(flip=True) is None
 
 
 @pytest.mark.parametrize("values, best", [([0.75, 0.75, 0.75, 0.79], 3), ([0.75, 0.95, 0.9, 0.79], 10)])
@@ -235,7 +235,7 @@ def test_a_search_counts_by_rank_1(tmp_path):
     trainer = train(tmp_path, 'DataLoader.Eval.dataset={name: "tests.training.test_evaluator:NoiseGallery"}')
     best = trainer.checkpoints.best
     assert best.metric == "rank1" and best.value == trainer.evaluator.row["rank1"]
-    assert Checkpoint.open(checkpoint(tmp_path)).threshold.cosine is None
+    assert Checkpoint.open(checkpoint(tmp_path)).threshold(flip=False) is None
 
 
 # ---- the same again
@@ -269,12 +269,12 @@ def test_the_plan_of_a_resumed_run_says_the_rate_before_and_now(tmp_path):
 
 
 def test_a_resumed_run_keeps_what_the_evaluation_before_gave(whole, tmp_path):
-    before = Checkpoint.open(checkpoint(whole)).threshold
-    assert before.cosine is not None
+    before = Checkpoint.open(checkpoint(whole)).threshold(flip=False)
+    assert before is not None
     trainer = make_trainer(tmp_path)
     trainer.resume(checkpoint(whole))
     trainer.checkpoints.save(trainer)
-    assert Checkpoint.open(checkpoint(tmp_path)).threshold == before
+    assert Checkpoint.open(checkpoint(tmp_path)).threshold(flip=False) == before
 
 
 # ---- damaged data

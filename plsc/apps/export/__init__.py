@@ -27,7 +27,6 @@ from plsc import distributed
 from plsc.apps.export.description import README, describe
 from plsc.apps.export.graphs import check, make_example, save_onnx, save_paddle
 from plsc.apps.export.other_programs import refuse_other_pictures, save_insightface, save_paddlex
-from plsc.checkpoint.saved import Threshold
 from plsc.config import Config
 from plsc.errors import UserError
 from plsc.training.resume import load_network
@@ -52,6 +51,7 @@ def export_checkpoint(
     """
     saved = open_checkpoint(cfg.Global)
     backbone = load_network(saved, cfg, model)
+    flip = cfg.DataLoader.Eval.flip
     folder = Path(output) if output else Path(cfg.Global.output_dir) / "export"
 
     def write() -> dict[str, Any]:
@@ -60,8 +60,9 @@ def export_checkpoint(
             folder,
             preprocessing=saved.preprocessing,
             formats=cfg.Export.formats,
-            threshold=saved.threshold,
-            network=saved.network,
+            flip=flip,
+            threshold=saved.threshold(flip),
+            network=saved.network(flip),
         )
         print(f"done: exported {saved.path} to {folder}")
         return facts
@@ -75,7 +76,8 @@ def export(
     *,
     preprocessing: Any,
     formats: Sequence[str] = ("paddle", "onnx"),
-    threshold: Threshold | None = None,
+    flip: bool = False,
+    threshold: float | None = None,
     network: str | None = None,
 ) -> dict:
     """Write `model` (prepared images [B, *shape] -> embeddings [B, D]) to the folder `out_dir`, for any B.
@@ -86,8 +88,9 @@ def export(
     Args:
         preprocessing: of the data set, a plsc.utils.preprocessing.Preprocessing.
         formats: as in Export.formats.
-        threshold: above which cosine two are of one class; None: not known.
-        network: identity of the weights, see plsc.checkpoint.saved.Checkpoint.network.
+        flip: add the embedding of the mirror image within the graph, as `plsc eval` and `plsc predict` do.
+        threshold: the cosine above which two pictures are of one class; None: not known.
+        network: the identity that plsc.checkpoint.saved.Checkpoint.network computes.
 
     Returns: what preprocessing.json has, and "folder".
     Raises: UserError (missing packages, or images that a format does not take, before anything is written; a
@@ -99,7 +102,7 @@ def export(
     _refuse_other_files(out)
     with atomic_write(out) as tmp:
         tmp.mkdir(parents=True)
-        examples, graphs = _on_cpu(model, preprocessing, tmp)
+        examples, graphs = _on_cpu(model, preprocessing, flip, tmp)
         if not _NEED_ONNX.isdisjoint(formats):
             graphs["onnx"] = save_onnx(tmp, graphs["paddle"])
         if "insightface" in formats:
@@ -110,7 +113,7 @@ def export(
         for kind in graphs.keys() - set(formats):
             for name in graphs.pop(kind)["files"]:
                 (tmp / name).unlink()
-        facts = describe(preprocessing, examples[0][1].shape[1], threshold or Threshold(), network)
+        facts = describe(preprocessing, examples[0][1].shape[1], flip, threshold, network)
         facts = {**facts, "files": {kind: graphs[kind] for kind in formats}, "checks": checks}
         (tmp / "preprocessing.json").write_text(json.dumps(facts, indent=1) + "\n")
         (tmp / "README.txt").write_text(README)
@@ -118,7 +121,7 @@ def export(
     return {**facts, "folder": str(out)}
 
 
-def _on_cpu(model: nn.Layer, preprocessing: Any, folder: Path) -> tuple[list, dict]:
+def _on_cpu(model: nn.Layer, preprocessing: Any, flip: bool, folder: Path) -> tuple[list, dict]:
     """Make examples and the graph of Paddle Inference of a copy of `model` on the CPU, as exported graphs are
     run: a GPU's products may have fewer digits."""
     device = paddle.get_device()
@@ -127,8 +130,8 @@ def _on_cpu(model: nn.Layer, preprocessing: Any, folder: Path) -> tuple[list, di
         model = copy.deepcopy(model)
         model.to(device="cpu")
         model.eval()
-        examples = [make_example(model, preprocessing, batch) for batch in _CHECKED_BATCHES]
-        return examples, {"paddle": save_paddle(model, preprocessing, folder)}
+        examples = [make_example(model, preprocessing, flip, batch) for batch in _CHECKED_BATCHES]
+        return examples, {"paddle": save_paddle(model, preprocessing, flip, folder)}
     finally:
         paddle.set_device(device)
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import paddle
 
-from plsc.checkpoint.saved import Threshold
 from plsc.utils.preprocessing import DARKEST
 from plsc.utils.version import __version__
 
@@ -20,7 +19,7 @@ Where "aligned" is true, the network wants faces with their landmarks at ArcFace
 
 Output: float32 [batch, size] of length 1: the dot product of two embeddings is their cosine.
 Two pictures with a cosine above "threshold" are of the same class; null: not known.
-Where "flip" is true, the threshold is of the sum of the embeddings of a picture and its mirror image.
+Do not mirror pictures: where "mirror" is true, the graph adds the embedding of the mirror image itself.
 
 ONNX Runtime, for two pictures in RGB:
 
@@ -37,8 +36,10 @@ docs/export.md of plsc says more of each, and how to make a graph of 8 bits.
 """
 
 
-def describe(preprocessing: Any, embedding_size: int, threshold: Threshold, network: str | None) -> dict:
-    """Make the content of preprocessing.json but for what is known of the files."""
+def describe(
+    preprocessing: Any, embedding_size: int, flip: bool, threshold: float | None, network: str | None
+) -> dict:
+    """Make the content of preprocessing.json except what is known of the files."""
     shape = list(preprocessing.shape)
     # What is left to do outside. Mean and scale are not among it: a reader would normalise once more.
     left = {"size": shape[1:], "channels": preprocessing.channels, "resize": _RESIZE}
@@ -56,8 +57,8 @@ def describe(preprocessing: Any, embedding_size: int, threshold: Threshold, netw
             "normalisation": "(image - mean) * scale",
             "mean": preprocessing.mean,
             "scale": preprocessing.scale,
+            "mirror": flip,
             "not_raw_pixels": f"an image without a pixel above {DARKEST:g} gets an embedding of zeros",
         },
-        "threshold": threshold.cosine,
-        "flip": threshold.flip,
+        "threshold": threshold,
     }

@@ -11,6 +11,8 @@ import paddle
 from paddle import inference, nn
 
 from plsc.errors import UserError
+from plsc.evaluation.search import unit_rows
+from plsc.training.embed import with_mirror
 from plsc.utils.files import temporary_home
 from plsc.utils.preprocessing import DARKEST
 
@@ -23,17 +25,20 @@ class _WithPreprocessing(nn.Layer):
     """Computes embeddings of length 1 of images; zeros for one that was normalised before: all of these would
     be alike, and every pair be accepted."""
 
-    def __init__(self, model: nn.Layer, preprocessing: Any):
+    def __init__(self, model: nn.Layer, preprocessing: Any, flip: bool):
         super().__init__()
         self.model = model
         self.preprocessing = preprocessing
+        self.flip = flip
 
     def forward(self, images):
-        embedding = self.model(self.preprocessing(images))
+        embedding = with_mirror(self.model, self.preprocessing(images), self.flip)
         square = paddle.sum(embedding * embedding, axis=1, keepdim=True)
+        # The rule of plsc.evaluation.search.unit_rows: zeros stay zeros, and inf * 0 makes an overflow NaN.
+        # Not `square == 0`, which Paddle's operator takes all below 1e-8 to be.
+        inverse = paddle.rsqrt(square + paddle.cast(square <= 0, "float32")) + square * 0
         brightest = paddle.max(paddle.flatten(images, 1), axis=1, keepdim=True)
-        not_dark = paddle.cast(brightest > DARKEST, "float32")
-        return embedding * paddle.rsqrt(paddle.clip(square, min=1e-24)) * not_dark
+        return embedding * inverse * paddle.cast(brightest > DARKEST, "float32")
 
 
 @contextlib.contextmanager
@@ -47,14 +52,14 @@ def _errors_as_user_error(what: str) -> Iterator[None]:
         raise UserError(f"{what}: {lines[-1] if lines else repr(error)}") from error
 
 
-def save_paddle(model: nn.Layer, preprocessing: Any, folder: Path) -> dict:
+def save_paddle(model: nn.Layer, preprocessing: Any, flip: bool, folder: Path) -> dict:
     """Write the graph of Paddle Inference to `folder`; return the names of files, input and output."""
     spec = paddle.static.InputSpec([None, *preprocessing.shape], "float32", "image")
     what = "Export: this backbone cannot be saved as one static graph"
     with _errors_as_user_error(what), temporary_home():
         # By default Paddle 3 compiles with CINN, and both cut what cannot be one graph into pieces.
         static = paddle.jit.to_static(
-            _WithPreprocessing(model, preprocessing), input_spec=[spec], full_graph=True, backend=None
+            _WithPreprocessing(model, preprocessing, flip), input_spec=[spec], full_graph=True, backend=None
         )
         paddle.jit.save(static, str(folder / "inference"))
         files = sorted(path.name for path in folder.iterdir())
@@ -127,12 +132,14 @@ def run_graph(folder: Path, names: dict, images: np.ndarray) -> np.ndarray:
     return predictor.get_output_handle(names["output"]).copy_to_cpu()
 
 
-def make_example(model: nn.Layer, preprocessing: Any, batch: int) -> tuple[np.ndarray, np.ndarray]:
+def make_example(
+    model: nn.Layer, preprocessing: Any, flip: bool, batch: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Make random images, float32, and the embeddings of length 1 that the training graph makes of them."""
     images = np.random.default_rng(0).integers(0, 256, (batch, *preprocessing.shape)).astype(np.float32)
     with paddle.no_grad():
-        embedding = model(preprocessing(paddle.to_tensor(images))).numpy().astype(np.float64)
-    return images, embedding / np.maximum(np.linalg.norm(embedding, axis=1, keepdims=True), 1e-12)
+        embedding = with_mirror(model, preprocessing(paddle.to_tensor(images)), flip).numpy()
+    return images, unit_rows(embedding.astype(np.float64))
 
 
 def check(folder: Path, kind: str, names: dict, images: np.ndarray, expected: np.ndarray) -> dict:

@@ -22,7 +22,7 @@ from plsc.errors import UserError
 
 # insightface's alignment makes multiples of these; 192, which is neither, is a landmark model's.
 _SIDES = (112, 128)
-# PaddleX makes a model of features under a few names only. This one's may add the mirror image (flip=True).
+# PaddleX makes a model of features under a few names only.
 _NAME = "ResNet50_face"
 _YML = "inference.yml"
 

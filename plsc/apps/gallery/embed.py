@@ -30,7 +30,7 @@ from plsc.data.images import to_sample
 from plsc.errors import UserError, shown
 from plsc.evaluation.search import unit_rows
 from plsc.utils.files import read_json
-from plsc.utils.preprocessing import DARKEST, Preprocessing
+from plsc.utils.preprocessing import Preprocessing
 
 Picture = str | os.PathLike | bytes
 """The path of a picture, or its bytes."""
@@ -61,7 +61,6 @@ class Network(ABC):
     """
 
     finds_faces = True
-    flip = False
     threshold: float | None = None
 
     def __init__(self, title: str, identity: str, origin: dict[str, Any], preprocessing: Preprocessing):
@@ -87,12 +86,7 @@ class Network(ABC):
     def embed(self, samples: Sequence[np.ndarray]) -> np.ndarray:
         """Embed samples: float32 [n, D] of length 1, zeros for a black one."""
         with self._lock:
-            batch = np.stack(samples)
-            embeddings = unit_rows(self._embed(batch))
-            if self.flip:
-                mirrored = unit_rows(self._embed(np.ascontiguousarray(batch[..., ::-1])))
-                embeddings = unit_rows(embeddings + mirrored)
-            return embeddings
+            return unit_rows(self._embed(np.stack(samples)))
 
     @abstractmethod
     def _embed(self, samples: np.ndarray) -> np.ndarray:
@@ -140,7 +134,7 @@ class _Onnx(Network):
         if "inside_the_graph" in fields:  # of plsc export: the graph prepares raw pixels
             preprocessing = Preprocessing(preprocessing.shape, 0.0, 1.0, fields["preprocessing"]["channels"])
             self.finds_faces = fields["preprocessing"].get("aligned", False)
-            self.flip, self.threshold = fields["flip"], fields["threshold"]
+            self.threshold = fields["threshold"]
             identity = fields.get("network", identity)
         super().__init__(shown(path), identity, {"network": os.path.abspath(path)}, preprocessing)
 
@@ -169,20 +163,16 @@ class _OfRun(Network):
         checkpoint = f"Global.checkpoint={json.dumps(os.path.abspath(saved.path))}"
         origin = {"config": os.path.abspath(config), "overrides": [*overrides, checkpoint]}
         described = f"{saved.path.parent.parent}, step {saved.step}"
-        super().__init__(described, saved.network, origin, saved.preprocessing)
+        self._flip = self._config.DataLoader.Eval.flip  # as `plsc predict` embeds
+        super().__init__(described, saved.network(self._flip), origin, saved.preprocessing)
         self.finds_faces = bool(saved.preprocessing.aligned)
-        self.threshold = saved.threshold.cosine
-        # As for the threshold, if there is one.
-        self.flip = self._config.DataLoader.Eval.flip if self.threshold is None else saved.threshold.flip
+        self.threshold = saved.threshold(self._flip)
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
         from plsc.training.embed import embed
 
-        rows = embed(
-            self._backbone, lambda *part: samples[slice(*part)], len(samples), self.preprocessing, _BATCH
-        )
-        rows[samples.reshape(len(samples), -1).max(1) <= DARKEST] = 0  # as an exported graph gives them
-        return rows
+        read = lambda start, stop: samples[start:stop]
+        return embed(self._backbone, read, len(samples), self.preprocessing, _BATCH, self._flip)
 
     def trained_on(self) -> frozenset[str]:
         return frozenset(map(last_part, self._saved.classes() or ()))

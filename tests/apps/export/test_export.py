@@ -17,7 +17,6 @@ from paddle import inference, nn
 
 import plsc
 from plsc.apps.export import export, graphs
-from plsc.checkpoint.saved import Threshold
 from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.bounds import assert_within, of_network
 from tests.helpers.refusals import refusal
@@ -135,7 +134,8 @@ def test_preprocessing_json(tmp_path):
         tmp_path / "out",
         preprocessing=PREPROCESSING,
         formats=["paddle"],
-        threshold=Threshold(cosine=0.31, flip=True),
+        flip=True,
+        threshold=0.31,
     )
     card = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
     assert {**card, "folder": str(tmp_path / "out")} == report
@@ -146,7 +146,7 @@ def test_preprocessing_json(tmp_path):
     assert "INTER_AREA" in card["preprocessing"]["resize"] and "mean" not in card["preprocessing"]
     inside = card["inside_the_graph"]
     assert (inside["mean"], inside["scale"]) == (PREPROCESSING.mean, PREPROCESSING.scale)
-    assert (card["threshold"], card["flip"]) == (0.31, True)
+    assert (card["threshold"], inside["mirror"]) == (0.31, True)
     assert card["embedding_size"] == 16
     assert card["plsc"] == plsc.__version__ and card["paddle"] == paddle.__version__
     values = "raw pixels 0..255; normalisation is inside the graph"
@@ -185,6 +185,22 @@ def test_pixels_that_were_normalised_before_resemble_nothing(tmp_path, mean, dev
     found = run_paddle(tmp_path / "out", mixed)
     np.testing.assert_array_equal(found[1:3], 0)
     np.testing.assert_array_equal(found[::3], run_paddle(tmp_path / "out", pixels)[::3])
+
+
+def test_lengths_in_the_graph_have_the_rule_of_all(tmp_path):
+    """Zeros stay zeros, an overflow is NaN, small ones are not bent."""
+
+    class Lengths(nn.Layer):
+        def forward(self, images):
+            return paddle.flatten(images, 1)[:, :2] * paddle.to_tensor([0.0, 0.6])
+
+    factor = np.array([0, 1e-18, 1, 1e18, 1e22], np.float32)
+    preprocessing = replace(PREPROCESSING, mean=0.0, scale=1.0)
+    export(Lengths(), tmp_path / "out", preprocessing=preprocessing, formats=["paddle"])
+    pixels = np.full((5, *SHAPE), 100.0, np.float32)
+    pixels[:, 0, 0, :2] = factor[:, None]
+    found = run_paddle(tmp_path / "out", pixels)
+    np.testing.assert_allclose(found[:, 1], [0, 1, 1, 1, np.nan], rtol=1e-6)
 
 
 def test_the_model_stays_as_it_was(tmp_path):

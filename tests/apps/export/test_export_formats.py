@@ -17,7 +17,6 @@ import yaml
 from paddle import nn
 
 from plsc.apps.export import export, graphs
-from plsc.checkpoint.saved import Threshold
 from plsc.errors import UserError
 from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.bounds import assert_within, of_network
@@ -65,8 +64,7 @@ def embeddings_of(net, pixels, then=unit):
 def made(tmp_path_factory):
     """The network, and the folder with its exports."""
     net, out = trained(), tmp_path_factory.mktemp("formats") / "out"
-    known = Threshold(cosine=0.3, flip=True)
-    export(net, out, preprocessing=PREPROCESSING, formats=FORMATS, threshold=known, network="abc")
+    export(net, out, preprocessing=PREPROCESSING, formats=FORMATS, threshold=0.3, network="abc")
     return net, out
 
 

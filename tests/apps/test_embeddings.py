@@ -1,0 +1,40 @@
+"""One picture has one embedding, whichever command computes it."""
+
+import importlib.util
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.apps.export.graphs import TOLERANCE, run_graph
+from plsc.apps.gallery.embed import open_network
+from plsc.entry import Entry
+from tests.helpers.tiny_runs import TINY
+
+CAN_ONNX = paddle.__version__.startswith("3") and all(
+    importlib.util.find_spec(name) for name in ("paddle2onnx", "onnx", "onnxruntime")
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    Entry(TINY, {"Global.output_dir": str(folder), "Global.max_steps": 4}).train()
+    return str(folder)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_predict_a_gallery_and_the_export_embed_alike(run, tmp_path, flip):
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 1, 12, 10), np.uint8)
+    pixels[..., :5] //= 4  # lopsided, so that the outputs for a picture and its mirror image differ in length
+    pixels[0] = 1  # black
+    keys = {"DataLoader.Eval.flip": flip, "Export.formats": ["paddle", "onnx"] if CAN_ONNX else ["paddle"]}
+    predicted, _ = Entry(run, keys).predict(pixels, tmp_path / "predict")
+    network = open_network(config=run, overrides=[f"DataLoader.Eval.flip={str(flip).lower()}"])
+    assert not predicted[0].any() and np.array_equal(network.embed([*pixels]), predicted)
+    card = Entry(run, keys).export(tmp_path / "export")
+    for kind, names in card["files"].items():
+        exported = run_graph(tmp_path / "export", names, pixels.astype(np.float32))
+        np.testing.assert_allclose(exported, predicted, rtol=0, atol=TOLERANCE, err_msg=kind)
+    assert network.identity == card["network"] and network.threshold == card["threshold"]
+    assert (network.threshold is None) == flip, "the threshold is that of embeddings without mirror images"
