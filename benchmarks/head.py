@@ -88,7 +88,7 @@ def measure_row(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
     for _ in range(2):
         trial.step()
     peak = measure.peak_bytes() - base
-    selected = trial.head.bank.selected
+    selected = trial.selected
     work = {"step": trial.step, "products": bare_products(args.batch, args.dim, selected)}
     dense_bytes = 4 * (5 * classes * args.dim + 6 * args.batch * classes)
     if ranks == 1 and dense_bytes < MOST_DENSE and not args.no_dense:
@@ -135,7 +135,9 @@ class Trial:
 
     def step(self) -> None:
         """Run forward, backward and update, and wait for the bank."""
-        self.head(self.emb, self.label, self.number).loss.backward()
+        out = self.head(self.emb, self.label, self.number)
+        out.loss.backward()
+        self.selected = out.selection.count
         self.head.update(0.1, self.number)
         self.head.bank.state()  # waits for reads and writes beside the step
         self.emb.clear_grad()

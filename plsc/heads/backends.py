@@ -4,7 +4,7 @@ Symbols: softmax.py.
 `PaddleBackend` uses Paddle's ops, on any device and with any margin. `KernelBackend` does the same on CPUs in
 two calls of plsc/native/heads, several times faster, where the margin does not change the other logits, in
 float32, and in bfloat16 where the processor has it. A backend is made for one step: it keeps what the
-backward pass needs, and writes the gradients of the rows to the bank.
+backward pass needs, and writes the gradients of the rows to the selection.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from paddle import _C_ops
 
 from plsc import native as kernels
 from plsc.distributed.device import on_device, tensor_of, to_device
-from plsc.heads.banks.bank import Bank
+from plsc.heads.banks.bank import Bank, Selection
 from plsc.heads.blocks import Block, TargetRows, count_up, plan_blocks, rounded
 from plsc.heads.sampling import DrawAhead
 from plsc.heads.spec import HeadSpec
@@ -28,11 +28,15 @@ LOWEST = -1e30  # stands for "no other logit": finite, so that differences with 
 
 class HeadMemory:
     """Keeps what a head needs beyond a step: centres, classes drawn ahead, and memory for exponentials, since
-    fresh pages cost more time than the work on them."""
+    fresh pages cost more time than the work on them.
+
+    Attributes: `ready`, the rows of the last backward pass, which wait for their update; None after it.
+    """
 
     def __init__(self, bank: Bank, drawing: DrawAhead):
         self.bank = bank
         self.drawing = drawing
+        self.ready: Selection | None = None
         self._spare: np.ndarray | None = None
 
     def borrow(self, numbers: int, dtype: np.dtype) -> np.ndarray:
@@ -54,7 +58,7 @@ class Places:
     """Where the N samples' classes are in this shard.
 
     sample_P: the samples whose class is in it, in the order of their classes. column_P: these classes, as the
-    bank's selected rows are counted. owned_N: 1 of these samples, 0 of the others, on the device.
+    selected rows are counted. owned_N: 1 of these samples, 0 of the others, on the device.
     """
 
     sample_P: np.ndarray
@@ -62,8 +66,8 @@ class Places:
     owned_N: paddle.Tensor
 
 
-def takes_kernels(spec: HeadSpec, bank: Bank, inspected: bool) -> bool:
-    """Say whether `KernelBackend` can do a step of a head, whose bank has selected its rows, on this device.
+def takes_kernels(spec: HeadSpec, selection: Selection, inspected: bool) -> bool:
+    """Say whether `KernelBackend` can do a step of a head on these rows, on this device.
 
     inspected: whether the caller wants the logits themselves.
     """
@@ -71,19 +75,23 @@ def takes_kernels(spec: HeadSpec, bank: Bank, inspected: bool) -> bool:
         kernels.multiplies()
         and (spec.compute_dtype == "float32" or onednn.has_bfloat16())
         and not on_device()
-        and bank.selected > 0
+        and selection.count > 0
         and not inspected
         and spec.sub_centres == 1
         and not spec.changes_others
-        and bank.host_rows("centres") is not None
+        and selection.host_rows("centres") is not None
     )
 
 
 class KernelBackend:
-    """Runs compiled kernels on the bank's memory.
+    """Runs compiled kernels on rows in host memory.
 
     Args:
-        x_ND: the samples. scaled_ND: times the head's scale. places: of their classes.
+        spec, memory: of the head.
+        selection: the rows of the step.
+        x_ND: the samples.
+        scaled_ND: the samples times the head's scale.
+        places: of their classes.
 
     Attributes: plain_N, the samples' similarities with their own classes; 0 of a class in another shard.
     """
@@ -92,29 +100,30 @@ class KernelBackend:
         self,
         spec: HeadSpec,
         memory: HeadMemory,
+        selection: Selection,
         x_ND: paddle.Tensor,
         scaled_ND: paddle.Tensor,
         places: Places,
     ):
         self.spec = spec
-        self.bank = memory.bank
+        self.selection = selection
         self.memory = memory
         self._sample_P = sample_P = places.sample_P
         cosine = spec.margin is not None
-        rows_SD, index_K = self.bank.host_rows("centres")
-        bias_S = self.bank.host_rows("bias")[0] if self.bank.bias else None
+        rows_SD, index_K = selection.host_rows("centres")
+        bias_S = selection.host_rows("bias")[0] if selection.bank.bias else None
         row_P = places.column_P if index_K is None else index_K[places.column_P]
         plain_N = np.zeros(len(x_ND), np.float32)
         plain_N[sample_P] = row_kernels.pair_products(x_ND, sample_P, rows_SD, row_P, cosine)
-        if self.bank.bias:
-            plain_N[sample_P] += self.bank.gather("bias", tensor_of(places.column_P)).numpy()
+        if selection.bank.bias:
+            plain_N[sample_P] += selection.gather("bias", tensor_of(places.column_P)).numpy()
         self.plain_N = tensor_of(plain_N)
-        numbers = len(x_ND) * self.bank.selected
+        numbers = len(x_ND) * selection.count
         bfloat16 = spec.compute_dtype == "bfloat16"
         dtype = softmax.kept_dtype(bfloat16)
         fits = dtype.itemsize * numbers <= spec.budget
         self.exps = memory.borrow(numbers, dtype) if fits else None
-        exps_KN = None if self.exps is None else self.exps[:numbers].reshape(self.bank.selected, -1)
+        exps_KN = None if self.exps is None else self.exps[:numbers].reshape(selection.count, -1)
         arrays = scaled_ND, rows_SD, bias_S, index_K, places.column_P, sample_P, exps_KN
         self._softmax = softmax.Softmax(*arrays, cosine=cosine, bfloat16=bfloat16)
 
@@ -127,9 +136,9 @@ class KernelBackend:
 
     def backward(self, lse_N, dtarget_N, x_ND, factor) -> paddle.Tensor:
         dtarget_P = dtarget_N.numpy()[self._sample_P] if len(self._sample_P) else None
-        grads = {name: self.bank.gradient(name) for name in self.bank.names}
+        grads = {name: self.selection.gradient(name) for name in self.selection.bank.names}
         grad_ND = self._softmax.backward(lse_N, dtarget_P, x_ND, grads["centres"], grads.get("bias"))
-        if self.bank.bias:
+        if self.selection.bank.bias:
             grads["bias"].multiply_(factor)
         self.memory.give_back(self.exps)
         return tensor_of(grad_ND)
@@ -145,7 +154,11 @@ class PaddleBackend:
     the softmax.
 
     Args:
-        x_ND: the samples. scaled_ND: times the head's scale. places: of their classes.
+        spec, memory: of the head.
+        selection: the rows of the step.
+        x_ND: the samples.
+        scaled_ND: the samples times the head's scale.
+        places: of their classes.
 
     Attributes: plain_N, the samples' similarities with their own classes, any number of a class in another
     shard.
@@ -155,19 +168,20 @@ class PaddleBackend:
         self,
         spec: HeadSpec,
         memory: HeadMemory,
+        selection: Selection,
         x_ND: paddle.Tensor,
         scaled_ND: paddle.Tensor,
         places: Places,
     ):
         self.spec = spec
-        self.bank = memory.bank
-        selected = self.bank.selected
+        self.selection = selection
+        selected = selection.count
         column_N = np.zeros(len(x_ND), np.int64)
         column_N[places.sample_P] = places.column_P
-        self._targets = TargetRows(spec, self.bank, x_ND, to_device(column_N)) if selected else None
+        self._targets = TargetRows(spec, selection, x_ND, to_device(column_N)) if selected else None
         self.plain_N = self._targets.plain_N if selected else paddle.zeros([len(x_ND)])
         self._owned_N = places.owned_N
-        sizes = len(x_ND), selected, self.bank.width, spec.sub_centres
+        sizes = len(x_ND), selected, selection.bank.width, spec.sub_centres
         block, fits = plan_blocks(*sizes, spec.budget, spec.compute_dtype)
         self.spans = [(start, min(start + block, selected)) for start in range(0, selected, block)]
         keeps = fits and spec.sub_centres == 1
@@ -209,13 +223,13 @@ class PaddleBackend:
 
     def logits(self) -> paddle.Tensor:
         """Compute the scaled logits of all classes, [N, S], the targets far below; for small problems."""
-        return self._logits(0, self.bank.selected)[1]
+        return self._logits(0, self.selection.count)[1]
 
     def _logits(self, start: int, stop: int) -> tuple:
         """Compute a block and its scaled logits [N, b], targets at LOWEST; the same before they are changed
         and the slopes of the change [N, b], None where there is none; the nearest sub-centres [N, b, J] or
         None."""
-        block = Block(self.spec, self.bank, start, stop, self.spec.compute_dtype)
+        block = Block(self.spec, self.selection, start, stop, self.spec.compute_dtype)
         logit_Nb, nearest_NbJ = block.logits(self._x_ND)
         self._leave_out(logit_Nb, start, stop)
         if not self.spec.changes_others:
@@ -235,7 +249,7 @@ class PaddleBackend:
         they may exceed the normaliser that holds the target with margin."""
         owned_N = self._owned_N
         column_N = self._targets.column_N
-        if (start, stop) != (0, self.bank.selected):
+        if (start, stop) != (0, self.selection.count):
             owned_N = owned_N * ((start <= column_N) & (column_N < stop)).astype("float32")
             column_N = (column_N - start).clip(0, stop - start - 1)
         _C_ops.index_put_(
@@ -256,7 +270,8 @@ class PaddleBackend:
         x_ND: paddle.Tensor,
         factor: paddle.Tensor,
     ) -> paddle.Tensor:
-        """Compute the gradient of the summed losses by the scaled embeddings [N, D]; the bank gets its rows'.
+        """Compute the gradient of the summed losses by the scaled embeddings [N, D]; the selection gets its
+        rows'.
 
         Args:
             lse_N: logarithm of the samples' whole denominators.
@@ -278,15 +293,15 @@ class PaddleBackend:
             share_N1 = (sum_N * (max_N - lse_N).exp()).unsqueeze(1)
             part_ND, by_rows = block.gradient(weight_Nb, share_N1, x_ND)
             grad_ND.add_(part_ND)
-            self.bank.set_gradient("centres", block.start, block.stop, by_rows)
-            if self.bank.bias:
+            self.selection.set_gradient("centres", block.start, block.stop, by_rows)
+            if self.selection.bank.bias:
                 by_bias = paddle.matmul(share_N1 * factor, weight_Nb.astype("float32"), transpose_x=True)
-                self.bank.set_gradient("bias", block.start, block.stop, by_bias.flatten())
+                self.selection.set_gradient("bias", block.start, block.stop, by_bias.flatten())
         self._kept = None
         # Each of the samples of one class gets their sum, so that nothing depends on the order of a GPU.
         column_N = self._targets.column_N
         same_NN = (column_N.unsqueeze(1) == column_N.unsqueeze(0)).astype("float32")
-        self.bank.add_gradient("centres", column_N, paddle.matmul(same_NN, by_row_ND))
-        if self.bank.bias:
-            self.bank.add_gradient("bias", column_N, paddle.matmul(same_NN, dtarget_N * factor))
+        self.selection.add_gradient("centres", column_N, paddle.matmul(same_NN, by_row_ND))
+        if self.selection.bank.bias:
+            self.selection.add_gradient("bias", column_N, paddle.matmul(same_NN, dtarget_N * factor))
         return grad_ND

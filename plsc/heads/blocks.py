@@ -14,7 +14,7 @@ from paddle import _C_ops
 
 from plsc import native as kernels
 from plsc.distributed.device import asynchronous, on_device
-from plsc.heads.banks.bank import Bank
+from plsc.heads.banks.bank import Selection
 from plsc.heads.spec import HeadSpec
 from plsc.native.heads import rows as row_kernels
 
@@ -115,19 +115,19 @@ class Vectors:
 
 
 class Block:
-    """Compares samples with the selected rows [start, stop) of a bank, by inner products (plus bias) or
-    cosines, and leads gradients back.
+    """Compares samples with the rows [start, stop) of a selection, by inner products (plus bias) or cosines,
+    and leads gradients back.
 
     dtype: to which the three matrix products round what they multiply.
     """
 
-    def __init__(self, spec: HeadSpec, bank: Bank, start: int, stop: int, dtype: str):
-        self.bank = bank
+    def __init__(self, spec: HeadSpec, selection: Selection, start: int, stop: int, dtype: str):
+        self.selection = selection
         self.sub_centres = spec.sub_centres
         self.start = start
         self.stop = stop
         self.dtype = dtype
-        centres = bank.rows("centres", start, stop)
+        centres = selection.rows("centres", start, stop)
         if spec.sub_centres > 1:
             centres = centres.reshape([(stop - start) * spec.sub_centres, -1])
         self.centres = Vectors(centres, spec.margin is not None)
@@ -141,8 +141,8 @@ class Block:
             logit_NbJ = logit.reshape([len(logit), self.stop - self.start, self.sub_centres])
             nearest_NbJ = F.one_hot(logit_NbJ.argmax(axis=2), self.sub_centres)
             return logit_NbJ.max(axis=2), nearest_NbJ
-        if self.bank.bias:
-            logit.add_(self.bank.rows("bias", self.start, self.stop))
+        if self.selection.bank.bias:
+            logit.add_(self.selection.rows("bias", self.start, self.stop))
         return logit, None
 
     def round_weights(self, weight_Nb: paddle.Tensor, nearest_NbJ: paddle.Tensor | None) -> paddle.Tensor:
@@ -171,10 +171,10 @@ class TargetRows:
     Attributes: column_N; plain_N, the similarities.
     """
 
-    def __init__(self, spec: HeadSpec, bank: Bank, x_ND: paddle.Tensor, column_N: paddle.Tensor):
+    def __init__(self, spec: HeadSpec, selection: Selection, x_ND: paddle.Tensor, column_N: paddle.Tensor):
         self.column_N = column_N
         self._nearest_NJ1 = None
-        rows_ND = bank.gather("centres", column_N)
+        rows_ND = selection.gather("centres", column_N)
         if spec.sub_centres == 1:
             self._centres = Vectors(rows_ND, spec.margin is not None)
             self.plain_N = (self._centres.values * x_ND).sum(axis=1)
@@ -184,8 +184,8 @@ class TargetRows:
             product_NJ = (centre_NJD * x_ND.unsqueeze(1)).sum(axis=2)
             self.plain_N = product_NJ.max(axis=1)
             self._nearest_NJ1 = F.one_hot(product_NJ.argmax(axis=1), spec.sub_centres).unsqueeze(2)
-        if bank.bias:
-            self.plain_N = self.plain_N + bank.gather("bias", column_N)
+        if selection.bank.bias:
+            self.plain_N = self.plain_N + selection.gather("bias", column_N)
 
     def gradient(self, dtarget_N: paddle.Tensor, x_ND: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Compute the gradients by the embeddings [N, D] and by the samples' own bank rows [N, J D], from

@@ -23,7 +23,7 @@ for a margin's penalty. LARS adds an all_reduce of two numbers. The labels came 
 each rank knows all N of them. Centre gradients never travel.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,7 +37,7 @@ from plsc import distributed
 from plsc.distributed.device import asynchronous, to_device, to_host
 from plsc.errors import UserError
 from plsc.heads.backends import HeadMemory
-from plsc.heads.banks.bank import Bank
+from plsc.heads.banks.bank import Bank, Selection
 from plsc.heads.blocks import Block, plan_blocks
 from plsc.heads.sampling import DrawAhead
 from plsc.heads.spec import HeadSpec
@@ -112,15 +112,30 @@ class SoftmaxHead:
             )
 
     def update(self, lr: float, step: int = 0) -> None:
-        """Update the centres by the gradients of the last backward. Every rank calls it.
+        """Update the centres that took part in the last backward pass by its gradients. Every rank calls it.
 
-        step: the training step's number, as in the call.
+        Gradients of an earlier backward pass that no update followed are dropped, as those of a step that is
+        skipped.
+
+        Args:
+            lr: the learning rate.
+            step: number of the training step, as in the call.
+
+        Raises UserError if there was no backward pass since the last update, or if the centres have changed
+        since its forward pass.
 
         Collectives: one all_reduce SUM of two numbers if the classes are spread and the rule needs norms
         (LARS).
         """
+        selection, self.memory.ready = self.memory.ready, None
+        if selection is None:
+            raise UserError(
+                "the head has no gradients to update the class centres by; call backward() of its loss "
+                "before each update()"
+            )
+        selection.check_current()
         with RecordEvent("head"):
-            self.bank.update(lr, step, self._norms() if self.bank.rule.needs_norms else None)
+            selection.update(lr, step, self._norms(selection) if self.bank.rule.needs_norms else None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how often the centres were updated; their rows and the margin's state are written apart."""
@@ -131,15 +146,20 @@ class SoftmaxHead:
         self.bank.updates = state["updates"]
 
     def remember(self) -> Callable[[], None]:
-        """Return a call that restores what a call of the head changes, as it is now: the margin's
-        statistics."""
-        if not self.margin:
-            return lambda: None
-        return partial(setattr, self.margin, "statistics", self.margin.statistics)
+        """Return a call that takes a step back which is not to be updated: it restores the margin's
+        statistics as they are now, and drops the gradients."""
+        return partial(self._restore, self.margin and self.margin.statistics)
 
-    def _norms(self) -> tuple[float, float] | tuple[paddle.Tensor, paddle.Tensor]:
+    def _restore(self, statistics: Mapping | None) -> None:
+        if self.margin:
+            self.margin.statistics = statistics
+        if self.memory.ready:
+            self.memory.ready.free()
+            self.memory.ready = None
+
+    def _norms(self, selection: Selection) -> tuple[float, float] | tuple[paddle.Tensor, paddle.Tensor]:
         """Compute the norms of the selected centres of all ranks and of their gradient."""
-        squares = self.bank.squares()
+        squares = selection.squares()
         if self.spec.sharded:
             distributed.all_reduce(squares)
         norms = squares.sqrt()
@@ -171,7 +191,7 @@ class SoftmaxHead:
         budget. Collectives: two all_reduce MAX of N numbers if the classes are spread, none if not. A logit
         that is not finite may give C.
         """
-        self.bank.select(None)
+        selection = self.bank.select(None)
         block, _ = plan_blocks(
             len(emb_ND), self.shard.size, self.bank.width, self.spec.sub_centres, self.spec.budget
         )
@@ -179,7 +199,8 @@ class SoftmaxHead:
         class_N = paddle.full([len(emb_ND)], self.shard.num_classes, dtype="int64")
         for start in range(0, self.shard.size, block):
             stop = min(start + block, self.shard.size)
-            logit_Nb, _ = Block(self.spec, self.bank, start, stop, "float32").logits(emb_ND.astype("float32"))
+            block_of_rows = Block(self.spec, selection, start, stop, "float32")
+            logit_Nb, _ = block_of_rows.logits(emb_ND.astype("float32"))
             first_N = logit_Nb.argmax(axis=1) + (self.shard.start + start)
             largest_N = logit_Nb.max(axis=1)
             class_N = paddle.where(largest_N > best_N, first_N, class_N)

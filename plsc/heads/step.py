@@ -4,10 +4,11 @@ find the samples' classes among the selected ones -> gather embeddings -> a back
 them with the samples' own classes -> the margin changes these logits -> the backend's maxima and sums of
 all others -> join the ranks -> losses
 
-gradient of the loss -> the backend -> gradient of this rank's embeddings; the bank gets the centres'
+gradient of the loss -> the backend -> gradient of this rank's embeddings; the selection gets the rows'
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,9 @@ import paddle.nn.functional as F
 
 from plsc import distributed
 from plsc.distributed.device import to_device
+from plsc.errors import UserError
 from plsc.heads.backends import HeadMemory, KernelBackend, PaddleBackend, Places, takes_kernels
+from plsc.heads.banks.bank import Selection
 from plsc.heads.blocks import Vectors
 from plsc.heads.margins import Target, change_targets
 from plsc.heads.sampling import unite
@@ -29,13 +32,15 @@ class HeadOutput:
 
     loss: mean over the N samples of all ranks, scalar, the same on every rank; call backward() on it.
     accuracy: share of the N samples whose plain target logit, without margin, is the largest (top-1); the
-    same on every rank. losses_B, correct_B: the same for each of this rank's samples.
+    same on every rank. losses_B, correct_B: the same for each of this rank's samples. selection: the rows
+    of this rank's shard that took part; it has their gradients after the backward pass.
     """
 
     loss: paddle.Tensor
     accuracy: paddle.Tensor
     losses_B: paddle.Tensor
     correct_B: paddle.Tensor
+    selection: Selection
 
 
 class Step:
@@ -50,6 +55,7 @@ class Step:
         counts: samples of each rank.
 
     Attributes, from `forward` for `backward`:
+        selection: the rows of this rank's shard that take part.
         vectors: the gathered embeddings, at length 1 with a margin; scaled_ND: the same times the scale.
         plain_N, targets: the samples' own logits over scale without and with margin, and the slopes; 0 of a
             sample whose class is in another shard.
@@ -68,12 +74,12 @@ class Step:
     ):
         self.spec = spec
         self.memory = memory
-        self.bank = memory.bank
         self.margin = spec.margin
         self.emb_BD = emb_BD
         self.number = number
         self.counts = list(counts)
         assert self.counts[distributed.rank()] == emb_BD.shape[0], (self.counts, emb_BD.shape)
+        self._is_over = False
         self.num_samples = sum(self.counts)  # of all ranks: what the mean is over
         start = sum(self.counts[: distributed.rank()])
         self._of_rank = slice(start, start + len(emb_BD))
@@ -98,11 +104,13 @@ class Step:
             self.margin.observe(self.gather_all(self.vectors.length))
         x_ND = self.vectors.values
         self.scaled_ND = x_ND * self.spec.scale if self.spec.scale != 1.0 else x_ND
-        by_kernels = takes_kernels(self.spec, self.bank, self.number is None)
+        by_kernels = takes_kernels(self.spec, self.selection, self.number is None)
         make = KernelBackend if by_kernels else PaddleBackend
-        self.backend = make(self.spec, self.memory, x_ND, self.scaled_ND, places)
+        self.backend = make(self.spec, self.memory, self.selection, x_ND, self.scaled_ND, places)
         self.plain_N, self.targets = self._move_targets(places.owned_N, self.backend.plain_N)
-        maxima = self._join_maxima(*self.backend.forward(self._share_targets()))
+        shared = self._share_targets()
+        self._statistics = self.margin.statistics if self.margin else None
+        maxima = self._join_maxima(*self.backend.forward(shared))
         losses_N, correct_N, self.lse_N, self.rest_N = self._join_ranks(*maxima)
         self.penalty_slope_N = None
         if self.margin and self.margin.penalty:
@@ -112,21 +120,24 @@ class Step:
         if not self.spec.sharded:
             distributed.all_reduce(totals)  # each rank has other samples
         loss, accuracy = (totals / self.num_samples).unbind()
-        return HeadOutput(loss, accuracy, self.of_this_rank(losses_N), self.of_this_rank(correct_N))
+        return HeadOutput(
+            loss, accuracy, self.of_this_rank(losses_N), self.of_this_rank(correct_N), self.selection
+        )
 
     def _find_targets(self) -> Places:
-        """Let the bank select the classes of the step, and find the samples' own ones among them."""
-        shard = self.bank.shard
+        """Select the classes of the step, and find the samples' own ones among them."""
+        bank = self.memory.bank
+        shard = bank.shard
         local_N = distributed.shard_index(self.label_N, shard.start, shard.stop)
         sample_P = np.flatnonzero(local_N >= 0)
         class_P = local_N[sample_P]
         if self.spec.sample_rate == 1 or self.number is None:
-            self.bank.select(None)
+            self.selection = bank.select(None)
             column_P = class_P
         else:
             index_K = unite(self.memory.drawing.take(self.number), np.unique(class_P))
-            self.bank.select(index_K)
-            self.bank.prefetch(self.memory.drawing.following())
+            self.selection = bank.select(index_K)
+            self.selection.prefetch(self.memory.drawing.following())
             column_P = np.searchsorted(index_K, class_P)
         order = np.argsort(column_P, kind="stable")  # so that a block's targets are one run
         return Places(sample_P[order], column_P[order], to_device((local_N >= 0).astype(np.float32)))
@@ -181,20 +192,40 @@ class Step:
         return loss_N, plain_N >= plain_max_N, target_N + loss_N, F.sigmoid(z_N)
 
     def backward(self, grad: paddle.Tensor) -> paddle.Tensor:
-        """Compute the loss's gradient by this rank's embeddings, times W (see `distributed`); those of
-        centres go to the bank."""
+        """Compute the loss's gradient by this rank's embeddings, times W (see `distributed`); the selection
+        gets the centres'. UserError for a second call, and if the centres have changed since `forward`."""
+        if self._is_over:
+            raise UserError("a step of the head has one backward pass; call the head again for another one")
+        self.selection.check_current()
+        self._is_over = True
         factor = grad.astype("float32") / self.num_samples
         dtarget_N = -self.rest_N * self.targets.slope
-        grad_ND = self.backend.backward(self.lse_N, dtarget_N, self.scaled_ND * factor, factor)
+        with self._statistics_of_forward():
+            grad_ND = self.backend.backward(self.lse_N, dtarget_N, self.scaled_ND * factor, factor)
         if not self.spec.sharded:
-            for by_rows in self.bank.gradients().values():
+            for by_rows in self.selection.gradients().values():
                 distributed.all_reduce(by_rows)
+        self.memory.ready = self.selection
         if self.margin and self.margin.penalty:
             # Of this shard's target cosines by the norms; like that of the cosines, without factors.
             by_norm_N = -self.rest_N * self.targets.norm_slope
             grad_ND = paddle.concat([grad_ND, by_norm_N.unsqueeze(1)], axis=1)
         grad_BD = distributed._c_reducescatter(grad_ND, self.counts) if self.spec.sharded else grad_ND
         return self._embedding_gradient(grad_BD, factor).astype(self.emb_BD.dtype)
+
+    @contextlib.contextmanager
+    def _statistics_of_forward(self) -> Iterator[None]:
+        """Let the margin have the statistics that it had in the forward pass: another step may have come
+        since, and a block that is computed again must give the same logits."""
+        if not self.margin:
+            yield
+            return
+        now = self.margin.statistics
+        self.margin.statistics = self._statistics
+        try:
+            yield
+        finally:
+            self.margin.statistics = now
 
     def _embedding_gradient(self, grad_BD: paddle.Tensor, factor: paddle.Tensor) -> paddle.Tensor:
         """Turn the gradient by the scaled embeddings, with that by the norms as a last column if they are

@@ -222,8 +222,7 @@ class Trainer:
         of_head = [out.loss.detach().clone().reshape([1])]  # a copy: what is not finite may be overwritten
         if emb_BD.grad is not None:
             of_head.append(emb_BD.grad)
-        if self.head.bank.selected:  # else the bank has the gradients of an earlier step
-            of_head += self.head.bank.gradients().values()
+        of_head += out.selection.gradients().values()
         bad_backbone = nonfinite([p.grad for p in self.backbone.parameters() if p.grad is not None])
         tensors = [bad_backbone, nonfinite(of_head), out.loss, out.accuracy]
         numbers = [_C_ops.flatten(tensor.detach().astype("float64"), 0, -1) for tensor in tensors]

@@ -59,7 +59,7 @@ for kind, more in cases:
         out = head(emb, paddle.to_tensor(label[own]))
         out.loss.backward()
         got = [out.loss.item(), out.losses_B.numpy(), emb.grad.numpy()]
-        got.append(head.bank.gradients()["centres"].numpy())
+        got.append(out.selection.gradients()["centres"].numpy())
         want, bound = perturbed(partial(dense, kind, options, rows), x, centres)
         if "compute_dtype" in more:
             bound = [BOUND * np.abs(array).max() for array in want]

@@ -194,7 +194,7 @@ def row_2_15():
         losses, dx, dw, _ = case.dense(centres).loss_and_gradients(x, label)
         return losses.mean(), case.world_size * dx[case.own], dw[case.rows]
 
-    found = out.loss.item(), case.emb.grad.numpy(), case.head.bank.gradients()["centres"].numpy()
+    found = out.loss.item(), case.emb.grad.numpy(), out.selection.gradients()["centres"].numpy()
     assert_within(found, *perturbed(compute, case.x, case.centres))
 
 

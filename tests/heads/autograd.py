@@ -134,7 +134,7 @@ def gradients(head, x, label):
     emb = paddle.to_tensor(x, dtype="float32", stop_gradient=False)
     out = head(emb, paddle.to_tensor(label))
     out.loss.backward()
-    return [out.losses_B.numpy(), emb.grad.numpy(), head.bank.gradients()["centres"].numpy()]
+    return [out.losses_B.numpy(), emb.grad.numpy(), out.selection.gradients()["centres"].numpy()]
 
 
 def assert_equal_to_dense(kind, head, x, label, **options):

@@ -21,7 +21,7 @@ def run(head, x, label):
     emb = paddle.to_tensor(x, stop_gradient=False)
     out = head(emb, paddle.to_tensor(label))
     out.loss.backward()
-    return out, emb.grad.numpy(), head.bank.gradients()["centres"].numpy()
+    return out, emb.grad.numpy(), out.selection.gradients()["centres"].numpy()
 
 
 def optimizer_cases(counts: list[int], folder: str = ".") -> list[dict]:

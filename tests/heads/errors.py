@@ -105,11 +105,11 @@ def head_errors(
     for number in range(steps):
         x = rng.standard_normal((sum(counts), D)).astype(np.float32)
         label = labels_for(labels, sum(counts), num_classes, rng)
-        dw, db = _compare_step(worst, head, dense, x, label, counts, number)
-        before = _rows_left_out(head)
+        dw, db, taken = _compare_step(worst, head, dense, x, label, counts, number)
+        before = _rows_left_out(head, taken)
         head.update(lr, number)
         dense.step(dw, db, lr)
-        for key, rows in _rows_left_out(head).items():
+        for key, rows in _rows_left_out(head, taken).items():
             worst.note("bytes of rows that were not sampled", different_bytes(rows, before[key]))
     rows, state = slice(head.shard.start, head.shard.stop), head.bank.state()
     for key, want in dense.state().items():
@@ -122,17 +122,17 @@ def choose_classes(positives, shard, rate, seed, step) -> np.ndarray:
     return unite(draw_classes(shard, rate, seed, step), positives)
 
 
-def taken_of(bank) -> np.ndarray:
+def taken_of(selection) -> np.ndarray:
     """Number the rows of this rank that take part in the step."""
-    return np.arange(bank.shard.size) if bank.index_K is None else bank.index_K
+    return np.arange(selection.count) if selection.index_K is None else selection.index_K
 
 
-def _rows_left_out(head) -> dict[str, np.ndarray]:
+def _rows_left_out(head, taken) -> dict[str, np.ndarray]:
     """Copy the rows of this rank that take no part in the step."""
     if head.spec.sample_rate == 1:
         return {}
     out = np.ones(head.shard.size, bool)
-    out[taken_of(head.bank)] = False
+    out[taken] = False
     return {name: np.array(rows[:])[out] for name, rows in head.bank.state().items()}
 
 
@@ -142,7 +142,8 @@ def _compare_step(worst: Worst, head, dense, x, label, counts, number: int):
     emb = paddle.to_tensor(x[own], stop_gradient=False)
     out = head(emb, paddle.to_tensor(label[own]), number)
     out.loss.backward()
-    taken = taken_of(head.bank) + head.shard.start
+    mine = taken_of(out.selection)
+    taken = mine + head.shard.start
     positives = np.intersect1d(label, np.arange(head.shard.start, head.shard.stop))
     worst.note("positives that are missing", len(np.setdiff1d(positives, taken)))
     dense.taken = np.arange(head.shard.num_classes)
@@ -159,10 +160,10 @@ def _compare_step(worst: Worst, head, dense, x, label, counts, number: int):
     worst.note("accuracy", relative(out.accuracy.item() + 1, dense.correct(x, label).mean() + 1))
     worst.note("embedding gradient", relative(emb.grad.numpy() / distributed.world_size(), dx[own]))
     if not len(taken):
-        return dw, db
-    mine, grads = np.searchsorted(dense.taken, taken), head.bank.gradients()
+        return dw, db, mine
+    at, grads = np.searchsorted(dense.taken, taken), out.selection.gradients()
     # in units of the whole array's largest gradient: a shard of few classes may have next to none of its own
     for name, whole in (("centres", dw), ("bias", db))[: len(grads)]:
-        error = np.abs(grads[name].numpy()[: len(mine)] - whole[mine]).max() / max(np.abs(whole).max(), 1e-12)
+        error = np.abs(grads[name].numpy() - whole[at]).max() / max(np.abs(whole).max(), 1e-12)
         worst.note("bias gradient" if name == "bias" else "centre gradient", float(error))
-    return dw, db
+    return dw, db, mine

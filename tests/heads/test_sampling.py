@@ -95,9 +95,10 @@ def train(rate, steps, num_classes=60):
     taken = np.zeros(num_classes, bool)
     for step in range(steps):
         emb = paddle.to_tensor(rng.standard_normal((6, 8)), dtype="float32", stop_gradient=False)
-        head(emb, paddle.to_tensor(rng.integers(0, 12, 6)), step).loss.backward()
+        out = head(emb, paddle.to_tensor(rng.integers(0, 12, 6)), step)
+        out.loss.backward()
         head.update(0.1)
-        taken[head.bank.index_K] = True
+        taken[out.selection.index_K] = True
         yield head, taken
 
 

@@ -48,8 +48,7 @@ def test_row_2_9_a_sure_sample_costs_nothing():
 
 def test_row_3_2_a_rate_just_below_one_samples_and_one_above_is_refused():
     head = make_head(2000, D, CosFace(), sample_rate=0.999)
-    head(*batch())
-    assert 1998 <= len(head.bank.index_K) < 2000
+    assert 1998 <= head(*batch()).selection.count < 2000
     for rate in (1.5, 0, -0.1):
         with pytest.raises(ConfigError, match=r"Head.sample_rate: must be "):
             load(None, [f"Head.sample_rate={rate}"])
@@ -81,17 +80,19 @@ def test_row_3_6_a_remapped_label_is_the_old_one(rate):
     emb, label = batch()
     step = step_module.Step(head.spec, head.memory, emb, label.numpy(), 5, [len(label)])
     place = step._find_targets()
-    assert np.array_equal(head.bank.index_K[place.column_P], label.numpy()[place.sample_P])
+    assert np.array_equal(step.selection.index_K[place.column_P], label.numpy()[place.sample_P])
 
 
 def test_row_3_8_one_head_state_whatever_is_sampled():
     head = make_head(200, D, CosFace(), sample_rate=0.1)
     seen = set()
     for number in range(100):
-        head(*batch(seed=number), number).loss.backward()
+        out = head(*batch(seed=number), number)
+        out.loss.backward()
+        gradients = tuple(out.selection.gradients())
         head.update(0.1)
         state = {name: rows.shape for name, rows in head.bank.state().items()}
-        seen.add((tuple(state.items()), tuple(head.bank.gradients())))
+        seen.add((tuple(state.items()), gradients))
     assert seen == {((("centres", (200, D)), ("momentum", (200, D))), ("centres",))}
 
 
@@ -130,7 +131,7 @@ def test_row_3_15_forward_and_backward_in_our_calls():
     out = head(emb, label)
     out.loss.backward()
     assert emb.grad.shape == emb.shape and out.loss.shape == []
-    assert head.bank.gradients()["centres"].shape == [20, D]
+    assert out.selection.gradients()["centres"].shape == [20, D]
     assert np.array_equal(head.bank.state()["centres"], before)  # nothing moves before head.update
     head.update(0.1)
     assert not np.array_equal(head.bank.state()["centres"], before)
@@ -138,10 +139,10 @@ def test_row_3_15_forward_and_backward_in_our_calls():
 
 def test_row_3_16_without_sampling_the_rows_are_used_in_place():
     head = make_head(20, D, CosFace(), sample_rate=1.0)
-    head(*batch())
-    rows = head.bank.rows("centres", 0, 20)
+    selection = head(*batch()).selection
+    rows = selection.rows("centres", 0, 20)
     rows.zero_()
-    assert head.bank.selected == 20 and not head.bank.state()["centres"].any()
+    assert selection.count == 20 and not head.bank.state()["centres"].any()
 
 
 def test_row_3_19_when_the_draw_happens_cannot_change_a_number(monkeypatch):

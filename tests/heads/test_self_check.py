@@ -18,7 +18,7 @@ def test_a_right_head_differs_by_rounding(views, request):
 
 
 def writes_are_lost(monkeypatch):
-    monkeypatch.setattr(device.DeviceBank, "_update", lambda *_: None)
+    monkeypatch.setattr(device.DeviceSelection, "_update", lambda *_: None)
 
 
 def gradients_are_too_long(monkeypatch):

@@ -59,11 +59,18 @@ def poisoned(output, bad: dict[int, str], *overrides: str, rank: int = 0, value=
         )  # it may be run again later
 
     net.factors = lambda: (now("embedding"), now("gradient"))
-    bank, gradients = trainer.head.bank, trainer.head.bank.gradients
-    bank.gradients = lambda: {
-        name: grad.multiply_(paddle.to_tensor(factor(trainer.step, "centres")))
-        for name, grad in gradients().items()
-    }
+    select = trainer.head.bank.select
+
+    def selected(index_K):
+        selection = select(index_K)
+        gradients = selection.gradients
+        selection.gradients = lambda: {
+            name: grad.multiply_(paddle.to_tensor(factor(trainer.step, "centres")))
+            for name, grad in gradients().items()
+        }
+        return selection
+
+    trainer.head.bank.select = selected
     return trainer
 
 

@@ -3,11 +3,12 @@
     S classes in this rank's shard   K of them selected for the step (all: K = S)
     D embedding size   b rows of a class block
 
-A step selects rows, addresses them by their numbers 0..K-1, and updates only these, by one rule
-(plsc/heads/optimizer.py). `DeviceBank` keeps the rows on the device that computes, `HostBank` in host memory,
-where more of them fit, `OffloadedBank` (offloaded.py) on the disk or as bfloat16; the selected rows are then
-copied to the device, and their gradients back. A row's initial value depends on (seed, row) alone, so any
-number of ranks starts from the same centres.
+`bank.select(index)` returns the rows of one step as a `Selection`: it holds their values, memory for their
+gradients, and their update by one rule (plsc/heads/optimizer.py). The bank holds the tables alone.
+`DeviceBank` keeps the rows on the device that computes, `HostBank` in host memory, where more of them fit,
+`OffloadedBank` (offloaded.py) on the disk or as bfloat16; the selected rows are then copied to the device,
+and their gradients back. A row's initial value depends on (seed, row) alone, so any number of ranks starts
+from the same centres.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""Define what a bank of class centres is, and draw the initial ones. Symbols: __init__.py."""
+"""Define what a bank of class centres is, and what a selection of its rows; draw the initial centres.
+
+Symbols: __init__.py.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -9,6 +12,7 @@ from paddle import _C_ops
 
 from plsc import native as kernels
 from plsc.distributed.device import asynchronous
+from plsc.errors import UserError
 from plsc.heads.banks.tensors import large_tensor, rows_in_place, write_rows
 from plsc.heads.optimizer import Rule, Update
 from plsc.heads.sampling import ClassShard
@@ -68,22 +72,23 @@ class StateRows:
 
 
 class Bank(ABC):
-    """Holds centres [S, width], optionally a bias [S], their optimizer state, and the gradient of the
-    selected rows.
+    """Holds the tables of a shard: centres [S, width], optionally a bias [S], and their optimizer state.
 
-    Memory: values and moments, S * (width + bias) float32 each, where the kind of bank keeps them; the
-    gradient, K of these rows, on the device.
+    Memory: S * (width + bias) float32 for the values and for each moment, where the kind of bank keeps them.
 
     Args:
-        shard: the classes of this rank. width: numbers of a row. bias: whether each class has one more, its
-            bias.
+        shard: the classes of this rank.
+        width: numbers of a row.
+        bias: whether each class has one more number, its bias.
         rule: updates the rows.
 
     Attributes:
         names: the parts of a row: "centres", and "bias" where there is one.
         shapes: of all arrays by name, values and moments.
         updates: how often the rows have been updated since their initial values.
-        index_K: the selected rows, int64 [K], rising; None: all.
+        version: counts the changes of the tables, by which a `Selection` knows that they are not its own.
+        spare_gradients: memory of earlier steps for the gradients of later ones, since fresh pages cost more
+            time than the work on them.
     """
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
@@ -98,8 +103,8 @@ class Bank(ABC):
             for array in self.arrays_of(name)
         }
         self.updates = 0
-        self.index_K: np.ndarray | None = None
-        self._grads: dict[str, paddle.Tensor] = {}
+        self.version = 0
+        self.spare_gradients: dict[str, paddle.Tensor] = {}
 
     def arrays_of(self, name: str) -> list[str]:
         """Name the arrays of one part of a row, its value and its moments: ["centres", "momentum"],
@@ -107,45 +112,9 @@ class Bank(ABC):
         prefix = "" if name == "centres" else f"{name}_"
         return [name, *(prefix + moment for moment in self.rule.moments)]
 
-    @property
-    def selected(self) -> int:
-        """K, the number of rows that take part in the step."""
-        return self.shard.size if self.index_K is None else len(self.index_K)
-
-    def select(self, index_K: np.ndarray | None) -> None:
-        """Let these rows of the shard (int64 [K], rising) take part until the next call; None: all."""
-        self.index_K = index_K
-
-    def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
-        """Fetch the rows that the next step will select, as far as `draw` knows them, while this step runs.
-        Called after `select`; only an offloaded bank calls `draw`."""
-
     @abstractmethod
-    def rows(self, name: str, start: int, stop: int) -> paddle.Tensor:
-        """Read selected rows [start, stop) of "centres" or "bias" on the device: a view where possible."""
-
-    @abstractmethod
-    def gather(self, name: str, number_P: paddle.Tensor) -> paddle.Tensor:
-        """Copy the selected rows with these numbers (int64 [P]) of "centres" or "bias" to the device."""
-
-    @abstractmethod
-    def host_rows(self, name: str) -> tuple[np.ndarray | paddle.Tensor, np.ndarray | None] | None:
-        """Return rows in host memory, for a kernel to read, and the places of the selected ones among them,
-        int64 [K] (None: all in their order). None where there are no such rows."""
-
-    def update(self, lr: float, step: int = 0, norms: tuple[float, float] | None = None) -> None:
-        """Update the selected rows by the gradients set since they were selected.
-
-        Args:
-            step: the training step's number, from which a bank that rounds at random draws.
-            norms: of the selected centres and their gradient on all ranks together, if the rule `needs_norms`
-                (see `squares`).
-        """
-        self.updates += 1
-        self._update(Update(lr, self.updates, norms), step)
-
-    @abstractmethod
-    def _update(self, update: Update, step: int) -> None: ...
+    def select(self, index_K: np.ndarray | None) -> "Selection":
+        """Select rows of the shard for one step (int64 [K], rising); None: all. The bank stays as it is."""
 
     def update_by_kernel(
         self, name: str, arrays: Mapping, index_K: np.ndarray | None, grad, update: Update
@@ -160,57 +129,145 @@ class Bank(ABC):
         """How many selected rows are fetched and updated at a time."""
         return max(1, _DEVICE_NUMBERS // self.width) if asynchronous() else UPDATE_ROWS
 
-    def squares(self) -> paddle.Tensor:
-        """Sum the squares of the selected centres, and of their gradient, on this rank: float64 [2]."""
-        sums = paddle.zeros([2], "float64")
-        for start in range(0, self.selected, self.rows_at_once):
-            stop = min(start + self.rows_at_once, self.selected)
-            parts = self.rows("centres", start, stop), self._grads["centres"][start:stop]
-            sums.add_(paddle.stack([_square(part) for part in parts]))
-        return sums
-
-    def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
-        """Keep the gradient of selected rows [start, stop) for the next `update`. Every selected row must be
-        set before it. That of all rows is kept as it is given."""
-        if stop - start == self.selected:
-            self._grads[name] = grad
-        else:
-            write_rows(self._gradient_memory(name), start, grad)
-
-    def add_gradient(self, name: str, number_N: paddle.Tensor, part_N: paddle.Tensor) -> None:
-        """Add to the gradients of the selected rows with these numbers, [N] and [N, width] or [N]: parts of
-        the same number are the same, and one of them is added."""
-        paddle.scatter_(self._grads[name], number_N, paddle.gather(self._grads[name], number_N) + part_N)
-
-    def gradient(self, name: str) -> paddle.Tensor:
-        """Return the memory of the selected rows' gradient, [K, width] or [K], for a kernel to write."""
-        return rows_in_place(self._gradient_memory(name), 0, self.selected)
-
-    def _gradient_memory(self, name: str) -> paddle.Tensor:
-        """Return that memory with its spare rows."""
-        memory = self._grads.get(name)
-        needed = self.selected
-        if memory is None or len(memory) < needed:
-            # Sampling takes a few more or less each step: some spare rows, so that no later step needs new
-            # memory.
-            count = needed + (0 if self.index_K is None else needed // 16)
-            memory = large_tensor([count, self.width] if name == "centres" else [count])
-            self._grads[name] = memory
-        return memory
-
-    def gradients(self) -> dict[str, paddle.Tensor]:
-        """Return the selected rows' gradients by name, [K, width], [K]; empty before the first backward."""
-        return {name: rows_in_place(memory, 0, self.selected) for name, memory in self._grads.items()}
-
     @abstractmethod
     def state(self) -> dict[str, np.ndarray | StateRows]:
         """Return the arrays of a checkpoint by name, first axis the shard's classes. In host memory these are
         views, not copies: they change with the next update."""
 
-    @abstractmethod
     def load_rows(self, start: int, rows: dict[str, np.ndarray]) -> None:
         """Overwrite the rows [start, start + len) by `rows`, cut from the `state()` of any kind of bank on
         any split of the classes. Of a new bank, whose arrays are all 0, the centres may come alone."""
+        self.version += 1
+        self._load_rows(start, rows)
+
+    @abstractmethod
+    def _load_rows(self, start: int, rows: dict[str, np.ndarray]) -> None: ...
+
+
+class Selection(ABC):
+    """Holds K rows of a bank that take part in one step, addressed by the numbers 0 to K - 1: their values,
+    their gradients, their update.
+
+    A step holds its selection, and the bank knows nothing of it: any number of steps may be open at once, and
+    whatever reads the bank meanwhile changes no step. The bank changes when a selection updates its rows, and
+    when rows are loaded. Selections made before are refused from then on, since what they computed belongs to
+    rows that are gone.
+
+    Args:
+        bank: that the rows belong to.
+        index_K: their numbers in the shard, int64 [K], rising; None: all rows.
+
+    Attributes: `count`, K.
+    """
+
+    def __init__(self, bank: Bank, index_K: np.ndarray | None):
+        self.bank = bank
+        self.index_K = index_K
+        self.count = bank.shard.size if index_K is None else len(index_K)
+        self._version: int | None = bank.version  # None: it is over
+        self._grads: dict[str, paddle.Tensor] = {}
+        self._lent: set[str] = set()  # gradients whose memory is the bank's
+
+    def check_current(self) -> None:
+        """Raise UserError if the bank has changed since these rows were selected, or if they were freed."""
+        if self._version != self.bank.version:
+            raise UserError(
+                "the class centres were updated or loaded after the forward pass of this step, so its "
+                "gradients would be wrong; finish a step, from the forward pass to update(), before another "
+                "one updates"
+            )
+
+    def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
+        """Fetch the rows of the next step, as far as `draw` knows them, while this step runs. Only an
+        offloaded bank calls `draw`."""
+
+    @abstractmethod
+    def rows(self, name: str, start: int, stop: int) -> paddle.Tensor:
+        """Read rows [start, stop) of "centres" or "bias" on the device: a view where possible."""
+
+    @abstractmethod
+    def gather(self, name: str, number_P: paddle.Tensor) -> paddle.Tensor:
+        """Copy the rows with these numbers (int64 [P]) of "centres" or "bias" to the device."""
+
+    @abstractmethod
+    def host_rows(self, name: str) -> tuple[np.ndarray | paddle.Tensor, np.ndarray | None] | None:
+        """Return rows in host memory, for a kernel to read, and the places of the selected ones among them,
+        int64 [K] (None: all in their order). None where there are no such rows."""
+
+    # -- gradients
+
+    def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
+        """Set the gradient of rows [start, stop). Every row must be set before `update`. The gradient of all
+        rows is kept as it is given."""
+        if stop - start == self.count:
+            self._grads[name] = grad
+        else:
+            write_rows(self._gradient_memory(name), start, grad)
+
+    def add_gradient(self, name: str, number_N: paddle.Tensor, part_N: paddle.Tensor) -> None:
+        """Add to the gradients of the rows with these numbers, [N] and [N, width] or [N]: parts of the same
+        number are the same, and one of them is added."""
+        paddle.scatter_(self._grads[name], number_N, paddle.gather(self._grads[name], number_N) + part_N)
+
+    def gradient(self, name: str) -> paddle.Tensor:
+        """Return the memory of the rows' gradient, [K, width] or [K], for a kernel to write."""
+        return rows_in_place(self._gradient_memory(name), 0, self.count)
+
+    def gradients(self) -> dict[str, paddle.Tensor]:
+        """Return the gradients by name, [K, width], [K]; empty before the backward pass. Their memory belongs
+        to a later step after `update`: copy what shall stay."""
+        return {name: rows_in_place(memory, 0, self.count) for name, memory in self._grads.items()}
+
+    def _gradient_memory(self, name: str) -> paddle.Tensor:
+        """Return that memory with its spare rows."""
+        if name not in self._grads:
+            memory = self.bank.spare_gradients.pop(name, None)
+            if memory is None or len(memory) < self.count:
+                # Sampling takes a few more or less each step: some spare rows, so that no later step needs
+                # new memory.
+                rows = self.count + (0 if self.index_K is None else self.count // 16)
+                memory = large_tensor([rows, self.bank.width] if name == "centres" else [rows])
+            self._grads[name] = memory
+            self._lent.add(name)
+        return self._grads[name]
+
+    def squares(self) -> paddle.Tensor:
+        """Sum the squares of the centres, and of their gradient, on this rank: float64 [2]."""
+        sums = paddle.zeros([2], "float64")
+        for start in range(0, self.count, self.bank.rows_at_once):
+            stop = min(start + self.bank.rows_at_once, self.count)
+            parts = self.rows("centres", start, stop), self._grads["centres"][start:stop]
+            sums.add_(paddle.stack([_square(part) for part in parts]))
+        return sums
+
+    # -- update
+
+    def update(self, lr: float, step: int = 0, norms: tuple[float, float] | None = None) -> None:
+        """Update the rows by their gradients, once.
+
+        Args:
+            step: number of the training step, from which a bank that rounds at random draws.
+            norms: of the selected centres and their gradient on all ranks together, if the rule `needs_norms`
+                (see `squares`).
+
+        Raises UserError if the bank has changed since the rows were selected.
+        """
+        self.check_current()
+        self.bank.updates += 1
+        self.bank.version += 1
+        self._update(Update(lr, self.bank.updates, norms), step)
+        self.free()
+
+    @abstractmethod
+    def _update(self, update: Update, step: int) -> None: ...
+
+    def free(self) -> None:
+        """End the step: give its memory back to the bank, for a later one. It is called once."""
+        self._version = None
+        for name in self._lent:
+            self.bank.spare_gradients[name] = self._grads[name]
+        self._lent = set()
+        self._grads = {}
 
 
 def _square(rows: paddle.Tensor) -> paddle.Tensor:

@@ -7,7 +7,7 @@ import paddle
 
 from plsc import native as kernels
 from plsc.distributed.device import tensor_of
-from plsc.heads.banks.bank import Bank
+from plsc.heads.banks.bank import Bank, Selection
 from plsc.heads.banks.tensors import host_view
 from plsc.heads.optimizer import Rule, Update
 from plsc.heads.sampling import ClassShard
@@ -15,18 +15,43 @@ from plsc.native.bfloat16 import float32_of
 from plsc.native.heads import rows as row_kernels
 
 
-class BankInMemory(Bank):
-    """Has the selected rows in arrays in host memory; the device gets those of the block that it works on.
+class HostBank(Bank):
+    """Keeps all rows in host memory."""
 
-    _arrays: float32, by name. _slots_K: the selected rows in them, int64; None: all.
-    """
-
-    _arrays: Mapping[str, np.ndarray]
-    _slots_K: np.ndarray | None = None
+    def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
+        super().__init__(shard, width, bias=bias, rule=rule)
+        self._arrays = {name: np.zeros(shape, np.float32) for name, shape in self.shapes.items()}
 
     def select(self, index_K):
-        super().select(index_K)
-        self._slots_K = index_K
+        return MemorySelection(self, index_K, self._arrays, index_K)
+
+    def state(self):
+        return dict(self._arrays)
+
+    def _load_rows(self, start, rows):
+        for name, array in rows.items():
+            self._arrays[name][start : start + len(array)] = float32_of(array)
+
+
+class MemorySelection(Selection):
+    """Has the rows in arrays in host memory; the device gets those of the block that it works on.
+
+    Args:
+        bank, index_K: as of `Selection`.
+        arrays: float32, by name.
+        slots_K: the selected rows in them, int64; None: all.
+    """
+
+    def __init__(
+        self,
+        bank: Bank,
+        index_K: np.ndarray | None,
+        arrays: Mapping[str, np.ndarray],
+        slots_K: np.ndarray | None,
+    ):
+        super().__init__(bank, index_K)
+        self._arrays = arrays
+        self._slots_K = slots_K
 
     def rows(self, name, start, stop):
         if self._slots_K is None:
@@ -49,40 +74,29 @@ class BankInMemory(Bank):
         return self._arrays[name], self._slots_K
 
     def _update(self, update, step):
-        self._update_rows(self._arrays, self._slots_K, self.gradients(), update)
-
-    def _update_rows(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        slots_K: np.ndarray | None,
-        gradients: dict[str, paddle.Tensor],
-        update: Update,
-    ) -> None:
-        """Update rows of arrays by their gradients."""
-        for name, grad in gradients.items():
-            if self.rule.kernel and kernels.library():
-                self.update_by_kernel(name, arrays, slots_K, host_view(grad), update)
-                continue
-            names = self.arrays_of(name)
-            for start in range(0, len(grad), self.rows_at_once):
-                part = slice(start, min(start + self.rows_at_once, len(grad)))
-                rows = part if slots_K is None else slots_K[part]
-                tensors = [tensor_of(arrays[each][rows]) for each in names]
-                self.rule.update_rows(name, tensors[0], tensors[1:], grad[part], update)
-                for each, tensor in zip(names, tensors):
-                    arrays[each][rows] = tensor.numpy()
+        update_arrays(self.bank, self._arrays, self._slots_K, self.gradients(), update)
 
 
-class HostBank(BankInMemory):
-    """Keeps all rows in host memory."""
+def update_arrays(
+    bank: Bank,
+    arrays: Mapping[str, np.ndarray],
+    slots_K: np.ndarray | None,
+    gradients: Mapping[str, paddle.Tensor],
+    update: Update,
+) -> None:
+    """Update rows of arrays in host memory by their gradients, by the bank's rule.
 
-    def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
-        super().__init__(shard, width, bias=bias, rule=rule)
-        self._arrays = {name: np.zeros(shape, np.float32) for name, shape in self.shapes.items()}
-
-    def state(self):
-        return dict(self._arrays)
-
-    def load_rows(self, start, rows):
-        for name, array in rows.items():
-            self._arrays[name][start : start + len(array)] = float32_of(array)
+    arrays, slots_K: as of `MemorySelection`.
+    """
+    for name, grad in gradients.items():
+        if bank.rule.kernel and kernels.library():
+            bank.update_by_kernel(name, arrays, slots_K, host_view(grad), update)
+            continue
+        names = bank.arrays_of(name)
+        for start in range(0, len(grad), bank.rows_at_once):
+            part = slice(start, min(start + bank.rows_at_once, len(grad)))
+            rows = part if slots_K is None else slots_K[part]
+            tensors = [tensor_of(arrays[each][rows]) for each in names]
+            bank.rule.update_rows(name, tensors[0], tensors[1:], grad[part], update)
+            for each, tensor in zip(names, tensors):
+                arrays[each][rows] = tensor.numpy()

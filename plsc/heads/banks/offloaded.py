@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 import paddle
 
-from plsc.heads.banks.bank import StateRows
-from plsc.heads.banks.host import BankInMemory
+from plsc.heads.banks.bank import Bank, Selection, StateRows
+from plsc.heads.banks.host import MemorySelection, update_arrays
 from plsc.heads.banks.row_storage import FileRowStorage
+from plsc.heads.optimizer import Update
 from plsc.heads.sampling import ClassShard
 from plsc.native import bfloat16
 from plsc.native.heads.records import pack, rounding_keys, unpack
@@ -37,7 +38,8 @@ class _Buffer:
     """Holds rows in float32, and grows; slot i of each array belongs to one class.
 
     rows: the classes that were read ahead, int64, rising; slot i is for the i-th. loaded: which of them are
-    in their slots already.
+    in their slots already. without: the rows of the step that they were read beside, which that step updates;
+    None where nothing was read ahead.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
@@ -50,6 +52,7 @@ class _Buffer:
         """Forget what was read ahead."""
         self.rows = np.empty(0, np.int64)
         self.loaded = np.empty(0, bool)
+        self.without: np.ndarray | None = None
 
     def reserve(self, count: int, spare: int = 0) -> None:
         """Grow to at least that many slots; the contents stay."""
@@ -64,7 +67,7 @@ class _Buffer:
             self.arrays[name][: len(array)] = array
 
 
-class OffloadedBank(BankInMemory):
+class OffloadedBank(Bank):
     """Keeps the rows in a storage, and those of the step in a buffer that the rule updates.
 
     Args:
@@ -97,18 +100,18 @@ class OffloadedBank(BankInMemory):
             self._storage = np.zeros((shard.size, end), self._dtype)
         else:
             self._storage = FileRowStorage(folder, shard.size, end, self._dtype)
-        self._buffer = _Buffer(self.shapes)
-        self._next_buffer = _Buffer(self.shapes)
+        self._ahead = _Buffer(self.shapes)  # what was read for the next step
+        self._spare: list[_Buffer] = []  # of steps that are over
         self._thread = ThreadPoolExecutor(1, "bank")
         self._jobs: list[Future] = []
 
-    def _load(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray) -> None:
+    def load(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray) -> None:
         """Read stored rows into slots of a buffer."""
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
             unpack(self._storage[rows[part]], list(buffer.arrays.values()), slots[part])
 
-    def _store(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray, step: int) -> None:
+    def store(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray, step: int) -> None:
         """Write slots of a buffer to stored rows; bfloat16 is rounded at random, by the step's number."""
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
@@ -128,89 +131,131 @@ class OffloadedBank(BankInMemory):
         for job in jobs:
             job.result()
 
+    def spare_buffer(self) -> _Buffer:
+        """Return a buffer for a new step, which knows no rows."""
+        buffer = self._spare.pop() if self._spare else _Buffer(self.shapes)
+        buffer.forget()
+        return buffer
+
+    def take_buffer(self, buffer: _Buffer) -> None:
+        """Take the buffer of a step that is over."""
+        self._spare.append(buffer)
+
+    def read_ahead(self, draw: Callable, current: np.ndarray) -> None:
+        """Queue reading the rows of the next step, except those that the current step will update."""
+        self._queue(self._read_drawn, draw, current, self._ahead)
+
     def _read_drawn(self, draw: Callable, current: np.ndarray, buffer: _Buffer) -> None:
-        """Read the next step's rows, except those that the current step will update."""
         buffer.rows = draw()
+        buffer.without = current
         buffer.loaded = np.isin(buffer.rows, current, assume_unique=True, invert=True)
         buffer.reserve(len(buffer.rows), _SPARE)
-        self._load(buffer.rows[buffer.loaded], buffer, np.flatnonzero(buffer.loaded))
+        self.load(buffer.rows[buffer.loaded], buffer, np.flatnonzero(buffer.loaded))
 
-    def _read_updated(self, buffer: _Buffer) -> None:
-        """Read the rows that `_read_drawn` left out."""
+    def take_updated(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray, step: int) -> None:
+        """Queue storing what a step has updated, and reading it for the next step."""
+        self._queue(self.store, rows, buffer, slots, step)
+        self._queue(self._read_updated, rows, self._ahead)
+
+    def _read_updated(self, rows: np.ndarray, buffer: _Buffer) -> None:
+        """Read the rows that `_read_drawn` left out, if these were updated."""
+        if buffer.without is not rows:
+            buffer.forget()  # another step was updated: what was read may be old
+            return
         slots = np.flatnonzero(~buffer.loaded)
-        self._load(buffer.rows[slots], buffer, slots)
+        self.load(buffer.rows[slots], buffer, slots)
         buffer.loaded[:] = True
 
     def select(self, index_K):
-        super().select(index_K)
         self._wait()
         if index_K is None:
-            return
-        self._buffer, self._next_buffer = self._next_buffer, self._buffer
-        self._next_buffer.forget()
-        # Rows that the step before has as well were read after its update. It may have been left out: these
-        # rows are not loaded then, and are read here, as is what the draw ahead did not have.
-        ahead = self._buffer.rows
+            return StoredSelection(self, None)
+        buffer, self._ahead = self._ahead, self.spare_buffer()
+        # Rows that the step before has as well were read after its update. If there was none, these rows are
+        # not loaded, and are read here, as is what the draw ahead did not have.
+        ahead = buffer.rows
         slots = np.searchsorted(ahead, index_K)
-        loaded = ahead[self._buffer.loaded]
+        loaded = ahead[buffer.loaded]
         missing = np.flatnonzero(np.isin(index_K, loaded, assume_unique=True, invert=True))
         slots[missing] = len(ahead) + np.arange(len(missing))
-        self._buffer.reserve(len(ahead) + len(missing), _SPARE)
-        self._load(index_K[missing], self._buffer, slots[missing])
-        self._arrays = self._buffer.arrays
-        self._slots_K = slots
+        buffer.reserve(len(ahead) + len(missing), _SPARE)
+        self.load(index_K[missing], buffer, slots[missing])
+        return BufferedSelection(self, index_K, buffer, slots)
 
-    def prefetch(self, draw):
-        self._queue(self._read_drawn, draw, self.index_K, self._next_buffer)
-
-    def rows(self, name, start, stop):
-        if self.index_K is not None:
-            return super().rows(name, start, stop)
-        return self._tensor(name, slice(start, stop))
-
-    def gather(self, name, number_P):
-        if self.index_K is not None:
-            return super().gather(name, number_P)
-        return self._tensor(name, number_P.numpy())
-
-    def _tensor(self, name: str, rows: slice | np.ndarray) -> paddle.Tensor:
-        return paddle.to_tensor(np.ascontiguousarray(bfloat16.float32_of(self._read(name, rows))))
-
-    def host_rows(self, name):
-        return None if self.index_K is None else super().host_rows(name)
-
-    def _update(self, update, step):
-        if self.index_K is not None:
-            super()._update(update, step)
-            self._queue(self._store, self.index_K, self._buffer, self._slots_K, step)
-            self._queue(self._read_updated, self._next_buffer)
-            return
+    def update_all(self, gradients: Mapping[str, paddle.Tensor], update: Update, step: int) -> None:
+        """Update all rows, some at a time."""
+        self._wait()
+        buffer = self.spare_buffer()
         for start in range(0, self.shard.size, _ROWS_AT_ONCE):
             rows = np.arange(start, min(start + _ROWS_AT_ONCE, self.shard.size))
             slots = rows - start
-            self._buffer.reserve(len(rows))
-            self._load(rows, self._buffer, slots)
-            gradients = {name: grad[start : start + len(rows)] for name, grad in self._grads.items()}
-            self._update_rows(self._buffer.arrays, slots, gradients, update)
-            self._store(rows, self._buffer, slots, step)
+            buffer.reserve(len(rows))
+            self.load(rows, buffer, slots)
+            of_rows = {name: grad[start : start + len(rows)] for name, grad in gradients.items()}
+            update_arrays(self, buffer.arrays, slots, of_rows, update)
+            self.store(rows, buffer, slots, step)
+        self._ahead.forget()
+        self.take_buffer(buffer)
 
     def state(self):
         self._wait()
         return {
-            name: StateRows(partial(self._read, name), self._dtype, shape)
+            name: StateRows(partial(self.read, name), self._dtype, shape)
             for name, shape in self.shapes.items()
         }
 
-    def _read(self, name: str, rows: slice | np.ndarray) -> np.ndarray:
+    def read(self, name: str, rows: slice | np.ndarray) -> np.ndarray:
         """Read these rows of an array as they are stored."""
         self._wait()
         return self._storage[rows][:, self._columns[name]]
 
-    def load_rows(self, start, rows):
+    def _load_rows(self, start, rows):
         self._wait()
-        self._next_buffer.forget()
+        self._ahead.forget()
         stored = np.zeros((len(rows["centres"]), self._storage.shape[1]), self._dtype)
         for name, array in rows.items():
             exact = bfloat16.float32_of(array)
             stored[:, self._columns[name]] = exact if self._dtype == np.float32 else bfloat16.nearest(exact)
         self._storage[start : start + len(stored)] = stored
+
+
+class BufferedSelection(MemorySelection):
+    """Has the rows of a step in a buffer."""
+
+    bank: OffloadedBank
+
+    def __init__(self, bank: OffloadedBank, index_K: np.ndarray, buffer: _Buffer, slots_K: np.ndarray):
+        super().__init__(bank, index_K, buffer.arrays, slots_K)
+        self._buffer = buffer
+
+    def prefetch(self, draw):
+        self.bank.read_ahead(draw, self.index_K)
+
+    def _update(self, update, step):
+        super()._update(update, step)
+        self.bank.take_updated(self.index_K, self._buffer, self._slots_K, step)
+
+    def free(self):
+        super().free()
+        self.bank.take_buffer(self._buffer)
+
+
+class StoredSelection(Selection):
+    """Reads all rows from the storage, some at a time."""
+
+    bank: OffloadedBank
+
+    def rows(self, name, start, stop):
+        return self._tensor(name, slice(start, stop))
+
+    def gather(self, name, number_P):
+        return self._tensor(name, number_P.numpy())
+
+    def _tensor(self, name: str, rows: slice | np.ndarray) -> paddle.Tensor:
+        return paddle.to_tensor(np.ascontiguousarray(bfloat16.float32_of(self.bank.read(name, rows))))
+
+    def host_rows(self, name):
+        return None
+
+    def _update(self, update, step):
+        self.bank.update_all(self.gradients(), update, step)

@@ -33,13 +33,13 @@ def test_initial_rows_do_not_depend_on_the_split(parts, monkeypatch):
 def test_selected_rows_alone_are_read_and_moved(make):
     bank = make(bias=False)
     before = {name: rows.copy() for name, rows in bank.state().items()}
-    bank.select(np.array([2, 5, 9]))
-    assert bank.selected == 3
-    assert bank.rows("centres", 1, 3).numpy().tobytes() == before["centres"][[5, 9]].tobytes()
-    picked = bank.gather("centres", paddle.to_tensor([2, 0, 0])).numpy()
+    selection = bank.select(np.array([2, 5, 9]))
+    assert selection.count == 3
+    assert selection.rows("centres", 1, 3).numpy().tobytes() == before["centres"][[5, 9]].tobytes()
+    picked = selection.gather("centres", paddle.to_tensor([2, 0, 0])).numpy()
     assert picked.tobytes() == before["centres"][[9, 2, 2]].tobytes()
-    bank.set_gradient("centres", 0, 3, paddle.ones([3, 4]))
-    bank.update(0.1)
+    selection.set_gradient("centres", 0, 3, paddle.ones([3, 4]))
+    selection.update(0.1)
     moved = bank.state()["centres"] != before["centres"]
     assert np.flatnonzero(moved.all(axis=1)).tolist() == [2, 5, 9] and moved.sum() == 12
     assert np.flatnonzero(bank.state()["momentum"].any(axis=1)).tolist() == [2, 5, 9]

@@ -60,7 +60,7 @@ def train(
     options = {**options, "sample_rate": rate, "rule": RULES[rule], "seed": seed}
     head = make_head(C, D, bank=kind, bank_dtype=dtype, bank_folder=folder, **options)
     if not ahead:
-        head.bank.prefetch = lambda draw: None
+        head.bank.read_ahead = lambda draw, current: None
     for low in range(0, C if state else 0, 25):
         head.bank.load_rows(low, {name: rows[low : low + 25] for name, rows in state.items()})
     head.bank.updates = start
@@ -107,8 +107,8 @@ def test_rows_of_the_next_step_are_read_before_it_begins(tmp_path):
     _, head = train(tmp_path, "disk", "float32")
     read, bank = [], head.bank
     bank._wait()
-    load = bank._load
-    bank._load = lambda rows, *args: (read.append(len(rows)), load(rows, *args))
+    load = bank.load
+    bank.load = lambda rows, *args: (read.append(len(rows)), load(rows, *args))
     emb = paddle.to_tensor(np.ones((2, D)), dtype="float32", stop_gradient=False)
     head(emb, paddle.to_tensor([1, 1]), 8)
     assert read[0] <= 1  # the positive at most; the rest has been there
