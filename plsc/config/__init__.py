@@ -131,6 +131,36 @@ def _keys(section: type[Section], above: str = "") -> Iterator[str]:
             yield above + key
 
 
+# Keys of arcface_torch and PLSC whose names do not lead to ours; docs/training.md has the whole table.
+Section.others = {
+    "FP16": "use Global.amp: float16",
+    "accum_steps": "use DataLoader.Train.global_batch",
+    "backbone": "use Model",
+    "checkpoint_dir": "use Global.output_dir",
+    "cls_label_path": "use DataLoader.Train.dataset: {name: ImageList, list: FILE, root: FOLDER}",
+    "embedding_dim": "use Model.embedding_size",
+    "fp16": "use Global.amp: float16",
+    "frequent": "use Global.log_every",
+    "gradient_acc": "use DataLoader.Train.global_batch",
+    "image_root": "use DataLoader.Train.dataset: {name: ImageList, list: FILE, root: FOLDER}",
+    "interclass_filtering_threshold": "use Head.filter_above",
+    "lr": "use LRScheduler.learning_rate, of the samples of all ranks in a step",
+    "m": "use Head.margin",
+    "margin_list": "use Head: {name: dist_arcface, margin: 0.5}",
+    "network": "use Model.name",
+    "num_classes": "classes are counted in the data",
+    "num_epoch": "use Global.epochs",
+    "num_features": "use Model.embedding_size",
+    "num_image": "images are counted in the data",
+    "output": "use Global.output_dir",
+    "print_batch_step": "use Global.log_every",
+    "rec": "use DataLoader.Train.dataset: {name: RecImages, path: FOLDER}",
+    "s": "use Head.scale",
+    "sample_ratio": "use Head.sample_rate",
+    "val_targets": "use DataLoader.Eval.dataset: {name: BinPairs, path: lfw.bin}",
+    "verbose": "use Global.eval_every_steps",
+    "warmup_epoch": "use LRScheduler.warmup_epochs",
+}
 Section.elsewhere = {dotted.rpartition(".")[2]: dotted for dotted in reversed([*_keys(Config)])}
 
 

@@ -24,12 +24,9 @@ def open_images(path: str, **options) -> EncodedImages:
     if not os.path.exists(path):
         raise MissingFileError(f"'{path}' does not exist (looked in {Path.cwd()})")
     if os.path.isdir(path):
-        files = sorted(name for name in os.listdir(path) if name.endswith(".rec"))
-        if not files:
+        if not any(name.endswith(".rec") for name in os.listdir(path)):
             return ImageFolder(path, **options)
-        if len(files) > 1:
-            raise UserError(f"{path}: has {len(files)} .rec files; name one of them")
-        path = os.path.join(path, files[0])
+        return RecImages(path, **options)
     with open_regular(path) as file:
         start = file.read(4096)
     if start.startswith(struct.pack("<I", MAGIC)) or path.endswith(".rec"):

@@ -1,10 +1,11 @@
 """Read labelled images from a .rec file: InsightFace's layout (MS1MV2, Glint360K, ...) and that of MXNet's
 im2rec.
 
-InsightFace: record 0 has no image, but the labels (N + 1, N + 1 + identities); the images are records 1 to N;
-then follow records without images that say which images an identity has, which are not needed here. im2rec:
-images only, their keys in any order. The labels are read from the records' headers at the start. Try it:
-`RecImages("train.rec").num_classes`.
+InsightFace: record 0 has no image. Its labels are (N + 1, N + 1 + identities). Records 1 to N are the images.
+Then follow records without images that tell which images an identity has; they are not needed here. im2rec:
+images only, their keys in any order. The labels are read from the records' headers at the start. All these
+numbers are float32, which is exact up to 2**24: of WebFace42M's 42,474,557 images record 0 reports
+42,474,560 - 1. Try it: `RecImages("train.rec").num_classes`.
 """
 
 import os
@@ -12,32 +13,33 @@ import os
 import numpy as np
 
 from plsc.data.images import EncodedImages
-from plsc.data.recordio import Headers, RecordFile, image_of
+from plsc.data.recordio import EXACT, Headers, RecordFile, image_of
 from plsc.errors import UserError
 
 
 class RecImages(EncodedImages):
     """The images of a .rec file.
 
-    `path`: the .rec file; its .idx file lies beside it. Further keys: those of
-    plsc.data.images.EncodedImages.
+    `path`: the .rec file, with its .idx file beside it, or the folder of both, as arcface_torch's `rec`.
+    Further keys: those of plsc.data.images.EncodedImages.
     """
 
     files = ("path",)
 
     def __init__(self, path: str, **options):
         super().__init__(**options)
+        path = rec_file(path)
         self.records = RecordFile(path)
         self.title = os.path.basename(path)
         headers = self.records.headers()
         self._positions = _images_of(self.records, headers)
         labels = headers.labels[self._positions]
-        bad = ~((labels >= 0) & (labels == np.floor(labels)) & (labels < 2**31))
+        bad = ~((labels >= 0) & (labels == np.floor(labels)) & (labels <= EXACT))
         if bad.any():
             first = int(np.argmax(bad))
             raise UserError(
                 f"{path}: {self.name(first)} has label {labels[first]:g}, which is not a whole number from 0 "
-                f"up ({bad.sum():,} such labels in all)"
+                f"to {EXACT:,}, up to where float32 is exact ({bad.sum():,} such labels in all)"
             )
         self._positions = self._positions[self._set_labels(labels.astype(np.int64), path)]
 
@@ -48,26 +50,38 @@ class RecImages(EncodedImages):
         return self.records.name(int(self._positions[index]))
 
 
+def rec_file(path: str) -> str:
+    """Return the .rec file that a path means: in a folder train.rec, or the only one. Raises UserError."""
+    if not os.path.isdir(path):
+        return path
+    names = sorted(name for name in os.listdir(path) if name.endswith(".rec"))
+    if len(names) != 1 and "train.rec" not in names:
+        raise UserError(f"{path}: contains {len(names)} .rec files; name the .rec file", key="path")
+    return os.path.join(path, "train.rec" if "train.rec" in names else names[0])
+
+
 def _images_of(records: RecordFile, headers: Headers) -> np.ndarray:
-    """Find the records with images, in the order of their keys: int64 [N]."""
+    """Find the records with images, in the order of their keys: int64 [N]. The images are what the records
+    are; record 0 only confirms their number."""
     order = np.argsort(records.keys, kind="stable")
+    empty = headers.image_bytes[order] == 0
     first = int(order[0])
-    if not (headers.vectors[first] and headers.image_bytes[first] == 0):
-        return _with_images(records, headers, order)
-    stop = float(headers.labels[first])
-    keys = records.keys[order]
-    images = order[(keys >= 1) & (keys < stop)]
-    if not stop >= 2 or len(images) != int(stop) - 1:
+    if not (headers.vectors[first] and empty[0]):
+        _refuse_empty(records, order[empty])
+        return order
+    images = order[~empty]
+    promised = float(headers.labels[first]) - 1
+    if not promised >= 1 or np.float32(len(images) + 1) != headers.labels[first]:
         raise UserError(
-            f"{records.path}: its header record promises {stop - 1:,.0f} images, the index has "
+            f"{records.path}: its header record promises {promised:,.0f} images, the index has "
             f"{len(images):,} of them; the two files do not belong together, or are not whole"
         )
-    return _with_images(records, headers, images)
+    last = np.flatnonzero(~empty)[-1]
+    _refuse_empty(records, order[1:last][empty[1:last]])
+    return images
 
 
-def _with_images(records: RecordFile, headers: Headers, positions: np.ndarray) -> np.ndarray:
-    empty = headers.image_bytes[positions] == 0
-    if empty.any():
-        first = records.name(int(positions[np.argmax(empty)]))
-        raise UserError(f"{records.path}: {first} has no image ({empty.sum():,} such records in all)")
-    return positions
+def _refuse_empty(records: RecordFile, positions: np.ndarray) -> None:
+    if len(positions):
+        first = records.name(int(positions[0]))
+        raise UserError(f"{records.path}: {first} has no image ({len(positions):,} such records in all)")

@@ -28,6 +28,7 @@ _MAGIC = struct.pack("<I", MAGIC)
 _LONGEST = 2**29 - 1  # of what one header can tell
 _IR_HEADER = struct.Struct("<IfQQ")
 _CHUNK = 2**20  # records looked at together
+EXACT = 2**24  # labels are float32, which holds every whole number up to here
 
 
 class Headers(NamedTuple):

@@ -6,6 +6,7 @@ that reading a config does not import Paddle. Your own class is `name: "my_packa
 
 import difflib
 import importlib
+import re
 import sys
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -16,7 +17,10 @@ from plsc.errors import UserError, shown
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """Return ", did you mean 'x'?" with the known name nearest to `word`, or "" if none is similar."""
     lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(str(word).lower(), lower, n=1, cutoff=0.6)
+    word = str(word).lower()
+    if re.fullmatch(r"i?r\d+", word):  # r50, as arcface_torch calls IResNet50
+        word = f"iresnet{word.strip('ir')}"
+    near = difflib.get_close_matches(word, lower, n=1, cutoff=0.6)
     return f", did you mean '{lower[near[0]]}'?" if near else ""
 
 

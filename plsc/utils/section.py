@@ -55,6 +55,7 @@ class Section(BaseModel):
 
     family: ClassVar[Sequence[type[Section]]] = ()  # of which `name` chooses this one: one_of
     elsewhere: ClassVar[Mapping[str, str]] = {}  # each key of the whole config -> with its sections
+    others: ClassVar[Mapping[str, str]] = {}  # key of another program -> what to write in its place
 
     @model_validator(mode="wrap")
     @classmethod
@@ -122,6 +123,8 @@ class Section(BaseModel):
             return (
                 f"has no meaning with {name}, only with {', '.join(others)} (got {formatted(written[key])})"
             )
+        if key in cls.others:
+            return f"unknown key; {cls.others[key]}"
         near = difflib.get_close_matches(key, cls.elsewhere, n=1, cutoff=0.8)
         hint = did_you_mean(key, known) or "".join(
             f", did you mean '{cls.elsewhere[word]}'?" for word in near

@@ -17,6 +17,14 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
         # unknown names
         ("epochs: 3", "epochs: unknown key, did you mean 'Global.epochs'?"),
         (
+            "Optimizer: {lr: 1}",
+            "Optimizer.lr: unknown key; use LRScheduler.learning_rate, of the samples of all ranks in a step",
+        ),
+        ("Global: {fp16: true}", "Global.fp16: unknown key; use Global.amp: float16"),
+        ("Head: {m: 0.5}", "Head.m: unknown key; use Head.margin"),
+        ("Head: {s: 64}", "Head.s: unknown key; use Head.scale"),
+        ("num_classes: 3", "num_classes: unknown key; classes are counted in the data"),
+        (
             "Head: {embedding_size: 3}",
             "Head.embedding_size: unknown key, did you mean 'Model.embedding_size'?",
         ),
@@ -126,3 +134,11 @@ def test_wrong_further_sets_are_named_by_their_full_key(override, line):
     assert refusal(load, None, [f"DataLoader.Eval.{override}"], kind=ConfigError).startswith(
         f"-o DataLoader.Eval.{override}: DataLoader.Eval.{line}"
     )
+
+
+@pytest.mark.parametrize(
+    "name, ours", [("r50", "IResNet50"), ("iresnet100", "IResNet100"), ("R18", "IResNet18")]
+)
+def test_arcface_torchs_names_of_backbones_lead_to_ours(name, ours):
+    with pytest.raises(ConfigError, match=f"unknown backbone '{name}', did you mean '{ours}'"):
+        load({"Model.name": name})

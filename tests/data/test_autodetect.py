@@ -1,4 +1,5 @@
 from plsc.data.autodetect import open_images
+from plsc.data.rec import RecImages
 from plsc.errors import MissingFileError
 from tests.helpers.image_files import png, write_folder, write_rec
 from tests.helpers.refusals import refusal
@@ -32,4 +33,12 @@ def test_what_is_not_recognised_is_refused(tmp_path):
     )
     write_rec(tmp_path / "one.rec", [0])
     write_rec(tmp_path / "two.rec", [0])
-    assert refusal(open_images, str(tmp_path)).endswith(": has 2 .rec files; name one of them")
+    for read in (open_images, RecImages):
+        assert refusal(read, str(tmp_path)).endswith(": contains 2 .rec files; name the .rec file")
+    (tmp_path / "empty").mkdir()
+    assert refusal(RecImages, str(tmp_path / "empty")).endswith(
+        "empty: contains 0 .rec files; name the .rec file"
+    )
+    write_rec(tmp_path / "train.rec", [0, 1, 2])
+    for read in (open_images, RecImages):
+        assert read(str(tmp_path)).num_classes == 3  # as arcface_torch reads a folder

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from plsc.data.rec import RecImages
-from plsc.data.recordio import pack_image, write_records
+from plsc.data.recordio import MAGIC, pack_image, write_records
 from plsc.errors import MissingFileError, UserError
 from tests.helpers.image_files import INSIGHTFACE, needs_insightface_files, png, write_rec
 from tests.helpers.refusals import refusal
@@ -41,12 +41,17 @@ def refused(path, **options):
     return refusal(RecImages, str(path), **options).replace(f"{path.parent}/", "")
 
 
-@pytest.mark.parametrize("label, shown", [(0.5, "0.5"), (-1, "-1"), (float("nan"), "nan")])
+@pytest.mark.parametrize(
+    "label, shown", [(0.5, "0.5"), (-1, "-1"), (float("nan"), "nan"), (2**24 + 2, "1.67772e+07")]
+)
 def test_labels_that_are_no_whole_numbers_name_the_record(label, shown, tmp_path):
     path = write_rec(tmp_path / "a.rec", [0, 1, label, label], header=False)
     said = refused(path)
     assert said.startswith("a.rec: record 2 (a.rec @ ")
-    assert said.endswith(f" has label {shown}, which is not a whole number from 0 up (2 such labels in all)")
+    assert said.endswith(
+        f" has label {shown}, which is not a whole number from 0 to 16,777,216, up to where float32 is exact "
+        "(2 such labels in all)"
+    )
 
 
 def test_a_header_that_promises_other_images_is_refused(tmp_path):
@@ -57,6 +62,46 @@ def test_a_header_that_promises_other_images_is_refused(tmp_path):
     assert refused(tmp_path / "a.rec").startswith(
         "a.rec: its header record promises 4 images, the index has 2 of them; "
     )
+
+
+def write_many(path, images, promised):
+    """A .rec of `images` records whose image is one byte, and its header, written by NumPy at once."""
+    payload = [pack_image(b"", (float(promised + 1), float(promised + 2)), 0)]
+    head = MAGIC.to_bytes(4, "little") + len(payload[0]).to_bytes(4, "little") + payload[0]
+    record = np.zeros(images, [("magic", "<u4"), ("length", "<u4"), ("header", "V24"), ("image", "V4")])
+    record["magic"], record["length"] = MAGIC, 25
+    with open(path, "wb") as file:
+        file.write(head)
+        record.tofile(file)
+    offsets = len(head) + record.itemsize * np.arange(images)
+    with open(path.with_suffix(".idx"), "w") as file:
+        file.write("0\t0\n")
+        file.writelines(f"{key}\t{offset}\n" for key, offset in enumerate(offsets.tolist(), 1))
+
+
+@pytest.mark.slow
+def test_more_images_than_float32_counts_are_read(tmp_path):
+    """Record 0 reports 16,777,220 where 16,777,219 is meant; WebFace42M's is rounded in this way."""
+    many = 2**24 + 2
+    write_many(tmp_path / "a.rec", many, many)
+    data = RecImages(str(tmp_path / "a.rec"))
+    assert len(data) == many and data.name(many - 1).startswith(f"record {many} (")
+    write_many(tmp_path / "a.rec", many, many - 4)
+    assert "promises 16,777,214 images, the index has 16,777,218 of them" in refused(tmp_path / "a.rec")
+
+
+def test_more_images_than_the_header_promises_are_refused(tmp_path):
+    write_many(tmp_path / "a.rec", 5, 4)
+    assert "promises 4 images, the index has 5 of them" in refused(tmp_path / "a.rec")
+    write_many(tmp_path / "a.rec", 5, 5)
+    assert len(RecImages(str(tmp_path / "a.rec"))) == 5
+
+
+def test_an_image_that_is_missing_among_the_others_is_refused(tmp_path):
+    with write_records(str(tmp_path / "a.rec")) as write:
+        for payload in (pack_image(b"", (3.0, 4.0)), *map(pack_image, (png(0), b"", png(1)), (0.0,) * 3)):
+            write(payload)
+    assert "a.rec: record 2 (a.rec @ " in refused(tmp_path / "a.rec")
 
 
 def test_a_record_without_an_image_is_refused(tmp_path):

@@ -15,7 +15,7 @@ from plsc.data.autodetect import open_images
 from plsc.data.bin_packs import BinPairs, write_pack
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.data.pairs import PairList
-from plsc.data.recordio import pack_image, write_records
+from plsc.data.recordio import EXACT, pack_image, write_records
 from plsc.errors import UserError, writing
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.bar import Bar
@@ -34,19 +34,18 @@ _SIGNATURES = {
     b"\0\0\0\x0cjP": ".jp2",
 }
 
-# Numbers in the headers of a .rec are float32, which is exact up to here.
-_LARGEST_LABEL = 2**24
-
 
 def write_rec(images: EncodedImages, target: str) -> None:
-    """Write a .rec and its .idx in InsightFace's layout: header, images by label, a record for each
-    identity."""
+    """Write a .rec and its .idx in InsightFace's layout: header, images by label, a record for each identity.
+
+    As in InsightFace's own files, counts above 2**24 in records without an image are rounded to float32.
+    """
     order = np.argsort(images.labels, kind="stable")
     end = len(images) + 1
-    if end + images.num_classes > _LARGEST_LABEL:
+    if images.num_classes - 1 > EXACT:
         raise UserError(
-            f"{target}: a .rec counts images and identities in float32, together at most "
-            f"{_LARGEST_LABEL - 1:,} (got {len(images):,} and {images.num_classes:,}); convert to a folder"
+            f"{target}: a .rec keeps labels as float32, at most {EXACT:,} (got {images.num_classes - 1:,}); "
+            "convert to a folder"
         )
     bounds = 1 + np.append(0, np.cumsum(np.bincount(images.labels, minlength=images.num_classes)))
     with write_records(target) as write:

@@ -22,6 +22,7 @@ import numpy as np
 
 from plsc.config import load
 from plsc.data.autodetect import open_images
+from plsc.data.folder import ImageFolder
 from plsc.data.hold_out import FEWEST, LEAST, class_keys, held_out
 from plsc.data.images import EncodedImages, decode_pixels
 from plsc.errors import UserError, shown, writing
@@ -147,7 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "plsc init", description="Look at pictures, and write a config that fits them."
     )
-    parser.add_argument("data", help="a folder with a folder for each identity, a list, or a .rec file")
+    kinds = "a folder with a folder for each identity, a list, or a .rec file or its folder"
+    parser.add_argument("data", help=kinds)
     what = "default: the folder's name in the current folder"
     parser.add_argument("--output", metavar="FILE.yaml", help=what)
     args = parser.parse_args(argv)
@@ -173,6 +175,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if seen.hold_out is None:
         print("there are too few classes, or pictures of each, to hold some out: nothing is verified")
     print(f"{shown(target)}: for {about}; next:")
+    print(f"  plsc doctor -c {config}")
     print(f"  plsc train -c {config} --ranks {_RANKS}")
-    print(f"  plsc gallery build people.gallery -c {run} {pictures}")
+    if isinstance(images, ImageFolder):
+        print(f"  plsc gallery build people.gallery -c {run} {pictures}")
+    else:
+        print(f"  plsc export -c {run}")
     return 0

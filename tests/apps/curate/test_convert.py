@@ -109,9 +109,11 @@ def test_nothing_is_overwritten_and_no_label_rounded(faces, tmp_path, monkeypatc
     assert (tmp_path / "a.idx").read_text() == "mine"
     (tmp_path / "b").symlink_to(tmp_path / "nowhere")
     assert refused(faces, tmp_path / "b").startswith(f"{tmp_path}/b: exists already")
-    monkeypatch.setattr("plsc.apps.curate.convert._LARGEST_LABEL", 9)
-    assert "a .rec counts images and identities in float32" in refused(faces, tmp_path / "c.rec")
+    monkeypatch.setattr("plsc.apps.curate.convert.EXACT", 1)
+    assert "a .rec keeps labels as float32, at most 1 (got 2)" in refused(faces, tmp_path / "c.rec")
     assert not list(tmp_path.glob("c.*"))
+    monkeypatch.setattr("plsc.apps.curate.convert.EXACT", 2)
+    convert(str(faces), str(tmp_path / "c.rec"))
 
 
 def refused(*arguments):

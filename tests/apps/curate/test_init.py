@@ -9,6 +9,7 @@ from plsc.apps.curate.init import Seen, recommend
 from plsc.config import load
 from plsc.data.folder import ImageFolder
 from plsc.entry import Entry
+from tests.helpers.image_files import write_rec
 from tests.helpers.tiny_runs import rows
 
 SEEN = Seen(pictures=280, classes=35, height=112, width=112, grey=False, hold_out=0.5, trained=140)
@@ -40,9 +41,9 @@ def test_what_it_writes_trains_and_verifies(tmp_path, monkeypatch, capsys, class
     assert init("things") == 0
     said = capsys.readouterr().out
     assert f"things.yaml: for {pictures * classes} pictures of {classes} classes, 20 x 20; next:\n" in said
-    assert (
-        "  plsc train -c things.yaml --ranks 2\n  plsc gallery build people.gallery -c output/things things\n"
-        in said
+    assert said.endswith(
+        "  plsc doctor -c things.yaml\n  plsc train -c things.yaml --ranks 2\n"
+        "  plsc gallery build people.gallery -c output/things things\n"
     )
     cfg = load("things.yaml")
     train = cfg.DataLoader.Train.dataset.model_extra
@@ -54,6 +55,19 @@ def test_what_it_writes_trains_and_verifies(tmp_path, monkeypatch, capsys, class
     result = Entry("things.yaml", ["Global.max_steps=2"]).train()
     assert rows(tmp_path / "output/things")[-1]["step"] == 2
     assert (result["accuracy"] is None) is (hold_out is None)
+
+
+def test_a_folder_with_train_rec_as_arcface_torch_has_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ms1m").mkdir()
+    write_rec(tmp_path / "ms1m/train.rec", [number // 6 for number in range(60)])
+    assert init("ms1m") == 0
+    said = capsys.readouterr().out
+    assert said.endswith("  plsc train -c ms1m.yaml --ranks 2\n  plsc export -c output/ms1m\n")
+    assert load("ms1m.yaml").DataLoader.Train.dataset.model_extra["path"] == "ms1m"
+    assert cli.main(["train", "-c", "ms1m.yaml", "--dry-run"]) == 0
+    assert cli.main(["doctor", "-c", "ms1m.yaml"]) != 2
+    assert 0 <= Entry("ms1m.yaml", ["Global.max_steps=2"]).train()["accuracy"] <= 1
 
 
 def test_a_folder_one_level_too_high_is_told(tmp_path, monkeypatch, capsys):
