@@ -37,7 +37,8 @@ class Net(paddle.nn.Layer):
 net = Net()
 x = paddle.ones([2, 4]) * (dist.get_rank() + 1)  # another batch on each rank
 x.stop_gradient = False
-fleet.distributed_model(net)(x).mean().backward()
+parallel = fleet.distributed_model(net)
+parallel(x).mean().backward()
 inside, outside = (layer.weight.grad.abs().sum().item() for layer in (net.inside, net.outside))
 print(f"rank {dist.get_rank()} inside {inside:.3f} outside {outside:.3f}", flush=True)
 PY
