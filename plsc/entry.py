@@ -52,7 +52,8 @@ class Entry:
         SIGTERM, SIGINT or SIGHUP stops it after a step, with a checkpoint of that step.
 
         Returns {"accuracy", ..., "seconds", "output_dir"} of the last evaluation (accuracy None without a set
-        for it); {"stopped", "step", ...} after a signal. UserError if another run is at work in output_dir.
+        for it), and "failures" if evaluations or the report failed beside the training, a line each.
+        After a signal: {"stopped", "step", ...}. UserError if another run is at work in output_dir.
         """
         from plsc.training.train import train
 

@@ -7,6 +7,7 @@ traceback.
 
 import contextlib
 import os
+import traceback
 from collections.abc import Iterator
 
 
@@ -32,6 +33,19 @@ class MissingFileError(UserError):
 
 class CorruptImageError(UserError):
     """An image that cannot be decoded; plsc.data.corrupt replaces a few of them in training, and logs it."""
+
+
+def in_one_line(error: Exception) -> str:
+    """Describe an exception of any kind, such as one in a user's class: a UserError by its text, another by
+    its type, the place in the code and the first line of its text."""
+    if isinstance(error, UserError):
+        return str(error)
+    # Paddle's own errors begin with a C++ traceback, and have a line of dashes above their message.
+    _, of_paddle, text = str(error).rpartition("Error Message Summary:")
+    text = (text.strip(" -\n") if of_paddle else text.strip()).partition("\n")[0]
+    place = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" in {place[0].name}, {place[0].filename}:{place[0].lineno}" if place else ""
+    return shown(f"{type(error).__name__}{where}" + (f": {text}" if text else ""))
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from pydantic import (
 
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, crc32_of
 from plsc.errors import MissingFileError, UserError, shown
+from plsc.utils.files import read_json
 from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.section import first_problem
 from plsc.utils.version import __version__
@@ -139,8 +140,9 @@ def tiles(ranges: list[tuple[int, int]], num_classes: int) -> bool:
     return edges[::2] == edges[1::2] and edges == sorted(edges)
 
 
-def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFile]]:
-    """Open the checkpoint `path`: its manifest and tensor files by name, checked; with `verify` all bytes.
+def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFile], list[str] | None]:
+    """Open the checkpoint `path`: its manifest, its tensor files by name, and the classes' names if it has
+    some. All are checked; with `verify` all bytes are.
 
     Raises DamagedError, MissingFileError, UserError for another format or what cannot be read now.
     """
@@ -158,6 +160,7 @@ def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFil
                 raise DamagedError(f"{file}: fails its checksum")
         names = [name for name in manifest.files if name.endswith(".safetensors")]
         tensors = {name: TensorFile(path / name) for name in names}
+        classes = read_json(path / "classes.json") if "classes.json" in manifest.files else None
     except OSError as error:
         if error.errno in _ABSENT:
             raise DamagedError(f"{path}: {error}") from error
@@ -165,4 +168,4 @@ def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFil
             f"{error.filename or path}: cannot be read now ({error.strerror or error}); nothing was changed: "
             "see that its disk is there and that this user may read it, and try again"
         ) from error
-    return manifest, tensors
+    return manifest, tensors, classes

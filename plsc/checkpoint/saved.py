@@ -16,30 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 
 from plsc.checkpoint.manifest import BACKBONE, Manifest, file_of, open_folder
 from plsc.checkpoint.tensorfile import TensorFile, tensor_differences
 from plsc.errors import UserError, shown
-from plsc.utils.files import read_json
+from plsc.utils.atomic_write import replace_file
+from plsc.utils.logging import get_logger
 from plsc.utils.section import first_problem
 
+EVALUATION = "evaluation.json"
 _RESUME = (
     "resume with the model and data that it was made with, or start a new run in another Global.output_dir"
 )
 
 EMBEDDING = 1
 """Version of the definition in plsc.training.embed.with_mirror."""
-
-
-class Best(BaseModel):
-    """The best evaluation of the main set so far. set: title and size of the main set then."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
-    step: NonNegativeInt
-    set: str
-    metric: str
-    value: FiniteFloat
 
 
 class Threshold(BaseModel):
@@ -52,13 +44,53 @@ class Threshold(BaseModel):
     """Whether it is of embeddings of an image and its mirror image together."""
 
 
-class Checkpoint:
-    """A checkpoint, open for reading; arrays come as copies. Make one with `Checkpoint.open`."""
+class Evaluation(BaseModel):
+    """The main set's evaluation of one checkpoint, in its folder's evaluation.json.
 
-    def __init__(self, path: Path, manifest: Manifest, tensors: dict[str, TensorFile]):
+    A checkpoint is saved before it is evaluated, so this file is written after the manifest, which does not
+    list it. A checkpoint without the file has not been evaluated.
+
+    set: title and size of the main set. metric: name of the number that decides which checkpoint is the best.
+    value: that number, None if it could not be computed.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True)
+    set: str
+    metric: str
+    value: FiniteFloat | None
+    threshold: Threshold
+
+    def write(self, folder: Path) -> None:
+        """Write the file into a checkpoint's folder. Raises OSError."""
+        replace_file(folder / EVALUATION, self.model_dump_json(indent=1).encode() + b"\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Evaluation | None:
+        """Read the file of a checkpoint's folder. Return None if there is none, or if it is damaged."""
+        path = folder / EVALUATION
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as error:
+            reason = first_problem(error)[1] if isinstance(error, ValidationError) else error.strerror
+            get_logger().warning(f"{path}: cannot be read ({shown(reason)}); taken as not evaluated")
+            return None
+
+
+class Checkpoint:
+    """A checkpoint, open for reading; arrays come as copies. Make one with `Checkpoint.open`.
+
+    Its files stay open, so a training that deletes the checkpoint meanwhile does not disturb the reader.
+    """
+
+    def __init__(
+        self, path: Path, manifest: Manifest, tensors: dict[str, TensorFile], classes: list[str] | None
+    ):
         self.path = path
         self.manifest = manifest
         self._tensors = tensors
+        self._classes = classes
         self.step, self.epoch = manifest.step, manifest.epoch
         self.num_classes, self.embedding_size = manifest.num_classes, manifest.embedding_size
         self.preprocessing, self.config = manifest.preprocessing, manifest.config
@@ -101,11 +133,17 @@ class Checkpoint:
             raise UserError(f"{where}.{shown(key)}: {shown(message)}; {remedy}") from error
 
     @property
-    def best(self) -> Best | None:
-        """The best evaluation up to this checkpoint; None without one."""
-        best = self.plain("checkpoints").get("best")
-        with self.loading("checkpoints.best"):
-            return Best.model_validate(best) if best else None
+    def evaluation(self) -> Evaluation | None:
+        """The main set's evaluation of this checkpoint, None without one."""
+        return Evaluation.read(self.path)
+
+    @property
+    def last_threshold(self) -> Threshold:
+        """The threshold of the main set's last evaluation in the run, this checkpoint's own included."""
+        if evaluation := self.evaluation:
+            return evaluation.threshold
+        with self.loading("evaluation"):
+            return Threshold.model_validate(self.plain("evaluation"))
 
     def threshold(self, flip: bool) -> float | None:
         """Return the cosine above which two embeddings, made with or without mirror images (`flip`), are of
@@ -113,8 +151,7 @@ class Checkpoint:
 
         It comes from the run's last evaluation of the main set. None: that found none, or embedded otherwise.
         """
-        with self.loading("evaluation"):
-            known = Threshold.model_validate(self.plain("evaluation"))
+        known = self.last_threshold
         return known.cosine if known.flip == flip else None
 
     @property
@@ -143,9 +180,7 @@ class Checkpoint:
 
     def classes(self) -> list[str] | None:
         """Read the name of each class, or None if the run had none."""
-        if "classes.json" not in self.manifest.files:
-            return None
-        return read_json(self.path / "classes.json")
+        return self._classes
 
     @property
     def head_arrays(self) -> dict[str, Any]:

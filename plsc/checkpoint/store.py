@@ -2,10 +2,12 @@
 
     checkpoints/step-00000120/  backbone.safetensors  optimizer.safetensors  manifest.json  [classes.json]
                                 head-00000-of-00002.safetensors  head-00001-of-00002.safetensors
+                                [evaluation.json]
 
 The arrays of each part of a run are in a file of its name, its other values under that name in the manifest.
 A head file holds one rank's class rows. The manifest, written last, lists their ranges and each file's size
-and checksum. No pickle, no Paddle, no collective of its own.
+and checksum. evaluation.json is added when the checkpoint has been evaluated. No pickle, no Paddle, no
+collective of its own.
 
 Try it: `Checkpoint.open(find(Path("output/checkpoints"))).head(0, 10)["centres"]`.
 """
@@ -14,6 +16,7 @@ import contextlib
 import errno
 import itertools
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -25,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from plsc.checkpoint.manifest import BACKBONE, file_of, manifest_bytes, tiles
-from plsc.checkpoint.saved import Checkpoint
+from plsc.checkpoint.saved import Checkpoint, Evaluation
 from plsc.checkpoint.tensorfile import DamagedError, layout, size_of, sync_folder, write_synced
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.atomic_write import remove
@@ -67,7 +70,7 @@ def save(
     rank: int = 0,
     gather: Callable[[Any], list] = lambda value: [value],
 ) -> Path:
-    """Write the folder `root`/step-XXXXXXXX, in place of an existing one. Every rank calls it.
+    """Write the folder `root`/step-XXXXXXXX, which must not exist. Every rank calls it.
 
     The arrays are not copied and must not change until it returns; then all of it is on the disk.
 
@@ -77,7 +80,7 @@ def save(
     Returns the folder. Raises SaveError on every rank, with the rank that failed and why.
     """
     num_classes = content.num_classes
-    final = root / f"step-{content.step:08d}"
+    final = folder_of(root, content.step)
     first = rank == 0
     mine = {}
     if first:
@@ -98,7 +101,7 @@ def save(
         if first or not replicated:
             mine[names[0 if replicated else rank]] = layout(content.rows)
         written = on_all(_write, final, mine)
-        fields = {
+        fields = first and {
             "step": content.step,
             "epoch": content.epoch,
             "preprocessing": content.preprocessing,
@@ -163,15 +166,16 @@ def _write(final: Path, files: dict[str, list]) -> dict[str, dict]:
     return {name: write_synced(tmp / name, parts) for name, parts in files.items()}
 
 
-def _publish(final: Path, first: bool, fields: dict) -> None:
+def _publish(final: Path, first: bool, fields: Any) -> None:
     """Add the manifest to the folder beside `final`, and give the folder its name."""
     if not first:
         return
+    # Deleting an older one here would lose both if the process were killed in between. A run that goes back
+    # sets later checkpoints aside.
+    assert not final.exists(), f"{final} exists"
     tmp = _beside(final, "tmp")
     write_synced(tmp / "manifest.json", [manifest_bytes(fields)])
     sync_folder(tmp)
-    if final.exists():  # a run that has gone back sets later ones aside, so nothing rests on this one
-        remove(final)
     tmp.rename(final)
     sync_folder(final.parent)
 
@@ -212,10 +216,30 @@ def find(root: Path, which: str = "newest", rename: bool = False) -> Path | None
     newest = _newest(root, rename)
     if which == "newest" or newest is None:
         return newest
-    best = Checkpoint.open(newest, verify=False).best
-    if not best:
-        raise UserError(f"{newest}: nothing has been evaluated, so none is the best; take the newest")
-    return Checkpoint.open(root / f"step-{best.step:08d}").path
+    found = best(root)
+    if not found:
+        raise UserError(f"{root}: no checkpoint has been evaluated, so none is the best; take the newest")
+    return Checkpoint.open(found).path
+
+
+def best(root: Path) -> Path | None:
+    """Return the checkpoint in `root` with the best evaluation; of equal ones the oldest. None without one.
+
+    Only evaluations on the main set of the newest one are compared: those of another set, or of more images,
+    have other numbers. Nothing but the folders is looked at, so a checkpoint that was deleted or set aside is
+    never the best.
+    """
+    found: Path | None = None
+    first: Evaluation | None = None
+    value = -math.inf
+    for path in reversed(completed(root)):
+        made = Evaluation.read(path)
+        if made is None or made.value is None:
+            continue
+        first = first or made
+        if (made.set, made.metric) == (first.set, first.metric) and made.value >= value:
+            found, value = path, made.value
+    return found
 
 
 def _newest(root: Path, rename: bool) -> Path | None:
@@ -238,6 +262,11 @@ def _newest(root: Path, rename: bool) -> Path | None:
             ".bad): put a good copy back, or start anew with another Global.output_dir"
         )
     return None
+
+
+def folder_of(root: Path, step: int) -> Path:
+    """Return the folder of a step's checkpoint."""
+    return root / f"step-{step:08d}"
 
 
 def step_of(path: Path) -> int:
@@ -273,17 +302,21 @@ def set_aside_after(root: Path, step: int) -> None:
         )
 
 
-def prune(root: Path, keep: int, protect: int | None = None) -> list[Path]:
-    """Delete the oldest checkpoints beyond the newest `keep`; rank 0 calls it after a save.
+def prune(root: Path, keep: int) -> list[Path]:
+    """Delete the oldest checkpoints beyond the newest `keep`, except the best. Rank 0 calls it after a save.
 
-    protect: the step of one that stays whatever its age, the best. Only folders with a manifest count, and
-    only they are deleted. Returns the deleted folders.
+    Only folders with a manifest count, and only they are deleted. Return the folders that were deleted. What
+    the disk does not let it delete stays until the next save.
     """
     whole = [path for path in completed(root) if (path / "manifest.json").is_file()]
-    doomed = [path for path in whole[:-keep] if step_of(path) != protect]
-    for path in doomed:
-        tmp = path.rename(_beside(path, "tmp"))  # a kill in the middle leaves nothing that looks whole
-        sync_folder(tmp.parent)
-        with contextlib.suppress(OSError):  # somebody reads it over a network; the next save tries again
+    kept = best(root)
+    deleted = []
+    for path in whole[:-keep]:
+        if path == kept:
+            continue
+        with contextlib.suppress(OSError):  # such as: somebody reads it over a network
+            tmp = path.rename(_beside(path, "tmp"))  # a kill in the middle leaves nothing that looks whole
+            deleted.append(path)
+            sync_folder(tmp.parent)
             remove(tmp)
-    return doomed
+    return deleted

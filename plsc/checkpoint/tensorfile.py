@@ -129,6 +129,8 @@ class _Entry(NamedTuple):
 class TensorFile:
     """A safetensors file whose header was read and checked; the data is read when asked for.
 
+    The file stays open as long as the object lives, so it can be read to its end if it is deleted meanwhile.
+
     Attributes: path; arrays: name -> entry with `.dtype` and `.shape`.
 
     Raises DamagedError for a header that is cut, too long, not JSON, or whose arrays lie outside of the file;
@@ -137,14 +139,14 @@ class TensorFile:
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
-        with open(path, "rb") as file:
-            available = os.fstat(file.fileno()).st_size - 8
-            length = int.from_bytes(file.read(8), "little")
-            if not 0 < length <= min(available, _MAX_HEADER):
-                raise DamagedError(
-                    f"{path}: says that its header has {length} bytes, which it cannot; the file is damaged"
-                )
-            text = file.read(length)
+        self._file = file = open(path, "rb", buffering=0)  # noqa: SIM115 (as long as the object)
+        available = os.fstat(file.fileno()).st_size - 8
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= min(available, _MAX_HEADER):
+            raise DamagedError(
+                f"{path}: says that its header has {length} bytes, which it cannot; the file is damaged"
+            )
+        text = file.read(length)
         self._data = 8 + length
         try:
             header = json.loads(text)
@@ -169,10 +171,17 @@ class TensorFile:
             raise DamagedError(f"{self.path}: has not the rows of {name!r} that its manifest says")
         of_row = math.prod(entry.shape[1:]) * entry.dtype.itemsize
         offset = self._data + entry.start + start * of_row
-        array = np.fromfile(self.path, entry.dtype, math.prod(shape), offset=offset)
-        if array.size != math.prod(shape):
-            raise DamagedError(f"{self.path}: became shorter while it was read")
-        return array.reshape(shape)
+        array = np.empty(shape, entry.dtype)
+        rest = memoryview(array.reshape(-1).view(np.uint8))
+        try:
+            while len(rest):
+                count = os.preadv(self._file.fileno(), [rest[:_BLOCK]], offset)
+                if count == 0:
+                    raise DamagedError(f"{self.path}: became shorter while it was read")
+                rest, offset = rest[count:], offset + count
+        except OSError as error:  # a network's disk, where a deleted file cannot be read any more
+            raise UserError(f"{self.path}: cannot be read any more ({error.strerror}); try again") from error
+        return array
 
 
 def tensor_differences(

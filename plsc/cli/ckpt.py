@@ -20,7 +20,7 @@ _SHOWN = ("Model", "Head", "Optimizer")  # sections of the config
 def inspect(folder: str) -> str:
     """Describe a checkpoint in two tables. Reads headers and sizes, no data."""
     saved = Checkpoint.open(folder, verify=False)
-    manifest, names, config = saved.manifest, saved.classes(), saved.config
+    manifest, names, config, made = saved.manifest, saved.classes(), saved.config, saved.evaluation
     arrays = "; ".join(
         f"{name} {entry.code} {[saved.num_classes, *entry.shape[1:]]}"
         for name, entry in saved.head_arrays.items()
@@ -33,7 +33,7 @@ def inspect(folder: str) -> str:
         ("head", arrays),
         ("weights to use", saved.weights_file),
         ("preprocessing", _line(saved.preprocessing.to_json())),
-        ("best", _line(saved.best.model_dump()) if saved.best else "none so far"),
+        ("evaluation", f"{made.metric} {made.value} on {made.set}" if made else "none"),
         *((name, _line(config[name])) for name in _SHOWN if name in config),
         ("written by", f"plsc {manifest.plsc}"),
     ]

@@ -19,7 +19,8 @@ from plsc.utils.logging import get_logger
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `plsc train`; return 128 + the signal that has stopped it."""
+    """Run `plsc train`; return 128 + the signal that has stopped it, or 2 where an evaluation or the report
+    failed."""
     what = "train, verify, and write the report"
     parser = make_parser("train", what, "-c configs/ -o Global.epochs=2 Global.output_dir=first")
     restarts = "train on N processes of this machine, and restart what dies (default: in this process)"
@@ -41,11 +42,14 @@ def main(argv: Sequence[str]) -> int:
             "no -c: training with the built-in defaults, on generated glyphs where -o names no other data "
             "(plsc train --dry-run shows all keys)"
         )
-    stopped = (Entry(args.config, args.override).train() or {}).get("stopped")
-    if stopped is None:
-        return 0
-    ignore_the_launcher()
-    return 128 + signal.Signals[stopped]
+    result = Entry(args.config, args.override).train() or {}
+    if stopped := result.get("stopped"):
+        code = 128 + signal.Signals[stopped]
+    else:
+        code = 2 if result.get("failures") else 0
+    if code:
+        ignore_the_launcher()
+    return code
 
 
 def _supervise(path: str | None, overrides: list[str], ranks: int) -> int:

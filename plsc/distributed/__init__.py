@@ -13,6 +13,7 @@ from plsc.distributed import environment
 
 _FUNCTIONS = (
     *("init", "data_parallel", "average_gradients", "barrier", "run_on_rank_0", "shard_index"),
+    *("Flag", "run_on_all_ranks"),
     *("all_reduce", "broadcast", "gather_array", "gather_counts", "gather_objects"),
     *("global_mean", "_c_allgather", "_c_reducescatter"),
 )

@@ -32,11 +32,12 @@ from plsc.distributed.environment import CPU, local_size_from_env
 from plsc.distributed.environment import rank_from_env as rank
 from plsc.distributed.environment import world_size_from_env as world_size
 from plsc.distributed.key_value_store import get_store
-from plsc.errors import UserError
+from plsc.errors import UserError, in_one_line
 
 _Value = TypeVar("_Value")
 
 _barriers = itertools.count()
+_flags = itertools.count()
 PIECE_BYTES = 64 << 20  # of a rank's array in one all_gather
 
 
@@ -195,6 +196,48 @@ def run_on_rank_0(function: Callable[[], _Value]) -> _Value:
     if problem is not None:
         raise problem
     return value
+
+
+def run_on_all_ranks(function: Callable[[], _Value]) -> _Value:
+    """Call `function` on every rank, and return this rank's value, or raise the UserError of the first rank
+    that failed on every rank.
+
+    `function` calls no collective, so that a rank that fails leaves no other waiting. It may raise anything.
+    The ranks may take minutes: they wait in `barrier`.
+    """
+    value, problem, cause = None, None, None
+    try:
+        value = function()
+    except UserError as error:
+        problem = cause = error
+    except Exception as error:  # noqa: BLE001 (of any kind in a user's class or in Paddle)
+        problem, cause = UserError(in_one_line(error)), error
+    for of_rank in gather_objects(problem):
+        if of_rank is not None:
+            raise of_rank from cause
+    return value
+
+
+class Flag:
+    """A flag that any rank raises and every rank reads without a collective, in the job's key-value store.
+
+    Every rank makes it, as often as the others. Ranks that read it at different times may see it differently:
+    where they must decide alike, they read it after a `barrier` that comes after the last chance to raise it.
+    """
+
+    def __init__(self) -> None:
+        self._key = f"plsc/flag/{next(_flags)}"
+        self._raised = False
+
+    def set(self) -> None:
+        """Raise the flag."""
+        if world_size() > 1:
+            get_store().add(self._key, 1)
+        self._raised = True
+
+    def __bool__(self) -> bool:
+        self._raised = self._raised or (world_size() > 1 and get_store().add(self._key, 0) > 0)
+        return self._raised
 
 
 def gather_counts(count: int) -> list[int]:

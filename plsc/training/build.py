@@ -90,13 +90,14 @@ def build_trainer(
             keep_freed_blocks(not cfg.Model.recompute)
         rule = cfg.Optimizer.build_rule()
         head = build_head(cfg.Head, rule, num_classes, cfg.Model.embedding_size, seed, folder, amp)
+    guard = guard or Guard()
     evaluator = Evaluator(
-        cfg.DataLoader, sets, backbone, num_classes, head, ema.in_place_of_weights if ema else None
+        cfg.DataLoader, sets, backbone, num_classes, head, ema.in_place_of_weights if ema else None, guard
     )
     checkpoints = Checkpoints(
         Path(folder, "checkpoints"), cfg.Checkpoint.keep, weights=ema.name if ema else "backbone"
     )
-    return Trainer(cfg, loader, network, head, optimizer, evaluator, checkpoints, parts, guard or Guard())
+    return Trainer(cfg, loader, network, head, optimizer, evaluator, checkpoints, parts, guard)
 
 
 def _refuse_lone_samples(fewest: int, backbone: nn.Layer, frozen_norms: list[nn.Layer]) -> None:

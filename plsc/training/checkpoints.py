@@ -1,4 +1,4 @@
-"""Write the checkpoints of a run, and know which one is the best. When, says plsc/training/trainer.py.
+"""Write the checkpoints of a run, and beside each its evaluation. plsc/training/trainer.py decides when.
 
 A checkpoint that cannot be written does not end the run, unless it is the last.
 """
@@ -8,8 +8,7 @@ from typing import Any
 
 from plsc import distributed
 from plsc.checkpoint import store
-from plsc.checkpoint.saved import Best
-from plsc.training.evaluator import Evaluator
+from plsc.checkpoint.saved import Evaluation
 from plsc.training.part import state_of
 from plsc.utils.logging import get_logger
 
@@ -21,41 +20,45 @@ class Checkpoints:
         root: the folder of the checkpoints. keep: how many, the newest.
         weights: name of the state whose arrays are the weights to use, see store.Content.
 
-    Attributes: `newest`, the step of the newest, 0 without one; `best`, the best main evaluation so far that
-    is saved, None without one.
+    Attributes: `newest`, the step of the newest checkpoint, 0 without one.
     """
 
     def __init__(self, root: Path, keep: int, weights: str):
         self.newest = 0
-        self.best: Best | None = None
         self._root = root
         self._keep = keep
         self._weights = weights
 
-    def best_of(self, evaluator: Evaluator, step: int) -> Best | None:
-        """Return the better of `best` and the main set's evaluation at this step, if there was one; of equal
-        ones the first."""
-        value = evaluator.row[evaluator.metric] if evaluator.step == step else None
-        if value is None:
-            return self.best
-        made = Best(
-            step=step,
-            set=f"{evaluator.main}, {evaluator.sets[evaluator.main].count:,} images",
-            metric=evaluator.metric,
-            value=value,
-        )
-        # A run that was resumed with another main set, or more people in it, starts anew: the two cannot be
-        # compared.
-        comparable = self.best and (self.best.set, self.best.metric) == (made.set, made.metric)
-        return self.best if comparable and value <= self.best.value else made
+    def note(self, step: int, evaluation: Evaluation) -> None:
+        """Write the evaluation of the checkpoint of a step, if that is the newest, beside it. Rank 0 calls
+        it. A file that cannot be written costs a warning."""
+        if self.newest != step:  # it could not be saved
+            return
+        try:
+            evaluation.write(self._folder(step))
+        except OSError as error:
+            get_logger().warning(
+                f"{self._folder(step)}: its evaluation cannot be written ({error.strerror}), so it is not "
+                "compared with others"
+            )
 
-    def save(self, run: Any, best: Best | None = None) -> None:
-        """Write a checkpoint, all ranks together, and delete the oldest, but not the best. One that cannot be
-        written ends the run by UserError only where the run ends anyhow. best: the new `best`, if it is
-        written; None: unchanged."""
-        best = best or self.best
+    def evaluated(self, step: int) -> bool:
+        """Return whether the checkpoint of a step has its evaluation."""
+        return Evaluation.read(self._folder(step)) is not None
+
+    def best(self) -> dict[str, Any] | None:
+        """Return the step, set, metric and value of the best checkpoint, None without one."""
+        path = store.best(self._root)
+        made = path and Evaluation.read(path)
+        return made and {"step": store.step_of(path), **made.model_dump(exclude={"threshold"})}
+
+    def _folder(self, step: int) -> Path:
+        return store.folder_of(self._root, step)
+
+    def save(self, run: Any) -> None:
+        """Write a checkpoint, all ranks together, and delete the oldest except the best. One that cannot be
+        written ends the run by UserError only where the run ends anyhow."""
         states = {name: state_of(owner) for name, owner in run.stateful.items()}
-        states["checkpoints"] = {"best": best and best.model_dump()}
         content = store.Content(
             step=run.step,
             epoch=run.epoch,
@@ -77,8 +80,7 @@ class Checkpoints:
             get_logger().error(f"{line}; training goes on")
             return
         self.newest = run.step
-        self.best = best
         if distributed.rank() == 0:
-            store.prune(self._root, self._keep, best.step if best else None)
+            store.prune(self._root, self._keep)
         distributed.barrier()  # so that no collective waits for a disk and times out
         get_logger().info(f"checkpoint {path}")

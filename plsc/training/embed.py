@@ -74,6 +74,7 @@ def embed(
 
     Every rank calls it, and computes a contiguous share. A thread reads the next batch while the network
     runs. An image without a pixel above DARKEST has an embedding of zeros, as in an exported graph.
+    UserError, the same on every rank, if one rank fails, such as in reading an image.
 
     Args:
         backbone: the bare layer, not its data parallel wrapper. It is put into evaluation mode and back into
@@ -98,19 +99,21 @@ def embed(
         check_output(out, x.shape[0])
         return out.flatten(1)
 
-    try:
+    def share() -> np.ndarray:
         if start == stop:  # more ranks than images: one goes through all the same, to know D
-            parts = [through(images(0, 1))[:0]]
-        else:
-            parts = []
-            with Bar("embedding", stop - start, "images") as bar:
-                for pixels in ahead(images, start, stop, batch_size):
-                    parts.append(through(pixels))
-                    bar.update(len(pixels))
+            return through(images(0, 1))[:0]
+        parts = []
+        with Bar("embedding", stop - start, "images") as bar:
+            for pixels in ahead(images, start, stop, batch_size):
+                parts.append(through(pixels))
+                bar.update(len(pixels))
+        return np.concatenate(parts)
+
+    try:
+        return distributed.gather_array(distributed.run_on_all_ranks(share))
     finally:
         if training:
             backbone.train()
-    return distributed.gather_array(np.concatenate(parts))
 
 
 def ahead(read: Callable[[int, int], Any], start: int, stop: int, batch_size: int) -> Iterator[Any]:

@@ -14,9 +14,10 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.checkpoint.saved import Threshold
+from plsc.checkpoint.saved import Evaluation, Threshold
 from plsc.data.config import DataLoaderCfg
-from plsc.errors import UserError
+from plsc.distributed.guard import Guard
+from plsc.errors import UserError, in_one_line
 from plsc.evaluation.sets import EvalSet, Result
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import embed
@@ -34,9 +35,13 @@ class Evaluator:
         num_classes: of the training set.
         head: predicts the classes of labelled images; None where no set has any.
         weights: gives the backbone the weights to evaluate with, while a block runs; None: it has them.
+        guard: notes signals that ask to stop; None: there are none.
 
-    Attributes: after `evaluate`, on every rank, `step`, at which it was made, and `rows`, title -> row of
-    metrics.jsonl; on rank 0 only, `results`, title -> result.
+    Attributes:
+        step: of the last evaluation, on every rank, as the following two.
+        rows: title -> row of metrics.jsonl of the last evaluation, without the sets that failed.
+        failures: why, a line for each set of the last evaluation that failed.
+        results: title -> result, on rank 0 only.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Evaluator:
         num_classes: int,
         head: SoftmaxHead | None = None,
         weights: Callable[[], AbstractContextManager[None]] | None = None,
+        guard: Guard | None = None,
     ):
         self.sets = sets
         self.rows: dict[str, dict[str, Any]] = {}
@@ -59,6 +65,8 @@ class Evaluator:
         self.num_classes = num_classes
         self._head = head
         self._weights = weights or nullcontext
+        self._guard = guard or Guard()
+        self.failures: list[str] = []
 
     @property
     def main(self) -> str | None:
@@ -72,8 +80,20 @@ class Evaluator:
 
     @property
     def row(self) -> dict[str, Any] | None:
-        """Return the main set's last row, on every rank; None before the first evaluation."""
+        """Return the main set's row of the last evaluation, on every rank; None without one."""
         return self.rows.get(self.main)
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """Return what a checkpoint keeps of the last evaluation, None without one of the main set."""
+        if self.row is None:
+            return None
+        return Evaluation(
+            set=f"{self.main}, {self.sets[self.main].count:,} images",
+            metric=self.metric,
+            value=self.row[self.metric],
+            threshold=Threshold(cosine=self.row.get("threshold"), flip=self._flip),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the threshold, of the last evaluation of the main set."""
@@ -87,12 +107,17 @@ class Evaluator:
         if saved.flip == self._flip:
             self._threshold = saved
 
-    def evaluate(self, step: int = 0, epoch: int | None = None, metrics: Metrics | None = None) -> None:
+    def evaluate(self, step: int = 0, epoch: int | None = None, metrics: Metrics | None = None) -> bool:
         """Evaluate on every set, all ranks together, the main one last.
 
-        Logs the results and writes them to `metrics`, rank 0's. UserError, on every rank, if the numbers
-        cannot be computed.
+        Logs the results and writes them to `metrics`, rank 0's. A set that cannot be evaluated is a line of
+        `failures`, and the others are evaluated all the same.
+
+        Returns whether it came to its end: False if `guard` was asked to stop, which ends it at the next
+        batch.
         """
+        self.step, self.rows, self.results, self.failures = step, {}, {}, []
+        stop = distributed.Flag()
         with self._weights():
             for tensor in self._backbone.state_dict().values():
                 if tensor.stop_gradient:
@@ -100,34 +125,52 @@ class Evaluator:
                     # the model's.
                     distributed.broadcast(tensor)
             for title in reversed(self.sets):
-                data = self.sets[title]
-                embeddings = embed(
-                    self._backbone,
-                    data.images,
-                    data.count,
-                    data.preprocessing,
-                    self._batch_size,
-                    self._flip,
-                )
-                if data.labels is None:
-                    score = partial(data.score, embeddings)
-                else:
-                    batches = np.array_split(
-                        embeddings, range(self._batch_size, data.count, self._batch_size)
-                    )
-                    classes = [self._head.classify(paddle.to_tensor(batch)).numpy() for batch in batches]
-                    score = partial(data.score_predictions, np.concatenate(classes), self.num_classes)
-                self.rows[title] = distributed.run_on_rank_0(partial(self._compute, title, score))
+                try:
+                    self.rows[title] = self._evaluate(title, stop)
+                except UserError as error:
+                    if stop:
+                        return False
+                    self.failures.append(f"{title}: {error}")
+                    continue
                 if metrics:
                     metrics.write({"eval": title, "step": step, "epoch": epoch, **self.rows[title]})
-        self.step = step
+        return True
+
+    def _evaluate(self, title: str, stop: distributed.Flag) -> dict[str, Any]:
+        """Evaluate on one set; return its row. UserError, the same on every rank, if that is not possible, or
+        after `stop` was set because this rank or another one was asked to stop."""
+        data = self.sets[title]
+
+        def images(first: int, last: int) -> np.ndarray:
+            self._guard.allow_pause()  # an evaluation may take any time, a batch may not
+            if self._guard.signal:
+                stop.set()
+            if stop:
+                raise UserError("stopped")
+            return data.images(first, last)
+
+        embeddings = embed(
+            self._backbone, images, data.count, data.preprocessing, self._batch_size, self._flip
+        )
+        if data.labels is None:
+            score = partial(data.score, embeddings)
+        else:
+            classes = []
+            for batch in np.array_split(embeddings, range(self._batch_size, data.count, self._batch_size)):
+                if any(distributed.gather_counts(self._guard.signal)):
+                    stop.set()
+                    distributed.barrier()
+                    raise UserError("stopped")
+                classes.append(self._head.classify(paddle.to_tensor(batch)).numpy())
+            score = partial(data.score_predictions, np.concatenate(classes), self.num_classes)
+        return distributed.run_on_rank_0(partial(self._compute, title, score))
 
     def _compute(self, title: str, score: Callable[[], Result]) -> dict[str, Any]:
         """Compute, log and keep the result of one set; return its row. Rank 0 calls it."""
         try:
             result = score()
-        except UserError as error:
-            raise UserError(f"{title}: {error}") from error
+        except Exception as error:  # of any kind, in a user's class too
+            raise UserError(in_one_line(error)) from error
         self.results[title] = result
         get_logger().info(f"{result.kind}: {result.headline} on {title}")
         return result.row()

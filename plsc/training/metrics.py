@@ -13,6 +13,7 @@ from typing import Any
 from plsc.training.loggers import LOGGERS
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.logging import get_logger
+from plsc.utils.text import counted
 
 
 class Metrics:
@@ -89,5 +90,21 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Read the rows of a metrics.jsonl, without a last one that a killed run has cut off."""
-    return [json.loads(line) for line in Path(path).read_text().split("\n")[:-1]]
+    """Read the rows of a metrics.jsonl, without a last one that a killed run has cut off.
+
+    Other lines that are damaged, as a power failure leaves them, are dropped with one warning: a log never
+    stops a run.
+    """
+    rows, damaged = [], []
+    for number, line in enumerate(Path(path).read_bytes().split(b"\n")[:-1], 1):
+        try:
+            row = json.loads(line)
+            assert isinstance(row["step"], int)
+            rows.append(row)
+        except (AssertionError, ValueError, KeyError, TypeError, RecursionError):
+            damaged.append(number)
+    if damaged:
+        get_logger().warning(
+            f"{path}: {counted(len(damaged), 'damaged line')} dropped, the first is line {damaged[0]}"
+        )
+    return rows

@@ -3,7 +3,6 @@
 Any number of ranks reads a checkpoint of any other. Training, evaluating and exporting share this.
 """
 
-import traceback
 from typing import Any
 
 import paddle
@@ -13,7 +12,7 @@ from plsc.checkpoint import store
 from plsc.checkpoint.manifest import BACKBONE
 from plsc.config import Config
 from plsc.data.dataset import Dataset, misnumbered_class
-from plsc.errors import UserError
+from plsc.errors import UserError, in_one_line
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import check_output
 from plsc.utils.logging import get_logger
@@ -35,13 +34,8 @@ def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -
         with paddle.no_grad():
             check_output(backbone(paddle.zeros([2, *image_shape])), 2, section.embedding_size)
     except Exception as error:  # of any kind, in the user's class or in Paddle
-        said = str(error).strip().partition("\n")[0]
-        if not isinstance(error, UserError):
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            said = f": {said}" if said else ""
-            said = f"{type(error).__name__} in {place.name}, {place.filename}:{place.lineno}{said}"
         raise UserError(
-            f"{section.name}, given images {[2, *image_shape]}: {said}", key="Model.name"
+            f"{section.name}, given images {[2, *image_shape]}: {in_one_line(error)}", key="Model.name"
         ) from error
     backbone.train()
     return backbone

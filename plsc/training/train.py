@@ -6,12 +6,12 @@ from typing import Any
 from plsc.checkpoint import store
 from plsc.config import Config, load
 from plsc.distributed import environment, guard
-from plsc.errors import writing
+from plsc.errors import in_one_line, writing
 from plsc.training.loggers import check_packages
 from plsc.training.metrics import Metrics
 from plsc.training.start import delete_run, find_checkpoint, goes_on, how_to_go_on, start, write_config
 from plsc.utils.logging import get_logger, setup_logging
-from plsc.utils.text import duration
+from plsc.utils.text import counted, duration
 
 
 def train(cfg: Config, model: Any = None) -> dict[str, Any]:
@@ -44,16 +44,26 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
             )
             return {"stopped": trainer.stopped, "step": trainer.step, "output_dir": str(output_dir)}
         evaluator = trainer.evaluator
-        if evaluator.sets and evaluator.row is None:
-            evaluator.evaluate()  # resumed after the last step, whose row the metrics have already
+        if evaluator.sets and evaluator.step is None:
+            evaluator.evaluate(trainer.step)  # resumed after the last step; the metrics have its row already
+        failures = trainer.failures
         if metrics:
-            best = trainer.checkpoints.best
-            facts = {"step": trainer.step, "best": best and best.model_dump()}
-            finish(cfg, evaluator, output_dir, f"took {duration(trainer.seconds)}", facts)
+            facts = {"step": trainer.step, "best": trainer.checkpoints.best()}
+            try:
+                finish(cfg, evaluator, output_dir, f"took {duration(trainer.seconds)}", facts)
+            except Exception as error:  # noqa: BLE001 (a report must not make a failure of a training)
+                failures.append(f"report: {in_one_line(error)}")
+                get_logger().error(failures[-1])
+            if failures:
+                get_logger().error(
+                    f"the training is at its end and its checkpoints are whole; beside it "
+                    f"{counted(len(failures), 'error')}, see above; mend what is named, and run plsc eval"
+                )
         return {
             **(evaluator.row or {"accuracy": None}),
             "seconds": trainer.seconds,
             "output_dir": str(output_dir),
+            **({"failures": failures} if failures else {}),
         }
 
 

@@ -73,6 +73,7 @@ class Trainer:
 
     Attributes: `dataset`, the loader's; `step`, how many are done, and `total_steps`, that the run ends at;
     `skipped`, steps that were left out because they were not finite, but for overflows of float16;
+    `failures`, a line for each evaluation set that failed in this process;
     `lr_before`, the rate of the last step of the run that is resumed; `stopped`, the name of the signal that
     the run was asked to stop by; `metrics`, rank 0's, while training; `seconds`, of training and evaluation
     in this process.
@@ -108,6 +109,7 @@ class Trainer:
         self.stopped: str | None = None
         self.metrics: Metrics | None = None
         self.seconds = 0.0
+        self.failures: list[str] = []
         self._skipped_in_a_row = 0
         self._following: Batch | None = None  # the batch of the next step of this epoch
         self._label_N_of: dict[int, np.ndarray] = {}  # the next step of this epoch -> its labels of all ranks
@@ -149,6 +151,9 @@ class Trainer:
             state_of(part)  # refused now, not at the first checkpoint
         self.guard.step_started(self.step)
         began = time.monotonic()
+        if self.step and self._evaluates and not distributed.run_on_rank_0(self._evaluated):
+            with self._pause():  # the run was ended in between
+                self._evaluate()
         while self.step < self.total_steps and not self.stopped:
             self._train_epoch()
         with self._pause():
@@ -163,13 +168,9 @@ class Trainer:
             for self._following in itertools.chain(batches, [None]):
                 verdict, losses = self.train_step(batch)
                 self._log(batch, verdict, losses)
-                self._evaluate()
-                self._save()
+                self._save_and_evaluate(verdict.signal)
                 self.guard.step_started(self.step)
-                if self.step == self.total_steps:
-                    return
-                if verdict.signal:
-                    self.stopped = signal.Signals(verdict.signal).name
+                if self.step == self.total_steps or self.stopped:
                     return
                 batch = self._following
 
@@ -291,26 +292,52 @@ class Trainer:
         if row and self.metrics:
             self.metrics.write(row)
 
-    def _evaluate(self) -> None:
-        """Evaluate where the run ends, and after every so many epochs and steps."""
+    @property
+    def _evaluates(self) -> bool:
+        """Whether the last step is one to evaluate after: the run's last, and each after so many epochs and
+        steps."""
         section = self.cfg.Global
         due = self.step == self.total_steps
         if section.eval_every_steps:
             due |= self.step % section.eval_every_steps == 0
         if section.eval_every:
             due |= self.ends_epoch and self.epoch % section.eval_every == 0
-        if due and self.evaluator.sets:
-            with self._pause():
-                self.evaluator.evaluate(self.step, self.epoch, self.metrics)
+        return due and bool(self.evaluator.sets)
 
-    def _save(self) -> None:
-        """Save where an epoch or the run ends, after every so many steps, and after the best evaluation."""
+    def _save_and_evaluate(self, number: int) -> None:
+        """Save where an epoch or the run ends, after every so many steps, and before each evaluation, so that
+        nothing that fails in it costs a step; then evaluate.
+
+        number: of the signal that asked a rank to stop in the last step, 0 for none. One that comes while a
+        checkpoint is written, or in an evaluation, stops the run, too.
+        """
         every = self.cfg.Checkpoint.every_steps
-        due = self.step == self.total_steps or self.ends_epoch or (every and self.step % every == 0)
-        best = self.checkpoints.best_of(self.evaluator, self.step)
-        if due or best is not self.checkpoints.best:
+        evaluates = self._evaluates
+        saves = evaluates or self.step == self.total_steps or self.ends_epoch
+        if saves or (every and self.step % every == 0):
             with self._pause():
-                self.checkpoints.save(self, best)
+                self.checkpoints.save(self)
+                number = number or max(distributed.gather_counts(self.guard.signal))
+        if number and (evaluates or self.step < self.total_steps):
+            self.stopped = signal.Signals(number).name
+        elif evaluates:
+            with self._pause():
+                self._evaluate()
+
+    def _evaluate(self) -> None:
+        """Evaluate, and write the result beside the checkpoint; a signal stops the run."""
+        ended = self.evaluator.evaluate(self.step, self.epoch, self.metrics)
+        for line in self.evaluator.failures:
+            self.failures.append(f"evaluation at step {self.step:,}: {line}")
+            if distributed.rank() == 0:
+                get_logger().error(self.failures[-1])
+        if not ended:
+            self.stopped = signal.Signals(max(distributed.gather_counts(self.guard.signal))).name
+        elif (made := self.evaluator.evaluation) and distributed.rank() == 0:
+            self.checkpoints.note(self.step, made)
+
+    def _evaluated(self) -> bool:
+        return self.checkpoints.evaluated(self.step)
 
     @contextlib.contextmanager
     def _pause(self) -> Iterator[None]:
@@ -366,8 +393,8 @@ class Trainer:
         for name, owner in self.stateful.items():
             with saved.loading(name):
                 owner.load_state_dict(saved.state_dict(name))
+        self.evaluator.load_state_dict(saved.last_threshold.model_dump())
         self.checkpoints.newest = saved.step
-        self.checkpoints.best = saved.best
         self.step = saved.step
         if self.step >= self.total_steps:
             warnings.append(

@@ -57,6 +57,8 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
         load_rows(head, saved)
     evaluator = Evaluator(cfg.DataLoader, sets, backbone, saved.num_classes, head)
     evaluator.evaluate(saved.step)
+    if evaluator.failures:
+        raise UserError("\n".join(evaluator.failures))
     if distributed.rank() == 0:
         facts = {"checkpoint": str(saved.path), "step": saved.step}
         finish(cfg, evaluator, Path(cfg.Global.output_dir) / "test", f"checkpoint {saved.path}", facts)

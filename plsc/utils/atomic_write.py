@@ -33,9 +33,11 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` to `path`: all of it or nothing."""
+    """Write `content` to `path`: all of it or nothing, after a power failure too."""
     with atomic_write(path) as beside, open(beside, "xb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def remove(path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import plsc.checkpoint.store
-from plsc.checkpoint.saved import Best
+from plsc.checkpoint.saved import Evaluation, Threshold
 from plsc.checkpoint.store import Checkpoint, SaveError, find, newest_step, prune, set_aside_after
 from plsc.utils.logging import setup_logging
 from plsc.utils.sharding import split
@@ -235,8 +235,7 @@ def test_a_kill_at_any_point_of_a_prune_leaves_no_half_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["backbone", "head-00001", "manifest"])
-@pytest.mark.parametrize("step", [2, 1], ids=["a new step", "the same step again"])
-def test_a_full_disk_on_one_rank_is_told_on_every_rank_and_costs_nothing(tmp_path, monkeypatch, file, step):
+def test_a_full_disk_on_one_rank_is_told_on_every_rank_and_costs_nothing(tmp_path, monkeypatch, file, step=2):
     save_ranks(tmp_path, 1, content(1), 2)
     original = plsc.checkpoint.store.write_synced
 
@@ -262,12 +261,19 @@ def test_a_full_disk_on_one_rank_is_told_on_every_rank_and_costs_nothing(tmp_pat
     assert_holds(find(tmp_path, rename=True), content(2))
 
 
-def test_prune_keeps_the_newest_whole_ones_and_the_protected(tmp_path):
+def evaluated(path, value, title="pairs"):
+    """Write the evaluation of a checkpoint beside it."""
+    Evaluation(set=title, metric="accuracy", value=value, threshold=Threshold(cosine=value)).write(path)
+
+
+def test_prune_keeps_the_newest_whole_ones_and_the_best(tmp_path):
     paths = {step: save_one(tmp_path, step, content(step)) for step in range(1, 8)}
+    for step, value in {1: 0.5, 3: 0.9, 4: 0.9, 5: 0.8}.items():
+        evaluated(paths[step], value)
     (paths[7] / "manifest.json").unlink()  # does not count as kept, is not deleted
-    assert prune(tmp_path, 2, protect=3) == [paths[step] for step in (1, 2, 4)]
+    assert prune(tmp_path, 2) == [paths[step] for step in (1, 2, 4)]
     assert sorted(path.name[-1] for path in tmp_path.iterdir()) == ["3", "5", "6", "7"]
-    assert prune(tmp_path, 2, protect=3) == []
+    assert prune(tmp_path, 2) == []
     assert_holds(find(tmp_path, rename=True), content(6))
 
 
@@ -281,21 +287,45 @@ def test_a_checkpoint_that_cannot_be_deleted_ends_nothing(tmp_path, monkeypatch)
         patch.setattr(plsc.checkpoint.store, "remove", busy)
         assert prune(tmp_path, 1) == paths[:1]
         assert save_one(tmp_path, 3, content(3)).exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", lambda *_: busy(None))
+        assert prune(tmp_path, 1) == [], "the next save tries again"
     save_one(tmp_path, 4, content(4))
     assert not [*tmp_path.glob("*.tmp")]
 
 
-def test_the_best_is_the_one_that_the_newest_names(tmp_path):
+def test_the_best_is_always_one_that_exists(tmp_path):
     assert find(tmp_path, "best") is None
-    best = Best(step=2, set="pairs", metric="accuracy", value=0.9).model_dump()
-    save_one(tmp_path, 1, content(1))
-    unknown = "step-00000001: nothing has been evaluated, so none is the best"
+    for step in (1, 2, 3, 4):
+        save_one(tmp_path, step, content(step))
+    unknown = "no checkpoint has been evaluated, so none is the best"
     assert unknown in refusal(find, tmp_path, "best")
-    for step in (2, 3):
-        save_one(tmp_path, step, {**content(step), "state": {"checkpoints": {"best": best}}})
-    assert find(tmp_path, "best") == tmp_path / "step-00000002"
-    shutil.rmtree(tmp_path / "step-00000002")
-    assert "step-00000002: there is no such checkpoint folder" in refusal(find, tmp_path, "best")
+    paths = {step: tmp_path / f"step-{step:08d}" for step in range(1, 5)}
+    for step, value, title in ((1, 0.7, "pairs"), (2, 0.9, "pairs"), (3, 0.8, "pairs")):
+        evaluated(paths[step], value, title)
+    assert find(tmp_path, "best") == paths[2]
+    shutil.rmtree(paths[2])
+    assert find(tmp_path, "best") == paths[3]
+    (paths[3] / "evaluation.json").write_bytes(b"\0" * 64)  # what a power failure leaves
+    assert find(tmp_path, "best") == paths[1]
+    evaluated(paths[4], 0.1, "other pairs")
+    assert find(tmp_path, "best") == paths[4], "numbers of another set are not compared"
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_read_to_its_end(tmp_path):
+    path = save_one(tmp_path, 1, content(1))
+    saved = Checkpoint.open(path, verify=False)
+    shutil.rmtree(path)
+    for name, array in content(1)["backbone"].items():
+        assert np.array_equal(saved.arrays("backbone")[name], array)
+    assert saved.head(0, 2)["centres"].shape[0] == 2
+
+
+def test_a_step_is_never_written_twice(tmp_path):
+    path = save_one(tmp_path, 1, content(1))
+    with pytest.raises(SaveError, match="exists"):
+        save_one(tmp_path, 1, content(2))
+    assert_holds(path, content(1))
 
 
 def test_check_matches(tmp_path):

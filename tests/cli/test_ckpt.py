@@ -3,7 +3,7 @@
 import pytest
 
 from plsc import cli
-from plsc.checkpoint.saved import Best
+from plsc.checkpoint.saved import Evaluation, Threshold
 from tests.helpers.checkpoints import content, flip, save_ranks
 
 CONFIG = {
@@ -15,13 +15,10 @@ CONFIG = {
 
 @pytest.fixture
 def saved(tmp_path):
-    best = Best(step=90, set="lfw", metric="accuracy", value=0.9)
-    everything = {
-        **content(2),
-        "config": CONFIG,
-        "state": {"run": {"seed": 2}, "checkpoints": {"best": best.model_dump()}},
-    }
-    return save_ranks(tmp_path, 120, everything, 2, classes=list("abcdefghijk"))[0], everything
+    everything = {**content(2), "config": CONFIG, "state": {"run": {"seed": 2}}}
+    path = save_ranks(tmp_path, 120, everything, 2, classes=list("abcdefghijk"))[0]
+    Evaluation(set="lfw, 80 images", metric="accuracy", value=0.9, threshold=Threshold()).write(path)
+    return path, everything
 
 
 def run(capsys, *args):
@@ -40,7 +37,7 @@ def test_inspect_is_a_table(saved, capsys):
     assert lines["world size"] == "2"
     assert lines["head"].startswith("bias F64 [11]; centres F32 [11, 4]; momentum F32 [11, 4]")
     assert lines["preprocessing"] == "shape [1, 32, 32], mean 127.5, scale 0.0078431, channels grey"
-    assert lines["best"] == "step 90, set lfw, metric accuracy, value 0.9"
+    assert lines["evaluation"] == "accuracy 0.9 on lfw, 80 images"
     assert lines["Model"] == "name LeNet, embedding_size 4" and lines["Head"].endswith("margin 0.5")
     size = (saved[0] / "head-00001-of-00002.safetensors").stat().st_size
     (row,) = [line.split() for line in out.splitlines() if line.startswith("head-00001")]
@@ -49,7 +46,8 @@ def test_inspect_is_a_table(saved, capsys):
 
 def test_verify(saved, capsys):
     folder, _ = saved
-    size = sum(path.stat().st_size for path in folder.iterdir() if path.name != "manifest.json")
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.suffix == ".safetensors")
+    size += (folder / "classes.json").stat().st_size
     code, out, _ = run(capsys, "verify", folder)
     assert code == 0 and out == (f"{folder}: whole, 5 files, {size:,} bytes, every checksum is right\n")
     flip(folder / "head-00001-of-00002.safetensors")

@@ -5,6 +5,7 @@ import paddle
 import pytest
 from paddle import nn
 
+from plsc.errors import UserError
 from plsc.training.embed import embed, to_input
 from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.bounds import assert_within, rounded
@@ -52,6 +53,6 @@ def test_the_mode_comes_back_after_a_failure():
         raise OSError("no such picture")
 
     net = net_with_norm()
-    with pytest.raises(OSError, match="no such picture"):
+    with pytest.raises(UserError, match="OSError in broken, .*: no such picture"):
         embed(net, broken, 7, PREPROCESSING, 2)
     assert net.training

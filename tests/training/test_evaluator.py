@@ -1,10 +1,15 @@
 """The tester on one process: several sets of every kind, what is logged and recorded, mirror images, and what
 is refused."""
 
+import json
+import os
+import signal
+
 import numpy as np
 import paddle
 import pytest
 
+from plsc import cli
 from plsc.config import load
 from plsc.data.dataset import IdentificationSet, TemplatePairs
 from plsc.entry import Entry
@@ -15,7 +20,7 @@ from plsc.training.embed import embed
 from plsc.training.metrics import Metrics
 from tests.helpers.bounds import assert_within, rounded
 from tests.helpers.refusals import refusal
-from tests.helpers.tiny_runs import TINY, Linear, NoisePairs, make_trainer, rows
+from tests.helpers.tiny_runs import TINY, Linear, NoisePairs, checkpoints, make_trainer, rows
 
 PREPROCESSING = NoisePairs().preprocessing
 CLASSES = 23
@@ -151,8 +156,80 @@ class Broken(Linear):
 
 def test_numbers_that_cannot_be_computed_name_the_set():
     found = evaluator_of(load(TINY, MORE[:1]), Broken())
-    said = refusal(found.evaluate)
-    assert said.startswith("templates: verification: an embedding of pair 0 is not finite; ")
+    assert found.evaluate() and found.rows == {} and found.row is None
+    kinds = [line.partition("; ")[0] for line in found.failures]
+    what = "verification: an embedding of pair 0 is not finite"
+    assert kinds == [f"templates: {what}", f"noise pairs: {what}"]
+
+
+class Unreadable(NoisePairs):
+    """Its image 37 cannot be read, by an error of a kind that plsc does not know."""
+
+    title = "unreadable"
+
+    def image(self, index):
+        if index == 37:
+            raise FileNotFoundError(2, "No such file or directory", "37.png")
+        return super().image(index)
+
+
+UNREADABLE = 'DataLoader.Eval.more.bad={name: "tests.training.test_evaluator:Unreadable"}'
+
+
+def test_a_set_that_cannot_be_read_is_one_line_and_the_others_are_evaluated(tmp_path):
+    found = make(UNREADABLE)
+    assert found.evaluate() and list(found.rows) == ["noise pairs"]
+    (line,) = found.failures
+    assert line.startswith("bad: FileNotFoundError in image, ") and line.endswith("'37.png'")
+
+
+def test_a_training_goes_on_after_an_evaluation_that_failed(tmp_path, capsys):
+    run = ["train", "-c", str(TINY), "-o", f"Global.output_dir={tmp_path}", "Global.eval_every=1", UNREADABLE]
+    assert cli.main(run) == 2
+    out, _ = capsys.readouterr()
+    assert "ERROR evaluation at step 10: bad: FileNotFoundError" in out and "step 12/12" in out
+    assert checkpoints(tmp_path) == [8, 10, 12]
+    last = out.splitlines()[-1]
+    assert "ERROR the training is at its end and its checkpoints are whole" in last
+    facts = json.loads((tmp_path / "results.json").read_text())
+    assert list(facts["sets"]) == ["noise pairs"] and facts["best"]["step"] in (10, 12)
+
+
+def test_a_report_that_fails_ends_no_training(tmp_path, capsys, monkeypatch):
+    def no_font(*_):
+        raise RuntimeError("Could not find font DejaVu")
+
+    monkeypatch.setattr("plsc.evaluation.report.draw", no_font)
+    result = Entry(TINY, [f"Global.output_dir={tmp_path}"]).train()
+    assert checkpoints(tmp_path)[-1] == 12 and result["accuracy"] is not None
+    (line,) = result["failures"]
+    assert line.startswith("report: RuntimeError in no_font, ") and line.endswith(
+        "Could not find font DejaVu"
+    )
+
+
+class Interrupted(NoisePairs):
+    """Somebody asks the run to stop while it is read."""
+
+    title = "interrupted"
+    at = 10  # images that are read before
+
+    def images(self, start, stop):
+        if start >= self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().images(start, stop)
+
+
+def test_a_signal_in_an_evaluation_ends_it_at_the_next_batch(tmp_path, capsys, monkeypatch):
+    slow = 'DataLoader.Eval.dataset={name: "tests.training.test_evaluator:Interrupted"}'
+    run = [f"Global.output_dir={tmp_path}", slow, "Global.eval_every=1"]
+    result = Entry(TINY, run).train()
+    assert (result["stopped"], result["step"]) == ("SIGTERM", 10) and checkpoints(tmp_path) == [4, 8, 10]
+    assert rows(tmp_path, evaluations=True) == []
+    monkeypatch.setattr(Interrupted, "at", 1000)
+    later = Entry(TINY, run).train()
+    assert [row["step"] for row in rows(tmp_path, evaluations=True)] == [10, 12], "the missing one first"
+    assert "stopped" not in later
 
 
 WIDE = '{name: "tests.helpers.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}'

@@ -2,6 +2,7 @@
 
 import pytest
 
+from plsc.checkpoint.store import set_aside_after
 from plsc.errors import UserError
 from plsc.training.amp import GROWTH_STEPS, INITIAL, LossScale
 from plsc.training.metrics import read_metrics
@@ -112,6 +113,7 @@ def test_the_scale_comes_back_with_a_checkpoint(tmp_path):
         "good_steps": 0,
         "overflows": 2,
     }
+    set_aside_after(tmp_path / "run/checkpoints", 4)
     trainer.resume(checkpoint(tmp_path / "run", 4))
     assert part_of(trainer, "loss_scale").state_dict() == {
         "scale": INITIAL / 2,

@@ -34,6 +34,21 @@ def test_rows_come_back_and_those_of_later_steps_are_replaced(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == [*rows_up_to(4), evaluated, *later]
 
 
+def test_a_damaged_line_anywhere_is_dropped_with_one_warning(tmp_path, capsys):
+    write(Metrics(tmp_path), rows_up_to(6))
+    lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    lines[1] = b"\0" * 40 + b"\n"  # what ext4 and XFS leave after a power failure
+    lines[3] = b"\xff{}\n"
+    lines[4] = b'{"loss": 1.0}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines))
+    left = [rows_up_to(6)[index] for index in (0, 2, 5)]
+    capsys.readouterr()
+    write(Metrics(tmp_path, 6), [])
+    said = capsys.readouterr().out
+    assert said.count("WARNING") == 1 and "3 damaged lines dropped, the first is line 2" in said
+    assert read_metrics(tmp_path / "metrics.jsonl") == left and "WARNING" not in capsys.readouterr().out
+
+
 def test_metrics_are_strict_json(tmp_path):
     row = {"step": np.int64(3), "loss": np.float32("nan"), "lr": math.inf, "accuracy": np.array(0.5)}
     write(Metrics(tmp_path), [row])

@@ -133,7 +133,6 @@ def test_centres_go_on_with_their_own_optimizer_only(saved, tmp_path):
 @pytest.mark.parametrize(
     ("owner", "value", "line"),
     [
-        ("checkpoints", {"best": {"step": "1"}}, "best.step: Input should be a valid integer"),
         ("evaluation", {"cosine": "high"}, "cosine: Input should be a valid number"),
     ],
 )

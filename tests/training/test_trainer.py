@@ -1,14 +1,14 @@
 """The trainer on one process: its step against numpy, its calendar, resuming bit for bit, and what it
 refuses."""
 
+import shutil
 from itertools import islice
 
 import numpy as np
 import paddle
 import pytest
 
-from plsc.checkpoint.saved import Best
-from plsc.checkpoint.store import Checkpoint, SaveError
+from plsc.checkpoint.store import Checkpoint, SaveError, find, set_aside_after
 from plsc.config import load
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
@@ -48,6 +48,7 @@ def test_a_checkpoint_has_the_names_of_the_classes(tmp_path):
     trainer = make_trainer(tmp_path, NO_PAIRS)
     trainer.checkpoints.save(trainer)
     assert Checkpoint.open(checkpoint(tmp_path, 0)).classes() is None
+    shutil.rmtree(checkpoint(tmp_path, 0))
     trainer.dataset.identities = np.array([f"person {number}" for number in range(23)])
     trainer.checkpoints.save(trainer)
     assert Checkpoint.open(checkpoint(tmp_path, 0)).classes() == trainer.dataset.identities.tolist()
@@ -158,6 +159,7 @@ class Scripted(Evaluator):
     def evaluate(self, step=0, epoch=None, metrics=None):
         self.rows = {self.main: {"accuracy": self.values[step], "threshold": step / 100}}
         self.step = step
+        return True
 
 
 @pytest.fixture
@@ -183,10 +185,9 @@ FALLING = [0.2, 0.6, 0.8, 0.7, 0.8, *[0.5] * 7]
 def test_the_best_checkpoint_stays_beside_the_newest(scripted, tmp_path):
     trainer = scripted(FALLING)
     assert checkpoints(tmp_path) == [3, 12], "the first of two equal ones, though no save was due"
-    expected = Best(step=3, set="noise pairs, 80 images", metric="accuracy", value=0.8)
-    assert trainer.checkpoints.best == expected
+    expected = {"step": 3, "set": "noise pairs, 80 images", "metric": "accuracy", "value": 0.8}
+    assert trainer.checkpoints.best() == expected
     saved = [Checkpoint.open(checkpoint(tmp_path, step)) for step in (3, 12)]
-    assert [one.best for one in saved] == [expected, expected]
     assert [one.threshold(flip=False) for one in saved] == [0.03, 0.12]
     assert saved[0].threshold(flip=True) is None
 
@@ -196,7 +197,38 @@ def test_a_resumed_run_knows_the_best_of_before(scripted, tmp_path, values, best
     scripted(FALLING, "Global.max_steps=8")
     assert checkpoints(tmp_path) == [3, 8]
     later = scripted([0] * 8 + values, resume=checkpoint(tmp_path, 8))
-    assert later.checkpoints.best.step == best and checkpoints(tmp_path) == [best, 12]
+    assert later.checkpoints.best()["step"] == best and checkpoints(tmp_path) == [best, 12]
+
+
+def test_after_going_back_the_best_is_one_that_exists(scripted, tmp_path):
+    rising = [number / 100 for number in range(1, 13)]
+    scripted(rising, "Checkpoint.keep=3")
+    assert checkpoints(tmp_path) == [10, 11, 12] and find(tmp_path / "checkpoints", "best").name[-2:] == "12"
+    set_aside_after(tmp_path / "checkpoints", 10)
+    assert find(tmp_path / "checkpoints", "best") == checkpoint(tmp_path, 10)
+    later = scripted([0.0] * 10 + [0.09, 0.11], "Checkpoint.keep=3", resume=checkpoint(tmp_path, 10))
+    assert later.checkpoints.best()["step"] == 12, "it is compared with step 10, not with the lost 0.12"
+
+
+def test_a_step_is_saved_before_it_is_evaluated(tmp_path, monkeypatch):
+    saved_at = []
+
+    class Watching(Scripted):
+        def evaluate(self, step=0, epoch=None, metrics=None):
+            saved_at.append((step, checkpoint(tmp_path, step).is_dir()))
+            return super().evaluate(step, epoch, metrics)
+
+    monkeypatch.setattr("plsc.training.build.Evaluator", Watching)
+    Scripted.values = dict.fromkeys(range(13), 0.5)
+    make_trainer(tmp_path, "Global.eval_every=1", "Global.eval_every_steps=3").train(None)
+    assert saved_at == [(step, True) for step in (3, 6, 9, 10, 12)]
+
+
+def test_a_run_that_ended_before_its_evaluation_evaluates_when_it_is_resumed(scripted, tmp_path):
+    scripted([0.5] * 12, "Global.max_steps=8")
+    (checkpoint(tmp_path, 8) / "evaluation.json").unlink()
+    later = scripted([0] * 7 + [0.9] + [0.1] * 4, resume=checkpoint(tmp_path, 8))
+    assert later.checkpoints.best()["step"] == 8
 
 
 class MorePairs(NoisePairs):
@@ -214,12 +246,12 @@ class MorePairs(NoisePairs):
 def test_another_main_set_starts_anew(scripted, tmp_path, name, said):
     scripted([0.9] * 12, "Global.max_steps=8")
     other = f'DataLoader.Eval.dataset={{name: "tests.training.{name}"}}'
-    best = scripted([0.1] * 12, other, resume=checkpoint(tmp_path, 8)).checkpoints.best
-    assert (best.step, best.value) == (9, 0.1) and best.set.startswith(said)
+    best = scripted([0.1] * 12, other, resume=checkpoint(tmp_path, 8)).checkpoints.best()
+    assert (best["step"], best["value"]) == (9, 0.1) and best["set"].startswith(said)
 
 
 def test_what_has_no_score_is_never_the_best(scripted, tmp_path):
-    assert scripted([None] * 12).checkpoints.best is None and checkpoints(tmp_path) == [12]
+    assert scripted([None] * 12).checkpoints.best() is None and checkpoints(tmp_path) == [12]
 
 
 def test_a_best_checkpoint_that_cannot_be_written_is_not_the_best(tmp_path, monkeypatch):
@@ -228,13 +260,13 @@ def test_a_best_checkpoint_that_cannot_be_written_is_not_the_best(tmp_path, monk
     Scripted.values = dict(enumerate(FALLING, start=1))
     trainer = make_trainer(tmp_path, "Global.eval_every_steps=1", "Global.max_steps=2")
     assert "it was the last step" in refusal(trainer.train, None, kind=SaveError)
-    assert trainer.checkpoints.best is None
+    assert trainer.checkpoints.best() is None
 
 
 def test_a_search_counts_by_rank_1(tmp_path):
     trainer = train(tmp_path, 'DataLoader.Eval.dataset={name: "tests.training.test_evaluator:NoiseGallery"}')
-    best = trainer.checkpoints.best
-    assert best.metric == "rank1" and best.value == trainer.evaluator.row["rank1"]
+    best = trainer.checkpoints.best()
+    assert best["metric"] == "rank1" and best["value"] == trainer.evaluator.row["rank1"]
     assert Checkpoint.open(checkpoint(tmp_path)).threshold(flip=False) is None
 
 
