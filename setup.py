@@ -86,7 +86,7 @@ setup(
     ],
     extras_require={
         "cpu": ["paddlepaddle>=2.6.2"],
-        "export": ["onnx", "onnxruntime", "paddle2onnx==2.1.*"],
+        "export": ["onnx", "onnxruntime", "paddle2onnx==2.1.*; python_version < '3.13'"],
         "milvus": [
             "milvus-lite>=3.2",
             "pymilvus>=3.0",

@@ -124,4 +124,5 @@ class ExportCfg(Section):
         ["paddle", "onnx"], min_length=1
     )
     """paddle: for Paddle Inference; onnx: for ONNX Runtime and others; insightface, paddlex: for these
-    packages (docs/export.md). All but paddle and paddlex need the extra `export`."""
+    packages (docs/export.md). All but paddle and paddlex need Paddle 3, the extra `export` and Python 3.10 to
+    3.12; elsewhere they are skipped with a warning."""

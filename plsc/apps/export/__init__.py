@@ -13,7 +13,6 @@ Try it: `pytest tests/apps/export/test_export.py`.
 """
 
 import copy
-import importlib.util
 import json
 import os
 from collections.abc import Sequence
@@ -24,8 +23,9 @@ import paddle
 from paddle import nn
 
 from plsc import distributed
-from plsc.apps.export.description import README, describe
-from plsc.apps.export.graphs import check, make_example, save_onnx, save_paddle
+from plsc.apps.export.description import describe, readme
+from plsc.apps.export.graphs import check, make_example, save_paddle
+from plsc.apps.export.onnx_graph import NEED_ONNX, doubtful_layers, save_onnx, why_no_onnx
 from plsc.apps.export.other_programs import refuse_other_pictures, save_insightface, save_paddlex
 from plsc.config import Config
 from plsc.errors import UserError
@@ -33,9 +33,9 @@ from plsc.training.resume import load_network
 from plsc.training.start import open_checkpoint
 from plsc.utils.atomic_write import atomic_write, remove
 from plsc.utils.files import read_json
+from plsc.utils.logging import get_logger
 
 _CHECKED_BATCHES = (1, 8)
-_NEED_ONNX = frozenset({"onnx", "insightface"})
 
 
 def export_checkpoint(
@@ -82,8 +82,10 @@ def export(
 ) -> dict:
     """Write `model` (prepared images [B, *shape] -> embeddings [B, D]) to the folder `out_dir`, for any B.
 
-    The folder appears, or replaces that of an earlier export, when all is written and every format agrees
-    with the training graph in eval mode, both on the CPU. `model` stays as and where it is.
+    The folder appears, or replaces that of an earlier export, when every format is written and agrees with
+    the training graph in eval mode, both on the CPU. Formats that need ONNX are skipped with a warning where
+    it cannot be written. If the conversion fails, the folder gets the other formats, and UserError tells why.
+    `model` stays as and where it is.
 
     Args:
         preprocessing: of the data set, a plsc.utils.preprocessing.Preprocessing.
@@ -93,32 +95,62 @@ def export(
         network: the identity that plsc.checkpoint.saved.Checkpoint.network computes.
 
     Returns: what preprocessing.json has, and "folder".
-    Raises: UserError (missing packages, or images that a format does not take, before anything is written; a
-        model that does not export truly).
+    Raises: UserError (no format can be written here, or one does not take these images, before anything is
+        written; a model that does not export truly).
     """
     out = Path(os.path.realpath(out_dir))  # a link stays one
-    _check_packages(formats)
+    formats = _possible(formats)
     refuse_other_pictures(formats, preprocessing)
     _refuse_other_files(out)
+    failure = None
     with atomic_write(out) as tmp:
         tmp.mkdir(parents=True)
-        examples, graphs = _on_cpu(model, preprocessing, flip, tmp)
-        if not _NEED_ONNX.isdisjoint(formats):
-            graphs["onnx"] = save_onnx(tmp, graphs["paddle"])
-        if "insightface" in formats:
-            graphs["insightface"] = save_insightface(tmp, graphs["onnx"])
+        examples, paddle_graph = _on_cpu(model, preprocessing, flip, tmp)
+        graphs = {"paddle": paddle_graph}
         if "paddlex" in formats:
-            graphs["paddlex"] = save_paddlex(tmp, graphs["paddle"], preprocessing)
-        checks = [check(tmp, kind, graphs[kind], *given) for kind in formats for given in examples]
-        for kind in graphs.keys() - set(formats):
-            for name in graphs.pop(kind)["files"]:
-                (tmp / name).unlink()
+            graphs["paddlex"] = save_paddlex(tmp, paddle_graph, preprocessing)
+        compare = lambda kinds: [
+            check(tmp, kind, graphs[kind], *given) for kind in kinds for given in examples
+        ]
+        checks = compare(kind for kind in formats if kind not in NEED_ONNX)
+        if not NEED_ONNX.isdisjoint(formats):
+            try:
+                graphs["onnx"] = save_onnx(tmp, paddle_graph)
+                if "insightface" in formats:
+                    graphs["insightface"] = save_insightface(tmp, graphs["onnx"])
+                checks += compare(kind for kind in formats if kind in NEED_ONNX)
+            except UserError as error:
+                failure, formats = error, [kind for kind in formats if kind not in NEED_ONNX]
+                if not formats:
+                    raise _about_onnx(error, model, "nothing was written") from error
+        graphs = {kind: graphs[kind] for kind in formats}
         facts = describe(preprocessing, examples[0][1].shape[1], flip, threshold, network)
-        facts = {**facts, "files": {kind: graphs[kind] for kind in formats}, "checks": checks}
+        facts = {**facts, "files": graphs, "checks": checks}
+        for name in set(os.listdir(tmp)) - {Path(name).parts[0] for name in _files(graphs)}:
+            remove(tmp / name)
         (tmp / "preprocessing.json").write_text(json.dumps(facts, indent=1) + "\n")
-        (tmp / "README.txt").write_text(README)
+        (tmp / "README.txt").write_text(readme(facts))
         remove(out)
+    if failure:
+        raise _about_onnx(failure, model, f"{', '.join(formats)} written to {out}") from failure
+    doubtful = doubtful_layers(model)
+    if doubtful and not NEED_ONNX.isdisjoint(formats):
+        get_logger().warning(
+            f"ONNX: paddle2onnx is not known to convert {', '.join(doubtful)} rightly; random images agree, "
+            "compare your own"
+        )
     return {**facts, "folder": str(out)}
+
+
+def _about_onnx(failure: UserError, model: nn.Layer, rest: str) -> UserError:
+    """Say why there is no ONNX graph, which layers may be the cause, and what else there is."""
+    doubtful = doubtful_layers(model)
+    cause = f"; it is not known to convert {', '.join(doubtful)} rightly" if doubtful else ""
+    return UserError(f"no ONNX graph: {failure.text}{cause}; {rest}", key="Export.formats")
+
+
+def _files(graphs: dict[str, dict]) -> list[str]:
+    return [name for graph in graphs.values() for name in graph["files"]]
 
 
 def _on_cpu(model: nn.Layer, preprocessing: Any, flip: bool, folder: Path) -> tuple[list, dict]:
@@ -131,32 +163,30 @@ def _on_cpu(model: nn.Layer, preprocessing: Any, flip: bool, folder: Path) -> tu
         model.to(device="cpu")
         model.eval()
         examples = [make_example(model, preprocessing, flip, batch) for batch in _CHECKED_BATCHES]
-        return examples, {"paddle": save_paddle(model, preprocessing, flip, folder)}
+        return examples, save_paddle(model, preprocessing, flip, folder)
     finally:
         paddle.set_device(device)
 
 
-def _check_packages(formats: Sequence[str]) -> None:
-    needed = ("paddle2onnx", "onnx", "onnxruntime")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if not _NEED_ONNX.isdisjoint(formats) and (missing or paddle.__version__.startswith("2.")):
-        what = f"{', '.join(missing)} not found" if missing else f"this is Paddle {paddle.__version__}"
-        raise UserError(
-            f"ONNX export needs Paddle 3 and the extra export, {what}: pip install -e "
-            "'.[export]' in the clone of plsc, or set Export.formats=[paddle]",
-            key="Export.formats",
-        )
+def _possible(formats: Sequence[str]) -> list[str]:
+    """Skip the formats that cannot be written in this environment, with a warning. UserError if none
+    is left."""
+    possible = [kind for kind in formats if kind not in NEED_ONNX]
+    why = why_no_onnx() if len(possible) < len(formats) else None
+    if why is None:
+        return [*formats]
+    skipped = ", ".join(kind for kind in formats if kind in NEED_ONNX)
+    if not possible:
+        raise UserError(f"{skipped} {why}; or set Export.formats=[paddle]", key="Export.formats")
+    get_logger().warning(f"Export.formats: {skipped} skipped, which {why}")
+    return possible
 
 
 def _refuse_other_files(out: Path) -> None:
     """Refuse a place that holds anything but an export, since it is replaced as a whole."""
     facts, written = out / "preprocessing.json", set()
     if facts.is_file():
-        graphs = read_json(facts).get("files", {}).values()
-        written = {
-            facts.name,
-            "README.txt",
-            *(Path(name).parts[0] for graph in graphs for name in graph["files"]),
-        }
+        files = _files(read_json(facts).get("files", {}))
+        written = {facts.name, "README.txt", *(Path(name).parts[0] for name in files)}
     if out.is_file() or (out.is_dir() and not written.issuperset(os.listdir(out))):
         raise UserError(f"{out}: has other files than an export; name a new or empty folder for the export")

@@ -9,31 +9,11 @@ from plsc.utils.version import __version__
 
 _VALUES = "raw pixels 0..255; normalisation is inside the graph"
 _RESIZE = "to the size, whatever the aspect ratio: cv2.INTER_AREA to shrink, cv2.INTER_LINEAR to enlarge"
-README = """\
-A network that gives embeddings, written by plsc export. preprocessing.json has all numbers.
-
-Input: float32 [batch, ...], raw pixels 0 to 255 in the size and channel order that preprocessing.json names.
-Do not subtract a mean and do not divide by 255 or 127.5: the graph does what has to be done.
-A picture without a pixel above 3 was normalised before, or is black: its embedding is all zeros.
-Where "aligned" is true, the network wants faces with their landmarks at ArcFace's places (plsc align).
-
-Output: float32 [batch, size] of length 1: the dot product of two embeddings is their cosine.
-Two pictures with a cosine above "threshold" are of the same class; null: not known.
-Do not mirror pictures: where "mirror" is true, the graph adds the embedding of the mirror image itself.
-
-ONNX Runtime, for two pictures in RGB:
-
-    import cv2, numpy as np, onnxruntime
-    session = onnxruntime.InferenceSession("model.onnx")
-    images = [cv2.imread(name)[..., ::-1].transpose(2, 0, 1) for name in ("a.png", "b.png")]
-    a, b = session.run(None, {"image": np.stack(images).astype(np.float32)})[0]
-    print("cosine", a @ b)
-
-Paddle Inference: inference.Config of the program and the parameters, as in "files", and create_predictor.
-insightface: insightface.model_zoo.get_model("insightface/model.onnx").get_feat(picture), as cv2 reads it.
-PaddleX: paddlex.create_model("ResNet50_face", model_dir="paddlex").predict(picture).
-docs/export.md of plsc says more of each, and how to make a graph of 8 bits.
-"""
+_READS = {  # channel order -> how the example reads a picture, [C, H, W]
+    "RGB": ("cv2.IMREAD_COLOR", "[..., ::-1].transpose(2, 0, 1)"),
+    "BGR": ("cv2.IMREAD_COLOR", ".transpose(2, 0, 1)"),
+    "grey": ("cv2.IMREAD_GRAYSCALE", "[None]"),
+}
 
 
 def describe(
@@ -51,7 +31,7 @@ def describe(
         "network": network,
         "embedding_size": embedding_size,
         "input": {"dtype": "float32", "shape": ["batch", *shape], "values": _VALUES},
-        "output": {"dtype": "float32", "shape": ["batch", embedding_size], "length": 1},
+        "output": {"dtype": "float32", "shape": ["batch", embedding_size], "normalised": True},
         "preprocessing": left,
         "inside_the_graph": {
             "normalisation": "(image - mean) * scale",
@@ -62,3 +42,61 @@ def describe(
         },
         "threshold": threshold,
     }
+
+
+def readme(facts: dict) -> str:
+    """Describe an export to people, by what preprocessing.json contains: this network, these files."""
+    _, *shape = facts["input"]["shape"]
+    left, files = facts["preprocessing"], facts["files"]
+    size = f"{shape[1]} x {shape[2]}"
+    lines = [
+        "A network that gives embeddings, written by plsc export. preprocessing.json has all numbers.",
+        "",
+        f"Input: float32 [batch, {', '.join(map(str, shape))}], raw pixels 0 to 255, {left['channels']}.",
+        f"Resize a picture to {size} (height x width), {_RESIZE.partition(', ')[2]}.",
+        "Do not subtract a mean and do not divide by 255 or 127.5: the graph normalises the pixels.",
+        f"A picture without a pixel above {DARKEST:g} counts as normalised already, or black: gives zeros.",
+    ]
+    if left.get("aligned"):
+        lines.append("The pictures must be faces with their landmarks at ArcFace's places (plsc align).")
+    mirror = (
+        "The graph adds the embedding of the mirror image itself. "
+        if facts["inside_the_graph"]["mirror"]
+        else ""
+    )
+    threshold = facts["threshold"]
+    lines += [
+        "",
+        f"Output: float32 [batch, {facts['embedding_size']}], rows of length 1.",
+        "The dot product of two rows is their cosine.",
+        f"{mirror}Do not mirror pictures.",
+        "The cosine above which two pictures are of one class was not measured."
+        if threshold is None
+        else f"Two pictures with a cosine above {threshold:.4f} are of one class.",
+    ]
+    reader = _READS.get(left["channels"])
+    if "onnx" in files and reader:
+        flag, to_chw = reader
+        lines += [
+            "",
+            "ONNX Runtime, for two pictures:",
+            "",
+            "    import cv2, numpy as np, onnxruntime",
+            f'    session = onnxruntime.InferenceSession("{files["onnx"]["model"]}")',
+            "    def read(name):",
+            f"        picture = cv2.imread(name, {flag})",
+            f"        shrinks = picture.shape[0] > {shape[1]} or picture.shape[1] > {shape[2]}",
+            "        how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR",
+            f"        return cv2.resize(picture, ({shape[2]}, {shape[1]}), interpolation=how){to_chw}",
+            '    images = np.stack([read("a.png"), read("b.png")]).astype(np.float32)',
+            '    a, b = session.run(None, {"image": images})[0]',
+            '    print("cosine", a @ b)',
+        ]
+    others = {
+        "paddle": "Paddle Inference: inference.Config({model!r}, {params!r}), and create_predictor.",
+        "insightface": "insightface: model_zoo.get_model({model!r}).get_feat(picture), as cv2 reads it.",
+        "paddlex": 'PaddleX: paddlex.create_model("ResNet50_face", model_dir="paddlex").predict(picture).',
+    }
+    lines += ["", *(text.format(**files[kind]) for kind, text in others.items() if kind in files)]
+    lines.append("docs/export.md of plsc says more of each, and how to make a graph of 8 bits.")
+    return "\n".join(lines) + "\n"

@@ -16,8 +16,6 @@ from plsc.training.embed import with_mirror
 from plsc.utils.files import temporary_home
 from plsc.utils.preprocessing import DARKEST
 
-MODEL = "model.onnx"
-OPSET = 17  # version of the ONNX operators, which ONNX Runtime has read since 1.12
 TOLERANCE = 1e-4  # of each component of an embedding of length 1
 
 
@@ -67,47 +65,6 @@ def save_paddle(model: nn.Layer, preprocessing: Any, flip: bool, folder: Path) -
         output = _predictor(folder / program).get_output_names()[0]
     names = {"model": program, "params": "inference.pdiparams", "input": "image", "output": output}
     return {"files": files, **names}
-
-
-def save_onnx(folder: Path, source: dict) -> dict:
-    """Write the ONNX graph of the one of Paddle Inference in `folder`; return its names."""
-    import onnx
-    import paddle2onnx
-
-    try:
-        # Given a file to write, it would fold constants with polygraphy, which pip-installs packages unasked.
-        text = paddle2onnx.export(
-            str(folder / source["model"]), str(folder / source["params"]), opset_version=OPSET
-        )
-    except UnboundLocalError as error:  # how paddle2onnx 2.1 ends after it has logged its own error
-        raise UserError(
-            "paddle2onnx cannot convert this backbone (its message is above): set Export.formats=[paddle]",
-            key="Export.formats",
-        ) from error
-    model = onnx.load_from_string(text)
-    _rename(model.graph, model.graph.output[0].name, "embedding")
-    _drop_unused_constants(model.graph)
-    onnx.checker.check_model(model, full_check=True)
-    onnx.save(model, str(folder / MODEL))
-    return {"files": [MODEL], "model": MODEL, "input": source["input"], "output": "embedding"}
-
-
-def _rename(graph, old: str, new: str) -> None:
-    """Call the output `new` and the open axis "batch" (paddle2onnx: fetch_name_0, DynamicDimension.0)."""
-    for node in graph.node:
-        for names in (node.input, node.output):
-            names[:] = [new if name == old else name for name in names]
-    graph.output[0].name = new
-    for value in (*graph.input, *graph.output):
-        value.type.tensor_type.shape.dim[0].dim_param = "batch"
-
-
-def _drop_unused_constants(graph) -> None:
-    """Remove the constants that paddle2onnx leaves behind: ONNX Runtime warns of each, whenever the graph is
-    loaded."""
-    used = {name for node in graph.node for name in node.input}
-    for node in [node for node in graph.node if node.op_type == "Constant" and used.isdisjoint(node.output)]:
-        graph.node.remove(node)
 
 
 def _predictor(program: Path) -> inference.Predictor:

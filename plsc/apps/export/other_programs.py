@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from plsc.apps.export.graphs import MODEL
+from plsc.apps.export.onnx_graph import MODEL
 from plsc.errors import UserError
 
 # insightface's alignment makes multiples of these; 192, which is neither, is a landmark model's.

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import sys
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -17,6 +18,8 @@ from paddle import inference, nn
 
 import plsc
 from plsc.apps.export import export, graphs
+from plsc.apps.export.onnx_graph import OPSET, why_no_onnx
+from plsc.evaluation.search import unit_rows
 from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.bounds import assert_within, of_network
 from tests.helpers.refusals import refusal
@@ -107,7 +110,7 @@ def test_onnx_agrees_names_are_plain_and_the_batch_is_open(tmp_path):
         for value in (*graph.input, *graph.output)
     ]
     assert shapes == [["batch", *SHAPE], ["batch", 16]]
-    assert next(entry.version for entry in model.opset_import if not entry.domain) == graphs.OPSET
+    assert next(entry.version for entry in model.opset_import if not entry.domain) == OPSET
     used = {name for node in graph.node for name in node.input} | {"embedding"}
     assert all(
         used.intersection(node.output) for node in graph.node
@@ -120,12 +123,55 @@ def test_onnx_agrees_names_are_plain_and_the_batch_is_open(tmp_path):
         assert_within(got, *expected_of(net, pixels_of(batch)))
 
 
+def stub(folder, monkeypatch, body):
+    """Put a paddle2onnx of one function in front of the installed one, here and in processes started here."""
+    folder.mkdir()
+    (folder / "paddle2onnx.py").write_text(f"import os, sys\ndef export(*_, **__):\n    {body}\n")
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
+@pytest.mark.parametrize(
+    "body, how",
+    [
+        ("sys.exit(-1)", "paddle2onnx ended with exit code 255"),
+        ("os.kill(os.getpid(), 9)", "paddle2onnx was ended by SIGKILL"),
+        (
+            "raise ValueError('no such layer')",
+            "paddle2onnx ended with exit code 1: ValueError: no such layer",
+        ),
+        ("return b''", "paddle2onnx wrote no valid graph ("),
+    ],
+)
 @needs_onnx
-def test_a_backbone_that_onnx_cannot_hold_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr("paddle2onnx.export", Mock(side_effect=UnboundLocalError("onnx_model_str")))
-    said = refusal(export, Net(), tmp_path / "out", preprocessing=PREPROCESSING)
-    assert re.search(r"paddle2onnx cannot convert this backbone .*: set Export.formats=\[paddle\]", said)
-    assert not list(tmp_path.iterdir())
+def test_a_converter_that_ends_its_process_costs_its_own_format_alone(tmp_path, monkeypatch, body, how):
+    stub(tmp_path / "stub", monkeypatch, body)
+    out = tmp_path / "out"
+    net = nn.Sequential(Net(), nn.Linear(16, 16), nn.Softsign(), nn.Hardtanh())
+    said = refusal(export, net, out, preprocessing=PREPROCESSING, formats=["paddle", "onnx", "paddlex"])
+    assert said.startswith(f"Export.formats: no ONNX graph: {how}")
+    layers = "it is not known to convert Hardtanh, Softsign rightly"
+    assert said.endswith(f"; {layers}; paddle, paddlex written to {out}")
+    card = json.loads((out / "preprocessing.json").read_text())
+    assert [*card["files"]] == ["paddle", "paddlex"] and len(card["checks"]) == 4
+    assert not (out / "model.onnx").exists() and run_paddle(out, pixels_of(2)).shape == (2, 16)
+    said = refusal(export, net, tmp_path / "alone", preprocessing=PREPROCESSING, formats=["onnx"])
+    assert said.endswith("; nothing was written") and not (tmp_path / "alone").exists()
+
+
+@needs_onnx
+def test_an_onnx_graph_of_other_numbers_costs_its_own_format_alone(tmp_path):
+    class Cut(Net):
+        def __init__(self):
+            super().__init__()
+            self.cut = nn.Hardtanh(-0.3, 0.4)  # paddle2onnx 2.1 cuts at -1 and 1
+
+        def forward(self, images):
+            return self.cut(self.embedding(images))
+
+    said = refusal(export, trained(Cut()), tmp_path / "out", preprocessing=PREPROCESSING)
+    assert "no ONNX graph: " in said and "the onnx graph of this backbone, at batch 1, differs from" in said
+    assert "convert Hardtanh rightly; paddle written to" in said
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".json", ".pdiparams", ".txt"}
 
 
 def test_preprocessing_json(tmp_path):
@@ -151,7 +197,7 @@ def test_preprocessing_json(tmp_path):
     assert card["plsc"] == plsc.__version__ and card["paddle"] == paddle.__version__
     values = "raw pixels 0..255; normalisation is inside the graph"
     assert card["input"] == {"dtype": "float32", "shape": ["batch", *SHAPE], "values": values}
-    assert card["output"] == {"dtype": "float32", "shape": ["batch", 16], "length": 1}
+    assert card["output"] == {"dtype": "float32", "shape": ["batch", 16], "normalised": True}
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "preprocessing.json",
         "README.txt",
@@ -159,19 +205,33 @@ def test_preprocessing_json(tmp_path):
     }
 
 
+class GreyNet(Net):
+    """Takes one channel."""
+
+    def forward(self, images):
+        return self.embedding(paddle.concat([images] * 3, axis=1))
+
+
+@pytest.mark.parametrize("channels", ["RGB", "BGR", "grey"])
 @needs_onnx
-def test_the_code_of_the_readme_embeds_two_pictures(tmp_path, monkeypatch):
-    preprocessing = replace(PREPROCESSING, aligned=True)
-    card = export(trained(Net()), tmp_path / "out", preprocessing=preprocessing, formats=["onnx"])
+def test_the_code_of_the_readme_embeds_two_pictures(tmp_path, monkeypatch, channels):
+    shape = (1 if channels == "grey" else 3, *SHAPE[1:])
+    preprocessing = replace(PREPROCESSING, aligned=True, channels=channels, shape=shape)
+    net = GreyNet() if channels == "grey" else trained(Net())
+    card = export(net, tmp_path / "out", preprocessing=preprocessing, formats=["onnx"])
     assert card["preprocessing"]["aligned"] is True
     monkeypatch.chdir(tmp_path / "out")
-    pixels = pixels_of(2)
+    pixels = pixels_of(2)[:, : shape[0]]
     for name, image in zip(("a.png", "b.png"), pixels):
-        cv2.imwrite(name, image[::-1].transpose(1, 2, 0))
-    lines = (tmp_path / "out" / "README.txt").read_text().splitlines()
+        cv2.imwrite(name, (image[::-1] if channels == "RGB" else image).transpose(1, 2, 0))
+    text = (tmp_path / "out" / "README.txt").read_text()
+    assert f"float32 [batch, {shape[0]}, 16, 12], raw pixels 0 to 255, {channels}." in text
+    assert "Paddle" not in text.partition("ONNX Runtime")[2]  # nothing about what was not written
     names = {}
-    exec("\n".join(line[4:] for line in lines if line.startswith("    ")), names)
-    assert_within(np.stack([names["a"], names["b"]]), *expected_of(trained(Net()), pixels))
+    exec("\n".join(line[4:] for line in text.splitlines() if line.startswith("    ")), names)
+    net.eval()
+    expected = unit_rows(net(preprocessing(paddle.to_tensor(pixels))).numpy())
+    np.testing.assert_allclose(np.stack([names["a"], names["b"]]), expected, atol=graphs.TOLERANCE)
 
 
 @pytest.mark.parametrize("mean, deviation", [(127.5, 127.5), (0, 255)])
@@ -271,19 +331,31 @@ def test_a_graph_that_differs_is_refused_and_the_older_export_stays(tmp_path, ne
     assert wrong.training
 
 
-def test_missing_packages_are_reported_before_anything_is_written(tmp_path, monkeypatch):
+def test_where_there_is_no_converter_onnx_is_skipped_with_one_line(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("plsc.apps.export.why_no_onnx", lambda: "needs a converter")
+    card = export(Net(), tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle", "onnx"])
+    assert [*card["files"]] == ["paddle"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "Export.formats: onnx skipped, which needs a converter"
+    ]
+    assert refusal(
+        export, Net(), tmp_path / "deep" / "out", preprocessing=PREPROCESSING, formats=["onnx"]
+    ) == ("Export.formats: onnx needs a converter; or set Export.formats=[paddle]")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_why_there_is_no_converter(monkeypatch):
     monkeypatch.setattr(paddle, "__version__", "3.3.1")
+    monkeypatch.setattr(sys, "version_info", (3, 12))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name != "onnx" else True)
-    assert refusal(export, Net(), tmp_path / "deep" / "out", preprocessing=PREPROCESSING) == (
-        "Export.formats: ONNX export needs Paddle 3 and the extra export, paddle2onnx, onnxruntime not "
-        "found: pip install -e '.[export]' in the clone of plsc, or set Export.formats=[paddle]"
-    )
-    monkeypatch.undo()
+    clone = "pip install -e '.[export]' in the clone of plsc"
+    assert why_no_onnx() == f"needs paddle2onnx, onnxruntime: {clone}"
+    monkeypatch.setattr(sys, "version_info", Mock(major=3, minor=13, __ge__=lambda self, other: True))
+    assert "does not exist for Python 3.13; use Python 3.10, 3.11 or 3.12" in why_no_onnx()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    assert why_no_onnx() is None
     monkeypatch.setattr(paddle, "__version__", "2.6.2")
-    assert "needs Paddle 3 and the extra export, " in refusal(
-        export, Net(), tmp_path / "out", preprocessing=PREPROCESSING
-    )
-    assert not list(tmp_path.iterdir())
+    assert why_no_onnx() == "needs Paddle 3 (this is 2.6.2)"
 
 
 def test_an_earlier_export_is_replaced_whole_and_other_folders_are_not(tmp_path):
