@@ -1,22 +1,30 @@
 """Cut the faces out of photos, aligned for training: `plsc align photos/ aligned/`.
 
 The largest face of each photo is turned, scaled and shifted so that eyes, nose and mouth lie where networks
-of faces expect them, and written as .png: that of Ann/1.jpg as Ann/1.jpg.png. alignment.csv in the target has
-a row for each file: what was written, or why nothing was. Exit code: 0 at least one face was written, 2 a
-mistake in the arguments, or none was.
+of faces expect them, and written as .png: that of Ann/1.jpg as Ann/1.jpg.png. A photo whose second face is
+nearly as large is skipped, unless --groups is given. alignment.csv in the target has a row for each file:
+photo, aligned (the file that was written), left_out (why none was), faces (their count), second (the area of
+the second largest face as a share of the largest's). Exit code: 0 at least one face was written, 2 a mistake
+in the arguments, or none was.
 """
 
 import argparse
 import csv
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
 
 from plsc.apps.faces.detector import Detector
-from plsc.apps.faces.photos import largest_face, read_photo
+from plsc.apps.faces.parallel import in_parallel
+from plsc.apps.faces.photos import (
+    cut_out,
+    find_faces,
+    read_photo,
+    refuse_group,
+    second_share,
+)
 from plsc.data.folder import ALIGNMENT, check_folder, entries
 from plsc.errors import UserError, shown, writing
 from plsc.utils.atomic_write import atomic_write
@@ -29,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("plsc align", description="Cut the faces out of photos, aligned.")
     parser.add_argument("photos", help="a folder of photos, with folders in it or without")
     parser.add_argument("aligned", help="a new folder for the faces and alignment.csv")
+    add_groups(parser)
     args = parser.parse_args(argv)
     source, target = args.photos, args.aligned.rstrip("/")
     check_folder(source)
@@ -39,36 +48,52 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"{shown(source)}: has no files; give the folder of the photos")
     detector = Detector()
 
-    def align(name: str) -> tuple[str, str, str]:
+    def align(name: str) -> tuple[str, str, str, int, str]:
         """Return a row of alignment.csv."""
-        photo = os.path.join(source, name)
+        photo, faces = os.path.join(source, name), []
         try:
-            face, _ = largest_face(detector, photo, read_photo(photo))
+            pixels = read_photo(photo)
+            faces = find_faces(detector, photo, pixels)
+            if not args.groups:
+                refuse_group(photo, faces)
         except UserError as error:
-            return name, "", str(error)
+            return name, "", str(error), len(faces), f"{second_share(faces):.2f}"
+        (face,) = cut_out(pixels, faces[:1])
         output = f"{name}.png"
         path = Path(beside, output)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(cv2.imencode(".png", face)[1].tobytes())
-        return name, output, ""
+        return name, output, "", len(faces), f"{second_share(faces):.2f}"
 
     with writing(target), atomic_write(target) as beside:
         beside.mkdir()
-        with ThreadPoolExecutor() as pool, Bar("aligning", len(names), "photos") as bar:
+        with Bar("aligning", len(names), "photos") as bar:
             rows = []
-            for row in pool.map(align, names):
+            for row in in_parallel(align, names):
                 rows.append(row)
                 bar.update()
         with open(beside / ALIGNMENT, "x", newline="") as file:
-            header = "photo", "aligned", "left_out"
+            header = "photo", "aligned", "left_out", "faces", "second"
             csv.writer(file).writerows([header, *([shown(field) for field in row] for row in rows)])
-    for *_, reason in rows:
+    for _, _, reason, _, _ in rows:
         if reason:
             get_logger().warning(f"left out {reason}")
-    written = sum(bool(output) for _, output, _ in rows)
+    written = sum(bool(output) for _, output, *_ in rows)
+    several = sum(bool(output) and faces > 1 for _, output, _, faces, _ in rows)
     count = f"{counted(written, 'face')} written, {len(rows) - written:,} left out"
+    if several:
+        count += f", {several:,} of photos with several faces"
     print(f"{counted(len(rows), 'photo')}: {count}; {shown(os.path.join(target, ALIGNMENT))} has all")
     return 0 if written else 2
+
+
+def add_groups(parser: argparse.ArgumentParser) -> None:
+    """Add the option that takes the largest face of any group photo to a command."""
+    parser.add_argument(
+        "--groups",
+        action="store_true",
+        help="take the largest face also of photos whose second face is nearly as large",
+    )
 
 
 def _files(source: str, below: str = "") -> Iterator[str]:

@@ -12,6 +12,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Sequence
 
+from plsc.apps.faces.command import add_groups
 from plsc.apps.gallery.embed import Network, open_network
 from plsc.apps.gallery.gallery import Gallery
 from plsc.apps.gallery.threshold import RATE
@@ -55,9 +56,11 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("people", help="photos/Ann/1.jpg, photos/Ann/2.jpg, photos/Bob/1.jpg, ...")
     rate = f"of strangers that get a name; default: {RATE}"
     build.add_argument("--rate", type=float, default=RATE, metavar="SHARE", help=rate)
+    add_groups(build)
     add = verb("add", _add, "add pictures of a person", "the gallery's")
     add.add_argument("name", help="of the person, new or known")
     add.add_argument("pictures", nargs="+", help="files")
+    add_groups(add)
     remove = verb("remove", _remove, "remove people with all of their pictures")
     remove.add_argument("names", nargs="+", metavar="name", help="of a person")
     verb("list", _list, "show who is in a gallery")
@@ -72,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # the log; stdout has the answer only
         network = network_of(args) if "network" in args else None
         if args.verb == "build":
-            gallery = Gallery.build(args.gallery, args.people, network, args.rate)
+            gallery = Gallery.build(args.gallery, args.people, network, args.rate, args.groups)
         else:
             gallery = Gallery.open(args.gallery, network)
         with contextlib.closing(gallery):
@@ -107,7 +110,7 @@ def _said(left_out: Sequence[str]) -> str:
 
 
 def _add(args: argparse.Namespace, gallery: Gallery) -> Printed:
-    left_out = gallery.add(args.name, args.pictures)
+    left_out = gallery.add(args.name, args.pictures, args.groups)
     added = counted(len(args.pictures) - len(left_out), "picture")
     size = f"{_people(gallery)}\n{gallery.threshold.describe()}"
     return f"{shown(args.name)}: {added} added; {size}{_said(left_out)}", 0

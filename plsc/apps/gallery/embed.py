@@ -1,8 +1,8 @@
 """Embed pictures: by SFace, by any ONNX network for aligned faces, or by a run of one's own.
 
     network = open_network()
-    looks = network.looks(["ann.jpg", "bob.jpg"])
-    network.embed([look.sample for look in looks])    # float32 [2, 128] of length 1
+    (look,) = network.embed_pictures(["ann.jpg"])
+    look.embeddings    # float32 [1, 128] of length 1, of the largest face
 
 Networks of faces are shown the largest face of a picture, found and aligned; a picture that has the
 network's size already (112 x 112, as `plsc align` writes it) is taken as it is.
@@ -14,28 +14,30 @@ import threading
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import cv2
 import numpy as np
 
 from plsc.apps.faces.alignment import SIZE
-from plsc.apps.faces.detector import Detector
-from plsc.apps.faces.photos import largest_face, read_photo
+from plsc.apps.faces.detector import Detector, Face
+from plsc.apps.faces.parallel import Pool, in_parallel
+from plsc.apps.faces.photos import Picture, cut_out, find_faces, read_photo, refuse_group
 from plsc.apps.faces.published import SFACE, path_of, sha256_of
 from plsc.data.images import to_sample
 from plsc.errors import UserError, shown
 from plsc.evaluation.search import unit_rows
+from plsc.utils.bar import Bar
 from plsc.utils.files import read_json
 from plsc.utils.preprocessing import Preprocessing
 
-Picture = str | os.PathLike | bytes
-"""The path of a picture, or its bytes."""
+Faces = Literal["largest", "clear", "all"]
+"""Which faces of a picture count: the largest; the same, unless the second is nearly as large; each one."""
 _SFACE_THRESHOLD = 0.363  # of two pictures, published with the network
 _BATCH = 64
+_AT_ONCE = 256  # pictures whose samples are in memory
 
 
 def last_part(name: str) -> str:
@@ -47,10 +49,13 @@ def last_part(name: str) -> str:
 class Look(NamedTuple):
     """A picture, prepared for the network; or why it cannot be."""
 
-    sample: np.ndarray | None = None
-    faces: int = 0
-    """Found in the picture; 0: nobody looked for any."""
+    samples: Sequence[np.ndarray] = ()
+    """Of the faces that count, or of the whole picture."""
+    faces: Sequence[Face] = ()
+    """All faces of the picture, the largest first; empty: nobody looked for any."""
     left_out: str = ""
+    embeddings: np.ndarray | None = None
+    """Of the samples, float32 [n, D] of length 1, when they have been embedded."""
 
 
 class Network(ABC):
@@ -66,22 +71,40 @@ class Network(ABC):
     def __init__(self, title: str, identity: str, origin: dict[str, Any], preprocessing: Preprocessing):
         self.title, self.identity, self.origin, self.preprocessing = title, identity, origin, preprocessing
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor()  # each keeps a detector
 
-    def looks(self, pictures: Sequence[Picture]) -> list[Look]:
+    def looks(self, pictures: Sequence[Picture], faces: Faces = "largest") -> list[Look]:
         """Look at pictures by several threads."""
-        return [*self._threads.map(self.look, pictures)]
+        return [*in_parallel(lambda picture: self.look(picture, faces), pictures)]
 
-    def look(self, picture: Picture) -> Look:
-        """Read a picture, take its largest face, and make the sample."""
+    def look(self, picture: Picture, faces: Faces = "largest") -> Look:
+        """Read a picture, find its faces, and make the samples of those that count."""
+        shape = self.preprocessing.shape
         try:
-            pixels, faces = read_photo(picture), 0
-            if self.finds_faces and pixels.shape[:2] != self.preprocessing.shape[1:]:
-                size = max(self.preprocessing.shape[1:])
-                pixels, faces = largest_face(self._detector, picture, pixels, size)
+            pixels = read_photo(picture)
+            if not self.finds_faces or pixels.shape[:2] == shape[1:]:
+                return Look([to_sample(pixels, self.preprocessing)])
+            found = find_faces(self._detector, picture, pixels)
+            if faces == "clear":
+                refuse_group(picture, found)
         except UserError as error:
             return Look(left_out=str(error))
-        return Look(to_sample(pixels, self.preprocessing), faces)
+        cut = cut_out(pixels, found if faces == "all" else found[:1], max(shape[1:]))
+        return Look([to_sample(face, self.preprocessing) for face in cut], found)
+
+    def embed_pictures(self, pictures: Sequence[Picture], faces: Faces = "largest") -> list[Look]:
+        """Look at pictures, and embed the faces that count. The looks have embeddings, and no samples."""
+        looks: list[Look] = []
+        with Bar("embedding", len(pictures), "pictures") as bar:
+            for start in range(0, len(pictures), _AT_ONCE):
+                part = self.looks(pictures[start : start + _AT_ONCE], faces)
+                samples = [sample for look in part for sample in look.samples]
+                rows = self.embed(samples) if samples else np.empty((0, 0), np.float32)
+                ends = np.cumsum([len(look.samples) for look in part])[:-1]
+                looks += [
+                    look._replace(samples=(), embeddings=own) for look, own in zip(part, np.split(rows, ends))
+                ]
+                bar.update(len(part))
+        return looks
 
     def embed(self, samples: Sequence[np.ndarray]) -> np.ndarray:
         """Embed samples: float32 [n, D] of length 1, zeros for a black one."""
@@ -108,11 +131,15 @@ class _SFace(Network):
     def __init__(self, path: str):
         preprocessing = Preprocessing((3, SIZE, SIZE), channels="BGR")
         super().__init__("sface", SFACE.sha256, {"network": "sface"}, preprocessing)
-        self._run = cv2.FaceRecognizerSF.create(path, "")
+        self._networks = Pool(lambda: cv2.FaceRecognizerSF.create(path, ""))
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
         pictures = np.ascontiguousarray(samples.transpose(0, 2, 3, 1))
-        return np.stack([self._run.feature(picture)[0].copy() for picture in pictures])
+        return np.stack([*in_parallel(self._feature, pictures)])
+
+    def _feature(self, picture: np.ndarray) -> np.ndarray:
+        with self._networks.one() as network:
+            return network.feature(picture)[0].copy()
 
 
 class _Onnx(Network):

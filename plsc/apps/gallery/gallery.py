@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, fields, replace
+from itertools import zip_longest
+from typing import Any, Literal
 
 import numpy as np
 
+from plsc.apps.faces.photos import Picture, is_picture, picture_name, several_faces
 from plsc.apps.gallery.answer import Answer, Face, Match, Verification
-from plsc.apps.gallery.embed import Look, Network, Picture, last_part, open_network
+from plsc.apps.gallery.embed import Look, Network, last_part, open_network
 from plsc.apps.gallery.milvus import MilvusStore
 from plsc.apps.gallery.store import SqliteStore
 from plsc.apps.gallery.threshold import RATE, Threshold, measure
 from plsc.data.folder import read_folder
 from plsc.errors import UserError, shown
-from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
 
 _LONGEST_NAME = 200  # characters
-_AT_ONCE = 64  # pictures that are in memory
 
 
 class Gallery:
@@ -32,7 +32,8 @@ class Gallery:
         print(answer.name or answer.reason)
 
     Each change is on the disk when the call returns, and is in the next answer of all other objects and
-    processes. Threads may share an object. Pictures are paths, or the bytes of files. The network is opened
+    processes. Threads may share an object. Pictures are paths, bytes of
+    files, arrays uint8 [H, W, 3] in OpenCV's order BGR, or images of Pillow. The network is opened
     when it is needed first. `len` counts the people; iterating yields their names.
 
     Raises MissingFileError, UserError.
@@ -69,6 +70,7 @@ class Gallery:
         people: str | os.PathLike | Mapping[str, Picture | Sequence[Picture]],
         network: Network | str | None = None,
         rate: float = RATE,
+        groups: bool = False,
     ) -> Gallery:
         """Make a gallery in the new file `path`.
 
@@ -76,6 +78,8 @@ class Gallery:
             people: a folder with a folder of pictures for each person, or name -> pictures.
             network: see plsc.apps.gallery.embed.open_network; None: SFace.
             rate: the share of strangers that gets a name, see plsc.apps.gallery.threshold.
+            groups: take the largest face also of photos whose second face is nearly as large. By default
+                these are left out, since nobody can tell whom they show.
 
         Pictures that cannot be used are logged and listed in `left_out`. UserError if none can.
         """
@@ -92,7 +96,7 @@ class Gallery:
             for picture, label in zip(paths, labels.tolist()):
                 named.setdefault(name_of(names[label]), []).append(picture)
         network = open_network(network)
-        stored, left_out = _embed_people(network, named)
+        stored, left_out = _embed_people(network, named, groups)
         if not stored:
             raise UserError(f"{shown(path)}: not made, since no picture can be used")
         seen = network.trained_on()
@@ -149,12 +153,12 @@ class Gallery:
                 "another network; name the one that made them by -c or --network, or build it again"
             )
 
-    def add(self, name: str, pictures: Picture | Sequence[Picture]) -> list[str]:
+    def add(self, name: str, pictures: Picture | Sequence[Picture], groups: bool = False) -> list[str]:
         """Add pictures of a person, new or known; return a line for each that cannot be used. UserError if
-        none can."""
+        none can. groups: as in `build`."""
         name = name_of(name)
         network = self.network
-        stored, left_out = _embed_people(network, {name: _listed(pictures)})
+        stored, left_out = _embed_people(network, {name: _listed(pictures)}, groups)
         if not stored:
             raise UserError(f"{shown(name)}: nothing was added: {'; '.join(left_out)}")
         with self._store.transaction():
@@ -172,28 +176,31 @@ class Gallery:
                     )
             _measure(self._store)
 
-    def search(self, pictures: Picture | Sequence[Picture], top: int = 5) -> list[Answer]:
+    def search(
+        self,
+        pictures: Picture | Sequence[Picture],
+        top: int = 5,
+        faces: Literal["largest", "all"] = "largest",
+    ) -> list[Answer]:
         """Find whom each picture shows.
 
         A picture that cannot be read or has no face gets an answer without name and matches, too; its reason
         tells why, and is logged.
 
         Args:
-            pictures: one or several.
+            pictures: one or several. An array must be uint8 [H, W, 3] in OpenCV's order BGR.
             top: the most matches of an answer.
+            faces: whom an answer's `faces` name: the largest, or all.
         """
         pictures = _listed(pictures)
-        looks, embeddings = self.embed(pictures)
+        looks = self.network.embed_pictures(pictures, faces)
         _log_left_out(looks)
-        found = iter(self.nearest(embeddings, top))
         return [
-            _not_searched(picture, look) if look.left_out else _answer(next(found), look)
+            _not_searched(picture, look)
+            if look.left_out
+            else _answer(self.nearest(look.embeddings, top), look)
             for picture, look in zip(pictures, looks)
         ]
-
-    def embed(self, pictures: Picture | Sequence[Picture]) -> tuple[list[Look], np.ndarray]:
-        """Look at pictures, and embed those that are not left out: float32 [n, D] of length 1."""
-        return _embed(self.network, _listed(pictures))
 
     def nearest(self, embeddings: np.ndarray, top: int = 5) -> list[Face]:
         """Find whom each embedding shows; embeddings: float32 [n, D] of length 1."""
@@ -218,11 +225,12 @@ def verify(a: Picture, b: Picture, network: Network | str | None = None) -> Veri
         raise UserError(
             f"{network.title}: has no threshold for two pictures; evaluate the run on pairs first"
         )
-    looks, embeddings = _embed(network, [a, b])
+    looks = network.embed_pictures([a, b])
     for look in looks:
         if look.left_out:
             raise UserError(look.left_out)
-    similarity = float(embeddings[0] @ embeddings[1])
+    first, second = (look.embeddings[0] for look in looks)
+    similarity = float(first @ second)
     return Verification(similarity > network.threshold, similarity, network.threshold)
 
 
@@ -240,13 +248,17 @@ def _named(matches: list[Match], threshold: Threshold) -> Face:
 
 def _not_searched(picture: Picture, look: Look) -> Answer:
     """Make the answer of a picture that cannot be used; the reason is without the picture's name."""
-    name = "the picture" if isinstance(picture, bytes) else shown(os.fspath(picture))
-    return Answer(None, [], look.left_out.removeprefix(f"{name}: "))
+    return Answer(None, [], look.left_out.removeprefix(f"{shown(picture_name(picture))}: "))
 
 
-def _answer(face: Face, look: Look) -> Answer:
-    """Make the answer of a picture of the answer for its largest face."""
-    return Answer(face.name, face.matches, face.reason, face.threshold, face.box, [face] * look.faces)
+def _answer(answers: list[Face], look: Look) -> Answer:
+    """Make the answer of a picture of the answers for its faces that were looked up."""
+    unknown = Face(None, [], "was not looked up")
+    faces = [
+        replace(answer or unknown, box=face.box) for answer, face in zip_longest(answers, look.faces) if face
+    ]
+    largest = faces[0] if faces else answers[0]
+    return Answer(*(getattr(largest, each.name) for each in fields(Face)), faces)
 
 
 def name_of(name: str) -> str:
@@ -261,37 +273,24 @@ def name_of(name: str) -> str:
 
 def _listed(pictures: Picture | Sequence[Picture]) -> Sequence[Picture]:
     """Return a picture that is given alone in a list."""
-    return [pictures] if isinstance(pictures, Picture) else pictures
-
-
-def _embed(network: Network, pictures: Sequence[Picture]) -> tuple[list[Look], np.ndarray]:
-    """Look at pictures, and embed those that are not left out, float32 [n, D]; samples are not kept."""
-    looks: list[Look] = []
-    embeddings = []
-    with Bar("embedding", len(pictures), "pictures") as bar:
-        for start in range(0, len(pictures), _AT_ONCE):
-            part = network.looks(pictures[start : start + _AT_ONCE])
-            samples = [look.sample for look in part if not look.left_out]
-            if samples:
-                embeddings.append(network.embed(samples))
-            looks += [look._replace(sample=None) for look in part]
-            bar.update(len(part))
-    return looks, np.concatenate(embeddings) if embeddings else np.empty((0, 0), np.float32)
+    return [pictures] if is_picture(pictures) else pictures
 
 
 def _embed_people(
-    network: Network, people: Mapping[str, Sequence[Picture]]
+    network: Network, people: Mapping[str, Sequence[Picture]], groups: bool
 ) -> tuple[dict[str, list[np.ndarray]], list[str]]:
     """Embed the pictures of people; return the embeddings of each, and a line for each picture that has none,
     which is logged, too."""
     names = [name for name, pictures in people.items() for _ in pictures]
     pictures = [picture for pictures in people.values() for picture in pictures]
-    looks, embeddings = _embed(network, pictures)
-    vectors = iter(embeddings)
+    looks = network.embed_pictures(pictures, "largest" if groups else "clear")
     stored: dict[str, list[np.ndarray]] = {}
-    for name, look in zip(names, looks):
+    for name, picture, look in zip(names, pictures, looks):
         if not look.left_out:
-            stored.setdefault(name, []).append(next(vectors))
+            stored.setdefault(name, []).append(look.embeddings[0])
+            if len(look.faces) > 1:
+                said = several_faces(look.faces)
+                get_logger().info(f"{shown(picture_name(picture))}: {said}; the largest is {shown(name)}")
     return stored, _log_left_out(looks)
 
 

@@ -12,6 +12,7 @@ import pytest
 from plsc.apps.faces.alignment import TEMPLATE, align, similarity_transform
 from plsc.apps.faces.command import main
 from plsc.apps.faces.detector import Detector
+from plsc.apps.faces.parallel import in_parallel
 from plsc.apps.faces.photos import read_photo
 from tests.apps.faces.lfw import ZOO, needs_faces, portraits, scene, write
 from tests.helpers.refusals import refusal
@@ -64,7 +65,7 @@ def test_the_transform_is_opencvs():
     )
     row = network.detect(photo)[1][0]
     recogniser = cv2.FaceRecognizerSF.create(str(ZOO / "face_recognition_sface_2021dec.onnx"), "")
-    theirs, ours = recogniser.alignCrop(photo, row), align(photo, face)
+    theirs, ours = recogniser.alignCrop(photo, row), align(photo, face.landmarks)
     assert np.abs(theirs.astype(int) - ours).mean() < 1
 
 
@@ -74,7 +75,7 @@ def test_faces_are_found_in_photos_of_all_sizes():
     faces = [first, *(other for (other,) in others)]
     detector = Detector()
     found = detector.find(scene(faces))
-    eyes = [np.linalg.norm(landmarks[1] - landmarks[0]) for landmarks in found]
+    eyes = [np.linalg.norm(face.landmarks[1] - face.landmarks[0]) for face in found]
     assert len(found) == 5 and eyes[0] == max(eyes)  # the largest first
     for side in (112, 400, 2000):  # a face that fills the picture
         assert len(detector.find(cv2.resize(first, (side, side)))) == 1
@@ -150,3 +151,69 @@ def test_mistakes_are_one_line(tmp_path):
     photos.mkdir()
     assert "has no files" in refusal(main, [str(photos), str(tmp_path / "new")])
     assert "is there already" in refusal(main, [str(photos), str(tmp_path)])
+
+
+@needs_faces
+@pytest.mark.parametrize("side", [140, 60])
+def test_photos_that_lie_on_a_side_or_upside_down_are_cut_out_upright(side):
+    """OpenCV finds some of these faces, with the landmarks of upright ones."""
+    detector = Detector()
+    for number, (portrait,) in enumerate(portraits(1, 12).values()):
+        photo = scene([cv2.resize(portrait, (side, side))], seed=number)
+        (upright,) = detector.find(photo)
+        expected = align(photo, upright.landmarks)
+        for turn in (cv2.ROTATE_90_CLOCKWISE, cv2.ROTATE_180, cv2.ROTATE_90_COUNTERCLOCKWISE):
+            turned = cv2.rotate(photo, turn)
+            (face,) = detector.find(turned)
+            np.testing.assert_allclose(align(turned, face.landmarks), expected, atol=40)
+            assert np.corrcoef(align(turned, face.landmarks).ravel(), expected.ravel())[0, 1] > 0.99
+            left, top, width, height = face.box
+            mask = np.zeros(turned.shape, np.uint8)
+            mask[top : top + height, left : left + width] = 255
+            inside = [mask[round(y), round(x), 0] for x, y in face.landmarks]
+            assert all(inside) and abs(face.area - upright.area) < 0.1 * upright.area
+
+
+@needs_faces
+@pytest.mark.parametrize("side", [480, 640, 1000, 1600])
+def test_a_face_that_fills_the_picture_is_found(side):
+    detector = Detector()
+    for (portrait,) in portraits(1, 12).values():
+        filled = cv2.resize(portrait, (side, side), interpolation=cv2.INTER_CUBIC)
+        (face,) = detector.find(filled)
+        np.testing.assert_allclose(face.landmarks / side, TEMPLATE / 112, atol=0.12)
+
+
+@needs_faces
+def test_groups_are_counted_and_left_out_if_nobody_can_tell_whose_photo_it_is(tmp_path, capsys):
+    faces = [face for (face,) in portraits(1, 3).values()]
+    photos = tmp_path / "photos"
+    wide = np.full((360, 640, 3), 120, np.uint8)
+    wide[100:310, 50:260] = cv2.resize(faces[0], (210, 210))
+    wide[150:300, 400:550] = cv2.resize(faces[1], (150, 150))
+    write(photos / "two.jpg", wide)
+    write(photos / "three.jpg", scene(faces))
+    assert main([str(photos), str(tmp_path / "a")]) == 0
+    said = capsys.readouterr().out
+    assert "2 photos: 1 face written, 1 left out, 1 of photos with several faces" in said
+    assert "two.jpg: 2 faces, the second has 5" in said and "by --groups" in said
+    with open(tmp_path / "a" / "alignment.csv", newline="") as file:
+        three, two = csv.DictReader(file)
+    assert (three["faces"], two["faces"], two["aligned"]) == ("3", "2", "") and "second has" in two[
+        "left_out"
+    ]
+    assert 0.25 < float(three["second"]) < 0.4 < float(two["second"]) < 0.6
+    assert main([str(photos), str(tmp_path / "b"), "--groups"]) == 0
+    assert (tmp_path / "b" / "two.jpg.png").is_file()
+
+
+@needs_faces
+def test_threads_give_the_same_bits_as_one():
+    photos = [scene(faces, seed=number) for number, faces in enumerate(portraits(2, 6).values())]
+    detector = Detector()
+    alone = [detector.find(photo)[0] for photo in photos]
+    before = cv2.getNumThreads()
+    together = [faces[0] for faces in in_parallel(detector.find, photos)]
+    assert cv2.getNumThreads() == before
+    for one, other in zip(alone, together, strict=True):
+        assert np.array_equal(one.landmarks, other.landmarks) and one.box == other.box

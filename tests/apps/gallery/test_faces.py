@@ -136,13 +136,14 @@ def test_sface_gives_what_opencv_gives(photos):
     (name, *_) = portraits(4, 16)
     path = str(photos / "people" / name / "0.jpg")
     look = network.look(path)
-    assert look.faces == 1 and look.sample.shape == (3, 112, 112)
-    (embedding,) = network.embed([look.sample])
+    (sample,) = look.samples
+    assert len(look.faces) == 1 and sample.shape == (3, 112, 112)
+    (embedding,) = network.embed([sample])
     recogniser = cv2.FaceRecognizerSF.create(str(ZOO / "face_recognition_sface_2021dec.onnx"), "")
-    theirs = recogniser.feature(np.ascontiguousarray(look.sample.transpose(1, 2, 0)))[0]
+    theirs = recogniser.feature(np.ascontiguousarray(sample.transpose(1, 2, 0)))[0]
     np.testing.assert_allclose(embedding, theirs / np.linalg.norm(theirs), atol=1e-6)
     of_one = open_network(str(ZOO / "face_recognition_sface_2021dec.onnx"))  # takes a picture at a time
-    assert len(of_one.embed([look.sample, look.sample])) == 2
+    assert len(of_one.embed([sample, sample])) == 2
     assert re.search(
         "yunet_2023mar.onnx: gives .* which is no embedding$",
         refusal(

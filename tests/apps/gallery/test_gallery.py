@@ -55,8 +55,9 @@ def test_two_pictures_show_one_person_or_two():
 
 
 def test_similarities_are_those_with_the_mean_of_a_persons_pictures(gallery):
-    looks, embeddings = gallery.embed([picture("Ann", n) for n in range(2)] + [picture("Zoe")])
-    assert all(look.faces == 0 for look in looks)
+    looks = gallery.network.embed_pictures([picture("Ann", n) for n in range(2)] + [picture("Zoe")])
+    assert not any(look.faces for look in looks)
+    embeddings = np.concatenate([look.embeddings for look in looks])
     mean = embeddings[0] + embeddings[1]
     (answer,) = gallery.nearest(embeddings[2:])
     similarity = next(match.similarity for match in answer.matches if match.name == "Ann")
@@ -79,8 +80,8 @@ def test_people_are_added_and_removed(gallery):
 
 
 def test_a_removed_person_is_not_in_the_file(gallery, tmp_path):
-    _, (embedding,) = gallery.embed([picture("Ann", 0)])
-    data = embedding.astype("<f4").tobytes()
+    (look,) = gallery.network.embed_pictures([picture("Ann", 0)])
+    data = look.embeddings[0].astype("<f4").tobytes()
     contents = [file.read_bytes() for file in tmp_path.glob("a.gallery*")]
     assert any(data in content for content in contents)
     gallery.remove("Ann")
