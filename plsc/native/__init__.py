@@ -11,6 +11,7 @@ off. Build them in a checkout and try them:
 import ctypes
 import functools
 import os
+from collections.abc import Sequence
 from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
@@ -68,10 +69,12 @@ def multiplies() -> bool:
     return library() is not None and paddle_library(_MKL) is not None
 
 
-def address(array, dtype: str = "float32") -> int | None:
-    """Return the address of an array or a CPU tensor for a kernel; null for None."""
+def address(array, dtype: str = "float32", shape: Sequence[int] | None = None) -> int | None:
+    """Return the address of an array or a CPU tensor for a kernel, after asserting that it is what the kernel
+    takes it for; null for None. shape: None if the caller checks it."""
     if array is None:
         return None
+    assert shape is None or list(array.shape) == list(shape), (array.shape, shape)
     if isinstance(array, np.ndarray):
         assert array.dtype == dtype and array.flags.c_contiguous
         return array.ctypes.data

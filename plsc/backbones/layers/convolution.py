@@ -8,7 +8,7 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.backbones.layers.layout import by_onednn, dense, empty, number, run
+from plsc.backbones.layers.layout import address, by_onednn, dense, empty, number, run
 from plsc.backbones.layers.weights import Weights
 from plsc.native import library, onednn
 
@@ -51,6 +51,7 @@ class _Convolution:
     def __init__(self, shape: tuple[int, ...], steps: _Steps, biased: bool, dtype: int):
         samples, height, width, outputs, inputs, *kernel = shape
         groups = steps.groups
+        self._dtype = dtype
         sides = [
             (side + 2 * padding - dilation * (size - 1) - 1) // stride + 1
             for side, size, stride, padding, dilation in zip(
@@ -90,30 +91,37 @@ class _Convolution:
             padding,
         ]
 
+    def _address(self, pictures: paddle.Tensor, shape: list[int]) -> int:
+        assert number(pictures) == self._dtype
+        return address(pictures, shape, pictures.dtype)
+
     def forward(self, x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
         out = empty(self._target_shape, x.dtype)
-        weights = self._forward_weights.convert(weight.data_ptr())
-        addresses = [x.data_ptr(), weights, out.data_ptr()]
-        self._forward(*addresses, *([] if bias is None else [bias.data_ptr()]))
+        weights = self._forward_weights.convert(address(weight, self._weights_shape))
+        addresses = [self._address(x, self._source_shape), weights, self._address(out, self._target_shape)]
+        self._forward(*addresses, *([] if bias is None else [address(bias, self._weights_shape[:1])]))
         return out
 
     def source_gradient(self, grad: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
         out = empty(self._source_shape, grad.dtype)
-        weights = self._backward_weights.convert(weight.data_ptr())
-        self._backward(out.data_ptr(), weights, grad.data_ptr())
+        weights = self._backward_weights.convert(address(weight, self._weights_shape))
+        at_grad = self._address(grad, self._target_shape)
+        self._backward(self._address(out, self._source_shape), weights, at_grad)
         return out
 
     def weight_gradients(self, x: paddle.Tensor, grad: paddle.Tensor) -> list[paddle.Tensor]:
         """Compute the gradient of the weight, and of the bias if there is one."""
         out = empty(self._weights_shape)
+        at_x, at_grad = self._address(x, self._source_shape), self._address(grad, self._target_shape)
+        at_out = address(out, self._weights_shape)
         if self._sizes and library().plsc_weight_gradient(
-            self._sizes, onednn.has_amx(), x.data_ptr(), grad.data_ptr(), out.data_ptr()
+            self._sizes, onednn.has_amx(), at_x, at_grad, at_out
         ):
             return [out]
-        bias = [] if self._bias is None else [empty([self._weights_shape[0]])]
-        weights = self._gradient_weights.output_address(out.data_ptr())
-        self._gradient(x.data_ptr(), weights, grad.data_ptr(), *(b.data_ptr() for b in bias))
-        self._gradient_weights.convert_back(out.data_ptr())
+        bias = [] if self._bias is None else [empty(self._weights_shape[:1])]
+        weights = self._gradient_weights.output_address(at_out)
+        self._gradient(at_x, weights, at_grad, *(address(b, self._weights_shape[:1]) for b in bias))
+        self._gradient_weights.convert_back(at_out)
         return [out, *bias]
 
     @functools.cached_property
@@ -167,7 +175,6 @@ class _Convolve(PyLayer):
     def forward(ctx, x, weight, bias, steps):
         # The kernels get addresses, which carry neither shape nor dtype.
         assert x.ndim == 4 and x.shape[-1] == weight.shape[1] * steps.groups, (x.shape, weight.shape)
-        assert weight.dtype == paddle.float32 and weight.is_contiguous()
         x = dense(x)
         shape = (*x.shape[:3], *weight.shape)
         ctx.key = (shape, steps, bias is not None, number(x))

@@ -7,7 +7,7 @@ a layer that is recomputed in the backward pass gets the same answer.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from types import SimpleNamespace
 
@@ -71,6 +71,15 @@ def number(x: paddle.Tensor) -> int:
     return _NUMBERS[x.dtype]
 
 
+def address(x: paddle.Tensor, shape: Sequence[int], dtype: paddle.dtype = paddle.float32) -> int:
+    """Return a tensor's address for a kernel, after asserting that it is what the kernel takes it for: a
+    kernel reads and writes at an address whatever lies there."""
+    assert x.shape == list(shape) and x.dtype == dtype, (x.shape, x.dtype, shape, dtype)
+    assert x.is_contiguous() or x.size == 0
+    assert x.place.is_cpu_place()
+    return x.data_ptr()
+
+
 def empty(shape: list[int], dtype: paddle.dtype = paddle.float32) -> paddle.Tensor:
     """Allocate an uninitialised tensor on the CPU. paddle.empty takes ten times as long."""
     return paddle._C_ops.empty(shape, dtype, _CPU)
@@ -109,7 +118,7 @@ def _turned(x: paddle.Tensor, last: bool, dtype: paddle.dtype) -> paddle.Tensor:
     shape = [samples, *sides[1:], sides[0]] if last else [samples, sides[2], *sides[:2]]
     out = empty(shape, dtype)
     turn = _turn(tuple(x.shape if last else shape), last, number(x), number(out))
-    turn(dense(x).data_ptr(), out.data_ptr())
+    turn(address(dense(x), x.shape, x.dtype), address(out, shape, dtype))
     return out
 
 

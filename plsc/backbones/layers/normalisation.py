@@ -14,7 +14,7 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.backbones.layers.layout import by_onednn, dense, empty, run
+from plsc.backbones.layers.layout import address, by_onednn, dense, empty, run
 from plsc.native import library
 
 _NONE, _RELU, _PRELU = range(3)  # the numbers that norm.cpp uses
@@ -62,15 +62,15 @@ class _Normalise(PyLayer):
         ctx.wanted = [not each.stop_gradient for each in (x, skip, weight, bias, slope) if each is not None]
         x = dense(x)
         skip = None if skip is None else dense(skip)
-        assert skip is None or skip.shape == x.shape
         ctx.kind = kind
         ctx.training = norm.training
         y = empty(x.shape, x.dtype)
         kept = empty([2, x.shape[-1]])  # mean and 1 / deviation of each channel
+        like_x = x.shape, x.dtype
         library().plsc_norm_forward(
             _is_half(x),
-            x.data_ptr(),
-            _address(skip),
+            address(x, *like_x),
+            _address(skip, *like_x),
             *_channels(x, weight, bias, slope),
             kind,
             math.prod(x.shape[:-1]),
@@ -78,10 +78,10 @@ class _Normalise(PyLayer):
             norm.training,
             norm._epsilon,
             norm._momentum,
-            norm._mean.data_ptr(),
-            norm._variance.data_ptr(),
-            kept.data_ptr(),
-            y.data_ptr(),
+            address(norm._mean, x.shape[-1:]),
+            address(norm._variance, x.shape[-1:]),
+            address(kept, [2, x.shape[-1]]),
+            address(y, *like_x),
         )
         ctx.has_skip = skip is not None
         ctx.parameters = (weight, bias, slope)
@@ -101,26 +101,27 @@ class _Normalise(PyLayer):
         dskip = dy if y is None else empty(x.shape, x.dtype)
         dx = empty(x.shape, x.dtype) if ctx.wanted[0] else None
         channels = [x.shape[-1]]
+        like_x = x.shape, x.dtype
         dweight = empty(channels)
         dbias = empty(channels)
         dslope = None if slope is None else empty(slope.shape)
         library().plsc_norm_backward(
             _is_half(x),
-            dy.data_ptr(),
-            x.data_ptr(),
-            _address(y),
-            _address(more),
+            address(dy, *like_x),
+            address(x, *like_x),
+            _address(y, *like_x),
+            _address(more, *like_x),
             *_channels(x, weight, bias, slope),
             ctx.kind,
             math.prod(x.shape[:-1]),
             x.shape[-1],
             ctx.training,
-            kept.data_ptr(),
-            None if y is None else dskip.data_ptr(),
-            dweight.data_ptr(),
-            dbias.data_ptr(),
-            _address(dslope),
-            _address(dx),
+            address(kept, [2, *channels]),
+            None if y is None else address(dskip, *like_x),
+            address(dweight, channels),
+            address(dbias, channels),
+            None if slope is None else address(dslope, slope.shape),
+            _address(dx, *like_x),
         )
         grads = [dx, *([dskip] if ctx.has_skip else [])]
         for grad, parameter in zip((dweight, dbias, dslope), ctx.parameters):
@@ -131,15 +132,14 @@ class _Normalise(PyLayer):
 def _channels(x, weight, bias, slope) -> tuple:
     """Return the kernels' arguments for the parameters: three addresses, and the step between two slopes."""
     width = x.shape[-1:]
-    assert all(each is None or each.shape == width for each in (weight, bias))
-    assert slope is None or slope.shape in ([1], width)
-    step = 0 if slope is None or slope.shape == [1] else 1
-    return _address(weight), _address(bias), _address(slope), step
+    one_for_all = slope is None or slope.shape == [1]
+    of_slope = _address(slope, [1] if one_for_all else width)
+    return _address(weight, width), _address(bias, width), of_slope, 0 if one_for_all else 1
 
 
 def _is_half(x: paddle.Tensor) -> bool:
     return x.dtype == paddle.bfloat16
 
 
-def _address(tensor: paddle.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _address(tensor: paddle.Tensor | None, shape: list[int], dtype=paddle.float32) -> int | None:
+    return None if tensor is None else address(tensor, shape, dtype)

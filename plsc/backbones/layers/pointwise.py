@@ -6,7 +6,7 @@ from ctypes import c_float
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.backbones.layers.layout import by_onednn, dense, empty, number, run
+from plsc.backbones.layers.layout import address, by_onednn, dense, empty, number, run
 from plsc.native import onednn
 
 
@@ -92,13 +92,14 @@ class _Pair(PyLayer):
         ctx.make = make
         ctx.key = (*key, number(x))
         out = empty(shape, x.dtype)
-        make(*ctx.key)[0](dense(x).data_ptr(), out.data_ptr())
+        make(*ctx.key)[0](address(dense(x), x.shape, x.dtype), address(out, shape, x.dtype))
+        ctx.like_out = shape, x.dtype
         ctx.save_for_backward(*([out] if make is eltwise else []))
         return out
 
     @staticmethod
     def backward(ctx, grad):
         dx = empty(ctx.shape, grad.dtype)
-        arrays = (*ctx.saved_tensor(), dense(grad), dx)
-        ctx.make(*ctx.key)[1](*(array.data_ptr() for array in arrays))
+        outputs = (address(array, *ctx.like_out) for array in (*ctx.saved_tensor(), dense(grad)))
+        ctx.make(*ctx.key)[1](*outputs, address(dx, ctx.shape, grad.dtype))
         return dx

@@ -16,7 +16,7 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from plsc.backbones.layers.addresses import Dropout
-from plsc.backbones.layers.layout import by_onednn, dense, empty, number, run
+from plsc.backbones.layers.layout import address, by_onednn, dense, empty, number, run
 from plsc.backbones.layers.pointwise import eltwise
 from plsc.backbones.layers.weights import Weights
 from plsc.native import library, onednn
@@ -143,7 +143,8 @@ def _column_sums(x: paddle.Tensor, count: int, width: int) -> paddle.Tensor:
     """Sum [count, width] over the rows, in float32."""
     out = empty([width])
     product, ones = _sum_of_columns(count, width, number(x))
-    product(ones.data_ptr(), x.data_ptr(), out.data_ptr())
+    assert x.size == count * width
+    product(ones.data_ptr(), address(x, x.shape, x.dtype), address(out, [width]))
     return out
 
 
@@ -157,8 +158,9 @@ class _Linear(PyLayer):
         shapes = ((_rows(x), inputs), (inputs, outputs), (_rows(x), outputs))
         limit = (("eltwise", *_LIMIT),) if limited else ()
         product = _product(shapes, None, number(x), bias is not None, limit)
-        arrays = (x, weight, out) if bias is None else (x, weight, bias, out)
-        product(*(array.data_ptr() for array in arrays))
+        biases = [] if bias is None else [address(bias, [outputs])]
+        at_x, at_out = address(x, [*x.shape[:-1], inputs], x.dtype), address(out, out.shape, x.dtype)
+        product(at_x, address(weight, [inputs, outputs]), *biases, at_out)
         ctx.save_for_backward(x, weight, *([out] if limited else []))  # no None, which Paddle's hooks refuse
         ctx.has_bias = bias is not None
         return out
@@ -169,21 +171,23 @@ class _Linear(PyLayer):
         grad = dense(grad)
         count = _rows(x)
         inputs, outputs = weight.shape
+        like_out = [*x.shape[:-1], outputs], x.dtype
         if limited:
             before = empty(grad.shape, grad.dtype)
             _, backward = eltwise(grad.size, *_LIMIT, number(grad))
-            backward(limited[0].data_ptr(), grad.data_ptr(), before.data_ptr())
+            backward(*(address(array, *like_out) for array in (limited[0], grad, before)))
             grad = before
+        at_grad = address(grad, *like_out)
         dx = dweight = dbias = None
         if ctx.wanted[0]:
             dx = empty(x.shape, x.dtype)
             shapes = ((count, outputs), (outputs, inputs), (count, inputs))
             back = _product(shapes, (1, outputs), number(x))
-            back(grad.data_ptr(), weight.data_ptr(), dx.data_ptr())
+            back(at_grad, address(weight, [inputs, outputs]), address(dx, x.shape, x.dtype))
         if ctx.wanted[1] and number(x) == BFLOAT16:
             dweight = empty(weight.shape)
             product = _weight_gradient(count, inputs, outputs)
-            product(x.data_ptr(), grad.data_ptr(), dweight.data_ptr())
+            product(address(x, x.shape, x.dtype), at_grad, address(dweight, [inputs, outputs]))
         elif ctx.wanted[1]:
             # MKL: oneDNN takes twice the time for some shapes on processors without AVX-512.
             dweight = paddle.matmul(x.flatten(0, -2), grad.flatten(0, -2), transpose_x=True)
@@ -222,7 +226,10 @@ class _LayerNorm(PyLayer):
         mean = empty([_rows(x)])
         variance = empty([_rows(x)])
         forward, _ = _layer_norm(*ctx.sizes)
-        forward(*(array.data_ptr() for array in (x, out, mean, variance, weight, bias)))
+        rows, width = _rows(x), x.shape[-1]
+        at_x, at_out = (address(array, x.shape, x.dtype) for array in (x, out))
+        statistics = (address(array, [rows]) for array in (mean, variance))
+        forward(at_x, at_out, *statistics, address(weight, [width]), address(bias, [width]))
         ctx.save_for_backward(x, weight, bias, mean, variance)
         return out
 
@@ -231,8 +238,11 @@ class _LayerNorm(PyLayer):
         x, weight, bias, mean, variance = ctx.saved_tensor()
         grads = [empty(tensor.shape, tensor.dtype) for tensor in (x, weight, bias)]
         _, backward = _layer_norm(*ctx.sizes)
-        arrays = (x, dense(grad), mean, variance, weight, bias, *grads)
-        backward(*(array.data_ptr() for array in arrays))
+        arrays = [(array, x.shape, x.dtype) for array in (x, dense(grad))]
+        arrays += [(array, [_rows(x)]) for array in (mean, variance)]
+        arrays += [(array, x.shape[-1:]) for array in (weight, bias)]
+        arrays += [(grads[0], x.shape, x.dtype), *((grad, x.shape[-1:]) for grad in grads[1:])]
+        backward(*(address(*array) for array in arrays))
         return tuple(grad if wanted else None for grad, wanted in zip(grads, ctx.wanted))
 
 
@@ -287,12 +297,13 @@ class _Attention(PyLayer):
         by = _products(tokens, width, heads, number(qkv))
         size = qkv.element_size()
         row = size * width
+        at_qkv, at_weights, at_out = (address(x, x.shape, qkv.dtype) for x in (qkv, weights, out))
         for image in range(images):
-            query = qkv.data_ptr() + 3 * row * image * tokens
-            scores = weights.data_ptr() + size * image * heads * tokens * tokens
+            query = at_qkv + 3 * row * image * tokens
+            scores = at_weights + size * image * heads * tokens * tokens
             by.scores(query, query + row, scores)
             by.softmax(scores, scores)
-            by.mix(scores, query + 2 * row, out.data_ptr() + row * image * tokens)
+            by.mix(scores, query + 2 * row, at_out + row * image * tokens)
         return out
 
     @staticmethod
@@ -306,12 +317,16 @@ class _Attention(PyLayer):
         by = _products(tokens, width, heads, number(qkv))
         size = qkv.element_size()
         row = size * width
+        like_qkv = [images, tokens, 3 * width], qkv.dtype
+        at_qkv, at_dqkv = (address(x, *like_qkv) for x in (qkv, dqkv))
+        at_weights = address(weights, [images, heads, tokens, tokens], qkv.dtype)
+        at_grad = address(grad, grad.shape, qkv.dtype)
+        dscores = address(dweights, [heads, tokens, tokens], qkv.dtype)
         for image in range(images):
-            query = qkv.data_ptr() + 3 * row * image * tokens
-            dquery = dqkv.data_ptr() + 3 * row * image * tokens
-            scores = weights.data_ptr() + size * image * heads * tokens * tokens
-            dout = grad.data_ptr() + row * image * tokens
-            dscores = dweights.data_ptr()
+            query = at_qkv + 3 * row * image * tokens
+            dquery = at_dqkv + 3 * row * image * tokens
+            scores = at_weights + size * image * heads * tokens * tokens
+            dout = at_grad + row * image * tokens
             by.value_gradient(scores, dout, dquery + 2 * row)
             by.weights_gradient(dout, query + 2 * row, dscores)
             by.softmax_backward(scores, dscores, dscores)
@@ -350,10 +365,13 @@ class _Add(PyLayer):
         count, width = x.shape[0], x.size // x.shape[0]
         if scale is None:
             add = _binary(onednn.ADD, (count, width), (1 if for_all else count, width), number(x), number(y))
-            add(x.data_ptr(), y.data_ptr(), out.data_ptr())
+            assert y.size == width * (1 if for_all else count)
+            at_x, at_out = (address(array, x.shape, x.dtype) for array in (x, out))
+            add(at_x, address(y, y.shape, y.dtype), at_out)
         else:
             add = _binary(onednn.MULTIPLY, (1, count, width), (1, count, 1), number(x), FLOAT32, True)
-            add(y.data_ptr(), scale.data_ptr(), out.data_ptr(), x.data_ptr())
+            at_x, at_y, at_out = (address(array, x.shape, x.dtype) for array in (x, y, out))
+            add(at_y, address(scale, [count, 1, 1]), at_out, at_x)
         ctx.for_all = y.shape if for_all else None
         ctx.save_for_backward(*([] if scale is None else [scale]))
         return out
@@ -369,5 +387,6 @@ class _Add(PyLayer):
             return grad, grad
         dy = empty(grad.shape, grad.dtype)
         multiply = _binary(onednn.MULTIPLY, (1, count, width), (1, count, 1), number(grad), FLOAT32)
-        multiply(grad.data_ptr(), scale[0].data_ptr(), dy.data_ptr())
+        at_grad, at_dy = (address(array, grad.shape, grad.dtype) for array in (grad, dy))
+        multiply(at_grad, address(scale[0], [count, 1, 1]), at_dy)
         return grad, dy, None

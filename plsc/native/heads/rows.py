@@ -15,14 +15,17 @@ from plsc.native import address, library
 
 def unit_rows(rows_KD, unit_KD, inverse_K) -> None:
     """Write the rows at length 1 into `unit_KD`, 1 / length into `inverse_K`; both 0 of a zero row."""
-    library().plsc_unit_rows(address(rows_KD), *_size(rows_KD), address(unit_KD), address(inverse_K))
+    assert inverse_K.size == len(rows_KD)
+    unit = address(unit_KD, shape=rows_KD.shape)
+    library().plsc_unit_rows(address(rows_KD), *_size(rows_KD), unit, address(inverse_K))
 
 
 def turn_units(grad_KD, unit_KD, factor_K, out_KD) -> None:
     """Compute (grad - (grad . unit) unit) * factor for each row: with factor 1 / length it turns a gradient
     by the unit rows into that by the rows."""
-    arrays = address(grad_KD), address(unit_KD), address(factor_K)
-    library().plsc_turn_units(*arrays, *_size(grad_KD), address(out_KD))
+    assert factor_K.size == len(grad_KD)
+    unit, out = (address(array, shape=grad_KD.shape) for array in (unit_KD, out_KD))
+    library().plsc_turn_units(address(grad_KD), unit, address(factor_K), *_size(grad_KD), out)
 
 
 def gather(rows_SD: np.ndarray, index_K: np.ndarray, out_KD: np.ndarray) -> None:

@@ -100,9 +100,18 @@ class Softmax:
             scaled_ND: x times the factors that the gradient by the rows shall have.
             drows_KD, dbias_K: memory for the gradients by rows and bias; the latter without these factors.
         """
-        grad_ND = np.empty(scaled_ND.shape, np.float32)
+        of = self._shard
+        grad_ND = np.empty((of.samples, of.width), np.float32)
+        assert (dbias_K is None) == (of.bias is None) and (dtarget_P is not None or not of.targets)
+        arrays = (
+            (lse_N, [of.samples]),
+            (dtarget_P, [of.targets]),
+            (scaled_ND, [of.samples, of.width]),
+            (grad_ND, [of.samples, of.width]),
+            (drows_KD, [of.classes, of.width]),
+            (dbias_K, [of.classes]),
+        )
         library().plsc_softmax_backward(
-            ctypes.byref(self._shard),
-            *map(address, (lse_N, dtarget_P, scaled_ND, grad_ND, drows_KD, dbias_K)),
+            ctypes.byref(of), *(address(array, shape=shape) for array, shape in arrays)
         )
         return grad_ND
