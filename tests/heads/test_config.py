@@ -93,6 +93,16 @@ def test_its_config_is_printed_and_read_again(tmp_path):
             ["Head.name=magface", "Head.low=20", "Head.high=10"],
             "Head.high: must be above low, 20 (got 10)",
         ),
+        *(
+            (
+                [f"Head.name={name}", f"Head.{key}=28.6"],
+                (
+                    f"Head.{key}: must be from 0 to 1.57 (pi / 2): angles are in radians, not in degrees "
+                    "(got 28.6)"
+                ),
+            )
+            for name, key in (("arcface", "margin"), ("combined", "margin2"), ("magface", "high_margin"))
+        ),
         (["Head.name=magface", "Head.low=120"], "Head.high: must be above low, 120 (got 110.0)"),
     ],
 )
