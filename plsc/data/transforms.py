@@ -12,14 +12,17 @@ import numpy as np
 
 cv2.setNumThreads(1)  # threads of our own share the pictures out
 
-# What a stream of `generator` is for: no two of these uses share a stream.
+# What a stream of `generator` is for: no two of these uses share a stream. `draw_classes` (heads/sampling.py)
+# has the same kind of addresses for the classes of a step: its block b in step e has the numbers of use b,
+# epoch e and index 0 here. Both are as they are, since changing either changes every run.
 SAMPLES, ORDER, PAIRS, PROTOTYPES, SUBSTITUTES, PROBES = range(6)
 
 
 def generator(seed: int, epoch: int = 0, index: int = 0, use: int = SAMPLES) -> np.random.Generator:
     """Make the random stream of one sample. Philox is counter based (Salmon et al., SC 2011): the key and the
     upper half of its counter address 2^128 numbers per stream directly, which takes 7 us where hashing a
-    SeedSequence takes 16."""
+    SeedSequence takes 16. The methods of a Generator may give other numbers in another version of numpy
+    (NEP 19), so the same bits need the same version."""
     key, counter = np.array([seed, use], np.uint64), np.array([0, 0, index, epoch], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
