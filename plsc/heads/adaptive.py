@@ -59,6 +59,7 @@ class AdaFace(Margin):
         self.statistics = _running(self.statistics, self.momentum, mean=mean, deviation=deviation)
 
     def __call__(self, cos_N, norm_N):
+        norm_N = norm_N.detach()
         mean = _factor(self.statistics["mean"])
         deviation = _factor(self.statistics["deviation"])
         z_N = ((norm_N.clip(self.EDGE, 100.0) - mean) / (deviation + self.EDGE) * self.h).clip(-1.0, 1.0)

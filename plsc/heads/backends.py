@@ -16,8 +16,10 @@ from paddle import _C_ops
 from plsc import native as kernels
 from plsc.distributed.device import on_device, tensor_of, to_device
 from plsc.heads.banks.bank import Bank, Selection
-from plsc.heads.blocks import Block, TargetRows, count_up, plan_blocks, rounded
+from plsc.heads.blocks import Block, TargetRows, plan_blocks, rounded
+from plsc.heads.constants import count_up
 from plsc.heads.sampling import DrawAhead
+from plsc.heads.segments import ClassSums
 from plsc.heads.spec import HeadSpec
 from plsc.native import onednn
 from plsc.native.heads import rows as row_kernels
@@ -180,7 +182,7 @@ class PaddleBackend:
         column_N[places.sample_P] = places.column_P
         self._targets = TargetRows(spec, selection, x_ND, to_device(column_N)) if selected else None
         self.plain_N = self._targets.plain_N if selected else paddle.zeros([len(x_ND)])
-        self._owned_N = places.owned_N
+        self._places = places
         sizes = len(x_ND), selected, selection.bank.width, spec.sub_centres
         block, fits = plan_blocks(*sizes, spec.budget, spec.compute_dtype)
         self.spans = [(start, min(start + block, selected)) for start in range(0, selected, block)]
@@ -207,10 +209,14 @@ class PaddleBackend:
         plain = []
         for span in self.spans:
             block, logit_Nb, plain_Nb, slope_Nb, nearest_NbJ = self._logits(*span)
-            max_N = logit_Nb.max(axis=1)
+            largest_N1 = logit_Nb.argmax(axis=1, keepdim=True)
+            max_N = paddle.index_sample(logit_Nb, largest_N1).flatten()
             plain.append(max_N if plain_Nb is None else plain_Nb.max(axis=1))
             _C_ops.softmax_(logit_Nb, 1)
-            self._maxima_and_sums.append((max_N, logit_Nb.max(axis=1).reciprocal()))
+            sum_N = paddle.index_sample(logit_Nb, largest_N1).flatten().reciprocal()
+            if (overflow := block.centres.overflow) is not None:
+                sum_N = sum_N + overflow
+            self._maxima_and_sums.append((max_N, sum_N))
             if self._kept is not None:
                 self._kept.append((block, self._weights(block, logit_Nb, slope_Nb, nearest_NbJ)))
         if len(self.spans) == 1:
@@ -247,14 +253,12 @@ class PaddleBackend:
     def _leave_out(self, logit_Nb: paddle.Tensor, start: int, stop: int) -> None:
         """Add LOWEST to the logits of the samples' own classes, in place: they take no part in the sum, since
         they may exceed the normaliser that holds the target with margin."""
-        owned_N = self._owned_N
+        owned_N = self._places.owned_N
         column_N = self._targets.column_N
         if (start, stop) != (0, self.selection.count):
             owned_N = owned_N * ((start <= column_N) & (column_N < stop)).astype("float32")
             column_N = (column_N - start).clip(0, stop - start - 1)
-        _C_ops.index_put_(
-            logit_Nb, [count_up(len(logit_Nb), paddle.get_device()), column_N], owned_N * LOWEST, True
-        )
+        _C_ops.index_put_(logit_Nb, [count_up(len(logit_Nb)), column_N], owned_N * LOWEST, True)
 
     def _weights(self, block: Block, softmax_Nb, slope_Nb, nearest_NbJ) -> paddle.Tensor:
         """Multiply a block's softmax by the slopes of what changes its logits, 0 at the targets -> [N, b J],
@@ -298,10 +302,17 @@ class PaddleBackend:
                 by_bias = paddle.matmul(share_N1 * factor, weight_Nb.astype("float32"), transpose_x=True)
                 self.selection.set_gradient("bias", block.start, block.stop, by_bias.flatten())
         self._kept = None
-        # Each of the samples of one class gets their sum, so that nothing depends on the order of a GPU.
-        column_N = self._targets.column_N
-        same_NN = (column_N.unsqueeze(1) == column_N.unsqueeze(0)).astype("float32")
-        self.selection.add_gradient("centres", column_N, paddle.matmul(same_NN, by_row_ND))
-        if self.selection.bank.bias:
-            self.selection.add_gradient("bias", column_N, paddle.matmul(same_NN, dtarget_N * factor))
+        self._add_targets(by_row_ND, dtarget_N * factor if self.selection.bank.bias else None)
         return grad_ND
+
+    def _add_targets(self, by_row_ND: paddle.Tensor, by_bias_N: paddle.Tensor | None) -> None:
+        """Add the samples' parts to the gradients of their own classes, one sum for each class."""
+        places = self._places
+        if not len(places.sample_P):
+            return
+        sums = ClassSums(places.column_P)
+        sample_P = to_device(places.sample_P)
+        self.selection.add_gradient("centres", sums.class_U, sums.of(paddle.gather(by_row_ND, sample_P)))
+        if by_bias_N is not None:
+            by_bias_P1 = paddle.gather(by_bias_N, sample_P).unsqueeze(1)
+            self.selection.add_gradient("bias", sums.class_U, sums.of(by_bias_P1).flatten())

@@ -15,12 +15,12 @@ from paddle import _C_ops
 from plsc import native as kernels
 from plsc.distributed.device import asynchronous, on_device
 from plsc.heads.banks.bank import Selection
+from plsc.heads.constants import filled
 from plsc.heads.spec import HeadSpec
 from plsc.native.heads import rows as row_kernels
 
 _CACHED_ROWS = 4096  # a block of this many classes stays in a processor's cache between its passes
-# Added to the squared length of a vector, so that one of length 0 has a quotient: far below any other.
-_TINY = 1e-30
+SMALLEST_SQUARE = 1.17549435e-38  # the smallest normal float32, see `Vectors`
 
 
 def plan_blocks(
@@ -69,16 +69,23 @@ def product(
 
 
 class Vectors:
-    """Takes embeddings or class centres [n, D] as a step compares them, at length 1 or as they are, and leads
-    a gradient back. A vector of length 0 stays 0, and so does its gradient: it has no direction.
+    """Takes embeddings or class centres [n, D] at length 1, or as they are, and leads a gradient back.
+
+    The rule for lengths, of kernels and operators: a vector whose square is below the smallest normal float32
+    (lengths below 1.1e-19) counts as zero: it stays zero, and so does its gradient, since it has no
+    direction. A vector whose square overflows (lengths above 1.8e19) is NaN, so that the step is skipped.
+    Operators add 1.2e-38 to the square: they shorten vectors of length 1e-16 by 1e-6.
 
     Args:
-        given: the vectors. cosine: whether they are taken at length 1.
+        given: the vectors.
+        cosine: whether they are taken at length 1.
+        many: whether a pass over the vectors to write NaN is too expensive. The caller then adds `overflow`
+            to what it computes of them.
 
-    Attributes: values, the vectors [n, D].
+    Attributes: `values`, the vectors [n, D].
     """
 
-    def __init__(self, given: paddle.Tensor, cosine: bool):
+    def __init__(self, given: paddle.Tensor, cosine: bool, many: bool = False):
         self.values = given
         self._norm = None
         self._inverse = None
@@ -90,15 +97,20 @@ class Vectors:
             return
         # Paddle's op does in one pass what would take three, and its gradient in one what would take five.
         self._given = given.detach()
-        self._given.stop_gradient = False
-        with paddle.enable_grad():
-            self.values, self._norm = _C_ops.norm(self._given, 1, _TINY, False)
+        self.values, self._norm = _C_ops.norm(self._given, 1, SMALLEST_SQUARE, False)
+        if not many:
+            self.values.add_(self._norm * 0.0)
+
+    @property
+    def overflow(self) -> paddle.Tensor | None:
+        """A scalar: 0, or NaN if a square overflowed. None if the values have the NaN themselves."""
+        return None if self._norm is None else (self._norm * 0.0).sum()
 
     @functools.cached_property
     def length(self) -> paddle.Tensor:
         """The lengths before they were divided by them, [n]; next to 0 for a vector of zeros."""
         if self._norm is not None:
-            return self._norm.flatten().detach()
+            return self._norm.flatten()
         return paddle.where(self._inverse > 0, 1.0 / self._inverse, self._inverse).flatten()
 
     def gradient(self, grad: paddle.Tensor) -> paddle.Tensor:
@@ -109,9 +121,18 @@ class Vectors:
             return turned
         if self._norm is None:
             return grad
-        paddle.autograd.backward([self.values], [grad])
-        # 0 up to twice the length that a vector of zeros has, 1 from three times on
-        return self._given.grad.multiply_(paddle.scale(self._norm, _TINY**-0.5, -2.0).clip(0.0, 1.0))
+        shape = self._norm.shape
+        zero_n1 = self._norm < filled([], (2 * SMALLEST_SQUARE) ** 0.5)
+        if hasattr(_C_ops, "norm_grad"):
+            # What is divided by an infinite length is 0.
+            norm_n1 = paddle.where(zero_n1, filled(shape, float("inf")), self._norm)
+            return _C_ops.norm_grad(self._given, norm_n1, grad, 1, SMALLEST_SQUARE, False)
+        # Paddle 2.6 has it in autograd alone.
+        self._given.stop_gradient = False
+        with paddle.enable_grad():
+            values, _ = _C_ops.norm(self._given, 1, SMALLEST_SQUARE, False)
+        paddle.autograd.backward([values], [grad])
+        return paddle.where(zero_n1, paddle.zeros_like(grad), self._given.grad)
 
 
 class Block:
@@ -130,7 +151,7 @@ class Block:
         centres = selection.rows("centres", start, stop)
         if spec.sub_centres > 1:
             centres = centres.reshape([(stop - start) * spec.sub_centres, -1])
-        self.centres = Vectors(centres, spec.margin is not None)
+        self.centres = Vectors(centres, spec.margin is not None, many=True)
         self.rounded = rounded(self.centres.values, dtype)
 
     def logits(self, x_ND: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor | None]:
@@ -176,10 +197,10 @@ class TargetRows:
         self._nearest_NJ1 = None
         rows_ND = selection.gather("centres", column_N)
         if spec.sub_centres == 1:
-            self._centres = Vectors(rows_ND, spec.margin is not None)
+            self._centres = Vectors(rows_ND, spec.margin is not None, many=True)  # a block has these, too
             self.plain_N = (self._centres.values * x_ND).sum(axis=1)
         else:
-            self._centres = Vectors(rows_ND.reshape([len(x_ND) * spec.sub_centres, -1]), cosine=True)
+            self._centres = Vectors(rows_ND.reshape([len(x_ND) * spec.sub_centres, -1]), True, many=True)
             centre_NJD = self._centres.values.reshape([len(x_ND), spec.sub_centres, -1])
             product_NJ = (centre_NJD * x_ND.unsqueeze(1)).sum(axis=2)
             self.plain_N = product_NJ.max(axis=1)
@@ -197,9 +218,3 @@ class TargetRows:
         by_row_NJD = x_ND.unsqueeze(1) * weight_NJ1
         by_x_ND = (self._centres.values.reshape(by_row_NJD.shape) * weight_NJ1).sum(axis=1)
         return by_x_ND, self._centres.gradient(by_row_NJD.flatten(0, 1)).reshape([len(x_ND), -1])
-
-
-@functools.lru_cache(maxsize=16)
-def count_up(count: int, device: str) -> paddle.Tensor:
-    """Return 0 to count - 1 on the current device, int64, made once; not to be changed."""
-    return paddle.arange(count)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import paddle
 
 from plsc.errors import UserError
+from plsc.heads.constants import filled
 
 # Below this sine the derivative of cos(theta + m) by cos(theta) is cut off: it grows as 1 / sin(theta) while
 # the tangent that it multiplies, centre minus projection, shrinks as sin(theta), so their product stays right
@@ -29,7 +30,7 @@ class Target:
     """The targets as a margin has changed them.
 
     cosine: the targets' new cosines [N]. slope: their derivatives by the old ones [N]. norm_slope: by the
-    embeddings' norms [N], None where the margin does not depend on them.
+    embeddings' norms [N], None if no gradient flows through them.
     """
 
     cosine: paddle.Tensor
@@ -46,7 +47,7 @@ class Margin(ABC):
         ones. The samples' own classes are in the block, too, near -1e30: they must stay far below. It costs a
         collective and an elementwise pass over all logits.
     penalty(norm_N): a term of each sample's loss by its embedding's norm [N] -> value [N], slope by the norm
-        [N]; with it the call must give a norm_slope.
+        [N].
     """
 
     others: Callable[..., tuple[paddle.Tensor, paddle.Tensor]] | None = None
@@ -100,27 +101,33 @@ def change_targets(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) 
                 "return a Target with their slopes"
             )
         grads = paddle.grad([cosine.sum()], inputs, allow_unused=True)
-    slopes = [paddle.zeros_like(cos_N) if grad is None else grad for grad in grads]
-    return Target(cosine.detach(), slopes[0], slopes[1] if margin.penalty else None)
+    # Zeros where there is none: all ranks must find the same number of slopes.
+    return Target(cosine.detach(), *(paddle.zeros_like(cos_N) if grad is None else grad for grad in grads))
 
 
 def check_slopes(margin: Margin) -> None:
-    """Refuse by UserError a margin that returns something else than one does, or slopes that its cosines do
-    not have."""
-    cos_N = paddle.linspace(-0.9, 0.9, 19)
-    cos_N.stop_gradient = False
-    target = change_targets(margin, cos_N, paddle.full([19], 20.0))
+    """Refuse by UserError a margin that does not return what a margin returns, or whose slopes by the cosines
+    or the norms are not those of its new cosines."""
+    inputs = [paddle.linspace(-0.9, 0.9, 19), paddle.linspace(15.0, 33.0, 19)]
+    for tensor in inputs:
+        tensor.stop_gradient = False
+    target = change_targets(margin, *inputs)
     if target.cosine.stop_gradient:  # autograd has found the slopes, or nothing can be compared
         return
-    (slope_N,) = paddle.grad([target.cosine.sum()], [cos_N])
-    off_N = (slope_N - target.slope).abs() > 1e-3 * (1.0 + slope_N.abs())
-    if off_N.astype("float32").mean().item() > 0.5:
-        raise UserError(
-            f"{type(margin).__name__} gives a slope of {target.slope[3].item():.3g} at the cosine "
-            f"-0.6, where its cosines have {slope_N[3].item():.3g}; return the cosines alone, and autograd "
-            "finds their slopes",
-            key="Head.name",
-        )
+    grads = paddle.grad([target.cosine.sum()], inputs, allow_unused=True)
+    for what, at, given_N, slope_N in (
+        ("slope", "cosine -0.6", target.slope, grads[0]),
+        ("norm_slope", "norm 18", target.norm_slope, grads[1]),
+    ):
+        given_N, slope_N = (paddle.zeros([19]) if each is None else each for each in (given_N, slope_N))
+        off_N = (slope_N - given_N).abs() > 1e-3 * slope_N.abs() + 1e-5
+        if off_N.astype("float32").mean().item() > 0.5:
+            raise UserError(
+                f"{type(margin).__name__} gives a {what} of {given_N[3].item():.3g} at the {at}, where its "
+                f"cosines have {slope_N[3].item():.3g}; return the cosines alone, and autograd finds their "
+                "slopes (detach the norms if no gradient shall flow through them)",
+                key="Head.name",
+            )
 
 
 def _described(returned: object) -> str:
@@ -159,9 +166,9 @@ def add_angle(cos_N: paddle.Tensor, margin: float | paddle.Tensor) -> tuple[padd
         cos_m = margin.cos()
         sin_m = margin.sin()
         slope_N = cos_m + sin_m * cot_N
-    past_pi = cos_N <= -cos_m
+    past_pi = cos_N <= (filled([], -cos_m) if isinstance(margin, float) else -cos_m)
     value_N = paddle.where(past_pi, cos_N - margin * sin_m, cos_N * cos_m - sin_N * sin_m)
-    return value_N, paddle.where(past_pi, paddle.ones_like(slope_N), slope_N)
+    return value_N, paddle.where(past_pi, filled(slope_N.shape, 1.0), slope_N)
 
 
 class ArcFace(Margin):

@@ -184,33 +184,40 @@ class SoftmaxHead:
 
     @paddle.no_grad()
     def classify(self, emb_ND: paddle.Tensor) -> paddle.Tensor:
-        """Find the class with the largest logit, without margin and sampling, of each embedding; of equal
-        ones the first. int64 [N].
+        """Find the class whose logit, without margin and sampling, is larger than all others of each
+        embedding; C where several are the largest, since a tie is not a hit. int64 [N].
 
         Every rank calls it with the same embeddings, float [N, D]. Logits stay on their rank and within the
-        budget. Collectives: two all_reduce MAX of N numbers if the classes are spread, none if not. A logit
-        that is not finite may give C.
+        budget. Collectives: two all_reduce MAX of N and 2 N numbers if the classes are spread, none if not. A
+        logit that is not finite may give C.
         """
         selection = self.bank.select(None)
         block, _ = plan_blocks(
             len(emb_ND), self.shard.size, self.bank.width, self.spec.sub_centres, self.spec.budget
         )
+        emb_ND = emb_ND.astype("float32")
         best_N = paddle.full([len(emb_ND)], float("-inf"))
-        class_N = paddle.full([len(emb_ND)], self.shard.num_classes, dtype="int64")
+        none_N = paddle.full([len(emb_ND)], self.shard.num_classes, dtype="int64")
+        class_N = none_N
         for start in range(0, self.shard.size, block):
             stop = min(start + block, self.shard.size)
-            block_of_rows = Block(self.spec, selection, start, stop, "float32")
-            logit_Nb, _ = block_of_rows.logits(emb_ND.astype("float32"))
-            first_N = logit_Nb.argmax(axis=1) + (self.shard.start + start)
+            logit_Nb, _ = Block(self.spec, selection, start, stop, "float32").logits(emb_ND)
             largest_N = logit_Nb.max(axis=1)
-            class_N = paddle.where(largest_N > best_N, first_N, class_N)
+            is_largest_Nb = logit_Nb == largest_N.unsqueeze(1)
+            is_alone_N = is_largest_Nb.astype("int32").sum(axis=1) == 1
+            first_N = logit_Nb.argmax(axis=1) + (self.shard.start + start)
+            found_N = paddle.where(is_alone_N & (largest_N != best_N), first_N, none_N)
+            class_N = paddle.where(largest_N >= best_N, found_N, class_N)
             best_N = paddle.maximum(largest_N, best_N)
         if not self.spec.sharded:
             return class_N
         of_rank_N = best_N.clone()
         distributed.all_reduce(best_N, "max")
-        none_N = paddle.full_like(class_N, self.shard.num_classes)
-        return -distributed.all_reduce(-paddle.where(of_rank_N == best_N, class_N, none_N), "max")
+        is_best_N = of_rank_N == best_N
+        lowest_N = paddle.where(is_best_N, class_N, none_N)
+        highest_N = paddle.where(is_best_N, class_N, paddle.full_like(class_N, -1))
+        negated_N, highest_N = distributed.all_reduce(paddle.stack([-lowest_N, highest_N]), "max").unbind()
+        return paddle.where(highest_N == -negated_N, highest_N, none_N)
 
 
 def gather_labels(label_B: np.ndarray, counts: Sequence[int]) -> np.ndarray:

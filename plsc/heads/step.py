@@ -21,6 +21,7 @@ from plsc.errors import UserError
 from plsc.heads.backends import HeadMemory, KernelBackend, PaddleBackend, Places, takes_kernels
 from plsc.heads.banks.bank import Selection
 from plsc.heads.blocks import Vectors
+from plsc.heads.constants import filled
 from plsc.heads.margins import Target, change_targets
 from plsc.heads.sampling import unite
 from plsc.heads.spec import HeadSpec
@@ -30,10 +31,13 @@ from plsc.heads.spec import HeadSpec
 class HeadOutput:
     """The result of a call of the head.
 
-    loss: mean over the N samples of all ranks, scalar, the same on every rank; call backward() on it.
-    accuracy: share of the N samples whose plain target logit, without margin, is the largest (top-1); the
-    same on every rank. losses_B, correct_B: the same for each of this rank's samples. selection: the rows
-    of this rank's shard that took part; it has their gradients after the backward pass.
+    Attributes:
+        loss: mean over the N samples of all ranks, scalar, the same on every rank; call backward() on it.
+        accuracy: share of the N samples whose plain target logit, without margin, is larger than all others
+            (top-1; a tie is not a hit); the same on every rank.
+        losses_B, correct_B: loss, and whether it is a hit, of each of this rank's samples.
+        selection: the rows of this rank's shard that took part; it has their gradients after the backward
+            pass.
     """
 
     loss: paddle.Tensor
@@ -148,7 +152,7 @@ class Step:
             plain_N = plain_N * owned_N
             return plain_N, Target(plain_N, owned_N)
         moved = change_targets(self.margin, plain_N, self.vectors.length)
-        slope_N = paddle.ones_like(plain_N) if self.spec.straight_through else moved.slope
+        slope_N = filled(plain_N.shape, 1.0) if self.spec.straight_through else moved.slope
         values = [plain_N, moved.cosine, slope_N]
         values += [] if moved.norm_slope is None else [moved.norm_slope]
         plain_N, *changed = paddle.stack(values).multiply_(owned_N).unbind()
@@ -189,7 +193,7 @@ class Step:
         plain_N, target_N = (packed_3N[1:] * self.spec.scale).unbind()
         z_N = max_N + sum_N.log() - target_N
         loss_N = paddle.log1p((-z_N.abs()).exp()) + z_N.clip(min=0.0)
-        return loss_N, plain_N >= plain_max_N, target_N + loss_N, F.sigmoid(z_N)
+        return loss_N, plain_N > plain_max_N, target_N + loss_N, F.sigmoid(z_N)
 
     def backward(self, grad: paddle.Tensor) -> paddle.Tensor:
         """Compute the loss's gradient by this rank's embeddings, times W (see `distributed`); the selection
@@ -206,7 +210,7 @@ class Step:
             for by_rows in self.selection.gradients().values():
                 distributed.all_reduce(by_rows)
         self.memory.ready = self.selection
-        if self.margin and self.margin.penalty:
+        if self.targets.norm_slope is not None:
             # Of this shard's target cosines by the norms; like that of the cosines, without factors.
             by_norm_N = -self.rest_N * self.targets.norm_slope
             grad_ND = paddle.concat([grad_ND, by_norm_N.unsqueeze(1)], axis=1)
@@ -228,17 +232,20 @@ class Step:
             self.margin.statistics = now
 
     def _embedding_gradient(self, grad_BD: paddle.Tensor, factor: paddle.Tensor) -> paddle.Tensor:
-        """Turn the gradient by the scaled embeddings, with that by the norms as a last column if they are
-        trained, into that by the embeddings."""
+        """Turn the gradient by the scaled embeddings, with that by the norms as a last column if the margin
+        has one, into that by the embeddings."""
         of_cosine = factor * (self.spec.scale * distributed.world_size())
         if not self.margin:
             return grad_BD * of_cosine
         vectors = self.vectors
         if len(grad_BD) != len(vectors.values):
             vectors = Vectors(self.emb_BD.astype("float32"), cosine=True)
-        if not self.margin.penalty:
+        norm_grad_B1 = 0.0
+        if self.targets.norm_slope is not None:
+            grad_BD, norm_grad_B1 = grad_BD[:, :-1], grad_BD[:, -1:]
+        if self.penalty_slope_N is not None:
+            penalty_B1 = self.of_this_rank(self.penalty_slope_N).unsqueeze(1)
+            norm_grad_B1 = norm_grad_B1 + penalty_B1 / self.spec.scale
+        if not paddle.is_tensor(norm_grad_B1):
             return vectors.gradient(grad_BD.multiply_(of_cosine))
-        norm_grad_B1 = grad_BD[:, -1:]
-        penalty_B1 = self.of_this_rank(self.penalty_slope_N).unsqueeze(1)
-        of_norm_BD = (norm_grad_B1 + penalty_B1 / self.spec.scale) * of_cosine * vectors.values
-        return vectors.gradient(grad_BD[:, :-1] * of_cosine) + of_norm_BD
+        return vectors.gradient(grad_BD * of_cosine) + norm_grad_B1 * of_cosine * vectors.values

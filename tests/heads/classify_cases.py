@@ -1,5 +1,5 @@
-"""`SoftmaxHead.classify` on W ranks against NumPy's argmax over all logits at once; one rank and many run the
-same cases."""
+"""`SoftmaxHead.classify` on W ranks against NumPy's argmax over all logits at once, where a tie is no class;
+one rank and many run the same cases."""
 
 from __future__ import annotations
 
@@ -46,5 +46,8 @@ def classify_equals_argmax() -> int:
             logits /= np.linalg.norm(centres.astype(np.float64), axis=1)
         found = head.classify(paddle.to_tensor(x))
         assert found.dtype == paddle.int64
-        assert np.array_equal(found.numpy(), logits.argmax(axis=1)), (C, sharded, budget, kind)
+        ties = (logits == logits.max(axis=1, keepdims=True)).sum(axis=1) > 1
+        assert kind != "ties" or C < 37 or 0 < ties.sum() < 50
+        want = np.where(ties, C, logits.argmax(axis=1))
+        assert np.array_equal(found.numpy(), want), (C, sharded, budget, kind)
     return len(cases)

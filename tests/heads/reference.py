@@ -131,7 +131,9 @@ class DenseHead:
         return losses, dx, through_unit(d.T @ unit(x)[0], w), d.sum(0)
 
     def correct(self, x, label):
-        return self.taken[self.logits(x.astype(np.float64), label)[2].argmax(1)] == label
+        plain = self.logits(x.astype(np.float64), label)[2]
+        is_largest = plain == plain.max(1, keepdims=True)
+        return (self.taken[plain.argmax(1)] == label) & (is_largest.sum(1) == 1)
 
     def step(self, dw, db, lr):
         t = self.taken

@@ -9,6 +9,7 @@ import pytest
 
 from plsc.config import load
 from plsc.errors import UserError
+from plsc.heads.adaptive import AdaFace
 from plsc.heads.build import build_margin, make_head
 from plsc.heads.config import MARGINS, MarginCfg
 from plsc.heads.margins import ArcFace, Margin, Target, change_targets, check_slopes
@@ -111,7 +112,7 @@ def test_a_margin_that_gives_its_formula_alone_has_the_slope_of_autograd():
         found = change_targets(Formula(), cos, paddle.ones([len(GRID)]))
     np.testing.assert_allclose(found.slope.numpy(), 2 * GRID, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(found.cosine.numpy(), GRID**2 - 0.1, rtol=1e-6, atol=1e-7)
-    assert found.norm_slope is None and found.cosine.stop_gradient
+    assert not found.norm_slope.numpy().any() and found.cosine.stop_gradient
 
 
 def by_numpy(cos_N):
@@ -161,3 +162,47 @@ def test_a_slope_that_the_cosines_do_not_have_is_refused():
     said = "Halved gives a slope of -0.66 at the cosine -0.6, where its cosines have -0.6; return the cosines"
     with pytest.raises(UserError, match=f"^Head.name: {said}"):
         check_slopes(Halved(1.1))
+
+
+class ByNorm(Margin):
+    """Falls with the norm, and says so by `slope` (None: autograd does)."""
+
+    def __init__(self, slope):
+        self.slope = slope
+
+    def __call__(self, cos_N, norm_N):
+        moved_N = cos_N - 0.01 * norm_N
+        if self.slope == "autograd":
+            return moved_N
+        slope_N = None if self.slope is None else paddle.full_like(norm_N, self.slope)
+        return Target(moved_N, paddle.ones_like(cos_N), slope_N)
+
+
+@without_kernels
+@pytest.mark.parametrize("slope", [None, 0.02])
+def test_a_slope_by_the_norm_that_the_cosines_do_not_have_is_refused(slope):
+    check_slopes(ByNorm(-0.01))
+    check_slopes(AdaFace())
+    said = rf"ByNorm gives a norm_slope of {slope or 0:.3g} at the norm 18, where its cosines have -0.01; "
+    with pytest.raises(UserError, match=f"^Head.name: {re.escape(said)}"):
+        check_slopes(ByNorm(slope))
+
+
+@pytest.mark.parametrize("slope", [-0.01, "autograd"])
+def test_the_slope_by_the_norm_is_trained_without_a_penalty(slope):
+    """Longer embeddings have a smaller target: the loss grows along them, whatever their angles."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((6, 8)).astype(np.float32)
+    head = make_head(9, 8, ByNorm(slope), scale=4.0, init_std=0.5)
+
+    def loss_of(x):
+        emb = paddle.to_tensor(x.astype(np.float32), stop_gradient=False)
+        out = head(emb, paddle.arange(6))
+        return emb, out
+
+    emb, out = loss_of(x)
+    out.loss.backward()
+    along = (emb.grad.numpy() * x).sum()
+    step = 1e-2
+    longer, shorter = (loss_of(x * (1 + sign * step))[1].loss.item() for sign in (1, -1))
+    assert along == pytest.approx((longer - shorter) / (2 * step), rel=1e-2) and along > 0.01

@@ -204,10 +204,9 @@ class Selection(ABC):
         else:
             write_rows(self._gradient_memory(name), start, grad)
 
-    def add_gradient(self, name: str, number_N: paddle.Tensor, part_N: paddle.Tensor) -> None:
-        """Add to the gradients of the rows with these numbers, [N] and [N, width] or [N]: parts of the same
-        number are the same, and one of them is added."""
-        paddle.scatter_(self._grads[name], number_N, paddle.gather(self._grads[name], number_N) + part_N)
+    def add_gradient(self, name: str, number_U: paddle.Tensor, part_U: paddle.Tensor) -> None:
+        """Add to the gradients of the rows with these numbers, all different: [U] and [U, width] or [U]."""
+        paddle.scatter_(self._grads[name], number_U, paddle.gather(self._grads[name], number_U) + part_U)
 
     def gradient(self, name: str) -> paddle.Tensor:
         """Return the memory of the rows' gradient, [K, width] or [K], for a kernel to write."""

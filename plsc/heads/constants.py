@@ -1,0 +1,25 @@
+"""Make tensors that never change, once on each device, to save launches. Nothing may write to them."""
+
+import functools
+
+import paddle
+
+
+def count_up(count: int) -> paddle.Tensor:
+    """Return 0 to count - 1, int64."""
+    return _count_up(count, paddle.get_device())
+
+
+def filled(shape: list[int], number: float) -> paddle.Tensor:
+    """Return a float32 tensor of one number; shape []: a scalar."""
+    return _filled(tuple(shape), number, paddle.get_device())
+
+
+@functools.lru_cache(maxsize=16)
+def _count_up(count: int, device: str) -> paddle.Tensor:
+    return paddle.arange(count)
+
+
+@functools.lru_cache(maxsize=64)
+def _filled(shape: tuple[int, ...], number: float, device: str) -> paddle.Tensor:
+    return paddle.full(list(shape), number, "float32")
