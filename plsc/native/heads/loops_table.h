@@ -8,8 +8,12 @@ struct Adam {
   float beta1, rest1, beta2, rest2, rate, root, epsilon, shrink;
 };
 
-// 1 / length of a row with this square; 0 of a row of zeros, NaN stays NaN.
-static inline float inverse_length(float square) { return square > 0.0f ? 1.0f / __builtin_sqrtf(square) : square; }
+// 1 / length of a row with this square, by the rule of `Vectors` (heads/blocks.py): 0 below the smallest normal number,
+// since the row counts as zero; NaN above the largest, since the length is not known.
+static inline float inverse_length(float square) {
+  if (square < 1.17549435e-38f) return 0.0f;
+  return square <= 3.40282347e38f ? 1.0f / __builtin_sqrtf(square) : __builtin_nanf("");
+}
 
 // Of exponentials and gradients of logits, which are of the products' type: T is float, or uint16_t for bfloat16.
 template <typename T>
