@@ -3,23 +3,35 @@
 Rank-k: how often one of the k most similar gallery images shows the probe's identity (closed set: of the
 probes whose identity is in the gallery). TPIR at FPIR: how often the most similar one is the right one and
 its cosine is above a threshold that only a share FPIR of the probes of strangers exceeds (open set; ISO/IEC
-19795-1). Try it:
+19795-1). A tie with an image of another identity is no hit, and an embedding of zeros matches nothing. Try
+it:
 
     identify(np.eye(4), np.array([0, 1]), np.array([2, 3]), np.array([0, 1, 0, 1])).results()
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
 from plsc.errors import UserError
-from plsc.evaluation.intervals import IN_BRACKETS, percent, wilson, with_interval
+from plsc.evaluation.intervals import (
+    IN_BRACKETS,
+    LEAST_PEOPLE,
+    QUANTILES,
+    drawn,
+    percent,
+    resamples,
+    wilson,
+    with_interval,
+)
 from plsc.evaluation.roc import needed
 from plsc.evaluation.search import finite_unit_rows, search
 
 RANKS = (1, 5, 10)
 FPIRS = (0.01, 0.1)
+_NOTHING = -1.0  # the cosine of a probe that resembles nothing: no threshold is below it
 
 
 @dataclass(frozen=True)
@@ -30,17 +42,26 @@ class Identification:
         probes: of identities in the gallery. strangers: probes of identities that are not. gallery: images.
         ranks: the identification rate at each rank k; with a smaller gallery, that of the whole gallery.
         threshold_at_fpir: cosines.
+        place: int64 [probes], the place of the most similar right image, from 1 on; a place above all ranks
+            is one of many.
+        score, stranger_score: float32 [probes] and [strangers], the cosine of the most similar image.
+        person, stranger: int64 [probes] and [strangers], whom each shows, numbers from 0 on over both.
     """
 
     kind: ClassVar[str] = "identification"
     metric: ClassVar[str] = "rank1"
-    notes: ClassVar[tuple[str, ...]] = ()
     probes: int
     strangers: int
     gallery: int
     ranks: dict[int, float | None]
     tpir_at_fpir: dict[float, float | None]
     threshold_at_fpir: dict[float, float | None]
+    place: np.ndarray
+    score: np.ndarray
+    person: np.ndarray
+    stranger_score: np.ndarray
+    stranger: np.ndarray
+    notes: list[str] = field(default_factory=list)
 
     @property
     def headline(self) -> str:
@@ -48,9 +69,45 @@ class Identification:
         return f"rank-1 {percent(self.ranks[1])}" if self.probes else "rank-1 cannot be computed"
 
     @property
+    def people(self) -> int:
+        """How many people the probes in the gallery show."""
+        return len(np.unique(self.person))
+
+    @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Key of `row` -> its 95 % confidence interval: Wilson's over the probes."""
-        return {key: wilson(rate, self.probes) for key, rate in self._rates().items() if rate is not None}
+        """Key of `row` -> its 95 % confidence interval by the bootstrap over identities.
+
+        It is Wilson's, with as many trials as people, where all resamples agree. Empty for fewer than
+        LEAST_PEOPLE people. Computed at the first use.
+        """
+        rates = {key: rate for key, rate in self._rates().items() if rate is not None}
+        if not rates or self.people < LEAST_PEOPLE:
+            return {}
+        bounds = np.nanquantile(self._resampled_rates(), QUANTILES, axis=0).T
+        return {
+            key: (float(low), float(high)) if low < high else wilson(rate, self.people)
+            for (key, rate), (low, high) in zip(rates.items(), bounds)
+        }
+
+    def _resampled_rates(self) -> list[list[float]]:
+        """Compute the rates that are not None of each resample; NaN where nobody in the gallery was drawn."""
+        count = 1 + int(max(self.person.max(), self.stranger.max(initial=-1)))
+        descending = np.argsort(-self.stranger_score, kind="stable")
+        strangers, limits = self.stranger[descending], self.stranger_score[descending]
+        accepted = [fpir for fpir, rate in self.tpir_at_fpir.items() if rate is not None]
+        draws = []
+        for times in drawn(count, resamples(self.probes)):
+            weight = times[self.person]
+            total = weight.sum() or np.nan
+            rates = [weight[self.place <= k].sum() / total for k in self.ranks]
+            weights = np.cumsum(times[strangers])
+            for fpir in accepted:
+                # The first stranger that must not exceed it, see `identify`.
+                first = np.searchsorted(weights, int(weights[-1] * fpir + 1e-9), side="right")
+                limit = limits[min(first, len(limits) - 1)]
+                rates.append(weight[(self.place == 1) & (self.score > limit)].sum() / total)
+            draws.append(rates)
+        return draws
 
     def _rates(self) -> dict[str, float | None]:
         rates = {f"rank{k}": rate for k, rate in self.ranks.items()}
@@ -75,15 +132,19 @@ class Identification:
             "gallery": f"{self.gallery:,} images",
         }
         for k, rate in self.ranks.items():
-            labels[f"rank-{k}"] = none if rate is None else with_interval(rate, intervals[f"rank{k}"])
+            labels[f"rank-{k}"] = none if rate is None else with_interval(rate, intervals.get(f"rank{k}"))
         for fpir, rate in self.tpir_at_fpir.items():
             if rate is not None:
-                shown = with_interval(rate, intervals[f"tpir@fpir={fpir:g}"])
+                shown = with_interval(rate, intervals.get(f"tpir@fpir={fpir:g}"))
                 threshold = self.threshold_at_fpir[fpir]
                 labels[f"TPIR at FPIR {fpir:g}"] = f"{shown}, above a cosine of {threshold:.4f}"
             elif self.probes:
                 labels[f"TPIR at FPIR {fpir:g}"] = f"needs at least {needed(fpir):,} probes not in it"
-        labels[IN_BRACKETS] = "95 % confidence interval (Wilson)"
+        if intervals:
+            how = f"{resamples(self.probes):,} resamples of {self.people:,} identities"
+            labels[IN_BRACKETS] = f"95 % confidence, {how}"
+        elif self.probes:
+            labels["intervals"] = f"need at least {LEAST_PEOPLE} identities, these are {self.people}"
         return labels
 
 
@@ -93,7 +154,7 @@ def identify(
     """Search every probe in the gallery.
 
     Args:
-        embeddings: [N, D] of any float type (need not be normalised); a zero one resembles nothing.
+        embeddings: [N, D] of any float type (need not be normalised); one of zeros matches nothing.
         gallery, probe: int64 indices of images, disjoint; an identity may have several images in either.
         identities: int64 [N].
 
@@ -106,21 +167,54 @@ def identify(
             " it would find itself, leave it out of one of them"
         )
     probes, others = (finite_unit_rows(embeddings, rows, "identification") for rows in (probe, gallery))
-    score, index = search(probes, others, max(RANKS))
-    right = identities[gallery][index] == identities[probe][:, None]  # [Q, k]
+    best, place = _search(probes, others, identities[probe], identities[gallery])
     mated = np.isin(identities[probe], identities[gallery])
-    strangers = np.sort(score[~mated, 0])[::-1]
+    person = np.unique(identities[probe], return_inverse=True)[1]
+    strangers = np.sort(best[~mated])[::-1]
     rates, thresholds = dict.fromkeys(FPIRS), dict.fromkeys(FPIRS)
     for fpir in FPIRS:
         if mated.any() and len(strangers) >= needed(fpir):
             # The first stranger that must not exceed it.
             limit = thresholds[fpir] = float(strangers[int(len(strangers) * fpir + 1e-9)])
-            rates[fpir] = float(np.mean(right[mated, 0] & (score[mated, 0] > limit)))
+            rates[fpir] = float(np.mean((place[mated] == 1) & (best[mated] > limit)))
     return Identification(
         probes=int(mated.sum()),
         strangers=len(strangers),
         gallery=len(gallery),
-        ranks={k: float(right[mated, :k].any(axis=1).mean()) if mated.any() else None for k in RANKS},
+        ranks={k: float(np.mean(place[mated] <= k)) if mated.any() else None for k in RANKS},
         tpir_at_fpir=rates,
         threshold_at_fpir=thresholds,
+        place=place[mated],
+        score=best[mated],
+        person=person[mated],
+        stranger_score=best[~mated],
+        stranger=person[~mated],
     )
+
+
+def _search(
+    probes: np.ndarray, gallery: np.ndarray, who: np.ndarray, whose: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Search for probes [Q, D] of the identities `who` in a gallery [G, D] of the identities `whose`.
+
+    Returns the cosine [Q] of the most similar image, and the place [Q] of the most similar right one: 1, and
+    one more for each image of others that is as similar or more. It is above all ranks where no right image
+    is among the first ones.
+    """
+    used = gallery.any(axis=1)
+    gallery, whose = (gallery, whose) if used.all() else (gallery[used], whose[used])
+    best, place = np.full(len(probes), _NOTHING, np.float32), np.full(len(probes), 1 + max(RANKS))
+    seeing = probes.any(axis=1)
+    if not len(gallery) or not seeing.any():
+        return best, place
+    # One more than the ranks need, to see whether the last one has a tie.
+    score, index = search(probes, gallery, max(RANKS) + 1)
+    right = whose[index] == who[:, None]
+    first = np.where(right, score, -np.inf).max(axis=1, keepdims=True)
+    others = ((score >= first) & ~right).sum(axis=1)
+    # Images of others beyond the list may be as similar as the last one in it.
+    known = (first[:, 0] > score[:, -1]) | (len(gallery) == score.shape[1])
+    found = seeing & right.any(axis=1) & known
+    place[found] = 1 + others[found]
+    best[seeing] = score[seeing, 0]
+    return best, place

@@ -1,10 +1,10 @@
 """Compute 95 % confidence intervals of rates: by the bootstrap over identities, and Wilson's of plain shares.
 
-Pairs of one person are alike: of 6,000 pairs of 30 people, the 30 people are the sample. They are drawn with
-replacement: a same pair counts as often as its identity was drawn, a different pair the product of its two
-(the pigeonhole bootstrap of Owen 2007, The Annals of Applied Statistics 1(2), which errs on the wide side).
-The interval is the middle 95 % of the rates of the draws. The seed is fixed: equal pairs give equal
-intervals.
+Pictures of one person are alike: of 6,000 pairs of 30 people, or 6,000 probes of 30 people, the 30 people are
+the sample. They are drawn with replacement: a probe or a same pair counts as often as its identity was drawn,
+a different pair the product of its two (the pigeonhole bootstrap of Owen 2007, The Annals of Applied
+Statistics 1(2), which errs on the wide side). The interval is the middle 95 % of the rates of the draws. The
+seed is fixed: equal pairs give equal intervals.
 """
 
 from collections.abc import Iterator
@@ -31,12 +31,16 @@ def resampled(identities: np.ndarray) -> Iterator[np.ndarray]:
 
     identities: the two of each pair, int64 [P, 2], from 0 on without gaps, which are drawn.
     """
-    rng = np.random.default_rng(_SEED)
-    count = int(identities.max()) + 1
     first, second = identities.T
-    for _ in range(resamples(len(identities))):
-        times = np.bincount(rng.integers(0, count, count), minlength=count)
+    for times in drawn(int(identities.max()) + 1, resamples(len(identities))):
         yield times[first] * np.where(first == second, 1, times[second])
+
+
+def drawn(count: int, resamples: int) -> Iterator[np.ndarray]:
+    """Yield how often each of `count` identities is drawn in each of so many resamples, int64 [count]."""
+    rng = np.random.default_rng(_SEED)
+    for _ in range(resamples):
+        yield np.bincount(rng.integers(0, count, count), minlength=count)
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:

@@ -9,6 +9,7 @@ import numpy as np
 from plsc.errors import UserError
 
 QUERIES, GALLERY = 1024, 8192  # of a block: 32 MB of similarities
+_ALIKE = 1e-6  # rounding of float32
 
 
 def search(queries: np.ndarray, gallery: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -70,6 +71,15 @@ def unit_rows(rows: np.ndarray) -> np.ndarray:
     lengths[lengths == 0] = 1
     lengths[np.isinf(lengths)] = np.nan
     return rows / lengths[:, np.newaxis]
+
+
+def all_alike(embeddings: np.ndarray) -> bool:
+    """Tell whether all of two or more embeddings [N, D] have the same direction, or all are zeros."""
+    if len(embeddings) < 2:
+        return False
+    first = unit_rows(embeddings[:1])
+    blocks = (embeddings[start : start + GALLERY] for start in range(0, len(embeddings), GALLERY))
+    return all((np.abs(unit_rows(block) - first) <= _ALIKE).all() for block in blocks)
 
 
 def finite_unit_rows(embeddings: np.ndarray, rows: np.ndarray, what: str) -> np.ndarray:

@@ -18,11 +18,12 @@ from plsc.checkpoint.saved import Evaluation, Threshold
 from plsc.data.config import DataLoaderCfg
 from plsc.distributed.guard import Guard
 from plsc.errors import UserError, in_one_line
+from plsc.evaluation.search import all_alike
 from plsc.evaluation.sets import EvalSet, Result
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import embed
 from plsc.training.metrics import Metrics
-from plsc.utils.logging import get_logger
+from plsc.utils.logging import get_logger, warn_on_rank_0
 
 
 class Evaluator:
@@ -67,6 +68,7 @@ class Evaluator:
         self._weights = weights or nullcontext
         self._guard = guard or Guard()
         self.failures: list[str] = []
+        self._are_alike = False  # which is said once
 
     @property
     def main(self) -> str | None:
@@ -152,6 +154,12 @@ class Evaluator:
         embeddings = embed(
             self._backbone, images, data.count, data.preprocessing, self._batch_size, self._flip
         )
+        if not self._are_alike and all_alike(embeddings):
+            self._are_alike = True
+            warn_on_rank_0(
+                f"{title}: the embeddings of all {data.count:,} images are alike; the network tells nothing "
+                "apart, so lower the learning rate or start anew"
+            )
         if data.labels is None:
             score = partial(data.score, embeddings)
         else:

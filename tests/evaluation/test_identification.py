@@ -50,6 +50,10 @@ def test_ranks_and_rates_equal_the_obvious_loop():
     assert found.ranks == pytest.approx({k: np.mean(np.array(places) <= k) for k in (1, 5, 10)}, abs=1e-12)
 
 
+def numbers_with_rates(row):
+    return {key for key in row if key.startswith(("rank", "tpir"))}
+
+
 def test_the_numbers_for_files_and_for_people():
     found = identify(*people(identities=120))
     row = found.row()
@@ -57,7 +61,8 @@ def test_the_numbers_for_files_and_for_people():
         "rank1", "rank5", "rank10", "tpir@fpir=0.01", "tpir@fpir=0.1", "probes", "strangers", "gallery"
     ]  # fmt: skip
     assert all(type(value) in (float, int) for value in row.values())
-    assert found.intervals["rank1"] == wilson(row["rank1"], found.probes)
+    low, high = found.intervals["rank1"]
+    assert low < row["rank1"] < high and found.intervals.keys() == numbers_with_rates(row)
     numbers = found.numbers()
     assert set(numbers["threshold@fpir"]) == {"0.01", "0.1"}
     assert found.headline == f"rank-1 {100 * row['rank1']:.2f} %"
@@ -79,9 +84,75 @@ def test_a_closed_set_has_no_open_set_rates():
     assert few.ranks[10] == 1
 
 
-def test_a_zero_embedding_resembles_nothing():
-    embeddings = np.array([[1.0, 0], [0, 1], [0, 0]])
-    assert identify(embeddings, np.array([0, 1]), np.array([2]), np.array([0, 1, 1])).ranks[1] == 0
+def test_a_zero_embedding_matches_nothing():
+    who, gallery, probe = np.array([0, 1, 1, 2]), np.array([0, 1]), np.array([2, 3])
+    for others in ([0.0, 1.0], [-1.0, -1.0]):
+        found = identify(np.array([[1.0, 0], others, [0, 0], [0, 0]]), gallery, probe, who)
+        assert set(found.ranks.values()) == {0} and found.stranger_score.tolist() == [-1]
+    # Of the right person the gallery has zeros alone, which are more similar than its other image.
+    found = identify(np.array([[-1.0, 0], [0, 0], [1, 0], [1, 0]]), gallery, probe, who)
+    assert set(found.ranks.values()) == {0}
+    nothing = identify(np.zeros((4, 2)), gallery, probe, who)
+    assert set(nothing.ranks.values()) == {0}
+
+
+def test_a_tie_with_another_identity_is_no_hit():
+    a, b, c = np.eye(3)
+    gallery, probe = np.arange(3), np.array([3])
+
+    def ranks(*images, who=(0, 1, 2, 0)):
+        return identify(np.array([*images, a]), gallery, probe, np.array(who)).ranks
+
+    assert ranks(a, b, c) == {1: 1, 5: 1, 10: 1}
+    assert ranks(a, a, c) == {1: 0, 5: 1, 10: 1}
+    assert ranks(a, a, c, who=(0, 0, 2, 0)) == {1: 1, 5: 1, 10: 1}, "a tie of one person's images"
+    many = np.ones((30, 4))
+    alike = identify(many, np.arange(20), np.arange(20, 30), np.arange(30) % 10)
+    assert alike.ranks == {1: 0, 5: 0, 10: 0}
+
+
+def world(seed, people=40, probes=25):
+    """An image of each person in the gallery, and probes of people who are more or less hard to find."""
+    rng = np.random.default_rng(seed)
+    own = rng.normal(size=(people, 16))
+    noise = 0.9 * np.exp(0.6 * rng.normal(size=people))
+    images = own[:, None] + noise[:, None, None] * rng.normal(size=(people, probes, 16))
+    embeddings = np.concatenate([own + 0.7 * rng.normal(size=own.shape), images.reshape(-1, 16)])
+    number = np.arange(people)
+    return embeddings, number, np.arange(people, len(embeddings)), np.append(number, number.repeat(probes))
+
+
+def test_intervals_are_those_of_people():
+    """Of 200 worlds 0.95 cover what is true of all; Wilson's interval over the probes covered 0.51."""
+    found = [identify(*world(seed)) for seed in range(60)]
+    mean = np.mean([one.ranks[1] for one in found])
+    covered = np.mean([low <= mean <= high for low, high in (one.intervals["rank1"] for one in found)])
+    assert 0.85 <= covered <= 1 and found[0].results()["in brackets"].endswith("of 40 identities")
+
+
+def test_open_set_intervals_are_those_of_a_slow_bootstrap():
+    embeddings, gallery, probe, who = world(0)
+    found = identify(embeddings, gallery[::2], probe, who)
+    rng, rates = np.random.default_rng(5), []
+    mated, others = np.unique(found.person), np.unique(found.stranger)
+    people = np.append(mated, others)
+    for _ in range(400):
+        drawn = rng.choice(people, len(people))
+        hits = np.concatenate([found.score[(found.person == one)] for one in drawn])
+        places = np.concatenate([found.place[(found.person == one)] for one in drawn])
+        strangers = np.sort(np.concatenate([found.stranger_score[found.stranger == one] for one in drawn]))
+        rates.append(np.mean((places == 1) & (hits > strangers[::-1][int(len(strangers) * 0.1 + 1e-9)])))
+    expected = np.quantile(rates, [0.025, 0.975])
+    np.testing.assert_allclose(found.intervals["tpir@fpir=0.1"], expected, atol=0.03)
+
+
+def test_without_errors_people_are_the_trials_and_few_people_have_no_intervals():
+    embeddings = np.eye(12).repeat(3, axis=0)
+    who = np.arange(12).repeat(3)
+    found = identify(embeddings, np.arange(0, 36, 3), np.flatnonzero(np.arange(36) % 3), who)
+    assert found.ranks[1] == 1 and found.intervals["rank1"] == wilson(1.0, 12)
+    few = identify(embeddings[:27], np.arange(0, 27, 3), np.flatnonzero(np.arange(27) % 3), who[:27])
+    assert few.intervals == {} and few.results()["intervals"] == "need at least 10 identities, these are 9"
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,21 @@ def test_mirror_images_are_embedded_too():
     )
 
 
+class Dead(Linear):
+    def forward(self, images):
+        return super().forward(images) * 0
+
+
+def test_embeddings_that_are_all_alike_are_said_once(capsys):
+    found = evaluator_of(load(TINY, MORE[:1]), Dead())
+    found.evaluate()
+    found.evaluate()
+    assert capsys.readouterr().out.count("images are alike; the network tells nothing apart") == 1
+    found = make()
+    found.evaluate()
+    assert "alike" not in capsys.readouterr().out
+
+
 class Broken(Linear):
     def forward(self, images):
         return super().forward(images) * float("nan")

@@ -251,8 +251,12 @@ def test_lengths_in_the_graph_have_the_rule_of_all(tmp_path):
     """Zeros stay zeros, an overflow is NaN, small ones are not bent."""
 
     class Lengths(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.scale = self.create_parameter([2], default_initializer=nn.initializer.Assign([0.0, 0.6]))
+
         def forward(self, images):
-            return paddle.flatten(images, 1)[:, :2] * paddle.to_tensor([0.0, 0.6])
+            return paddle.flatten(images, 1)[:, :2] * self.scale
 
     factor = np.array([0, 1e-18, 1, 1e18, 1e22], np.float32)
     preprocessing = replace(PREPROCESSING, mean=0.0, scale=1.0)
