@@ -54,7 +54,7 @@ def build_bank(
         )
     else:
         in_file = folder if kind == "disk" else None
-        bank = OffloadedBank(shard, width, dtype=dtype, folder=in_file, seed=seed, **options)
+        return OffloadedBank(shard, width, dtype=dtype, folder=in_file, std=std, seed=seed, **options)
     for first, centres in initial_blocks(seed, shard.start, shard.stop, width, std):
         bank.load_rows(first, {"centres": centres})
     return bank

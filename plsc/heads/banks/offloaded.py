@@ -9,6 +9,9 @@ which they come; a row that two steps share is read after it was written, never 
 the stored rows are the whole state: a run resumed from them goes on with the same numbers. Without sampling
 nothing is kept in a buffer: rows are fetched block by block, in the forward pass, the backward pass (unless
 its block is kept) and the update.
+
+A row is stored when it is first updated. Until then it is drawn whenever it is read: its number says what it
+is. So a bank of any size is there at once, and a file of it has holes.
 """
 
 import math
@@ -21,12 +24,13 @@ from typing import Any
 import numpy as np
 import paddle
 
-from plsc.heads.banks.bank import Bank, Selection, StateRows
+from plsc.heads.banks.bank import INIT_ROWS, Bank, Selection, StateRows
 from plsc.heads.banks.host import MemorySelection, update_arrays
 from plsc.heads.banks.row_storage import FileRowStorage
 from plsc.heads.optimizer import Update
 from plsc.heads.sampling import ClassShard
 from plsc.native import bfloat16
+from plsc.native.heads.draws import NormalRows
 from plsc.native.heads.records import pack, rounding_keys, unpack
 
 _ROWS_AT_ONCE = 8192  # rows between storage and float32: no second copy of a buffer
@@ -73,7 +77,8 @@ class OffloadedBank(Bank):
     Args:
         dtype: of the stored rows, "float32" or "bfloat16".
         folder: where they are in a file; None: in memory.
-        seed: of the rounding. shard, width and options, bias and rule: as of `Bank`.
+        std: standard deviation of the initial centres. seed: of these centres, and of the rounding.
+        shard, width and options, bias and rule: as of `Bank`.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class OffloadedBank(Bank):
         *,
         dtype: str,
         folder: str | os.PathLike | None,
+        std: float,
         seed: int,
         **options: Any,
     ):
@@ -100,6 +106,8 @@ class OffloadedBank(Bank):
             self._storage = np.zeros((shard.size, end), self._dtype)
         else:
             self._storage = FileRowStorage(folder, shard.size, end, self._dtype)
+        self._is_stored = np.zeros(shard.size, bool)
+        self._initial = NormalRows(seed, shard.start, shard.stop, width, std, INIT_ROWS)
         self._ahead = _Buffer(self.shapes)  # what was read for the next step
         self._spare: list[_Buffer] = []  # of steps that are over
         self._thread = ThreadPoolExecutor(1, "bank")
@@ -109,7 +117,7 @@ class OffloadedBank(Bank):
         """Read stored rows into slots of a buffer."""
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
-            unpack(self._storage[rows[part]], list(buffer.arrays.values()), slots[part])
+            unpack(self._records(rows[part]), list(buffer.arrays.values()), slots[part])
 
     def store(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray, step: int) -> None:
         """Write slots of a buffer to stored rows; bfloat16 is rounded at random, by the step's number."""
@@ -119,6 +127,19 @@ class OffloadedBank(Bank):
             if self._dtype != np.float32:
                 keys = rounding_keys(self._seed, step, rows[part] + self.shard.start)
             self._storage[rows[part]] = pack(list(buffer.arrays.values()), slots[part], keys)
+            self._is_stored[rows[part]] = True
+
+    def _records(self, rows: np.ndarray) -> np.ndarray:
+        """Read the records of these rows, int64 [k]. Those that were never stored are drawn."""
+        records = self._storage[rows]
+        drawn = np.flatnonzero(~self._is_stored[rows])
+        if len(drawn):
+            records[drawn, self._columns["centres"]] = self._in_dtype(self._initial(rows[drawn]))
+        return records
+
+    def _in_dtype(self, numbers: np.ndarray) -> np.ndarray:
+        """Convert float32 to the numbers of a record."""
+        return numbers if self._dtype == np.float32 else bfloat16.nearest(numbers)
 
     def _queue(self, work: Callable, *args) -> None:
         """Queue a job for the thread, after all earlier ones."""
@@ -207,6 +228,10 @@ class OffloadedBank(Bank):
     def read(self, name: str, rows: slice | np.ndarray) -> np.ndarray:
         """Read these rows of an array as they are stored."""
         self._wait()
+        if isinstance(rows, slice):
+            rows = np.arange(rows.start, rows.stop)
+        if name == "centres":
+            return self._records(rows)[:, self._columns[name]]
         return self._storage[rows][:, self._columns[name]]
 
     def _load_rows(self, start, rows):
@@ -214,9 +239,9 @@ class OffloadedBank(Bank):
         self._ahead.forget()
         stored = np.zeros((len(rows["centres"]), self._storage.shape[1]), self._dtype)
         for name, array in rows.items():
-            exact = bfloat16.float32_of(array)
-            stored[:, self._columns[name]] = exact if self._dtype == np.float32 else bfloat16.nearest(exact)
+            stored[:, self._columns[name]] = self._in_dtype(bfloat16.float32_of(array))
         self._storage[start : start + len(stored)] = stored
+        self._is_stored[start : start + len(stored)] = True
 
 
 class BufferedSelection(MemorySelection):

@@ -24,7 +24,7 @@ inline uint32_t bits_of(float x) {
   return bits;
 }
 
-const int64_t ahead = 512;  // records that are announced to the system before they are read
+const int64_t ahead = 512;  // records, or runs of them, that are announced to the system before they are read
 
 // Low and high half of random[c] decide about x[c] and x[c + half]: see rounding_keys of records.py, whose numbers these are.
 FOR_EACH_PROCESSOR void round_row(const float* x, int64_t width, uint32_t key, uint16_t* out) {
@@ -62,9 +62,11 @@ inline int64_t run_of(const int64_t* rows, int64_t count) {
 PLSC_API int plsc_read_records(int file, const int64_t* rows, int64_t count, int64_t bytes, char* out) {
   int64_t announced = 0;
   for (int64_t i = 0, run; i < count; i += run) {
-    run = run_of(rows + i, std::min(count - i, ahead));
-    for (; announced < count && announced < i + ahead; ++announced)
-      posix_fadvise(file, rows[announced] * bytes, bytes, POSIX_FADV_WILLNEED);
+    run = run_of(rows + i, count - i);
+    for (int64_t length; announced < count && announced < i + ahead; announced += length) {
+      length = run_of(rows + announced, count - announced);
+      posix_fadvise(file, rows[announced] * bytes, length * bytes, POSIX_FADV_WILLNEED);
+    }
     for (int64_t done = 0; done < run * bytes;) {
       const ssize_t got = pread(file, out + i * bytes + done, run * bytes - done, rows[i] * bytes + done);
       if (got == 0) return -1;

@@ -103,6 +103,25 @@ def test_reading_ahead_changes_nothing(kind, dtype, skip, tmp_path):
     assert found == losses and bits(without) == bits(head)
 
 
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
+def test_a_new_bank_stores_nothing_and_an_update_its_rows_alone(kind, dtype, tmp_path):
+    shard = ClassShard(90, 21, 81)
+    bank, host = (make(*of, tmp_path, shard, bias=False) for of in ((kind, dtype), ("host", "float32")))
+    assert not bank._is_stored.any() and not np.asarray(bank._storage[0:60]).any()
+    drawn = host.state()["centres"]
+    want = drawn if dtype == "float32" else bfloat16.nearest(drawn)
+    assert np.array_equal(bank.state()["centres"][:], want)
+    rows = np.array([0, 7, 59])
+    selection = bank.select(rows)
+    selection.set_gradient("centres", 0, 3, paddle.ones([3, D]))
+    selection.update(0.1)
+    state = {name: each[:] for name, each in bank.state().items()}
+    assert np.array_equal(np.flatnonzero(bank._is_stored), rows)
+    others = np.delete(np.arange(60), rows)
+    assert np.array_equal(state["centres"][others], want[others]) and not state["momentum"][others].any()
+    assert (state["centres"][rows] != want[rows]).all() and state["momentum"][rows].all()
+
+
 def test_rows_of_the_next_step_are_read_before_it_begins(tmp_path):
     _, head = train(tmp_path, "disk", "float32")
     read, bank = [], head.bank

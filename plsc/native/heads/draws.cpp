@@ -1,0 +1,151 @@
+// Draw rows of a matrix of normal numbers, any of them by themselves: those that numpy's Generator(PCG64).standard_normal draws
+// one after the other in float32; see draws.py.
+#include "plsc/native/native.h"
+
+#include <math.h>
+
+namespace {
+
+typedef unsigned __int128 uint128;
+const uint128 MULTIPLIER = ((uint128)0x2360ED051FC65DA4 << 64) + 0x4385DF649FCCF645;
+
+// The words of 32 bits of a PCG64 (O'Neill, "PCG", 2014: XSL RR 128/64), of each 64 bits the low ones first.
+class Words {
+ public:
+  // from: state and increment as numpy shows them, low half first. start: how many words to leave out.
+  Words(const uint64_t* from, int64_t start) {
+    state_ = ((uint128)from[1] << 64) + from[0];
+    increment_ = ((uint128)from[3] << 64) + from[2];
+    jump(start / 2);
+    first_ = start & ~(int64_t)1;
+    fill();
+    at_ = start & 1;
+  }
+
+  uint32_t next() {
+    if (at_ == SIZE) first_ += SIZE, fill();
+    return words_[at_++];
+  }
+
+  int64_t taken() const { return first_ + at_; }
+
+ private:
+  static const int64_t SIZE = 256, LANES = 4;
+
+  // So many steps as one, found by squaring (Brown, "Random number generation with arbitrary strides", 1994).
+  void jump(int64_t steps) {
+    uint128 factor = 1, sum = 0, power = MULTIPLIER, part = increment_;
+    for (; steps; steps >>= 1) {
+      if (steps & 1) factor *= power, sum = sum * power + part;
+      part *= power + 1;
+      power *= power;
+    }
+    state_ = state_ * factor + sum;
+  }
+
+  // A step waits for the one before: several far apart go on beside each other.
+  void fill() {
+    uint128 lane[LANES], factor = 1, sum = 0;
+    for (int64_t l = 0; l < LANES; ++l) {
+      lane[l] = state_ = state_ * MULTIPLIER + increment_;
+      factor *= MULTIPLIER;
+      sum = sum * MULTIPLIER + increment_;
+    }
+    for (int64_t i = 0; i < SIZE; i += 2 * LANES)
+      for (int64_t l = 0; l < LANES; ++l) {
+        state_ = lane[l];
+        const uint64_t high = state_ >> 64, mixed = high ^ (uint64_t)state_;
+        const int turn = high >> 58;
+        const uint64_t both = mixed >> turn | mixed << (-turn & 63);
+        words_[i + 2 * l] = both, words_[i + 2 * l + 1] = both >> 32;
+        lane[l] = lane[l] * factor + sum;
+      }
+    at_ = 0;
+  }
+
+  uint128 state_, increment_;
+  int64_t first_, at_;
+  uint32_t words_[SIZE];
+};
+
+// The ziggurat (Marsaglia and Tsang 2000, "The ziggurat method for generating random variables") of 256 layers of the same
+// area, for 23 random bits. Layer 0 has the tail, layer 1 is the top.
+struct Ziggurat {
+  const double right = 3.6541528853610087963519472518, area = 0.0049286732339721695;
+  uint32_t inside[256];  // what is below lies under the layer above, so is taken without a look at the curve
+  float width[256];      // of a layer over 2^23
+  float height[256];     // of the curve at its right end
+  const float sign[2] = {1.0f, -1.0f};
+
+  Ziggurat() {
+    const double bits = 1 << 23;
+    double x = right;
+    inside[0] = lround(x * x_height(x) / area * bits);
+    inside[1] = 0;
+    width[0] = area / x_height(x) / bits;
+    width[255] = x / bits;
+    height[0] = 1.0f;
+    height[255] = x_height(x);
+    for (int i = 254; i >= 1; --i) {
+      const double below = x;
+      x = sqrt(-2.0 * log(area / below + x_height(below)));
+      inside[i + 1] = lround(x / below * bits);
+      width[i] = x / bits;
+      height[i] = x_height(x);
+    }
+  }
+
+  static double x_height(double x) { return exp(-0.5 * x * x); }
+
+  static float uniform(Words& words) { return (words.next() >> 8) * (1.0f / 16777216.0f); }
+
+  float normal(Words& words) const {
+    for (;;) {
+      const uint32_t word = words.next(), layer = word & 255, bits = word >> 9;
+      const float x = (int32_t)bits * width[layer] * sign[word >> 8 & 1];  // no jump that nobody can foresee
+      if (bits < inside[layer]) return x;
+      if (layer == 0) return tail(words, bits & 256);
+      const float y = (height[layer - 1] - height[layer]) * uniform(words) + height[layer];
+      if (y < x_height(x)) return x;
+    }
+  }
+
+  float tail(Words& words, bool negative) const {
+    for (;;) {
+      const float more = -(float)(1.0 / right) * log1pf(-uniform(words)), limit = -log1pf(-uniform(words));
+      if (limit + limit > more * more) return negative ? -((float)right + more) : (float)right + more;
+    }
+  }
+};
+
+}  // namespace
+
+// Rows `rows` of a matrix of `width` columns times `std` -> `out` [count, width]. Each `block` of its rows has a stream,
+// `states` [blocks, 4] at first. `marks` [blocks, block / apart]: the words that a block's rows 0, apart, 2 apart ... begin after;
+// the first is 0 until they are known, then 1.
+PLSC_API void plsc_draw_rows(const uint64_t* states, uint32_t* marks, int64_t block, int64_t apart, int64_t width,
+                             const int64_t* rows, int64_t count, float std, float* out) {
+  static const Ziggurat ziggurat;
+  Words words(states, 0);
+  int64_t at = -1;  // the row that the words are before
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t row = rows[i], number = row / block, nearest = row - row % apart;
+    uint32_t* of_block = marks + number * (block / apart);
+    if (!of_block[0]) {
+      Words all(states + number * 4, 0);
+      for (int64_t r = 0; r < block; ++r) {
+        if (r % apart == 0) of_block[r / apart] = all.taken();
+        for (int64_t c = 0; c < width; ++c) ziggurat.normal(all);
+      }
+      of_block[0] = 1;
+    }
+    if (at < nearest || at > row || at % block == 0) {
+      words = Words(states + number * 4, row % block < apart ? 0 : of_block[row % block / apart]);
+      at = nearest;
+    }
+    for (; at < row; ++at)
+      for (int64_t c = 0; c < width; ++c) ziggurat.normal(words);
+    for (int64_t c = 0; c < width; ++c) out[i * width + c] = ziggurat.normal(words) * std;
+    ++at;
+  }
+}
