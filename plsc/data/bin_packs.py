@@ -87,5 +87,5 @@ def _as_bytes(path: str, number: int, image: object) -> bytes:
 def write_pack(path: str, images: Iterable[bytes], same: Iterable[bool]) -> None:
     """Write encoded images 2 i and 2 i + 1 and flags `same` as a pack that InsightFace reads too."""
     images, flags = [bytes(image) for image in images], [bool(flag) for flag in same]
-    with atomic_write(path) as beside, open(beside, "xb") as file:
+    with atomic_write(path, new=True) as beside, open(beside, "xb") as file:
         pickle.dump((images, flags), file, protocol=4)

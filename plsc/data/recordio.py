@@ -185,12 +185,12 @@ def read_index(path: str) -> tuple[np.ndarray, np.ndarray]:
 def write_records(path: str) -> Iterator[Callable[[bytes], None]]:
     """Write a .rec and its .idx by a function that appends a payload; its key is the number of those before.
 
-    Both get their names when the `with` block ends well.
+    Both get their names when the `with` block ends well; UserError if another process has made them.
     """
     with contextlib.ExitStack() as stack:
         # What is entered last ends first: the .rec has its name before the .idx that points into it.
         index, record = (
-            stack.enter_context(open(stack.enter_context(atomic_write(name)), "xb"))
+            stack.enter_context(open(stack.enter_context(atomic_write(name, new=True)), "xb"))
             for name in (Path(path).with_suffix(".idx"), Path(path))
         )
         count = itertools.count()

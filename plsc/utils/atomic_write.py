@@ -6,30 +6,97 @@ with atomic_write("faces.rec") as beside, open(beside, "xb") as file:
 """
 
 import contextlib
+import errno
+import fcntl
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from plsc.errors import UserError, shown
+
 
 @contextlib.contextmanager
-def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
-    """Yield the name `path`.tmp for a new file or folder, and rename that to `path` when the block ends well.
+def atomic_write(path: str | os.PathLike, *, new: bool = False) -> Iterator[Path]:
+    """Yield a name for a new file or folder, and rename that to `path` when the block ends well.
 
-    The folder that it lies in is made if there is none.
-    A file or folder of that name, such as one that a killed process left, is removed first. Create the file
-    with "xb", so that no link is followed. If the block raises, nothing is left under that name.
+    The name lies in a folder `.NAME.RANDOM` beside `path`, so that several processes may write one path at
+    once. Folders of that kind whose process was killed are removed. If the block raises, nothing remains.
+    The parent of `path` is made if there is none.
+
+    Args:
+        new: replace nothing: raise UserError if `path` exists when the block ends.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.tmp")
-    remove(beside)
-    try:
+    with _folder_beside(path) as folder:
+        beside = folder / path.name
         yield beside
-        os.replace(beside, path)
+        if not new:
+            os.replace(beside, path)
+        elif not _rename_to_free_name(beside, path):
+            raise UserError(f"{shown(path)}: another process has made it meanwhile; nothing was changed")
+
+
+@contextlib.contextmanager
+def _folder_beside(path: Path) -> Iterator[Path]:
+    """Make a folder of a random name beside `path`, locked until it is removed when the block ends.
+
+    The kernel releases the lock of a process that is killed, so unlocked folders are remainders.
+    """
+    start = f".{os.fsdecode(os.fsencode(path.name)[:100])}."
+    with os.scandir(path.parent) as entries:
+        found = [Path(entry.path) for entry in entries if entry.name.startswith(start)]
+    for folder in found:
+        if (lock := _lock(folder)) is not None:
+            _remove_quietly(folder)
+            os.close(lock)
+    lock = None
+    while lock is None:  # another process may take the folder for a remainder before it is locked
+        folder = Path(tempfile.mkdtemp(prefix=start, dir=path.parent))
+        lock = _lock(folder, without_locks=True)
+    try:
+        yield folder
     finally:
-        with contextlib.suppress(OSError):  # an error of the block must be the one that is seen
-            remove(beside)
+        _remove_quietly(folder)
+        os.close(lock)
+
+
+def _lock(folder: Path, without_locks: bool = False) -> int | None:
+    """Lock a folder; return its file descriptor, or None if it is locked or gone. without_locks: return it on
+    a file system without locks, too."""
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        free = folder.exists()
+    except BlockingIOError:
+        free = False
+    except OSError:
+        free = without_locks
+    if free:
+        return file
+    os.close(file)
+    return None
+
+
+def _rename_to_free_name(beside: Path, path: Path) -> bool:
+    """Rename a file or folder unless `path` exists; return whether it was renamed."""
+    try:
+        if beside.is_dir():
+            os.rename(beside, path)  # refuses a file, and a folder that is not empty
+        else:
+            os.link(beside, path)
+    except OSError as error:
+        if os.path.lexists(path):
+            return False
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        os.rename(beside, path)  # a file system without hard links
+    return True
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -46,3 +113,9 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _remove_quietly(path: Path) -> None:
+    """Remove a folder; an error that is on its way must be the one that is seen."""
+    with contextlib.suppress(OSError):
+        remove(path)

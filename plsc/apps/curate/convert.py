@@ -60,7 +60,7 @@ def write_folder(images: EncodedImages, target: str) -> None:
     """Write identity/0001.jpg, ...: the images of each identity in order, under its name if known."""
     names = identity_folders(images)
     seen = np.zeros(images.num_classes, np.int64)
-    with atomic_write(target) as beside:
+    with atomic_write(target, new=True) as beside:
         for name in names:
             (beside / name).mkdir(parents=True)
         for index in _shown(range(len(images)), target):
@@ -115,7 +115,7 @@ def convert(source: str, target: str, root: str = "") -> str:
     written = [target]
     if target.endswith(".rec"):
         written.append(f"{target.removesuffix('.rec')}.idx")
-    for path in (*written, *(f"{name}.tmp" for name in written)):
+    for path in written:
         if os.path.lexists(path):
             raise UserError(f"{path}: exists already; remove it, or name another target")
     if target.endswith(".bin"):

@@ -102,8 +102,8 @@ def export(
     formats = _possible(formats)
     refuse_other_pictures(formats, preprocessing)
     _refuse_other_files(out)
-    failure = None
-    with atomic_write(out) as tmp:
+    before, failure = _identity(out), None
+    with atomic_write(out, new=True) as tmp:
         tmp.mkdir(parents=True)
         examples, paddle_graph = _on_cpu(model, preprocessing, flip, tmp)
         graphs = {"paddle": paddle_graph}
@@ -130,7 +130,8 @@ def export(
             remove(tmp / name)
         (tmp / "preprocessing.json").write_text(json.dumps(facts, indent=1) + "\n")
         (tmp / "README.txt").write_text(readme(facts))
-        remove(out)
+        if before is not None and _identity(out) == before:
+            os.rename(out, tmp.with_name("before"))  # which is removed with its folder
     if failure:
         raise _about_onnx(failure, model, f"{', '.join(formats)} written to {out}") from failure
     doubtful = doubtful_layers(model)
@@ -180,6 +181,14 @@ def _possible(formats: Sequence[str]) -> list[str]:
         raise UserError(f"{skipped} {why}; or set Export.formats=[paddle]", key="Export.formats")
     get_logger().warning(f"Export.formats: {skipped} skipped, which {why}")
     return possible
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Return what tells a folder from another one that has taken its name; None: there is none."""
+    if not folder.exists():
+        return None
+    status = folder.stat()
+    return status.st_ino, status.st_mtime_ns
 
 
 def _refuse_other_files(out: Path) -> None:

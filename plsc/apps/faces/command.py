@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         path.write_bytes(cv2.imencode(".png", face)[1].tobytes())
         return name, output, "", len(faces), f"{second_share(faces):.2f}"
 
-    with writing(target), atomic_write(target) as beside:
+    with writing(target), atomic_write(target, new=True) as beside:
         beside.mkdir()
         with Bar("aligning", len(names), "photos") as bar:
             rows = []

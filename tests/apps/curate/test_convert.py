@@ -39,7 +39,7 @@ def test_there_and_back_again(faces, tmp_path):
     convert(str(tmp_path / "numbered"), str(tmp_path / "b.rec"))
     for name in ("rec", "idx"):
         assert (tmp_path / f"a.{name}").read_bytes() == (tmp_path / f"b.{name}").read_bytes()
-    assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 
 def test_names_of_identities_are_kept(faces, tmp_path):
