@@ -3,18 +3,21 @@
     plsc gallery build people.gallery photos/
     plsc gallery search people.gallery who.jpg
 
-Pictures are photos as they come from a camera. The answer goes to stdout, the log to stderr. Exit codes: of
-search 0 where each picture has a name, else 1; of the others 0; 2 for a mistake.
+Pictures are photos as they come from a camera. The answer goes to stdout, the log to stderr.
+
+Exit code 0: done; search: every picture has a name; verify: one person. 1: search: a picture has no name;
+verify: two people; build, add, list: the gallery would find fewer than half of its own people. 2: a mistake.
 """
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 
 from plsc.apps.faces.command import add_groups
 from plsc.apps.gallery.embed import Network, open_network
-from plsc.apps.gallery.gallery import Gallery
+from plsc.apps.gallery.gallery import Gallery, verify
 from plsc.apps.gallery.threshold import RATE
 from plsc.config import add_overrides
 from plsc.errors import UserError, shown
@@ -47,7 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     def verb(name: str, act: Callable, help: str, network: str = "") -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=help, description=f"plsc gallery {name}: {help}.")
         made.set_defaults(act=act)
-        made.add_argument("gallery", help="the gallery's file, or milvus://host:port/name")
+        if name != "verify":
+            made.add_argument("gallery", help="the gallery's file, or milvus://host:port/name")
         if network:
             add_network(made, network)
         return made
@@ -61,11 +65,15 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("name", help="of the person, new or known")
     add.add_argument("pictures", nargs="+", help="files")
     add_groups(add)
-    remove = verb("remove", _remove, "remove people with all of their pictures")
-    remove.add_argument("names", nargs="+", metavar="name", help="of a person")
-    verb("list", _list, "show who is in a gallery")
+    remove = verb("remove", _remove, "remove people with all of their pictures, or single pictures")
+    remove.add_argument("names", nargs="+", metavar="name", help="a person as Ann, a picture as Ann/3.jpg")
+    listed = verb("list", _list, "show who is in a gallery, or the pictures of a person")
+    listed.add_argument("name", nargs="?", help="of a person")
     search = verb("search", _search, "say whom pictures show", "the gallery's")
     search.add_argument("pictures", nargs="+", help="files; of several faces in one the largest is looked up")
+    both = verb("verify", _verify, "tell whether two pictures show one person", "sface")
+    both.add_argument("a", help="a file")
+    both.add_argument("b", help="a file")
     return parser
 
 
@@ -74,12 +82,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     with contextlib.redirect_stdout(sys.stderr):  # the log; stdout has the answer only
         network = network_of(args) if "network" in args else None
-        if args.verb == "build":
-            gallery = Gallery.build(args.gallery, args.people, network, args.rate, args.groups)
+        if args.verb == "verify":
+            text, code = args.act(args, network)
         else:
-            gallery = Gallery.open(args.gallery, network)
-        with contextlib.closing(gallery):
-            text, code = args.act(args, gallery)
+            if args.verb == "build":
+                gallery = Gallery.build(args.gallery, args.people, network, args.rate, args.groups)
+            else:
+                gallery = Gallery.open(args.gallery, network)
+            with contextlib.closing(gallery):
+                text, code = args.act(args, gallery)
     print(text)
     return code
 
@@ -89,11 +100,14 @@ Printed = tuple[str, int]
 
 
 def _built(args: argparse.Namespace, gallery: Gallery) -> Printed:
-    return f"{_described(args, gallery)}{_said(gallery.left_out)}", 0
+    return f"{_described(args, gallery)}{_left_out(gallery.left_out)}", _code(gallery)
 
 
 def _list(args: argparse.Namespace, gallery: Gallery) -> Printed:
-    return "\n".join([_described(args, gallery), *gallery]), 0
+    if args.name:
+        return "\n".join(f"{args.name}/{picture}" for picture in gallery.pictures_of(args.name)), 0
+    people = (f"{name}: {counted(pictures, 'picture')}" for name, pictures in gallery.people.items())
+    return "\n".join([_described(args, gallery), *people]), _code(gallery)
 
 
 def _described(args: argparse.Namespace, gallery: Gallery) -> str:
@@ -105,20 +119,35 @@ def _people(gallery: Gallery) -> str:
     return counted(len(gallery), "person", "people")
 
 
-def _said(left_out: Sequence[str]) -> str:
-    return f"\nleft out: {counted(len(left_out), 'picture')}, named above" if left_out else ""
+def _left_out(lines: Sequence[str]) -> str:
+    return f"\nleft out: {counted(len(lines), 'picture')}, named above" if lines else ""
+
+
+def _code(gallery: Gallery) -> int:
+    return int(gallery.threshold.finds_too_few)
 
 
 def _add(args: argparse.Namespace, gallery: Gallery) -> Printed:
+    if os.path.isfile(args.name):
+        raise UserError(
+            f"{shown(args.name)}: is a file, not a person's name; "
+            f"plsc gallery add {shown(args.gallery)} NAME {shown(args.name)} ..."
+        )
     left_out = gallery.add(args.name, args.pictures, args.groups)
     added = counted(len(args.pictures) - len(left_out), "picture")
-    size = f"{_people(gallery)}\n{gallery.threshold.describe()}"
-    return f"{shown(args.name)}: {added} added; {size}{_said(left_out)}", 0
+    text = f"{shown(args.name)}: {added} added; {_people(gallery)}\n{gallery.threshold.describe()}"
+    return f"{text}{_left_out(left_out)}", _code(gallery)
 
 
 def _remove(args: argparse.Namespace, gallery: Gallery) -> Printed:
     gallery.remove(*args.names)
-    return f"{counted(len(args.names), 'person', 'people')} removed; {_people(gallery)}", 0
+    size = f"{_people(gallery)}, {counted(gallery.pictures, 'picture')}"
+    return f"{', '.join(map(shown, args.names))}: removed; {size}", 0
+
+
+def _verify(args: argparse.Namespace, network: Network | None) -> Printed:
+    verification = verify(args.a, args.b, network)
+    return str(verification), int(not verification.same)
 
 
 def _search(args: argparse.Namespace, gallery: Gallery) -> Printed:

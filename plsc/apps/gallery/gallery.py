@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +21,12 @@ from plsc.apps.gallery.threshold import RATE, Threshold, measure
 from plsc.data.folder import read_folder
 from plsc.errors import UserError, shown
 from plsc.utils.logging import get_logger
+from plsc.utils.text import counted
 
 _LONGEST_NAME = 200  # characters
+_EQUAL = 1 - 1e-5  # cosine of embeddings of equal pictures, but for rounding
+Embedded = tuple[Picture, np.ndarray]
+"""A picture, and its embedding float32 [D]."""
 
 
 class Gallery:
@@ -51,7 +56,7 @@ class Gallery:
             self._check(self._network)
 
     def __repr__(self) -> str:
-        return f"<Gallery {self._store.name}>"
+        return f"<Gallery {self._store.name}: {counted(len(self), 'person', 'people')}>"
 
     @classmethod
     def open(cls, path: str | os.PathLike, network: Network | str | None = None) -> Gallery:
@@ -81,7 +86,8 @@ class Gallery:
             groups: take the largest face also of photos whose second face is nearly as large. By default
                 these are left out, since nobody can tell whom they show.
 
-        Pictures that cannot be used are logged and listed in `left_out`. UserError if none can.
+        Pictures that cannot be used, and equal pictures of one person, are logged and listed in `left_out`.
+        UserError if none can be used.
         """
         engine = _engine(path)
         engine.check_new(path)
@@ -102,10 +108,10 @@ class Gallery:
         seen = network.trained_on()
 
         def fill(store: Any) -> None:
-            for name, vectors in stored.items():
-                store.add(name, vectors, measures=last_part(name) not in seen)
+            for name, embedded in stored.items():
+                left_out.extend(_enrol(store, name, embedded, last_part(name) not in seen))
             store.set_facts(network=network.identity, title=network.title, origin=network.origin)
-            store.set_facts(threshold={"rate": rate}, own=network.threshold)
+            store.set_facts(threshold=asdict(Threshold(rate, prior=network.threshold)))
             _measure(store)
 
         engine.create(path, fill).close()
@@ -115,18 +121,31 @@ class Gallery:
 
     def __len__(self) -> int:
         """Return the number of people."""
-        return len(self._store)
+        return len(self._store.people())
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""
-        return iter(self._store.names())
+        return iter(self._store.people())
 
     def close(self) -> None:
         self._store.close()
 
     @property
+    def people(self) -> dict[str, int]:
+        """The names, and how many pictures each person has."""
+        return self._store.people()
+
+    @property
     def pictures(self) -> int:
-        return self._store.pictures()
+        """How many pictures there are."""
+        return sum(self.people.values())
+
+    def pictures_of(self, name: str) -> list[str]:
+        """Return the names of a person's pictures. UserError: nobody has this name."""
+        names, _ = self._store.pictures(name_of(name))
+        if not names:
+            raise UserError(f"{self._store.name}: has nobody called {shown(name)}")
+        return names
 
     @property
     def threshold(self) -> Threshold:
@@ -154,26 +173,36 @@ class Gallery:
             )
 
     def add(self, name: str, pictures: Picture | Sequence[Picture], groups: bool = False) -> list[str]:
-        """Add pictures of a person, new or known; return a line for each that cannot be used. UserError if
-        none can. groups: as in `build`."""
+        """Add pictures of a person, new or known; groups: as in `build`.
+
+        Returns a line for each picture that was not added: it cannot be used, or the person has an equal one.
+        UserError if no picture can be used.
+        """
         name = name_of(name)
         network = self.network
         stored, left_out = _embed_people(network, {name: _listed(pictures)}, groups)
         if not stored:
             raise UserError(f"{shown(name)}: nothing was added: {'; '.join(left_out)}")
         with self._store.transaction():
-            self._store.add(name, stored[name], measures=last_part(name) not in network.trained_on())
+            self._check(network)
+            left_out += _enrol(self._store, name, stored[name], last_part(name) not in network.trained_on())
             _measure(self._store)
         return left_out
 
     def remove(self, *names: str) -> None:
-        """Remove people with all pictures. UserError, and nobody is removed: nobody has one of the names."""
+        """Remove people with all their pictures, or single pictures.
+
+        Args:
+            names: "Ann" removes a person, "Ann/3.jpg" a picture; with the last picture the person is removed.
+
+        UserError, and nothing is removed: there is no such person or picture.
+        """
         with self._store.transaction():
             for name in map(name_of, names):
-                if not self._store.remove(name):
-                    raise UserError(
-                        f"{self._store.name}: has nobody called {shown(name)}; nothing was changed"
-                    )
+                person, _, picture = name.rpartition("/")
+                if not (self._store.remove(name) or (person and self._store.remove(person, picture))):
+                    what = "no person or picture" if person else "nobody called"
+                    raise UserError(f"{self._store.name}: has {what} {shown(name)}; nothing was changed")
             _measure(self._store)
 
     def search(
@@ -204,9 +233,11 @@ class Gallery:
 
     def nearest(self, embeddings: np.ndarray, top: int = 5) -> list[Face]:
         """Find whom each embedding shows; embeddings: float32 [n, D] of length 1."""
-        threshold = self.threshold
+        if self._network is not None:
+            self._check(self._network)  # another file may have got the gallery's name
+        threshold, people = self.threshold, len(self)
         return [
-            _named([Match(*match) for match in matches], threshold)
+            _named([Match(*match) for match in matches], threshold, people)
             for matches in self._store.search(embeddings, top)
         ]
 
@@ -234,16 +265,23 @@ def verify(a: Picture, b: Picture, network: Network | str | None = None) -> Veri
     return Verification(similarity > network.threshold, similarity, network.threshold)
 
 
-def _named(matches: list[Match], threshold: Threshold) -> Face:
-    """Decide whether the nearest person is named."""
+def _named(matches: list[Match], threshold: Threshold, people: int) -> Face:
+    """Decide whether the nearest person is named, and tell why not."""
     cosine = threshold.cosine
     if not matches:
         return Face(None, [], "the gallery is empty", cosine)
     name, similarity = matches[0]
     if cosine is not None and similarity > cosine:
         return Face(name, matches, "", cosine)
-    needed = "no threshold is known" if cosine is None else f"a name needs {cosine:.2f}"
-    return Face(None, matches, f"nearest {name}, {similarity:.2f}; {needed}", cosine)
+    reason = f"nearest {name}, {similarity:.2f}; "
+    if cosine is None:
+        reason += "no threshold is known"
+    else:
+        reason += f"a name needs {cosine:.2f}"
+        if threshold.prior is not None and similarity > threshold.prior:  # it would do for two pictures
+            others = counted(people, "person", "people")
+            reason += f", since strangers come nearer to one of {others} than to one alone"
+    return Face(None, matches, reason, cosine)
 
 
 def _not_searched(picture: Picture, look: Look) -> Answer:
@@ -278,20 +316,55 @@ def _listed(pictures: Picture | Sequence[Picture]) -> Sequence[Picture]:
 
 def _embed_people(
     network: Network, people: Mapping[str, Sequence[Picture]], groups: bool
-) -> tuple[dict[str, list[np.ndarray]], list[str]]:
-    """Embed the pictures of people; return the embeddings of each, and a line for each picture that has none,
+) -> tuple[dict[str, list[Embedded]], list[str]]:
+    """Embed the pictures of people; return those of each, and a line for each picture that has no embedding,
     which is logged, too."""
     names = [name for name, pictures in people.items() for _ in pictures]
     pictures = [picture for pictures in people.values() for picture in pictures]
     looks = network.embed_pictures(pictures, "largest" if groups else "clear")
-    stored: dict[str, list[np.ndarray]] = {}
-    for name, picture, look in zip(names, pictures, looks):
-        if not look.left_out:
-            stored.setdefault(name, []).append(look.embeddings[0])
-            if len(look.faces) > 1:
-                said = several_faces(look.faces)
-                get_logger().info(f"{shown(picture_name(picture))}: {said}; the largest is {shown(name)}")
+    stored: dict[str, list[Embedded]] = {}
+    for number, (name, picture, look) in enumerate(zip(names, pictures, looks)):
+        if look.left_out:
+            continue
+        (vector,) = look.embeddings
+        shown_name = shown(picture_name(picture))
+        if not vector.any() or not np.isfinite(vector).all():
+            what = "zeros" if np.isfinite(vector).all() else "numbers that are not finite"
+            looks[number] = look._replace(left_out=f"{shown_name}: the network gives {what} for it")
+            continue
+        stored.setdefault(name, []).append((picture, vector))
+        if len(look.faces) > 1:
+            get_logger().info(f"{shown_name}: {several_faces(look.faces)}; the largest is {shown(name)}")
     return stored, _log_left_out(looks)
+
+
+def _enrol(store: Any, name: str, embedded: Sequence[Embedded], measures: bool) -> list[str]:
+    """Add pictures of a person to a store, equal ones once; log and return a line for each that is equal."""
+    names, known = store.pictures(name)
+    vectors = np.empty((len(known) + len(embedded), len(embedded[0][1])), np.float32)
+    vectors[: len(known)] = known.reshape(len(known), vectors.shape[1])
+    lines, first = [], len(known)
+    for picture, vector in embedded:
+        cosines = vectors[: len(names)] @ vector
+        if len(names) and cosines.max() > _EQUAL:
+            equal = names[int(cosines.argmax())]
+            lines.append(
+                f"{shown(picture_name(picture))}: is equal to {shown(f'{name}/{equal}')}, which counts once"
+            )
+            get_logger().warning(f"left out {lines[-1]}")
+            continue
+        vectors[len(names)] = vector
+        names.append(_free_name(picture, names))
+    if len(names) > first:
+        store.add(name, names[first:], vectors[first : len(names)], measures)
+    return lines
+
+
+def _free_name(picture: Picture, taken: Sequence[str]) -> str:
+    """Name a picture by its file: 1.jpg, or 1.jpg (2) if the person has another 1.jpg."""
+    name = shown(unicodedata.normalize("NFC", os.path.basename(picture_name(picture))))
+    numbered = (f"{name} ({number})" for number in itertools.count(2))
+    return name if name not in taken else next(other for other in numbered if other not in taken)
 
 
 def _log_left_out(looks: Sequence[Look]) -> list[str]:
@@ -304,8 +377,8 @@ def _log_left_out(looks: Sequence[Look]) -> list[str]:
 
 def _measure(store: Any) -> None:
     """Measure the threshold anew, within a transaction."""
-    facts = store.facts()
-    store.set_facts(threshold=asdict(measure(store, facts["threshold"]["rate"], facts["own"])))
+    old = Threshold(**store.facts()["threshold"])
+    store.set_facts(threshold=asdict(measure(*store.all_pictures(), old.rate, old.prior)))
 
 
 def _engine(path: str | os.PathLike) -> Any:

@@ -16,8 +16,8 @@ import hashlib
 import json
 import logging
 import os
-import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,8 +29,8 @@ from plsc.evaluation.search import unit_rows
 
 TOKEN = "PLSC_MILVUS_TOKEN"  # noqa: S105 (the name of a variable)
 _LONGEST = 65_535  # bytes of a text, Milvus' limit
-_MOST = 16_384  # rows of an answer, Milvus' limit
 _FACTS, _PERSON, _KNOWN, _MEASURES = range(4)  # kinds of rows
+_PICTURES = f"kind in [{_KNOWN}, {_MEASURES}]"
 
 
 class MilvusStore:
@@ -87,7 +87,7 @@ class MilvusStore:
                 raise UserError(f"{self.name}: Milvus refuses: {reason}") from error
 
     def facts(self) -> dict[str, Any]:
-        rows = self._rows(_FACTS, "text")
+        rows = self._do("query", filter=f"kind == {_FACTS}", output_fields=["text"])
         return json.loads(rows[0]["text"]) if rows else {}
 
     def set_facts(self, **facts: Any) -> None:
@@ -96,34 +96,45 @@ class MilvusStore:
         width = self._do("describe_collection")["fields"][-1]["params"]["dim"]
         self._do("upsert", [_row(_FACTS, text, np.ones(width, np.float32), number=0)])
 
-    def __len__(self) -> int:
-        return self._count(_PERSON)
+    def people(self) -> dict[str, int]:
+        """Return the names, sorted, and how many pictures each person has."""
+        return dict(sorted(Counter(row["text"] for row in self._all(_PICTURES, "text")).items()))
 
-    def names(self) -> list[str]:
-        with self.transaction():
-            given = {"filter": f"kind == {_PERSON}", "output_fields": ["text"]}
-            pages = self._client.query_iterator(self._collection, **given)
-            return sorted(row["text"] for page in iter(pages.next, []) for row in page)
+    def pictures(self, name: str) -> tuple[list[str], np.ndarray]:
+        if not self._exists():  # nobody has been added yet
+            return [], np.empty((0, 0), np.float32)
+        found = self._all(f"person == {_hash(name)} and {_PICTURES}", "picture", "vector")
+        found.sort(key=lambda row: row["picture"])
+        return [row["picture"] for row in found], np.array([row["vector"] for row in found], np.float32)
 
-    def pictures(self) -> int:
-        return self._count(_KNOWN) + self._count(_MEASURES)
-
-    def add(self, name: str, vectors: Sequence[np.ndarray], measures: bool = True) -> None:
+    def add(
+        self, name: str, pictures: Sequence[str], vectors: Sequence[np.ndarray], measures: bool = True
+    ) -> None:
         if not self._exists():
             self._make(len(vectors[0]))
         kind = _MEASURES if measures else _KNOWN
-        self._do("insert", [_row(kind, name, vector) for vector in vectors])
-        person = _hash(name)
-        which = f"person == {person} and kind in [{_KNOWN}, {_MEASURES}]"
-        found = self._do("query", filter=which, output_fields=["vector"])
-        mean = unit_rows(np.sum([row["vector"] for row in found], axis=0, dtype=np.float32)[np.newaxis])[0]
-        self._do("upsert", [_row(_PERSON, name, mean, number=person)])
+        rows = [_row(kind, name, *both) for both in zip(vectors, pictures, strict=True)]
+        if rows:
+            self._do("insert", rows)
+        self._average(name)
 
-    def remove(self, name: str) -> bool:
+    def remove(self, name: str, picture: str | None = None) -> bool:
         person = _hash(name)
-        there = self._do("query", filter=f"id == {person}", output_fields=["id"])
-        self._do("delete", filter=f"person == {person}")
+        number = person if picture is None else _hash(f"{name}\0{picture}")
+        there = self._do("query", filter=f"id == {number}", output_fields=["id"])
+        self._do("delete", filter=f"person == {person}" if picture is None else f"id == {number}")
+        if picture is not None:
+            self._average(name)
         return bool(there)
+
+    def _average(self, name: str) -> None:
+        """Write a person's own row, or remove it if there is no picture any more."""
+        person, (_, vectors) = _hash(name), self.pictures(name)
+        if len(vectors):
+            mean = unit_rows(vectors.sum(axis=0, keepdims=True))[0]
+            self._do("upsert", [_row(_PERSON, name, mean, number=person)])
+        else:
+            self._do("delete", filter=f"person == {person}")
 
     def search(self, embeddings: np.ndarray, top: int) -> list[list[tuple[str, float]]]:
         if not len(embeddings):
@@ -132,16 +143,18 @@ class MilvusStore:
         found = self._do("search", [*embeddings], filter=which, limit=top, output_fields=["text"])
         return [[(hit["entity"]["text"], float(hit["distance"])) for hit in hits] for hits in found]
 
-    def measuring(self) -> tuple[np.ndarray, np.ndarray]:
-        rows = self._rows(_MEASURES, "text", "vector")
-        names = np.array([row["text"] for row in rows], object)
-        return np.array([row["vector"] for row in rows], np.float32), names
+    def all_pictures(self) -> tuple[np.ndarray, list[str], list[str], np.ndarray]:
+        rows = self._all(_PICTURES, "text", "picture", "kind", "vector")
+        rows.sort(key=lambda row: (row["text"], row["picture"]))
+        vectors = np.array([row["vector"] for row in rows], np.float32)
+        measures = np.array([row["kind"] == _MEASURES for row in rows], bool)
+        return vectors, [row["text"] for row in rows], [row["picture"] for row in rows], measures
 
-    def _rows(self, kind: int, *fields: str) -> list[dict[str, Any]]:
-        return self._do("query", filter=f"kind == {kind}", output_fields=[*fields], limit=_MOST)
-
-    def _count(self, kind: int) -> int:
-        return self._do("query", filter=f"kind == {kind}", output_fields=["count(*)"])[0]["count(*)"]
+    def _all(self, which: str, *fields: str) -> list[dict[str, Any]]:
+        with self.transaction():
+            given = {"filter": which, "output_fields": [*fields]}
+            pages = self._client.query_iterator(self._collection, **given)
+            return [row for page in iter(pages.next, []) for row in page]
 
     def _exists(self) -> bool:
         return self._do("has_collection")
@@ -155,6 +168,7 @@ class MilvusStore:
         schema.add_field("kind", DataType.INT64)
         schema.add_field("person", DataType.INT64)
         schema.add_field("text", DataType.VARCHAR, max_length=_LONGEST)
+        schema.add_field("picture", DataType.VARCHAR, max_length=_LONGEST)
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=width)
         index = self._client.prepare_index_params()
         index.add_index("vector", index_type="FLAT", metric_type="IP")
@@ -166,9 +180,12 @@ class MilvusStore:
             return getattr(self._client, action)(self._collection, *given, **options)
 
 
-def _row(kind: int, text: str, vector: np.ndarray, number: int | None = None) -> dict[str, Any]:
-    number = secrets.randbits(63) if number is None else number
-    return {"id": number, "kind": kind, "person": _hash(text), "text": text, "vector": vector}
+def _row(
+    kind: int, text: str, vector: np.ndarray, picture: str = "", number: int | None = None
+) -> dict[str, Any]:
+    number = _hash(f"{text}\0{picture}") if number is None else number
+    row = {"id": number, "kind": kind, "person": _hash(text)}
+    return {**row, "text": text, "picture": picture, "vector": vector}
 
 
 def _place(url: str) -> tuple[str, str]:

@@ -1,25 +1,30 @@
 """Keep a gallery in one SQLite file: people, pictures, embeddings, facts.
 
-    store = SqliteStore("people.gallery")
+    store = SqliteStore.open("people.gallery")
     with store.transaction():
-        store.add("Ann", [embedding])
+        store.add("Ann", ["1.jpg"], [embedding])
 
-A change is on the disk when its transaction ends. Processes on one machine may read and write at the same
-time: readers see whole transactions, writers wait for each other. The means of people's embeddings are kept
-in memory, and made again when another process has written. `-wal` and `-shm` beside the file belong to it;
-`sqlite3 people.gallery ".backup copy.gallery"` copies it while it is used.
+No file of a gallery is ever changed. A transaction writes a copy beside it, and then gives the copy its name.
+So at every moment there is one file with a state that some transaction has ended with: it may be copied,
+moved, replaced and restored while other processes use it, and holds nothing of what was removed. Readers take
+no lock and wait for nobody. Writers wait for each other, by a lock on the file.
+
+The sums of people's embeddings are kept in memory, and made again when another file has the name.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +34,7 @@ from plsc.evaluation.search import search, unit_rows
 from plsc.utils.atomic_write import atomic_write
 
 _WAIT = 60.0  # seconds for another process that writes
+_AT_ONCE = 8192  # rows in memory, beside the people's means
 _APPLICATION = 0x706C7363  # "plsc", for `file` and other programs
 _SCHEMA = f"""
 PRAGMA application_id={_APPLICATION};
@@ -36,17 +42,20 @@ CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, measures INTEGER NOT NULL);
 CREATE TABLE pictures (
     id INTEGER PRIMARY KEY, person INTEGER NOT NULL REFERENCES people ON DELETE CASCADE,
-    vector BLOB NOT NULL);
-CREATE INDEX pictures_of_a_person ON pictures (person);
+    name TEXT NOT NULL, vector BLOB NOT NULL, UNIQUE (person, name));
 """
-_PICTURES = "SELECT name, vector FROM pictures JOIN people ON people.id = person"
+_JOINED = "FROM pictures JOIN people ON people.id = person"
 
 
-class _People(NamedTuple):
-    """What is searched."""
+class _State(NamedTuple):
+    """What is kept in memory of a file."""
 
-    version: int
-    names: list[str]
+    stamp: tuple[int, ...] | None
+    file: IO[bytes] | None
+    """Open, so that no other file gets its inode number."""
+    facts: dict[str, Any]
+    people: dict[str, int]
+    """Names, and how many pictures each has, in the order of enrolment."""
     means: np.ndarray
     """float32 [people, D]: of each person's pictures, of length 1."""
 
@@ -56,25 +65,17 @@ class SqliteStore:
 
     def __init__(self, path: str | os.PathLike):
         self.name = shown(path)
-        self._lock = threading.RLock()
-        self._people: _People | None = None
-        with _said(path):
-            self._sql = sqlite3.connect(path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
-            self._path, self._file = os.path.abspath(path), os.stat(path)
-            if self._all("PRAGMA application_id") != [(_APPLICATION,)]:
-                raise UserError(f"{self.name}: is no gallery; name a file that plsc gallery build wrote")
-            # A removed embedding is overwritten, and what was written is on the disk after each transaction.
-            for setting in ("secure_delete=ON", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-                self._sql.execute(f"PRAGMA {setting}")
+        self._path = os.path.realpath(path)
+        self._loading, self._writing = threading.Lock(), threading.RLock()
+        self._state: _State | None = None
+        self._here = threading.local()  # `sql`: the transaction of this thread; `state`: what it has so far
 
     @classmethod
     def open(cls, path: str | os.PathLike) -> SqliteStore:
         """Open a gallery. Raises MissingFileError, UserError."""
-        if not os.path.isfile(path):
-            raise MissingFileError(f"{shown(path)}: there is no gallery; make one with plsc gallery build")
-        if not os.access(os.path.dirname(path) or ".", os.W_OK):
-            raise UserError(f"{shown(path)}: SQLite writes beside what it reads; copy it into another folder")
-        return cls(path)
+        store = cls(path)
+        store._current()
+        return store
 
     @classmethod
     def check_new(cls, path: str | os.PathLike) -> None:
@@ -84,99 +85,240 @@ class SqliteStore:
 
     @classmethod
     def create(cls, path: str | os.PathLike, fill: Callable[[SqliteStore], None]) -> SqliteStore:
-        """Make a gallery; it is at `path` when `fill` has written into it and all is on the disk."""
-        cls.check_new(path)  # another process may have made one since the build began
-        with _said(path), atomic_write(path) as beside:
-            for file in (path, beside):  # of a gallery that was deleted by hand, and of a killed build
-                for end in ("-wal", "-shm", "-journal"):
-                    Path(f"{file}{end}").unlink(missing_ok=True)
-            with contextlib.closing(sqlite3.connect(beside)) as sql:
+        """Make a gallery; it is at `path` when `fill` has written into it and all is on the disk. UserError:
+        another process has made one meanwhile."""
+        cls.check_new(path)
+        store = cls(path)
+        with _said(path):
+            with atomic_write(store._path, new=True) as beside, store._changing(beside) as sql:
                 sql.executescript(_SCHEMA)
-            with contextlib.closing(cls(beside)) as store, store.transaction():
                 fill(store)
-        sync_folder(os.path.dirname(path) or ".")
-        return cls(path)
+            sync_folder(os.path.dirname(store._path))
+        return store
 
     def close(self) -> None:
-        self._sql.close()
+        """Free the memory; the next call reads the file again."""
+        if self._state is not None and self._state.file is not None:
+            self._state.file.close()
+        self._state = None
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Write: all or nothing, and on the disk at the end. Waits for other writers."""
-        with self._lock, _said(self.name):
-            self._sql.execute("BEGIN IMMEDIATE")
+        with self._writing, _said(self.name), _locked(self._path) as old:
+            with atomic_write(self._path) as beside:
+                with open(beside, "xb") as new:
+                    shutil.copyfileobj(old, new, 1 << 24)
+                status = os.fstat(old.fileno())
+                with contextlib.suppress(PermissionError):  # the new file stays that of who changes it
+                    os.chown(beside, status.st_uid, status.st_gid)
+                os.chmod(beside, status.st_mode & 0o7777)
+                with self._changing(beside) as sql:
+                    sql.execute("BEGIN")
+                    yield
+                    sql.execute("COMMIT")
+            sync_folder(os.path.dirname(self._path))
+
+    @contextlib.contextmanager
+    def _changing(self, beside: Path) -> Iterator[sqlite3.Connection]:
+        """Let this thread change the file `beside`, which becomes the gallery's; it is on the disk at the
+        end."""
+        self._here.state, self._here.removed = None, False
+        with contextlib.closing(sqlite3.connect(beside, isolation_level=None)) as sql:
+            # What fails is thrown away as a whole.
+            for setting in ("journal_mode=OFF", "synchronous=OFF", "foreign_keys=ON"):
+                sql.execute(f"PRAGMA {setting}")
+            self._here.sql = sql
             try:
-                yield
-                self._sql.execute("COMMIT")
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):  # a full disk has rolled it back already
-                    self._sql.execute("ROLLBACK")
-                raise
+                yield sql
             finally:
-                self._people = None
+                self._here.sql = None
+            if self._here.removed:  # free places in the file still have what was removed
+                compact = beside.with_name("compact")
+                sql.execute("VACUUM INTO ?", [os.fspath(compact)])
+                shutil.copymode(beside, compact)
+                os.replace(compact, beside)
+        with open(beside, "rb") as file:
+            os.fsync(file.fileno())
 
     def facts(self) -> dict[str, Any]:
-        return {key: json.loads(value) for key, value in self._all("SELECT key, value FROM facts")}
+        return self._current().facts
 
     def set_facts(self, **facts: Any) -> None:
         for key, value in facts.items():
-            self._all("REPLACE INTO facts VALUES (?, ?)", key, json.dumps(value))
+            self._change("REPLACE INTO facts VALUES (?, ?)", key, json.dumps(value))
 
-    def __len__(self) -> int:
-        return len(self._current().names)
+    def people(self) -> dict[str, int]:
+        """Return the names, and how many pictures each person has, in the order of enrolment."""
+        return self._current().people
 
-    def names(self) -> list[str]:
-        return self._current().names
+    def pictures(self, name: str) -> tuple[list[str], np.ndarray]:
+        """Return the names of a person's pictures, and their embeddings float32 [n, D]."""
+        with self._sql() as sql:
+            rows = sql.execute(
+                f"SELECT pictures.name, vector {_JOINED} WHERE people.name = ? ORDER BY pictures.id", [name]
+            ).fetchall()
+        return [picture for picture, _ in rows], _vectors(vector for _, vector in rows)
 
-    def pictures(self) -> int:
-        return self._all("SELECT COUNT(*) FROM pictures")[0][0]
+    def add(
+        self, name: str, pictures: Sequence[str], vectors: Sequence[np.ndarray], measures: bool = True
+    ) -> None:
+        """Add pictures of a person, new or known: names that the person has not yet, and embeddings, float32
+        [D] of length 1. measures: whether they measure the threshold."""
+        self._change("INSERT OR IGNORE INTO people (name, measures) VALUES (?, ?)", name, measures)
+        for picture, vector in zip(pictures, vectors, strict=True):
+            insert = "INSERT INTO pictures (person, name, vector) SELECT id, ?, ? FROM people WHERE name = ?"
+            self._change(insert, picture, vector.astype("<f4").tobytes(), name)
 
-    def add(self, name: str, vectors: Sequence[np.ndarray], measures: bool = True) -> None:
-        """Add pictures of a person, new or known: their embeddings float32 [D] of length 1. measures: whether
-        they measure the threshold."""
-        self._all("INSERT OR IGNORE INTO people (name, measures) VALUES (?, ?)", name, measures)
-        ((person,),) = self._all("SELECT id FROM people WHERE name = ?", name)
-        for vector in vectors:
-            data = vector.astype("<f4").tobytes()
-            self._all("INSERT INTO pictures (person, vector) VALUES (?, ?)", person, data)
-        self._people = None
-
-    def remove(self, name: str) -> bool:
-        """Remove a person with all pictures; return whether there was one."""
-        removed = self._all("DELETE FROM people WHERE name = ? RETURNING id", name)
-        self._people = None
-        return bool(removed)
+    def remove(self, name: str, picture: str | None = None) -> bool:
+        """Remove a person, or one picture, and with the last one the person; return whether there was one."""
+        self._here.removed = True
+        if picture is None:
+            return self._change("DELETE FROM people WHERE name = ?", name) > 0
+        removed = self._change(
+            "DELETE FROM pictures WHERE name = ? AND person = (SELECT id FROM people WHERE name = ?)",
+            picture,
+            name,
+        )
+        self._change("DELETE FROM people WHERE name = ? AND id NOT IN (SELECT person FROM pictures)", name)
+        return removed > 0
 
     def search(self, embeddings: np.ndarray, top: int) -> list[list[tuple[str, float]]]:
         """Find the most similar people for each embedding [n, D]: names and cosines, best first."""
-        _, names, means = self._current()
+        state = self._current()
+        names = [*state.people]
         if not names:
             return [[] for _ in embeddings]
-        cosines, people = search(embeddings, means, top)
+        cosines, people = search(embeddings, state.means, top)
         return [
             [(names[person], cosine) for person, cosine in zip(*both)]
             for both in zip(people.tolist(), cosines.tolist())
         ]
 
-    def measuring(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the pictures that measure the threshold, float32 [n, D], and whose they are, text [n]."""
-        return _columns(self._all(f"{_PICTURES} WHERE measures ORDER BY person, pictures.id"))
+    def all_pictures(self) -> tuple[np.ndarray, list[str], list[str], np.ndarray]:
+        """Return all embeddings, float32 [n, D], in the order of people; whose each is; the pictures' names;
+        and whether each measures the threshold, bool [n]."""
+        with self._sql() as sql:
+            rows = sql.execute(
+                f"SELECT vector, people.name, pictures.name, measures {_JOINED} ORDER BY person, pictures.id"
+            ).fetchall()
+        vectors, owners, names, measures = zip(*rows) if rows else ((), (), (), ())
+        return _vectors(vectors), [*owners], [*names], np.array(measures, bool)
 
-    def _current(self) -> _People:
-        with self._lock:
-            ((version,),) = self._all("PRAGMA data_version")
-            if self._people is None or self._people.version != version:
-                vectors, owners = _columns(self._all(f"{_PICTURES} ORDER BY person, pictures.id"))
-                starts = np.flatnonzero(np.append(True, owners[1:] != owners[:-1])[: len(owners)])
-                means = unit_rows(np.add.reduceat(vectors, starts)) if len(starts) else vectors
-                self._people = _People(version, owners[starts].tolist(), means)
-            return self._people
+    def _change(self, statement: str, *values: Any) -> int:
+        """Change rows, and return how many."""
+        self._here.state = None
+        return self._here.sql.execute(statement, values).rowcount
 
-    def _all(self, statement: str, *values: Any) -> list[tuple]:
-        with self._lock, _said(self.name):
-            if not os.path.samestat(self._file, os.stat(self._path)):
-                raise UserError(f"{self.name}: has been replaced; open it again, or start the service again")
-            return self._sql.execute(statement, values).fetchall()
+    @contextlib.contextmanager
+    def _sql(self) -> Iterator[sqlite3.Connection]:
+        """Yield what this thread reads: its transaction, or the file as it is now."""
+        if (sql := getattr(self._here, "sql", None)) is not None:
+            yield sql
+            return
+        with _said(self.name):
+            # No file of a gallery changes, so nothing need be locked, and no file beside it belongs to it.
+            uri = f"{Path(self._path).as_uri()}?mode=ro&immutable=1"
+            with contextlib.closing(sqlite3.connect(uri, uri=True)) as sql:
+                yield sql
+
+    def _current(self) -> _State:
+        if getattr(self._here, "sql", None) is not None:
+            if self._here.state is None:
+                self._here.state = _load(self._here.sql)
+            return self._here.state
+        with _said(self.name):
+            stamp = self._stamp()
+            state = self._state
+            if state is not None and state.stamp == stamp:
+                return state
+            with self._loading:
+                if self._state is None or self._state.stamp != self._stamp():
+                    self.close()
+                    self._state = self._load_file()
+                return self._state
+
+    def _load_file(self) -> _State:
+        while True:
+            file = open(self._path, "rb")  # noqa: SIM115 (it stays open)
+            stamp = _stamp_of(os.fstat(file.fileno()))
+            try:
+                with self._sql() as sql:
+                    application = sql.execute("PRAGMA application_id").fetchone()[0]
+                    if stamp == self._stamp():  # else another file has got the name since it was opened
+                        if application != _APPLICATION:
+                            rule = "is no gallery; name a file that plsc gallery build wrote"
+                            raise UserError(f"{self.name}: {rule}")
+                        return _load(sql)._replace(stamp=stamp, file=file)
+            except BaseException:
+                file.close()
+                raise
+            file.close()
+
+    def _stamp(self) -> tuple[int, ...]:
+        try:
+            return _stamp_of(os.stat(self._path))
+        except FileNotFoundError:
+            missing = f"{self.name}: there is no gallery; make one with plsc gallery build"
+            raise MissingFileError(missing) from None
+
+
+def _stamp_of(status: os.stat_result) -> tuple[int, ...]:
+    """Return what tells a file from others that have had its name."""
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _load(sql: sqlite3.Connection) -> _State:
+    """Read facts and people, and average the embeddings of each person."""
+    facts = {key: json.loads(value) for key, value in sql.execute("SELECT key, value FROM facts")}
+    counted = sql.execute(
+        "SELECT people.name, COUNT(pictures.id) FROM people JOIN pictures ON people.id = person "
+        "GROUP BY people.id ORDER BY people.id"
+    )
+    people = dict(counted.fetchall())
+    rows = sql.execute("SELECT person, vector FROM pictures ORDER BY person, id")
+    means, person, last = np.empty((0, 0), np.float32), -1, None
+    while some := rows.fetchmany(_AT_ONCE):
+        vectors = _vectors(vector for _, vector in some)
+        owners = np.array([owner for owner, _ in some])
+        starts = np.flatnonzero(owners != np.append([-1 if last is None else last], owners[:-1]))
+        if not means.size:
+            means = np.zeros((len(people), vectors.shape[1]), np.float32)
+        if owners[0] == last:  # the rest of a person
+            rest = starts[0] if len(starts) else len(vectors)
+            means[person] += vectors[:rest].sum(axis=0)
+        if len(starts):
+            means[person + 1 : person + 1 + len(starts)] = np.add.reduceat(vectors, starts)
+        person, last = person + len(starts), owners[-1]
+    for start in range(0, len(means), _AT_ONCE):
+        means[start : start + _AT_ONCE] = unit_rows(means[start : start + _AT_ONCE])
+    return _State(None, None, facts, people, means)
+
+
+def _vectors(rows: Iterator[bytes] | Sequence[bytes]) -> np.ndarray:
+    """Turn the embeddings of rows into float32 [n, D]."""
+    rows = [*rows]
+    width = len(rows[0]) // 4 if rows else 0
+    return np.frombuffer(b"".join(rows), "<f4").reshape(len(rows), width)
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[IO[bytes]]:
+    """Lock the file of this name against other writers, and yield it, open."""
+    end = time.monotonic() + _WAIT
+    while True:
+        with open(path, "r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    waited = f"another process has been writing for {_WAIT:g} s; nothing was changed"
+                    raise UserError(f"{shown(path)}: {waited}") from None
+                time.sleep(0.005)
+                continue
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                yield file
+                return
 
 
 @contextlib.contextmanager
@@ -189,9 +331,3 @@ def _said(path: str | os.PathLike) -> Iterator[None]:
         damaged = type(error) is sqlite3.DatabaseError  # of its subclasses none says so
         remedy = "it is damaged: take a copy, or build it again" if damaged else "nothing was changed"
         raise UserError(f"{shown(path)}: {reason}; {remedy}") from error
-
-
-def _columns(rows: Sequence[tuple]) -> tuple[np.ndarray, np.ndarray]:
-    """Turn rows of name and vector into float32 [n, D], and text [n]."""
-    vectors = np.array([np.frombuffer(data, "<f4") for _, data in rows], np.float32)
-    return vectors, np.array([name for name, _ in rows], object)

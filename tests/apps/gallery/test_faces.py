@@ -55,7 +55,9 @@ def test_photos_to_names_without_a_run(photos, tmp_path, capsys):
     (photos / "people" / next(iter(portraits(4, 16))) / "note.jpg").unlink()
     first, second, third = said.splitlines()
     assert code == 0 and first == f"{gallery}: 12 people, 36 pictures"
-    assert second.startswith("a name above 0.") and "measured on 12 people, the gallery's own" in second
+    assert re.fullmatch(
+        r"a name needs 0\.\d\d; strangers named: \d\.\d% \(1\.0% asked\); own people found: \d+\.\d%", second
+    )
     assert third == "left out: 1 picture, named above" and "note.jpg: not an image" in log
     further = sorted((photos / "further").glob("*/*.jpg"))
     code, said, _ = run(capsys, "search", gallery, *further)
@@ -73,13 +75,28 @@ def test_people_are_added_listed_and_removed(built, tmp_path, capsys):
     stranger = portraits(4, 16)[[*portraits(4, 16)][-1]]
     pictures = [write(tmp_path / f"{n}.jpg", scene([face], seed=n)) for n, face in enumerate(stranger)]
     code, said, _ = run(capsys, "add", copy, "New One", *pictures[:2], built)
-    assert code == 0 and said.startswith("New One: 2 pictures added; 13 people\na name above 0.")
+    assert code == 0 and said.startswith("New One: 2 pictures added; 13 people\na name needs 0.")
     assert said.endswith("\nleft out: 1 picture, named above\n")
     code, said, _ = run(capsys, "search", copy, pictures[3])
     assert code == 0 and said.startswith(f"{pictures[3]}: New One (0.")
     code, said, _ = run(capsys, "list", copy)
-    assert code == 0 and said.splitlines()[0].endswith(": 13 people, 38 pictures") and "\nNew One\n" in said
-    assert run(capsys, "remove", copy, "New One")[:2] == (0, "1 person removed; 12 people\n")
+    assert (
+        code == 0
+        and said.splitlines()[0].endswith(": 13 people, 38 pictures")
+        and "\nNew One: 2 pictures\n" in said
+    )
+    assert run(capsys, "list", copy, "New One")[:2] == (0, "New One/0.jpg\nNew One/1.jpg\n")
+    removed = "New One/1.jpg: removed; 13 people, 37 pictures\n"
+    assert run(capsys, "remove", copy, "New One/1.jpg")[:2] == (0, removed)
+    assert run(capsys, "remove", copy, "New One")[:2] == (0, "New One: removed; 12 people, 36 pictures\n")
+    code, said, log = run(capsys, "add", copy, *pictures[:2])
+    assert (code, said) == (2, "") and log.startswith(
+        f"ERROR {pictures[0]}: is a file, not a person's name; "
+    )
+    code, said, _ = run(capsys, "verify", *pictures[:2])
+    assert code == 0 and re.fullmatch(r"one person \(0\.\d\d; one person needs 0\.36\)\n", said)
+    (other, *_) = sorted((built.parent / "people").glob("*/*.jpg"))
+    assert run(capsys, "verify", pictures[0], other)[0] == 1
     nobody = f"ERROR {copy}: has nobody called New One; nothing was changed\n"
     assert run(capsys, "remove", copy, "New One") == (2, "", nobody)
 

@@ -90,10 +90,10 @@ def test_what_is_no_picture_gets_one_line(client, request_of, text):
 
 def test_a_gallery_that_cannot_be_used_is_503_and_the_log_says_why(client, gallery, tmp_path, capsys):
     assert client.get("/health").json() == {"people": 12, "threshold": gallery.threshold.cosine}
-    gallery.close()
+    (tmp_path / "a.gallery").write_bytes(b"no gallery" * 1000)
     answer = client_of(client.app).get("/health")
     assert answer.status_code == 503 and str(tmp_path) not in answer.json()["detail"]
-    assert "closed database" in capsys.readouterr().out
+    assert "file is not a database; it is damaged" in capsys.readouterr().out
 
 
 def test_the_page_is_one_file_whose_parts_fit(client):
