@@ -239,7 +239,7 @@ def _join(mine: str, patience: float) -> tuple[dict[int, socket.socket], str]:
                 connection = socket.create_connection((host, port), timeout=5)
                 connection.sendall(json.dumps(hello).encode() + b"\n")
                 connection.settimeout(0.5)
-            data = connection.recv(4096)
+            data = connection.recv(1)  # what follows the answer is for Peers
         except TimeoutError:
             continue
         except OSError:  # nobody listens there yet
