@@ -57,7 +57,8 @@ class Hosts:
 
     def cut(self, host: int) -> None:
         """Let a host receive nothing from the others any more."""
-        _run("ip", "netns", "exec", self.spaces[host], *"iptables -A INPUT -i eth0 -j DROP".split())
+        rule = ["iptables", "-A", "INPUT", "-i", "eth0", "-j", "DROP"]
+        _run("ip", "netns", "exec", self.spaces[host], *rule)
 
     def mend(self, host: int) -> None:
         _run("ip", "netns", "exec", self.spaces[host], "iptables", "-F", "INPUT")
