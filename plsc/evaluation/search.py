@@ -10,6 +10,10 @@ from plsc.errors import UserError
 
 QUERIES, GALLERY = 1024, 8192  # of a block: 32 MB of similarities
 _ALIKE = 1e-6  # rounding of float32
+# BLAS sums products in an order that depends on the shape of the matrix, and in another one for rows beyond a
+# multiple of its tile. Equal rows would then have similarities that differ in the last bit, and the order of
+# the answers would be arbitrary. So all blocks have one shape, a multiple of TILE; zeros fill the last one.
+TILE = 64
 
 
 def search(queries: np.ndarray, gallery: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -29,8 +33,12 @@ def search(queries: np.ndarray, gallery: np.ndarray, k: int) -> tuple[np.ndarray
 def _search(queries: np.ndarray, gallery: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     score = np.full((len(queries), k), -np.inf, np.float32)
     index = np.zeros((len(queries), k), np.int64)
-    for start in range(0, len(gallery), GALLERY):
-        similarity = queries @ gallery[start : start + GALLERY].T
+    height = min(GALLERY, -(-len(gallery) // TILE) * TILE)
+    for start in range(0, len(gallery), height):
+        block = gallery[start : start + height]
+        if rest := height - len(block):
+            block = np.concatenate([block, np.zeros((rest, block.shape[1]), block.dtype)])
+        similarity = (queries @ block.T)[:, : len(gallery) - start]
         if start == 0 and len(similarity[0]) > k:  # not all of it need be sorted
             limit = -np.partition(-similarity, k - 1, axis=1)[:, k - 1 : k]
             row, column = np.nonzero(similarity >= limit)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from plsc.evaluation.search import search
+from plsc.evaluation.search import search, unit_rows
 
 
 def slow(queries, gallery, k):
@@ -26,3 +26,16 @@ def test_it_finds_what_sorting_everything_finds(monkeypatch, queries, block, k):
     assert score.dtype == np.float32 and index.dtype == np.int64 and score.shape == (23, min(k, 40))
     np.testing.assert_array_equal(score, expected_score)
     np.testing.assert_array_equal(index, expected_index)
+
+
+@pytest.mark.parametrize("size", [5, 7, 50, 131, 8200])
+def test_equal_rows_come_in_their_order_however_many_are_asked(size):
+    rng = np.random.default_rng(size)
+    gallery = unit_rows(rng.standard_normal((size, 128)).astype(np.float32))
+    equal = np.sort(rng.choice(size, 5, replace=False))
+    gallery[equal] = gallery[equal[0]]
+    queries = gallery[[equal[0], 1, 2]]
+    for count in (1, 2, 3):
+        for k in (1, 2, 3, 5):
+            _, index = search(queries[:count], gallery, k)
+            np.testing.assert_array_equal(index[0], equal[:k])
