@@ -107,6 +107,7 @@ def export(
         tmp.mkdir(parents=True)
         examples, paddle_graph = _on_cpu(model, preprocessing, flip, tmp)
         graphs = {"paddle": paddle_graph}
+        facts = describe(preprocessing, examples[0][1].shape[1], flip, threshold, network)
         if "paddlex" in formats:
             graphs["paddlex"] = save_paddlex(tmp, paddle_graph, preprocessing)
         compare = lambda kinds: [
@@ -115,7 +116,7 @@ def export(
         checks = compare(kind for kind in formats if kind not in NEED_ONNX)
         if not NEED_ONNX.isdisjoint(formats):
             try:
-                graphs["onnx"] = save_onnx(tmp, paddle_graph)
+                graphs["onnx"] = save_onnx(tmp, paddle_graph, facts)
                 if "insightface" in formats:
                     graphs["insightface"] = save_insightface(tmp, graphs["onnx"])
                 checks += compare(kind for kind in formats if kind in NEED_ONNX)
@@ -124,7 +125,6 @@ def export(
                 if not formats:
                     raise _about_onnx(error, model, "nothing was written") from error
         graphs = {kind: graphs[kind] for kind in formats}
-        facts = describe(preprocessing, examples[0][1].shape[1], flip, threshold, network)
         facts = {**facts, "files": graphs, "checks": checks}
         for name in set(os.listdir(tmp)) - {Path(name).parts[0] for name in _files(graphs)}:
             remove(tmp / name)

@@ -5,6 +5,7 @@ with other numbers. So it runs as a child, whose end is one line, and each graph
 """
 
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -58,9 +59,13 @@ def doubtful_layers(model: nn.Layer) -> Sequence[str]:
     return sorted({kind.__name__ for kind in kinds} - {*_CONVERTED.split()})
 
 
-def save_onnx(folder: Path, source: dict) -> dict:
+def save_onnx(folder: Path, source: dict, facts: dict) -> dict:
     """Write the ONNX graph of the one of Paddle Inference in `folder`; return its names. Raises UserError
-    with how paddle2onnx has ended."""
+    with how paddle2onnx has ended.
+
+    facts: what preprocessing.json has of the network. The file's metadata have them, too, under "plsc", so
+    that a copy of the file alone is enough for plsc gallery.
+    """
     import onnx
 
     target = folder / MODEL
@@ -69,6 +74,7 @@ def save_onnx(folder: Path, source: dict) -> dict:
         model = onnx.load(target)
         _rename(model.graph, model.graph.output[0].name, "embedding")
         _drop_unused_constants(model.graph)
+        onnx.helper.set_model_props(model, {"plsc": json.dumps(facts)})
         onnx.checker.check_model(model, full_check=True)
     except Exception as error:  # of several kinds, as the file is not ours
         raise UserError(f"paddle2onnx wrote no valid graph ({str(error).splitlines()[0]})") from error

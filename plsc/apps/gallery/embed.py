@@ -15,7 +15,6 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import cv2
@@ -26,11 +25,11 @@ from plsc.apps.faces.detector import Detector, Face
 from plsc.apps.faces.parallel import Pool, in_parallel
 from plsc.apps.faces.photos import Picture, cut_out, find_faces, read_photo, refuse_group
 from plsc.apps.faces.published import SFACE, path_of, sha256_of
+from plsc.apps.gallery.onnx_file import OnnxFile
 from plsc.data.images import to_sample
 from plsc.errors import UserError, shown
 from plsc.evaluation.search import unit_rows
 from plsc.utils.bar import Bar
-from plsc.utils.files import read_json
 from plsc.utils.preprocessing import Preprocessing
 
 Faces = Literal["largest", "clear", "all"]
@@ -128,9 +127,9 @@ class Network(ABC):
 class _SFace(Network):
     threshold = _SFACE_THRESHOLD
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, origin: str = "sface"):
         preprocessing = Preprocessing((3, SIZE, SIZE), channels="BGR")
-        super().__init__("sface", SFACE.sha256, {"network": "sface"}, preprocessing)
+        super().__init__("sface", SFACE.sha256, {"network": origin}, preprocessing)
         self._networks = Pool(lambda: cv2.FaceRecognizerSF.create(path, ""))
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
@@ -144,34 +143,15 @@ class _SFace(Network):
 
 class _Onnx(Network):
     def __init__(self, path: str):
-        try:
-            import onnxruntime
-        except ImportError:
-            raise UserError(f"{shown(path)}: needs ONNX Runtime: pip install onnxruntime") from None
-        identity = sha256_of(path)
-        try:
-            self._run = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-            (self._given,) = self._run.get_inputs()
-            preprocessing = Preprocessing(tuple(map(int, self._given.shape[1:])))
-        except Exception as error:  # noqa: BLE001 (the engine's own, of many kinds and lines)
-            reason = shown(str(error).split("\n")[0])
-            raise UserError(f"{shown(path)}: is no network with one input [n, C, H, W] ({reason})") from None
-        card = Path(path).with_name("preprocessing.json")
-        fields = read_json(card) if card.is_file() else {}
-        if "inside_the_graph" in fields:  # of plsc export: the graph prepares raw pixels
-            preprocessing = Preprocessing(preprocessing.shape, 0.0, 1.0, fields["preprocessing"]["channels"])
-            self.finds_faces = fields["preprocessing"].get("aligned", False)
-            self.threshold = fields["threshold"]
-            identity = fields.get("network", identity)
-        super().__init__(shown(path), identity, {"network": os.path.abspath(path)}, preprocessing)
+        self._file = OnnxFile(path)
+        card = self._file.card or {"preprocessing": {"aligned": True}, "threshold": None, "network": None}
+        identity = card["network"] or sha256_of(path)
+        super().__init__(shown(path), identity, {"network": os.path.abspath(path)}, self._file.preprocessing)
+        self.finds_faces = card["preprocessing"].get("aligned", False)
+        self.threshold = card["threshold"]
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
-        pixels = self.preprocessing(samples)
-        parts = np.split(pixels, len(pixels)) if self._given.shape[0] == 1 else [pixels]
-        embeddings = np.concatenate([self._run.run(None, {self._given.name: part})[0] for part in parts])
-        if embeddings.ndim != 2:
-            raise UserError(f"{self.title}: gives {[*embeddings.shape]} of a picture, which is no embedding")
-        return embeddings
+        return self._file.embed(samples)
 
 
 class _OfRun(Network):
@@ -222,4 +202,6 @@ def open_network(
         raise UserError(
             f"--network {shown(network)}: is no file; give sface, the path of an ONNX file, or a run by -c"
         )
+    if sha256_of(network) == SFACE.sha256:  # OpenCV prepares its pictures
+        return _SFace(network, os.path.abspath(network))
     return _Onnx(network)
