@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         backbone,
         collectives,
         end2end,
+        faces,
         head,
         loader,
         save,
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "loader": (loader, loader.loader),
         "collectives": (collectives, collectives.collectives),
         "end2end": (end2end, end2end.end2end),
+        "faces": (faces, faces.faces),
         "save": (save, save.save),
         "step": (step, step.step),
     }
