@@ -21,24 +21,14 @@ _GROUP = 0.4
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftyphevc")  # bytes 4 to 12
 
 
-class NamedBytes(bytes):
-    """The bytes of a picture's file, with the name that messages call it by."""
-
-    name: str
-
-    def __new__(cls, data: bytes, name: str):
-        made = super().__new__(cls, data)
-        made.name = name
-        return made
-
-
 def is_picture(value: Any) -> bool:
     """Tell whether a value is one picture, rather than several."""
     return isinstance(value, (str, os.PathLike, bytes, np.ndarray)) or _is_of_pillow(value)
 
 
 def picture_name(picture: Picture) -> str:
-    """Return what messages call a picture; it may need `shown`."""
+    """Return what messages call a picture: its path, or its attribute `name` or `filename`. It may need
+    `shown`."""
     if isinstance(picture, (str, os.PathLike)):
         return os.fspath(picture)
     return getattr(picture, "name", "") or getattr(picture, "filename", "") or "the picture"

@@ -237,7 +237,7 @@ class Gallery:
             self._check(self._network)  # another file may have got the gallery's name
         threshold, people = self.threshold, len(self)
         return [
-            _named([Match(*match) for match in matches], threshold, people)
+            _named([Match(name, min(cosine, 1.0)) for name, cosine in matches], threshold, people)
             for matches in self._store.search(embeddings, top)
         ]
 

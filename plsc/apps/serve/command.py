@@ -1,13 +1,20 @@
 """Answer over HTTP whom a picture shows: `plsc serve people.gallery`, with a page at http://127.0.0.1:8000/.
 
-POST /search        a form with `picture`: the nearest people, best first; `name` is the answer, or null
-GET /people         the names                              with the token
-POST /people        a form with `name` and `pictures`      with the token
-DELETE /people      ?name=Ann                              with the token
+POST /search        a form with `picture`; ?faces=all&top=5
+                    `name` is the answer of the largest face, or null; `text` tells it in words; `faces` lists
+                    each face with `box` (left, top, width, height), the largest first, of all if asked
+GET /people         the names                                                    with the token
+POST /people        a form with `name`, `pictures`, and `groups` (true or false)     with the token
+DELETE /people      ?name=Ann                                                    with the token
 GET /health
+GET /docs           this page
+
+    curl -F picture=@who.jpg http://127.0.0.1:8000/search
+    curl -H "X-Token: $PLSC_SERVE_TOKEN" -F name=Ann -F pictures=@1.jpg -F pictures=@2.jpg http://127.0.0.1:8000/people
 
 The token is in the environment variable PLSC_SERVE_TOKEN, and comes in the header X-Token; without it nobody
-changes the gallery. An error is {"detail": one line}. /docs shows all of it.
+changes the gallery. `groups`: take the largest face also of photos whose second face is nearly as large. An
+error is {"detail": one line}. /openapi.json describes all of it to programs.
 """
 
 import argparse
@@ -18,8 +25,9 @@ import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+from plsc.apps.gallery.answer import Face
 from plsc.apps.gallery.command import add_network, network_of
 from plsc.apps.gallery.gallery import Gallery
 from plsc.errors import UserError, shown
@@ -28,9 +36,9 @@ from plsc.utils.logging import get_logger
 try:
     import python_multipart  # noqa: F401 (FastAPI reads forms by it)
     import uvicorn
-    from fastapi import Depends, FastAPI, File, Form, Header, HTTPException, Request, UploadFile
+    from fastapi import Depends, FastAPI, File, Form, Header, HTTPException, Query, Request, UploadFile
     from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import FileResponse, JSONResponse
+    from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 except ImportError as error:
     raise UserError("plsc serve: pip install fastapi python-multipart uvicorn (the extra serve)") from error
 
@@ -72,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def create_app(gallery: Gallery, token: str = "") -> FastAPI:
     """Make the application. token: changes the gallery, "": nothing does."""
-    app = FastAPI(title="plsc")
+    app = FastAPI(title="plsc", docs_url=None, redoc_url=None)  # their pages load scripts from the internet
     # Of pictures that are decoded at the same time; each may take 200 MB.
     working = threading.BoundedSemaphore(os.cpu_count() or 1)
 
@@ -88,33 +96,41 @@ def create_app(gallery: Gallery, token: str = "") -> FastAPI:
     def page() -> FileResponse:
         return FileResponse(Path(__file__).with_name("page.html"))
 
+    @app.get("/docs", include_in_schema=False)
+    def docs() -> PlainTextResponse:
+        return PlainTextResponse(__doc__)
+
     @app.get("/health")
     def health() -> dict[str, Any]:
         return {"people": len(gallery), "threshold": gallery.threshold.cosine}
 
     @app.post("/search")
-    def search(picture: Annotated[list[UploadFile], File(max_length=1)], top: int = 5) -> dict[str, Any]:
-        with working:  # a list: of several under one name FastAPI would take the last
-            (answer,) = gallery.search([picture[0].file.read()], max(1, min(top, 100)))
+    def search(
+        picture: Annotated[list[UploadFile], File(max_length=1)],
+        top: Annotated[int, Query(ge=1, le=100)] = 5,
+        faces: Literal["largest", "all"] = "largest",
+    ) -> dict[str, Any]:
+        (given,) = picture  # a list: of several under one name FastAPI would take the last
+        with working:
+            (answer,) = gallery.search([_Uploaded(given)], top, faces)
         if not answer.matches and len(gallery):
-            raise HTTPException(422, f"the picture: {answer.reason}")
-        return {
-            "name": answer.name,
-            "text": str(answer),
-            "reason": answer.reason,
-            "threshold": answer.threshold,
-            "faces": len(answer.faces),
-            "matches": [match._asdict() for match in answer.matches],
-        }
+            raise HTTPException(422, f"{shown(given.filename)}: {answer.reason}")
+        looked_up = answer.faces if faces == "all" else answer.faces[:1]
+        rest = [{"box": face.box} for face in answer.faces[len(looked_up) :]]
+        return {**_described(answer), "faces": [*map(_described, looked_up), *rest]}
 
     @app.get("/people", dependencies=with_token)
     def people() -> list[str]:
         return [*gallery]
 
     @app.post("/people", dependencies=with_token)
-    def add(name: Annotated[str, Form()], pictures: Annotated[list[UploadFile], File()]) -> dict[str, Any]:
+    def add(
+        name: Annotated[str, Form()],
+        pictures: Annotated[list[UploadFile], File()],
+        groups: Annotated[bool, Form()] = False,
+    ) -> dict[str, Any]:
         with working:
-            left_out = gallery.add(name, [each.file.read() for each in pictures])
+            left_out = gallery.add(name, [_Uploaded(each) for each in pictures], groups)
         return {"added": len(pictures) - len(left_out), "left_out": left_out, "people": len(gallery)}
 
     @app.delete("/people", dependencies=with_token)
@@ -139,3 +155,23 @@ def create_app(gallery: Gallery, token: str = "") -> FastAPI:
         return JSONResponse({"detail": f"{name}: {what}"}, 422)
 
     return app
+
+
+class _Uploaded(bytes):
+    """The bytes of a picture, with the name that messages call it by."""
+
+    def __new__(cls, file: UploadFile):
+        made = super().__new__(cls, file.file.read())
+        made.name = file.filename
+        return made
+
+
+def _described(face: Face) -> dict[str, Any]:
+    return {
+        "name": face.name,
+        "text": str(face),
+        "reason": face.reason,
+        "threshold": face.threshold,
+        "box": face.box,
+        "matches": [match._asdict() for match in face.matches],
+    }

@@ -4,6 +4,8 @@ import os
 import re
 import signal
 
+import cv2
+import numpy as np
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -14,6 +16,7 @@ client_of = pytest.importorskip(
 from plsc import Gallery, cli
 from plsc.apps.serve import command
 from plsc.apps.serve.command import TOKEN, create_app, main
+from tests.apps.faces.lfw import ZOO, needs_faces, portraits, scene
 from tests.apps.gallery.people import Pixels, people, picture
 from tests.helpers.refusals import refusal
 
@@ -29,6 +32,10 @@ def gallery(tmp_path):
 @pytest.fixture
 def client(gallery):
     return client_of(create_app(gallery, SECRET))
+
+
+def encoded(picture):
+    return cv2.imencode(".png", picture)[1].tobytes()
 
 
 def form(*pictures, name="picture"):
@@ -50,9 +57,7 @@ def test_people_are_listed_added_and_removed_with_the_token(client, gallery):
     assert client.get("/people", headers=HEADERS).json() == [f"p{number}" for number in range(12)]
     pictures = form(picture("Dan", 0), picture("Dan", 1), b"x", name="pictures")
     added = client.post("/people", headers=HEADERS, data={"name": "Dan"}, files=pictures).json()
-    assert (
-        added["added"] == 2 and added["people"] == 13 and "the picture: not an image" in added["left_out"][0]
-    )
+    assert added["added"] == 2 and added["people"] == 13 and "2.png: not an image" in added["left_out"][0]
     assert client.post("/search", files=form(picture("Dan", 5))).json()["name"] == "Dan"
     assert client.delete("/people?name=Dan", headers=HEADERS).json() == {"people": 12}
     again = client.delete("/people?name=Dan", headers=HEADERS)
@@ -77,7 +82,7 @@ def test_people_are_listed_added_and_removed_with_the_token(client, gallery):
         ({"json": {"picture": "aGVsbG8="}}, "send one file as curl -F picture=@who.jpg http://.../search"),
         ({"data": {"picture": "aGVsbG8="}}, "picture: is missing, or not what the form has"),
         ({"files": form(picture("a"), picture("b"))}, "send one file as curl -F picture=@who.jpg http"),
-        ({"files": form(b"no picture")}, "picture: not an image"),
+        ({"files": form(b"no picture")}, "0.png: not an image"),
         ({"files": form(picture("a")), "params": {"top": "many"}}, "top: Input should be a valid integer"),
     ],
 )
@@ -98,7 +103,7 @@ def test_a_gallery_that_cannot_be_used_is_503_and_the_log_says_why(client, galle
 
 def test_the_page_is_one_file_whose_parts_fit(client):
     page = client.get("/").text
-    assert page.count("\n") <= 150 and "http" not in page
+    assert page.count("\n") <= 180 and not re.search("https?://(?!www.w3.org/2000/svg)", page)
     ids = re.findall(r'id="(\w+)"', page)
     assert sorted(ids) == sorted({*ids}) and {*re.findall(r'get\("(\w+)"\)', page)} <= {*ids}
     fields = client.get("/openapi.json").json()["paths"]
@@ -131,3 +136,38 @@ def test_the_command(gallery, tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["a.gallery"]  # a copy of this file has all
     assert started["host"] == "127.0.0.1" and started["port"] == 8123 and started["limit_concurrency"]
     assert "12 people, by pixels; http://127.0.0.1:8123/\n" in capsys.readouterr().out
+
+
+def test_docs_are_a_plain_page_that_names_every_path(client):
+    page = client.get("/docs")
+    assert page.headers["content-type"].startswith("text/plain")
+    for path in client.get("/openapi.json").json()["paths"]:
+        assert path in page.text
+    assert "cdn" not in page.text and client.get("/redoc").status_code == 404
+
+
+@needs_faces
+def test_every_face_of_a_group_has_a_name_and_a_box(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLSC_CACHE", str(ZOO))
+    known = dict([*portraits(4, 12).items()][:11])
+    people = {name: [encoded(scene([face])) for face in faces[:3]] for name, faces in known.items()}
+    gallery = Gallery.build(tmp_path / "a.gallery", people)
+    client = client_of(create_app(gallery, SECRET))
+    first, second = [*known][:2]
+    group = encoded(scene([known[first][3], known[second][3]]))
+    said = client.post("/search?faces=all", files=form(group)).json()
+    assert [face["name"] for face in said["faces"]] == [first, second] and said["name"] == first
+    (left, top, width, height), (other, *_) = (face["box"] for face in said["faces"])
+    assert said["box"] == [left, top, width, height] and 0 <= left < left + width <= other < 480
+    assert all(-1 <= match["similarity"] <= 1 for face in said["faces"] for match in face["matches"])
+    one = client.post("/search", files=form(group)).json()
+    assert [face["box"] for face in one["faces"]] == [face["box"] for face in said["faces"]]
+    assert one["faces"][0]["name"] == first and "name" not in one["faces"][1]
+    pictures = form(
+        encoded(np.hstack([scene([face], width=200) for face in (known[first][3], known[second][3])])),
+        name="pictures",
+    )
+    refused = client.post("/people", headers=HEADERS, data={"name": "Eve"}, files=pictures)
+    assert refused.status_code == 422 and "0.png: 2 faces, the second has" in refused.json()["detail"]
+    data = {"name": "Eve", "groups": "true"}
+    assert client.post("/people", headers=HEADERS, data=data, files=pictures).json()["added"] == 1
