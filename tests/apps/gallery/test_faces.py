@@ -1,5 +1,6 @@
 """Galleries of photos, by the published networks, by a run and by its export; and the command."""
 
+import re
 import shutil
 
 import cv2
