@@ -23,7 +23,7 @@ from plsc.errors import MissingFileError, UserError
 from plsc.heads.banks import device
 from plsc.training.embed import embed
 from plsc.training.resume import load_network
-from plsc.training.start import RUN_FILES, find_checkpoint, how_to_go_on, write_config
+from plsc.training.start import RUN_FILES, find_checkpoint, find_newest, how_to_go_on, write_config
 from plsc.utils.logging import setup_logging
 from tests.helpers.bounds import assert_within, perturbed, rounded
 from tests.helpers.launch import run_python
@@ -328,7 +328,7 @@ def test_the_same_command_goes_on_from_the_newest_and_says_where_it_would_not(tm
     stopped = entry(tmp_path, "Global.checkpoint=best").config.Global
     back = entry(tmp_path, "Global.checkpoint=best", "Global.resume=true").config
     for section in (stopped, back.Global):
-        find_checkpoint(section, writes=True)
+        find_newest(section, writes=True)
     assert names == ["newest", "best"] and how_to_go_on(stopped) == "the same command goes on"
     assert how_to_go_on(back.Global) == "the same command without Global.checkpoint goes on"
     write_config(back)  # which does not go back again

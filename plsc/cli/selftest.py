@@ -73,9 +73,10 @@ def check_reduce_scatter() -> float:
 def check_data_parallel() -> float:
     """Give all ranks rank 0's parameters and the average of the gradients."""
     paddle.seed(distributed.rank())
-    layer = distributed.data_parallel(paddle.nn.Linear(2, 1))
-    weight = layer.parameters()[0]
-    layer(paddle.ones([1, 2]) * (distributed.rank() + 1.0)).sum().backward()
+    model, average_gradients = distributed.data_parallel(paddle.nn.Linear(2, 1))
+    weight = model.parameters()[0]
+    model(paddle.ones([1, 2]) * (distributed.rank() + 1.0)).sum().backward()
+    average_gradients()
     average = np.full(weight.shape, (distributed.world_size() + 1) / 2)
     return max(
         relative(weight.grad, average), relative(weight, distributed.gather_objects(weight.numpy())[0])

@@ -9,12 +9,8 @@ average is then the sum over the ranks, which is the gradient of the mean loss o
 Try it: `python -m paddle.distributed.launch --nproc_per_node 4 tests/distributed/run_collectives.py`.
 """
 
-import contextlib
-import io
 import itertools
 import os
-import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -23,12 +19,12 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
-from paddle.distributed import collective, fleet
-from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
+from paddle.distributed import fleet
 from paddle.profiler import RecordEvent
 
 from plsc.distributed import device as devices
-from plsc.distributed.environment import CPU, local_size_from_env
+from plsc.distributed import network_interface, paddle_internals, peers
+from plsc.distributed.environment import CPU
 from plsc.distributed.environment import rank_from_env as rank
 from plsc.distributed.environment import world_size_from_env as world_size
 from plsc.distributed.key_value_store import get_store
@@ -41,7 +37,12 @@ _flags = itertools.count()
 PIECE_BYTES = 64 << 20  # of a rank's array in one all_gather
 
 
-def init(device: str = "auto", threads: int | None = None) -> None:
+def init(
+    device: str = "auto",
+    threads: int | None = None,
+    hang_seconds: float = 600,
+    problem: UserError | None = None,
+) -> None:
     """Choose the device, the same kind on all ranks, and, in a launch of several, start fleet's collective
     mode.
 
@@ -51,8 +52,11 @@ def init(device: str = "auto", threads: int | None = None) -> None:
         device: "cpu", a kind that Paddle lists, one card of it ("gpu:1"), or "auto" (the first kind, if all
             ranks have a card).
         threads: CPU threads for this rank's matrix products; None leaves Paddle's own choice.
+        hang_seconds: see plsc.distributed.peers.meet.
+        problem: a mistake that this rank has found before; every rank raises it.
 
-    Raises UserError, on every rank, where the ranks cannot have what was asked for; and of no launch.
+    Raises UserError on every rank if the ranks cannot have what was asked for, or if no launcher has started
+    them. Raises LostRankError if a rank does not come.
     """
     if (
         not paddle.in_dynamic_mode()
@@ -63,28 +67,25 @@ def init(device: str = "auto", threads: int | None = None) -> None:
             f"rank {rank()} of {world_size()} by PADDLE_TRAINER_ID and PADDLE_TRAINERS_NUM, and no launcher "
             "has set them; unset both"
         )
+    joins = world_size() > 1 and not dist.is_initialized()
+    if joins:
+        try:
+            interface = network_interface.for_gloo()
+        except UserError as error:
+            interface, problem = None, problem or error
+        peers.meet(hang_seconds, problem)
     kind = _agree_on_kind(device)
     devices.use(kind, device, world_size())
-    if world_size() > 1 and not dist.is_initialized():
+    if joins:
         get_store()  # before the ranks exchange their addresses by it
-        if world_size() == local_size_from_env():
-            # The name of this machine may have no address, or another's: Gloo meets on the loopback
-            # interface.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        elif kind == CPU and "GLOO_SOCKET_IFNAME" not in os.environ:
-            try:
-                socket.getaddrinfo(socket.gethostname(), None)
-            except OSError as error:
-                raise UserError(
-                    f"the name of this machine, {socket.gethostname()}, has no address: add it to /etc/hosts "
-                    "or set GLOO_SOCKET_IFNAME to a network interface such as eth0"
-                ) from error
+        if interface:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
         # For ranks on CPUs Paddle would take the device's collectives.
         os.environ.update(devices.backend_variables(kind))
-        with _groups_of_all_ranks_share_one():
+        with paddle_internals.one_group_of_all_ranks():
             fleet.init(is_collective=True, log_level="ERROR")
     if threads is not None:
-        paddle.base.core.set_num_threads(threads)
+        paddle_internals.set_threads(threads)
 
 
 def _agree_on_kind(device: str) -> str:
@@ -101,50 +102,6 @@ def _agree_on_kind(device: str) -> str:
     except UserError:
         barrier()  # rank 0 has the store, so it must not end before the others have read
         raise
-
-
-@contextlib.contextmanager
-def _groups_of_all_ranks_share_one():
-    """Inside the block, return the default group for a new group of all ranks.
-
-    fleet.init asks for several such groups. With three or more Gloo ranks each further one fails every other
-    time ("connect ... Connection refused") or hangs, on Paddle 2.6 and 3.3: a rank connects before its peer
-    listens.
-    """
-    original = dist.new_group
-
-    def new_group(ranks=None, *args, **kwargs):
-        world = collective._get_default_group()
-        if ranks is None or sorted(ranks) == sorted(world.ranks):
-            return world
-        return original(ranks, *args, **kwargs)
-
-    dist.new_group = new_group
-    output = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(output):  # a banner with the flags that Paddle has changed itself
-            dist.init_parallel_env()
-        yield
-    finally:
-        dist.new_group = original
-        for line in output.getvalue().splitlines():
-            if not line.startswith(("=====", "FLAGS(")):
-                print(line, file=sys.stderr)
-
-
-def data_parallel(layer: paddle.nn.Layer) -> paddle.nn.Layer:
-    """Replicate `layer`: rank 0's parameters on every rank, gradients averaged over the ranks during
-    backward."""
-    return fleet.distributed_model(layer) if world_size() > 1 else layer
-
-
-def average_gradients(layer: paddle.nn.Layer) -> None:
-    """Average the gradients of the layer's parameters over the ranks, in place.
-
-    For what `data_parallel` cannot do meanwhile: its hooks fail in layers that are recomputed.
-    """
-    if world_size() > 1:
-        fused_allreduce_gradients(list(layer.parameters()), None)
 
 
 def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
@@ -367,8 +324,8 @@ def barrier(timeout: float = 3600.0) -> None:
     """Wait until every rank has called it, for at most `timeout` seconds.
 
     It polls the job's key-value store: a Gloo collective gives up after a fixed 30 s, which a rank that
-    saves, evaluates or builds an index alone easily exceeds. Some milliseconds each, so not for every step.
-    Every rank must call it equally often.
+    saves, evaluates or builds an index alone easily exceeds. It takes some milliseconds, so it is not for
+    every step. Every rank must call it equally often. Raises LostRankError if a rank is gone.
     """
     if world_size() == 1:
         return
@@ -382,6 +339,7 @@ def barrier(timeout: float = 3600.0) -> None:
             raise TimeoutError(
                 f"only {here} of {world_size()} ranks reached barrier {key} within {timeout:.0f} s"
             )
+        _refuse_to_wait_in_vain()
         time.sleep(next(pauses))
         here = store.add(key, 0)
     # The store belongs to rank 0 and ends with it, so rank 0 leaves last: the others may still ask it.
@@ -389,8 +347,13 @@ def barrier(timeout: float = 3600.0) -> None:
         store.add(key, 1)
         return
     pauses = _pauses()
-    while store.add(key, 0) < 2 * world_size() - 1 and time.monotonic() < give_up:
+    while store.add(key, 0) < 2 * world_size() - 1 and time.monotonic() < give_up and not peers.gone():
         time.sleep(next(pauses))
+
+
+def _refuse_to_wait_in_vain() -> None:
+    if text := peers.gone():
+        raise peers.LostRankError(text)
 
 
 def _pauses() -> Iterator[float]:

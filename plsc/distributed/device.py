@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import paddle
 
+from plsc.distributed import paddle_internals
 from plsc.distributed.environment import AUTO, CPU, GPU, rank_from_env
 from plsc.errors import UserError
 from plsc.native import turned_off
@@ -38,9 +39,7 @@ def count(kind: str) -> int:
         return 0
     if kind == GPU:
         return paddle.device.cuda.device_count()
-    if kind == XPU:
-        return paddle.base.core.get_xpu_device_count()
-    return paddle.base.core.get_custom_device_count(kind)
+    return paddle_internals.count_cards(kind)
 
 
 def _kind_for(device: str) -> str:
@@ -166,7 +165,7 @@ def tensor_of(array: np.ndarray, place: object = None) -> paddle.Tensor:
     gigabyte in a million steps of a head.
     """
     tensor = paddle.empty(array.shape, array.dtype.name)
-    tensor.get_tensor().set(array, place or paddle.framework._current_expected_place())
+    tensor.get_tensor().set(array, place or paddle_internals.current_place())
     return tensor
 
 
@@ -184,7 +183,7 @@ def to_device(array: np.ndarray) -> paddle.Tensor:
         return tensor_of(array)
     pinned = kind == GPU  # from memory of which Paddle itself keeps the source
     source = tensor_of(array, paddle.CUDAPinnedPlace() if pinned else paddle.CPUPlace())
-    tensor = source._copy_to(paddle.framework._current_expected_place(), False)
+    tensor = paddle_internals.copy_to(source, paddle_internals.current_place(), wait=False)
     if not pinned:
         while _in_flight and _in_flight[0][0].query():
             _in_flight.popleft()
@@ -196,4 +195,4 @@ def to_device(array: np.ndarray) -> paddle.Tensor:
 
 def to_host(tensor: paddle.Tensor) -> np.ndarray:
     """Read a tensor's numbers: the host waits once, until the device has done all that was queued."""
-    return tensor._copy_to(paddle.CPUPlace(), True).numpy()
+    return paddle_internals.copy_to(tensor, paddle.CPUPlace(), wait=True).numpy()

@@ -55,6 +55,15 @@ def local_size_from_env() -> int:
     return int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
 
 
+def master_from_env() -> tuple[str, int]:
+    """Return host and port of the job's store, which rank 0 keeps, as Paddle reads them."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not (host and port):
+        first = os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").partition(",")[0]
+        host, _, port = (os.environ.get("PADDLE_MASTER") or first).rpartition(":")
+    return host, int(port)
+
+
 def available_bytes() -> int:
     """Return the bytes of memory that programs of this machine can still get (Linux)."""
     lines = Path("/proc/meminfo").read_text().splitlines()

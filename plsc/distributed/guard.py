@@ -22,7 +22,7 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
-from plsc.distributed import lock
+from plsc.distributed import lock, peers
 from plsc.distributed.environment import rank_from_env
 from plsc.errors import UserError, shown
 
@@ -48,14 +48,15 @@ class Guard:
 
     Args:
         folder: Global.output_dir.
-        hang_seconds: in a launch, a rank whose step takes longer says so and ends; 0: never.
+        hang_seconds: in a launch, a rank whose step takes longer reports this and ends; 0: never.
 
     Attributes:
         signal: number of the signal that asks to stop, 0 = none.
         step: steps done.
 
     Entering takes the folder's lock (rank 0, unless the supervisor has it): UserError if another run has it.
-    In a launch the failure of another rank becomes SystemExit with LOST, and under a supervisor every
+    It also starts the watch, which ends this rank if it hangs or if another rank is lost. In a launch the
+    failure of another rank becomes SystemExit with LOST, and under a supervisor every
     exception becomes one, with 2 for a user's mistake.
     """
 
@@ -68,6 +69,7 @@ class Guard:
         self._seconds = hang_seconds if self._launched and hang_seconds else math.inf
         self._deadline = math.inf
         self._ended = threading.Event()
+        self._said = threading.Lock()  # taken by whichever thread reports the end of this rank
         self._exit = contextlib.ExitStack()
         self._words = words_of(folder, rank_from_env()) if self._launched else None
         self._words_file: int | None = None  # its descriptor
@@ -77,6 +79,9 @@ class Guard:
             die_with_parent()
         if rank_from_env() == 0 and not self._supervised:
             self._exit.enter_context(lock.hold(self.folder))
+        if self._launched:
+            self.allow_pause()
+            threading.Thread(target=self._watch, daemon=True).start()
         return self
 
     def listen(self) -> None:
@@ -92,8 +97,6 @@ class Guard:
         if self._launched:
             self._words.parent.mkdir(parents=True, exist_ok=True)
             self._words_file = self._exit.enter_context(open(self._words, "wb", 0)).fileno()  # noqa: SIM115
-        if self._seconds < math.inf:
-            threading.Thread(target=self._watch, daemon=True).start()
         self.step_started(0)
         self.allow_pause()
 
@@ -109,16 +112,30 @@ class Guard:
         self._deadline = time.monotonic() + PATIENCE * self._seconds
 
     def _watch(self) -> None:
-        """End this process when a step takes too long."""
+        """End this process when a step takes too long, or when another rank is lost."""
         while not self._ended.wait(0.5):
+            if lost := peers.lost():
+                self._end(f"rank {rank_from_env()} stopped {self._when()}: {lost}")
             if time.monotonic() > self._deadline:
-                text = f"rank {rank_from_env()} took too long in step {self.step + 1} (Global.hang_seconds)"
-                with open(self._words, "w", encoding="utf-8") as file:
-                    print(text, file=file, flush=True)
-                    faulthandler.dump_traceback(file)
-                if not self._supervised:
-                    print(f"ERROR {text}; where it waits is in {file.name}", file=sys.stderr, flush=True)
-                os._exit(LOST)
+                self._end(f"rank {rank_from_env()} took too long {self._when()} (Global.hang_seconds)")
+
+    def _end(self, text: str) -> None:
+        """Report why this rank ends, and end it without the help of its main thread, which waits."""
+        if not self._said.acquire(blocking=False):
+            return  # the main thread has an error of its own
+        where = ""
+        with contextlib.suppress(OSError):  # a log that cannot be written keeps no rank from its end
+            self._words.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._words, "w", encoding="utf-8") as file:
+                print(text, file=file, flush=True)
+                faulthandler.dump_traceback(file)
+            where = f"; where it waits is in {self._words}"
+        if not self._supervised:
+            print(f"ERROR {text}{where}", file=sys.stderr, flush=True)
+        os._exit(LOST)
+
+    def _when(self) -> str:
+        return f"in step {self.step + 1}" if self.step else "before its first step was done"
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._ended.set()
@@ -133,16 +150,22 @@ class Guard:
     def _say_why(self, error: Exception) -> None:
         """Write to rank{r}.txt why this rank fails, and end it, if the supervisor or a line says so."""
         user = isinstance(error, UserError)
-        lost = not user and _LOST_PEER.search(str(error))
+        lost = not user and (isinstance(error, peers.LostRankError) or _LOST_PEER.search(str(error)))
         if not (self._supervised or lost):
             return
-        text = self._line(error)
+        if not self._said.acquire(blocking=False):
+            time.sleep(60)  # the watch has reported it, and ends this process
+        text, where = self._line(error), f"; the traceback is in {self._words}"
         try:
+            if lost:
+                self._words.parent.mkdir(parents=True, exist_ok=True)
             self._words.write_text(text if user else f"{text}\n{''.join(traceback.format_exception(error))}")
         except OSError:
-            return
+            if not lost:
+                return
+            where = ""
         if not self._supervised:
-            print(f"ERROR {text}; the traceback is in {self._words}", file=sys.stderr, flush=True)
+            print(f"ERROR {text}{where}", file=sys.stderr, flush=True)
         raise SystemExit(LOST if lost else 2 if user else 1) from error
 
     def _line(self, error: Exception) -> str:
@@ -153,9 +176,10 @@ class Guard:
         # Paddle's own errors begin with a C++ traceback, and have a line of dashes above their message.
         _, of_paddle, text = str(error).rpartition("Error Message Summary:")
         text = " ".join((text.strip(" -\n") if of_paddle else text).split())
-        when = f"in step {step + 1}" if step else "before its first step was done"
+        if isinstance(error, peers.LostRankError):
+            return f"rank {rank} stopped {self._when()}: {error}"
         remedy = "; lower DataLoader.Train.batch_size" if isinstance(error, MemoryError) else ""
-        return shown(f"rank {rank} failed {when}: {type(error).__name__}: {text[:500]}{remedy}")
+        return shown(f"rank {rank} failed {self._when()}: {type(error).__name__}: {text[:500]}{remedy}")
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.signal and number == signal.SIGINT:

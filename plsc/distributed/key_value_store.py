@@ -5,18 +5,31 @@ import functools
 import os
 import socket
 import stat
+import time
 
-import paddle
+from plsc.distributed import paddle_internals
+from plsc.distributed.environment import master_from_env, rank_from_env
 
 
 @functools.cache
 def get_store():
     """Return Paddle's TCPStore of this job. Rank 0 starts it, and the others' first calls wait for that."""
-    store = paddle.base.core.create_or_get_global_tcp_store()
-    port = os.environ.get("MASTER_PORT") or os.environ.get("PADDLE_MASTER", "").rpartition(":")[2]
-    if port.isdigit():
-        _send_at_once(int(port))
+    host, port = master_from_env()
+    if rank_from_env() != 0:
+        _wait_for_server(host, port)
+    store = paddle_internals.job_store()
+    _send_at_once(port)
     return store
+
+
+def _wait_for_server(host: str, port: int) -> None:
+    """Wait until rank 0 listens, for at most a minute: Paddle's client would try again after 3 s only."""
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=5) as connection:
+            if connection.getsockname() != connection.getpeername():  # else it has found itself
+                return
+        time.sleep(0.005)
 
 
 def _send_at_once(port: int) -> None:

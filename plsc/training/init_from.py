@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from plsc import distributed
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.store import find
 from plsc.data.dataset import Dataset
@@ -21,13 +20,20 @@ from plsc.training.resume import ROWS_AT_ONCE, load_backbone
 from plsc.utils.logging import warn_on_rank_0
 
 
-def start_from(folder: str | Path, backbone: paddle.nn.Layer, head: SoftmaxHead, data: Dataset) -> list[str]:
-    """Load the weights of a run or of a checkpoint into `backbone` and `head` -> lines for the log. Every
-    rank calls it.
+def find_weights(folder: str | Path) -> Path:
+    """Find the checkpoint of Global.init_from: a folder of one, or of a run.
 
-    Raises UserError: no checkpoint there, a damaged one, another backbone, names that are not unique.
+    Rank 0 calls it, since every byte is verified. UserError if there is none, or a damaged one.
     """
-    path = distributed.run_on_rank_0(lambda: find(Path(), folder))  # reads every byte
+    return find(Path(), folder)
+
+
+def start_from(path: Path, backbone: paddle.nn.Layer, head: SoftmaxHead, data: Dataset) -> list[str]:
+    """Load the weights of a checkpoint, which `find_weights` has found, into `backbone` and `head` -> lines
+    for the log. Every rank calls it.
+
+    Raises UserError: another backbone, names that are not unique.
+    """
     saved = Checkpoint.open(path, verify=False)
     load_backbone(backbone, saved)
     if saved.preprocessing.differences(data.preprocessing):

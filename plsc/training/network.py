@@ -91,14 +91,15 @@ class Network:
         self.loss_scale = loss_scale
         self._addresses = Addresses(backbone, seed)
         self._statistics = statistics
-        self._parallel = backbone
+        self._model = backbone  # whose backward pass may average the gradients over the ranks
+        self._average: Callable[[], object] = lambda: None
         self._parts: list[MicroBatch] = []  # of the last forward pass
         self._out: paddle.Tensor | None = None  # with its graph, if there was one micro-batch
 
     def start(self) -> None:
         """Replicate the backbone: rank 0's parameters on every rank. Every rank calls it, before the first
         step."""
-        self._parallel = distributed.data_parallel(self.backbone)
+        self._model, self._average = distributed.data_parallel(self.backbone, bool(self._recomputed))
 
     def forward(self, images: np.ndarray, step: int) -> paddle.Tensor:
         """Compute the embeddings of this rank's samples [B, *shape] in step `step` (from 0): float32 [B, D],
@@ -123,14 +124,13 @@ class Network:
         runs_again = len(self._parts) > 1 or self._recomputed  # which changes the statistics again
         restore = self.remember() if runs_again else lambda: None
         with RecordEvent("backward"):
-            # Data parallel's wrapper averages over the ranks what the parameters have gathered by the end of
-            # its own backward pass, so all micro-batches but the last go through the bare backbone.
+            # On devices the model averages over the ranks what the parameters have gathered by the end of its
+            # own backward pass, so all micro-batches but the last go through the bare backbone.
             for part in self._parts[:-1]:
                 self._backward(self._embed(self.backbone, part), grad_BD, part)
             last = self._parts[-1]
             self._backward(self._embed(self._model, last) if out is None else out, grad_BD, last)
-            if self._recomputed:
-                distributed.average_gradients(self.backbone)
+            self._average()
             if self.loss_scale:
                 unscale(
                     [p.grad for p in self.backbone.parameters() if p.grad is not None], self.loss_scale.scale
@@ -167,11 +167,6 @@ class Network:
         own = self.backbone.state_dict()
         for name, array in state["arrays"].items():
             own[name].set_value(array)
-
-    @property
-    def _model(self) -> paddle.nn.Layer:
-        """The layer whose backward pass may average the gradients over the ranks."""
-        return self.backbone if self._recomputed else self._parallel
 
     def _cut(self, images: np.ndarray, step: int) -> list[MicroBatch]:
         shares = self._shares(step)

@@ -24,13 +24,17 @@ RUN_FILES = (
 _OF_CHECKPOINTS = ("export", "test", "predict")  # made later, from those
 
 
-def start(section: GlobalCfg) -> None:
-    """Set up environment, ranks and log."""
+def start(section: GlobalCfg, problem: UserError | None = None) -> int:
+    """Set up environment, ranks and log; return the threads of this rank's matrix products.
+
+    problem: a mistake that this rank has found; all ranks raise it.
+    """
     threads = environment.prepare(section.threads, section.device)
     from plsc import distributed
 
-    distributed.init(section.device, threads)
+    distributed.init(section.device, threads, section.hang_seconds, problem)
     setup_logging(distributed.rank())
+    return threads
 
 
 def goes_on(section: GlobalCfg) -> bool:
@@ -111,26 +115,29 @@ def delete_run(folder: Path) -> None:
             remove(folder / name)
 
 
-def find_checkpoint(section: GlobalCfg, writes: bool = False) -> Path | None:
+def find_newest(section: GlobalCfg, writes: bool = False) -> Path | None:
     """Find the checkpoint that Global.checkpoint names, and log it; None if that is the newest and there is
-    none. Every rank calls it.
+    none. Rank 0 calls it, since every byte is verified.
 
     writes: this run writes there, and sets damaged ones aside.
     """
-    from plsc import distributed
-
     name = section.checkpoint or "newest"
     if writes and name == "best" and not section.resume:  # of a run that was stopped; best is for evaluations
         name = "newest"
-    folder = Path(section.output_dir) / "checkpoints"
-    # It verifies every byte and sets damaged ones aside: once is enough.
-    path = distributed.run_on_rank_0(lambda: store.find(folder, name, rename=writes))
+    path = store.find(Path(section.output_dir) / "checkpoints", name, rename=writes)
     if path:
         how = f" ({name})" if name in ("newest", "best") else ""
         get_logger().info(f"reading checkpoint {path}{how}")
     elif writes:
         get_logger().info(f"nothing to resume in {section.output_dir}, starting at step 0")
     return path
+
+
+def find_checkpoint(section: GlobalCfg) -> Path | None:
+    """Find the checkpoint of `find_newest` on rank 0, for all. Every rank calls it."""
+    from plsc import distributed
+
+    return distributed.run_on_rank_0(lambda: find_newest(section))
 
 
 def open_checkpoint(section: GlobalCfg) -> store.Checkpoint:

@@ -6,10 +6,10 @@ from typing import Any
 from plsc.checkpoint import store
 from plsc.config import Config, load
 from plsc.distributed import environment, guard
-from plsc.errors import in_one_line, writing
+from plsc.errors import UserError, in_one_line, writing
 from plsc.training.loggers import check_packages
 from plsc.training.metrics import Metrics
-from plsc.training.start import delete_run, find_checkpoint, goes_on, how_to_go_on, start, write_config
+from plsc.training.start import delete_run, goes_on, how_to_go_on, start, write_config
 from plsc.utils.logging import get_logger, setup_logging
 from plsc.utils.text import counted, duration
 
@@ -19,22 +19,30 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
 
     model: a Layer in place of the config's.
     """
-    cfg.check_ranks(environment.world_size_from_env())
-    cfg.check_data()  # before anything is written
-    check_packages(cfg.Global.loggers)
-    resumes = goes_on(cfg.Global)
+    resumes, problem = False, None
+    try:
+        cfg.check_ranks(environment.world_size_from_env())
+        cfg.check_data()  # before anything is written
+        check_packages(cfg.Global.loggers)
+        resumes = goes_on(cfg.Global)
+    except UserError as error:
+        if environment.world_size_from_env() == environment.local_size_from_env():
+            raise
+        problem = error  # of this machine alone, maybe: the other machines' ranks would wait for this one
     output_dir = Path(cfg.Global.output_dir)
     # Places are named within the guard, which logs what ends a rank.
     with guard.Guard(output_dir, cfg.Global.hang_seconds) as guarded, cfg.naming_places():
-        start(cfg.Global)
+        threads = start(cfg.Global, problem)
         from plsc.distributed.device import explained
         from plsc.heads.self_check import refuse_a_wrong_head
+        from plsc.training.agreement import one_start
         from plsc.training.use import finish
 
         with explained("lower DataLoader.Train.batch_size, or Head.logits_budget_mb"):
             refuse_a_wrong_head()
             guarded.listen()
-            trainer, metrics = _begin(cfg, resumes, guarded, model)
+            with one_start(cfg, resumes) as decided:
+                trainer, metrics = _begin(cfg, decided, threads, guarded, model)
             trainer.train(metrics)
         if metrics:
             metrics.close()
@@ -67,25 +75,34 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
         }
 
 
-def _begin(cfg: Config, resumes: bool, guarded: guard.Guard, model: Any) -> tuple[Any, Metrics | None]:
+def _begin(
+    cfg: Config, decided: Any, threads: int, guarded: guard.Guard, model: Any
+) -> tuple[Any, Metrics | None]:
     """Build a Trainer, and rank 0's metrics, with a run's weights or those to start with. Every rank calls
-    it."""
+    it, with the Start of all ranks, and the threads of its own."""
     from plsc import distributed
+    from plsc.training.agreement import agree
     from plsc.training.build import build_trainer
     from plsc.training.init_from import start_from
     from plsc.training.plan import plan_lines
 
-    path = find_checkpoint(cfg.Global, writes=True) if resumes else None
-    if path and cfg.DataLoader.Train.global_batch is None:  # the ranks may be others than before
-        run = store.Checkpoint.open(path, verify=False).plain("run")
-        cfg = load(cfg, {"DataLoader.Train.global_batch": run.get("global_batch")})
-    trainer = build_trainer(cfg, model, guard=guarded)
+    found = decided.checkpoint_of(cfg)
+    path = found if decided.resumes else None
+
+    def build() -> Any:
+        nonlocal cfg
+        if path and cfg.DataLoader.Train.global_batch is None:  # the ranks may be others than before
+            run = store.Checkpoint.open(path, verify=False).plain("run")
+            cfg = load(cfg, {"DataLoader.Train.global_batch": run.get("global_batch")})
+        return build_trainer(cfg, model, guard=guarded)
+
+    trainer = agree(cfg, decided, threads, build)
     output_dir = Path(cfg.Global.output_dir)
     notes = []
     if path:
         trainer.resume(path)
-    elif cfg.Global.init_from:
-        notes = start_from(cfg.Global.init_from, trainer.backbone, trainer.head, trainer.dataset)
+    elif found:
+        notes = start_from(found, trainer.backbone, trainer.head, trainer.dataset)
     metrics = None
     if distributed.rank() == 0:
         if path:

@@ -10,6 +10,7 @@ import paddle
 import pytest
 
 from plsc.distributed import collectives as d
+from plsc.distributed.gradients import data_parallel
 from plsc.errors import MissingFileError
 from plsc.utils.sharding import split
 from tests.helpers.bounds import EPS, assert_within
@@ -76,8 +77,9 @@ ours = d.shard_index(labels, start, stop)
 theirs = paddle.shard_index(paddle.to_tensor(labels).unsqueeze(1), C, W, r, -1).flatten()
 assert np.array_equal(ours, theirs.numpy()) and labels.tolist() == list(range(C))
 
-layer = d.data_parallel(paddle.nn.Linear(2, 1))
+layer, average_gradients = data_parallel(paddle.nn.Linear(2, 1))
 layer(paddle.ones([1, 2]) * (r + 1.0)).sum().backward()
+average_gradients()
 grad = layer.parameters()[0].grad.numpy()
 average = np.full(grad.shape, (W + 1) / 2)
 assert_within(grad, average, EPS * average)  # 1 / W may be rounded before and after it multiplies
@@ -95,6 +97,8 @@ if W > 1:
     if r == 0:
         with pytest.raises(TimeoutError, match=f"only 1 of {W} ranks reached barrier"):
             d.barrier(timeout=0.2)
+    else:
+        time.sleep(1)  # a rank that has ended would be reported
 
     port = int(os.environ["PADDLE_MASTER"].rpartition(":")[2])
     of_the_store = []

@@ -1,0 +1,269 @@
+"""Meet the other ranks before there is a group, and notice within seconds that one is gone.
+
+Each rank holds a TCP connection to rank 0 for the whole run. A thread sends a beat over it every second, and
+rank 0 tells the others whom it has lost. A killed process is noticed at once, since the kernel closes its
+connections; a stopped process, a dead link or a machine without power after `silence` seconds.
+
+Neither of the two other channels can do this. Paddle's key-value store blocks in C++, without a time limit,
+when the machine of rank 0 is gone. Gloo keeps its sockets to itself, gives up after a fixed 30 s, and only in
+a collective: a rank that waits until another one has saved is in none. Besides, the kernel of a stopped
+process still acknowledges what it receives, so the state of a socket shows nothing.
+
+The ranks meet on the port of the job's store, before that store exists: no other port has to be open.
+Imports no Paddle.
+
+Try it: `kill -STOP` a rank of a training.
+"""
+
+import atexit
+import json
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+
+from plsc.distributed.environment import master_from_env, rank_from_env, world_size_from_env
+from plsc.errors import UserError
+
+SILENCE = 28.0  # seconds; below Gloo's 30, so that the line names the rank that is gone
+_BEAT = 1.0  # seconds
+_REMIND = 30.0  # seconds between two lines about ranks that have not come
+_LONGEST_HELLO = 1 << 16  # bytes
+_log = logging.getLogger("plsc")
+
+
+class LostRankError(RuntimeError):
+    """Another rank has ended, or gives no sign of life."""
+
+
+class Peers:
+    """The connections of this rank: rank 0 has one to each other rank, and these have one to rank 0.
+
+    Args:
+        connections: socket of each rank that this one is connected to.
+        silence: seconds without a beat after which a rank is lost.
+    """
+
+    def __init__(self, connections: dict[int, socket.socket], silence: float = SILENCE):
+        self._sockets = connections
+        self._silence = silence
+        self._lost: tuple[str, float] | None = None  # who and why, and when to say so
+        self._left: str | None = None
+        self._quiet: set[int] = set()  # ranks that have said that they end
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def lost(self) -> str | None:
+        """Describe the first rank that was lost; None while all are well.
+
+        A rank whose connection is closed is reported 5 s late: most of the time a collective fails first,
+        and its message tells more.
+        """
+        lost = self._lost
+        return lost[0] if lost and time.monotonic() >= lost[1] else None
+
+    def gone(self) -> str | None:
+        """Describe a rank that will come to no further barrier, because it is lost or has ended."""
+        lost = self._lost
+        return lost[0] if lost else self._left
+
+    def leave(self) -> None:
+        """Tell the others that this rank ends in order."""
+        self._ended.set()
+        self._tell("left", rank_from_env())
+
+    def _run(self) -> None:
+        beat = min(_BEAT, self._silence / 4)
+        heard = dict.fromkeys(self._sockets, time.monotonic())
+        rests = dict.fromkeys(self._sockets, b"")  # an incomplete line of each
+        with selectors.DefaultSelector() as selector:
+            for rank, connection in self._sockets.items():
+                selector.register(connection, selectors.EVENT_READ, rank)
+            due = 0.0
+            while not self._ended.is_set():
+                for key, _ in selector.select(beat):
+                    rank = key.data
+                    try:
+                        data = key.fileobj.recv(4096)
+                    except OSError:
+                        data = b""
+                    heard[rank] = time.monotonic()
+                    *lines, rests[rank] = (rests[rank] + data).split(b"\n")
+                    for line in lines:
+                        self._hear(line.decode(errors="replace"))
+                    if not data:
+                        selector.unregister(key.fileobj)
+                        del heard[rank]
+                        self._lose(rank, "has ended", 5.0)
+                now = time.monotonic()
+                for rank, last in heard.items():
+                    if now - last > self._silence:
+                        why = f"has given no sign of life for {self._silence:.0f} s"
+                        self._lose(rank, f"{why}: its process is stopped, or its machine or network is down")
+                if now >= due:
+                    due = now + beat
+                    self._send(b"\n")
+
+    def _hear(self, line: str) -> None:
+        """Take in one line from another rank: an empty one is a beat."""
+        what, _, text = line.partition(" ")
+        if what == "left":
+            self._left = self._left or f"rank {text} has ended"
+            self._quiet.add(int(text))
+            if rank_from_env() == 0:
+                self._tell("left", text)
+        elif what == "lost":
+            self._lost = self._lost or (text, time.monotonic())
+
+    def _lose(self, rank: int, why: str, late: float = 0.0) -> None:
+        if self._lost is None and rank not in self._quiet:
+            text = f"rank {rank} {why}"
+            self._lost = text, time.monotonic() + late
+            if rank_from_env() == 0:
+                self._tell("lost", text)
+
+    def _tell(self, what: str, text: object) -> None:
+        self._send(f"{what} {text}\n".encode())
+
+    def _send(self, data: bytes) -> None:
+        for connection in self._sockets.values():
+            try:
+                connection.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except OSError:  # gone, which reading it shows, or nothing of it is read: it is silent then
+                continue
+
+
+_peers: Peers | None = None
+
+
+def lost() -> str | None:
+    """Describe the first rank that was lost, see `Peers.lost`; None before the ranks have met."""
+    return _peers.lost() if _peers else None
+
+
+def gone() -> str | None:
+    """Describe a rank that will come to no further barrier, see `Peers.gone`."""
+    return _peers.gone() if _peers else None
+
+
+def meet(hang_seconds: float, problem: UserError | None = None) -> None:
+    """Wait until all ranks have come, and watch them from now on. Every rank calls it once.
+
+    A line every 30 s names the ranks that are missing.
+
+    Args:
+        hang_seconds: time for the ranks to come; also the time without a beat after which a rank is lost, if
+            it is less than SILENCE. 0: wait for ever, and lose no rank by silence.
+        problem: a mistake that this rank has found before.
+
+    Raises UserError on every rank if one has a `problem`; LostRankError if a rank does not come, or ends.
+    """
+    global _peers
+    patience = hang_seconds or float("inf")
+    mine = "" if problem is None else str(problem)
+    connections, first_problem = (_gather if rank_from_env() == 0 else _join)(mine, patience)
+    if first_problem:
+        raise problem if problem and mine in first_problem else UserError(first_problem)
+    silence = min(hang_seconds, SILENCE) if hang_seconds else float("inf")
+    _peers = Peers(connections, silence)
+    atexit.register(_peers.leave)
+
+
+def _gather(mine: str, patience: float) -> tuple[dict[int, socket.socket], str]:
+    """Wait on rank 0 for the others -> their sockets, and the first problem that a rank has."""
+    missing = set(range(1, world_size_from_env()))
+    problems = {0: mine}
+    sockets: dict[int, socket.socket] = {}
+    listener = socket.create_server(("", master_from_env()[1]), backlog=1024)
+    with listener, selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+        hellos: dict[socket.socket, bytes] = {}
+        for text in _reminders(patience, missing):
+            for key, _ in selector.select(0.5):
+                if key.fileobj is listener:
+                    connection, _ = listener.accept()
+                    selector.register(connection, selectors.EVENT_READ)
+                    hellos[connection] = b""
+                    continue
+                connection = key.fileobj
+                if connection in sockets.values():  # it waits for an answer, so this is its end
+                    rank = next(rank for rank, other in sockets.items() if other is connection)
+                    raise LostRankError(f"rank {rank} has ended while the ranks were starting")
+                try:
+                    data = connection.recv(4096)
+                except OSError:
+                    data = b""
+                hellos[connection] += data
+                hello = _hello_in(hellos[connection])
+                if hello is not None and hello["rank"] in missing:
+                    missing.remove(hello["rank"])
+                    sockets[hello["rank"]] = connection
+                    problems[hello["rank"]] = hello["problem"]
+                elif not data or b"\n" in hellos[connection] or len(hellos[connection]) > _LONGEST_HELLO:
+                    selector.unregister(connection)  # of another program
+                    connection.close()
+            if not missing:
+                break
+            if text:
+                _log.warning("rank 0 waits for %s", text)
+    first = next((f"rank {rank}: {problems[rank]}" for rank in sorted(problems) if problems[rank]), "")
+    for connection in sockets.values():
+        connection.sendall(json.dumps({"problem": first}).encode() + b"\n")
+    return sockets, first
+
+
+def _hello_in(data: bytes) -> dict | None:
+    """Read what a rank says of itself; None if it is not complete, or of another program."""
+    try:
+        hello = json.loads(data) if data.endswith(b"\n") else None
+        fits = hello["plsc"] == world_size_from_env() and isinstance(hello["rank"], int)
+        return hello if fits else None
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _join(mine: str, patience: float) -> tuple[dict[int, socket.socket], str]:
+    """Connect to rank 0 and wait until all ranks have come -> its socket, and the first problem of a rank."""
+    host, port = master_from_env()
+    hello = {"plsc": world_size_from_env(), "rank": rank_from_env(), "problem": mine}
+    connection, answer = None, b""
+    for text in _reminders(patience, [0]):
+        if text:
+            where = "the other ranks" if connection else f"rank 0 at {host}:{port}"
+            _log.warning("rank %d waits for %s", rank_from_env(), text.replace("rank 0", where))
+        try:
+            if connection is None:
+                connection = socket.create_connection((host, port), timeout=5)
+                connection.sendall(json.dumps(hello).encode() + b"\n")
+                connection.settimeout(0.5)
+            data = connection.recv(1)  # what follows the answer is for Peers
+        except TimeoutError:
+            continue
+        except OSError:  # nobody listens there yet
+            connection = None
+            time.sleep(0.05)
+            continue
+        answer += data
+        if not data:
+            raise LostRankError("rank 0 has ended while the ranks were starting")
+        if answer.endswith(b"\n"):
+            break
+    return {0: connection}, json.loads(answer)["problem"]
+
+
+def _reminders(patience: float, missing: Iterable[int]) -> Iterator[str]:
+    """Yield "", and every 30 s which ranks are missing; LostRankError after `patience` seconds."""
+    began = time.monotonic()
+    due = _REMIND
+    while True:
+        waited = time.monotonic() - began
+        ranks = ", ".join(map(str, sorted(missing)[:8])) + (" ..." if len(list(missing)) > 8 else "")
+        who = f"rank{'s' * (len(list(missing)) > 1)} {ranks}"
+        if waited > patience:
+            raise LostRankError(f"{who} did not come within {patience:.0f} s (Global.hang_seconds)")
+        yield f"{who} ({waited:.0f} s)" if waited >= due else ""
+        if waited >= due:
+            due += _REMIND

@@ -1,0 +1,266 @@
+"""Check before the first step that all ranks train the same network on the same data into one folder.
+
+Ranks on several machines may have other configs, pictures, versions or disks. Nothing in a step would show
+it: the ranks would train to the end, each in its own way. So every rank makes a fingerprint, the fingerprints
+are gathered once, and all ranks refuse the first difference.
+
+Threads, device, processes that load data, `hang_seconds` and the folders in front of a file's name belong to
+a machine and may differ. Changed pictures are noticed among the few that are compared.
+"""
+
+import contextlib
+import importlib.metadata
+import secrets
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import paddle
+
+from plsc import distributed
+from plsc.config import Config
+from plsc.errors import UserError, shown, writing
+from plsc.training.init_from import find_weights
+from plsc.training.start import find_newest
+from plsc.utils.atomic_write import remove
+from plsc.utils.logging import warn_on_rank_0
+from plsc.utils.registry import is_import_path
+from plsc.utils.version import __version__
+
+_OF_A_MACHINE = {
+    *("Global.output_dir", "Global.threads", "Global.device", "Global.hang_seconds"),
+    "DataLoader.Train.num_workers",
+}
+_PICTURES = 4  # of the training set
+_PICTURES_OF_A_SET = 2  # of each set to evaluate on
+_MOST = 65_536  # labels or names of a set that are compared, evenly spread
+THREADS = "threads"  # the one fact that may differ
+
+
+class Start(NamedTuple):
+    """What rank 0 has decided and done for all.
+
+    checkpoint: the one to read, verified; None: there is none. resumes: whether the run is resumed from it,
+    and does not only take its weights. inside: whether it is in the run's own folder. word: name of a file
+    that rank 0 has made in Global.output_dir.
+    """
+
+    checkpoint: Path | None
+    resumes: bool
+    inside: bool
+    word: str
+
+    def checkpoint_of(self, cfg: Config) -> Path | None:
+        """Return where this rank reads the checkpoint: the path of its own folder may differ."""
+        if self.checkpoint is None or not self.inside:
+            return self.checkpoint
+        return Path(cfg.Global.output_dir, "checkpoints", self.checkpoint.name)
+
+
+@contextlib.contextmanager
+def one_start(cfg: Config, resumes: bool) -> Iterator[Start]:
+    """Find the checkpoint on rank 0, and make a file there that the others look for until the block ends.
+
+    resumes: whether to look for a run to resume; rank 0's counts. Every rank calls it. Raises what
+    `find_newest` and `find_weights` raise.
+    """
+    folder = Path(cfg.Global.output_dir)
+
+    def begin() -> Start:
+        path = find_newest(cfg.Global, writes=True) if resumes else None
+        resumed = path is not None
+        if not resumed and cfg.Global.init_from:
+            path = find_weights(cfg.Global.init_from)
+        word = f".start-{secrets.token_hex(8)}"
+        if distributed.world_size() > 1:
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / word).touch()
+        inside = path is not None and path.parent == folder / "checkpoints"
+        return Start(path, resumed, inside, word)
+
+    start = distributed.run_on_rank_0(begin)
+    try:
+        yield start
+    finally:
+        if distributed.rank() == 0:
+            with contextlib.suppress(OSError):
+                remove(folder / start.word)
+
+
+def agree(cfg: Config, start: Start, threads: int, build: Callable[[], Any]) -> Any:
+    """Call `build` on every rank, compare the ranks, and return this rank's Trainer.
+
+    Args:
+        start: of this run, inside the block of `one_start`. threads: of this rank's matrix products.
+        build: makes a Trainer, without collectives.
+
+    Raises UserError, the same on every rank, if the ranks differ or `build` raises it on one.
+    Collectives: one gather of objects.
+    """
+    if distributed.world_size() == 1:
+        return build()
+    facts = _of_program(cfg, start, threads)
+    trainer, problem = None, None
+    try:
+        trainer = build()
+        facts |= _of_data(trainer)
+    except UserError as error:
+        problem = error
+    rows = distributed.gather_objects((facts, problem))
+    refuse_differences([facts for facts, _ in rows])
+    problems = [theirs for _, theirs in rows]
+    if all(problems):
+        raise problem
+    for rank, theirs in enumerate(problems):
+        if theirs:
+            raise type(theirs)(f"rank {rank}: {theirs.text}", theirs.key)
+    return trainer
+
+
+def refuse_differences(facts: list[Mapping[str, Any]]) -> None:
+    """Raise UserError for the first fact in which ranks differ, and name the others.
+
+    facts: of each rank, by what they are about. A fact that a rank lacks, since its data could not be built,
+    is not compared.
+    """
+    different = []
+    for name in dict.fromkeys(name for of_rank in facts for name in of_rank):
+        values = [of_rank.get(name) for of_rank in facts]
+        known = [value for value in values if value is not None]
+        if all(value == known[0] for value in known):
+            continue
+        if name == THREADS:
+            warn_on_rank_0(f"{_told(values)} threads: the last bits of sums depend on their number")
+        else:
+            different.append((name, values))
+    if different:
+        name, values = different[0]
+        more = f" (so do {', '.join(name for name, _ in different[1:4])})" if different[1:] else ""
+        more = more.replace(")", ", ...)") if different[4:] else more
+        raise UserError(f"the ranks differ in {name}{more}: {_told(values)}; start all ranks with the same")
+
+
+def _told(values: list[Any]) -> str:
+    """Tell which ranks have which values: "rank 0 has 0.1, ranks 1, 2 have 0.01"."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        if value is not None:
+            ranks.setdefault(shown(value), []).append(rank)
+    parts = []
+    for value, who in ranks.items():
+        some = ", ".join(map(str, who[:4])) + (", ..." if who[4:] else "")
+        parts.append(f"rank {some} has {value}" if len(who) == 1 else f"ranks {some} have {value}")
+    return ", ".join(parts[:4])
+
+
+def _of_program(cfg: Config, start: Start, threads: int) -> dict[str, Any]:
+    """Describe folder, program, config and checkpoint."""
+    folder = Path(cfg.Global.output_dir)
+    shared = (folder / start.word).exists()
+    plain = cfg.plain()
+    facts = {
+        "the folder Global.output_dir": "that of rank 0" if shared else f"a folder of its own, {folder}",
+        "plsc's version": __version__,
+        "plsc's sources": _digest(path.read_bytes() for path in sorted(_sources())),
+        "Paddle's version": paddle.__version__,
+        "NumPy's version": np.__version__,  # which draws random numbers
+        "OpenCV's version": _version("opencv-python-headless", "opencv-python"),
+    }
+    for key, value in _flat(plain):
+        if key not in _OF_A_MACHINE:
+            facts[key] = shown("null" if value is None else value)
+            if isinstance(value, str) and is_import_path(value):
+                module = sys.modules.get(value.partition(":")[0])
+                file = getattr(module, "__file__", None)
+                if file:
+                    facts[f"the source of {value}"] = _digest([Path(file).read_bytes()])
+    path = start.checkpoint_of(cfg)
+    if path is not None:
+        manifest = path / "manifest.json"
+        facts[f"the checkpoint {path.name}"] = (
+            f"manifest {_digest([manifest.read_bytes()])}" if manifest.is_file() else f"none at {path}"
+        )
+    return {**facts, THREADS: threads}
+
+
+def _sources() -> Iterable[Path]:
+    return Path(__file__).parents[1].rglob("*.py")
+
+
+def _version(*packages: str) -> str:
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+    return "unknown"
+
+
+def _of_data(trainer: Any) -> dict[str, Any]:
+    """Describe the data sets."""
+    dataset = trainer.dataset
+    facts = _of_set("DataLoader.Train", dataset, dataset.labels, dataset.num_classes)
+    facts |= _of_pictures("DataLoader.Train", lambda index: dataset.sample(index, 0), len(dataset), _PICTURES)
+    for title, data in trainer.evaluator.sets.items():
+        name = f"the set to evaluate on, {title}"
+        facts |= _of_set(name, data, data.labels, data.num_classes, data.count)
+        facts |= _of_pictures(
+            name, lambda index, data=data: data.images(index, index + 1), data.count, _PICTURES_OF_A_SET
+        )
+    return facts
+
+
+def _of_set(name: str, data: Any, labels: Any, classes: int | None, count: int | None = None) -> dict:
+    identities = getattr(data, "identities", None)
+    return {
+        f"the images of {name}": f"{len(labels) if count is None else count:,}",
+        f"the classes of {name}": None if classes is None else f"{classes:,}",
+        f"the names of the classes of {name}": None if identities is None else _digest(_some(identities)),
+        f"the labels of {name}": None if labels is None else _digest(_some(labels)),
+    }
+
+
+def _of_pictures(name: str, picture: Callable[[int], np.ndarray], count: int, most: int) -> dict[str, Any]:
+    """Describe a few pictures, or say why one cannot be made: that is for the step that needs it."""
+    facts = {}
+    for index in sorted({count * part // most for part in range(most)} if count else ()):
+        try:
+            made = _digest([np.ascontiguousarray(picture(index)).tobytes()])
+        except UserError as error:
+            made = str(error)
+        facts[f"the pictures of {name}, number {index}"] = made
+    return facts
+
+
+def _some(values: np.ndarray) -> Iterator[bytes]:
+    """Yield at most _MOST of the values, evenly spread, as bytes."""
+    step = -(-len(values) // _MOST) or 1
+    some = values[::step]
+    yield repr(some.tolist()).encode() if some.dtype.kind in "UO" else np.ascontiguousarray(some).tobytes()
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return f"{crc:08x}"
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of nested sections and their values, paths without their folders."""
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            yield from _flat(below, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list) and any(isinstance(below, Mapping) for below in value):
+        for number, below in enumerate(value):
+            yield from _flat(below, f"{key}.{number}")
+    else:
+        yield key, _portable(value)
+
+
+def _portable(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_portable(below) for below in value]
+    return Path(value).name if isinstance(value, str) and "/" in value else value

@@ -1,0 +1,60 @@
+"""The interface for Gloo on several machines: that of the address by which the launch knows this one."""
+
+import re
+import socket
+
+import pytest
+
+from plsc.distributed import network_interface
+from tests.helpers.refusals import refusal
+
+
+@pytest.fixture
+def several_machines(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    monkeypatch.setenv("PADDLE_LOCAL_SIZE", "1")
+    monkeypatch.setattr(network_interface, "addresses", lambda: {"127.0.0.1": "lo", "10.77.0.11": "eth0"})
+    known = {"node1": "127.0.1.1", "node2": "10.77.0.11"}
+
+    def resolve(name):
+        if name in known or name[0].isdecimal():
+            return known.get(name, name)
+        raise socket.gaierror
+
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+
+    def choose(host):
+        monkeypatch.setenv("PADDLE_CURRENT_ENDPOINT", f"{host}:8091")
+        return network_interface.for_gloo()
+
+    return choose
+
+
+@pytest.mark.parametrize("host", ["10.77.0.11", "node2"])
+def test_the_interface_has_the_address_of_the_launch(several_machines, host):
+    assert several_machines(host) == "eth0"
+
+
+@pytest.mark.parametrize(
+    "host, line",
+    [
+        ("node1", "the launch calls this machine node1, 127.0.1.1: others cannot reach it; give Paddle's"),
+        ("box-7f3a.invalid", "the launch calls this machine box-7f3a.invalid, which has no address; give"),
+        ("10.0.0.9", r"no interface has the address 10.0.0.9 \(there are lo 127.0.0.1, eth0 10.77.0.11\)"),
+    ],
+)
+def test_an_address_that_others_cannot_reach_is_one_line(several_machines, host, line):
+    assert re.search(line, refusal(several_machines, host))
+
+
+def test_the_users_interface_stays_and_one_machine_takes_loopback(several_machines, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    assert several_machines("node1") is None
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setenv("PADDLE_LOCAL_SIZE", "2")
+    assert several_machines("node1") == "lo"
+
+
+def test_the_system_lists_loopback():
+    assert network_interface.addresses()["127.0.0.1"] == "lo"

@@ -1,0 +1,110 @@
+"""Ranks that end or fall silent, by connections within this process."""
+
+import socket
+import time
+
+import pytest
+
+from plsc.distributed.peers import Peers
+from tests.helpers.launch import ROOT, start_python
+
+
+@pytest.fixture
+def rank_1():
+    """The other end of a connection, and what this rank 0 notices of it."""
+    here, there = socket.socketpair()
+    yield there, Peers({1: here}, silence=1.0)
+    there.close()
+    here.close()
+
+
+def wait_for(what):
+    end = time.monotonic() + 20
+    while not (found := what()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+def test_a_rank_that_sends_beats_is_well_and_gets_some(rank_1):
+    there, watched = rank_1
+    for _ in range(8):
+        there.send(b"\n")
+        time.sleep(0.25)
+    assert watched.lost() is None and watched.gone() is None
+    assert set(there.recv(99)) == {ord("\n")}
+
+
+def test_a_silent_rank_is_lost(rank_1):
+    text = (
+        "rank 1 has given no sign of life for 1 s: its process is stopped, or its machine or network is down"
+    )
+    assert wait_for(rank_1[1].lost) == text == rank_1[1].gone()
+    assert f"lost {text}\n".encode() in rank_1[0].recv(999)  # for the others
+
+
+def test_a_rank_whose_connection_ends_comes_to_no_barrier(rank_1):
+    rank_1[0].close()
+    assert wait_for(rank_1[1].gone) == "rank 1 has ended"
+    assert rank_1[1].lost() is None  # a collective says more
+    assert wait_for(rank_1[1].lost) == "rank 1 has ended"
+
+
+def test_a_rank_that_ends_in_order_is_not_lost(rank_1):
+    rank_1[0].send(b"\nleft 1\n")
+    rank_1[0].close()
+    assert wait_for(rank_1[1].gone) == "rank 1 has ended"
+    time.sleep(1.5)
+    assert rank_1[1].lost() is None
+
+
+def test_what_rank_0_has_lost_is_lost():
+    here, there = socket.socketpair()
+    with here, there:
+        watched = Peers({0: here})
+        there.send(b"\nlost rank 2 has")
+        there.send(b" ended\n")
+        assert wait_for(watched.lost) == "rank 2 has ended"
+
+
+MEET = """
+import sys
+from plsc.distributed import peers
+from plsc.errors import UserError
+try:
+    peers.meet(float(sys.argv[1]), UserError(sys.argv[2], "a.key") if sys.argv[2] else None)
+except (UserError, peers.LostRankError) as error:
+    print(f"{type(error).__name__}: {error}")
+else:
+    print("met")
+"""
+
+
+def meet(problems, hang_seconds=20.0, ranks=None):
+    """What each rank prints; `problems` of those that are started."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    env = {"PADDLE_MASTER": f"127.0.0.1:{port}", "PADDLE_TRAINERS_NUM": str(ranks or len(problems))}
+    env |= {"MASTER_PORT": None, "MASTER_ADDR": None}
+    streams = {"stdout": -1, "text": True, "cwd": ROOT}
+    started = [
+        start_python(
+            "-c", MEET, hang_seconds, problem, env={**env, "PADDLE_TRAINER_ID": str(rank)}, **streams
+        )
+        for rank, problem in enumerate(problems)
+    ]
+    return [process.communicate(timeout=60)[0].strip() for process in started]
+
+
+def test_all_meet():
+    assert meet(["", "", ""]) == ["met"] * 3
+
+
+def test_a_mistake_of_one_rank_ends_all():
+    first, second = meet(["", "is wrong"])
+    assert first == "UserError: rank 1: a.key: is wrong" and second == "UserError: a.key: is wrong"
+
+
+def test_a_rank_that_does_not_come_is_named():
+    (said,) = meet([""], hang_seconds=2, ranks=3)
+    assert said == "LostRankError: ranks 1, 2 did not come within 2 s (Global.hang_seconds)"
