@@ -28,7 +28,10 @@ DTYPES = {
 }  # fmt: skip
 _CODES = {np.dtype(name): code for code, name in DTYPES.items() if code != "BF16"}
 _MAX_HEADER = 100_000_000  # bytes; the safetensors package's own limit
-_BLOCK = 32 << 20  # bytes read or written at once
+# Bytes read or written at once: memory of this size is used again, larger memory comes from the system as new
+# pages, which cost more than the work on them.
+_BLOCK = 4 << 20
+_BEHIND = 16 * _BLOCK  # bytes before the end of a file that may not be on the disk yet
 
 
 class DamagedError(UserError):
@@ -106,8 +109,9 @@ def write_synced(path: str | os.PathLike, parts: Iterable) -> dict:
 def _write(file: int, block: memoryview) -> None:
     while len(block):
         block = block[os.write(file, block) :]
-    # The disk begins with it at once, so that the end has little to wait for.
-    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    # The disk begins with it at once, so that the end has little to wait for. What it has leaves the memory.
+    start = max(0, os.lseek(file, 0, os.SEEK_CUR) - _BEHIND)
+    os.posix_fadvise(file, start, 0, os.POSIX_FADV_DONTNEED)
 
 
 def crc32_of(path: str | os.PathLike) -> str:

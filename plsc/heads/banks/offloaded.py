@@ -129,11 +129,17 @@ class OffloadedBank(Bank):
             self._storage[rows[part]] = pack(list(buffer.arrays.values()), slots[part], keys)
             self._is_stored[rows[part]] = True
 
-    def _records(self, rows: np.ndarray) -> np.ndarray:
-        """Read the records of these rows, int64 [k]. Those that were never stored are drawn."""
-        records = self._storage[rows]
-        drawn = np.flatnonzero(~self._is_stored[rows])
-        if len(drawn):
+    def _records(self, rows: np.ndarray, centres: bool = True) -> np.ndarray:
+        """Read the records of these rows, int64 [k]. Those that were never stored have drawn centres, and 0
+        elsewhere; without `centres` these are not drawn."""
+        is_stored = self._is_stored[rows]
+        if is_stored.all():
+            return self._storage[rows]
+        records = np.zeros((len(rows), self._storage.shape[1]), self._dtype)
+        if is_stored.any():  # reading a hole of a file costs as much as reading its rows
+            records[is_stored] = self._storage[rows[is_stored]]
+        if centres:
+            drawn = np.flatnonzero(~is_stored)
             records[drawn, self._columns["centres"]] = self._in_dtype(self._initial(rows[drawn]))
         return records
 
@@ -230,9 +236,7 @@ class OffloadedBank(Bank):
         self._wait()
         if isinstance(rows, slice):
             rows = np.arange(rows.start, rows.stop)
-        if name == "centres":
-            return self._records(rows)[:, self._columns[name]]
-        return self._storage[rows][:, self._columns[name]]
+        return self._records(rows, name == "centres")[:, self._columns[name]]
 
     def _load_rows(self, start, rows):
         self._wait()

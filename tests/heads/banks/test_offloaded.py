@@ -9,7 +9,7 @@ from plsc import native as kernels
 from plsc.checkpoint.store import Checkpoint, Content, save
 from plsc.errors import UserError
 from plsc.heads import banks as banks_module
-from plsc.heads.banks import build_bank
+from plsc.heads.banks import build_bank, row_storage
 from plsc.heads.banks import offloaded as offloaded_module
 from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace
@@ -120,6 +120,23 @@ def test_a_new_bank_stores_nothing_and_an_update_its_rows_alone(kind, dtype, tmp
     others = np.delete(np.arange(60), rows)
     assert np.array_equal(state["centres"][others], want[others]) and not state["momentum"][others].any()
     assert (state["centres"][rows] != want[rows]).all() and state["momentum"][rows].all()
+
+
+def test_neither_holes_of_the_file_are_read_nor_centres_drawn_for_the_momentum(tmp_path, monkeypatch):
+    read, drawn = [], []
+    bank = make("disk", "bfloat16", tmp_path, bias=False)
+    read_records, initial = row_storage.read_records, bank._initial
+    monkeypatch.setattr(row_storage, "read_records", lambda *a: (read.append(len(a[1])), read_records(*a)))
+    bank._initial = lambda rows: drawn.append(len(rows)) or initial(rows)
+    selection = bank.select(np.array([0, 7, 59]))
+    selection.set_gradient("centres", 0, 3, paddle.ones([3, D]))
+    selection.update(0.1)
+    bank._wait()
+    assert (read, drawn) == ([], [3])
+    bank.state()["momentum"][:]
+    assert (read, drawn) == ([3], [3])
+    bank.state()["centres"][:]
+    assert (read, drawn) == ([3, 3], [3, C - 3])
 
 
 def test_rows_of_the_next_step_are_read_before_it_begins(tmp_path):
