@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import unicodedata
@@ -56,7 +57,9 @@ class Gallery:
             self._check(self._network)
 
     def __repr__(self) -> str:
-        return f"<Gallery {self._store.name}: {counted(len(self), 'person', 'people')}>"
+        with contextlib.suppress(UserError):  # of a file that is gone or damaged
+            return f"<Gallery {self._store.name}: {counted(len(self), 'person', 'people')}>"
+        return f"<Gallery {self._store.name}>"
 
     @classmethod
     def open(cls, path: str | os.PathLike, network: Network | str | None = None) -> Gallery:
@@ -121,7 +124,7 @@ class Gallery:
 
     def __len__(self) -> int:
         """Return the number of people."""
-        return len(self._store.people())
+        return len(self._store)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""
@@ -164,8 +167,9 @@ class Gallery:
             self._network = network
         return self._network
 
-    def _check(self, network: Network) -> None:
-        facts = self._store.facts()
+    def _check(self, network: Network, facts: Mapping[str, Any] | None = None) -> None:
+        """Refuse a network that is not the gallery's by UserError. facts: of the store, if they are read."""
+        facts = facts or self._store.facts()
         if network.identity != facts["network"]:
             raise UserError(
                 f"{self._store.name}: its embeddings are of {shown(facts['title'])}, and {network.title} is "
@@ -233,11 +237,12 @@ class Gallery:
 
     def nearest(self, embeddings: np.ndarray, top: int = 5) -> list[Face]:
         """Find whom each embedding shows; embeddings: float32 [n, D] of length 1."""
+        facts = self._store.facts()
         if self._network is not None:
-            self._check(self._network)  # another file may have got the gallery's name
-        threshold, people = self.threshold, len(self)
+            self._check(self._network, facts)  # another file may have got the gallery's name
+        threshold = Threshold(**facts["threshold"])
         return [
-            _named([Match(name, min(cosine, 1.0)) for name, cosine in matches], threshold, people)
+            _named([Match(name, min(cosine, 1.0)) for name, cosine in matches], threshold)
             for matches in self._store.search(embeddings, top)
         ]
 
@@ -265,7 +270,7 @@ def verify(a: Picture, b: Picture, network: Network | str | None = None) -> Veri
     return Verification(similarity > network.threshold, similarity, network.threshold)
 
 
-def _named(matches: list[Match], threshold: Threshold, people: int) -> Face:
+def _named(matches: list[Match], threshold: Threshold) -> Face:
     """Decide whether the nearest person is named, and tell why not."""
     cosine = threshold.cosine
     if not matches:
@@ -279,7 +284,7 @@ def _named(matches: list[Match], threshold: Threshold, people: int) -> Face:
     else:
         reason += f"a name needs {cosine:.2f}"
         if threshold.prior is not None and similarity > threshold.prior:  # it would do for two pictures
-            others = counted(people, "person", "people")
+            others = counted(threshold.size, "person", "people")
             reason += f", since strangers come nearer to one of {others} than to one alone"
     return Face(None, matches, reason, cosine)
 

@@ -96,6 +96,10 @@ class MilvusStore:
         width = self._do("describe_collection")["fields"][-1]["params"]["dim"]
         self._do("upsert", [_row(_FACTS, text, np.ones(width, np.float32), number=0)])
 
+    def __len__(self) -> int:
+        which = f"kind == {_PERSON}"
+        return self._do("query", filter=which, output_fields=["count(*)"])[0]["count(*)"]
+
     def people(self) -> dict[str, int]:
         """Return the names, sorted, and how many pictures each person has."""
         return dict(sorted(Counter(row["text"] for row in self._all(_PICTURES, "text")).items()))

@@ -148,6 +148,10 @@ class SqliteStore:
         for key, value in facts.items():
             self._change("REPLACE INTO facts VALUES (?, ?)", key, json.dumps(value))
 
+    def __len__(self) -> int:
+        """Return the number of people."""
+        return len(self._current().people)
+
     def people(self) -> dict[str, int]:
         """Return the names, and how many pictures each person has, in the order of enrolment."""
         return self._current().people

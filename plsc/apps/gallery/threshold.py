@@ -62,6 +62,8 @@ class Threshold:
     """None: not known, so nobody is named."""
     prior: float | None = None
     """The network's own threshold for two pictures; None: not known."""
+    size: int = 0
+    """How many people the gallery has."""
     people: int = 0
     """Whose pictures were compared with the others; the cosine of fewer than 2 is the prior's."""
     strangers: float | None = None
@@ -129,9 +131,9 @@ def measure(
     ]
     people = comparisons.measuring_people
     if cosine is None:
-        return Threshold(rate, people=people, alike=lines[:_MOST_ALIKE])
+        return Threshold(rate, size=len(names), people=people, alike=lines[:_MOST_ALIKE])
     strangers, found = comparisons.strangers(cosine), comparisons.found(cosine)
-    return Threshold(rate, cosine, prior, people, strangers, found, lines[:_MOST_ALIKE])
+    return Threshold(rate, cosine, prior, len(names), people, strangers, found, lines[:_MOST_ALIKE])
 
 
 class _Comparisons:

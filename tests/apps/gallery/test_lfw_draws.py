@@ -1,0 +1,100 @@
+"""Mistakes in galleries of real faces: LFW by SFace, in twenty draws. `pytest -s` prints the table."""
+
+import tarfile
+from collections import defaultdict
+
+import cv2
+import numpy as np
+import pytest
+
+from plsc.apps.gallery.embed import open_network
+from plsc.apps.gallery.threshold import measure
+from plsc.evaluation.search import unit_rows
+from tests.apps.faces.lfw import _LFW, ZOO, needs_faces
+
+pytestmark = [needs_faces, pytest.mark.slow]
+DRAWS = 20
+# Mistakes, people, pictures of each; and at most so many strangers named in the worst draw.
+CASES = [
+    ("none", 40, 3, 0.02),
+    ("1 misfiled", 40, 3, 0.02),
+    ("2 misfiled", 40, 3, 0.02),
+    ("3 misfiled", 40, 3, 0.02),
+    ("5 misfiled", 40, 3, 0.02),
+    ("twice", 40, 3, 0.02),
+    ("unknown", 40, 3, 0.025),
+    *(
+        (mistake, people, 2, 0.02)
+        for people in (9, 10, 12, 16)
+        for mistake in ("none", "1 misfiled", "twice")
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def embeddings():
+    """Name -> float32 [n, 128], of six pictures at most; the aligned pictures are taken as they are."""
+    samples = defaultdict(list)
+    with tarfile.open(_LFW) as tar:
+        for member in tar:
+            name = member.name.split("/")[1] if member.name.startswith("images/") else ""
+            if member.isfile() and name and len(samples[name]) < 6:
+                data = np.frombuffer(tar.extractfile(member).read(), np.uint8)
+                samples[name].append(cv2.imdecode(data, cv2.IMREAD_COLOR).transpose(2, 0, 1))
+    chosen = {name: of for name, of in samples.items() if len(of) == 6}
+    alone = [name for name, of in samples.items() if len(of) == 1][:2100]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLSC_CACHE", str(ZOO))
+        network = open_network()
+    people = {name: network.embed(of) for name, of in chosen.items()}
+    return people, network.embed([samples[name][0] for name in alone]), network.threshold
+
+
+def drawn(people, album, mistake, count, pictures, seed):
+    """Known pictures of each person, and further ones with their owner's number, with a mistake."""
+    draw = np.random.default_rng(seed)
+    chosen = [people[name] for name in draw.choice(sorted(people), count, replace=False)]
+    known, asked = [of[:pictures] for of in chosen], [of[pictures : pictures + 2] for of in chosen]
+    if mistake.endswith("misfiled"):
+        order = draw.permutation(count)
+        for owner, other in order[: 2 * int(mistake[0])].reshape(-1, 2):
+            known[other] = np.append(known[other], chosen[owner][5:], axis=0)
+    elif mistake == "twice":
+        known.append(chosen[0][3:5])
+        asked[0] = chosen[0][5:]
+    elif mistake == "unknown":
+        known.append(album[draw.choice(100, 60, replace=False)])
+    return known, asked
+
+
+def rates(known, asked, strangers, prior):
+    """The threshold, the share of further pictures named rightly, and of strangers named."""
+    owners = [str(number) for number, of in enumerate(known) for _ in of]
+    threshold = measure(np.concatenate(known), owners, owners, np.ones(len(owners), bool), 0.01, prior)
+    means = unit_rows(np.array([of.sum(axis=0) for of in known]))
+    right = [
+        similarities.max() > threshold.cosine
+        and similarities.argmax() in ([0, len(asked)] if n == 0 else [n])
+        for n, of in enumerate(asked)
+        for similarities in of @ means.T
+    ]
+    return threshold, np.mean(right), np.mean((strangers @ means.T).max(axis=1) > threshold.cosine)
+
+
+@pytest.mark.parametrize(("mistake", "count", "pictures", "most"), CASES)
+def test_mistakes_cost_few_names(embeddings, mistake, count, pictures, most):
+    people, strangers, prior = embeddings
+    rows = []
+    for seed in range(DRAWS):
+        clean = rates(*drawn(people, strangers, "none", count, pictures, seed), strangers[100:], prior)
+        threshold, right, named = rates(
+            *drawn(people, strangers, mistake, count, pictures, seed), strangers[100:], prior
+        )
+        rows.append((threshold.cosine, right / clean[1], named, len(threshold.alike)))
+    cosine, kept, named, alike = np.array(rows).T
+    print(
+        f"\n{mistake}, {count} x {pictures}: threshold {cosine.min():.3f} to {cosine.max():.3f}; names of "
+        f"the clean gallery: worst {kept.min():.3f}, median {np.median(kept):.3f}; strangers named: worst "
+        f"{named.max():.2%}, median {np.median(named):.2%}; reported {alike.min():.0f} to {alike.max():.0f}"
+    )
+    assert kept.min() >= 0.95 and named.max() <= most
