@@ -14,20 +14,13 @@ from tests.apps.faces.lfw import _LFW, ZOO, needs_faces
 
 pytestmark = [needs_faces, pytest.mark.slow]
 DRAWS = 20
-# Mistakes, people, pictures of each; and at most so many strangers named in the worst draw.
+MOST_STRANGERS = 0.02  # named, in the worst draw
+# Mistake, people, pictures of each, and at least so many of the clean gallery's names in the worst draw. A
+# wrong picture beside two right ones spoils the mean of that person, too.
 CASES = [
-    ("none", 40, 3, 0.02),
-    ("1 misfiled", 40, 3, 0.02),
-    ("2 misfiled", 40, 3, 0.02),
-    ("3 misfiled", 40, 3, 0.02),
-    ("5 misfiled", 40, 3, 0.02),
-    ("twice", 40, 3, 0.02),
-    ("unknown", 40, 3, 0.025),
-    *(
-        (mistake, people, 2, 0.02)
-        for people in (9, 10, 12, 16)
-        for mistake in ("none", "1 misfiled", "twice")
-    ),
+    *((mistake, 40, 3, 0.95) for mistake in ("none", "1 misfiled", "2 misfiled", "3 misfiled", "5 misfiled")),
+    *((mistake, 40, 3, 0.95) for mistake in ("twice", "unknown")),
+    *((mistake, count, 2, 0.93) for count in (9, 10, 12, 16) for mistake in ("none", "1 misfiled", "twice")),
 ]
 
 
@@ -81,8 +74,8 @@ def rates(known, asked, strangers, prior):
     return threshold, np.mean(right), np.mean((strangers @ means.T).max(axis=1) > threshold.cosine)
 
 
-@pytest.mark.parametrize(("mistake", "count", "pictures", "most"), CASES)
-def test_mistakes_cost_few_names(embeddings, mistake, count, pictures, most):
+@pytest.mark.parametrize(("mistake", "count", "pictures", "least"), CASES)
+def test_mistakes_cost_few_names(embeddings, mistake, count, pictures, least):
     people, strangers, prior = embeddings
     rows = []
     for seed in range(DRAWS):
@@ -97,4 +90,4 @@ def test_mistakes_cost_few_names(embeddings, mistake, count, pictures, most):
         f"the clean gallery: worst {kept.min():.3f}, median {np.median(kept):.3f}; strangers named: worst "
         f"{named.max():.2%}, median {np.median(named):.2%}; reported {alike.min():.0f} to {alike.max():.0f}"
     )
-    assert kept.min() >= 0.95 and named.max() <= most
+    assert kept.min() >= least and named.max() <= MOST_STRANGERS
