@@ -112,4 +112,4 @@ class Entry:
         from plsc.training.plan import dry_run
 
         with self.config.naming_places():
-            return dry_run(self.config, ranks, self._model)
+            return dry_run(self.config, ranks, self._model)[0]

@@ -226,6 +226,6 @@ def test_centres_that_the_memory_cannot_take_are_refused_before_they_are_made(tm
     few = "identities: 23, images_per_class: 5, image_shape: [1, 12, 10]"
     data = f"{{name: Synthetic, num_classes: 100000000000, {few}}}"
     line = (
-        "the centres of 100,000,000,000 classes on a rank would take 3.2e+03 GB of memory, this machine has "
+        "the centres of 100,000,000,000 classes on a rank would take 3,200.0 GB of memory, this machine has "
     )
     assert line in refusal(entry(tmp_path, f"DataLoader.Train.dataset={data}").train)

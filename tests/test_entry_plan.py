@@ -1,9 +1,11 @@
 """The plan that a dry run prints, and what is refused before the first step."""
 
 import re
+from unittest.mock import Mock
 
 import pytest
 
+from plsc import cli
 from plsc.entry import Entry
 from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import TINY
@@ -11,6 +13,34 @@ from tests.helpers.tiny_runs import TINY
 
 def entry(output, *overrides):
     return Entry(TINY, [f"Global.output_dir={output}", *overrides])
+
+
+def test_a_plan_that_does_not_fit_ends_with_1_and_remedies_that_are_not_set(tmp_path, monkeypatch, capsys):
+    plan = [
+        "train",
+        "--dry-run",
+        "-c",
+        str(TINY),
+        "-o",
+        f"Global.output_dir={tmp_path}/out",
+        "Head.bank=disk",
+    ]
+    assert cli.main(plan) == 0
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Mock(free=1000))
+    assert cli.main(plan) == 1
+    line = (
+        "plan: too big  23 classes; set Head.bank_dtype=bfloat16, or lower Checkpoint.keep, or take a larger"
+    )
+    assert line in capsys.readouterr().out
+    assert cli.main([*plan, "Head.bank_dtype=bfloat16", "Checkpoint.keep=1"]) == 1
+    assert "plan: too big  23 classes; take a larger disk, or take" in capsys.readouterr().out
+
+
+def test_more_ranks_than_processors_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
+    lines = entry(tmp_path).dry_run(3).splitlines()
+    assert "plan: slow     3 ranks share 1 processor of this machine" in lines
+    assert not any(line.startswith("plan: slow") for line in entry(tmp_path).dry_run(1).splitlines())
 
 
 @pytest.mark.parametrize(
@@ -50,6 +80,7 @@ def test_a_mistake_is_one_line(tmp_path, verb, overrides, line):
 )
 def test_the_plan_says_how_a_global_batch_is_kept(tmp_path, monkeypatch, ranks, shares):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(ranks))
+    monkeypatch.setattr("plsc.training.plan.crowd_lines", lambda ranks: [])
     train = ["batch_size=32", "global_batch=96"]
     plan = entry(tmp_path, *(f"DataLoader.Train.{key}" for key in train)).dry_run().splitlines()[-8:]
     assert plan[0] == f"plan: ranks    {ranks}, global batch 96 ({shares})"
@@ -63,10 +94,11 @@ def test_the_plan_says_how_the_classes_are_spread_and_what_they_take(
     tmp_path, monkeypatch, name, ranks, classes
 ):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(ranks))
+    monkeypatch.setattr("plsc.training.plan.crowd_lines", lambda ranks: [])
     plan = entry(tmp_path, f"Head={{name: {name}}}", "Model.embedding_size=50000").dry_run().splitlines()[-8:]
     assert plan[0] == f"plan: ranks    {ranks}, global batch {12 * ranks} (12 each)"
     assert plan[5] == f"plan: head     {name}, {classes} classes per rank"
-    megabytes = 2 * 4 * int(classes.split(" or ")[-1]) * 50_000 / 2**20
+    megabytes = 2 * 4 * int(classes.split(" or ")[-1]) * 50_000 / 1e6
     assert f", bank {megabytes:.1f} MB, and the activations; checkpoint " in plan[6]
     assert not list(tmp_path.iterdir())
 

@@ -34,6 +34,7 @@ from plsc.errors import MissingFileError, UserError
 from plsc.utils.atomic_write import remove
 from plsc.utils.logging import get_logger
 from plsc.utils.preprocessing import Preprocessing
+from plsc.utils.text import gigabytes
 
 
 class SaveError(UserError):
@@ -161,7 +162,7 @@ def _write(final: Path, files: dict[str, list]) -> dict[str, dict]:
     tmp = _beside(final, "tmp")
     need = sum(size_of(part) for parts in files.values() for part in parts)
     if need > (free := shutil.disk_usage(tmp).free):
-        numbers = f"need {need / 1e6:.3g} MB, free {free / 1e6:.3g} MB"
+        numbers = f"need {gigabytes(need)}, free {gigabytes(free)}"
         raise OSError(errno.ENOSPC, f"No space left on device ({numbers})")
     return {name: write_synced(tmp / name, parts) for name, parts in files.items()}
 

@@ -25,18 +25,17 @@ def main(argv: Sequence[str]) -> int:
     parser = make_parser("train", what, "-c configs/ -o Global.epochs=2 Global.output_dir=first")
     restarts = "train on N processes of this machine, and restart what dies (default: in this process)"
     parser.add_argument("--ranks", type=int, metavar="N", help=restarts)
-    plan = "print the resolved config and the plan, train nothing"
+    plan = "print the resolved config and the plan, train nothing; exit code 1: this machine has no room"
     parser.add_argument("--dry-run", action="store_true", help=plan)
     args = parse(parser, argv)
     if args.ranks is not None and not 1 <= args.ranks <= 64:
         parser.error(f"--ranks must be 1 to 64, processes of this machine (got {args.ranks})")
     if args.ranks and not args.dry_run:
         return _supervise(args.config, args.override, args.ranks)
+    if args.dry_run:
+        return _plan(args.config, args.override, args.ranks)
     from plsc.entry import Entry
 
-    if args.dry_run:
-        print(Entry(args.config, args.override).dry_run(args.ranks))
-        return 0
     if args.config is None and environment.rank_from_env() == 0:
         get_logger().info(
             "no -c: training with the built-in defaults, on generated glyphs where -o names no other data "
@@ -50,6 +49,17 @@ def main(argv: Sequence[str]) -> int:
     if code:
         ignore_the_launcher()
     return code
+
+
+def _plan(path: str | None, overrides: list[str], ranks: int | None) -> int:
+    """Print config and plan; return 1 where this machine has no room for the run."""
+    from plsc.training.plan import dry_run
+
+    cfg = config.load(path, overrides)
+    with cfg.naming_places():
+        text, fits = dry_run(cfg, ranks)
+    print(text)
+    return 0 if fits else 1
 
 
 def _supervise(path: str | None, overrides: list[str], ranks: int) -> int:

@@ -15,6 +15,7 @@ from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.spec import HeadSpec
 from plsc.utils.registry import is_import_path
 from plsc.utils.sharding import split
+from plsc.utils.text import gigabytes
 
 
 def build_margin(cfg: HeadCfg) -> Margin | None:
@@ -51,12 +52,12 @@ def build_head(
         need, free = rows_bytes(cfg, 1, classes, embedding_size), available_bytes()
         if need > free:
             raise UserError(
-                f"the centres of {classes:,} classes on a rank would take {need / 1e9:,.3g} GB of "
-                f"memory, this machine has {free / 1e9:.3g} GB free; take more ranks, a lower "
+                f"the centres of {classes:,} classes on a rank would take {gigabytes(need)} of "
+                f"memory, this machine has {gigabytes(free)} free; take more ranks, a lower "
                 "Model.embedding_size, or Head.bank=disk",
                 key="Head",
             )
-    options = {"budget": int(cfg.logits_budget_mb * 2**20)} if cfg.logits_budget_mb else {}
+    options = {"budget": int(cfg.logits_budget_mb * 10**6)} if cfg.logits_budget_mb else {}
     if isinstance(cfg, MarginCfg):
         options["scale"] = cfg.scale
         options["sub_centres"] = cfg.sub_centres

@@ -61,7 +61,7 @@ class HeadCfg(Section):
     Too little space for it is refused."""
     logits_budget_mb: float | None = Field(None, gt=0, le=10**9)
     """Megabytes per rank for blocks of logits and for exponentials that are kept. More is faster until the
-    whole shard fits; less bounds the memory. Results change by rounding only. null: 256 on CPUs, 4096 on
+    whole shard fits; less bounds the memory. Results change by rounding only. null: 268 on CPUs, 4295 on
     GPUs."""
     compute_dtype: Literal["float32", "bfloat16"] | None = None
     """What the head rounds its matrix products' inputs to; sums, losses and centres are float32. Faster on

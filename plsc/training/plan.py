@@ -1,6 +1,8 @@
 """Describe a run in a few lines before it starts, and plan one without training: `plsc train --dry-run`."""
 
 import itertools
+import math
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,13 +19,15 @@ from plsc.training.loggers import check_packages
 from plsc.training.start import goes_on
 from plsc.training.trainer import Trainer
 from plsc.utils.sharding import split
+from plsc.utils.text import counted, gigabytes
 
 
-def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> str:
-    """Return the resolved config with the source of each value, and the plan of the run, as `Entry.dry_run`
-    says.
+def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> tuple[str, bool]:
+    """Return the resolved config with the plan of the run, and whether this machine has room for it.
 
-    ranks: for so many; None: for this launch's. model: a Layer in place of the config's.
+    Args:
+        ranks: to plan for; None: those of this launch.
+        model: a Layer in place of the config's.
     """
     ranks = ranks or environment.world_size_from_env()
     cfg.check_ranks(ranks)
@@ -35,10 +39,31 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> str:
     build_margin(cfg.Head)  # for what is refused: a plan has no head
     check_rule(cfg.Optimizer.build_rule())
     plan = plan_lines(run)
-    plan += byte_lines(run, in_memory=kind == environment.CPU or cfg.Head.bank != "device")
+    sizes, most = byte_lines(run, in_memory=kind == environment.CPU or cfg.Head.bank != "device")
+    plan += sizes
+    if kind == environment.CPU:
+        plan += crowd_lines(ranks)
     if cfg.Global.init_from and not goes_on(cfg.Global):
         plan.append(f"plan: start    the weights of {cfg.Global.init_from}, and its centres by name")
-    return "\n".join([cfg.to_yaml(), *plan])
+    fits = run.dataset.num_classes <= most
+    if not fits:
+        plan.append(f"plan: too big  {run.dataset.num_classes:,} classes; {', or '.join(_remedies(cfg))}")
+    return "\n".join([cfg.to_yaml(), *plan]), fits
+
+
+def _remedies(cfg: Config) -> list[str]:
+    """List what makes room for more classes and is not in the config already."""
+    head = cfg.Head
+    remedies = []
+    if head.bank != "disk":
+        remedies.append("set Head.bank=disk")
+    if head.bank_dtype != "bfloat16":
+        remedies.append(
+            "set Head.bank_dtype=bfloat16" + ("" if head.bank != "device" else " with Head.bank=host")
+        )
+    if cfg.Checkpoint.keep > 1:
+        remedies.append("lower Checkpoint.keep")
+    return [*remedies, "take a larger disk", "take more machines"]
 
 
 def plan_lines(run: Trainer) -> list[str]:
@@ -67,10 +92,18 @@ def plan_lines(run: Trainer) -> list[str]:
     return [f"plan: {name:9}{text}" for name, text in rows.items()]
 
 
-def byte_lines(run: Trainer, in_memory: bool) -> list[str]:
-    """Format the bytes that a run takes, and the most classes that this machine has room for, with all ranks.
+def crowd_lines(ranks: int) -> list[str]:
+    """Warn of more ranks on the CPUs of this machine than it has processors."""
+    processors = len(os.sched_getaffinity(0))
+    crowded = f"plan: slow     {ranks} ranks share {counted(processors, 'processor')} of this machine"
+    return [crowded] if ranks > processors else []
 
-    in_memory: the banks are in the machine's memory or on its disk, not on a device.
+
+def byte_lines(run: Trainer, in_memory: bool) -> tuple[list[str], float]:
+    """Format the bytes that a run takes; return them, and the most classes that this machine has room for.
+
+    in_memory: the banks of all ranks are in the machine's memory or on its disk, not on a device, whose room
+    is not known.
     """
     cfg = run.cfg
     ranks = run.loader.world_size
@@ -86,7 +119,9 @@ def byte_lines(run: Trainer, in_memory: bool) -> list[str]:
     saved += (1 if cfg.Optimizer.name in ("Momentum", "LARS") else 2) * trained  # at most, of one's own
     network = 4 * (saved + trained)
     gradients = 4 * selected * head.row_size(size)
-    logits = int(head.logits_budget_mb * 2**20) if head.logits_budget_mb else default_budget()
+    budget = int(head.logits_budget_mb * 10**6) if head.logits_budget_mb else default_budget()
+    # Float32 logits and exponentials of all centres of the step, in blocks where the budget is smaller.
+    logits = min(budget, 8 * samples * selected * head.row_size(size) // size)
     bank = rows_bytes(head, arrays, shard, size)
     rows = rows_bytes(head, arrays, classes, size)
     checkpoint = 4 * saved + rows
@@ -94,23 +129,22 @@ def byte_lines(run: Trainer, in_memory: bool) -> list[str]:
     checkpoints = cfg.Checkpoint.keep + (cfg.DataLoader.Eval.dataset is not None) + 1
     on_disk = head.bank == "disk"
     where = " on the disk" if on_disk else ""
-    of_rank = f"network {_shown(network)}, head {_shown(gradients + logits)}, bank {_shown(bank)}{where}"
-    beside = f"checkpoint {_shown(checkpoint)}, at most {checkpoints} at a time"
+    of_rank = (
+        f"network {gigabytes(network)}, head {gigabytes(gradients + logits)}, bank {gigabytes(bank)}{where}"
+    )
+    beside = f"checkpoint {gigabytes(checkpoint)}, at most {checkpoints} at a time"
+    most = math.inf
     lines = [f"plan: bytes    of a rank: {of_rank}, and the activations; {beside}"]
     if in_memory:
-        free = environment.available_bytes() / ranks - network - logits
+        free = environment.available_bytes() / ranks - network - budget
         memory = free / (gradients + (0 if on_disk else bank))
         stored = checkpoints * rows + (ranks * bank if on_disk else 0)
         folder = Path(cfg.Global.output_dir).absolute()
         disk = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir()))
         most = max(0, int(classes * min(memory, (disk.free - 4 * checkpoints * saved) / stored)))
         lines.append(f"plan: room     {most:,} classes at most fit this machine")
-    return lines
+    return lines, most
 
 
 def _either(sizes: Iterable[int]) -> str:
     return " or ".join(f"{size:,}" for size in sorted(set(sizes)))
-
-
-def _shown(size: int) -> str:
-    return f"{size / 2**30:.1f} GB" if size >= 2**30 else f"{size / 2**20:.1f} MB"

@@ -81,10 +81,11 @@ def _begin(
     """Build a Trainer, and rank 0's metrics, with a run's weights or those to start with. Every rank calls
     it, with the Start of all ranks, and the threads of its own."""
     from plsc import distributed
+    from plsc.distributed.device import on_device
     from plsc.training.agreement import agree
     from plsc.training.build import build_trainer
     from plsc.training.init_from import start_from
-    from plsc.training.plan import plan_lines
+    from plsc.training.plan import crowd_lines, plan_lines
 
     found = decided.checkpoint_of(cfg)
     path = found if decided.resumes else None
@@ -111,7 +112,8 @@ def _begin(
         else:
             delete_run(output_dir)
         setup_logging(0, output_dir / "train.log")
-        for line in [*notes, *plan_lines(trainer)]:
+        crowd = [] if on_device() else crowd_lines(environment.local_size_from_env())
+        for line in [*notes, *plan_lines(trainer), *crowd]:
             get_logger().info(line)
         write_config(cfg)
         metrics = Metrics(output_dir, trainer.step, cfg.Global.loggers)

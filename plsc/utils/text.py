@@ -16,6 +16,11 @@ def counted(count: int, noun: str, nouns: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 
+def gigabytes(size: float) -> str:
+    """Format bytes: 20.5 GB (1 GB = 10**9 bytes), below one 256.0 MB."""
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
 def duration(seconds: float) -> str:
     """Format seconds as h:mm:ss, with any number of hours."""
     minutes, second = divmod(round(seconds), 60)

@@ -13,6 +13,7 @@ import numpy as np
 
 from plsc.errors import reading, writing
 from plsc.native.heads.records import read_records, write_records
+from plsc.utils.text import gigabytes
 
 _RESUME = "resume from the newest checkpoint, perhaps with another Head.bank_folder"
 
@@ -29,10 +30,8 @@ class FileRowStorage:
         self._dtype = np.dtype(dtype)
         self._folder = folder
         size = count * width * self._dtype.itemsize
-        remedy = (
-            f"the centres and their optimizer take {size / 1e6:,.3g} MB: name another folder, or halve it "
-            "with Head.bank_dtype=bfloat16"
-        )
+        half = ", or halve it with Head.bank_dtype=bfloat16" if self._dtype == np.float32 else ""
+        remedy = f"the centres and their optimizer take {gigabytes(size)}: name another folder{half}"
         with writing(f"Head.bank_folder: {folder}", remedy=remedy):
             os.makedirs(folder, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (as long as the bank)

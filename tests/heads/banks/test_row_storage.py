@@ -41,9 +41,13 @@ def test_too_little_space_is_refused_before_anything_is_written(tmp_path, monkey
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    assert refusal(FileRowStorage, tmp_path, 10**6, 8, np.float32) == (
-        f"Head.bank_folder: {tmp_path}: cannot be written: No space left on device; the centres and their "
-        "optimizer take 32 MB: name another folder, or halve it with Head.bank_dtype=bfloat16"
+    why = f"Head.bank_folder: {tmp_path}: cannot be written: No space left on device"
+    take = "the centres and their optimizer take"
+    assert refusal(FileRowStorage, tmp_path, 10**9, 8, np.float32) == (
+        f"{why}; {take} 32.0 GB: name another folder, or halve it with Head.bank_dtype=bfloat16"
+    )
+    assert refusal(FileRowStorage, tmp_path, 10**6, 8, np.uint16) == (
+        f"{why}; {take} 16.0 MB: name another folder"  # it is bfloat16 already
     )
 
 
