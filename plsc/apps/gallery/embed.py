@@ -23,7 +23,7 @@ import numpy as np
 from plsc.apps.faces.alignment import SIZE
 from plsc.apps.faces.detector import Detector, Face
 from plsc.apps.faces.parallel import Pool, in_parallel
-from plsc.apps.faces.photos import Picture, cut_out, find_faces, read_photo, refuse_group
+from plsc.apps.faces.photos import Picture, cut_out, find_faces, picture_name, read_photo, refuse_group
 from plsc.apps.faces.published import SFACE, path_of, sha256_of
 from plsc.apps.gallery.onnx_file import OnnxFile
 from plsc.data.images import to_sample
@@ -99,9 +99,13 @@ class Network(ABC):
                 samples = [sample for look in part for sample in look.samples]
                 rows = self.embed(samples) if samples else np.empty((0, 0), np.float32)
                 ends = np.cumsum([len(look.samples) for look in part])[:-1]
-                looks += [
-                    look._replace(samples=(), embeddings=own) for look, own in zip(part, np.split(rows, ends))
-                ]
+                for picture, look, own in zip(pictures[start:], part, np.split(rows, ends)):
+                    if look.samples and not (own.any(axis=1) & np.isfinite(own).all(axis=1)).all():
+                        what = "zeros" if np.isfinite(own).all() else "numbers that are not finite"
+                        why = f"{shown(picture_name(picture))}: the network gives {what} for it"
+                        looks.append(Look(faces=look.faces, left_out=why))
+                    else:
+                        looks.append(look._replace(samples=(), embeddings=own))
                 bar.update(len(part))
         return looks
 

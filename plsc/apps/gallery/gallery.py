@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from itertools import zip_longest
 from typing import Any, Literal
@@ -38,9 +38,9 @@ class Gallery:
         print(answer.name or answer.reason)
 
     Each change is on the disk when the call returns, and is in the next answer of all other objects and
-    processes. Threads may share an object. Pictures are paths, bytes of
-    files, arrays uint8 [H, W, 3] in OpenCV's order BGR, or images of Pillow. The network is opened
-    when it is needed first. `len` counts the people; iterating yields their names.
+    processes. Threads may share an object. Pictures are paths, bytes of files, arrays uint8 [H, W, 3] in
+    OpenCV's order BGR, or images of Pillow. The network is opened when it is needed first. `len` counts the
+    people; iterating yields their names.
 
     Raises MissingFileError, UserError.
 
@@ -227,7 +227,7 @@ class Gallery:
         """
         pictures = _listed(pictures)
         looks = self.network.embed_pictures(pictures, faces)
-        _log_left_out(looks)
+        _log_left_out(look.left_out for look in looks if look.left_out)
         return [
             _not_searched(picture, look)
             if look.left_out
@@ -248,10 +248,9 @@ class Gallery:
 
 
 def verify(a: Picture, b: Picture, network: Network | str | None = None) -> Verification:
-    """Tell whether two pictures show one person.
+    """Tell whether two pictures show one person; of several faces in one the largest counts.
 
     Args:
-        a, b: the pictures; of several faces in one the largest counts.
         network: see plsc.apps.gallery.embed.open_network; None: SFace.
 
     Raises: UserError (a picture cannot be read or has no face; the network has no threshold).
@@ -328,19 +327,13 @@ def _embed_people(
     pictures = [picture for pictures in people.values() for picture in pictures]
     looks = network.embed_pictures(pictures, "largest" if groups else "clear")
     stored: dict[str, list[Embedded]] = {}
-    for number, (name, picture, look) in enumerate(zip(names, pictures, looks)):
-        if look.left_out:
-            continue
-        (vector,) = look.embeddings
-        shown_name = shown(picture_name(picture))
-        if not vector.any() or not np.isfinite(vector).all():
-            what = "zeros" if np.isfinite(vector).all() else "numbers that are not finite"
-            looks[number] = look._replace(left_out=f"{shown_name}: the network gives {what} for it")
-            continue
-        stored.setdefault(name, []).append((picture, vector))
-        if len(look.faces) > 1:
-            get_logger().info(f"{shown_name}: {several_faces(look.faces)}; the largest is {shown(name)}")
-    return stored, _log_left_out(looks)
+    for name, picture, look in zip(names, pictures, looks):
+        if not look.left_out:
+            stored.setdefault(name, []).append((picture, look.embeddings[0]))
+            if len(look.faces) > 1:
+                said = several_faces(look.faces)
+                get_logger().info(f"{shown(picture_name(picture))}: {said}; the largest is {shown(name)}")
+    return stored, _log_left_out(look.left_out for look in looks if look.left_out)
 
 
 def _enrol(store: Any, name: str, embedded: Sequence[Embedded], measures: bool) -> list[str]:
@@ -352,17 +345,14 @@ def _enrol(store: Any, name: str, embedded: Sequence[Embedded], measures: bool) 
     for picture, vector in embedded:
         cosines = vectors[: len(names)] @ vector
         if len(names) and cosines.max() > _EQUAL:
-            equal = names[int(cosines.argmax())]
-            lines.append(
-                f"{shown(picture_name(picture))}: is equal to {shown(f'{name}/{equal}')}, which counts once"
-            )
-            get_logger().warning(f"left out {lines[-1]}")
-            continue
-        vectors[len(names)] = vector
-        names.append(_free_name(picture, names))
+            equal = shown(f"{name}/{names[int(cosines.argmax())]}")
+            lines.append(f"{shown(picture_name(picture))}: is equal to {equal}, which counts once")
+        else:
+            vectors[len(names)] = vector
+            names.append(_free_name(picture, names))
     if len(names) > first:
         store.add(name, names[first:], vectors[first : len(names)], measures)
-    return lines
+    return _log_left_out(lines)
 
 
 def _free_name(picture: Picture, taken: Sequence[str]) -> str:
@@ -372,9 +362,9 @@ def _free_name(picture: Picture, taken: Sequence[str]) -> str:
     return name if name not in taken else next(other for other in numbered if other not in taken)
 
 
-def _log_left_out(looks: Sequence[Look]) -> list[str]:
+def _log_left_out(lines: Iterable[str]) -> list[str]:
     """Log why pictures are left out, and return these lines."""
-    lines = [look.left_out for look in looks if look.left_out]
+    lines = [*lines]
     for line in lines:
         get_logger().warning(f"left out {line}")
     return lines

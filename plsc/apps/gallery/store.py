@@ -68,7 +68,7 @@ class SqliteStore:
         self._path = os.path.realpath(path)
         self._loading, self._writing = threading.Lock(), threading.RLock()
         self._state: _State | None = None
-        self._here = threading.local()  # `sql`: the transaction of this thread; `state`: what it has so far
+        self._here = threading.local()  # `sql`: the transaction of this thread
 
     @classmethod
     def open(cls, path: str | os.PathLike) -> SqliteStore:
@@ -109,21 +109,21 @@ class SqliteStore:
             with atomic_write(self._path) as beside:
                 with open(beside, "xb") as new:
                     shutil.copyfileobj(old, new, 1 << 24)
-                status = os.fstat(old.fileno())
-                with contextlib.suppress(PermissionError):  # the new file stays that of who changes it
-                    os.chown(beside, status.st_uid, status.st_gid)
-                os.chmod(beside, status.st_mode & 0o7777)
                 with self._changing(beside) as sql:
                     sql.execute("BEGIN")
                     yield
                     sql.execute("COMMIT")
+                status = os.fstat(old.fileno())
+                with contextlib.suppress(PermissionError):  # the new file stays that of who changes it
+                    os.chown(beside, status.st_uid, status.st_gid)
+                os.chmod(beside, status.st_mode & 0o7777)
             sync_folder(os.path.dirname(self._path))
 
     @contextlib.contextmanager
     def _changing(self, beside: Path) -> Iterator[sqlite3.Connection]:
         """Let this thread change the file `beside`, which becomes the gallery's; it is on the disk at the
         end."""
-        self._here.state, self._here.removed = None, False
+        self._here.removed = False
         with contextlib.closing(sqlite3.connect(beside, isolation_level=None)) as sql:
             # What fails is thrown away as a whole.
             for setting in ("journal_mode=OFF", "synchronous=OFF", "foreign_keys=ON"):
@@ -136,13 +136,13 @@ class SqliteStore:
             if self._here.removed:  # free places in the file still have what was removed
                 compact = beside.with_name("compact")
                 sql.execute("VACUUM INTO ?", [os.fspath(compact)])
-                shutil.copymode(beside, compact)
                 os.replace(compact, beside)
         with open(beside, "rb") as file:
             os.fsync(file.fileno())
 
     def facts(self) -> dict[str, Any]:
-        return self._current().facts
+        sql = getattr(self._here, "sql", None)
+        return self._current().facts if sql is None else _facts(sql)
 
     def set_facts(self, **facts: Any) -> None:
         for key, value in facts.items():
@@ -211,7 +211,6 @@ class SqliteStore:
 
     def _change(self, statement: str, *values: Any) -> int:
         """Change rows, and return how many."""
-        self._here.state = None
         return self._here.sql.execute(statement, values).rowcount
 
     @contextlib.contextmanager
@@ -227,10 +226,6 @@ class SqliteStore:
                 yield sql
 
     def _current(self) -> _State:
-        if getattr(self._here, "sql", None) is not None:
-            if self._here.state is None:
-                self._here.state = _load(self._here.sql)
-            return self._here.state
         with _said(self.name):
             stamp = self._stamp()
             state = self._state
@@ -274,7 +269,6 @@ def _stamp_of(status: os.stat_result) -> tuple[int, ...]:
 
 def _load(sql: sqlite3.Connection) -> _State:
     """Read facts and people, and average the embeddings of each person."""
-    facts = {key: json.loads(value) for key, value in sql.execute("SELECT key, value FROM facts")}
     counted = sql.execute(
         "SELECT people.name, COUNT(pictures.id) FROM people JOIN pictures ON people.id = person "
         "GROUP BY people.id ORDER BY people.id"
@@ -296,7 +290,11 @@ def _load(sql: sqlite3.Connection) -> _State:
         person, last = person + len(starts), owners[-1]
     for start in range(0, len(means), _AT_ONCE):
         means[start : start + _AT_ONCE] = unit_rows(means[start : start + _AT_ONCE])
-    return _State(None, None, facts, people, means)
+    return _State(None, None, _facts(sql), people, means)
+
+
+def _facts(sql: sqlite3.Connection) -> dict[str, Any]:
+    return {key: json.loads(value) for key, value in sql.execute("SELECT key, value FROM facts")}
 
 
 def _vectors(rows: Iterator[bytes] | Sequence[bytes]) -> np.ndarray:
