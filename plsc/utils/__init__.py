@@ -1,2 +1,1 @@
-"""Help the other packages with files, logs, progress and numbers; nothing here knows of classes, networks or
-runs."""
+"""Helpers for files, logs, progress and numbers. Nothing here knows about classes, networks or runs."""

@@ -1,4 +1,4 @@
-"""Show how much of a long piece of work is done.
+"""Show the progress of long work.
 
 with Bar("reading faces", 1000, "images") as bar:
     bar.update(10)
@@ -15,8 +15,8 @@ LOG_EVERY = 10.0  # seconds
 
 
 class Bar(tqdm):
-    """A bar on a terminal; elsewhere a line in the log from time to time: `reading faces: 10 of 1,000 images,
-    eta 0:01:39`."""
+    """A progress bar on a terminal. Elsewhere it logs a line every ten seconds, such as `reading faces: 10 of
+    1,000 images, eta 0:01:39`."""
 
     def __init__(self, what: str, total: int, unit: str):
         super().__init__(desc=what, total=total, unit=f" {unit}", unit_scale=True, disable=None, leave=False)
@@ -24,7 +24,7 @@ class Bar(tqdm):
         self._begin = self._logged = time.monotonic()
 
     def update(self, n: int = 1) -> None:
-        """Report that `n` more are done."""
+        """Report that `n` more items are done."""
         if not self.disable:
             super().update(n)
             return

@@ -1,4 +1,4 @@
-"""Read regular files only: a pipe may block for ever, and a device has no end.
+"""Read regular files and refuse all others. A pipe may block for ever, and a device may have no end.
 
 with open_regular("faces/ann.png") as file: ...
 """
@@ -15,7 +15,7 @@ from plsc.errors import UserError, reading, shown
 
 
 def open_regular(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
-    """Open a regular file for reading bytes. Raises UserError for another kind of file; OSError."""
+    """Open a regular file for reading bytes. Raises UserError for any other kind of file, and OSError."""
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise UserError(f"{shown(path)}: is no regular file; remove it, or name another")
@@ -24,12 +24,13 @@ def open_regular(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
 
 def read_regular(path: str | os.PathLike) -> bytes:
     """Read the bytes of a regular file. Raises what open_regular raises."""
-    with open_regular(path, buffering=0) as file:  # a third faster for a picture
+    with open_regular(path, buffering=0) as file:  # unbuffered: a third faster
         return file.read()
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """Read the value in a JSON file. Raises MissingFileError, UserError."""
+    """Read the value in a JSON file. Raises MissingFileError if it does not exist, and UserError if it is
+    no JSON."""
     with reading(path):
         text = read_regular(path)
     try:
@@ -40,7 +41,10 @@ def read_json(path: str | os.PathLike) -> Any:
 
 @contextlib.contextmanager
 def temporary_home() -> Iterator[None]:
-    """Give packages that write below HOME a folder for it, since a user of a container may have none."""
+    """Set HOME to a temporary folder inside the block, for packages that write there.
+
+    A user of a container may have no home folder.
+    """
     home = os.environ.get("HOME")
     with tempfile.TemporaryDirectory() as os.environ["HOME"]:
         try:

@@ -1,6 +1,6 @@
 """Send log lines to the console and to train.log.
 
-Lines stay whole on a terminal (with tqdm's bar below them), in a pipe and in a launcher's workerlog. Try it:
+Lines stay whole on a terminal (with tqdm's bar below them), in a pipe, and in a launcher's workerlog. Try it:
 
     python -c "from plsc.utils.logging import get_logger; get_logger().info('hello')"
 """
@@ -16,11 +16,11 @@ from tqdm import tqdm
 from plsc.errors import shown_lines
 
 _logger = logging.getLogger("plsc")
-_handlers: list[logging.Handler] = []  # ours; a user's own handlers are left alone
+_handlers: list[logging.Handler] = []  # plsc's own; a user's handlers are not touched
 
 
 class _Formatter(logging.Formatter):
-    """Escapes control characters, which names from data may contain, and those that cannot be encoded."""
+    """Escapes control characters and characters that cannot be encoded. Names from data may contain them."""
 
     def format(self, record: logging.LogRecord) -> str:
         bare = getattr(record, "bare", False)
@@ -31,20 +31,20 @@ class _Console(logging.Handler):
     """Writes to the current sys.stdout, above a progress bar if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Go on when the reader of a pipe has left, a terminal was closed, or the disk is full."""
+        """Print the record. Ignore a closed pipe, a closed terminal and a full disk."""
         with contextlib.suppress(OSError, ValueError), tqdm.external_write_mode(file=sys.stdout):
             print(self.format(record) + "\n", end="", flush=True)  # one write, so that lines stay whole
 
 
 def setup_logging(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
-    """Send the log to stdout, and to `log_file` (appended to) if given.
+    """Send the log to stdout, and append it to `log_file` if given.
 
-    Lines since an earlier call without `log_file` are written to it first: a run that is refused writes
-    nothing, and no line of another run is lost. Rank 0 logs INFO and above, the others warnings and errors
-    only, marked `[rank k]`. A further call replaces what the call before had set.
+    Lines that were logged after an earlier call without `log_file` are written to it first. A run that is
+    refused therefore writes nothing, and no line of another run is lost. Rank 0 logs INFO and above. The
+    other ranks log only warnings and errors, marked `[rank k]`. A further call replaces the settings of the
+    last one.
     """
-    # import paddle gives the root logger a handler: without this each line would appear twice, in two
-    # formats.
+    # `import paddle` gives the root logger a handler. Without this line, each line would appear twice.
     _logger.propagate = False
     _logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     early = [record for handler in _handlers for record in getattr(handler, "buffer", ())]
@@ -53,10 +53,10 @@ def setup_logging(rank: int = 0, log_file: Path | None = None) -> logging.Logger
         with contextlib.suppress(OSError):
             handler.close()
     if log_file is None:
-        kept = MemoryHandler(sys.maxsize, sys.maxsize)  # for a log file that is not open yet
+        kept = MemoryHandler(sys.maxsize, sys.maxsize)  # keeps the lines for a log file that is opened later
     else:
         kept = logging.FileHandler(log_file, encoding="utf-8")
-        kept.handleError = lambda record: None  # as of the console
+        kept.handleError = lambda record: None  # like the console
     _handlers[:] = [_Console(), kept]
     mark = f"[rank {rank}] " if rank else ""
     for handler in _handlers:
@@ -69,16 +69,16 @@ def setup_logging(rank: int = 0, log_file: Path | None = None) -> logging.Logger
 
 
 def get_logger() -> logging.Logger:
-    """Return the logger "plsc", set up for rank 0 and to stdout if `setup_logging` has not been called."""
+    """Return the logger "plsc". If `setup_logging` has not been called, it logs rank 0's lines to stdout."""
     return _logger if _handlers else setup_logging()
 
 
 def say(text: str) -> None:
-    """Log text, of lines without a time."""
+    """Log text without time and level. The text may have several lines."""
     get_logger().info(text, extra={"bare": True})
 
 
 def warn_on_rank_0(text: str) -> None:
-    """Log a warning that all ranks give alike on rank 0 only."""
+    """Log a warning on rank 0 only. All ranks call it with the same text."""
     if get_logger().level <= logging.INFO:
         get_logger().warning(text)

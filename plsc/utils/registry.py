@@ -1,7 +1,7 @@
-"""Find the class of a name in a config: backbones, margins and data sets, a user's own too.
+"""Find the class that a config names: a backbone, a margin, a data set, or a user's own class.
 
-A config says `name: Glyphs`; the registry returns the class. Built-in classes are imported on first use, so
-that reading a config does not import Paddle. Your own class is `name: "my_package.nets:MyNet"`.
+A config has `name: Glyphs`, and the registry returns the class. Built-in classes are imported on first use,
+so that reading a config does not import Paddle. Your own class is `name: "my_package.nets:MyNet"`.
 """
 
 import difflib
@@ -25,11 +25,11 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
 
 class Registry(NamedTuple):
-    """The classes of one kind by name."""
+    """The classes of one kind, by name."""
 
-    kind: str  # the word for them in messages, such as "backbone"
+    kind: str  # the word for the kind in messages, such as "backbone"
     builtin: dict[str, str]  # name -> "module:Class"
-    bases: tuple[str, ...]  # "module:Class" each; a class that is named by its path derives from one of them
+    bases: tuple[str, ...]  # "module:Class" each; a user's own class derives from one of them
 
     def get(self, name: str) -> type:
         """Return the class of a built-in name, or of an import path "package.module:Class".
@@ -54,8 +54,8 @@ class Registry(NamedTuple):
         if not isinstance(cls, type):
             hint = did_you_mean(class_name, (n for n, v in vars(module).items() if isinstance(v, type)))
             raise UserError(f"{self.kind} '{name}': module {module_name} has no class {class_name}{hint}")
-        # A config may name any class that can be imported, and calling it may have effects. A base whose
-        # module is not imported yet has no subclasses, so Paddle need not be imported here.
+        # A config may name any class that can be imported, and calling it may have effects. A base class
+        # whose module is not imported yet has no subclasses, so this code need not import Paddle.
         bases = [base.split(":") for base in self.bases if name not in self.builtin]
         known = (getattr(sys.modules.get(module), base, ()) for module, base in bases)
         if bases and not issubclass(cls, tuple(known)):

@@ -1,7 +1,7 @@
-"""Read pickles from outside (verification packs, .pdparams of PLSC) without running code from them.
+"""Read pickles from outside (verification packs, PLSC's .pdparams) without running code from them.
 
-A pickle is a program. Here it may build numbers, text, bytes, lists, tuples, dicts and numeric numpy arrays
-only; anything else is refused by name. Strings of Python 2 become str (latin-1). Try it:
+A pickle is a program. Here it may build only numbers, text, bytes, lists, tuples, dicts and numeric NumPy
+arrays. Anything else is refused by name. Strings of Python 2 become str (latin-1). Try it:
 
     load_pickle("lfw.bin", "verification pack")  # ([bytes, ...], [True, ...])
 """
@@ -21,7 +21,7 @@ _LONGEST = 80  # characters of a name or text from the file that a message quote
 
 
 class Refused(Exception):
-    """A pickle asks for something that is not allowed."""
+    """A pickle asked for something that is not allowed."""
 
 
 def _dtype(code: str, *_: object) -> np.dtype:
@@ -38,9 +38,10 @@ def _encode(text: str, codec: str) -> bytes:
 
 
 class Unpickler(pickle._Unpickler):
-    """Finds what `allowed` lists by full name, and nothing else.
+    """Finds only the names that `allowed` lists.
 
-    Python's own in Python: the one in C keeps a list of as many memo entries as a file says.
+    It derives from Python's unpickler that is written in Python. The one in C allocates as many memo entries
+    as the file asks for.
     """
 
     allowed: ClassVar[dict[str, object]] = {
@@ -58,7 +59,7 @@ class Unpickler(pickle._Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> object:
-        """Return what is allowed by this name, as NumPy 1 and Python 3 call it."""
+        """Return the allowed object of this name. Names of NumPy 2 and Python 2 are translated first."""
         module = module.replace("numpy._core", "numpy.core").replace("__builtin__", "builtins")
         try:
             return self.allowed[f"{module}.{name}"]
@@ -66,10 +67,10 @@ class Unpickler(pickle._Unpickler):
             raise Refused(f"{module}.{name}") from None
 
     def load_build(self) -> None:
-        """Give an array its shape, type and numbers, once: again would free memory that views still use.
+        """Give an array its shape, type and numbers. Doing so twice would free memory that views still use.
 
-        An OrderedDict keeps its items alone, and a number type of this machine's byte order none of the flags
-        that a file may give it.
+        An OrderedDict keeps only its items. A number type keeps this machine's byte order and ignores the
+        flags in the file.
         """
         state, made = self.stack.pop(), self.stack[-1]
         if isinstance(made, np.ndarray) and made.flags.writeable:
@@ -84,9 +85,14 @@ class Unpickler(pickle._Unpickler):
 
 
 def load_pickle(path: str, what: str) -> object:
-    """Return the value in a pickle file, which should be a `what`, of the types that this module allows.
+    """Return the value in a pickle file, made of the types that this module allows.
 
-    Raises MissingFileError, and UserError for a file that is damaged or no pickle, or asks for anything else.
+    Args:
+        path: the file.
+        what: what the file should be, for error messages.
+
+    Raises MissingFileError if the file does not exist. Raises UserError if it is damaged, is no pickle, or
+    asks for anything else.
     """
     with user_errors(path, what), open_regular(path) as file:
         return Unpickler(file, encoding="latin1").load()
@@ -94,7 +100,7 @@ def load_pickle(path: str, what: str) -> object:
 
 @contextlib.contextmanager
 def user_errors(path: str, what: str) -> Iterator[None]:
-    """Turn errors of reading `path`, which should be a `what`, into a UserError of one line."""
+    """Convert errors of reading `path`, which should be a `what`, to a UserError of one line."""
     with reading(path):
         try:
             yield

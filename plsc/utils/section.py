@@ -1,7 +1,9 @@
-"""Define what the sections of a config have in common; each lies beside its owner, in a file config.py.
+"""The base classes of a config's sections. Each section is in a file config.py beside the code that it
+configures.
 
-The text under a field is its documentation: docs/config.md is made from it, and from types and bounds. To add
-a key, add a field and use it; nothing else lists the keys. What depends on a name is a class of its own:
+The text under a field is its documentation. docs/config.md is generated from these texts, the types and the
+bounds. To add a key, add a field and use it; nothing else lists the keys. Keys that depend on a name belong
+to a class for that name:
 
     class Poly(Schedule):
         name: Literal["poly"] = "poly"
@@ -10,7 +12,7 @@ a key, add a field and use it; nothing else lists the keys. What depends on a na
 
     AnySchedule = one_of(Cosine, Poly, OwnSchedule)  # the first is the default
 
-A broken rule is said in pydantic's words, with the value; plsc.config adds file, line and key.
+The message for a broken rule is pydantic's, with the value. plsc.config adds file, line and key.
 """
 
 from __future__ import annotations
@@ -40,27 +42,28 @@ from plsc.errors import UserError
 from plsc.utils.registry import Registry, did_you_mean, is_import_path
 from plsc.utils.yaml_lines import KeyPath
 
-_SAID = "said"  # the type of a mistake whose message is finished
+_FINISHED = "finished"  # the type of a mistake that already has its message
 
 
 def mistake(path: KeyPath, message: str) -> InitErrorDetails:
-    """Make a mistake of pydantic's from the path of its key, below the section, and a finished message."""
-    return InitErrorDetails(type=PydanticCustomError(_SAID, message), loc=path, input=None)
+    """Make one of pydantic's mistakes from a finished message and the key's path below the section."""
+    return InitErrorDetails(type=PydanticCustomError(_FINISHED, message), loc=path, input=None)
 
 
 class Section(BaseModel):
-    """The rules of all sections. A key with a capital first letter is a section, any other is a value."""
+    """Base class of all sections. A key with a capital first letter is a section; any other key is a
+    value."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
-    family: ClassVar[Sequence[type[Section]]] = ()  # of which `name` chooses this one: one_of
-    elsewhere: ClassVar[Mapping[str, str]] = {}  # each key of the whole config -> with its sections
+    family: ClassVar[Sequence[type[Section]]] = ()  # the sections among which `name` chooses; see one_of
+    elsewhere: ClassVar[Mapping[str, str]] = {}  # each key of the whole config -> the key with its sections
     others: ClassVar[Mapping[str, str]] = {}  # key of another program -> what to write in its place
 
     @model_validator(mode="wrap")
     @classmethod
     def _validated(cls, written: Any, validate: Any) -> Any:
-        """Let an empty section mean its defaults, and put all that is wrong into words."""
+        """Read an empty section as its defaults, and explain all mistakes at once."""
         if not isinstance(written, dict):
             return validate(written)
         written = {key: value for key, value in written.items() if value is not None or not key[:1].isupper()}
@@ -75,12 +78,12 @@ class Section(BaseModel):
 
     @classmethod
     def read_keywords(cls, written: Mapping[str, Any]) -> tuple[dict[str, Any], list[InitErrorDetails]]:
-        """Return the keyword arguments among the keys, and what is wrong with them; only a Plug has some."""
+        """Return the keyword arguments among the keys, and the mistakes in them. Only a Plug has any."""
         return {}, []
 
     @classmethod
     def explain(cls, error: ValidationError, written: Any, known: Collection[str]) -> list[InitErrorDetails]:
-        """List what pydantic has found wrong in `written`, which may have the keys `known`."""
+        """List the mistakes that pydantic found in `written`. `known` are the keys that it may have."""
         mistakes, broken = [], {}
         for detail in error.errors():
             path, value = (), written
@@ -89,7 +92,7 @@ class Section(BaseModel):
                 with contextlib.suppress(LookupError, TypeError):
                     path, value = (*path, part), value[part]
             missing = detail["type"] == "missing" and isinstance(value, dict)
-            if missing or detail["type"] == _SAID:
+            if missing or detail["type"] == _FINISHED:
                 absent = detail["loc"][-1:] if path[-1:] != detail["loc"][-1:] else ()  # a required key
                 mistakes.append(mistake((*path, *absent), "is required" if missing else detail["msg"]))
             elif detail["type"] == "extra_forbidden":
@@ -106,7 +109,7 @@ class Section(BaseModel):
 
     @classmethod
     def _rule(cls, detail: Mapping[str, Any], path: KeyPath) -> str:
-        """Return the rule that a value breaks, as the end of a sentence that begins with its key."""
+        """Return the rule that a value breaks, worded as the end of a sentence that begins with the key."""
         if cls.family and path == ("name",):
             own = ", or your own as package.module:Class" if issubclass(cls.family[-1], Plug) else ""
             return f"must be one of {', '.join(map(repr, names_of(cls.family)))}{own}"
@@ -116,7 +119,7 @@ class Section(BaseModel):
 
     @classmethod
     def _unknown(cls, key: str, written: Mapping[str, Any], known: Collection[str]) -> str:
-        """Say that the section has no such key."""
+        """Return the message for a key that the section does not have."""
         others = names_of([kind for kind in cls.family if key in kind.model_fields])
         if others:
             name = written.get("name", cls.model_fields["name"].default)
@@ -133,14 +136,14 @@ class Section(BaseModel):
 
 
 class Plug(Section, extra="allow"):
-    """A section that names a class of a registry; its further keys are the keyword arguments of that class:
-    pydantic's `model_extra`."""
+    """A section that names a class of a registry. Its further keys, pydantic's `model_extra`, are the keyword
+    arguments of that class."""
 
     registry: ClassVar[Registry]
-    supplied: ClassVar[Collection[str]] = ()  # arguments that plsc passes, which no config has
+    supplied: ClassVar[Collection[str]] = ()  # arguments that plsc passes and no config contains
 
     def build(self, **supplied: Any) -> Any:
-        """Call the class with its keywords, and the `supplied` arguments that it takes and lacks."""
+        """Call the class with the config's keywords, and with those `supplied` arguments that it takes."""
         cls = self.registry.get(self.name)
         arguments, takes_any = arguments_of(cls)
         taken = {name: value for name, value in supplied.items() if takes_any or name in arguments}
@@ -148,12 +151,12 @@ class Plug(Section, extra="allow"):
 
     @classmethod
     def read_keywords(cls, written: Mapping[str, Any]) -> tuple[dict[str, Any], list[InitErrorDetails]]:
-        """Check the keyword arguments by the signature of the class, and give them its types."""
+        """Check the keyword arguments against the class's signature, and convert them to its types."""
         given = {key: value for key, value in written.items() if key not in cls.model_fields}
         default = cls.model_fields["name"].default
         name = written.get("name", default)
         if not isinstance(name, str) or (name == default and not given):
-            return {}, []  # the default class works without arguments: Paddle is not imported
+            return {}, []  # the default class needs no arguments, so Paddle is not imported
         try:
             arguments, takes_any = arguments_of(cls.registry.get(name))
         except UserError as error:
@@ -170,10 +173,10 @@ class Plug(Section, extra="allow"):
 
 
 def arguments_of(cls: type) -> tuple[dict[str, Any], bool]:
-    """Return the keyword arguments of a class with their types, and whether it takes any other.
+    """Return a class's keyword arguments with their types, and whether it takes any other.
 
-    An __init__ with `**options` passes them on to its base class, whose arguments are included. A type that
-    cannot be resolved, as of a name that is imported for type checkers only, is any.
+    An __init__ with `**options` passes them to its base class, whose arguments are included. A type that
+    cannot be resolved counts as Any. An example is a name that is imported for type checkers only.
     """
     arguments: dict[str, Any] = {}
     others: list[str] = []
@@ -194,12 +197,12 @@ def arguments_of(cls: type) -> tuple[dict[str, Any], bool]:
 
 
 def names_of(kinds: Iterable[type[Section]]) -> list[str]:
-    """List the names that choose one of these sections; a section for a class of one's own has none."""
+    """List the names that choose one of these sections. A section for a user's own class has no name."""
     return [name for kind in kinds for name in typing.get_args(kind.model_fields["name"].annotation)]
 
 
 def kind_named(kinds: Sequence[type[Section]], name: Any) -> type[Section]:
-    """Return the section of a name; without one, or with an unknown one, it is the first."""
+    """Return the section with this name. Return the first section if the name is missing or unknown."""
     is_own = isinstance(name, str) and is_import_path(name)
     return next(
         (kind for kind in kinds if name in names_of([kind]) or (is_own and issubclass(kind, Plug))), kinds[0]
@@ -207,9 +210,10 @@ def kind_named(kinds: Sequence[type[Section]], name: Any) -> type[Section]:
 
 
 def one_of(*kinds: type[Section]) -> Any:
-    """Annotate a section that is one of several by its `name`; without a name it is the first.
+    """Return the annotation for a field that holds one of several sections.
 
-    A Plug among them, the last, is for a class of one's own.
+    The section's `name` chooses the section. Without a name it is the first. If the last one is a Plug, it is
+    for a user's own class.
     """
     for kind in kinds:
         kind.family = kinds
@@ -220,23 +224,23 @@ def one_of(*kinds: type[Section]) -> Any:
         return kind_named(kinds, value.get("name") if isinstance(value, Mapping) else None).__name__
 
     alternatives = tuple(Annotated[kind, Tag(kind.__name__)] for kind in kinds)
-    return Annotated[Union[alternatives], Discriminator(tag)]  # noqa: UP007 of a tuple
+    return Annotated[Union[alternatives], Discriminator(tag)]  # noqa: UP007 (it takes a tuple)
 
 
 def sections_in(annotation: Any) -> list[type[Section]]:
-    """List the sections that a field may hold, also those of a union or of the items of a list."""
+    """List the sections that a field may hold. Unions and the items of lists are included."""
     if isinstance(annotation, type) and typing.get_origin(annotation) is None:
         return [annotation] if issubclass(annotation, Section) else []
     return [section for argument in typing.get_args(annotation) for section in sections_in(argument)]
 
 
 def formatted(value: Any) -> str:
-    """Format a value for an error: null and true, quoted text, at most 60 characters."""
+    """Format a value for an error message: as JSON, text in quotes, with at most 60 characters."""
     text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
-    """Return the dotted key and the message, pydantic's own, of the first error."""
+    """Return the first error's dotted key and pydantic's message."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     return ".".join(map(str, first["loc"])), first["msg"]

@@ -1,8 +1,8 @@
 """Split classes and samples over the ranks, in integers only.
 
-The split is balanced: sizes differ by at most one, and the first C mod W ranks hold one more. C < W is
-allowed: the last ranks hold no class and still take part in every collective. A checkpoint stores the ranges
-themselves, so it does not depend on this formula.
+The split is balanced: sizes differ by at most one, and the first C mod W ranks hold one class more. There may
+be fewer classes than ranks. Ranks without a class still take part in every collective. A checkpoint stores
+the ranges themselves, so it does not depend on this formula.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,15 @@ def split(total: int, parts: int) -> list[tuple[int, int]]:
 
 
 def count_micro_batches(sizes: Sequence[int], batch_size: int) -> int:
-    """Return how many micro-batches each rank runs, whose samples number `sizes`: the same on every rank,
-    since layers and data parallel call collectives.
+    """Return the number of micro-batches that each rank runs.
 
-    As few as go with `batch_size` samples each; one or two samples that are left over join the others.
-    At least two samples each, which BatchNorm needs.
+    It is the same on every rank, because layers and data parallelism call collectives. It is the smallest
+    number for micro-batches of `batch_size` samples. A rest of one or two samples joins the other
+    micro-batches. Each has at least two samples, since BatchNorm needs them.
+
+    Args:
+        sizes: number of samples of each rank.
+        batch_size: samples in a full micro-batch.
     """
     full, left = divmod(max(sizes), batch_size)
     return max(1, min(full + (left > 2), min(sizes) // 2))

@@ -5,14 +5,15 @@ from typing import Any
 
 
 def number(value: float) -> str:
-    """Format a number with 4 significant digits, without exponent below 1e7: 7.000, 0.01235, 15123, nan."""
+    """Format a number with 4 significant digits and, below 1e7, no exponent: 7.000, 0.01235, 15123, nan."""
     if 1e4 <= abs(value) < 1e7:
         return f"{value:.0f}"
     return f"{value:#.4g}".rstrip(".")
 
 
 def counted(count: int, noun: str, nouns: str | None = None) -> str:
-    """Format a number of things: 1 file, 2 files. `nouns`: where it is not `noun` and an s."""
+    """Format a number of things, such as 1 file or 2 files. `nouns` is the plural if it is not `noun` and
+    an s."""
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 
@@ -22,13 +23,13 @@ def gigabytes(size: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds as h:mm:ss, with any number of hours."""
+    """Format seconds as h:mm:ss. The hours may have any number of digits."""
     minutes, second = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
 
 
 def table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
-    """Format rows as a text table: two spaces between columns, None as "-"."""
+    """Format rows as a text table with two spaces between columns. None becomes "-"."""
 
     def cell(value: Any) -> str:
         return "-" if value is None else number(value) if isinstance(value, float) else str(value)

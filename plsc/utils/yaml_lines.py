@@ -1,7 +1,7 @@
-"""Parse YAML and keep the line of each value; keys are text, equal keys are errors, and values are plain.
+"""Parse YAML and keep the line of each value. Keys must be text, equal keys are errors, and values are plain.
 
-Numbers are decimal as in YAML 1.2, whose `1e-4` is a number and whose `yes` is text. What begins with zeros
-is text, too: 0000045 is somebody's name, or a folder's.
+Numbers are decimal as in YAML 1.2: `1e-4` is a number and `yes` is text. A number that begins with zeros is
+text, too, because 0000045 may be the name of a person or a folder.
 
     >>> parse("Head: {margin: 5e-1}").value
     {'Head': {'margin': 0.5}}
@@ -20,14 +20,14 @@ _SCALARS = {  # the first match wins: int before float
     "float": (r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?", float),
     "str": (None, str),
 }
-# The key None: try these whatever the first character is.
+# The key None means that these are tried for any first character.
 _RESOLVERS = {None: [(_CORE + kind, re.compile(f"(?:{of})$")) for kind, (of, _) in _SCALARS.items() if of]}
 
 
-_WORDS = {  # for what PyYAML says of the usual mistakes
+_WORDS = {  # pattern in PyYAML's message -> our message, for the usual mistakes
     r"'\\t'": "a tab; YAML is indented with spaces",
     "mapping values are not allowed|<block end>|<document start>": (
-        "a key that is indented otherwise than the keys around it, below a line without its colon, or a text "
+        "a key is indented differently from the keys around it, is below a line without a colon, or is text "
         "with ': ' that needs quotes"
     ),
     "expected ',' or": "a [ or { that is not closed, or a comma that is missing in it",
@@ -42,32 +42,32 @@ class _Loader(yaml.SafeLoader):
 
 class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers = _RESOLVERS
-    ignore_aliases = staticmethod(lambda value: True)  # what stands twice is written twice
+    ignore_aliases = staticmethod(lambda value: True)  # a value that occurs twice is written twice
 
 
 _Dumper.add_representer(dict, lambda dumper, value: dumper.represent_mapping(_CORE + "map", value, False))
 
-KeyPath = tuple  # of keys (str) and list indices (int), e.g. ("LRScheduler", "milestones", 0)
+KeyPath = tuple  # keys (str) and list indices (int), such as ("LRScheduler", "milestones", 0)
 
 
 class Document(NamedTuple):
-    """A parsed text: its plain value, the line of each path in it, and problems: path, line, message."""
+    """A parsed text."""
 
-    value: Any  # made of dict with str keys, list, str, int, float, bool and None
-    lines: dict[KeyPath, int]  # counted from 1
-    problems: list[tuple[KeyPath, int, str]]
+    value: Any  # consists of dict with str keys, list, str, int, float, bool and None
+    lines: dict[KeyPath, int]  # line of each path, counted from 1
+    problems: list[tuple[KeyPath, int, str]]  # path, line, message
 
 
 def parse(text: str) -> Document:
-    """Parse one YAML document (an empty one is None). Errors go to `problems`; it does not raise."""
+    """Parse one YAML document. An empty one gives None. Errors go to `problems`; nothing is raised."""
     document = Document(None, {}, [])
     try:
         node = yaml.compose(text, Loader=_Loader)
         return document._replace(value=_construct(node, (), document) if node else None)
     except yaml.MarkedYAMLError as error:
         problem = error.problem or ""
-        said = (words for pattern, words in _WORDS.items() if re.search(pattern, problem))
-        message = next(said, "not valid YAML: " + ", ".join(filter(None, (error.context, problem))))
+        known = (message for pattern, message in _WORDS.items() if re.search(pattern, problem))
+        message = next(known, "not valid YAML: " + ", ".join(filter(None, (error.context, problem))))
         document.problems.append(((), error.problem_mark.line + 1, message))
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -76,7 +76,7 @@ def parse(text: str) -> Document:
 
 
 def _construct(node: yaml.Node, path: KeyPath, document: Document) -> Any:
-    """Return the plain value of a node, and add the lines and problems at and below `path` to `document`."""
+    """Return a node's plain value. Add the lines and problems at and below `path` to `document`."""
 
     def problem(at: yaml.Node, path: KeyPath, message: str) -> None:
         document.problems.append((path, at.start_mark.line + 1, message))
@@ -109,6 +109,6 @@ def _construct(node: yaml.Node, path: KeyPath, document: Document) -> Any:
 
 
 def dump_lines(value: Any) -> str:
-    """Format mappings as YAML with a key a line, and lists of values within a line."""
+    """Format mappings as YAML with one key per line. A list of values stays on its key's line."""
     style = {"width": float("inf"), "allow_unicode": True, "sort_keys": False}
     return yaml.dump(value, Dumper=_Dumper, default_flow_style=None, **style)

@@ -3,7 +3,7 @@ import pytest
 from plsc.utils.yaml_lines import dump_lines, parse
 
 INDENTED = (
-    "a key that is indented otherwise than the keys around it, below a line without its colon, or a text "
+    "a key is indented differently from the keys around it, is below a line without a colon, or is text "
     "with ': ' that needs quotes"
 )
 
