@@ -14,11 +14,13 @@ import jinja2
 import matplotlib.style
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from plsc.evaluation.sets import EvalSet
 from plsc.evaluation.verification import Verification
 
 WORST_PAIRS = 6  # of each kind
+_WIDTH = 7.5  # inches: on a telephone a picture has to be read at a third of the size
 _STYLE = {
     "text.parse_math": False,  # names of sets are not formulas, whatever signs they hold
     "axes.spines.top": False,
@@ -98,7 +100,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     if not panels:
         return None
     lines = -(-len(panels) // 2)
-    figure = Figure(figsize=(9, 2.8 * lines), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, 2.6 * lines), layout="constrained")
     for number, (title, unit, curves) in enumerate(panels):
         axes = figure.add_subplot(lines, min(len(panels), 2), number + 1)
         axes.set(title=title, xlabel="step", ylabel=unit)
@@ -115,9 +117,12 @@ def draw_roc(pairs: Mapping[str, Verification]) -> Figure | None:
     curves = {title: result for title, result in pairs.items() if result.roc is not None}
     if not curves:
         return None
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained")
     axes = figure.subplots()
     axes.set(xscale="log", xlabel="false accept rate", ylabel="true accept rate (%)")
+    # The formatter of a logarithmic axis writes formulas, which _STYLE does not parse.
+    axes.xaxis.set_major_formatter(lambda far, _: f"{far:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     for title, result in curves.items():
         far = np.geomspace(0.5 / np.sum(~result.same), 1, 2000)
         # The highest TAR within each FAR.
@@ -129,7 +134,7 @@ def draw_roc(pairs: Mapping[str, Verification]) -> Figure | None:
 
 def draw_histogram(result: Verification) -> Figure:
     """Draw how the cosines of same and of different pairs are spread, each adding up to 100 %."""
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, 3.2), layout="constrained")
     axes = figure.subplots()
     axes.set(xlabel="cosine similarity", ylabel="share of the pairs (%)")
     edges = np.linspace(result.similarity.min() - 0.01, result.similarity.max() + 0.01, 91)

@@ -83,7 +83,7 @@ def finish(cfg: Config, evaluator: Evaluator, folder: Path, how: str, facts: dic
     summary = {
         "run": str(Path(cfg.Global.output_dir)),
         "date": datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
-        "command": shlex.join(["plsc", *sys.argv[1:]]),
+        "command": _command(sys.argv),
         "version": f"plsc {__version__}, Python {platform.python_version()}",
         "trained on": f"{' and '.join(sets)}, {evaluator.num_classes:,} classes",
         "training and evaluation" if "checkpoint" not in facts else "evaluated": how,
@@ -103,6 +103,14 @@ def finish(cfg: Config, evaluator: Evaluator, folder: Path, how: str, facts: dic
         if facts["best"]:
             line += ", best step {step} ({metric} {value:.4f})".format(**facts["best"])
     say(f"done: {line}, results in {folder}, report {page}")
+
+
+def _command(argv: Sequence[str]) -> str:
+    """Return the command that started this process, as one types it, from its arguments."""
+    program = Path(argv[0])
+    if program.name == "plsc" or program.parts[-2:] == ("plsc", "__main__.py"):
+        return shlex.join(["plsc", *argv[1:]])
+    return shlex.join(["python", *argv]) if program.is_file() else "in Python"
 
 
 def predict(

@@ -1,6 +1,7 @@
 """The figures of a report: what they show, and bytes that no user's settings change."""
 
 import matplotlib
+import matplotlib.text
 import numpy as np
 import pytest
 
@@ -40,6 +41,18 @@ def test_the_roc_is_the_highest_tar_within_each_far():
     for at in (0, 1000, 1999):
         assert tar[at] == 100 * max(t for f, t in zip(result.roc.far, result.roc.tar) if f <= far[at])
     assert draw_roc({"one": verification(negatives=0)}) is None
+
+
+def test_no_text_of_a_figure_is_a_formula():
+    rows = training([10, 20], loss=1e-7, lr=1e-9)
+    result = verification()
+    with matplotlib.rc_context({"text.parse_math": False}):
+        for figure in (draw_curves(rows), draw_roc({"pairs": result}), draw_histogram(result)):
+            figure.draw_without_rendering()
+            texts = [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
+            assert not [text for text in texts if "$" in text or "\\" in text]
+        ticks = [tick.get_text() for tick in draw_roc({"pairs": result}).axes[0].get_xticklabels()]
+    assert {"0.001", "0.01", "0.1", "1"} <= {*ticks}
 
 
 def test_each_hill_of_the_histogram_adds_up_to_100_percent():
