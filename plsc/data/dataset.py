@@ -188,6 +188,10 @@ class IdentificationSet(_Images):
     identities: np.ndarray  # int64 [num_images], the number of each image's identity
     names: np.ndarray | None = None  # what the numbers stand for, comparable with a Dataset's identities
 
+    def probes_in_gallery(self) -> list[tuple[int, int]]:
+        """Find the probes that are pictures of the gallery, byte for byte: (probe, gallery image) each."""
+        return []
+
 
 def count_classes(labels: np.ndarray, where: str) -> int:
     """Count the classes of int64 labels [N]; UserError, which begins with `where`, unless they are 0, 1, ...

@@ -9,6 +9,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
+from hashlib import sha256
 from typing import Annotated, Literal
 
 import cv2
@@ -211,6 +212,18 @@ class EncodedPairs(Encoded, PairSet):
 
     `size`, `channels`, `mean`, `scale` as in EncodedImages; they must be those of training.
     """
+
+    def pairs_by_content(self) -> np.ndarray:
+        numbers: dict[object, int] = {}
+        every = range(self.num_images)
+        return np.array([numbers.setdefault(self._digest(index), index) for index in every])[self.pairs]
+
+    def _digest(self, index: int) -> object:
+        """Return the same for images with the same bytes; one that cannot be read is like no other."""
+        try:
+            return sha256(self.encoded(index)).digest()
+        except UserError:
+            return index
 
     def image(self, index: int) -> np.ndarray:
         return read_sample(self.encoded(index), self.preprocessing, lambda: self.image_name(index))

@@ -8,6 +8,7 @@ meta/ijbc_template_pair_label.txt); the images have to be aligned and cropped al
 """
 
 import os
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,9 @@ class IjbPairs(EncodedPairs, TemplatePairs):
             )
         self.pairs = np.searchsorted(known, rows[:, :2])
         self.same = rows[:, 2] == 1
+
+    def pairs_by_content(self) -> np.ndarray:
+        return self.pairs  # of templates
 
     def encoded(self, index: int) -> np.ndarray:
         return read_file(self.paths[index])
@@ -112,6 +116,23 @@ class GalleryProbe(Encoded, IdentificationSet):
                 f"{probe}: not one of its identities is in {gallery}; the two must name identities alike"
             )
 
+    def probes_in_gallery(self) -> list[tuple[int, int]]:
+        sizes = np.array([_size(self.image_name(index)) for index in range(self.num_images)])
+        # Files of one size alone are read.
+        numbers = np.flatnonzero(np.isin(sizes, np.intersect1d(sizes[self.gallery], sizes[self.probe])))
+        known: dict[bytes, int] = {}
+        found = []
+        for index in numbers.tolist():  # the gallery comes first
+            try:
+                digest = sha256(self.encoded(index)).digest()
+            except UserError:
+                continue  # whoever embeds it reports it
+            if index < len(self.gallery):
+                known.setdefault(digest, index)
+            elif digest in known:
+                found.append((index, known[digest]))
+        return found
+
     def encoded(self, index: int) -> np.ndarray:
         return read_file(self.image_name(index))
 
@@ -121,6 +142,13 @@ class GalleryProbe(Encoded, IdentificationSet):
     def image_name(self, index: int) -> str:
         gallery, probe = self._paths
         return gallery[index] if index < len(gallery) else probe[index - len(gallery)]
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1
 
 
 def _read_part(path: str) -> tuple[Paths, np.ndarray]:

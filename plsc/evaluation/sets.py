@@ -29,6 +29,7 @@ from plsc.utils.logging import warn_on_rank_0
 from plsc.utils.preprocessing import Preprocessing
 
 Result = Classification | Identification | Verification
+_SHOWN = 3  # examples of a doubt
 
 
 class EvalSet:
@@ -146,6 +147,10 @@ class SearchSet(EvalSet):
         check_array(self.data, "gallery", "int64 [G]", self.count)
         check_array(self.data, "probe", "int64 [Q]", self.count)
         check_array(self.data, "identities", "int64 [num_images]", None, self.count)
+        if found := self.data.probes_in_gallery():
+            some = ", ".join(" = ".join(map(self.name_of, pair)) for pair in found[:_SHOWN])
+            count = f"{len(found):,} of {len(self.data.probe):,} probes"
+            self.doubts = [f"{count} are pictures of the gallery, so they find themselves: {some}"]
 
     def score(self, embeddings: np.ndarray) -> Identification:
         return identify(embeddings, self.data.gallery, self.data.probe, self.data.identities)

@@ -4,6 +4,7 @@ import pytest
 from plsc.data.glyphs import GlyphPairs
 from plsc.data.pairs import ImagePairs, PairList
 from plsc.errors import MissingFileError
+from plsc.evaluation.sets import eval_set
 from tests.helpers.image_files import png, write_folder, write_list, write_rec
 from tests.helpers.refusals import refusal
 
@@ -140,3 +141,19 @@ def test_every_set_of_pairs_knows_whom_its_images_show(folder):
         assert np.array_equal(first == second, pairs.same)
         assert len(pairs.identity_of) == pairs.num_images
     assert set(sets[0].identity_of) == {"Ann", "Bob"} and set(sets[1].identity_of) <= {"Ann", "Bob", "Cy"}
+
+
+def test_copies_of_an_image_are_one_image(folder):
+    (folder / "copy").mkdir()
+    copy = folder / "copy" / "again.png"
+    copy.write_bytes((folder / "Ann" / "Ann_0001.png").read_bytes())
+    listed = write_list(
+        folder, "Ann/Ann_0001.png\tcopy/again.png\t1\nAnn/Ann_0001.png\tAnn/Ann_0002.png\t1\n"
+    )
+    known = eval_set(PairList(listed))
+    known.check()
+    assert known.doubts[0] == "1 pair of one with itself, which proves nothing: line 1"
+    copy.write_bytes(png(77))
+    clean = eval_set(PairList(listed))
+    clean.check()
+    assert not [doubt for doubt in clean.doubts if "itself" in doubt]

@@ -3,6 +3,7 @@ import pytest
 
 from plsc.data.templates import GalleryProbe, IjbPairs
 from plsc.errors import MissingFileError
+from plsc.evaluation.sets import eval_set
 from tests.helpers.image_files import png, write_folder
 from tests.helpers.refusals import refusal
 
@@ -64,6 +65,26 @@ def test_folders_are_searched_by_name(tmp_path):
     assert data.names[data.identities].tolist() == ["Ann", "Ann", "Bob", "Bob", "Bob", "Cy"]
     assert data.image_name(3) == str(probe / "Bob" / "Bob_0001.png") and data.title == "gallery"
     assert data.images(2, 4).shape == (2, 3, 12, 10)
+
+
+def test_probes_that_are_pictures_of_the_gallery_are_found(tmp_path):
+    gallery = write_folder(tmp_path / "gallery", {"Ann": 2, "Bob": 1})
+    probe = write_folder(tmp_path / "probe", {"Bob": 2, "Cy": 1})
+    for path in probe.glob("*/*"):
+        path.write_bytes(png(100 + len(path.name)))
+    (probe / "Bob" / "again.png").write_bytes((gallery / "Ann" / "Ann_0002.png").read_bytes())
+    known = eval_set(GalleryProbe(str(gallery), str(probe), size=(12, 10)))
+    known.check()
+    (doubt,) = known.doubts
+    copy = f"{probe}/Bob/again.png = {gallery}/Ann/Ann_0002.png"
+    assert doubt.startswith("1 of 4 probes are pictures of the gallery, ") and copy in doubt
+    same = eval_set(GalleryProbe(str(gallery), str(gallery), size=(12, 10)))
+    same.check()
+    assert same.doubts[0].startswith("3 of 3 probes")
+    (probe / "Bob" / "again.png").unlink()
+    apart = eval_set(GalleryProbe(str(gallery), str(probe), size=(12, 10)))
+    apart.check()
+    assert not apart.doubts
 
 
 def test_lists_are_searched_by_label(tmp_path):
