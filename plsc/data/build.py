@@ -35,6 +35,12 @@ def build_loader(section: DataLoaderCfg, seed: int, rank: int, ranks: int) -> Lo
             f"{each}{global_batch:,} samples of a step are more than the {samples:,} of an epoch; lower it",
             key=f"DataLoader.Train.{key}",
         )
+    for key, size in (("batch_size", train.batch_size), ("global_batch", global_batch)):
+        if train.per_class and size % train.per_class:
+            raise UserError(
+                f"{train.per_class} images of each class do not divide {key} ({size}); change one of them",
+                key="DataLoader.Train.per_class",
+            )
     return Loader(
         dataset,
         global_batch,
@@ -43,6 +49,7 @@ def build_loader(section: DataLoaderCfg, seed: int, rank: int, ranks: int) -> Lo
         seed,
         train.num_workers,
         micro_batches=-(-global_batch // train.batch_size),
+        per_class=train.per_class,
     )
 
 

@@ -90,6 +90,10 @@ class TrainCfg(Section):
     share goes through the backbone in as few batches of `batch_size`, or up to two more, as it needs, at
     about a third more time; the head sees all samples of the step at once. null: `batch_size` x ranks; a
     resumed run keeps that of its checkpoint."""
+    per_class: int | None = Field(None, ge=2, le=1024)
+    """Images of each class in a batch, for a loss on pairs, such as a triplet loss (docs/extend.md): a batch
+    of 64 with `per_class: 4` holds 16 classes. It must divide `batch_size` and `global_batch`. A class whose
+    images it does not divide has some of them twice an epoch. null: the images are shuffled one by one."""
     num_workers: int = Field(0, ge=0, le=1024)
     """Processes per rank that prepare batches; 0 uses a thread. Raise it when the images per second are bound
     by the data; the batches stay the same."""

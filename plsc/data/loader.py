@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from plsc.data.balanced import balanced_length, balanced_order
 from plsc.data.batch import Replacement, make_batch
 from plsc.data.corrupt import CorruptImages
 from plsc.data.dataset import Dataset
@@ -50,7 +51,8 @@ class Loader:
     global batch of fewer than 2 samples for each of the `micro_batches` that a whole one takes (BatchNorm
     needs two; None: one a rank) joins the one before it, so the steps do not depend on how many ranks there
     are. Raises UserError if an epoch or its last step is too small for `world_size`. `num_workers`: processes
-    that make batches; 0: a thread of this one.
+    that make batches; 0: a thread of this one. `per_class`: images of each class that follow one another
+    (plsc.data.balanced); an epoch then has some images twice. None: shuffled.
     """
 
     def __init__(
@@ -62,8 +64,10 @@ class Loader:
         seed: int,
         num_workers: int = 0,
         micro_batches: int | None = None,
+        per_class: int | None = None,
     ):
-        count = len(dataset)
+        count = balanced_length(dataset.labels, per_class) if per_class else len(dataset)
+        self._per_class = per_class
         self.dataset, self.rank, self.world_size, self.seed = dataset, rank, world_size, seed
         self._num_workers = num_workers
         self._threads = max(num_workers, 1)  # one waits for each process
@@ -103,7 +107,7 @@ class Loader:
         """
         self._corrupt.start_epoch()
         epoch, done = divmod(step, self.steps_per_epoch)
-        order = generator(self.seed, epoch, use=ORDER).permutation(len(self.dataset))
+        order = self._order(generator(self.seed, epoch, use=ORDER))
         places = iter(range(done, self.steps_per_epoch))
         under_way: deque = deque()  # shares of the ranks, indices, and what will be their images, in order
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="plsc-loader")
@@ -131,6 +135,11 @@ class Loader:
                 step += 1
         finally:
             pool.shutdown(cancel_futures=True)
+
+    def _order(self, draw: np.random.Generator) -> np.ndarray:
+        if self._per_class:
+            return balanced_order(self.dataset.labels, self._per_class, draw)
+        return draw.permutation(len(self.dataset))
 
     @cached_property
     def _make_batch(self) -> Callable[[int, np.ndarray, np.ndarray], list[Replacement]]:
