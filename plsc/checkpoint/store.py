@@ -38,7 +38,21 @@ from plsc.utils.text import gigabytes
 
 
 class SaveError(UserError):
-    """A checkpoint could not be written; the earlier ones are untouched and training may go on."""
+    """A checkpoint could not be written; the earlier ones are untouched and training may continue.
+
+    remedy: what the user can do, a verb and its object.
+    """
+
+    remedy = "correct this"
+
+
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make space"),
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
+    errno.EROFS: "make the file system writable",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "let this user write there"),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO), "mount the disk of that folder"),
+}
 
 
 @dataclass(frozen=True)
@@ -137,16 +151,20 @@ def _on_all_ranks(what: str, gather: Callable[[Any], list], work: Callable, *arg
     result = None
     failure = None
     problem = ""
+    number = None
     try:
         result = work(*args)
     except Exception as error:  # noqa: BLE001 (see above)
         failure = error
         problem = " ".join(f"{type(error).__name__}: {error}".split())
-    answers = gather((result, problem))
-    for rank, (_, problem) in enumerate(answers):
+        number = getattr(error, "errno", None)
+    answers = gather((result, problem, number))
+    for rank, (_, problem, number) in enumerate(answers):
         if problem:
-            raise SaveError(f"{what}: rank {rank}: {problem}") from failure
-    return [result for result, _ in answers]
+            refused = SaveError(f"{what}: rank {rank}: {problem}")
+            refused.remedy = _REMEDIES.get(number, SaveError.remedy)
+            raise refused from failure
+    return [result for result, _, _ in answers]
 
 
 def _begin(final: Path, first: bool, shard: tuple[int, int]) -> tuple[int, int]:

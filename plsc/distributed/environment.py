@@ -55,6 +55,11 @@ def local_size_from_env() -> int:
     return int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
 
 
+def by_paddles_launcher() -> bool:
+    """Return whether Paddle's launcher has started this rank; it alone sets this variable."""
+    return "PADDLE_RANK_IN_NODE" in os.environ
+
+
 def master_from_env() -> tuple[str, int]:
     """Return host and port of the job's store, which rank 0 keeps, as Paddle reads them."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
@@ -103,7 +108,7 @@ def _environment_at_start() -> dict[str, str]:
 
     os.environ would be wrong: importing Paddle has put OMP_NUM_THREADS=1 into it, here and in that launcher.
     """
-    pid = os.getppid() if "PADDLE_RANK_IN_NODE" in os.environ else os.getpid()  # which it alone sets
+    pid = os.getppid() if by_paddles_launcher() else os.getpid()
     text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
 

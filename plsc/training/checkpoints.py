@@ -3,14 +3,18 @@
 A checkpoint that cannot be written does not end the run, unless it is the last.
 """
 
+import time
 from pathlib import Path
 from typing import Any
 
 from plsc import distributed
 from plsc.checkpoint import store
 from plsc.checkpoint.saved import Evaluation
+from plsc.distributed.environment import by_paddles_launcher
 from plsc.training.part import state_of
-from plsc.utils.logging import get_logger
+from plsc.utils.logging import get_logger, warn_on_rank_0
+
+LONG_SAVE = 20  # seconds; Paddle's launcher gives the ranks 33 s from SIGTERM to SIGKILL
 
 
 class Checkpoints:
@@ -28,6 +32,7 @@ class Checkpoints:
         self._root = root
         self._keep = keep
         self._weights = weights
+        self._warned = False  # of a long save
 
     def note(self, step: int, evaluation: Evaluation) -> None:
         """Write the evaluation of the checkpoint of a step, if that is the newest, beside it. Rank 0 calls
@@ -71,12 +76,13 @@ class Checkpoints:
             classes=run.dataset.class_names if distributed.rank() == 0 else None,
             weights=self._weights,
         )
+        began = time.monotonic()
         try:
             path = store.save(self._root, content, distributed.rank(), distributed.gather_objects)
         except store.SaveError as error:
             line = f"{error}; last good: {f'step {self.newest}' if self.newest else 'none'}"
             if run.stopped or run.step == run.total_steps:
-                raise store.SaveError(f"{line}; it was the last step: make space, and resume") from error
+                raise store.SaveError(f"{line}; it was the last step: {error.remedy}, and resume") from error
             get_logger().error(f"{line}; training goes on")
             return
         self.newest = run.step
@@ -84,3 +90,10 @@ class Checkpoints:
             store.prune(self._root, self._keep)
         distributed.barrier()  # so that no collective waits for a disk and times out
         get_logger().info(f"checkpoint {path}")
+        seconds = time.monotonic() - began
+        if seconds > LONG_SAVE and by_paddles_launcher() and not self._warned:
+            self._warned = True
+            warn_on_rank_0(
+                f"this checkpoint took {seconds:.0f} s; Paddle's launcher kills the ranks 33 s after "
+                "SIGTERM, so the save of a stop may not succeed: set Checkpoint.every_steps to lose little"
+            )

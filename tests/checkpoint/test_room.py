@@ -1,10 +1,16 @@
 """Room on the disk, in numbers; and a run on a disk that has too little of it."""
 
+import errno
 import itertools
+import os
 from collections import namedtuple
 
+import pytest
+
 import plsc.checkpoint.store
+from plsc.checkpoint import store
 from tests.helpers.launch import run_python
+from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import NO_PAIRS, checkpoints, rows, steps, train
 
 Usage = namedtuple("Usage", "total used free")
@@ -37,5 +43,24 @@ print("ended at", train({str(tmp_path)!r}, *overrides).step)
 """
     done = run_python("-c", code, cwd=tmp_path, check=False)
     assert "[Errno 27] File too large" in done.stdout and "training goes on" in done.stdout
-    assert "last good: none; it was the last step: make space, and resume" in done.stderr
+    assert "last good: none; it was the last step: raise the limit of a file's size" in done.stderr
     assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "number, remedy",
+    [
+        (errno.ENOSPC, "make space"),
+        (errno.EROFS, "make the file system writable"),
+        (errno.EACCES, "let this user write there"),
+        (errno.ENOENT, "mount the disk of that folder"),
+        (errno.EINVAL, "correct this"),
+    ],
+)
+def test_the_remedy_fits_the_cause(tmp_path, monkeypatch, number, remedy):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(store, "write_synced", refuse)
+    said = refusal(train, tmp_path, NO_PAIRS, "Global.max_steps=1")
+    assert said.endswith(f"; last good: none; it was the last step: {remedy}, and resume")

@@ -129,6 +129,11 @@ class Job:
         for pid in targets:
             os.kill(pid, number)
 
+    def close_host(self, host: int) -> None:
+        """Kill all processes of a host, as the loss of its power does."""
+        self.kill(host)
+        self.kill(host, whom="launcher")
+
     def until_step(self, step: int, output: Path | None = None, timeout: float = 120) -> None:
         """Wait until so many steps are done, by metrics.jsonl."""
         file = (output or self.folder / "out") / "metrics.jsonl"
