@@ -16,8 +16,9 @@ from pathlib import Path
 
 from plsc.checkpoint import store
 from plsc.config import Config
-from plsc.distributed import guard, launcher, lock
+from plsc.distributed import launcher, lock
 from plsc.errors import shown
+from plsc.training import guard
 from plsc.training.start import delete_run, goes_on, how_to_go_on, write_config
 from plsc.utils.atomic_write import remove
 

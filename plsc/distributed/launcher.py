@@ -7,7 +7,9 @@ They die with this process. On several machines Paddle's launcher starts the ran
 """
 
 import contextlib
+import ctypes
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,11 +18,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from plsc.distributed import environment
-from plsc.distributed.guard import die_with_parent
 
 MAIN = Path(__file__).resolve().parents[1] / "__main__.py"
 GRACE = 3.0  # seconds that the other ranks have to end after one has failed
 _POLL = 0.1  # seconds
+_PR_SET_PDEATHSIG = 1
+# Looked up here: after a fork of a process with threads, one of them may have held the lock that looking up
+# takes.
+_prctl = ctypes.CDLL(None).prctl
 
 
 def launch(
@@ -110,3 +115,11 @@ def _port_of_our_own() -> Iterator[int]:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the store does
         kept.bind(("127.0.0.1", 0))
         yield kept.getsockname()[1]
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends for any reason.
+
+    Otherwise the ranks of a killed launcher, each in a session of its own, would run on.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

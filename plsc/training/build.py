@@ -15,7 +15,6 @@ from plsc.config import Config
 from plsc.config.run import PartCfg
 from plsc.data.build import build_loader
 from plsc.distributed.device import on_device
-from plsc.distributed.guard import Guard
 from plsc.errors import UserError, shown
 from plsc.evaluation.sets import build_sets
 from plsc.heads.build import build_head
@@ -24,6 +23,7 @@ from plsc.training.checkpoints import Checkpoints
 from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator
 from plsc.training.freeze import freeze, statistics_of
+from plsc.training.guard import Guard
 from plsc.training.network import Network, layers_to_recompute
 from plsc.training.optim import build_optimizer
 from plsc.training.part import Part

@@ -16,12 +16,12 @@ import paddle
 from plsc import distributed
 from plsc.checkpoint.saved import Evaluation, Threshold
 from plsc.data.config import DataLoaderCfg
-from plsc.distributed.guard import Guard
 from plsc.errors import UserError, in_one_line
 from plsc.evaluation.search import all_alike
 from plsc.evaluation.sets import EvalSet, Result
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import embed
+from plsc.training.guard import Guard
 from plsc.training.metrics import Metrics
 from plsc.utils.logging import get_logger, warn_on_rank_0
 

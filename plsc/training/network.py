@@ -22,10 +22,10 @@ from paddle.profiler import RecordEvent
 from plsc import distributed
 from plsc.backbones.layers import Addresses
 from plsc.distributed.device import asynchronous, on_device, to_device
-from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
 from plsc.training.amp import LossScale, autocast, unscale
 from plsc.training.embed import check_output, to_input
+from plsc.training.recompute import recomputing
 from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.registry import did_you_mean
 from plsc.utils.sharding import count_micro_batches, split

@@ -5,8 +5,9 @@ from typing import Any
 
 from plsc.checkpoint import store
 from plsc.config import Config, load
-from plsc.distributed import environment, guard
+from plsc.distributed import environment
 from plsc.errors import UserError, in_one_line, writing
+from plsc.training import guard
 from plsc.training.loggers import check_packages
 from plsc.training.metrics import Metrics
 from plsc.training.start import delete_run, goes_on, how_to_go_on, start, write_config

@@ -26,12 +26,12 @@ from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
 from plsc.data.loader import Batch, Loader
 from plsc.distributed.device import to_device, to_host
-from plsc.distributed.guard import Guard
 from plsc.errors import UserError
 from plsc.heads.softmax import HeadOutput, SoftmaxHead, gather_labels
 from plsc.training.amp import nonfinite
 from plsc.training.checkpoints import Checkpoints
 from plsc.training.evaluator import Evaluator
+from plsc.training.guard import Guard
 from plsc.training.metrics import Metrics
 from plsc.training.network import Network
 from plsc.training.optim import BackboneOptimizer

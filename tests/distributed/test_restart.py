@@ -18,7 +18,7 @@ import pytest
 from plsc.apps import restart
 from plsc.checkpoint.store import newest_step
 from plsc.config import load
-from plsc.distributed import guard
+from plsc.training import guard
 from tests.helpers.launch import ROOT, launch, start_python
 from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import TINY, assert_equal_runs, checkpoint, checkpoints, rows, steps

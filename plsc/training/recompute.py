@@ -1,7 +1,6 @@
 """Recompute layers in the backward pass instead of keeping what they computed, by Paddle's `recompute`.
 
-It stands here because it is part of `paddle.distributed`; it calls no collective. Chen et al., "Training Deep
-Nets with Sublinear Memory Cost" (2016).
+Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
 """
 
 import contextlib

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from plsc.distributed import guard
-from plsc.distributed.guard import Guard
 from plsc.distributed.lock import hold
 from plsc.errors import UserError
+from plsc.training import guard
+from plsc.training.guard import Guard
 from tests.helpers.launch import ROOT, run_python
 
 
@@ -136,7 +136,7 @@ def test_a_step_that_takes_too_long_ends_the_process_in_one_line(tmp_path, under
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from plsc.distributed.guard import Guard\n"
+        "from plsc.training.guard import Guard\n"
         "with Guard(Path(sys.argv[1]), hang_seconds=1) as found:\n"
         "    found.listen()\n"  # there is more time for what is no step
         "    time.sleep(2)\n    for step in range(5):\n        found.step_started(step)\n        "

@@ -9,7 +9,6 @@ Try it: `kill -TERM` a rank of a training; all ranks save the same step and end.
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import math
 import os
@@ -24,6 +23,7 @@ from types import FrameType
 
 from plsc.distributed import lock, peers
 from plsc.distributed.environment import rank_from_env
+from plsc.distributed.launcher import die_with_parent
 from plsc.errors import UserError, shown
 
 # In the environment of ranks: the process of the `plsc train --ranks N` above them, which says why they fail.
@@ -37,10 +37,6 @@ _LOST_PEER = re.compile(
     r"|CustomDevice error",
     re.IGNORECASE,
 )
-_PR_SET_PDEATHSIG = 1
-# Looked up here: after a fork of a process with threads, one of them may have held the lock that looking up
-# takes.
-_prctl = ctypes.CDLL(None).prctl
 
 
 class Guard:
@@ -190,11 +186,3 @@ class Guard:
 def words_of(folder: Path, rank: int) -> Path:
     """Return the file in which a rank says how far it came and why it failed. folder: Global.output_dir."""
     return folder / "log" / f"rank{rank}.txt"
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends for any reason.
-
-    Otherwise the ranks of a killed launcher, each in a session of its own, would run on.
-    """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
