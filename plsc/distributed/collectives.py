@@ -339,21 +339,18 @@ def barrier(timeout: float = 3600.0) -> None:
             raise TimeoutError(
                 f"only {here} of {world_size()} ranks reached barrier {key} within {timeout:.0f} s"
             )
-        _refuse_to_wait_in_vain()
+        gone = peers.gone()  # asked first: a rank that has come may pass, and end, before the others see it
         time.sleep(next(pauses))
         here = store.add(key, 0)
+        if gone and here < world_size():
+            raise peers.LostRankError(gone)
     # The store belongs to rank 0 and ends with it, so rank 0 leaves last: the others may still ask it.
     if rank() != 0:
         store.add(key, 1)
         return
     pauses = _pauses()
-    while store.add(key, 0) < 2 * world_size() - 1 and time.monotonic() < give_up and not peers.gone():
+    while store.add(key, 0) < 2 * world_size() - 1 and time.monotonic() < give_up and not peers.lost():
         time.sleep(next(pauses))
-
-
-def _refuse_to_wait_in_vain() -> None:
-    if text := peers.gone():
-        raise peers.LostRankError(text)
 
 
 def _pauses() -> Iterator[float]:
