@@ -16,7 +16,7 @@ from paddle import _C_ops
 from plsc import native as kernels
 from plsc.distributed.device import on_device, tensor_of, to_device
 from plsc.heads.banks.bank import Bank, Selection
-from plsc.heads.blocks import Block, TargetRows, plan_blocks, rounded
+from plsc.heads.blocks import Block, TargetRows, logits_dtype, plan_blocks, rounded
 from plsc.heads.constants import count_up
 from plsc.heads.sampling import DrawAhead
 from plsc.heads.segments import ClassSums
@@ -190,7 +190,7 @@ class PaddleBackend:
         self._kept: list[tuple[Block, paddle.Tensor]] | None = [] if keeps else None
         # Maximum and sum of each block, [N].
         self._maxima_and_sums: list[tuple[paddle.Tensor, paddle.Tensor]] = []
-        self._x_ND = rounded(scaled_ND, spec.compute_dtype)
+        self._x_ND = rounded(scaled_ND, logits_dtype(spec, spec.compute_dtype))
 
     def forward(
         self, cosines: tuple[paddle.Tensor, paddle.Tensor] | None
