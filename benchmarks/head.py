@@ -5,7 +5,8 @@
 Every combination is a row, measured in new processes, so that rows do not share memory. Within a row all
 variants take turns. The bare products, [N, D] x [D, K], [N, K] x [K, D] and [K, N] x [N, D] by paddle.matmul,
 are a lower bound. The dense head has all C classes on one process, ArcFace and Momentum as a user of Paddle
-would write them, and is left out where it would not fit.
+would write them, and is left out where it would not fit. `--device-way` measures what devices run, on this
+CPU; `python -m pytest -m slow tests/gpu_ops` counts its kernels, waits and bytes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -36,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=256, help="N, samples of all ranks together")
     parser.add_argument("--dim", type=int, default=512, help="D, embedding size")
     parser.add_argument("--threads", type=int, help="of each rank; default: the processors, shared out")
+    parser.add_argument("--device-way", action="store_true", help="by Paddle's operators, as on devices")
     parser.add_argument("--no-dense", action="store_true", help="leave the dense head out")
     parser.add_argument("--runs", type=int, default=5, help="of each, in turn; medians count")
     add_overrides(parser, "as in training")
@@ -51,6 +54,8 @@ def head(args: argparse.Namespace) -> dict:
     """Measure one step of the head: forward, backward and update."""
     for rate in args.rate:
         config(args, rate)  # reports a mistake in it once
+    if args.device_way:
+        os.environ["PLSC_KERNELS"] = "0"
     if args.row:
         (classes,), (rate,) = args.classes, args.rate
         return measure_row(config(args, rate), classes, args)

@@ -45,6 +45,13 @@ class MicroBatch(NamedTuple):
     images: np.ndarray | paddle.Tensor
 
 
+class _Ahead(NamedTuple):
+    """The micro-batches of the next step, whose copies to the device are queued."""
+
+    images: np.ndarray
+    parts: list[MicroBatch]
+
+
 class Network:
     """Runs a backbone on this rank's samples. Every rank makes one.
 
@@ -94,6 +101,7 @@ class Network:
         self._model = backbone  # whose backward pass may average the gradients over the ranks
         self._average: Callable[[], object] = lambda: None
         self._parts: list[MicroBatch] = []  # of the last forward pass
+        self._ahead: _Ahead | None = None
         self._out: paddle.Tensor | None = None  # with its graph, if there was one micro-batch
 
     def start(self) -> None:
@@ -101,10 +109,17 @@ class Network:
         step."""
         self._model, self._average = distributed.data_parallel(self.backbone, bool(self._recomputed))
 
+    def send_ahead(self, images: np.ndarray, step: int) -> None:
+        """Queue the copies of the next step's images to the device, so that the host has made them before the
+        device has finished this step."""
+        if asynchronous():
+            self._ahead = _Ahead(images, self._cut(images, step))
+
     def forward(self, images: np.ndarray, step: int) -> paddle.Tensor:
         """Compute the embeddings of this rank's samples [B, *shape] in step `step` (from 0): float32 [B, D],
         a leaf whose gradient `backward` takes."""
-        self._parts = self._cut(images, step)
+        ahead, self._ahead = self._ahead, None
+        self._parts = ahead.parts if ahead and ahead.images is images else self._cut(images, step)
         with RecordEvent("forward"):
             if len(self._parts) == 1:
                 self._out = self._embed(self._model, self._parts[0])

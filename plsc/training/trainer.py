@@ -191,6 +191,8 @@ class Trainer:
         losses = {name: loss for name, loss in losses.items() if loss is not None}
         sum(losses.values(), start=out.loss).backward()  # up to the embeddings, and the centres
         self.network.backward(emb_BD.grad)
+        if self._following and self.step + 1 < self.total_steps:
+            self.network.send_ahead(self._following.images, self.step + 1)
         rate = self.schedule(self.step)
         with RecordEvent("check"):
             verdict = self._agree(emb_BD, out)

@@ -31,3 +31,8 @@ def test_every_margin_equals_dense_autograd(ranks, tmp_path):
     kernels = "0" if ranks == 3 else "1"
     said = launch(Path(__file__).with_name("run_margins.py"), ranks, tmp_path, PLSC_KERNELS=kernels).stdout
     assert said.count(": 24 margins, 48 cases classified\n") == ranks
+
+
+def test_a_centre_that_is_not_finite_is_found_by_every_rank(tmp_path):
+    said = launch(Path(__file__).with_name("run_broken_centres.py"), 2, tmp_path).stdout
+    assert said.count("48 cases\n") == 2

@@ -5,6 +5,7 @@ done. Paddle executes the same ops on a CPU, so both are counted there, exactly 
 
 Kernels: Paddle's C++ side logs each kernel that it selects, in Python's calls and in autograd's. Left out is
 what launches nothing: views (Paddle's strided kernels) and memory without values (`empty`).
+Bytes (Paddle 3): of the inputs and outputs of each operator. One that takes or writes some rows counts these.
 Waits: the methods of Tensor by which Python reads a value, copies from pageable memory, and ops whose
 output's shape depends on values. What `device.to_device` copies waits for nothing on a GPU.
 
@@ -18,6 +19,7 @@ import collections
 import contextlib
 import functools
 import json
+import math
 import os
 import re
 import sys
@@ -48,7 +50,15 @@ _NO_LAUNCH = {"empty", "empty_like", "shape", "share_data", "view_shape", "view_
 _MESSAGE = re.compile(r"^(?=\t*[IWE]\d{4} \d\d:\d\d:|@@@@ )", re.MULTILINE)
 _KERNEL = re.compile(r"\] (\w+) kernel: \{(.*)", re.DOTALL)
 
-Counts = dict[str, dict[str, int]]  # part -> kernels, waits
+_TENSOR = re.compile(
+    r"(Grad:\s*\{[^}]*)?Type: DenseTensor,\s*Dtype: (\w+),\s*Place: \S+\s*Shape: ([\d, ]*),\n"
+)
+_BYTES_OF = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "bool": 1}
+_VIEWS = {"reshape", "slice", "unbind", "flatten", "unsqueeze", "squeeze", "transpose", "split", "view_shape"}
+_TAKES = {"gather", "index_sample"}
+_WRITES = {"index_put_", "scatter_"}
+
+Counts = dict[str, dict[str, int]]  # part -> kernels, waits, bytes
 
 
 def environment() -> dict[str, str]:
@@ -146,7 +156,7 @@ def _write(*words: str) -> None:
 
 def parse(log: str) -> Counts:
     """Count the kernels and waits of each part in a log."""
-    found: Counts = collections.defaultdict(lambda: {"kernels": 0, "waits": 0})
+    found: Counts = collections.defaultdict(lambda: {"kernels": 0, "waits": 0, "bytes": 0})
     part = "rest"
     for text in _MESSAGE.split(log):
         message = text.lstrip("\t")
@@ -160,10 +170,32 @@ def parse(log: str) -> Counts:
             found[part]["waits"] += launches and kernel[1] in _WAITING_OPS
         elif "Trans2Contiguous" in message:
             found[part]["kernels"] += 1
+        elif "Forward Debug Info" in message:
+            found[part]["bytes"] += _moved(message)
     return dict(found)
 
 
-def count_head(log: Path, *keys: str) -> Counts:
+def _moved(message: str) -> int:
+    """Count the bytes that an operator moves, from what Paddle logs of it."""
+    name = re.sub(r"\d+$", "", re.search(r"API_Name: (\w+)", message)[1])
+    given, _, results = message.partition("Output: [")
+    given, results = _sizes(given), _sizes(results)
+    if name.rstrip("_") in _VIEWS:
+        return 0
+    if name in _TAKES:
+        return 2 * sum(results)
+    return 2 * sum(given[1:]) if name in _WRITES else sum(given) + sum(results)
+
+
+def _sizes(text: str) -> list[int]:
+    return [
+        math.prod(map(int, re.findall(r"\d+", shape))) * _BYTES_OF[dtype]
+        for grad, dtype, shape in _TENSOR.findall(text.replace("\t", ""))
+        if not grad
+    ]
+
+
+def count_head(log: Path, *keys: str, samples: int = SAMPLES, classes: int = CLASSES) -> Counts:
     """Count a step of a head alone, called as the trainer calls it."""
     import numpy as np
     import paddle
@@ -172,13 +204,13 @@ def count_head(log: Path, *keys: str) -> Counts:
     from plsc.heads.build import build_head
 
     cfg = load(None, [*keys])
-    head = build_head(cfg.Head, cfg.Optimizer.build_rule(), CLASSES, WIDTH, cfg.Global.seed)
+    head = build_head(cfg.Head, cfg.Optimizer.build_rule(), classes, WIDTH, cfg.Global.seed)
     rng = np.random.default_rng(0)
-    emb_BD = paddle.to_tensor(rng.standard_normal((SAMPLES, WIDTH), np.float32), stop_gradient=False)
-    label_N = rng.integers(0, CLASSES, SAMPLES)
+    emb_BD = paddle.to_tensor(rng.standard_normal((samples, WIDTH), np.float32), stop_gradient=False)
+    label_N = rng.integers(0, classes, samples)
     for number in range(STEP + 1):
         with recorded(log):
-            out = head(emb_BD, label_N, number, counts=[SAMPLES])
+            out = head(emb_BD, label_N, number, counts=[samples])
             out.loss.backward()
             head.update(0.1, number)
         emb_BD.clear_grad()

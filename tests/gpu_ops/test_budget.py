@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 
+import paddle
 import pytest
 
 from tests.gpu_ops import count
@@ -30,6 +31,16 @@ def found(tmp_path_factory):
 def test_a_step_of_a_head(found, name):
     assert sum(part["waits"] for part in found[name].values()) == 0
     assert 20 < sum(part["kernels"] for part in found[name].values()) <= MOST[name]
+
+
+@pytest.mark.skipif(paddle.__version__.startswith("2."), reason="its log has no shapes")
+def test_a_step_of_a_head_moves_few_bytes(found):
+    """In units of the logits [N, C] and the rows [C, D]: written once, read for the maximum, read and written
+    by the softmax, read by two products; and 13 passes over rows, 5 of them the update."""
+    moved = sum(part["bytes"] for part in found["all classes"].values())
+    logits, rows = 4 * count.SAMPLES * count.CLASSES, 4 * count.CLASSES * count.WIDTH
+    least = 6 * logits + 13 * rows
+    assert least < moved < 1.06 * least  # and what is as small as the samples
 
 
 @pytest.mark.parametrize("name", count.STEPS)
