@@ -4,22 +4,24 @@ softmax.
 `Head.name: package.module:Class` is a margin of one's own, whose class is imported, and Paddle with it.
 """
 
-import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from plsc.utils.registry import Registry, is_import_path
 from plsc.utils.section import Plug, Section, one_of
 
 
-def _in_radians(size: float) -> float:
-    if not 0 <= size <= math.pi / 2:
-        raise ValueError("must be from 0 to 1.57 (pi / 2): angles are in radians, not in degrees")
+_LARGEST = 1.57  # pi / 2; beyond it some angles would be rewarded
+
+
+def _in_radians(size: Any) -> Any:
+    if isinstance(size, int | float) and size > _LARGEST:
+        raise ValueError(f"must be at most {_LARGEST} (pi / 2): angles are in radians, not in degrees")
     return size
 
 
-MarginSize = Annotated[float, AfterValidator(_in_radians)]
+MarginSize = Annotated[float, Field(ge=0, le=_LARGEST), BeforeValidator(_in_radians)]
 
 MARGINS = Registry(
     "margin",

@@ -97,7 +97,7 @@ def test_its_config_is_printed_and_read_again(tmp_path):
             (
                 [f"Head.name={name}", f"Head.{key}=28.6"],
                 (
-                    f"Head.{key}: must be from 0 to 1.57 (pi / 2): angles are in radians, not in degrees "
+                    f"Head.{key}: must be at most 1.57 (pi / 2): angles are in radians, not in degrees "
                     "(got 28.6)"
                 ),
             )
