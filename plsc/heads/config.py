@@ -11,7 +11,6 @@ from pydantic import BeforeValidator, Field, field_validator
 from plsc.utils.registry import Registry, is_import_path
 from plsc.utils.section import Plug, Section, one_of
 
-
 _LARGEST = 1.57  # pi / 2; beyond it some angles would be rewarded
 
 
