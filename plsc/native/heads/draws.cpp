@@ -4,6 +4,9 @@
 
 #include <math.h>
 
+#include <algorithm>
+#include <vector>
+
 namespace {
 
 typedef unsigned __int128 uint128;
@@ -126,19 +129,29 @@ struct Ziggurat {
 PLSC_API void plsc_draw_rows(const uint64_t* states, uint32_t* marks, int64_t block, int64_t apart, int64_t width,
                              const int64_t* rows, int64_t count, float std, float* out) {
   static const Ziggurat ziggurat;
+  std::vector<int64_t> unknown;  // blocks
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t number = rows[i] / block;
+    if (!marks[number * (block / apart)] && (unknown.empty() || unknown.back() != number)) unknown.push_back(number);
+  }
+  std::sort(unknown.begin(), unknown.end());
+  unknown.erase(std::unique(unknown.begin(), unknown.end()), unknown.end());
+  share(unknown.size(), [&](int64_t start, int64_t stop) {
+    for (int64_t i = start; i < stop; ++i) {
+      Words words(states + unknown[i] * 4, 0);
+      uint32_t* of_block = marks + unknown[i] * (block / apart);
+      for (int64_t r = 0; r < block; ++r) {
+        if (r % apart == 0) of_block[r / apart] = words.taken();
+        for (int64_t c = 0; c < width; ++c) ziggurat.normal(words);
+      }
+      of_block[0] = 1;
+    }
+  });
   Words words(states, 0);
   int64_t at = -1;  // the row that the words are before
   for (int64_t i = 0; i < count; ++i) {
     const int64_t row = rows[i], number = row / block, nearest = row - row % apart;
-    uint32_t* of_block = marks + number * (block / apart);
-    if (!of_block[0]) {
-      Words all(states + number * 4, 0);
-      for (int64_t r = 0; r < block; ++r) {
-        if (r % apart == 0) of_block[r / apart] = all.taken();
-        for (int64_t c = 0; c < width; ++c) ziggurat.normal(all);
-      }
-      of_block[0] = 1;
-    }
+    const uint32_t* of_block = marks + number * (block / apart);
     if (at < nearest || at > row || at % block == 0) {
       words = Words(states + number * 4, row % block < apart ? 0 : of_block[row % block / apart]);
       at = nearest;
