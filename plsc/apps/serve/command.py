@@ -1,16 +1,16 @@
 """Answer over HTTP whom a picture shows: `plsc serve people.gallery`, with a page at http://127.0.0.1:8000/.
 
-POST /search        a form with `picture`; ?faces=all&top=5
-                    `name` is the answer of the largest face, or null; `text` tells it in words; `faces` lists
-                    each face with `box` (left, top, width, height), the largest first, of all if asked
-GET /people         the names                                                    with the token
-POST /people        a form with `name`, `pictures`, and `groups` (true or false)     with the token
-DELETE /people      ?name=Ann                                                    with the token
+POST /search        a form with `picture`; ?faces=all&top=5. `name` is the name of the largest face, or null;
+                    `text` tells it in words. `faces` are the faces, the largest first, each with `box`: left,
+                    top, width and height in pixels. With faces=all each has a name and a text, too
+GET /people         {name: count of pictures}                                    with the token
+POST /people        a form with `name`, `pictures` and `groups` (true or false)  with the token
+DELETE /people      ?name=Ann, or of one picture Ann/3.jpg                       with the token
 GET /health
 GET /docs           this page
 
     curl -F picture=@who.jpg http://127.0.0.1:8000/search
-    curl -H "X-Token: $PLSC_SERVE_TOKEN" -F name=Ann -F pictures=@1.jpg -F pictures=@2.jpg http://127.0.0.1:8000/people
+    curl -H "X-Token: $PLSC_SERVE_TOKEN" -F name=Ann -F pictures=@1.jpg http://127.0.0.1:8000/people
 
 The token is in the environment variable PLSC_SERVE_TOKEN, and comes in the header X-Token; without it nobody
 changes the gallery. `groups`: take the largest face also of photos whose second face is nearly as large. An
@@ -120,8 +120,8 @@ def create_app(gallery: Gallery, token: str = "") -> FastAPI:
         return {**_described(answer), "faces": [*map(_described, looked_up), *rest]}
 
     @app.get("/people", dependencies=with_token)
-    def people() -> list[str]:
-        return [*gallery]
+    def people() -> dict[str, int]:
+        return gallery.people
 
     @app.post("/people", dependencies=with_token)
     def add(
