@@ -6,6 +6,7 @@ this module, so that a wrong config is refused at once.
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class Entry:
         if model is not None and (isinstance(model, type) or not hasattr(model, "sublayers")):
             raise UserError(f"model: must be a paddle.nn.Layer that is made already (got {model!r})")
         self._model = model
+        self._network: Any = None  # which predict and model have read
 
     def train(self) -> dict[str, Any]:
         """Train to the end, evaluate, write the report. Every rank calls it in a launch.
@@ -57,6 +59,7 @@ class Entry:
         """
         from plsc.training.train import train
 
+        self._network = None
         with self.config.naming_places():
             return train(self.config, self._model)
 
@@ -73,22 +76,56 @@ class Entry:
             return evaluate(self.config, self._model)
 
     def predict(
-        self, images: str | os.PathLike | Sequence[str] | np.ndarray, output: str | os.PathLike | None = None
+        self, images: str | os.PathLike | Sequence[Any] | np.ndarray, output: str | os.PathLike | None = None
     ) -> tuple[np.ndarray, list[str]]:
         """Embed images by a checkpoint's backbone, L2-normalised: their inner products are the cosines.
 
+        The checkpoint is read by the first call; `train` makes the next call read it again.
+
         Args:
-            images: a list file (a path a line, a label may follow), an image file, a list of image files, or
-                an array of pixels uint8 [n, C, H, W].
-            output: folder for embeddings.npy and names.txt; None: output_dir/predict.
+            images: a list file (a path a line, a label may follow), an image file, a folder of images at any
+                depth, a PIL image, a list of these, or an array of pixels uint8 [n, C, H, W].
+            output: folder for embeddings.npy and names.txt; None: nothing is written.
 
         Returns: embeddings [n, D] float32, and the n names (paths, or "0", "1", ...).
         """
         start(self.config.Global)
-        from plsc.training.use import predict
+        from plsc import distributed
+        from plsc.training.use import predict, write_embeddings
 
         with self.config.naming_places():
-            return predict(self.config, images, output, self._model)
+            embeddings, names = predict(self.config, images, self._opened())
+            if output is not None and distributed.rank() == 0:
+                write_embeddings(Path(output), embeddings, names)
+        return embeddings, names
+
+    def model(self) -> tuple[Any, Any]:
+        """Return the trained network of the checkpoint, and how it wants its samples.
+
+            layer, preprocessing = Entry("output/faces").model()
+            embeddings = layer(preprocessing(paddle.to_tensor(pixels)))  # pixels uint8 [n, C, H, W]
+
+        Returns: the paddle.nn.Layer, in evaluation mode, and its plsc.utils.preprocessing.Preprocessing. The
+        embeddings [n, D] are of any length.
+        """
+        start(self.config.Global)
+        with self.config.naming_places():
+            layer, saved = self._opened()
+        return layer, saved.preprocessing
+
+    def _opened(self) -> Any:
+        from plsc.training.use import open_network
+
+        if self._network is None:
+            self._network = open_network(self.config, self._model)
+        return self._network
+
+    def __repr__(self) -> str:
+        section = self.config
+        return (
+            f"Entry(output_dir={section.Global.output_dir!r}, model={section.Model.name!r}, "
+            f"head={section.Head.name!r})"
+        )
 
     def export(self, output: str | os.PathLike | None = None) -> dict[str, Any]:
         """Write a checkpoint's backbone to a folder in Export.formats, and compare each.

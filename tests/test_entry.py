@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 from unittest.mock import ANY, Mock
 
 import cv2
@@ -239,7 +240,7 @@ def test_a_run_that_was_moved_is_used_from_anywhere(trained, tmp_path, monkeypat
     moved = shutil.copytree(trained, tmp_path / "moved")
     shutil.rmtree(checkpoint(moved, 12))  # so that its newest is not that of `trained`
     monkeypatch.chdir(tmp_path)
-    embeddings, _ = Entry("moved").predict(PIXELS)
+    embeddings, _ = Entry("moved").predict(PIXELS, "moved/predict")
     reading, done = capsys.readouterr().out.splitlines()  # and no line about threads
     assert reading.endswith("reading checkpoint moved/checkpoints/step-00000010 (newest)")
     assert done.startswith("done: 5 embeddings")
@@ -288,6 +289,52 @@ def test_predict_gives_the_same_for_pixels_paths_and_a_list(trained, pictures, t
     assert names == [paths[3]]
 
 
+class Pil:
+    """What a PIL image has."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def convert(self, mode):
+        raise AssertionError("the pixels are taken as they are")
+
+    def save(self, file, kind):
+        assert kind == "PNG"
+        file.write(Path(self.path).read_bytes())
+
+
+def test_predict_takes_folders_and_objects_and_writes_only_if_asked(trained, pictures, tmp_path, monkeypatch):
+    paths, _ = pictures
+    run = entry(trained)
+    before = set(os.listdir(trained))
+    folder, names = run.predict(os.path.dirname(paths[0]))
+    assert names == sorted(paths)
+    monkeypatch.setattr("plsc.training.use.open_checkpoint", Mock(side_effect=AssertionError("read again")))
+    objects, numbers = run.predict([Pil(path) for path in sorted(paths)])
+    assert np.array_equal(folder, objects) and numbers == ["0", "1", "2", "3", "4"]
+    assert set(os.listdir(trained)) == before
+
+
+def test_a_run_gives_its_network(trained):
+    layer, preprocessing = entry(trained).model()
+    rows = layer(preprocessing(paddle.to_tensor(PIXELS))).numpy()
+    found, _ = entry(trained).predict(PIXELS)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    assert not layer.training and np.allclose(rows / lengths, found, atol=1e-5)
+
+
+def test_an_entry_is_shown_by_what_it_is(trained):
+    assert repr(entry(trained)) == f"Entry(output_dir='{trained}', model='SmallResNet', head='dist_arcface')"
+
+
+def test_a_config_says_how_it_is_changed(trained):
+    config = entry(trained).config
+    line = refusal(setattr, config.Head, "margin", 0.1)
+    assert line.startswith("margin: a config is not changed; make another one from it, load(config, {")
+    assert '"Head.margin": ...' in line
+    assert '"Head": ...' in refusal(setattr, config, "Head", None)
+
+
 @pytest.mark.parametrize(
     "images, line",
     [
@@ -298,8 +345,8 @@ def test_predict_gives_the_same_for_pixels_paths_and_a_list(trained, pictures, t
         (
             [PIXELS[0]],
             (
-                "predict: expected str, bytes or os.PathLike object, not ndarray; give paths, or pixels in "
-                "one array uint8 [n, C, H, W]"
+                "predict: expected str, bytes or os.PathLike object, not ndarray; give paths, PIL images, "
+                "or pixels in one array uint8 [n, C, H, W]"
             ),
         ),
         (["no.png"], "no.png: no such image"),

@@ -1,5 +1,6 @@
 """Evaluate a checkpoint, embed images by it, and export its network: `plsc eval`, `predict`, `export`."""
 
+import os
 from collections.abc import Sequence
 
 from plsc.cli.arguments import make_parser, parse
@@ -17,7 +18,7 @@ def evaluate(argv: Sequence[str]) -> None:
 def predict(argv: Sequence[str]) -> None:
     """Run `plsc predict`."""
     parser = make_parser("predict", "write the embeddings of images, as .npy", "-c first a.png b.png")
-    parser.add_argument("images", nargs="+", help="image files, or one .txt list of them")
+    parser.add_argument("images", nargs="+", help="image files, folders of them, or one .txt list of them")
     parser.add_argument("--output", metavar="FOLDER", help="default: predict in Global.output_dir")
     args = parse(parser, argv)
     from plsc.entry import Entry
@@ -25,7 +26,8 @@ def predict(argv: Sequence[str]) -> None:
     images = args.images
     if len(images) == 1 and images[0].endswith(".txt"):
         images = images[0]
-    Entry(args.config, args.override).predict(images, args.output)
+    entry = Entry(args.config, args.override)
+    entry.predict(images, args.output or os.path.join(entry.config.Global.output_dir, "predict"))
 
 
 def export(argv: Sequence[str]) -> None:

@@ -1,11 +1,14 @@
-"""Read what to predict a batch at a time: images in files, or pixels in an array."""
+"""Read what to predict a batch at a time: images in files, folders or PIL, or pixels in an array."""
 
+import io
 import os
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import cv2
 import numpy as np
 
+from plsc.data.folder import EXTENSIONS
 from plsc.data.image_list import read_list
 from plsc.data.images import read_sample
 from plsc.errors import UserError
@@ -13,37 +16,69 @@ from plsc.utils.preprocessing import Preprocessing
 
 
 def samples_to_predict(
-    given: str | os.PathLike | Iterable[str] | np.ndarray, preprocessing: Preprocessing
+    given: str | os.PathLike | Iterable[Any] | np.ndarray, preprocessing: Preprocessing
 ) -> tuple[Callable[[int, int], np.ndarray], list[str]]:
     """Return a reader, (start, stop) -> samples [n, *shape] as the network was trained on, and their names.
 
-    given: a list file, an image file, several image files, or pixels [n, *shape]. Raises MissingFileError,
-    UserError.
+    given: a list file, an image file, a folder of images at any depth, a PIL image, several of these, or
+    pixels uint8 [n, *shape]. Raises MissingFileError, UserError.
     """
-    if not isinstance(given, np.ndarray):
-        names = _image_files(given)
-        return (
-            lambda start, stop: np.stack([read_sample(path, preprocessing) for path in names[start:stop]])
-        ), names
-    if given.dtype != np.uint8 or given.shape[1:] != preprocessing.shape:
-        shape = ", ".join(map(str, preprocessing.shape))
-        raise UserError(f"predict: pixels must be uint8 [n, {shape}], got {given.dtype} {list(given.shape)}")
-    return (lambda start, stop: np.array(given[start:stop], order="C")), [*map(str, range(len(given)))]
-
-
-def _image_files(given: str | os.PathLike | Iterable[str]) -> list[str]:
-    """List the image files to predict: one, those of a list file, or several."""
-    if not isinstance(given, (str, os.PathLike)):
-        try:
-            return [os.fsdecode(path) for path in given]
-        except TypeError as error:
+    if isinstance(given, np.ndarray):
+        if given.dtype != np.uint8 or given.shape[1:] != preprocessing.shape:
+            shape = ", ".join(map(str, preprocessing.shape))
             raise UserError(
-                f"predict: {error}; give paths, or pixels in one array uint8 [n, C, H, W]"
-            ) from None
+                f"predict: pixels must be uint8 [n, {shape}], got {given.dtype} {list(given.shape)}"
+            )
+        return (lambda start, stop: np.array(given[start:stop], order="C")), [*map(str, range(len(given)))]
+    if isinstance(given, (str, os.PathLike)) or _is_pil(given):
+        given = _listed(given)
+    pictures = [picture for each in given for picture in _in_folder(each)]
+    names = [str(number) if _is_pil(each) else each for number, each in enumerate(pictures)]
+
+    def read(start: int, stop: int) -> np.ndarray:
+        numbers = range(start, min(stop, len(pictures)))
+        return np.stack([_read(pictures[number], names[number], preprocessing) for number in numbers])
+
+    return read, names
+
+
+def _is_pil(picture: Any) -> bool:
+    return hasattr(picture, "convert") and hasattr(picture, "save")
+
+
+def _listed(given: Any) -> list[Any]:
+    """List the pictures of one argument: itself, or those of a list file."""
+    if _is_pil(given) or os.path.isdir(given):
+        return [given]
     path = os.fspath(given)
-    if os.path.isdir(path):
-        raise UserError(f"predict: {path} is a folder; name its images, or a list of them")
     # OpenCV complains on stderr about a file that is not there.
     if os.path.isfile(path) and cv2.haveImageReader(path):
         return [path]
     return [str(name) for name in read_list(path, labelled=False)[0]]
+
+
+def _in_folder(picture: Any) -> list[Any]:
+    """Return the images below a folder in the order of their paths, or the picture itself."""
+    if _is_pil(picture):
+        return [picture]
+    try:
+        path = os.fsdecode(picture)
+    except TypeError as error:
+        raise UserError(
+            f"predict: {error}; give paths, PIL images, or pixels in one array uint8 [n, C, H, W]"
+        ) from None
+    if not os.path.isdir(path):
+        return [path]
+    found = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
+    images = sorted(name for name in found if name.lower().endswith(EXTENSIONS))
+    if not images:
+        raise UserError(f"predict: {path}: has no images ({', '.join(EXTENSIONS)})")
+    return images
+
+
+def _read(picture: Any, name: str, preprocessing: Preprocessing) -> np.ndarray:
+    if isinstance(picture, str):
+        return read_sample(picture, preprocessing)
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return read_sample(np.frombuffer(file.getvalue(), np.uint8), preprocessing, lambda: f"image {name}")

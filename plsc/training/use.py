@@ -2,7 +2,6 @@
 images by its network (`plsc predict`)."""
 
 import datetime
-import os
 import platform
 import shlex
 import sys
@@ -14,6 +13,7 @@ import numpy as np
 import paddle
 
 from plsc import distributed
+from plsc.checkpoint import store
 from plsc.config import Config
 from plsc.data.to_predict import samples_to_predict
 from plsc.distributed import environment
@@ -113,32 +113,42 @@ def _command(argv: Sequence[str]) -> str:
     return shlex.join(["python", *argv]) if program.is_file() else "in Python"
 
 
-def predict(
-    cfg: Config,
-    images: str | os.PathLike | Sequence[str] | np.ndarray,
-    output: str | os.PathLike | None = None,
-    model: paddle.nn.Layer | None = None,
-) -> tuple[np.ndarray, list[str]]:
-    """Embed images, write embeddings.npy and names.txt, and return both, as `Entry.predict` says. Every rank
+def open_network(
+    cfg: Config, model: paddle.nn.Layer | None = None
+) -> tuple[paddle.nn.Layer, store.Checkpoint]:
+    """Open the checkpoint that a config names, and build its network with the weights to use. Every rank
     calls it, after `start`.
 
     model: a Layer that takes the weights instead of Model.name's.
     """
     saved = open_checkpoint(cfg.Global)
+    backbone = load_network(saved, cfg, model)
+    backbone.eval()
+    return backbone, saved
+
+
+def predict(
+    cfg: Config, images: Any, network: tuple[paddle.nn.Layer, store.Checkpoint]
+) -> tuple[np.ndarray, list[str]]:
+    """Embed images, as `Entry.predict` says. Every rank calls it, after `start`.
+
+    network: what `open_network` has returned.
+    """
+    backbone, saved = network
     read, names = samples_to_predict(images, saved.preprocessing)
     if not names:
         raise UserError("predict: no images given, give at least one")
-    backbone = load_network(saved, cfg, model)
     batch, flip = cfg.DataLoader.Train.batch_size, cfg.DataLoader.Eval.flip
-    emb = unit_rows(embed(backbone, read, len(names), saved.preprocessing, batch, flip))
-    if distributed.rank() == 0:
-        folder = Path(output) if output else Path(cfg.Global.output_dir) / "predict"
-        with writing(folder, remedy="free some space, or name another folder"):
-            # A name a line; bytes of file names stay as they are.
-            lines = (shown(name) if "\n" in name or "\r" in name else name for name in names)
-            text = "".join(f"{line}\n" for line in lines)
-            replace_file(folder / "names.txt", text.encode("utf-8", "surrogateescape"))
-            with atomic_write(folder / "embeddings.npy") as beside, open(beside, "xb") as file:
-                np.save(file, emb)
-        print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}")
-    return emb, names
+    return unit_rows(embed(backbone, read, len(names), saved.preprocessing, batch, flip)), names
+
+
+def write_embeddings(folder: Path, emb: np.ndarray, names: Sequence[str]) -> None:
+    """Write embeddings.npy and names.txt to a folder. Rank 0 calls it."""
+    with writing(folder, remedy="free some space, or name another folder"):
+        # A name a line; bytes of file names stay as they are.
+        lines = (shown(name) if "\n" in name or "\r" in name else name for name in names)
+        text = "".join(f"{line}\n" for line in lines)
+        replace_file(folder / "names.txt", text.encode("utf-8", "surrogateescape"))
+        with atomic_write(folder / "embeddings.npy") as beside, open(beside, "xb") as file:
+            np.save(file, emb)
+    print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}")

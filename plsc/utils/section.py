@@ -60,6 +60,16 @@ class Section(BaseModel):
     elsewhere: ClassVar[Mapping[str, str]] = {}  # each key of the whole config -> the key with its sections
     others: ClassVar[Mapping[str, str]] = {}  # key of another program -> what to write in its place
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse a change, and tell how it is made."""
+        if name in type(self).model_fields:
+            key = type(self).elsewhere.get(name, name)
+            raise UserError(
+                f"{name}: a config is not changed; make another one from it, "
+                f'load(config, {{"{key}": ...}}) or Entry(config, {{"{key}": ...}})'
+            )
+        super().__setattr__(name, value)
+
     @model_validator(mode="wrap")
     @classmethod
     def _validated(cls, written: Any, validate: Any) -> Any:
