@@ -6,12 +6,13 @@
 A schedule has no state, so a resumed run needs nothing but its step. The class centres follow it, too.
 """
 
+import functools
 import itertools
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from numbers import Real
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -115,8 +116,13 @@ class OwnScheduleCfg(LRSchedulerCfg, Plug):
     registry = Registry("schedule", {}, bases=("plsc.config.schedule:Schedule",))
     name: str
 
+    @functools.cached_property
+    def made(self) -> Any:
+        """The schedule, which is built once."""
+        return self.build()
+
     def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
-        factor = self.build().factor(step, progress, steps_per_epoch)
+        factor = self.made.factor(step, progress, steps_per_epoch)
         if not (isinstance(factor, Real) and 0 <= factor < math.inf):
             what = f"gave '{shown(str(factor))}' in step {step + 1:,}; a factor is a number from 0 up"
             raise UserError(what, key="LRScheduler.name")

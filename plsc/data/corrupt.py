@@ -3,7 +3,7 @@
 A few damaged files in millions must not end a run; a set of which every fifth image is damaged must not begin
 one. To see what is logged when sample 7 of a batch was replaced by sample 3:
 
-    CorruptImages(dataset, per_epoch=1000).note([(0, 7, 3)])
+    CorruptImages(dataset).note([(0, 7, 3)])
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from plsc.data.transforms import PROBES, generator
 from plsc.errors import CorruptImageError, shown
 from plsc.utils.logging import get_logger, warn_on_rank_0
 
-ONE_IN = 100  # images of a rank's epoch may be replaced
+ONE_IN = 100  # images of an epoch may be replaced, of all ranks together
 PROBE = 256  # images that are tried before the first step
 CHANCE = 3  # times what is allowed: more among the images tried is no chance
 NAMES_SHOWN = 3
@@ -25,11 +25,15 @@ REMEDY = f"others may replace 1 in {ONE_IN}; plsc doctor lists them all: mend or
 
 
 class CorruptImages:
-    """Counts the images that one rank has replaced in an epoch of `per_epoch` images."""
+    """Counts the images that one rank has replaced in an epoch.
 
-    def __init__(self, dataset: Dataset, per_epoch: int):
+    The limit is that of all ranks together, so that it does not depend on how many there are: the trainer
+    sums the ranks' counts in each step.
+    """
+
+    def __init__(self, dataset: Dataset):
         self.dataset = dataset
-        self.limit = per_epoch // ONE_IN
+        self.limit = len(dataset) // ONE_IN
         self._logged: set[int] = set()
         self.start_epoch()
 
@@ -38,18 +42,20 @@ class CorruptImages:
         self.replaced: list[int] = []
 
     def note(self, replacements: Sequence[Replacement]) -> None:
-        """Count and log the replacements of a batch. CorruptImageError if there are too many."""
+        """Count and log the replacements of a batch."""
         for _, index, substitute in replacements:
             self.replaced.append(index)
             if index not in self._logged:  # it comes again in each epoch
                 self._logged.add(index)
                 get_logger().warning(
                     f"cannot decode {shown(self.dataset.name(index))}: replaced by sample {substitute}; "
-                    f"{len(self.replaced)} replaced so far (at most {self.limit} an epoch)"
+                    f"{len(self.replaced)} replaced so far (at most {self.limit} an epoch, of all ranks)"
                 )
-        if len(self.replaced) > self.limit:
-            found = f"{len(self.replaced)} images of an epoch cannot be decoded"
-            raise CorruptImageError(f"{found}: {self._names(self.replaced)}; {REMEDY}")
+
+    def refuse(self, replaced: Sequence[int]) -> None:
+        """Raise CorruptImageError for the images that the ranks have replaced in this epoch."""
+        found = f"{len(replaced)} images of an epoch cannot be decoded"
+        raise CorruptImageError(f"{found}: {self._names(replaced)}; {REMEDY}")
 
     def probe(self, seed: int) -> None:
         """Decode PROBE images of the whole set, the same on every rank: if too many are corrupt, all ranks
@@ -78,6 +84,6 @@ class CorruptImages:
             raise CorruptImageError(f"{found}; {REMEDY}")
         warn_on_rank_0(f"{found}; others will replace them")
 
-    def _names(self, corrupt: list[int]) -> str:
+    def _names(self, corrupt: Sequence[int]) -> str:
         names = [shown(self.dataset.name(index)) for index in corrupt[:NAMES_SHOWN]]
         return ", ".join(names + ["..."] * (len(corrupt) > len(names)))

@@ -71,7 +71,7 @@ class Loader:
         self.dataset, self.rank, self.world_size, self.seed = dataset, rank, world_size, seed
         self._num_workers = num_workers
         self._threads = max(num_workers, 1)  # one waits for each process
-        self._corrupt = CorruptImages(dataset, count // world_size)
+        self.corrupt = CorruptImages(dataset)
         self.wait_seconds = 0.0  # how long the consumer has waited for batches, since the loader was made
         self.global_batch = global_batch
         starts = [*range(0, count, global_batch)]  # of each global batch in the epoch's order
@@ -96,16 +96,15 @@ class Loader:
 
     def probe(self) -> None:
         """Try some images before the first step. CorruptImageError if many of them cannot be decoded."""
-        self._corrupt.probe(self.seed)
+        self.corrupt.probe(self.seed)
 
     def from_step(self, step: int) -> Iterator[Batch]:
         """Yield this rank's batches from a step (from 0, over all epochs) to the end of its epoch.
 
         Where an image is corrupt, label and index are the substitute's. An error in a sample is raised here,
-        when its batch is due: the data set's own UserError (CorruptImageError where too many were replaced),
-        or SampleError with the cause.
+        when its batch is due: the data set's own UserError, or SampleError with the cause.
         """
-        self._corrupt.start_epoch()
+        self.corrupt.start_epoch()
         epoch, done = divmod(step, self.steps_per_epoch)
         order = self._order(generator(self.seed, epoch, use=ORDER))
         places = iter(range(done, self.steps_per_epoch))
@@ -126,7 +125,7 @@ class Loader:
                 began = time.perf_counter()
                 images, replaced_here = made.result()
                 self.wait_seconds += time.perf_counter() - began
-                self._corrupt.note(replaced_here)
+                self.corrupt.note(replaced_here)
                 for row, _, substitute in replaced_here:
                     indices[row] = substitute
                 refill()

@@ -21,7 +21,7 @@ from typing import Any
 
 import paddle
 
-from plsc.training.part import Part
+from plsc.training.part import Part, arrays_on_rank_0
 from plsc.utils.logging import warn_on_rank_0
 
 
@@ -79,7 +79,7 @@ class Ema(Part):
         if not self._average:
             return {"steps": self.steps}
         tensors = {**self._backbone.state_dict(), **self._average}
-        return {"steps": self.steps, "arrays": {name: tensor.numpy() for name, tensor in tensors.items()}}
+        return {"steps": self.steps, "arrays": arrays_on_rank_0(tensors)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if not state:

@@ -11,7 +11,7 @@ those of a micro-batch, the gradients are those of the whole batch. Whatever run
 BatchNorm's running statistics, and all else in the state that has no gradient, as the first pass made them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +23,9 @@ from plsc import distributed
 from plsc.backbones.layers import Addresses
 from plsc.distributed.device import asynchronous, on_device, to_device
 from plsc.errors import UserError
-from plsc.training.amp import LossScale, autocast, unscale
+from plsc.training.amp import LossScale, autocast, nonfinite, unscale
 from plsc.training.embed import check_output, to_input
+from plsc.training.part import arrays_on_rank_0
 from plsc.training.recompute import recomputing
 from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.registry import did_you_mean
@@ -50,6 +51,37 @@ class _Ahead(NamedTuple):
 
     images: np.ndarray
     parts: list[MicroBatch]
+
+
+class Statistics:
+    """A copy of a backbone's statistics, of one launch for each dtype.
+
+    Attributes: `copies`, the numbers, one tensor for each dtype; `of`, the ids of the tensors.
+    """
+
+    @paddle.no_grad()
+    def __init__(self, tensors: Sequence[paddle.Tensor]):
+        groups: dict[object, list[paddle.Tensor]] = {}
+        for tensor in tensors:
+            groups.setdefault(tensor.dtype, []).append(tensor)
+        self._groups = [*groups.values()]
+        self.of = {id(tensor) for tensor in tensors}
+        self.copies = [
+            paddle.concat([_C_ops.flatten(tensor, 0, -1) for tensor in group]) for group in self._groups
+        ]
+
+    def values(self) -> Iterator[tuple[paddle.Tensor, paddle.Tensor]]:
+        """Yield each tensor and its copy."""
+        for group, copy in zip(self._groups, self.copies):
+            parts = copy.split([tensor.size for tensor in group])
+            for tensor, part in zip(group, parts):
+                yield tensor, part.reshape(tensor.shape)
+
+    @paddle.no_grad()
+    def restore(self) -> None:
+        """Give the tensors the numbers that they had."""
+        for tensor, value in self.values():
+            paddle.assign(value, output=tensor)
 
 
 class Network:
@@ -137,7 +169,7 @@ class Network:
         if self.loss_scale:
             grad_BD = grad_BD * self.loss_scale.scale
         runs_again = len(self._parts) > 1 or self._recomputed  # which changes the statistics again
-        restore = self.remember() if runs_again else lambda: None
+        kept = self.remember() if runs_again else None
         with RecordEvent("backward"):
             # On devices the model averages over the ranks what the parameters have gathered by the end of its
             # own backward pass, so all micro-batches but the last go through the bare backbone.
@@ -150,32 +182,34 @@ class Network:
                 unscale(
                     [p.grad for p in self.backbone.parameters() if p.grad is not None], self.loss_scale.scale
                 )
-            restore()
+            if kept:
+                kept.restore()
 
-    @paddle.no_grad()
-    def remember(self) -> Callable[[], None]:
-        """Copy the backbone's statistics, which a forward pass changes; return a call that restores them."""
-        groups: dict[object, list[paddle.Tensor]] = {}
-        for tensor in self._statistics:
-            groups.setdefault(tensor.dtype, []).append(tensor)
-        # One launch copies the tensors of a dtype one after the other.
-        copies = [
-            (tensors, paddle.concat([_C_ops.flatten(tensor, 0, -1) for tensor in tensors]))
-            for tensors in groups.values()
-        ]
+    def remember(self) -> "Statistics":
+        """Copy the backbone's statistics, which a forward pass changes."""
+        return Statistics(self._statistics)
 
-        @paddle.no_grad()
-        def restore() -> None:
-            for tensors, copy in copies:
-                parts = copy.split([tensor.size for tensor in tensors])
-                for tensor, part in zip(tensors, parts):
-                    paddle.assign(part.reshape(tensor.shape), output=tensor)
+    def weights(self, before: "Statistics") -> list[paddle.Tensor]:
+        """List the parameters, and the statistics as they were before, but what has no floating-point
+        numbers."""
+        parameters = [p for p in self.backbone.parameters() if id(p) not in before.of]
+        return [tensor for tensor in (*parameters, *before.copies) if tensor.is_floating_point()]
 
-        return restore
+    def not_finite(self, before: "Statistics") -> str:
+        """Return the name of a parameter, or of statistics as they were before, that is not finite; "" if all
+        are finite."""
+        if not nonfinite(self.weights(before)).item():
+            return ""
+        tensors = {id(tensor): (name, tensor) for name, tensor in self.backbone.state_dict().items()}
+        was = {id(tensor): value for tensor, value in before.values()}
+        for key, (name, tensor) in tensors.items():
+            if not paddle.isfinite(was.get(key, tensor)).all().item():
+                return name
+        return "a weight"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the backbone's parameters and statistics."""
-        return {"arrays": {name: tensor.numpy() for name, tensor in self.backbone.state_dict().items()}}
+        return {"arrays": arrays_on_rank_0(self.backbone.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the arrays, whose names and shapes are the backbone's."""

@@ -7,6 +7,7 @@ from paddle.incubate.optimizer import LarsMomentumOptimizer
 
 from plsc.config.optimizer import OptimizerCfg
 from plsc.errors import UserError
+from plsc.training.part import arrays_on_rank_0
 
 
 class Slice(NamedTuple):
@@ -66,13 +67,13 @@ class BackboneOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return the arrays of all parameters by "parameter:kind"."""
         ours = {parameter.name: name for name, parameter in self._backbone.named_parameters()}
-        arrays = {}
+        tensors = {}
         for each in self._slices:
             for key, value in each.optimizer.state_dict().items():
                 owner = max((name for name in ours if key.startswith(f"{name}_")), key=len, default=None)
                 if owner is not None:  # else it is a state of no parameter
-                    arrays[f"{ours[owner]}:{key[len(owner) + 1 :]}"] = value.numpy()
-        return {"arrays": arrays}
+                    tensors[f"{ours[owner]}:{key[len(owner) + 1 :]}"] = value
+        return {"arrays": arrays_on_rank_0(tensors)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the arrays."""

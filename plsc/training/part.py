@@ -13,8 +13,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import paddle
 
+from plsc import distributed
 from plsc.data.loader import Batch
 from plsc.errors import UserError
 
@@ -56,11 +58,17 @@ class Part:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a run that is resumed must have again: plain values, and under "arrays" arrays by name.
-        Every rank calls it."""
+        Every rank calls it, and rank 0's is written: see `arrays_on_rank_0`."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` has returned; {} where the checkpoint has nothing of this part."""
+
+
+def arrays_on_rank_0(tensors: Mapping[str, paddle.Tensor]) -> dict[str, np.ndarray]:
+    """Copy tensors that are the same on every rank to the host, on rank 0 alone, which writes them. {} on the
+    other ranks."""
+    return {name: tensor.numpy() for name, tensor in tensors.items()} if distributed.rank() == 0 else {}
 
 
 def loss_of(part: Part, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor | None:

@@ -33,31 +33,52 @@ from plsc.training.checkpoints import Checkpoints
 from plsc.training.evaluator import Evaluator
 from plsc.training.guard import Guard
 from plsc.training.metrics import Metrics
-from plsc.training.network import Network
+from plsc.training.network import Network, Statistics
 from plsc.training.optim import BackboneOptimizer
 from plsc.training.part import Part, loss_of, state_of
 from plsc.training.progress import Progress
 from plsc.training.resume import load_rows, refuse_other_run
 from plsc.utils.logging import get_logger, warn_on_rank_0
 
+_AS_THEY_WERE = (
+    "the checkpoints are as they were: lower LRScheduler.learning_rate, lengthen its warm-up, set "
+    "Optimizer.clip_norm, or look in the network for a division by 0; if it comes back at once, set "
+    "Global.overwrite=true"
+)
+
 
 class Verdict(NamedTuple):
     """What all ranks know of a step, the same on every rank.
 
-    bad_backbone: whether a gradient of the backbone is not finite on some rank; bad_head: whether the head's
-    loss, or a gradient by embeddings or centres, is not. loss, accuracy: of the step. waited: the most
-    seconds that a rank has waited for data, since the loaders were made. signal: that a rank was asked to
-    stop by, 0 for none. label_N: of all ranks' samples of the following step, int64; None where that is not
-    of this epoch.
+    Attributes:
+        bad_weights: whether a parameter or the running statistics of the backbone were not finite before the
+            step on some rank. ReLU and max-pooling turn a NaN of a weight into numbers with the gradient 0,
+            so the gradients do not show it.
+        bad_backbone: whether a gradient of the backbone is not finite.
+        bad_head: whether the head's loss, or a gradient by embeddings or centres, is not finite.
+        loss, accuracy: of the step.
+        alike: whether all embeddings of each rank are the same. Looked at only where a line is logged.
+        waited: the most seconds that a rank has waited for data, since the loaders were made.
+        signal: number of the signal that asked any rank to stop, or 0.
+        replaced: images of the epoch that could not be decoded, on all ranks together.
+        label_N: labels of every rank's samples in the next step, int64, or None at the end of an epoch.
     """
 
+    bad_weights: bool
     bad_backbone: bool
     bad_head: bool
     loss: float
     accuracy: float
+    alike: bool
     waited: float
     signal: int
+    replaced: int
     label_N: np.ndarray | None
+
+    @property
+    def finite(self) -> bool:
+        """Whether the step can be taken."""
+        return not (self.bad_weights or self.bad_backbone or self.bad_head)
 
 
 class Trainer:
@@ -111,6 +132,7 @@ class Trainer:
         self.seconds = 0.0
         self.failures: list[str] = []
         self._skipped_in_a_row = 0
+        self._said_alike = False
         self._following: Batch | None = None  # the batch of the next step of this epoch
         self._label_N_of: dict[int, np.ndarray] = {}  # the next step of this epoch -> its labels of all ranks
         self._progress: Progress | None = None
@@ -158,8 +180,12 @@ class Trainer:
             self._train_epoch()
         with self._pause():
             if self.stopped and self.checkpoints.newest != self.step:
+                self._refuse_weights(f"after step {self.step}", self.network.remember())
                 self.checkpoints.save(self)
         self.seconds = time.monotonic() - began
+        overflows = self.network.loss_scale.overflows if self.network.loss_scale else 0
+        if not self.stopped and 0 < self.step <= self.skipped + overflows:
+            raise UserError(f"all {self.step:,} steps were left out, so nothing was trained; {_AS_THEY_WERE}")
 
     def _train_epoch(self) -> None:
         """Train the remaining steps of the epoch, up to the run's end."""
@@ -180,7 +206,7 @@ class Trainer:
         Loss or gradients that are not finite make it a step that changes nothing. UserError for a label that
         is no class, and for the last step of too many in a row that are left out. Every rank calls it.
         """
-        undo = self.network.remember(), self.head.remember()
+        before, undo_head = self.network.remember(), self.head.remember()
         label_N = self._label_N_of.pop(batch.step, None)  # since the ranks agreed on the step before
         if label_N is None:  # the first step of an epoch
             label_N = gather_labels(batch.labels, batch.counts)
@@ -195,9 +221,12 @@ class Trainer:
             self.network.send_ahead(self._following.images, self.step + 1)
         rate = self.schedule(self.step)
         with RecordEvent("check"):
-            verdict = self._agree(emb_BD, out)
+            verdict = self._agree(emb_BD, out, before)
+        if verdict.replaced > self.loader.corrupt.limit:
+            of_ranks = distributed.gather_objects(self.loader.corrupt.replaced)
+            self.loader.corrupt.refuse([index for of_rank in of_ranks for index in of_rank])
         self._label_N_of = {batch.step + 1: verdict.label_N} if self._following else {}
-        if not (verdict.bad_backbone or verdict.bad_head):
+        if verdict.finite:
             self._skipped_in_a_row = 0
             for part in self.parts:
                 part.before_update(self)
@@ -207,50 +236,92 @@ class Trainer:
             for part in self.parts:
                 part.update(self)
         else:
-            for restore in undo:
-                restore()
+            if verdict.bad_weights:
+                self._refuse_weights(f"step {self.step + 1}", before, found=True)
+            before.restore()
+            undo_head()
             self._leave_out(rate, verdict)
+        if verdict.alike and not self._said_alike:
+            self._said_alike = True
+            warn_on_rank_0(
+                f"step {self.step + 1}: the embeddings of all samples are the same, so the network tells "
+                "nothing apart and learns nothing: a layer of it may be dead; begin anew with a lower "
+                "LRScheduler.learning_rate or a longer warm-up, or look for what makes them the same"
+            )
         self.optimizer.clear_grad()
         self.step += 1
         return verdict, {name: loss.detach() for name, loss in losses.items()}
 
     @paddle.no_grad()
-    def _agree(self, emb_BD: paddle.Tensor, out: HeadOutput) -> Verdict:
+    def _agree(self, emb_BD: paddle.Tensor, out: HeadOutput, before: Statistics) -> Verdict:
         """Gather what each rank knows of a step after its backward pass, and read it: the one place of a step
         where the host waits for the device, but for an epoch's first labels and for a bank in its memory.
         Every rank calls it.
 
-        Collectives: one all_gather of [1, 6 + samples] numbers; the labels of the next step are among them.
+        before: the backbone's statistics before the step, since a bad batch may spoil those after it.
+
+        Collectives: one all_gather of [1, 9 + samples] numbers; the labels of the next step are among them.
         """
         of_head = [out.loss.detach().clone().reshape([1])]  # a copy: what is not finite may be overwritten
         if emb_BD.grad is not None:
             of_head.append(emb_BD.grad)
         of_head += out.selection.gradients().values()
-        bad_backbone = nonfinite([p.grad for p in self.backbone.parameters() if p.grad is not None])
-        tensors = [bad_backbone, nonfinite(of_head), out.loss, out.accuracy]
+        bad = [
+            nonfinite(self.network.weights(before)),
+            nonfinite([p.grad for p in self.backbone.parameters() if p.grad is not None]),
+            nonfinite(of_head),
+        ]
+        tensors = [*bad, out.loss, out.accuracy, self._alike(emb_BD)]
         numbers = [_C_ops.flatten(tensor.detach().astype("float64"), 0, -1) for tensor in tensors]
         following = self._following
         most = max(following.counts) if following else 0  # labels ride along: the next step begins with them
-        of_rank = np.zeros(2 + most)
-        of_rank[:2] = self.loader.wait_seconds, self.guard.signal
+        of_rank = np.zeros(3 + most)
+        of_rank[:3] = self.loader.wait_seconds, self.guard.signal, len(self.loader.corrupt.replaced)
         if following:
-            of_rank[2 : 2 + len(following.labels)] = following.labels
+            of_rank[3 : 3 + len(following.labels)] = following.labels
         row_1F = paddle.concat([*numbers, to_device(of_rank)]).unsqueeze(0)
         rows_WF = to_host(distributed._c_allgather(row_1F, [1] * distributed.world_size()))
-        bad_backbone_W, bad_head_W, loss_W, accuracy_W, waited_W, signal_W = rows_WF[:, :6].T
+        bad_weights_W, bad_backbone_W, bad_head_W, loss_W, accuracy_W, *of_ranks = rows_WF[:, :9].T
+        alike_W, waited_W, signal_W, replaced_W = of_ranks
         label_N = None
         if following:
-            labels = [label_B[:count] for label_B, count in zip(rows_WF[:, 6:], following.counts)]
+            labels = [label_B[:count] for label_B, count in zip(rows_WF[:, 9:], following.counts)]
             label_N = np.concatenate(labels).astype(np.int64)
         return Verdict(
+            bad_weights_W.any().item(),
             bad_backbone_W.any().item(),
             bad_head_W.any().item(),
             loss_W[0].item(),
             accuracy_W[0].item(),
+            alike_W.all().item(),
             waited_W.max().item(),
             int(signal_W.max()),
+            int(replaced_W.sum()),
             label_N,
         )
+
+    def _alike(self, emb_BD: paddle.Tensor) -> paddle.Tensor:
+        """Return whether all embeddings of this rank are the same to rounding, bool [1] on the device; False
+        where no line is due, or there is one sample alone."""
+        if (self.step + 1) % self.cfg.Global.log_every or self._said_alike or len(emb_BD) < 2:
+            return paddle.zeros([1], "bool")
+        spread = (emb_BD - emb_BD[:1]).abs().max()
+        return (spread <= 1e-6 * emb_BD.abs().max()).reshape([1])
+
+    def _refuse_weights(self, when: str, before: Statistics, found: bool = False) -> None:
+        """Raise UserError, the same on every rank, if weights or statistics of a rank are not finite: no
+        later step mends them. Every rank calls it.
+
+        found: some are, though what found them may have overwritten them.
+        """
+        names = distributed.gather_objects(self.network.not_finite(before))
+        if found and not any(names):
+            names[0] = "a weight"
+        for rank, name in enumerate(names):
+            if name:
+                raise UserError(
+                    f"{when}: {name} of the backbone, on rank {rank}, is not finite; {_AS_THEY_WERE}"
+                )
 
     def _leave_out(self, rate: float, verdict: Verdict) -> None:
         """Say why a step changes nothing. UserError for too many in a row."""
@@ -272,11 +343,7 @@ class Trainer:
         )
         line = f"step {number}: {what} is not finite (learning rate {rate:.4g})"
         if self._skipped_in_a_row == most:
-            raise UserError(
-                f"{line}, and {most} steps in a row had to be left out; the checkpoints are as they were: "
-                "lower LRScheduler.learning_rate, lengthen its warm-up, set Optimizer.clip_norm, or look in "
-                "the network for a division by 0; if it comes back at once, set Global.overwrite=true"
-            )
+            raise UserError(f"{line}, and {most} steps in a row had to be left out; {_AS_THEY_WERE}")
         if distributed.rank() == 0:
             get_logger().warning(f"{line}; step left out ({self._skipped_in_a_row} of {most} in a row)")
 
@@ -284,13 +351,17 @@ class Trainer:
 
     def _log(self, batch: Batch, verdict: Verdict, losses: dict[str, paddle.Tensor]) -> None:
         """Log a line and write a row of metrics.jsonl at regular steps, with the numbers of the parts."""
-        numbers = {"accuracy": verdict.accuracy, **{f"loss/{name}": loss for name, loss in losses.items()}}
+        means = {"accuracy": verdict.accuracy}
+        means.update({f"loss/{name}": loss.astype("float64") for name, loss in losses.items()})
+        numbers: dict[str, Any] = {}
         for part in self.parts:
             numbers.update(part.numbers)
         if self.skipped:
             numbers["skipped"] = self.skipped
         rate, images = self.schedule(self.step - 1), sum(batch.counts)
-        row = self._progress.update(self.step, verdict.loss, rate, images, verdict.waited, **numbers)
+        row = self._progress.update(
+            self.step, verdict.loss, rate, images, verdict.waited, means, verdict.finite, **numbers
+        )
         if row and self.metrics:
             self.metrics.write(row)
 
@@ -318,6 +389,7 @@ class Trainer:
         saves = evaluates or self.step == self.total_steps or self.ends_epoch
         if saves or (every and self.step % every == 0):
             with self._pause():
+                self._refuse_weights(f"after step {self.step}", self.network.remember())
                 self.checkpoints.save(self)
                 number = number or max(distributed.gather_counts(self.guard.signal))
         if number and (evaluates or self.step < self.total_steps):

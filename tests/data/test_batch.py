@@ -73,7 +73,7 @@ def test_a_sample_of_another_dtype_or_shape_is_refused_in_one_line():
         for make in (
             lambda index=index: batch(Mine(10), [0, index]),
             lambda index=index: Mine(10).images(index - 1, index + 1),
-            lambda index=index: CorruptImages(Mine(index + 1), 10).probe(0),
+            lambda index=index: CorruptImages(Mine(index + 1)).probe(0),
         ):
             with pytest.raises(UserError, match=line if index == 4 else "^Mine.sample"):
                 make()

@@ -34,13 +34,13 @@ def test_one_of_a_thousand_is_replaced_and_said_once(capsys, num_workers):
     (line,) = said(capsys)
     assert line == (
         f"cannot decode record 200 (train.rec @ 819200): replaced by sample {substitute}; 1 replaced so far "
-        "(at most 10 an epoch)"
+        "(at most 10 an epoch, of all ranks)"
     )
 
 
 def test_what_is_found_before_the_first_step_is_said_though_it_is_allowed(capsys):
     """A run that is resumed may not come to such an image for a long time."""
-    CorruptImages(Counting(500, (0, 1, 2, 3, 4)), per_epoch=500).probe(0)
+    CorruptImages(Counting(500, (0, 1, 2, 3, 4))).probe(0)
     (line,) = said(capsys)
     assert re.fullmatch(
         r"\d of 256 images tried cannot be decoded: record .*; others will replace them", line
@@ -52,11 +52,11 @@ def test_a_name_with_a_line_break_does_not_forge_a_line_of_the_log(capsys):
         def name(self, index):
             return "a\n2026-01-01 00:00:00 INFO training is done"
 
-    corrupt = CorruptImages(Forged(1000), per_epoch=1000)
+    corrupt = CorruptImages(Forged(1000))
     corrupt.note([(0, 7, 3)])
     (line,) = capsys.readouterr().out.splitlines()
     assert "cannot decode a\\n2026-01-01" in line
-    refusal(corrupt.note, [(0, index, 3) for index in range(20)], kind=CorruptImageError)
+    refusal(corrupt.refuse, range(20), kind=CorruptImageError)
 
 
 def test_a_fifth_is_refused_before_the_first_batch():
@@ -74,22 +74,24 @@ def test_a_fifth_is_refused_before_the_first_batch():
 
 
 def test_the_line_that_refuses(capsys):
-    corrupt = CorruptImages(Counting(1000), per_epoch=400)
-    corrupt.note([(0, 5, 1), (1, 6, 2), (2, 7, 3), (3, 8, 4)])
-    assert refusal(corrupt.note, [(0, 9, 5)], kind=CorruptImageError) == (
+    corrupt = CorruptImages(Counting(400))
+    corrupt.note([(0, 5, 1), (1, 6, 2), (2, 7, 3), (3, 8, 4), (0, 9, 5)])
+    assert refusal(corrupt.refuse, corrupt.replaced, kind=CorruptImageError) == (
         "5 images of an epoch cannot be decoded: record 5 (train.rec @ 20480), record 6 (train.rec @ 24576), "
         "record 7 (train.rec @ 28672), ...; others may replace 1 in 100; plsc doctor lists them all: mend or "
         "remove them"
     )
-    assert said(capsys)[-1].endswith("5 replaced so far (at most 4 an epoch)")
+    assert said(capsys)[-1].endswith("5 replaced so far (at most 4 an epoch, of all ranks)")
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_too_many_end_the_epoch(num_workers):
-    loader = Loader(Counting(90, (20,)), 10, 0, 1, seed=3, num_workers=num_workers)
-    assert refusal(list, loader.from_step(0), kind=CorruptImageError).startswith(
-        "1 images of an epoch cannot be decoded: record 20 "
-    )
+def test_the_limit_is_that_of_all_ranks():
+    """200 images, one of them corrupt: allowed on one rank, so on four ranks too."""
+    for ranks in (1, 2, 4):
+        loaders = [Loader(Counting(200, (20,)), 20, rank, ranks, seed=3) for rank in range(ranks)]
+        for loader in loaders:
+            list(loader.from_step(0))
+        assert sum(len(loader.corrupt.replaced) for loader in loaders) == 1
+        assert {loader.corrupt.limit for loader in loaders} == {2}
 
 
 def test_the_same_samples_take_their_place_on_any_number_of_ranks():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from plsc import distributed as d
 from plsc.utils.logging import get_logger, setup_logging
+from tests.helpers.broken_weights import PLACES, broken
 from tests.helpers.poison import everything, leave_out, poisoned, states_before_steps
 from tests.helpers.tiny_runs import checkpoints, make_trainer, part_of, refused_on_every_rank
 from tests.training.test_losses import Length
@@ -92,6 +93,12 @@ for head in ("arcface", "dist_arcface"):
     assert re.fullmatch(
         rf"sample {12 - 12 // W} of the 12 in this step has label \d+, but labels .*; {12 // W} such .*", line
     )
+
+# A weight, statistics or a centre that become NaN on one rank end the run on all, by the same line.
+for place, text in PLACES.items():
+    for rank in {0, W - 1}:
+        trainer = broken(folder / f"{place}-{rank}", place, rank, *overrides)
+        assert text.format(rank=rank) in refused_on_every_rank(lambda trainer=trainer: trainer.train(None))
 
 output = folder / "too-many"
 bad = dict.fromkeys(range(6, 13), "gradient")

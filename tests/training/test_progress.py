@@ -8,6 +8,7 @@ import re
 import struct
 import termios
 
+import paddle
 import pytest
 
 from plsc.training.progress import Progress
@@ -49,6 +50,21 @@ def test_images_per_second_and_eta_by_hand(capsys, clock):
     )
     assert lines[1].endswith("INFO epoch 2, time 5.0 sec")  # the 10 steps of the epoch in this run
     assert lines[2].endswith("eta 0:01:20")  # 40 steps at (10 + 30) s / 20 steps
+
+
+def test_a_line_is_the_mean_over_the_samples_since_the_line_before(capsys, clock):
+    """The last batch of an epoch, of 24 samples and not 256, is no spike of the curves."""
+    progress = Progress(total_steps=6, steps_per_epoch=3, every=3)
+    losses, rows = [1.0, 2.0, 9.0, 4.0, math.nan, 6.0], []
+    for step, (loss, images) in enumerate(zip(losses, [256, 256, 24] * 2), 1):
+        clock[0] += 1.0
+        means = {"accuracy": 0.5 * loss, "loss/part": paddle.full([], loss, "float64")}
+        rows.append(progress.update(step, loss, 0.1, images, means=means, taken=step != 5, skipped=1))
+    first, second = rows[2], rows[5]
+    mean = (256 * 1.0 + 256 * 2.0 + 24 * 9.0) / 536
+    assert first["loss"] == first["loss/part"] == mean and first["accuracy"] == 0.5 * mean
+    assert second["loss"] == (256 * 4.0 + 24 * 6.0) / 280, "a skipped step has no loss"
+    assert second["skipped"] == 1 and second["images_per_second"] == 536 / 3
 
 
 def test_the_time_of_an_epoch_is_that_of_its_steps(capsys, clock):

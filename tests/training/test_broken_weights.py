@@ -1,0 +1,49 @@
+"""NaN in weights, statistics and centres ends a run by one line, whatever hides it; on one process."""
+
+import pytest
+
+from plsc.errors import UserError
+from tests.helpers.broken_weights import PLACES, broken
+from tests.helpers.refusals import refusal
+
+
+@pytest.mark.parametrize("kernels", ["1", "0"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_weight_that_is_not_finite_ends_the_run(tmp_path, monkeypatch, place, kernels):
+    monkeypatch.setenv("PLSC_KERNELS", kernels)
+    said = refusal(broken(tmp_path, place).train, None)
+    assert PLACES[place].format(rank=0) in said
+    assert "; the checkpoints are as they were: lower LRScheduler.learning_rate" in said
+
+
+def test_it_is_not_saved(tmp_path):
+    trainer = broken(tmp_path, "conv.weight", 0, "Checkpoint.every_steps=2")
+    assert refusal(trainer.train, None).startswith("after step 2: conv.weight of the backbone, on rank 0, ")
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_run_that_took_no_step_is_no_success(tmp_path, monkeypatch):
+    trainer = broken(tmp_path, "")
+    select = trainer.head.bank.select
+
+    def selected(index_K):
+        selection = select(index_K)
+        gradients = selection.gradients
+        selection.gradients = lambda: {name: grad * float("nan") for name, grad in gradients().items()}
+        return selection
+
+    trainer.head.bank.select = selected
+    trainer.total_steps = 2
+    with pytest.raises(UserError, match="^all 2 steps were left out, so nothing was trained; "):
+        trainer.train(None)
+
+
+def test_a_dead_network_is_named_once(tmp_path, capsys):
+    trainer = broken(tmp_path, "")
+    for layer in (trainer.backbone.linear, trainer.backbone.norm):
+        layer.weight.set_value(layer.weight * 0.0)
+    trainer.optimizer.step = lambda rate: None
+    trainer.train(None)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
+    (line,) = [line for line in lines if "the embeddings of all samples are the same" in line]
+    assert "WARNING step 1: " in line
