@@ -70,7 +70,7 @@ class Hosts:
         """Start Paddle's launcher on each host.
 
         own: overrides, before: shell commands, env: variables, each of a host. names: lines of /etc/hosts.
-        options: of the launcher; None: --host with the host's address.
+        options: of the launcher of each host; None: --host with the host's address.
         """
         return Job(self, overrides, config, own, names, before, env, options)
 
@@ -92,7 +92,7 @@ class Job:
             command += ["bash", "-c", inside, "host", sys.executable, "-m", "paddle.distributed.launch"]
             command += ["--nnodes", str(hosts.count), "--rank", str(number), "--log_dir", f"log/{number}"]
             command += ["--master", f"10.77.0.10:{port}"]
-            command += [f"--host=10.77.0.1{number}"] if options is None else options
+            command += [f"--host=10.77.0.1{number}"] if options is None else options[number]
             command += [str(hosts.tree / "tools/train.py")] + (["-c", config] if config else []) + ["-o"]
             command += [*overrides, *(own[number] if own else ())]
             said = self.folder / f"host{number}.out"

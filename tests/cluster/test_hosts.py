@@ -43,7 +43,7 @@ def test_hosts_train_whatever_their_names_resolve_to(launched, names):
 
 
 def test_an_address_of_another_machine_is_one_line(launched):
-    _, job = launched(*SHORT, options=["--host=10.77.0.99"])
+    _, job = launched(*SHORT, options=[["--host=10.77.0.10"], ["--host=10.77.0.99"]])
     assert job.wait()[1] == 2, job.text()
     assert re.search("no interface has the address 10.77.0.99", job.errors(1)[0])
 
