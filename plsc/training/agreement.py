@@ -124,12 +124,13 @@ def agree(cfg: Config, start: Start, threads: int, build: Callable[[], Any]) -> 
 def refuse_differences(facts: list[Mapping[str, Any]]) -> None:
     """Raise UserError for the first fact in which ranks differ, and name the others.
 
-    facts: of each rank, by what they are about. A fact that a rank lacks, since its data could not be built,
+    facts: of each rank, by what they are about. A fact that a rank lacks because its data could not be built
     is not compared.
     """
     different = []
     for name in dict.fromkeys(name for of_rank in facts for name in of_rank):
-        values = [of_rank.get(name) for of_rank in facts]
+        unset = None if " " in name else "its default"  # a key of the config has no space
+        values = [of_rank.get(name, unset) for of_rank in facts]
         known = [value for value in values if value is not None]
         if all(value == known[0] for value in known):
             continue

@@ -23,7 +23,12 @@ def test_the_first_difference_is_told_with_its_values_and_the_others_are_named()
 
 
 def test_what_a_rank_cannot_know_is_not_compared():
-    refuse_differences([{"a": 1, "b": 2}, {"a": 1}, {"a": 1, "b": None}])
+    refuse_differences([{"a": 1, "the b": 2}, {"a": 1}, {"a": 1, "the b": None}])
+
+
+def test_a_key_that_one_rank_has_not_set_differs():
+    text = "the ranks differ in a.key: rank 0 has 2, rank 1 has its default; start all ranks with the same"
+    assert refusal(refuse_differences, [{"a.key": 2}, {}]) == text
 
 
 def test_another_number_of_threads_is_a_warning(caplog):
