@@ -423,7 +423,7 @@ def test_an_export_gives_the_embeddings_of_predict(trained):
 
 
 def test_a_machine_that_computes_the_head_wrongly_trains_no_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(device.DeviceBank, "_update", lambda *_: None)
+    monkeypatch.setattr(device.DeviceSelection, "_update", lambda *_: None)
     assert refusal(entry(tmp_path).train).startswith("rank 0 computes the head wrongly: ")
     assert not (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "checkpoints").exists()
 
