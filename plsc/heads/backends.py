@@ -209,11 +209,12 @@ class PaddleBackend:
         plain = []
         for span in self.spans:
             block, logit_Nb, plain_Nb, slope_Nb, nearest_NbJ = self._logits(*span)
-            largest_N1 = logit_Nb.argmax(axis=1, keepdim=True)
-            max_N = paddle.index_sample(logit_Nb, largest_N1).flatten()
+            # The maximum with its place: one pass over the logits less than two maxima.
+            largest_N2 = paddle.stack([count_up(len(logit_Nb)), logit_Nb.argmax(axis=1)], axis=1)
+            max_N = paddle.gather_nd(logit_Nb, largest_N2)
             plain.append(max_N if plain_Nb is None else plain_Nb.max(axis=1))
             _C_ops.softmax_(logit_Nb, 1)
-            sum_N = paddle.index_sample(logit_Nb, largest_N1).flatten().reciprocal()
+            sum_N = paddle.gather_nd(logit_Nb, largest_N2).reciprocal()
             if (overflow := block.centres.overflow) is not None:
                 sum_N = sum_N + overflow
             self._maxima_and_sums.append((max_N, sum_N))

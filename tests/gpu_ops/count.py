@@ -55,7 +55,7 @@ _TENSOR = re.compile(
 )
 _BYTES_OF = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "bool": 1}
 _VIEWS = {"reshape", "slice", "unbind", "flatten", "unsqueeze", "squeeze", "transpose", "split", "view_shape"}
-_TAKES = {"gather", "index_sample"}
+_TAKES = {"gather", "gather_nd"}
 _WRITES = {"index_put_", "scatter_"}
 
 Counts = dict[str, dict[str, int]]  # part -> kernels, waits, bytes
