@@ -21,7 +21,7 @@ from plsc.checkpoint.saved import Checkpoint
 from plsc.heads.build import make_head
 from plsc.heads.margins import CosFace
 from plsc.heads.optimizer import Momentum
-from plsc.training.resume import load_rows
+from plsc.training.load_weights import load_rows
 from plsc.utils.preprocessing import Preprocessing
 
 CLASSES, IMAGES_PER_CLASS, SHAPE, EMBEDDING = 2000, 8, (1, 16, 16), 64

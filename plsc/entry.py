@@ -14,7 +14,7 @@ import numpy as np
 from plsc.config import Config, load
 from plsc.distributed import environment
 from plsc.errors import UserError
-from plsc.training.start import start
+from plsc.training.run_folder import start
 
 
 class Entry:
@@ -57,7 +57,7 @@ class Entry:
         for it), and "failures" if evaluations or the report failed beside the training, a line each.
         After a signal: {"stopped", "step", ...}. UserError if another run is at work in output_dir.
         """
-        from plsc.training.train import train
+        from plsc.training.run import train
 
         self._network = None
         with self.config.naming_places():
@@ -70,7 +70,7 @@ class Entry:
         """
         self.config.check_data(training=False)
         start(self.config.Global)
-        from plsc.training.use import evaluate
+        from plsc.training.inference import evaluate
 
         with self.config.naming_places():
             return evaluate(self.config, self._model)
@@ -91,7 +91,7 @@ class Entry:
         """
         start(self.config.Global)
         from plsc import distributed
-        from plsc.training.use import predict, write_embeddings
+        from plsc.training.inference import predict, write_embeddings
 
         with self.config.naming_places():
             embeddings, names = predict(self.config, images, self._opened())
@@ -114,7 +114,7 @@ class Entry:
         return layer, saved.preprocessing
 
     def _opened(self) -> Any:
-        from plsc.training.use import open_network
+        from plsc.training.inference import open_network
 
         if self._network is None:
             self._network = open_network(self.config, self._model)
@@ -146,7 +146,7 @@ class Entry:
 
         Trains nothing, starts no group, makes no head.
         """
-        from plsc.training.plan import dry_run
+        from plsc.training.dry_run import dry_run
 
         with self.config.naming_places():
             return dry_run(self.config, ranks, self._model)[0]

@@ -32,7 +32,7 @@ class MissingFileError(UserError):
 
 
 class CorruptImageError(UserError):
-    """An image that cannot be decoded; plsc.data.corrupt replaces a few of them in training, and logs it."""
+    """An image that cannot be decoded. In training, plsc.data.corrupt_images replaces a few such images."""
 
 
 def in_one_line(error: Exception) -> str:
@@ -45,7 +45,7 @@ def in_one_line(error: Exception) -> str:
     text = (text.strip(" -\n") if of_paddle else text.strip()).partition("\n")[0]
     place = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" in {place[0].name}, {place[0].filename}:{place[0].lineno}" if place else ""
-    return shown(f"{type(error).__name__}{where}" + (f": {text}" if text else ""))
+    return escape(f"{type(error).__name__}{where}" + (f": {text}" if text else ""))
 
 
 @contextlib.contextmanager
@@ -63,9 +63,9 @@ def reading(
         try:
             yield
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise MissingFileError(f"{shown(path)}: {missing}") from error
+            raise MissingFileError(f"{escape(path)}: {missing}") from error
         except UnicodeDecodeError as error:
-            text = f"{shown(path)}: is no UTF-8 text ({error.reason} at byte {error.start})"
+            text = f"{escape(path)}: is no UTF-8 text ({error.reason} at byte {error.start})"
             raise UserError(text) from error
 
 
@@ -75,12 +75,12 @@ def writing(path: str | bytes | os.PathLike, *, remedy: str = "", what: str = "w
     try:
         yield
     except OSError as error:
-        reason = error.strerror or shown(error)  # NumPy's own OSErrors have text alone
-        line = f"{shown(path)}: cannot be {what}: {reason}"
+        reason = error.strerror or escape(error)  # NumPy's own OSErrors have text alone
+        line = f"{escape(path)}: cannot be {what}: {reason}"
         raise UserError(f"{line}; {remedy}" if remedy else line) from error
 
 
-def shown(name: object) -> str:
+def escape(name: object) -> str:
     """Return a name from data (text, bytes or a path) as text that is safe to print, on one line.
 
     Control characters, line breaks, marks that change the direction of text, and bytes that are not UTF-8 are
@@ -91,8 +91,8 @@ def shown(name: object) -> str:
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
-def shown_lines(text: str) -> str:
-    """Escape what `shown` escapes but line breaks and tabs, and cut very long lines, as of a quoted file."""
+def escape_lines(text: str) -> str:
+    """Escape what `escape` escapes but line breaks and tabs, and cut very long lines, as of a quoted file."""
     lines = (
         line if len(line) <= 2000 else f"{line[:1500]} ... {len(line) - 2000:,} characters ... {line[-500:]}"
         for line in text.split("\n")

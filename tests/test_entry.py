@@ -23,8 +23,8 @@ from plsc.entry import Entry
 from plsc.errors import MissingFileError, UserError
 from plsc.heads.banks import device
 from plsc.training.embed import embed
-from plsc.training.resume import load_network
-from plsc.training.start import RUN_FILES, find_checkpoint, find_newest, how_to_go_on, write_config
+from plsc.training.load_weights import load_network
+from plsc.training.run_folder import RUN_FILES, find_checkpoint, find_newest, how_to_resume, write_config
 from plsc.utils.logging import setup_logging
 from tests.helpers.bounds import assert_within, perturbed, rounded
 from tests.helpers.launch import run_python
@@ -309,7 +309,8 @@ def test_predict_takes_folders_and_objects_and_writes_only_if_asked(trained, pic
     before = set(os.listdir(trained))
     folder, names = run.predict(os.path.dirname(paths[0]))
     assert names == sorted(paths)
-    monkeypatch.setattr("plsc.training.use.open_checkpoint", Mock(side_effect=AssertionError("read again")))
+    again = Mock(side_effect=AssertionError("read again"))
+    monkeypatch.setattr("plsc.training.inference.open_checkpoint", again)
     objects, numbers = run.predict([Pil(path) for path in sorted(paths)])
     assert np.array_equal(folder, objects) and numbers == ["0", "1", "2", "3", "4"]
     assert set(os.listdir(trained)) == before
@@ -376,8 +377,8 @@ def test_the_same_command_goes_on_from_the_newest_and_says_where_it_would_not(tm
     back = entry(tmp_path, "Global.checkpoint=best", "Global.resume=true").config
     for section in (stopped, back.Global):
         find_newest(section, writes=True)
-    assert names == ["newest", "best"] and how_to_go_on(stopped) == "the same command goes on"
-    assert how_to_go_on(back.Global) == "the same command without Global.checkpoint goes on"
+    assert names == ["newest", "best"] and how_to_resume(stopped) == "the same command goes on"
+    assert how_to_resume(back.Global) == "the same command without Global.checkpoint goes on"
     write_config(back)  # which does not go back again
     assert load(tmp_path / "config.yaml") == entry(tmp_path).config
 
@@ -385,7 +386,7 @@ def test_the_same_command_goes_on_from_the_newest_and_says_where_it_would_not(tm
 def test_a_refusal_of_an_export_on_rank_0_reaches_the_other_ranks(trained, monkeypatch):
     user = entry(trained)
     path = find_checkpoint(user.config.Global)
-    monkeypatch.setattr("plsc.training.start.find_checkpoint", lambda section: path)
+    monkeypatch.setattr("plsc.training.run_folder.find_checkpoint", lambda section: path)
     monkeypatch.setattr("plsc.entry.start", lambda section: None)
     monkeypatch.setattr("plsc.distributed.collectives.rank", lambda: 1)
     problem = UserError("export: holds other files")

@@ -80,7 +80,7 @@ def test_a_mistake_is_one_line(tmp_path, verb, overrides, line):
 )
 def test_the_plan_says_how_a_global_batch_is_kept(tmp_path, monkeypatch, ranks, shares):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(ranks))
-    monkeypatch.setattr("plsc.training.plan.crowd_lines", lambda ranks: [])
+    monkeypatch.setattr("plsc.training.dry_run.crowd_lines", lambda ranks: [])
     train = ["batch_size=32", "global_batch=96"]
     plan = entry(tmp_path, *(f"DataLoader.Train.{key}" for key in train)).dry_run().splitlines()[-8:]
     assert plan[0] == f"plan: ranks    {ranks}, global batch 96 ({shares})"
@@ -94,7 +94,7 @@ def test_the_plan_says_how_the_classes_are_spread_and_what_they_take(
     tmp_path, monkeypatch, name, ranks, classes
 ):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(ranks))
-    monkeypatch.setattr("plsc.training.plan.crowd_lines", lambda ranks: [])
+    monkeypatch.setattr("plsc.training.dry_run.crowd_lines", lambda ranks: [])
     plan = entry(tmp_path, f"Head={{name: {name}}}", "Model.embedding_size=50000").dry_run().splitlines()[-8:]
     assert plan[0] == f"plan: ranks    {ranks}, global batch {12 * ranks} (12 each)"
     assert plan[5] == f"plan: head     {name}, {classes} classes per rank"

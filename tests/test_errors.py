@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plsc.errors import MissingFileError, UserError, reading, shown, shown_lines, writing
+from plsc.errors import MissingFileError, UserError, escape, escape_lines, reading, writing
 from tests.helpers.refusals import refusal
 
 
@@ -26,18 +26,18 @@ from tests.helpers.refusals import refusal
     ],
 )
 def test_a_name_is_one_printable_line(name, wanted):
-    assert shown(name) == wanted
+    assert escape(name) == wanted
     wanted.encode("utf-8")
 
 
 def test_the_lines_of_a_message_stay_lines():
-    assert shown_lines("first\n\tsecond \x1b[31m\udcff") == "first\n\tsecond \\x1b[31m\\xff"
+    assert escape_lines("first\n\tsecond \x1b[31m\udcff") == "first\n\tsecond \\x1b[31m\\xff"
 
 
 def test_of_a_line_of_megabytes_the_ends_are_shown():
     short = "x" * 2000
     long = f"list.txt: line 1: '{'y' * 5_000_000}' is no path; mend it"
-    first, second, third = shown_lines(f"{short}\n{long}\n{short}").split("\n")
+    first, second, third = escape_lines(f"{short}\n{long}\n{short}").split("\n")
     assert first == third == short
     assert len(second) < 2100 and second.startswith("list.txt: line 1: 'yyy")
     assert f" ... {len(long) - 2000:,} characters ... yyy" in second and second.endswith(

@@ -17,7 +17,7 @@ from pydantic_core import to_jsonable_python
 from plsc.config import Config
 from plsc.data.config import DATASETS
 from plsc.data.images import EncodedImages, EncodedPairs
-from plsc.utils.section import Plug, Section, names_of, sections_in
+from plsc.utils.section import ClassSection, Section, names_of, sections_in
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "config.md"
 
@@ -67,7 +67,8 @@ def to_markdown() -> str:
 def _chapters(kinds: list[type[Section]], path: str) -> Iterator[str]:
     """Write the chapter of a section, and those below it; `kinds` has more than one where a name chooses."""
     bases = (base for kind in kinds for base in reversed(kind.__mro__) if issubclass(base, Section))
-    for number, section in enumerate(cls for cls in dict.fromkeys(bases) if cls not in (Section, Plug)):
+    own = [cls for cls in dict.fromkeys(bases) if cls not in (Section, ClassSection)]
+    for number, section in enumerate(own):
         table = [*_table(section)]
         if number == 0 and path:
             yield f"\n## {path}\n\n{_one_line(section.__doc__)}\n"

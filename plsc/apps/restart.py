@@ -17,9 +17,9 @@ from pathlib import Path
 from plsc.checkpoint import store
 from plsc.config import Config
 from plsc.distributed import launcher, lock
-from plsc.errors import shown
-from plsc.training import guard
-from plsc.training.start import delete_run, goes_on, how_to_go_on, write_config
+from plsc.errors import escape
+from plsc.training import watchdog
+from plsc.training.run_folder import delete_run, how_to_resume, should_resume, write_config
 from plsc.utils.atomic_write import remove
 
 MOST_FAILURES = 3  # in a row, each without a newer checkpoint than the one before
@@ -38,10 +38,10 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
     cfg.check_ranks(ranks)
     cfg.check_data()
     folder = Path(cfg.Global.output_dir)
-    resumes = goes_on(cfg.Global)
+    resumes = should_resume(cfg.Global)
     with lock.hold(folder):
         signals: list[int] = []
-        for number in guard.STOPPING:
+        for number in watchdog.STOPPING:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 signal.signal(number, lambda number, _: signals.append(number))
         failures, newest = 0, store.newest_step(folder / "checkpoints")
@@ -56,17 +56,17 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
             ends = _run(folder, [*arguments, *overrides], ranks, signals)
             step = store.newest_step(folder / "checkpoints")
             place = "the beginning" if step is None else f"step {step}"
-            stopped = {0, *(128 + number for number in guard.STOPPING)}
+            stopped = {0, *(128 + number for number in watchdog.STOPPING)}
             if stopped.issuperset(ends.values()):
                 return max(code or 0 for code in ends.values())
             if len(signals) > 1:
-                _say(folder, f"WARNING ended by a second signal; {how_to_go_on(cfg.Global)} from {place}")
+                _say(folder, f"WARNING ended by a second signal; {how_to_resume(cfg.Global)} from {place}")
                 return 128 + signals[-1]
             rank, text = _first_failure(folder, ends)
             if ends[rank] == 2:  # without a text, what it printed
                 _say(folder, text and f"ERROR {text}")
                 return 2
-            if signals and not guard.words_of(folder, rank).exists():
+            if signals and not watchdog.message_file(folder, rank).exists():
                 _say(folder, f"INFO stopped on {signal.Signals(signals[0]).name} before the training began")
                 return 128 + signals[0]
             failures = failures + 1 if step == newest else 0
@@ -98,7 +98,7 @@ def _run(
                 process.send_signal(signal.SIGKILL if passed_on else number)
             passed_on += 1
 
-    env = {guard.SUPERVISOR: str(os.getpid())}
+    env = {watchdog.SUPERVISOR: str(os.getpid())}
     return launcher.launch(arguments, ranks, folder / "log", _print, env=env, watch=pass_on)
 
 
@@ -108,14 +108,14 @@ def _first_failure(folder: Path, ends: Mapping[int, int | None]) -> tuple[int, s
     A rank that failed because of another one comes last, after those that did not answer.
     """
     failed = {rank: code for rank, code in ends.items() if code != 0}
-    rank = min(failed, key=lambda rank: {None: 1, guard.LOST: 2}.get(failed[rank], 0))
-    code, file = failed[rank], guard.words_of(folder, rank)
+    rank = min(failed, key=lambda rank: {None: 1, watchdog.LOST: 2}.get(failed[rank], 0))
+    code, file = failed[rank], watchdog.message_file(folder, rank)
     words = file.read_text(errors="backslashreplace") if file.exists() else ""
     if code == 2:
         return rank, words
     if words and not words.isdigit():
         line, _, traceback = words.partition("\n")
-        if code != guard.LOST:
+        if code != watchdog.LOST:
             print(traceback, end="", file=sys.stderr, flush=True)
         return rank, line
     when = f"in step {int(words) + 1}" if words else "before its first step"
@@ -134,7 +134,7 @@ def _say(folder: Path, text: str) -> None:
     """Print a line on stderr, and append it to the run's log if that exists."""
     log = folder / "train.log"
     for line in filter(None, text.split("\n")):
-        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shown(line)}\n"
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {escape(line)}\n"
         with contextlib.suppress(OSError):  # a full disk, or a terminal that was closed (nohup)
             print(line, end="", file=sys.stderr, flush=True)
             if log.exists():

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from plsc.utils.registry import Registry
-from plsc.utils.section import Plug
+from plsc.utils.section import ClassSection
 
 BACKBONES = Registry(
     "backbone",
@@ -19,7 +19,7 @@ BACKBONES = Registry(
 )
 
 
-class ModelCfg(Plug):
+class ModelCfg(ClassSection):
     """The backbone, which computes embeddings from images. Further keys are keyword arguments of its class.
     The class's docstring explains them."""
 

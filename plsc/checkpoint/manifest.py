@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, crc32_of
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import MissingFileError, UserError, escape
 from plsc.utils.files import read_json
 from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.section import first_problem
@@ -119,11 +119,11 @@ def read_manifest(path: Path) -> Manifest:
         other = [problem["input"] for problem in error.errors() if problem["loc"] == ("format",)]
         if other:
             raise UserError(
-                f"{path}: has format {shown(other[0])}, this plsc reads format {FORMAT} only; use the plsc "
+                f"{path}: has format {escape(other[0])}, this plsc reads format {FORMAT} only; use the plsc "
                 "that wrote it, or make it anew"
             ) from error
         key, message = first_problem(error)
-        raise DamagedError(f"{path}: {shown(key)}: {shown(message)}") from error
+        raise DamagedError(f"{path}: {escape(key)}: {escape(message)}") from error
     needed = {file_of(BACKBONE), file_of(manifest.weights), *(part.file for part in manifest.heads)}
     if not needed <= manifest.files.keys():
         raise DamagedError(f"{path}: does not list {min(needed - manifest.files.keys())!r} among its files")

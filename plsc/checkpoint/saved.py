@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 
 from plsc.checkpoint.manifest import BACKBONE, Manifest, file_of, open_folder
 from plsc.checkpoint.tensorfile import TensorFile, tensor_differences
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, escape
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.logging import get_logger
 from plsc.utils.section import first_problem
@@ -74,7 +74,7 @@ class Evaluation(BaseModel):
             return None
         except (OSError, ValidationError) as error:
             reason = first_problem(error)[1] if isinstance(error, ValidationError) else error.strerror
-            get_logger().warning(f"{path}: cannot be read ({shown(reason)}); taken as not evaluated")
+            get_logger().warning(f"{path}: cannot be read ({escape(reason)}); taken as not evaluated")
             return None
 
 
@@ -127,10 +127,10 @@ class Checkpoint:
         try:
             yield
         except KeyError as error:
-            raise UserError(f"{where}: has no '{shown(error.args[0])}'; {remedy}") from error
+            raise UserError(f"{where}: has no '{escape(error.args[0])}'; {remedy}") from error
         except ValidationError as error:
             key, message = first_problem(error)
-            raise UserError(f"{where}.{shown(key)}: {shown(message)}; {remedy}") from error
+            raise UserError(f"{where}.{escape(key)}: {escape(message)}; {remedy}") from error
 
     @property
     def evaluation(self) -> Evaluation | None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plsc.cli.mistakes import without_traceback
-from plsc.errors import UserError, reading, shown
+from plsc.errors import UserError, escape, reading
 from plsc.utils.version import __version__
 
 
@@ -35,7 +35,9 @@ VERBS = {
     "doctor": Verb("plsc.apps.curate.doctor", "find errors in sets of images", "data"),
     "align": Verb("plsc.apps.faces.command", "find the faces in photos, and cut them out aligned", "data"),
     "convert": Verb("plsc.apps.curate.convert", "convert a set of images to another format", "data"),
-    "eval": Verb("plsc.cli.use:evaluate", "evaluate a checkpoint on the sets of DataLoader.Eval", "train"),
+    "eval": Verb(
+        "plsc.cli.inference:evaluate", "evaluate a checkpoint on the sets of DataLoader.Eval", "train"
+    ),
     "import": Verb("plsc.apps.migrate.import_weights", "read weights of other programs", "train"),
     "gallery": Verb(
         "plsc.apps.gallery.command", "keep known people, and find out whom a picture shows", "use"
@@ -45,8 +47,10 @@ VERBS = {
         "answer over HTTP whom a picture shows, with a web page",
         "use",
     ),
-    "predict": Verb("plsc.cli.use:predict", "write the embeddings of images, as .npy", "use"),
-    "export": Verb("plsc.cli.use:export", "write the network for Paddle Inference, ONNX and others", "use"),
+    "predict": Verb("plsc.cli.inference:predict", "write the embeddings of images, as .npy", "use"),
+    "export": Verb(
+        "plsc.cli.inference:export", "write the network for Paddle Inference, ONNX and others", "use"
+    ),
     "ckpt": Verb("plsc.cli.ckpt", "show, verify and average checkpoints", "care"),
     "selftest": Verb("plsc.cli.selftest", "check that this machine computes rightly", "care"),
 }
@@ -67,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not asked:
         from plsc.utils.registry import did_you_mean
 
-        print(f"ERROR unknown verb '{shown(argv[0])}'{did_you_mean(argv[0], VERBS)}", file=sys.stderr)
+        print(f"ERROR unknown verb '{escape(argv[0])}'{did_you_mean(argv[0], VERBS)}", file=sys.stderr)
     return without_traceback(lambda: print(_overview())) or (0 if asked else 2)
 
 

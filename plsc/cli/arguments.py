@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 
 from plsc import config
-from plsc.errors import shown
+from plsc.errors import escape
 
 
 def make_parser(verb: str, what: str, example: str) -> argparse.ArgumentParser:
@@ -26,7 +26,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     """Parse the arguments; one that is a config without its -c is refused with what was meant."""
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(map(shown, unknown))}{_as_config(unknown)}")
+        parser.error(f"unrecognized arguments: {' '.join(map(escape, unknown))}{_as_config(unknown)}")
     return args
 
 
@@ -36,5 +36,5 @@ def _as_config(unknown: Sequence[str]) -> str:
     for word in unknown:
         path = os.path.join(word, "config.yaml")
         if os.path.isfile(path) or word.endswith((".yaml", ".yml")):
-            return f", did you mean '-c {shown(path if os.path.isdir(word) else word)}'?"
+            return f", did you mean '-c {escape(path if os.path.isdir(word) else word)}'?"
     return ""

@@ -11,7 +11,7 @@ from typing import Any
 
 from plsc.checkpoint.average import average
 from plsc.checkpoint.saved import Checkpoint
-from plsc.errors import shown_lines
+from plsc.errors import escape_lines
 from plsc.utils.text import table
 
 _SHOWN = ("Model", "Head", "Optimizer")  # sections of the config
@@ -75,5 +75,5 @@ def main(argv: Sequence[str]) -> int:
         report = verify(args.folder)
     else:
         report = average(args.run, args.last, args.output)
-    print(shown_lines(report.removeprefix(f"{os.getcwd()}/")))
+    print(escape_lines(report.removeprefix(f"{os.getcwd()}/")))
     return 0

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 from plsc.distributed import environment
-from plsc.errors import UserError, shown_lines
+from plsc.errors import UserError, escape_lines
 
 # What the machine refuses readers and writers of many kinds, no defects of ours -> what to do about it.
 _REMEDIES = {
@@ -66,7 +66,7 @@ def without_traceback(act: Callable[[], int | None], debug: bool = False) -> int
             where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
             lines = [f"{where}{error.strerror}; {_REMEDIES[error.errno]}"]
         for line in lines:
-            print(f"ERROR {shown_lines(line)}", file=sys.stderr, flush=True)
+            print(f"ERROR {escape_lines(line)}", file=sys.stderr, flush=True)
         _wait_for_the_first_rank()
         return 2
     except KeyboardInterrupt:

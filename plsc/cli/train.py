@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _plan(path: str | None, overrides: list[str], ranks: int | None) -> int:
     """Print config and plan; return 1 where this machine has no room for the run."""
-    from plsc.training.plan import dry_run
+    from plsc.training.dry_run import dry_run
 
     cfg = config.load(path, overrides)
     with cfg.naming_places():

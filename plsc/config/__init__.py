@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import PrivateAttr, ValidationError, field_validator
 
 from plsc.backbones.config import ModelCfg
-from plsc.config.layers import ConfigError, Layers, config_file
+from plsc.config.merge import ConfigError, MergedConfig, config_file
 from plsc.config.optimizer import AnyOptimizer, MomentumOptimizerCfg
 from plsc.config.run import CheckpointCfg, ExportCfg, GlobalCfg, PartCfg
 from plsc.config.schedule import AnySchedule, CosineCfg
@@ -52,7 +52,7 @@ class Config(Section):
     """Additions of your own to a training, `["package.module:Class"]`: losses, numbers for the log
     (docs/extend.md)."""
 
-    _layers: Layers = PrivateAttr(default_factory=Layers)
+    _merged: MergedConfig = PrivateAttr(default_factory=MergedConfig)
 
     @field_validator("Parts", mode="before")
     @classmethod
@@ -69,8 +69,8 @@ class Config(Section):
         """Return where the value of "Section.key" is written, for errors: "configs/a.yaml:12"; "" for a
         default."""
         path = _path_of(key)
-        source = self._layers.source(path)  # of a default in a file, that of its section
-        return source.place if source.level == 0 or path in self._layers.sources else ""
+        source = self._merged.source(path)  # of a default in a file, that of its section
+        return source.place if source.level == 0 or path in self._merged.sources else ""
 
     @contextlib.contextmanager
     def naming_places(self) -> Iterator[None]:
@@ -115,7 +115,7 @@ class Config(Section):
                 section.registry.get(section.name).check(**section.model_extra)
             except UserError as error:
                 path = _path_of(f"{key}.{error.key}" if error.key else key)
-                errors[self._layers.line(path, error.text)] = error
+                errors[self._merged.line(path, error.text)] = error
         if errors:
             missing = all(isinstance(error, MissingFileError) for error in errors.values())
             raise (MissingFileError if missing else ConfigError)("\n".join(errors))
@@ -200,31 +200,31 @@ def load(
 
     Raises MissingFileError when there is no such file, else ConfigError with everything that is wrong.
     """
-    layers = copy.deepcopy(path._layers) if isinstance(path, Config) else Layers()
+    merged = copy.deepcopy(path._merged) if isinstance(path, Config) else MergedConfig()
     beside = []
     if isinstance(path, Mapping):
-        layers.put_all(path, 0, "the config's mapping")
+        merged.put_all(path, 0, "the config's mapping")
     elif isinstance(path, (str, os.PathLike)):
         path = os.path.expanduser(path)
-        layers.read_file(path)
+        merged.read_file(path)
         beside = [os.path.dirname(config_file(Path(path)))]
-    level = 1 + max((source.level for source in layers.sources.values()), default=0)
+    level = 1 + max((source.level for source in merged.sources.values()), default=0)
     if isinstance(overrides, Mapping):
-        layers.put_all(overrides, level, "overrides")
+        merged.put_all(overrides, level, "overrides")
         overrides = ()
     for order, text in enumerate([overrides] if isinstance(overrides, str) else overrides):
-        layers.read_override(text, order, level)
-    _find_modules_in([*beside, ""], layers.tree)
-    _expand_home(layers.tree)
-    _drop_keys_of_another_name(layers)
+        merged.read_override(text, order, level)
+    _find_modules_in([*beside, ""], merged.tree)
+    _expand_home(merged.tree)
+    _drop_keys_of_another_name(merged)
     try:
-        config = Config.model_validate_json(json.dumps(layers.tree), strict=True)
+        config = Config.model_validate_json(json.dumps(merged.tree), strict=True)
     except ValidationError as error:
         for mistake in error.errors():
-            layers.add_error(mistake["loc"], mistake["msg"])
-    if layers.problems:
-        raise ConfigError(layers.lines())
-    config._layers = layers
+            merged.add_error(mistake["loc"], mistake["msg"])
+    if merged.problems:
+        raise ConfigError(merged.lines())
+    config._merged = merged
     return config
 
 
@@ -247,13 +247,13 @@ def _expand_home(tree: Any) -> None:
             tree[key] = os.path.expanduser(value)
 
 
-def _drop_keys_of_another_name(layers: Layers) -> None:
+def _drop_keys_of_another_name(merged: MergedConfig) -> None:
     """Drop the keys of a file that have no meaning with the name that an override gives its section."""
     for key, field in Config.model_fields.items():
-        kinds, written = sections_in(field.annotation), layers.tree.get(key)
+        kinds, written = sections_in(field.annotation), merged.tree.get(key)
         if len(kinds) > 1 and isinstance(written, dict):
-            kind, name = kind_named(kinds, written.get("name")), layers.source((key, "name"))
+            kind, name = kind_named(kinds, written.get("name")), merged.source((key, "name"))
             for other in written.keys() - kind.model_fields:
-                if layers.source((key, other)).level < name.level:
+                if merged.source((key, other)).level < name.level:
                     del written[other]
-                    layers.forget((key, other))
+                    merged.forget((key, other))

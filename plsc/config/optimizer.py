@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from plsc.utils.registry import Registry
-from plsc.utils.section import Plug, Section, one_of
+from plsc.utils.section import ClassSection, Section, one_of
 
 RULES = Registry(
     "optimizer of the class centres",
@@ -59,7 +59,7 @@ class LARSCfg(Section):
     would not follow the norms."""
 
 
-class OwnRuleCfg(Plug):
+class OwnRuleCfg(ClassSection):
     """A rule of one's own for the class centres; further keys are keyword arguments of its class."""
 
     registry = RULES
@@ -110,7 +110,7 @@ class LARSOptimizerCfg(LARSCfg, OptimizerCfg):
     """LARS."""
 
 
-class OwnOptimizerCfg(OptimizerCfg, Plug):
+class OwnOptimizerCfg(OptimizerCfg, ClassSection):
     """An optimizer of one's own for the backbone; further keys are keyword arguments of its class."""
 
     registry = Registry("optimizer", {}, bases=("paddle.optimizer:Optimizer",))

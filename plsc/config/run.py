@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from plsc.distributed import environment
 from plsc.utils.registry import Registry
-from plsc.utils.section import Plug, Section
+from plsc.utils.section import ClassSection, Section
 
 
 class GlobalCfg(Section):
@@ -98,7 +98,7 @@ class GlobalCfg(Section):
         return min(self.max_steps or math.inf, self.epochs * steps_per_epoch)
 
 
-class PartCfg(Plug):
+class PartCfg(ClassSection):
     """An addition to a training. Further keys are keyword arguments of its class."""
 
     registry = Registry("part", {}, bases=("plsc.training.part:Part",))

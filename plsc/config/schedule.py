@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, escape
 from plsc.utils.registry import Registry
-from plsc.utils.section import Plug, Section, one_of
+from plsc.utils.section import ClassSection, Section, one_of
 
 
 class Schedule(ABC):
@@ -110,7 +110,7 @@ class ConstantCfg(LRSchedulerCfg):
         return 1.0
 
 
-class OwnScheduleCfg(LRSchedulerCfg, Plug):
+class OwnScheduleCfg(LRSchedulerCfg, ClassSection):
     """A schedule of one's own; further keys are keyword arguments of its class."""
 
     registry = Registry("schedule", {}, bases=("plsc.config.schedule:Schedule",))
@@ -124,7 +124,7 @@ class OwnScheduleCfg(LRSchedulerCfg, Plug):
     def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
         factor = self.made.factor(step, progress, steps_per_epoch)
         if not (isinstance(factor, Real) and 0 <= factor < math.inf):
-            what = f"gave '{shown(str(factor))}' in step {step + 1:,}; a factor is a number from 0 up"
+            what = f"gave '{escape(str(factor))}' in step {step + 1:,}; a factor is a number from 0 up"
             raise UserError(what, key="LRScheduler.name")
         return float(factor)  # NumPy's, too
 

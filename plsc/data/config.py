@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag
 
 from plsc.utils.registry import Registry
-from plsc.utils.section import Plug, Section
+from plsc.utils.section import ClassSection, Section
 from plsc.utils.sharding import count_micro_batches, split
 
 LABELLED = Registry(
@@ -39,7 +39,7 @@ EVAL_SET = "DataLoader.Eval.dataset"
 MORE_SETS = "DataLoader.Eval.more"
 
 
-class TrainDatasetCfg(Plug):
+class TrainDatasetCfg(ClassSection):
     """The images to train on. Further keys are keyword arguments of the class; its docstring explains
     them. A list of such mappings trains on several sets together, their classes one after the other
     (docs/data.md)."""
@@ -60,7 +60,7 @@ def _one_or_several(value: Any) -> str:
     return "several" if isinstance(value, list) else "one"
 
 
-class EvalDatasetCfg(Plug):
+class EvalDatasetCfg(ClassSection):
     """What to evaluate on: pairs of images to verify, or labelled images of the trained classes, whose
     classes the head predicts. Further keys are keyword arguments of the class; its docstring explains them.
     `dataset: null` evaluates nothing."""
@@ -130,7 +130,7 @@ class EvalCfg(Section):
     more accurate, twice the time. Evaluation, `predict`, galleries and exported graphs of this config all do
     so, and the threshold belongs to such embeddings."""
 
-    def sets(self) -> dict[str, Plug]:
+    def sets(self) -> dict[str, ClassSection]:
         """Return the data sets by their keys in a config, the main one first."""
         main = {EVAL_SET: self.dataset} if self.dataset else {}
         return main | {f"{MORE_SETS}.{title}": section for title, section in self.more.items()}
@@ -142,7 +142,7 @@ class DataLoaderCfg(Section):
     Train: TrainCfg = TrainCfg()
     Eval: EvalCfg = EvalCfg()
 
-    def sets(self) -> dict[str, Plug]:
+    def sets(self) -> dict[str, ClassSection]:
         """Return the data sets by their keys in a config, those to train on first."""
         trained = {TRAIN_SET: self.Train.dataset}
         if isinstance(self.Train.dataset, list):

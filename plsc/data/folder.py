@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from plsc.data.image_list import SHOWN, ImageFiles, Paths, identity_names, same_form
-from plsc.errors import MissingFileError, UserError, reading, shown
+from plsc.errors import MissingFileError, UserError, escape, reading
 from plsc.utils.logging import get_logger
-from plsc.utils.text import counted
+from plsc.utils.text import plural
 
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2")
 ALIGNMENT = "alignment.csv"  # what plsc align writes beside the identities' folders
@@ -39,18 +39,18 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
         raise UserError(f"{folder}: has no images in folders of their own, one folder for each identity")
     empty = [name for name, count in zip(names, counts) if count == 0]
     if empty:
-        what = f"{counted(len(empty), 'folder')} without an image ({', '.join(EXTENSIONS)}) right in it"
+        what = f"{plural(len(empty), 'folder')} without an image ({', '.join(EXTENSIONS)}) right in it"
         remedy = "remove, or add images, or name the folder further down"
-        raise UserError(f"{shown(folder)}: {what}: {_some(empty)}; {remedy}")
+        raise UserError(f"{escape(folder)}: {what}: {_some(empty)}; {remedy}")
     if others:
-        what = f"{counted(len(others), 'file')} left out, no image of an identity"
-        get_logger().warning(f"{shown(folder)}: {what}: {_some(others)}")
+        what = f"{plural(len(others), 'file')} left out, no image of an identity"
+        get_logger().warning(f"{escape(folder)}: {what}: {_some(others)}")
     known, label_of = np.unique(same_form(names), return_inverse=True)
     return Paths.of(folder, images), np.repeat(label_of, counts), known.tolist()
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join([*map(shown, names[:SHOWN]), *["..."] * (len(names) > SHOWN)])
+    return ", ".join([*map(escape, names[:SHOWN]), *["..."] * (len(names) > SHOWN)])
 
 
 def entries(folder: str) -> list[tuple[str, bool]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from plsc.data.dataset import Dataset, count_classes
-from plsc.errors import UserError, reading, shown
+from plsc.errors import UserError, escape, reading
 from plsc.utils.files import read_regular
 
 
@@ -29,7 +29,7 @@ def read_idx(path: str | os.PathLike, axes: int) -> np.ndarray:
     try:
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{shown(path)}: is a damaged or cut off .gz ({error}); fetch it again") from error
+        raise UserError(f"{escape(path)}: is a damaged or cut off .gz ({error}); fetch it again") from error
     magic, header = int.from_bytes(data[:4], "big"), 4 + 4 * axes
     if len(data) < header or magic != 0x0800 + axes:
         kind = "labels" if axes == 1 else "images"

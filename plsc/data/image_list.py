@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from plsc.data.images import EncodedImages, read_file
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import MissingFileError, UserError, escape
 from plsc.utils.files import open_regular
 from plsc.utils.logging import get_logger
 
@@ -108,8 +108,8 @@ def _split(line: bytes, labelled: bool) -> tuple[bytes, int, str]:
     if not labelled and not (image and label.isdigit()):
         return line, -1, ""
     if not image:
-        return b"", -1, f"'{shown(line[:200])}' is not both a path and a label"
-    return b"", -1, f"label '{shown(label[:200])}' is not a whole number from 0 up"
+        return b"", -1, f"'{escape(line[:200])}' is not both a path and a label"
+    return b"", -1, f"label '{escape(label[:200])}' is not a whole number from 0 up"
 
 
 def check_list(path: str, root: str = "") -> None:
@@ -138,7 +138,7 @@ def refuse_missing(paths: Paths, where: str) -> None:
         get_logger().info(f"{where}: {count:,} images; looked for {CHECKED:,} of them, evenly spaced")
     missing = [index for index in looked_at if not os.path.exists(paths[index])]
     if missing:
-        named = ", ".join(shown(paths.written(index)) for index in missing[:SHOWN])
+        named = ", ".join(escape(paths.written(index)) for index in missing[:SHOWN])
         raise MissingFileError(
             f"{where}: {len(missing):,} of its images do not exist: {named} (relative paths start at "
             f"{os.path.abspath(paths.root)})"

@@ -21,7 +21,7 @@ from plsc.data.augment import Augment
 from plsc.data.dataset import Dataset, PairSet, count_classes
 from plsc.data.hold_out import choose_held_out
 from plsc.data.transforms import generator, resize
-from plsc.errors import CorruptImageError, UserError, reading, shown
+from plsc.errors import CorruptImageError, UserError, escape, reading
 from plsc.utils.files import read_regular
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 
@@ -40,7 +40,7 @@ def read_file(path: str) -> np.ndarray:
         try:
             return np.frombuffer(read_regular(path), np.uint8)
         except IsADirectoryError:
-            raise UserError(f"{shown(path)}: is a folder; name the pictures in it") from None
+            raise UserError(f"{escape(path)}: is a folder; name the pictures in it") from None
 
 
 def _is_cut_off_png(data: np.ndarray) -> bool:
@@ -63,7 +63,7 @@ def decode_pixels(data: np.ndarray, grey: bool, name: Callable[[], str]) -> np.n
         picture = None
     if picture is None:
         raise CorruptImageError(
-            f"{shown(name())}: not an image that OpenCV can decode ({data.size} bytes); cut off, not an "
+            f"{escape(name())}: not an image that OpenCV can decode ({data.size} bytes); cut off, not an "
             f"image, or of more than {MOST_PIXELS:,} pixels?"
         )
     return picture

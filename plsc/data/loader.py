@@ -19,7 +19,7 @@ import numpy as np
 
 from plsc.data.balanced import balanced_length, balanced_order
 from plsc.data.batch import Replacement, make_batch
-from plsc.data.corrupt import CorruptImages
+from plsc.data.corrupt_images import CorruptImages
 from plsc.data.dataset import Dataset
 from plsc.data.transforms import ORDER, generator
 from plsc.data.workers import Workers

@@ -12,7 +12,7 @@ import numpy as np
 from plsc.data.transforms import PAIRS, generator
 from plsc.errors import UserError
 from plsc.utils.logging import get_logger
-from plsc.utils.text import counted
+from plsc.utils.text import plural
 
 PAIRS_SEED = 20180901
 SHOWN = 5  # pairs that a message names
@@ -86,7 +86,7 @@ def pairs_that_prove_nothing(pairs: np.ndarray, same: np.ndarray, name: Callable
     found = {"of one with itself": np.flatnonzero(first == second)}
     found["given before, or turned round"] = np.sort(after)
     return [
-        f"{counted(len(numbers), 'pair')} {what}, which proves nothing: "
+        f"{plural(len(numbers), 'pair')} {what}, which proves nothing: "
         + ", ".join(map(name, numbers[:SHOWN].tolist()))
         for what, numbers in found.items()
         if len(numbers)

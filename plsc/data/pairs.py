@@ -21,7 +21,7 @@ from plsc.data.hold_out import choose_held_out
 from plsc.data.image_list import LABEL_DIGITS, SHOWN, Paths, check_list, identity_names, refuse_missing
 from plsc.data.images import Below1, EncodedPairs, read_file
 from plsc.data.pair_sampling import draw_pairs
-from plsc.errors import UserError, reading, shown
+from plsc.errors import UserError, escape, reading
 from plsc.utils.files import read_regular
 from plsc.utils.logging import get_logger
 
@@ -117,7 +117,7 @@ def _listed_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], 
         elif number > 1 or len(fields) != 3 or os.path.exists(os.path.join(root, fields[0])):
             bad.append(
                 f"line {number}: must be 'path_a<TAB>path_b<TAB>1' or 0, or with commas (got "
-                f"'{shown(line[:60])}')"
+                f"'{escape(line[:60])}')"
             )
     return pairs, bad
 
@@ -143,7 +143,7 @@ def _lfw_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], lis
             fields = [*fields[:2], fields[0], fields[2]]
         if len(fields) != 4 or not (is_number(fields[1]) and is_number(fields[3])):
             bad.append(
-                f"line {number}: must be 'name n1 n2' or 'name1 n1 name2 n2' (got '{shown(line[:60])}')"
+                f"line {number}: must be 'name n1 n2' or 'name1 n1 name2 n2' (got '{escape(line[:60])}')"
             )
             continue
         people, numbers = fields[0::2], fields[1::2]
@@ -191,7 +191,7 @@ class ImagePairs(EncodedPairs):
         if hold_out:
             held = choose_held_out(self.source, hold_out, images)
             counts = f"{held.sum():,} of {len(held):,} classes are held out (hold_out: {hold_out:g})"
-            get_logger().info(f"{shown(images)}: {counts}")
+            get_logger().info(f"{escape(images)}: {counts}")
             chosen = np.flatnonzero(held[self.source.labels])
             where = f"{images} (held out)"
         pairs, self.same = draw_pairs(self.source.labels[chosen], num_pairs, where)

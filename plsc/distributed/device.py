@@ -135,7 +135,7 @@ def on_device() -> bool:
     return _kind_in_use() != CPU
 
 
-def asynchronous() -> bool:
+def takes_device_path() -> bool:
     """Say whether the host would wait to read a value of the device: on every one but CPUs, and with
     PLSC_KERNELS=0.
 

@@ -32,7 +32,7 @@ def launch(
     arguments: Sequence[str],
     ranks: int,
     logs: Path,
-    say: Callable[[str], object],
+    print_lines: Callable[[str], object],
     main: Path = MAIN,
     env: Mapping[str, str] = {},
     watch: Callable[[Collection[subprocess.Popen]], object] = lambda running: None,
@@ -76,7 +76,7 @@ def launch(
                     ends[rank] = process.returncode
                     del running[rank]
             if text := printed.read():
-                say(text)
+                print_lines(text)
             if any(ends.values()):
                 patience = min(patience, time.monotonic() + GRACE)
             if time.monotonic() > patience:

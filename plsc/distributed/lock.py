@@ -15,7 +15,7 @@ import socket
 from pathlib import Path
 from typing import IO
 
-from plsc.errors import UserError, shown, writing
+from plsc.errors import UserError, escape, writing
 
 FILE = ".lock"
 _log = logging.getLogger("plsc")
@@ -35,7 +35,7 @@ def hold(folder: str | os.PathLike) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        holder = shown(file.read(200).strip()) or "another run"
+        holder = escape(file.read(200).strip()) or "another run"
         file.close()
         raise UserError(
             f"{folder}/ is in use by {holder}: wait until it ends, stop it, or set another Global.output_dir"

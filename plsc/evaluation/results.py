@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from plsc.errors import shown
+from plsc.errors import escape
 from plsc.evaluation import report
 from plsc.evaluation.intervals import percent
 from plsc.evaluation.sets import EvalSet
 from plsc.utils.atomic_write import replace_file
-from plsc.utils.logging import say
+from plsc.utils.logging import print_lines
 from plsc.utils.text import table
 from plsc.utils.version import __version__
 
@@ -44,7 +44,7 @@ def write_results(
     notes = [f"{title}: {note}" for title, result in results.items() for note in result.notes]
     page = folder / "report.html"
     text = report.render(
-        title=shown(Path(summary.get("run", "plsc run")).resolve().name),
+        title=escape(Path(summary.get("run", "plsc run")).resolve().name),
         headlines=headlines(results, facts),
         facts=summary.items(),
         tables=tables,
@@ -63,9 +63,9 @@ def write_results(
     # Last: the file is the sign of a finished run.
     replace_file(folder / "results.json", text.encode("utf-8", "backslashreplace"))
     for headings, *lines in tables:
-        say(table(lines, headings))
+        print_lines(table(lines, headings))
     for note in notes:
-        say(note)
+        print_lines(note)
     return page
 
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 import paddle
 
-from plsc.distributed.device import asynchronous
+from plsc.distributed.device import takes_device_path
 from plsc.heads.margins import ArcFace, Margin, Target, add_angle, angle
 
 
 def _running(before: Mapping, keep: float, **seen: paddle.Tensor) -> dict[str, float | paddle.Tensor]:
     """Average new numbers in: floats, or float64 scalars that stay on the device where reading waits."""
-    if asynchronous():
+    if takes_device_path():
         # No float times a tensor: Paddle 2.6 rounds the float to float32, and a resumed run begins with one.
         share, rest = _tensor(keep), _tensor(1 - keep)
         return {name: share * _tensor(before[name]) + rest * seen[name].astype("float64") for name in seen}

@@ -56,7 +56,7 @@ class HeadMemory:
 
 
 @dataclass(frozen=True)
-class Places:
+class TargetPositions:
     """Where the N samples' classes are in this shard.
 
     sample_P: the samples whose class is in it, in the order of their classes. column_P: these classes, as the
@@ -105,7 +105,7 @@ class KernelBackend:
         selection: Selection,
         x_ND: paddle.Tensor,
         scaled_ND: paddle.Tensor,
-        places: Places,
+        places: TargetPositions,
     ):
         self.spec = spec
         self.selection = selection
@@ -173,7 +173,7 @@ class PaddleBackend:
         selection: Selection,
         x_ND: paddle.Tensor,
         scaled_ND: paddle.Tensor,
-        places: Places,
+        places: TargetPositions,
     ):
         self.spec = spec
         self.selection = selection
@@ -238,7 +238,7 @@ class PaddleBackend:
         None."""
         block = Block(self.spec, self.selection, start, stop, self.spec.compute_dtype)
         logit_Nb, nearest_NbJ = block.logits(self._x_ND)
-        self._leave_out(logit_Nb, start, stop)
+        self._exclude_targets(logit_Nb, start, stop)
         if not self.spec.changes_others:
             return block, logit_Nb, None, None, nearest_NbJ
         plain_Nb = changed_Nb = logit_Nb / self.spec.scale
@@ -251,7 +251,7 @@ class PaddleBackend:
             slope_Nb = stays_Nb if slope_Nb is None else slope_Nb * stays_Nb
         return block, changed_Nb * self.spec.scale, logit_Nb, slope_Nb, nearest_NbJ
 
-    def _leave_out(self, logit_Nb: paddle.Tensor, start: int, stop: int) -> None:
+    def _exclude_targets(self, logit_Nb: paddle.Tensor, start: int, stop: int) -> None:
         """Add LOWEST to the logits of the samples' own classes, in place: they take no part in the sum, since
         they may exceed the normaliser that holds the target with margin."""
         owned_N = self._places.owned_N

@@ -13,7 +13,7 @@ import paddle.nn.functional as F
 from paddle import _C_ops
 
 from plsc import native as kernels
-from plsc.distributed.device import asynchronous, on_device
+from plsc.distributed.device import on_device, takes_device_path
 from plsc.heads.banks.bank import Selection
 from plsc.heads.constants import filled
 from plsc.heads.spec import HeadSpec
@@ -39,7 +39,7 @@ def plan_blocks(
     """
     rounds = dtype != "float32"
     per_class = 4 * ((3 + 2 * rounds) * num_samples * sub_centres + (4 + 2 * rounds) * width)
-    most = num_classes if asynchronous() else _CACHED_ROWS
+    most = num_classes if takes_device_path() else _CACHED_ROWS
     if num_classes <= most and num_classes * per_class <= budget:
         return max(1, num_classes), True
     kept = num_classes * (4 * num_samples + (4 + 2 * rounds) * width)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from plsc.utils.registry import Registry, is_import_path
-from plsc.utils.section import Plug, Section, one_of
+from plsc.utils.section import ClassSection, Section, one_of
 
 _LARGEST = 1.57  # pi / 2; beyond it some angles would be rewarded
 
@@ -218,7 +218,7 @@ class CurricularFaceCfg(MarginCfg):
     """Share that the running mean of the target cosines keeps."""
 
 
-class OwnMarginCfg(MarginCfg, Plug):
+class OwnMarginCfg(MarginCfg, ClassSection):
     """A margin of one's own; further keys are keyword arguments of its class."""
 
     registry = MARGINS

@@ -55,7 +55,7 @@ def draw_classes(shard: ClassShard, rate: float, seed: int, step: int) -> np.nda
     return drawn[low:high] - shard.start
 
 
-def unite(drawn: np.ndarray, positives: np.ndarray) -> np.ndarray:
+def merge_classes(drawn: np.ndarray, positives: np.ndarray) -> np.ndarray:
     """Unite a draw with the classes of the step's samples that lie in this shard, both int64, rising, each
     once: the classes that take part, int64 [K], rising.
 

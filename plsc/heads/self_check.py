@@ -15,7 +15,7 @@ from plsc.heads.banks.bank import initial_rows
 from plsc.heads.build import make_head
 from plsc.heads.margins import CosFace
 from plsc.heads.optimizer import Momentum
-from plsc.heads.sampling import ClassShard, draw_classes, unite
+from plsc.heads.sampling import ClassShard, draw_classes, merge_classes
 
 _CLASSES = 300  # on a rank: several blocks of the kernels
 _WIDTH = 16
@@ -58,7 +58,8 @@ def _compare(sample_rate: float, budget: int) -> float:
     head.update(_RATE)
 
     centres_CD = initial_rows(3, 0, classes, _WIDTH, 0.5).astype(np.float64)
-    taken_K = unite(draw_classes(ClassShard(classes, 0, classes), sample_rate, 3, 0), np.unique(label_N))
+    drawn = draw_classes(ClassShard(classes, 0, classes), sample_rate, 3, 0)
+    taken_K = merge_classes(drawn, np.unique(label_N))
     target_N = np.searchsorted(taken_K, label_N)
     losses_N, dx_ND, dw_KD = _dense(x_ND, centres_CD[taken_K], target_N)
     centres_CD[taken_K] -= _RATE * dw_KD
@@ -87,7 +88,7 @@ def _dense(
     return losses_N.numpy(), x_ND.grad.numpy(), centre_KD.grad.numpy()
 
 
-def refuse_a_wrong_head() -> None:
+def check_head() -> None:
     """Refuse by UserError, on every rank, a machine that computes the head wrongly. Every rank calls it."""
     errors = distributed.gather_objects(head_error())
     error = max(errors)

@@ -34,14 +34,14 @@ from paddle.autograd import PyLayer
 from paddle.profiler import RecordEvent
 
 from plsc import distributed
-from plsc.distributed.device import asynchronous, to_device, to_host
+from plsc.distributed.device import takes_device_path, to_device, to_host
 from plsc.errors import UserError
 from plsc.heads.backends import HeadMemory
 from plsc.heads.banks.bank import Bank, Selection
 from plsc.heads.blocks import Block, plan_blocks
 from plsc.heads.sampling import DrawAhead
 from plsc.heads.spec import HeadSpec
-from plsc.heads.step import HeadOutput, Step
+from plsc.heads.step import HeadOutput, HeadStep
 
 
 @dataclass
@@ -95,7 +95,7 @@ class SoftmaxHead:
             labels = gather_labels(labels.flatten().numpy(), counts)
         self.check_labels(labels)
         with RecordEvent("head"):
-            step = Step(self.spec, self.memory, emb.flatten(1), labels, number, counts)
+            step = HeadStep(self.spec, self.memory, emb.flatten(1), labels, number, counts)
             with paddle.no_grad():
                 out = step.forward()
             out.loss = _SoftmaxLoss.apply(step.emb_BD, step, out)
@@ -163,13 +163,13 @@ class SoftmaxHead:
         if self.spec.sharded:
             distributed.all_reduce(squares)
         norms = squares.sqrt()
-        return tuple(norms.astype("float32").unbind() if asynchronous() else norms.tolist())
+        return tuple(norms.astype("float32").unbind() if takes_device_path() else norms.tolist())
 
     @paddle.no_grad()
     def inspect(self, emb: paddle.Tensor, label_B: paddle.Tensor) -> ShardInfo:
         """Return the parts of the loss as whole [N, S] tensors. Small problems only. Every rank calls it."""
         counts = distributed.gather_counts(len(emb))
-        step = Step(
+        step = HeadStep(
             self.spec, self.memory, emb.flatten(1), gather_labels(label_B.numpy(), counts), None, counts
         )
         step.forward()
@@ -229,7 +229,7 @@ def gather_labels(label_B: np.ndarray, counts: Sequence[int]) -> np.ndarray:
 
 
 class _SoftmaxLoss(PyLayer):
-    """Puts the loss of `Step.forward` into autograd, with `Step.backward` as its backward pass."""
+    """Puts the loss of `HeadStep.forward` into autograd, with `HeadStep.backward` as its backward pass."""
 
     @staticmethod
     def forward(ctx, emb_BD, step, out):

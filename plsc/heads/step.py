@@ -18,12 +18,12 @@ import paddle.nn.functional as F
 from plsc import distributed
 from plsc.distributed.device import to_device
 from plsc.errors import UserError
-from plsc.heads.backends import HeadMemory, KernelBackend, PaddleBackend, Places, takes_kernels
+from plsc.heads.backends import HeadMemory, KernelBackend, PaddleBackend, TargetPositions, takes_kernels
 from plsc.heads.banks.bank import Selection
 from plsc.heads.blocks import Vectors
 from plsc.heads.constants import filled
 from plsc.heads.margins import Target, change_targets
-from plsc.heads.sampling import unite
+from plsc.heads.sampling import merge_classes
 from plsc.heads.spec import HeadSpec
 
 
@@ -47,7 +47,7 @@ class HeadOutput:
     selection: Selection
 
 
-class Step:
+class HeadStep:
     """Computes one step of a head on the samples that this rank works on: those of all ranks if the classes
     are sharded, else those of this rank.
 
@@ -128,7 +128,7 @@ class Step:
             loss, accuracy, self.of_this_rank(losses_N), self.of_this_rank(correct_N), self.selection
         )
 
-    def _find_targets(self) -> Places:
+    def _find_targets(self) -> TargetPositions:
         """Select the classes of the step, and find the samples' own ones among them."""
         bank = self.memory.bank
         shard = bank.shard
@@ -139,12 +139,12 @@ class Step:
             self.selection = bank.select(None)
             column_P = class_P
         else:
-            index_K = unite(self.memory.drawing.take(self.number), np.unique(class_P))
+            index_K = merge_classes(self.memory.drawing.take(self.number), np.unique(class_P))
             self.selection = bank.select(index_K)
             self.selection.prefetch(self.memory.drawing.following())
             column_P = np.searchsorted(index_K, class_P)
         order = np.argsort(column_P, kind="stable")  # so that a block's targets are one run
-        return Places(sample_P[order], column_P[order], to_device((local_N >= 0).astype(np.float32)))
+        return TargetPositions(sample_P[order], column_P[order], to_device((local_N >= 0).astype(np.float32)))
 
     def _move_targets(self, owned_N: paddle.Tensor, plain_N: paddle.Tensor) -> tuple[paddle.Tensor, Target]:
         """Apply the margin to the target logits -> those of this shard without and with it."""

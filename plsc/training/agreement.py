@@ -22,9 +22,9 @@ import paddle
 
 from plsc import distributed
 from plsc.config import Config
-from plsc.errors import UserError, shown, writing
+from plsc.errors import UserError, escape, writing
 from plsc.training.init_from import find_weights
-from plsc.training.start import find_newest
+from plsc.training.run_folder import find_newest
 from plsc.utils.atomic_write import remove
 from plsc.utils.logging import warn_on_rank_0
 from plsc.utils.registry import is_import_path
@@ -150,7 +150,7 @@ def _told(values: list[Any]) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         if value is not None:
-            ranks.setdefault(shown(value), []).append(rank)
+            ranks.setdefault(escape(value), []).append(rank)
     parts = []
     for value, who in ranks.items():
         some = ", ".join(map(str, who[:4])) + (", ..." if who[4:] else "")
@@ -173,7 +173,7 @@ def _of_program(cfg: Config, start: Start, threads: int) -> dict[str, Any]:
     }
     for key, value in _flat(plain):
         if key not in _OF_A_MACHINE:
-            facts[key] = shown("null" if value is None else value)
+            facts[key] = escape("null" if value is None else value)
             if isinstance(value, str) and is_import_path(value):
                 module = sys.modules.get(value.partition(":")[0])
                 file = getattr(module, "__file__", None)

@@ -17,7 +17,7 @@ from paddle import _C_ops
 
 from plsc import native
 from plsc.backbones.layers import in_bfloat16
-from plsc.distributed.device import asynchronous, on_device
+from plsc.distributed.device import on_device, takes_device_path
 from plsc.errors import UserError
 from plsc.native import onednn
 from plsc.native.heads.rows import sum_of_squares
@@ -42,7 +42,7 @@ def check_amp(amp: str | None) -> None:
     """Refuse float16 on a CPU by UserError, and warn where a CPU computes in float32 all the same."""
     if amp is None or on_device():
         return
-    if amp == "float16" and not asynchronous():
+    if amp == "float16" and not takes_device_path():
         raise UserError(
             "float16 is for GPUs, a CPU trains in bfloat16 or float32; set bfloat16 or Global.amp to null",
             key="Global.amp",
@@ -116,7 +116,7 @@ def nonfinite(tensors: Iterable[paddle.Tensor]) -> paddle.Tensor:
     that is finite."""
     tensors = [tensor for tensor in tensors if tensor.size]
     if (
-        not asynchronous()
+        not takes_device_path()
         and native.library()
         and all(tensor.dtype == paddle.float32 and tensor.is_contiguous() for tensor in tensors)
         and math.isfinite(sum(map(sum_of_squares, tensors)))

@@ -15,7 +15,7 @@ from plsc.config import Config
 from plsc.config.run import PartCfg
 from plsc.data.build import build_loader
 from plsc.distributed.device import on_device
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, escape
 from plsc.evaluation.sets import build_sets
 from plsc.heads.build import build_head
 from plsc.training.amp import LossScale, check_amp
@@ -23,12 +23,12 @@ from plsc.training.checkpoints import Checkpoints
 from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator
 from plsc.training.freeze import freeze, statistics_of
-from plsc.training.guard import Guard
-from plsc.training.network import Network, layers_to_recompute
+from plsc.training.load_weights import build_backbone
 from plsc.training.optim import build_optimizer
+from plsc.training.parallel_backbone import ParallelBackbone, layers_to_recompute
 from plsc.training.part import Part
-from plsc.training.resume import build_backbone
 from plsc.training.trainer import Trainer
+from plsc.training.watchdog import Watchdog
 
 # The names of a run's own states, which no Part may have.
 OWNERS = ("run", "backbone", "optimizer", "head", "margin", "evaluation", "checkpoints")
@@ -37,7 +37,7 @@ OWNERS = ("run", "backbone", "optimizer", "head", "margin", "evaluation", "check
 def build_trainer(
     cfg: Config,
     backbone: nn.Layer | None = None,
-    guard: Guard | None = None,
+    watchdog: Watchdog | None = None,
     planned_ranks: int | None = None,
 ) -> Trainer:
     """Build the Trainer of a config with all that it needs. Every rank calls it, after `distributed.init`.
@@ -68,7 +68,7 @@ def build_trainer(
     _refuse_lone_samples(fewest, backbone, frozen_norms)
     ema = Ema(backbone, cfg.Global.ema) if cfg.Global.ema else None
     scale = LossScale() if amp == "float16" else None
-    network = Network(
+    network = ParallelBackbone(
         backbone,
         preprocessing,
         cfg.Model.embedding_size,
@@ -90,14 +90,14 @@ def build_trainer(
             keep_freed_blocks(not cfg.Model.recompute)
         rule = cfg.Optimizer.build_rule()
         head = build_head(cfg.Head, rule, num_classes, cfg.Model.embedding_size, seed, folder, amp)
-    guard = guard or Guard()
+    watchdog = watchdog or Watchdog()
     evaluator = Evaluator(
-        cfg.DataLoader, sets, backbone, num_classes, head, ema.in_place_of_weights if ema else None, guard
+        cfg.DataLoader, sets, backbone, num_classes, head, ema.in_place_of_weights if ema else None, watchdog
     )
     checkpoints = Checkpoints(
         Path(folder, "checkpoints"), cfg.Checkpoint.keep, weights=ema.name if ema else "backbone"
     )
-    return Trainer(cfg, loader, network, head, optimizer, evaluator, checkpoints, parts, guard)
+    return Trainer(cfg, loader, network, head, optimizer, evaluator, checkpoints, parts, watchdog)
 
 
 def _refuse_lone_samples(fewest: int, backbone: nn.Layer, frozen_norms: list[nn.Layer]) -> None:
@@ -136,7 +136,7 @@ def build_parts(sections: Sequence[PartCfg], core: Sequence[Part]) -> list[Part]
         if name in ("", *OWNERS, *(other.name for other in parts)):
             raise UserError(
                 f"{section.name} must have a name of its own for its state and its loss (got "
-                f"'{shown(name)}'); set the class's name, or name a part once",
+                f"'{escape(name)}'); set the class's name, or name a part once",
                 key=f"Parts.{number}",
             )
         parts.append(part)

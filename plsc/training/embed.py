@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.distributed.device import asynchronous, to_device
+from plsc.distributed.device import takes_device_path, to_device
 from plsc.errors import UserError
 from plsc.utils.bar import Bar
 from plsc.utils.preprocessing import DARKEST, Preprocessing
@@ -24,7 +24,7 @@ def to_input(samples: np.ndarray | paddle.Tensor, preprocessing: Preprocessing) 
     """Turn samples [B, *shape], there already if they are a tensor, into the backbone's float32 input on the
     device."""
     if isinstance(samples, np.ndarray):
-        samples = to_device(samples) if asynchronous() else paddle.to_tensor(samples)
+        samples = to_device(samples) if takes_device_path() else paddle.to_tensor(samples)
     return preprocessing(samples)
 
 

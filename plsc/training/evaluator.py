@@ -21,8 +21,8 @@ from plsc.evaluation.search import all_alike
 from plsc.evaluation.sets import EvalSet, Result
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import embed
-from plsc.training.guard import Guard
 from plsc.training.metrics import Metrics
+from plsc.training.watchdog import Watchdog
 from plsc.utils.logging import get_logger, warn_on_rank_0
 
 
@@ -53,7 +53,7 @@ class Evaluator:
         num_classes: int,
         head: SoftmaxHead | None = None,
         weights: Callable[[], AbstractContextManager[None]] | None = None,
-        guard: Guard | None = None,
+        watchdog: Watchdog | None = None,
     ):
         self.sets = sets
         self.rows: dict[str, dict[str, Any]] = {}
@@ -66,7 +66,7 @@ class Evaluator:
         self.num_classes = num_classes
         self._head = head
         self._weights = weights or nullcontext
-        self._guard = guard or Guard()
+        self._watchdog = watchdog or Watchdog()
         self.failures: list[str] = []
         self._are_alike = False  # which is said once
 
@@ -115,7 +115,7 @@ class Evaluator:
         Logs the results and writes them to `metrics`, rank 0's. A set that cannot be evaluated is a line of
         `failures`, and the others are evaluated all the same.
 
-        Returns whether it came to its end: False if `guard` was asked to stop, which ends it at the next
+        Returns whether it came to its end: False if `watchdog` was asked to stop, which ends it at the next
         batch.
         """
         self.step, self.rows, self.results, self.failures = step, {}, {}, []
@@ -144,8 +144,8 @@ class Evaluator:
         data = self.sets[title]
 
         def images(first: int, last: int) -> np.ndarray:
-            self._guard.allow_pause()  # an evaluation may take any time, a batch may not
-            if self._guard.signal:
+            self._watchdog.allow_pause()  # an evaluation may take any time, a batch may not
+            if self._watchdog.signal:
                 stop.set()
             if stop:
                 raise UserError("stopped")
@@ -165,7 +165,7 @@ class Evaluator:
         else:
             classes = []
             for batch in np.array_split(embeddings, range(self._batch_size, data.count, self._batch_size)):
-                if any(distributed.gather_counts(self._guard.signal)):
+                if any(distributed.gather_counts(self._watchdog.signal)):
                     stop.set()
                     distributed.barrier()
                     raise UserError("stopped")

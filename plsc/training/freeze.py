@@ -7,7 +7,7 @@ import paddle
 from paddle import nn
 
 from plsc.config.optimizer import OptimizerCfg
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, escape
 from plsc.utils.registry import did_you_mean
 
 
@@ -30,7 +30,7 @@ def freeze(cfg: OptimizerCfg, backbone: nn.Layer) -> list[nn.Layer]:
         fitting = [name for name in parameters if re.search(pattern, name)]
         if not fitting:
             raise UserError(
-                f"{shown(pattern)} fits none of the names of the backbone's {len(parameters)} parameters "
+                f"{escape(pattern)} fits none of the names of the backbone's {len(parameters)} parameters "
                 f"({', '.join([*parameters][:3])}, ...){did_you_mean(pattern, parameters)}",
                 f"Optimizer.freeze.{number}",
             )

@@ -16,7 +16,7 @@ from plsc.data.dataset import Dataset
 from plsc.errors import UserError
 from plsc.heads.softmax import SoftmaxHead
 from plsc.native.bfloat16 import float32_of
-from plsc.training.resume import ROWS_AT_ONCE, load_backbone
+from plsc.training.load_weights import ROWS_AT_ONCE, load_backbone
 from plsc.utils.logging import warn_on_rank_0
 
 
@@ -28,7 +28,7 @@ def find_weights(folder: str | Path) -> Path:
     return find(Path(), folder)
 
 
-def start_from(path: Path, backbone: paddle.nn.Layer, head: SoftmaxHead, data: Dataset) -> list[str]:
+def initialise_from(path: Path, backbone: paddle.nn.Layer, head: SoftmaxHead, data: Dataset) -> list[str]:
     """Load the weights of a checkpoint, which `find_weights` has found, into `backbone` and `head` -> lines
     for the log. Every rank calls it.
 

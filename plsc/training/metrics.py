@@ -13,7 +13,7 @@ from typing import Any
 from plsc.training.loggers import LOGGERS
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.logging import get_logger
-from plsc.utils.text import counted
+from plsc.utils.text import plural
 
 
 class Metrics:
@@ -105,6 +105,6 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
             damaged.append(number)
     if damaged:
         get_logger().warning(
-            f"{path}: {counted(len(damaged), 'damaged line')} dropped, the first is line {damaged[0]}"
+            f"{path}: {plural(len(damaged), 'damaged line')} dropped, the first is line {damaged[0]}"
         )
     return rows

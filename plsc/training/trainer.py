@@ -31,13 +31,13 @@ from plsc.heads.softmax import HeadOutput, SoftmaxHead, gather_labels
 from plsc.training.amp import nonfinite
 from plsc.training.checkpoints import Checkpoints
 from plsc.training.evaluator import Evaluator
-from plsc.training.guard import Guard
+from plsc.training.load_weights import load_rows, refuse_other_run
 from plsc.training.metrics import Metrics
-from plsc.training.network import Network, Statistics
 from plsc.training.optim import BackboneOptimizer
+from plsc.training.parallel_backbone import ParallelBackbone, Statistics
 from plsc.training.part import Part, loss_of, state_of
 from plsc.training.progress import Progress
-from plsc.training.resume import load_rows, refuse_other_run
+from plsc.training.watchdog import Watchdog
 from plsc.utils.logging import get_logger, warn_on_rank_0
 
 _AS_THEY_WERE = (
@@ -47,7 +47,7 @@ _AS_THEY_WERE = (
 )
 
 
-class Verdict(NamedTuple):
+class StepSummary(NamedTuple):
     """What all ranks know of a step, the same on every rank.
 
     Attributes:
@@ -104,13 +104,13 @@ class Trainer:
         self,
         cfg: Config,
         loader: Loader,
-        network: Network,
+        network: ParallelBackbone,
         head: SoftmaxHead,
         optimizer: BackboneOptimizer,
         evaluator: Evaluator,
         checkpoints: Checkpoints,
         parts: list[Part],
-        guard: Guard,
+        watchdog: Watchdog,
     ):
         self.cfg = cfg
         self.dataset = loader.dataset
@@ -121,7 +121,7 @@ class Trainer:
         self.evaluator = evaluator
         self.checkpoints = checkpoints
         self.parts = parts
-        self.guard = guard
+        self.watchdog = watchdog
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = cfg.Global.total_steps(self.steps_per_epoch)
         self.step = 0
@@ -171,7 +171,7 @@ class Trainer:
         for part in self.parts:
             part.start(self)
             state_of(part)  # refused now, not at the first checkpoint
-        self.guard.step_started(self.step)
+        self.watchdog.step_started(self.step)
         began = time.monotonic()
         if self.step and self._evaluates and not distributed.run_on_rank_0(self._evaluated):
             with self._pause():  # the run was ended in between
@@ -192,15 +192,15 @@ class Trainer:
         with contextlib.closing(self.loader.from_step(self.step)) as batches:
             batch = next(batches)
             for self._following in itertools.chain(batches, [None]):
-                verdict, losses = self.train_step(batch)
-                self._log(batch, verdict, losses)
-                self._save_and_evaluate(verdict.signal)
-                self.guard.step_started(self.step)
+                summary, losses = self.train_step(batch)
+                self._log(batch, summary, losses)
+                self._save_and_evaluate(summary.signal)
+                self.watchdog.step_started(self.step)
                 if self.step == self.total_steps or self.stopped:
                     return
                 batch = self._following
 
-    def train_step(self, batch: Batch) -> tuple[Verdict, dict[str, paddle.Tensor]]:
+    def train_step(self, batch: Batch) -> tuple[StepSummary, dict[str, paddle.Tensor]]:
         """Take one optimizer step on this rank's samples -> what all ranks know of it, and the parts' losses.
 
         Loss or gradients that are not finite make it a step that changes nothing. UserError for a label that
@@ -221,12 +221,12 @@ class Trainer:
             self.network.send_ahead(self._following.images, self.step + 1)
         rate = self.schedule(self.step)
         with RecordEvent("check"):
-            verdict = self._agree(emb_BD, out, before)
-        if verdict.replaced > self.loader.corrupt.limit:
+            summary = self._summarise_step(emb_BD, out, before)
+        if summary.replaced > self.loader.corrupt.limit:
             of_ranks = distributed.gather_objects(self.loader.corrupt.replaced)
             self.loader.corrupt.refuse([index for of_rank in of_ranks for index in of_rank])
-        self._label_N_of = {batch.step + 1: verdict.label_N} if self._following else {}
-        if verdict.finite:
+        self._label_N_of = {batch.step + 1: summary.label_N} if self._following else {}
+        if summary.finite:
             self._skipped_in_a_row = 0
             for part in self.parts:
                 part.before_update(self)
@@ -236,12 +236,12 @@ class Trainer:
             for part in self.parts:
                 part.update(self)
         else:
-            if verdict.bad_weights:
+            if summary.bad_weights:
                 self._refuse_weights(f"step {self.step + 1}", before, found=True)
             before.restore()
             undo_head()
-            self._leave_out(rate, verdict)
-        if verdict.alike and not self._said_alike:
+            self._report_skipped(rate, summary)
+        if summary.alike and not self._said_alike:
             self._said_alike = True
             warn_on_rank_0(
                 f"step {self.step + 1}: the embeddings of all samples are the same, so the network tells "
@@ -250,10 +250,10 @@ class Trainer:
             )
         self.optimizer.clear_grad()
         self.step += 1
-        return verdict, {name: loss.detach() for name, loss in losses.items()}
+        return summary, {name: loss.detach() for name, loss in losses.items()}
 
     @paddle.no_grad()
-    def _agree(self, emb_BD: paddle.Tensor, out: HeadOutput, before: Statistics) -> Verdict:
+    def _summarise_step(self, emb_BD: paddle.Tensor, out: HeadOutput, before: Statistics) -> StepSummary:
         """Gather what each rank knows of a step after its backward pass, and read it: the one place of a step
         where the host waits for the device, but for an epoch's first labels and for a bank in its memory.
         Every rank calls it.
@@ -276,7 +276,7 @@ class Trainer:
         following = self._following
         most = max(following.counts) if following else 0  # labels ride along: the next step begins with them
         of_rank = np.zeros(3 + most)
-        of_rank[:3] = self.loader.wait_seconds, self.guard.signal, len(self.loader.corrupt.replaced)
+        of_rank[:3] = self.loader.wait_seconds, self.watchdog.signal, len(self.loader.corrupt.replaced)
         if following:
             of_rank[3 : 3 + len(following.labels)] = following.labels
         row_1F = paddle.concat([*numbers, to_device(of_rank)]).unsqueeze(0)
@@ -287,7 +287,7 @@ class Trainer:
         if following:
             labels = [label_B[:count] for label_B, count in zip(rows_WF[:, 9:], following.counts)]
             label_N = np.concatenate(labels).astype(np.int64)
-        return Verdict(
+        return StepSummary(
             bad_weights_W.any().item(),
             bad_backbone_W.any().item(),
             bad_head_W.any().item(),
@@ -323,11 +323,11 @@ class Trainer:
                     f"{when}: {name} of the backbone, on rank {rank}, is not finite; {_AS_THEY_WERE}"
                 )
 
-    def _leave_out(self, rate: float, verdict: Verdict) -> None:
+    def _report_skipped(self, rate: float, summary: StepSummary) -> None:
         """Say why a step changes nothing. UserError for too many in a row."""
         number = self.step + 1
         scale = self.network.loss_scale
-        if scale and not verdict.bad_head and scale.halve():
+        if scale and not summary.bad_head and scale.halve():
             get_logger().info(
                 f"step {number}: the backbone's gradients overflowed in float16; step left out, loss scale "
                 f"{scale.scale:g} from here on"
@@ -338,7 +338,7 @@ class Trainer:
         most = self.cfg.Global.max_skipped
         what = (
             "the head's loss, or a gradient by embeddings or centres,"
-            if verdict.bad_head
+            if summary.bad_head
             else "a gradient of the backbone"
         )
         line = f"step {number}: {what} is not finite (learning rate {rate:.4g})"
@@ -349,9 +349,9 @@ class Trainer:
 
     # -- between steps
 
-    def _log(self, batch: Batch, verdict: Verdict, losses: dict[str, paddle.Tensor]) -> None:
+    def _log(self, batch: Batch, summary: StepSummary, losses: dict[str, paddle.Tensor]) -> None:
         """Log a line and write a row of metrics.jsonl at regular steps, with the numbers of the parts."""
-        means = {"accuracy": verdict.accuracy}
+        means = {"accuracy": summary.accuracy}
         means.update({f"loss/{name}": loss.astype("float64") for name, loss in losses.items()})
         numbers: dict[str, Any] = {}
         for part in self.parts:
@@ -360,7 +360,7 @@ class Trainer:
             numbers["skipped"] = self.skipped
         rate, images = self.schedule(self.step - 1), sum(batch.counts)
         row = self._progress.update(
-            self.step, verdict.loss, rate, images, verdict.waited, means, verdict.finite, **numbers
+            self.step, summary.loss, rate, images, summary.waited, means, summary.finite, **numbers
         )
         if row and self.metrics:
             self.metrics.write(row)
@@ -391,7 +391,7 @@ class Trainer:
             with self._pause():
                 self._refuse_weights(f"after step {self.step}", self.network.remember())
                 self.checkpoints.save(self)
-                number = number or max(distributed.gather_counts(self.guard.signal))
+                number = number or max(distributed.gather_counts(self.watchdog.signal))
         if number and (evaluates or self.step < self.total_steps):
             self.stopped = signal.Signals(number).name
         elif evaluates:
@@ -406,7 +406,7 @@ class Trainer:
             if distributed.rank() == 0:
                 get_logger().error(self.failures[-1])
         if not ended:
-            self.stopped = signal.Signals(max(distributed.gather_counts(self.guard.signal))).name
+            self.stopped = signal.Signals(max(distributed.gather_counts(self.watchdog.signal))).name
         elif (made := self.evaluator.evaluation) and distributed.rank() == 0:
             self.checkpoints.note(self.step, made)
 
@@ -416,7 +416,7 @@ class Trainer:
     @contextlib.contextmanager
     def _pause(self) -> Iterator[None]:
         """Leave the time of the block out of the measured times, and let it take long."""
-        self.guard.allow_pause()
+        self.watchdog.allow_pause()
         with self._progress.pause():
             yield
 

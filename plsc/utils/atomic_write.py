@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, escape
 
 
 @contextlib.contextmanager
@@ -36,7 +36,7 @@ def atomic_write(path: str | os.PathLike, *, new: bool = False) -> Iterator[Path
         if not new:
             os.replace(beside, path)
         elif not _rename_to_free_name(beside, path):
-            raise UserError(f"{shown(path)}: another process has made it meanwhile; nothing was changed")
+            raise UserError(f"{escape(path)}: another process has made it meanwhile; nothing was changed")
 
 
 @contextlib.contextmanager

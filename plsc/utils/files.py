@@ -11,14 +11,14 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from plsc.errors import UserError, reading, shown
+from plsc.errors import UserError, escape, reading
 
 
 def open_regular(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
     """Open a regular file for reading bytes. Raises UserError for any other kind of file, and OSError."""
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise UserError(f"{shown(path)}: is no regular file; remove it, or name another")
+        raise UserError(f"{escape(path)}: is no regular file; remove it, or name another")
     return open(path, "rb", buffering)
 
 
@@ -36,7 +36,7 @@ def read_json(path: str | os.PathLike) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise UserError(f"{shown(path)}: is not JSON") from error
+        raise UserError(f"{escape(path)}: is not JSON") from error
 
 
 @contextlib.contextmanager

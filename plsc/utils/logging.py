@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from plsc.errors import shown_lines
+from plsc.errors import escape_lines
 
 _logger = logging.getLogger("plsc")
 _handlers: list[logging.Handler] = []  # plsc's own; a user's handlers are not touched
@@ -24,7 +24,7 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         bare = getattr(record, "bare", False)
-        return shown_lines(record.getMessage() if bare else super().format(record))
+        return escape_lines(record.getMessage() if bare else super().format(record))
 
 
 class _Console(logging.Handler):
@@ -73,7 +73,7 @@ def get_logger() -> logging.Logger:
     return _logger if _handlers else setup_logging()
 
 
-def say(text: str) -> None:
+def print_lines(text: str) -> None:
     """Log text without time and level. The text may have several lines."""
     get_logger().info(text, extra={"bare": True})
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, escape
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
@@ -40,7 +40,7 @@ class Registry(NamedTuple):
         module_name, _, class_name = self.builtin.get(name, name).rpartition(":")
         if not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
             raise UserError(
-                f"unknown {self.kind} '{shown(name)}'{did_you_mean(name, self.builtin)} "
+                f"unknown {self.kind} '{escape(name)}'{did_you_mean(name, self.builtin)} "
                 f"(one of {', '.join(self.builtin)}, or your own as package.module:Class)"
             )
         try:

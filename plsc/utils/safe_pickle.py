@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from plsc.errors import UserError, reading, shown
+from plsc.errors import UserError, escape, reading
 from plsc.utils.files import open_regular
 
 _LONGEST = 80  # characters of a name or text from the file that a message quotes
@@ -107,12 +107,12 @@ def user_errors(path: str, what: str) -> Iterator[None]:
         except (UserError, OSError):
             raise
         except Refused as error:
-            asked = shown(str(error)[:_LONGEST])
+            asked = escape(str(error)[:_LONGEST])
             raise UserError(
-                f"{shown(path)}: refused: the file asks for {asked}; nothing of it was run"
+                f"{escape(path)}: refused: the file asks for {asked}; nothing of it was run"
             ) from None
         except Exception as error:
-            detail = shown(" ".join(str(error).split())[:_LONGEST]) or type(error).__name__
+            detail = escape(" ".join(str(error).split())[:_LONGEST]) or type(error).__name__
             raise UserError(
-                f"{shown(path)}: is no {what}, or is damaged or cut off ({detail}); fetch it again"
+                f"{escape(path)}: is no {what}, or is damaged or cut off ({detail}); fetch it again"
             ) from error

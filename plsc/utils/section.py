@@ -121,7 +121,7 @@ class Section(BaseModel):
     def _rule(cls, detail: Mapping[str, Any], path: KeyPath) -> str:
         """Return the rule that a value breaks, worded as the end of a sentence that begins with the key."""
         if cls.family and path == ("name",):
-            own = ", or your own as package.module:Class" if issubclass(cls.family[-1], Plug) else ""
+            own = ", or your own as package.module:Class" if issubclass(cls.family[-1], ClassSection) else ""
             return f"must be one of {', '.join(map(repr, names_of(cls.family)))}{own}"
         rule = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
         rule = rule.replace("a valid array", "a list").replace("Field required", "must be a longer list")
@@ -145,7 +145,7 @@ class Section(BaseModel):
         return f"unknown key{hint or ' (one of ' + ', '.join(known) + ')'}"
 
 
-class Plug(Section, extra="allow"):
+class ClassSection(Section, extra="allow"):
     """A section that names a class of a registry. Its further keys, pydantic's `model_extra`, are the keyword
     arguments of that class."""
 
@@ -215,7 +215,8 @@ def kind_named(kinds: Sequence[type[Section]], name: Any) -> type[Section]:
     """Return the section with this name. Return the first section if the name is missing or unknown."""
     is_own = isinstance(name, str) and is_import_path(name)
     return next(
-        (kind for kind in kinds if name in names_of([kind]) or (is_own and issubclass(kind, Plug))), kinds[0]
+        (kind for kind in kinds if name in names_of([kind]) or (is_own and issubclass(kind, ClassSection))),
+        kinds[0],
     )
 
 

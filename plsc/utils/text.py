@@ -11,7 +11,7 @@ def number(value: float) -> str:
     return f"{value:#.4g}".rstrip(".")
 
 
-def counted(count: int, noun: str, nouns: str | None = None) -> str:
+def plural(count: int, noun: str, nouns: str | None = None) -> str:
     """Format a number of things, such as 1 file or 2 files. `nouns` is the plural if it is not `noun` and
     an s."""
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"

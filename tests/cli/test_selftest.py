@@ -26,7 +26,7 @@ def test_passes_on_two_ranks(capsys):
 def test_a_launch_that_fails_is_told(capsys, monkeypatch):
     kept = []
 
-    def launch(asked, ranks, logs, say):
+    def launch(asked, ranks, logs, print_lines):
         kept.append(logs)
         for rank in range(ranks):
             (logs / f"workerlog.{rank}").write_text(f"rank {rank} fails\n")
@@ -41,7 +41,7 @@ def test_a_launch_that_fails_is_told(capsys, monkeypatch):
 @pytest.mark.parametrize(
     "module, name, broken, part",
     [
-        (step, "unite", lambda drawn, positives: drawn, "head against float64"),
+        (step, "merge_classes", lambda drawn, positives: drawn, "head against float64"),
         (
             selftest,
             "PARTS",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from plsc.config.layers import Layers
+from plsc.config.merge import MergedConfig
 from plsc.errors import MissingFileError, UserError
 from tests.helpers.refusals import refusal
 
@@ -17,16 +17,16 @@ def in_tmp_path(tmp_path, monkeypatch):
 
 def read(data, name="a.yaml"):
     Path(name).write_bytes(data if isinstance(data, bytes) else data.encode())
-    layers = Layers()
-    layers.read_file(name)
-    return layers
+    merged = MergedConfig()
+    merged.read_file(name)
+    return merged
 
 
 def override(*texts):
-    layers = Layers()
+    merged = MergedConfig()
     for order, text in enumerate(texts):
-        layers.read_override(text, order)
-    return layers
+        merged.read_override(text, order)
+    return merged
 
 
 def test_a_missing_file_names_its_nearest_neighbour():
@@ -37,7 +37,7 @@ def test_a_missing_file_names_its_nearest_neighbour():
         "nowhere/x.yaml": "nowhere/x.yaml: {}",
         ".": "default.yaml: {}",
     }.items():
-        assert refusal(Layers().read_file, path, kind=MissingFileError) == message.format(
+        assert refusal(MergedConfig().read_file, path, kind=MissingFileError) == message.format(
             "no such config file"
         )
 
@@ -47,7 +47,7 @@ def test_a_file_that_cannot_be_read():
         read(b"# fine\nGlobal: {output_dir: caf\xe9}")
     os.mkfifo("pipe.yaml")  # ranks could not read it again
     with pytest.raises(UserError, match=r"^pipe.yaml: is no regular file"):
-        Layers().read_file("pipe.yaml")
+        MergedConfig().read_file("pipe.yaml")
 
 
 @pytest.mark.parametrize(

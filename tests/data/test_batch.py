@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from plsc.data.batch import SampleError, make_batch
-from plsc.data.corrupt import CorruptImages
+from plsc.data.corrupt_images import CorruptImages
 from plsc.data.transforms import SUBSTITUTES, generator
 from plsc.errors import CorruptImageError, MissingFileError, UserError
 from tests.data.counting import Counting

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from plsc.data.corrupt import PROBE, CorruptImages
+from plsc.data.corrupt_images import PROBE, CorruptImages
 from plsc.data.image_list import ImageList
 from plsc.data.loader import Loader
 from plsc.errors import CorruptImageError

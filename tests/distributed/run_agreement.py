@@ -10,7 +10,7 @@ import numpy as np
 from plsc import distributed
 from plsc.config import load
 from plsc.data.synthetic import Synthetic
-from plsc.training import agreement, train
+from plsc.training import agreement, run
 from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import NO_PAIRS, TINY
 
@@ -40,7 +40,7 @@ OTHERS = {
 
 
 def refused(where, *overrides):
-    return refusal(train.train, load(TINY, [f"Global.output_dir={folder / where}", *BASE, *overrides]))
+    return refusal(run.train, load(TINY, [f"Global.output_dir={folder / where}", *BASE, *overrides]))
 
 
 def assert_refused(line, what, values):
@@ -66,7 +66,7 @@ agreement._sources = sources
 
 # What belongs to a machine may differ; then another folder with a checkpoint of its own is refused.
 own = ["Global.hang_seconds=60", "Global.threads=1"] * last
-saved = train.train(load(TINY, [f"Global.output_dir={folder / 'a'}", *BASE, *own]))
+saved = run.train(load(TINY, [f"Global.output_dir={folder / 'a'}", *BASE, *own]))
 assert saved["output_dir"]
 if distributed.rank() == 0:
     shutil.copytree(folder / "a", folder / "b", dirs_exist_ok=True)

@@ -16,7 +16,7 @@ from plsc.heads.backends import LOWEST
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace, CosFace
-from plsc.heads.step import Step
+from plsc.heads.step import HeadStep
 from tests.heads import reference
 from tests.helpers.bounds import EPS, assert_within, perturbed
 
@@ -52,7 +52,7 @@ class Case:
 
     def forward(self):
         """-> the step after its forward pass."""
-        step = Step(self.head.spec, self.head.memory, self.emb, self.label, 0, [B] * self.world_size)
+        step = HeadStep(self.head.spec, self.head.memory, self.emb, self.label, 0, [B] * self.world_size)
         step.forward()
         return step
 
@@ -137,7 +137,7 @@ def row_2_8():
     """The head's one-hot: it never exists, but the logits that the sum of the others leaves out are where it
     is 1."""
     case = Case()
-    step = Step(
+    step = HeadStep(
         case.head.spec, case.head.memory, case.emb, case.label, None, [B] * case.world_size
     )  # by Paddle's ops
     with paddle.no_grad():

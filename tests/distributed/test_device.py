@@ -7,7 +7,7 @@ import pytest
 
 from plsc import distributed
 from plsc.distributed import device
-from plsc.distributed.device import asynchronous, decide, to_device, why_none
+from plsc.distributed.device import decide, takes_device_path, to_device, why_none
 from plsc.errors import UserError
 from tests.helpers.launch import launch
 from tests.helpers.refusals import refusal
@@ -101,7 +101,7 @@ def test_a_rank_without_a_gpu_beside_one_that_has_is_refused_on_both(tmp_path):
 @pytest.mark.parametrize(("setting", "expected"), [("0", True), ("1", False)])
 def test_kernels_turned_off_stand_for_a_gpu(setting, expected, monkeypatch):
     monkeypatch.setenv("PLSC_KERNELS", setting)
-    assert asynchronous() is expected
+    assert takes_device_path() is expected
 
 
 @pytest.mark.parametrize("array", [np.arange(4), np.float32(3.0)[...], np.zeros((0, 2), np.uint8)])

@@ -18,7 +18,7 @@ import pytest
 from plsc.apps import restart
 from plsc.checkpoint.store import newest_step
 from plsc.config import load
-from plsc.training import guard
+from plsc.training import watchdog
 from tests.helpers.launch import ROOT, launch, start_python
 from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import TINY, assert_equal_runs, checkpoint, checkpoints, rows, steps
@@ -48,8 +48,8 @@ def test_a_run_is_overwritten_by_its_own_config(tmp_path, monkeypatch):
     (tmp_path / "checkpoints/step-00000008/manifest.json").touch()
     cfg = load(TINY, [f"Global.output_dir={tmp_path}", "Global.overwrite=true"])
     monkeypatch.setattr(restart, "_run", lambda *_: {0: 0})
-    assert restart.how_to_go_on(cfg.Global) == "the same command without Global.overwrite goes on"
-    monkeypatch.setattr(guard, "STOPPING", ())  # leaves this process's signals as they are
+    assert restart.how_to_resume(cfg.Global) == "the same command without Global.overwrite goes on"
+    monkeypatch.setattr(watchdog, "STOPPING", ())  # leaves this process's signals as they are
     itself = load(cfg, {"Global.init_from": str(tmp_path)})
     assert "lies in the run that is deleted" in refusal(restart.supervise, itself, [], 2)
     assert (tmp_path / "checkpoints").exists()
@@ -280,7 +280,7 @@ def test_of_two_machines_started_by_hand_the_other_ends_soon_with_one_line(warm,
         launches.append(warm.start(launcher, tmp_path, stderr=str(tmp_path / "stderr")))
     while not list(tmp_path.glob("1:4:*")):
         time.sleep(0.1)
-    assert launches[0].wait(hang + 10) == guard.LOST
+    assert launches[0].wait(hang + 10) == watchdog.LOST
     (line,) = re.findall("ERROR .*", (tmp_path / "log0/workerlog.0").read_text())
     assert re.fullmatch(f"ERROR rank 0 {said} is in out/log/rank0.txt", line)
     if code is None:

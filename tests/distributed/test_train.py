@@ -9,7 +9,7 @@ import pytest
 
 from plsc.checkpoint.store import Checkpoint
 from plsc.entry import Entry
-from plsc.training.resume import load_network
+from plsc.training.load_weights import load_network
 from tests.helpers.bounds import assert_within, rounded
 from tests.helpers.head_names import HEADS
 from tests.helpers.launch import ROOT, launch, run_forked, run_python

@@ -89,7 +89,7 @@ def _patches() -> Iterator[tuple[Any, str, Callable]]:
     import paddle
 
     from plsc.heads import softmax
-    from plsc.training.network import Network
+    from plsc.training.parallel_backbone import Network
 
     for name in _READS:
         yield paddle.Tensor, name, functools.partial(_waiting, name)

@@ -11,7 +11,7 @@ from plsc.heads.banks.bank import initial_rows
 from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.optimizer import LARS, AdamW, Momentum, Rule
-from plsc.heads.sampling import ClassShard, draw_classes, unite
+from plsc.heads.sampling import ClassShard, draw_classes, merge_classes
 from plsc.heads.self_check import relative
 from plsc.utils.sharding import split
 from tests.heads import reference
@@ -119,7 +119,7 @@ def head_errors(
 
 def choose_classes(positives, shard, rate, seed, step) -> np.ndarray:
     """Choose the classes of a shard that take part in a step."""
-    return unite(draw_classes(shard, rate, seed, step), positives)
+    return merge_classes(draw_classes(shard, rate, seed, step), positives)
 
 
 def taken_of(selection) -> np.ndarray:

@@ -14,7 +14,7 @@ from plsc.heads.banks.bank import initial_rows
 from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Momentum
-from plsc.heads.step import Step
+from plsc.heads.step import HeadStep
 from plsc.native import onednn
 from plsc.native.heads import softmax
 from tests.heads.errors import relative
@@ -54,7 +54,7 @@ def train(centres=CENTRES, embeddings=EMBEDDINGS, threads=1, **options):
 
 def backend_of(options):
     head = make_head(C, D, **options)
-    step = Step(head.spec, head.memory, paddle.ones([2, D]), np.array([1, 2]), 0, [2])
+    step = HeadStep(head.spec, head.memory, paddle.ones([2, D]), np.array([1, 2]), 0, [2])
     step.forward()
     return step.backend
 

@@ -5,13 +5,13 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.distributed.device import asynchronous
+from plsc.distributed.device import takes_device_path
 from plsc.heads import sampling
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.build import make_head
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Momentum
-from plsc.heads.sampling import ClassShard, draw_classes, unite
+from plsc.heads.sampling import ClassShard, draw_classes, merge_classes
 from plsc.utils.sharding import split
 from tests.heads.ways import without_kernels
 from tests.helpers.bounds import assert_within, perturbed
@@ -27,7 +27,7 @@ def small_blocks(monkeypatch):
 @pytest.mark.parametrize("rate", [1.0, 0.5, 0.1, 0.001])
 def test_holds_every_positive_and_the_draw(positives, rate):
     shard = ClassShard(1000, 300, 400)
-    chosen = unite(draw_classes(shard, rate, seed=1, step=2), np.array(positives, np.int64))
+    chosen = merge_classes(draw_classes(shard, rate, seed=1, step=2), np.array(positives, np.int64))
     assert chosen.dtype == np.int64 and (np.diff(chosen) > 0).all()
     assert set(chosen) == set(positives) | set(draw_classes(shard, rate, seed=1, step=2))
 
@@ -129,7 +129,7 @@ def test_a_rate_of_one_is_the_full_head():
 
     centres = initial_rows(4, 0, 60, 8, 0.5)
     full, sampled = train(centres, embeddings), train(centres, embeddings, rate=0.99999)
-    if asynchronous():
+    if takes_device_path():
         _, bound = perturbed(train, centres, embeddings, terms=64)
         assert_within(sampled, full, bound, paths=2)
     else:

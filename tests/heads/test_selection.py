@@ -8,7 +8,7 @@ from plsc.errors import UserError
 from plsc.heads.build import make_head
 from plsc.heads.margins import CosFace
 from plsc.heads.optimizer import Momentum
-from plsc.heads.step import Step
+from plsc.heads.step import HeadStep
 from tests.heads.orders import IN_BACKWARD, run_orders
 from tests.heads.ways import with_kernels
 from tests.helpers.launch import ROOT, launch
@@ -100,7 +100,7 @@ def test_an_update_without_gradients_is_refused(tmp_path):
 
 def test_a_second_backward_pass_of_a_step_is_refused(tmp_path):
     head = head_of(tmp_path)
-    step = Step(head.spec, head.memory, paddle.to_tensor(X), LABELS, 0, [N])
+    step = HeadStep(head.spec, head.memory, paddle.to_tensor(X), LABELS, 0, [N])
     with paddle.no_grad():
         step.forward()
         step.backward(paddle.ones([]))

@@ -5,8 +5,8 @@ import pytest
 from plsc.errors import UserError
 from plsc.heads import self_check
 from plsc.heads.banks import device
-from plsc.heads.self_check import head_error, refuse_a_wrong_head
-from plsc.heads.step import Step
+from plsc.heads.self_check import check_head, head_error
+from plsc.heads.step import HeadStep
 
 
 @pytest.mark.parametrize("views", [True, False])
@@ -14,7 +14,7 @@ def test_a_right_head_differs_by_rounding(views, request):
     if not views:
         request.getfixturevalue("without_views")
     assert head_error() < 1e-5
-    refuse_a_wrong_head()
+    check_head()
 
 
 def writes_are_lost(monkeypatch):
@@ -22,18 +22,18 @@ def writes_are_lost(monkeypatch):
 
 
 def gradients_are_too_long(monkeypatch):
-    right = Step._embedding_gradient
-    monkeypatch.setattr(Step, "_embedding_gradient", lambda *args: right(*args) * 1.001)
+    right = HeadStep._embedding_gradient
+    monkeypatch.setattr(HeadStep, "_embedding_gradient", lambda *args: right(*args) * 1.001)
 
 
 def losses_are_no_number(monkeypatch):
-    right = Step._join_ranks
+    right = HeadStep._join_ranks
 
     def wrong(*args):
         loss_N, *others = right(*args)
         return loss_N * float("nan"), *others
 
-    monkeypatch.setattr(Step, "_join_ranks", wrong)
+    monkeypatch.setattr(HeadStep, "_join_ranks", wrong)
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,10 @@ def test_a_wrong_head_is_refused_in_one_line(break_it, difference, monkeypatch):
     break_it(monkeypatch)
     said = f"wrongly: numbers of a tiny case differ from float64's by {difference} of the largest"
     with pytest.raises(UserError, match=f"^rank 0 computes the head {said}[^\n]*$"):
-        refuse_a_wrong_head()
+        check_head()
 
 
 def test_the_worst_rank_counts(monkeypatch):
     monkeypatch.setattr(self_check.distributed, "gather_objects", lambda own: [own, 2.0, own])
     with pytest.raises(UserError, match="rank 1 computes .* float64's by 2 of the largest"):
-        refuse_a_wrong_head()
+        check_head()

@@ -117,8 +117,8 @@ def act(what: str) -> None:
 def _wait_to_be_asked() -> None:
     """Until the signal has come back to this rank, so that it stops in this step; or for ever, where it is a
     kill."""
-    guard, end = signal.getsignal(signal.SIGTERM).__self__, time.monotonic() + 60
-    while not guard.signal and time.monotonic() < end:
+    watchdog, end = signal.getsignal(signal.SIGTERM).__self__, time.monotonic() + 60
+    while not watchdog.signal and time.monotonic() < end:
         time.sleep(0.02)
 
 

@@ -10,7 +10,7 @@ from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
 from plsc.entry import Entry
 from plsc.training.ema import Ema
-from plsc.training.resume import load_network
+from plsc.training.load_weights import load_network
 from plsc.utils.logging import setup_logging
 from tests.helpers.bounds import EPS, assert_within
 from tests.helpers.tiny_runs import TINY, arrays, checkpoint, make_trainer, part_of, rows, train

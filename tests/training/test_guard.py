@@ -8,8 +8,8 @@ import pytest
 
 from plsc.distributed.lock import hold
 from plsc.errors import UserError
-from plsc.training import guard
-from plsc.training.guard import Guard
+from plsc.training import watchdog
+from plsc.training.watchdog import Watchdog
 from tests.helpers.launch import ROOT, run_python
 
 
@@ -17,13 +17,13 @@ from tests.helpers.launch import ROOT, run_python
 def launched(monkeypatch):
     """As if a launcher had started this process as rank 1; it must not die with the test's parent."""
     monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
-    monkeypatch.setattr(guard, "die_with_parent", lambda: None)
+    monkeypatch.setattr(watchdog, "die_with_parent", lambda: None)
 
 
-@pytest.mark.parametrize("number", guard.STOPPING)
+@pytest.mark.parametrize("number", watchdog.STOPPING)
 def test_a_signal_is_noted_and_the_handlers_come_back(tmp_path, number):
     before = signal.getsignal(number)
-    with Guard(tmp_path) as found:
+    with Watchdog(tmp_path) as found:
         found.listen()
         assert found.signal == 0
         os.kill(os.getpid(), number)
@@ -33,17 +33,17 @@ def test_a_signal_is_noted_and_the_handlers_come_back(tmp_path, number):
 
 
 def test_ctrl_c_twice_ends_at_once(tmp_path):
-    with pytest.raises(KeyboardInterrupt), Guard(tmp_path) as found:
+    with pytest.raises(KeyboardInterrupt), Watchdog(tmp_path) as found:
         found.listen()
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_signal_that_was_ignored_stays_ignored(tmp_path):
-    for number in guard.STOPPING:
+    for number in watchdog.STOPPING:
         before = signal.signal(number, signal.SIG_IGN)
         try:
-            with Guard(tmp_path) as found:
+            with Watchdog(tmp_path) as found:
                 found.listen()
                 os.kill(os.getpid(), number)
                 assert not found.signal
@@ -53,27 +53,27 @@ def test_a_signal_that_was_ignored_stays_ignored(tmp_path):
 
 
 def test_rank_0_locks_the_folder_unless_the_supervisor_does(tmp_path, monkeypatch):
-    with Guard(tmp_path), pytest.raises(UserError, match=f"is in use by pid {os.getpid()} on host "):
+    with Watchdog(tmp_path), pytest.raises(UserError, match=f"is in use by pid {os.getpid()} on host "):
         hold(tmp_path)
     with hold(tmp_path):
-        with pytest.raises(UserError, match="is in use"), Guard(tmp_path):
+        with pytest.raises(UserError, match="is in use"), Watchdog(tmp_path):
             pass
         monkeypatch.setenv("PADDLE_TRAINER_ID", "0")
-        monkeypatch.setattr(guard, "die_with_parent", lambda: None)
-        monkeypatch.setenv(guard.SUPERVISOR, str(os.getpid()))
-        with Guard(tmp_path):
+        monkeypatch.setattr(watchdog, "die_with_parent", lambda: None)
+        monkeypatch.setenv(watchdog.SUPERVISOR, str(os.getpid()))
+        with Watchdog(tmp_path):
             pass
 
 
 def test_other_ranks_do_not_lock(tmp_path, launched):
-    with hold(tmp_path), Guard(tmp_path):
+    with hold(tmp_path), Watchdog(tmp_path):
         pass
 
 
 @pytest.fixture
 def supervised(tmp_path, launched, monkeypatch):
     """What a rank under plsc train --ranks says in its last words."""
-    monkeypatch.setenv(guard.SUPERVISOR, str(os.getpid()))
+    monkeypatch.setenv(watchdog.SUPERVISOR, str(os.getpid()))
     return tmp_path / "log/rank1.txt"
 
 
@@ -88,13 +88,13 @@ GLOO = "\n---\nC++ Traceback\n0 a::b\n---\nError Message Summary:\n---\nExternal
         (UserError("one\ntwo"), 2, "rank 1, step 8: one\ntwo"),
         (
             RuntimeError(GLOO),
-            guard.LOST,
+            watchdog.LOST,
             "rank 1 failed in step 8: RuntimeError: External: gloo/x.cc] no peer",
         ),
     ],
 )
 def test_a_supervised_rank_leaves_its_error_and_says_nothing(tmp_path, supervised, capfd, error, code, line):
-    with pytest.raises(SystemExit) as ended, Guard(tmp_path) as found:
+    with pytest.raises(SystemExit) as ended, Watchdog(tmp_path) as found:
         found.listen()
         found.step_started(7)
         raise error
@@ -104,26 +104,26 @@ def test_a_supervised_rank_leaves_its_error_and_says_nothing(tmp_path, supervise
 
 
 def test_a_full_disk_hides_no_error(tmp_path, supervised):
-    with pytest.raises(ValueError), Guard(tmp_path):
+    with pytest.raises(ValueError), Watchdog(tmp_path):
         raise ValueError  # there is no folder to write to
 
 
 def test_without_a_supervisor_the_loss_of_another_rank_is_one_line(tmp_path, launched, capfd):
-    with pytest.raises(SystemExit) as ended, Guard(tmp_path) as found:
+    with pytest.raises(SystemExit) as ended, Watchdog(tmp_path) as found:
         found.listen()
         raise RuntimeError(GLOO)
-    assert ended.value.code == guard.LOST
+    assert ended.value.code == watchdog.LOST
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(
         "ERROR rank 1 failed before its first step was done: RuntimeError: External: gloo/x.cc]"
     )
     assert line.endswith(f"; the traceback is in {tmp_path}/log/rank1.txt")
-    with pytest.raises(ValueError), Guard(tmp_path):  # any other error is Python's to show
+    with pytest.raises(ValueError), Watchdog(tmp_path):  # any other error is Python's to show
         raise ValueError
 
 
 def test_a_rank_shows_its_step_until_its_end(tmp_path, supervised):
-    with Guard(tmp_path) as found:
+    with Watchdog(tmp_path) as found:
         found.listen()
         for step in (9, 10):
             found.step_started(step)
@@ -136,16 +136,16 @@ def test_a_step_that_takes_too_long_ends_the_process_in_one_line(tmp_path, under
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from plsc.training.guard import Guard\n"
+        "from plsc.training.watchdog import Guard\n"
         "with Guard(Path(sys.argv[1]), hang_seconds=1) as found:\n"
         "    found.listen()\n"  # there is more time for what is no step
         "    time.sleep(2)\n    for step in range(5):\n        found.step_started(step)\n        "
         "time.sleep(0.4)\n    time.sleep(60)\n"
     )
-    env = {"PADDLE_TRAINER_ID": "1", **({guard.SUPERVISOR: "1"} if under == "plsc train" else {})}
+    env = {"PADDLE_TRAINER_ID": "1", **({watchdog.SUPERVISOR: "1"} if under == "plsc train" else {})}
     done = run_python("-c", program, tmp_path, cwd=ROOT, timeout=30, check=False, **env)
     words = (tmp_path / "log/rank1.txt").read_text()
     line = "rank 1 took too long in step 5 (Global.hang_seconds)"
-    assert done.returncode == guard.LOST and words.startswith(f"{line}\n") and "line 10" in words
+    assert done.returncode == watchdog.LOST and words.startswith(f"{line}\n") and "line 10" in words
     said = "" if under == "plsc train" else f"ERROR {line}; where it waits is in {tmp_path}/log/rank1.txt\n"
     assert done.stderr == said

@@ -9,7 +9,7 @@ import pytest
 from plsc.entry import Entry
 from plsc.errors import MissingFileError
 from plsc.training import init_from
-from plsc.training.init_from import find_weights, start_from
+from plsc.training.init_from import find_weights, initialise_from
 from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import NO_PAIRS, TINY, arrays, checkpoint, make_trainer, train
 
@@ -36,7 +36,7 @@ def started(folder, path, *overrides, data=None):
         folder, data or people(NEW), NO_PAIRS, f"Global.init_from={path}", "Global.seed=5", *overrides
     )
     initial = {name: np.array(array[:]) for name, array in trainer.head.bank.state().items()}
-    said = start_from(find_weights(path), trainer.backbone, trainer.head, trainer.dataset)
+    said = initialise_from(find_weights(path), trainer.backbone, trainer.head, trainer.dataset)
     return trainer, initial, said
 
 

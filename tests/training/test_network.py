@@ -16,7 +16,7 @@ from plsc.errors import UserError
 from plsc.native import onednn
 from plsc.training.amp import LossScale, check_amp
 from plsc.training.freeze import statistics_of
-from plsc.training.network import Network, layers_to_recompute
+from plsc.training.parallel_backbone import ParallelBackbone, layers_to_recompute
 from plsc.utils.preprocessing import Preprocessing
 from tests.backbones.test_transformer_layers import no_bfloat16
 from tests.helpers.bounds import EPS, assert_within, rounded
@@ -69,8 +69,8 @@ class SmallPatches(SmallFaceViT):
     side = 4
 
 
-def make(net, batch_size=12, recomputed=(), **more) -> Network:
-    return Network(
+def make(net, batch_size=12, recomputed=(), **more) -> ParallelBackbone:
+    return ParallelBackbone(
         net,
         PREPROCESSING,
         8,

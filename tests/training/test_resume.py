@@ -16,7 +16,7 @@ from plsc.heads.optimizer import AdamW
 from plsc.heads.sampling import ClassShard
 from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.spec import HeadSpec
-from plsc.training.resume import build_backbone, load_rows
+from plsc.training.load_weights import build_backbone, load_rows
 from plsc.utils.sharding import split
 from tests.helpers.checkpoints import OnDemand, content, reseal, save_ranks
 from tests.helpers.refusals import refusal
@@ -68,7 +68,7 @@ def saved(tmp_path_factory):
 
 
 def test_backbone_and_head_are_those_of_the_checkpoint(saved, monkeypatch):
-    monkeypatch.setattr("plsc.training.resume.ROWS_AT_ONCE", 5)  # 23 classes in five pieces
+    monkeypatch.setattr("plsc.training.load_weights.ROWS_AT_ONCE", 5)  # 23 classes in five pieces
     assert_takes_over(make_trainer(saved.parent / "other", "Global.seed=4"), saved)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from plsc.training import network as network_module
+from plsc.training import parallel_backbone as network_module
 from tests.helpers.poison import everything
 from tests.helpers.tiny_runs import make_trainer
 

@@ -14,9 +14,9 @@ from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError
 from plsc.training.build import build_trainer
+from plsc.training.dry_run import plan_lines
 from plsc.training.evaluator import Evaluator
 from plsc.training.metrics import read_metrics
-from plsc.training.plan import plan_lines
 from tests.heads import reference
 from tests.helpers.bounds import assert_within, perturbed
 from tests.helpers.refusals import refusal

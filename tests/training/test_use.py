@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import plsc
-from plsc.training.use import _command
+from plsc.training.inference import _command
 
 MAIN = str(Path(plsc.__file__).with_name("__main__.py"))
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from plsc.utils.logging import get_logger, say, setup_logging, warn_on_rank_0
+from plsc.utils.logging import get_logger, print_lines, setup_logging, warn_on_rank_0
 
 
 def test_a_line_has_time_and_level_and_comes_once(capsys):
     get_logger().info("hello")
-    say("a table")
+    print_lines("a table")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO hello\na table\n", capsys.readouterr().out)
     assert get_logger() is logging.getLogger("plsc") and not get_logger().propagate
 

@@ -24,10 +24,10 @@ from plsc.data.build import build_dataset
 from plsc.data.dataset import Dataset, PairSet, shared_identities
 from plsc.data.image_list import ImageFiles
 from plsc.data.pairs import PairList, is_lfw
-from plsc.errors import UserError, shown, writing
+from plsc.errors import UserError, escape, writing
 from plsc.evaluation.sets import EvalSet, eval_set
 from plsc.utils.atomic_write import replace_file
-from plsc.utils.text import counted
+from plsc.utils.text import plural
 
 _SHOWN = 20  # examples of a finding
 
@@ -42,7 +42,7 @@ class Findings:
         """Print a finding about a set, with some images or identities as examples."""
         self.counts[level] += 1
         examples = [*examples]
-        lines = [f"{level.upper()} {shown(about)}: {text}", *map(shown, examples[:_SHOWN])]
+        lines = [f"{level.upper()} {escape(about)}: {text}", *map(escape, examples[:_SHOWN])]
         if len(examples) > _SHOWN:
             lines.append(f"... and {len(examples) - _SHOWN:,} more")
         print("\n    ".join(lines))
@@ -138,7 +138,7 @@ def write_list(path: str, examined: Examined, labels: np.ndarray) -> None:
     if not isinstance(data, ImageFiles):
         raise UserError(
             "--list: lists images in files of their own; "
-            f"plsc convert {shown(examined.name)} FOLDER makes such"
+            f"plsc convert {escape(examined.name)} FOLDER makes such"
         )
     labels = labels.copy()
     labels[[*examined.seen.faults]] = -1
@@ -152,7 +152,7 @@ def write_list(path: str, examined: Examined, labels: np.ndarray) -> None:
     ]
     with writing(path):
         replace_file(path, "".join(lines).encode("utf-8", "surrogateescape"))
-    print(f"{shown(path)}: {len(kept):,} of {len(labels):,} images; train on it by name: ImageList")
+    print(f"{escape(path)}: {len(kept):,} of {len(labels):,} images; train on it by name: ImageList")
 
 
 def _open(path: str) -> Dataset | PairSet:
@@ -189,9 +189,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.validation and not args.train:
         raise UserError("--validation: the sets are the config's; name another in DataLoader.Eval.more")
     if args.train in args.validation:
-        raise UserError(f"--validation: {shown(args.train)} is the set that is trained on; name another")
+        raise UserError(f"--validation: {escape(args.train)} is the set that is trained on; name another")
     if args.list and os.path.lexists(args.list):
-        raise UserError(f"{shown(args.list)}: exists already; name a new list")
+        raise UserError(f"{escape(args.list)}: exists already; name a new list")
     findings = Findings()
     if args.train:
         sets = {path: partial(_open, path) for path in (args.train, *args.validation)}
@@ -209,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         labels, found = find_wrong_labels(cfg, train.images.data)
         for text, examples in found.items():
             findings.note("warning", train.name, text, examples)
-    print(f"{counted(findings.counts['error'], 'error')}, {counted(findings.counts['warning'], 'warning')}")
+    print(f"{plural(findings.counts['error'], 'error')}, {plural(findings.counts['warning'], 'warning')}")
     if args.list and labels is not None:
         write_list(args.list, train, labels)
     return 2 if findings.counts["error"] else 1 if findings.counts["warning"] else 0

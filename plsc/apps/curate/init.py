@@ -1,6 +1,6 @@
 """Write a config for a folder of pictures: `plsc init faces/`.
 
-`look` sees how many pictures and classes there are, and decodes a sample. `recommend` chooses by that:
+`inspect_data` counts pictures and classes, and decodes a sample. `recommend` chooses by the result:
 
     fewer than 20,000 pictures             a small network, 40 epochs or 300 steps
     fewer than 500,000; more               IResNet18; IResNet50, for pictures of 112 x 112, 20 epochs
@@ -25,9 +25,9 @@ from plsc.data.autodetect import open_images
 from plsc.data.folder import ImageFolder
 from plsc.data.hold_out import FEWEST, LEAST, class_keys, held_out
 from plsc.data.images import EncodedImages, decode_pixels
-from plsc.errors import UserError, shown, writing
+from plsc.errors import UserError, escape, writing
 from plsc.utils.atomic_write import replace_file
-from plsc.utils.text import counted
+from plsc.utils.text import plural
 from plsc.utils.yaml_lines import dump_lines
 
 _SAMPLE = 200  # pictures that are decoded
@@ -41,7 +41,7 @@ _EVALUATIONS = 20  # of a run: of a few pictures an epoch takes less time than a
 _RANKS = 2  # of the commands that are suggested
 
 
-class Seen(NamedTuple):
+class DataSummary(NamedTuple):
     """What a config follows from.
 
     Attributes:
@@ -60,11 +60,11 @@ class Seen(NamedTuple):
     trained: int
 
 
-def look(images: EncodedImages, name: str) -> Seen:
+def inspect_data(images: EncodedImages, name: str) -> DataSummary:
     """Look at a set of pictures. UserError where it is none to train on."""
     if images.num_classes < LEAST:
         raise UserError(
-            f"{shown(name)}: has 1 class, training needs {LEAST}; make a folder for each identity"
+            f"{escape(name)}: has 1 class, training needs {LEAST}; make a folder for each identity"
         )
     sizes = []
     grey = True
@@ -77,7 +77,7 @@ def look(images: EncodedImages, name: str) -> Seen:
         small = cv2.resize(picture, (16, 16), interpolation=cv2.INTER_AREA).astype(int)
         grey = grey and np.ptp(small, axis=2).max() <= 8
     if not sizes:
-        raise UserError(f"{shown(name)}: none of its {len(images):,} pictures can be read")
+        raise UserError(f"{escape(name)}: none of its {len(images):,} pictures can be read")
     height, width = np.median(sizes, axis=0).astype(int).tolist()
     names = class_keys(images)
     hold_out = _share_to_hold_out(names)
@@ -85,7 +85,7 @@ def look(images: EncodedImages, name: str) -> Seen:
     if len(np.unique(images.labels[held])) == held.sum():  # a picture of each, which makes no pair
         hold_out, held = None, np.zeros(len(images), bool)
     trained = len(images) - int(held.sum())
-    return Seen(len(images), images.num_classes, height, width, grey, hold_out, trained)
+    return DataSummary(len(images), images.num_classes, height, width, grey, hold_out, trained)
 
 
 def _share_to_hold_out(names: Sequence[str]) -> float | None:
@@ -96,7 +96,7 @@ def _share_to_hold_out(names: Sequence[str]) -> float | None:
     return share if LEAST <= held_out(names, share).sum() <= len(names) - LEAST else None
 
 
-def recommend(seen: Seen, kind: str, path: str, output: str) -> dict:
+def recommend(seen: DataSummary, kind: str, path: str, output: str) -> dict:
     """Choose a config. kind: the class that reads the pictures at `path`."""
     few = seen.pictures < _FEW_PICTURES
     size = _size(seen, few)
@@ -125,7 +125,7 @@ def recommend(seen: Seen, kind: str, path: str, output: str) -> dict:
     }
 
 
-def _size(seen: Seen, few: bool) -> list[int]:
+def _size(seen: DataSummary, few: bool) -> list[int]:
     """Choose height and width: the pictures' own shape, to whole multiples of 8, of about as many pixels as
     the square has."""
     side = 32 if min(seen.height, seen.width) <= 40 else 48 if seen.grey and few else 64 if few else 112
@@ -135,7 +135,7 @@ def _size(seen: Seen, few: bool) -> list[int]:
     return [max(16, 8 * round(side * factor / 8)) for factor in (ratio, 1 / ratio)]
 
 
-def _network(seen: Seen, few: bool, size: list[int]) -> dict:
+def _network(seen: DataSummary, few: bool, size: list[int]) -> dict:
     if not few:
         name = "IResNet18" if seen.pictures < _MANY_PICTURES else "IResNet50"
         return {"name": name, "embedding_size": 512}
@@ -157,24 +157,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     target = Path(args.output or f"{Path(path).resolve().stem}.yaml")
     if target.exists():
         raise UserError(
-            f"{shown(target)}: exists already, and nothing is overwritten; name another file with --output"
+            f"{escape(target)}: exists already, and nothing is overwritten; name another file with --output"
         )
     output = f"output/{target.stem}"
     if Path(path).resolve() in Path(output).resolve().parents:
-        raise UserError(f"{shown(path)}: a run would write {output} among its folders; start in another one")
+        raise UserError(f"{escape(path)}: a run would write {output} among its folders; start in another one")
     images = open_images(path)
-    seen = look(images, path)
+    seen = inspect_data(images, path)
     values = recommend(seen, type(images).__name__, path, output)
     load(values).check_data()
-    classes = counted(seen.classes, "class", "classes")
-    about = f"{counted(seen.pictures, 'picture')} of {classes}, {seen.height} x {seen.width}"
+    classes = plural(seen.classes, "class", "classes")
+    about = f"{plural(seen.pictures, 'picture')} of {classes}, {seen.height} x {seen.width}"
     with writing(target):
-        text = f"# Written by plsc init for {shown(path)}: {about}.\n{dump_lines(values)}"
+        text = f"# Written by plsc init for {escape(path)}: {about}.\n{dump_lines(values)}"
         replace_file(target, text.encode())
-    pictures, config, run = (quote(shown(word)) for word in (path, target, output))
+    pictures, config, run = (quote(escape(word)) for word in (path, target, output))
     if seen.hold_out is None:
         print("there are too few classes, or pictures of each, to hold some out: nothing is verified")
-    print(f"{shown(target)}: for {about}; next:")
+    print(f"{escape(target)}: for {about}; next:")
     print(f"  plsc doctor -c {config}")
     print(f"  plsc train -c {config} --ranks {_RANKS}")
     if isinstance(images, ImageFolder):

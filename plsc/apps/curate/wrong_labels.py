@@ -14,7 +14,7 @@ from plsc.data.batch import make_sample
 from plsc.data.dataset import EVALUATION, Dataset
 from plsc.errors import CorruptImageError
 from plsc.evaluation.search import finite_unit_rows, search
-from plsc.training.start import open_checkpoint, start
+from plsc.training.run_folder import open_checkpoint, start
 
 LIMIT = 3.0  # deviations beyond the median from which on a label is taken for wrong
 _LEAD = 0.25  # deviations by which the nearest class must lead the next one to be taken for the label
@@ -102,7 +102,7 @@ def _embed(cfg: Config, data: Dataset) -> np.ndarray:
     """Embed all samples by a checkpoint's network, float32 [N, D]; zeros where one is corrupt."""
     start(cfg.Global)
     from plsc.training.embed import embed
-    from plsc.training.resume import load_network
+    from plsc.training.load_weights import load_network
 
     backbone = load_network(open_checkpoint(cfg.Global), cfg)
     corrupt = []

@@ -29,8 +29,8 @@ from plsc.apps.export.onnx_graph import NEED_ONNX, doubtful_layers, save_onnx, w
 from plsc.apps.export.other_programs import refuse_other_pictures, save_insightface, save_paddlex
 from plsc.config import Config
 from plsc.errors import UserError
-from plsc.training.resume import load_network
-from plsc.training.start import open_checkpoint
+from plsc.training.load_weights import load_network
+from plsc.training.run_folder import open_checkpoint
 from plsc.utils.atomic_write import atomic_write, remove
 from plsc.utils.files import read_json
 from plsc.utils.logging import get_logger

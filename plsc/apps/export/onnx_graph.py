@@ -17,7 +17,7 @@ from pathlib import Path
 import paddle
 from paddle import nn
 
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, escape
 
 MODEL = "model.onnx"
 OPSET = 17  # version of the ONNX operators, which ONNX Runtime has read since 1.12
@@ -93,7 +93,7 @@ def _run_converter(program: Path, parameters: Path, target: Path) -> None:
         text = re.sub("\x1b\\[[0-9;]*m", "", child.stdout + child.stderr)  # without colours
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         words = [line for line in lines if "error" in line.lower()] or lines
-        last = f": {shown(words[-1])}" if words else ""
+        last = f": {escape(words[-1])}" if words else ""
         raise UserError(f"paddle2onnx ended with exit code {child.returncode}{last}")
 
 

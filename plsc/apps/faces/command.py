@@ -26,11 +26,11 @@ from plsc.apps.faces.photos import (
     second_share,
 )
 from plsc.data.folder import ALIGNMENT, check_folder, entries
-from plsc.errors import UserError, shown, writing
+from plsc.errors import UserError, escape, writing
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
-from plsc.utils.text import counted
+from plsc.utils.text import plural
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,10 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     source, target = args.photos, args.aligned.rstrip("/")
     check_folder(source)
     if os.path.lexists(target):
-        raise UserError(f"{shown(target)}: is there already; remove it, or name another target")
+        raise UserError(f"{escape(target)}: is there already; remove it, or name another target")
     names = [*_files(source)]
     if not names:
-        raise UserError(f"{shown(source)}: has no files; give the folder of the photos")
+        raise UserError(f"{escape(source)}: has no files; give the folder of the photos")
     detector = Detector()
 
     def align(name: str) -> tuple[str, str, str, int, str]:
@@ -74,16 +74,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                 bar.update()
         with open(beside / ALIGNMENT, "x", newline="") as file:
             header = "photo", "aligned", "left_out", "faces", "second"
-            csv.writer(file).writerows([header, *([shown(field) for field in row] for row in rows)])
+            csv.writer(file).writerows([header, *([escape(field) for field in row] for row in rows)])
     for _, _, reason, _, _ in rows:
         if reason:
             get_logger().warning(f"left out {reason}")
     written = sum(bool(output) for _, output, *_ in rows)
     several = sum(bool(output) and faces > 1 for _, output, _, faces, _ in rows)
-    count = f"{counted(written, 'face')} written, {len(rows) - written:,} left out"
+    count = f"{plural(written, 'face')} written, {len(rows) - written:,} left out"
     if several:
         count += f", {several:,} of photos with several faces"
-    print(f"{counted(len(rows), 'photo')}: {count}; {shown(os.path.join(target, ALIGNMENT))} has all")
+    print(f"{plural(len(rows), 'photo')}: {count}; {escape(os.path.join(target, ALIGNMENT))} has all")
     return 0 if written else 2
 
 

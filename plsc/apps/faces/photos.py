@@ -12,7 +12,7 @@ from plsc.apps.faces.alignment import SIZE, align
 from plsc.apps.faces.detector import Detector, Face
 from plsc.data import MOST_PIXELS
 from plsc.data.images import decode_pixels, read_file
-from plsc.errors import CorruptImageError, UserError, shown
+from plsc.errors import CorruptImageError, UserError, escape
 
 Picture = Any
 """A path, the bytes of a file, an array uint8 [H, W, 3] in OpenCV's order BGR, or an image of Pillow."""
@@ -28,7 +28,7 @@ def is_picture(value: Any) -> bool:
 
 def picture_name(picture: Picture) -> str:
     """Return what messages call a picture: its path, or its attribute `name` or `filename`. It may need
-    `shown`."""
+    `escape`."""
     if isinstance(picture, (str, os.PathLike)):
         return os.fspath(picture)
     return getattr(picture, "name", "") or getattr(picture, "filename", "") or "the picture"
@@ -55,7 +55,7 @@ def read_photo(photo: Picture) -> np.ndarray:
             "of Pillow"
         )
     if data[4:12].tobytes() in _HEIC:
-        raise CorruptImageError(f"{shown(name)}: is HEIC, which cannot be read; save it as JPEG")
+        raise CorruptImageError(f"{escape(name)}: is HEIC, which cannot be read; save it as JPEG")
     return decode_pixels(data, False, lambda: name)
 
 
@@ -65,11 +65,11 @@ def _bgr(pixels: np.ndarray, name: str) -> np.ndarray:
     kind = pixels.ndim, pixels.shape[2] if pixels.ndim == 3 else 1
     if pixels.dtype != np.uint8 or kind not in kinds or not pixels.size:
         raise UserError(
-            f"{shown(name)}: is {pixels.dtype} {[*pixels.shape]}; an array must be uint8 [H, W, 3], in the "
+            f"{escape(name)}: is {pixels.dtype} {[*pixels.shape]}; an array must be uint8 [H, W, 3], in the "
             "order BGR"
         )
     if pixels.shape[0] * pixels.shape[1] > MOST_PIXELS:
-        raise CorruptImageError(f"{shown(name)}: has more than {MOST_PIXELS:,} pixels")
+        raise CorruptImageError(f"{escape(name)}: has more than {MOST_PIXELS:,} pixels")
     pixels = np.ascontiguousarray(pixels)
     return pixels if kinds[kind] is None else cv2.cvtColor(pixels, kinds[kind])
 
@@ -94,7 +94,7 @@ def find_faces(detector: Detector, photo: Picture, pixels: np.ndarray) -> list[F
     """Find the faces in a photo's pixels, the largest first. UserError: there is none."""
     faces = detector.find(pixels)
     if not faces:
-        raise UserError(f"{shown(picture_name(photo))}: no face found")
+        raise UserError(f"{escape(picture_name(photo))}: no face found")
     return faces
 
 
@@ -112,8 +112,8 @@ def refuse_group(photo: Picture, faces: Sequence[Face]) -> None:
     """Refuse by UserError a photo whose second face is nearly as large as the largest."""
     if second_share(faces) > _GROUP:
         raise UserError(
-            f"{shown(picture_name(photo))}: {several_faces(faces)}; cut one person out of the photo, or take "
-            "the largest face by --groups"
+            f"{escape(picture_name(photo))}: {several_faces(faces)}; cut one person out of the photo, or "
+            "take the largest face by --groups"
         )
 
 

@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 from typing import NamedTuple
 
-from plsc.errors import UserError, shown, writing
+from plsc.errors import UserError, escape, writing
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.bar import Bar
 from plsc.utils.files import read_regular
@@ -69,13 +69,13 @@ def path_of(published: Published) -> Path:
         _fetch(published, path)
     if sha256_of(path) != published.sha256:
         raise UserError(
-            f"{shown(path)}: is not {published.title} (another SHA-256); remove it, and it is fetched again"
+            f"{escape(path)}: is not {published.title} (another SHA-256); remove it, and it is fetched again"
         )
     return path
 
 
 def _fetch(published: Published, path: Path) -> None:
-    by_hand = f"get {published.address} on another machine or later, and put it into {shown(path.parent)}"
+    by_hand = f"get {published.address} on another machine or later, and put it into {escape(path.parent)}"
     with writing(path.parent, remedy="name another folder in PLSC_CACHE"), atomic_write(path) as beside:
         try:
             with (
@@ -87,8 +87,8 @@ def _fetch(published: Published, path: Path) -> None:
                     file.write(block)
                     bar.update(len(block))
         except (OSError, ValueError) as error:
-            reason = shown(getattr(error, "reason", None) or error)
+            reason = escape(getattr(error, "reason", None) or error)
             raise UserError(f"{published.file}: cannot be fetched ({reason}); {by_hand}") from None
         if sha256_of(beside) != published.sha256:
             raise UserError(f"{published.file}: what came is cut off or another file; {by_hand}")
-    get_logger().info(f"{published.title}: {published.licence}, {published.address}, now in {shown(path)}")
+    get_logger().info(f"{published.title}: {published.licence}, {published.address}, now in {escape(path)}")

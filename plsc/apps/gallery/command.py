@@ -16,12 +16,12 @@ import sys
 from collections.abc import Callable, Sequence
 
 from plsc.apps.faces.command import add_groups
-from plsc.apps.gallery.embed import Network, open_network
+from plsc.apps.gallery.embed import EmbeddingNetwork, open_network
 from plsc.apps.gallery.gallery import Gallery, verify
 from plsc.apps.gallery.threshold import RATE
 from plsc.config import add_overrides
-from plsc.errors import UserError, shown
-from plsc.utils.text import counted
+from plsc.errors import UserError, escape
+from plsc.utils.text import plural
 
 
 def add_network(parser: argparse.ArgumentParser, default: str) -> None:
@@ -34,7 +34,7 @@ def add_network(parser: argparse.ArgumentParser, default: str) -> None:
     add_overrides(parser, "with -c: a key that wins over the run's")
 
 
-def network_of(args: argparse.Namespace) -> Network | None:
+def network_of(args: argparse.Namespace) -> EmbeddingNetwork | None:
     """Open the network that the arguments name; None: they name none."""
     if args.override and not args.config:
         raise UserError("-o, --device: change the run that -c names; give -c too")
@@ -106,21 +106,21 @@ def _built(args: argparse.Namespace, gallery: Gallery) -> Printed:
 def _list(args: argparse.Namespace, gallery: Gallery) -> Printed:
     if args.name:
         return "\n".join(f"{args.name}/{picture}" for picture in gallery.pictures_of(args.name)), 0
-    people = (f"{name}: {counted(pictures, 'picture')}" for name, pictures in gallery.people.items())
+    people = (f"{name}: {plural(pictures, 'picture')}" for name, pictures in gallery.people.items())
     return "\n".join([_described(args, gallery), *people]), _code(gallery)
 
 
 def _described(args: argparse.Namespace, gallery: Gallery) -> str:
-    size = f"{_people(gallery)}, {counted(gallery.pictures, 'picture')}"
-    return f"{shown(args.gallery)}: {size}\n{gallery.threshold.describe()}"
+    size = f"{_people(gallery)}, {plural(gallery.pictures, 'picture')}"
+    return f"{escape(args.gallery)}: {size}\n{gallery.threshold.describe()}"
 
 
 def _people(gallery: Gallery) -> str:
-    return counted(len(gallery), "person", "people")
+    return plural(len(gallery), "person", "people")
 
 
 def _left_out(lines: Sequence[str]) -> str:
-    return f"\nleft out: {counted(len(lines), 'picture')}, named above" if lines else ""
+    return f"\nleft out: {plural(len(lines), 'picture')}, named above" if lines else ""
 
 
 def _code(gallery: Gallery) -> int:
@@ -130,22 +130,22 @@ def _code(gallery: Gallery) -> int:
 def _add(args: argparse.Namespace, gallery: Gallery) -> Printed:
     if os.path.isfile(args.name):
         raise UserError(
-            f"{shown(args.name)}: is a file, not a person's name; "
-            f"plsc gallery add {shown(args.gallery)} NAME {shown(args.name)} ..."
+            f"{escape(args.name)}: is a file, not a person's name; "
+            f"plsc gallery add {escape(args.gallery)} NAME {escape(args.name)} ..."
         )
     left_out = gallery.add(args.name, args.pictures, args.groups)
-    added = counted(len(args.pictures) - len(left_out), "picture")
-    text = f"{shown(args.name)}: {added} added; {_people(gallery)}\n{gallery.threshold.describe()}"
+    added = plural(len(args.pictures) - len(left_out), "picture")
+    text = f"{escape(args.name)}: {added} added; {_people(gallery)}\n{gallery.threshold.describe()}"
     return f"{text}{_left_out(left_out)}", _code(gallery)
 
 
 def _remove(args: argparse.Namespace, gallery: Gallery) -> Printed:
     gallery.remove(*args.names)
-    size = f"{_people(gallery)}, {counted(gallery.pictures, 'picture')}"
-    return f"{', '.join(map(shown, args.names))}: removed; {size}", 0
+    size = f"{_people(gallery)}, {plural(gallery.pictures, 'picture')}"
+    return f"{', '.join(map(escape, args.names))}: removed; {size}", 0
 
 
-def _verify(args: argparse.Namespace, network: Network | None) -> Printed:
+def _verify(args: argparse.Namespace, network: EmbeddingNetwork | None) -> Printed:
     verification = verify(args.a, args.b, network)
     return str(verification), int(not verification.same)
 
@@ -155,5 +155,5 @@ def _search(args: argparse.Namespace, gallery: Gallery) -> Printed:
     lines = []
     for picture, answer in zip(args.pictures, answers):
         several = f"; the largest of {len(answer.faces)} faces" if len(answer.faces) > 1 else ""
-        lines.append(f"{shown(picture)}: {answer}{several}")
+        lines.append(f"{escape(picture)}: {answer}{several}")
     return "\n".join(lines), int(not all(answer.name for answer in answers))

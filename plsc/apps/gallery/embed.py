@@ -27,7 +27,7 @@ from plsc.apps.faces.photos import Picture, cut_out, find_faces, picture_name, r
 from plsc.apps.faces.published import SFACE, path_of, sha256_of
 from plsc.apps.gallery.onnx_file import OnnxFile
 from plsc.data.images import to_sample
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, escape
 from plsc.evaluation.search import unit_rows
 from plsc.utils.bar import Bar
 from plsc.utils.preprocessing import Preprocessing
@@ -57,7 +57,7 @@ class Look(NamedTuple):
     """Of the samples, float32 [n, D] of length 1, when they have been embedded."""
 
 
-class Network(ABC):
+class EmbeddingNetwork(ABC):
     """Turns samples into embeddings of length 1.
 
     title: for people. identity: of its weights. origin: what `open_network` opens it by. preprocessing: of
@@ -102,7 +102,7 @@ class Network(ABC):
                 for picture, look, own in zip(pictures[start:], part, np.split(rows, ends)):
                     if look.samples and not (own.any(axis=1) & np.isfinite(own).all(axis=1)).all():
                         what = "zeros" if np.isfinite(own).all() else "numbers that are not finite"
-                        why = f"{shown(picture_name(picture))}: the network gives {what} for it"
+                        why = f"{escape(picture_name(picture))}: the network gives {what} for it"
                         looks.append(Look(faces=look.faces, left_out=why))
                     else:
                         looks.append(look._replace(samples=(), embeddings=own))
@@ -128,7 +128,7 @@ class Network(ABC):
         return frozenset()
 
 
-class _SFace(Network):
+class _SFace(EmbeddingNetwork):
     threshold = _SFACE_THRESHOLD
 
     def __init__(self, path: str, origin: str = "sface"):
@@ -145,12 +145,12 @@ class _SFace(Network):
             return network.feature(picture)[0].copy()
 
 
-class _Onnx(Network):
+class _Onnx(EmbeddingNetwork):
     def __init__(self, path: str):
         self._file = OnnxFile(path)
         card = self._file.card or {"preprocessing": {"aligned": True}, "threshold": None, "network": None}
         identity = card["network"] or sha256_of(path)
-        super().__init__(shown(path), identity, {"network": os.path.abspath(path)}, self._file.preprocessing)
+        super().__init__(escape(path), identity, {"network": os.path.abspath(path)}, self._file.preprocessing)
         self.finds_faces = card["preprocessing"].get("aligned", False)
         self.threshold = card["threshold"]
 
@@ -158,16 +158,16 @@ class _Onnx(Network):
         return self._file.embed(samples)
 
 
-class _OfRun(Network):
+class _OfRun(EmbeddingNetwork):
     def __init__(self, config: str, overrides: Sequence[str]):
         from plsc.config import load
         from plsc.distributed.environment import before_paddle
-        from plsc.training.start import open_checkpoint, start
+        from plsc.training.run_folder import open_checkpoint, start
 
         before_paddle()  # the config may name classes, whose modules import Paddle
         self._config = load(config, overrides)
         start(self._config.Global)
-        from plsc.training.resume import load_network
+        from plsc.training.load_weights import load_network
 
         self._saved = saved = open_checkpoint(self._config.Global)
         self._backbone = load_network(saved, self._config)
@@ -190,13 +190,13 @@ class _OfRun(Network):
 
 
 def open_network(
-    network: Network | str | None = None, config: str | None = None, overrides: Iterable[str] = ()
-) -> Network:
+    network: EmbeddingNetwork | str | None = None, config: str | None = None, overrides: Iterable[str] = ()
+) -> EmbeddingNetwork:
     """Open a network: "sface" (the default), the path of an ONNX file, or a run by its folder or config.
 
     One that is open already is returned.
     """
-    if isinstance(network, Network):
+    if isinstance(network, EmbeddingNetwork):
         return network
     if config is not None:
         return _OfRun(config, [*overrides])
@@ -204,7 +204,7 @@ def open_network(
         return _SFace(str(path_of(SFACE)))
     if not os.path.isfile(network):
         raise UserError(
-            f"--network {shown(network)}: is no file; give sface, the path of an ONNX file, or a run by -c"
+            f"--network {escape(network)}: is no file; give sface, the path of an ONNX file, or a run by -c"
         )
     if sha256_of(network) == SFACE.sha256:  # OpenCV prepares its pictures
         return _SFace(network, os.path.abspath(network))

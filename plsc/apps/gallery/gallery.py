@@ -15,14 +15,14 @@ import numpy as np
 
 from plsc.apps.faces.photos import Picture, is_picture, picture_name, several_faces
 from plsc.apps.gallery.answer import Answer, Face, Match, Verification
-from plsc.apps.gallery.embed import Look, Network, last_part, open_network
+from plsc.apps.gallery.embed import EmbeddingNetwork, Look, last_part, open_network
 from plsc.apps.gallery.milvus import MilvusStore
 from plsc.apps.gallery.store import SqliteStore
-from plsc.apps.gallery.threshold import RATE, Threshold, measure
+from plsc.apps.gallery.threshold import RATE, GalleryThreshold, measure
 from plsc.data.folder import read_folder
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, escape
 from plsc.utils.logging import get_logger
-from plsc.utils.text import counted
+from plsc.utils.text import plural
 
 _LONGEST_NAME = 200  # characters
 _EQUAL = 1 - 1e-5  # cosine of embeddings of equal pictures, but for rounding
@@ -47,7 +47,7 @@ class Gallery:
     Attributes: left_out: a line for each picture that `build` could not use, and why.
     """
 
-    def __init__(self, path: str | os.PathLike, network: Network | str | None = None):
+    def __init__(self, path: str | os.PathLike, network: EmbeddingNetwork | str | None = None):
         """Open a gallery, as `Gallery.open` does."""
         self.left_out: list[str] = []
         self._store = _engine(path).open(path)
@@ -58,11 +58,11 @@ class Gallery:
 
     def __repr__(self) -> str:
         with contextlib.suppress(UserError):  # of a file that is gone or damaged
-            return f"<Gallery {self._store.name}: {counted(len(self), 'person', 'people')}>"
+            return f"<Gallery {self._store.name}: {plural(len(self), 'person', 'people')}>"
         return f"<Gallery {self._store.name}>"
 
     @classmethod
-    def open(cls, path: str | os.PathLike, network: Network | str | None = None) -> Gallery:
+    def open(cls, path: str | os.PathLike, network: EmbeddingNetwork | str | None = None) -> Gallery:
         """Open a gallery.
 
         Args:
@@ -76,7 +76,7 @@ class Gallery:
         cls,
         path: str | os.PathLike,
         people: str | os.PathLike | Mapping[str, Picture | Sequence[Picture]],
-        network: Network | str | None = None,
+        network: EmbeddingNetwork | str | None = None,
         rate: float = RATE,
         groups: bool = False,
     ) -> Gallery:
@@ -107,14 +107,14 @@ class Gallery:
         network = open_network(network)
         stored, left_out = _embed_people(network, named, groups)
         if not stored:
-            raise UserError(f"{shown(path)}: not made, since no picture can be used")
+            raise UserError(f"{escape(path)}: not made, since no picture can be used")
         seen = network.trained_on()
 
         def fill(store: Any) -> None:
             for name, embedded in stored.items():
                 left_out.extend(_enrol(store, name, embedded, last_part(name) not in seen))
             store.set_facts(network=network.identity, title=network.title, origin=network.origin)
-            store.set_facts(threshold=asdict(Threshold(rate, prior=network.threshold)))
+            store.set_facts(threshold=asdict(GalleryThreshold(rate, prior=network.threshold)))
             _measure(store)
 
         engine.create(path, fill).close()
@@ -147,16 +147,16 @@ class Gallery:
         """Return the names of a person's pictures. UserError: nobody has this name."""
         names, _ = self._store.pictures(name_of(name))
         if not names:
-            raise UserError(f"{self._store.name}: has nobody called {shown(name)}")
+            raise UserError(f"{self._store.name}: has nobody called {escape(name)}")
         return names
 
     @property
-    def threshold(self) -> Threshold:
+    def threshold(self) -> GalleryThreshold:
         """The cosine above which the nearest person is accepted, and how it was found."""
-        return Threshold(**self._store.facts()["threshold"])
+        return GalleryThreshold(**self._store.facts()["threshold"])
 
     @property
-    def network(self) -> Network:
+    def network(self) -> EmbeddingNetwork:
         """The gallery's network, which is opened when it is asked for first."""
         if self._network is None:
             try:
@@ -167,12 +167,12 @@ class Gallery:
             self._network = network
         return self._network
 
-    def _check(self, network: Network, facts: Mapping[str, Any] | None = None) -> None:
+    def _check(self, network: EmbeddingNetwork, facts: Mapping[str, Any] | None = None) -> None:
         """Refuse a network that is not the gallery's by UserError. facts: of the store, if they are read."""
         facts = facts or self._store.facts()
         if network.identity != facts["network"]:
             raise UserError(
-                f"{self._store.name}: its embeddings are of {shown(facts['title'])}, and {network.title} is "
+                f"{self._store.name}: its embeddings are of {escape(facts['title'])}, and {network.title} is "
                 "another network; name the one that made them by -c or --network, or build it again"
             )
 
@@ -186,7 +186,7 @@ class Gallery:
         network = self.network
         stored, left_out = _embed_people(network, {name: _listed(pictures)}, groups)
         if not stored:
-            raise UserError(f"{shown(name)}: nothing was added: {'; '.join(left_out)}")
+            raise UserError(f"{escape(name)}: nothing was added: {'; '.join(left_out)}")
         with self._store.transaction():
             self._check(network)
             left_out += _enrol(self._store, name, stored[name], last_part(name) not in network.trained_on())
@@ -206,7 +206,7 @@ class Gallery:
                 person, _, picture = name.rpartition("/")
                 if not (self._store.remove(name) or (person and self._store.remove(person, picture))):
                     what = "no person or picture" if person else "nobody called"
-                    raise UserError(f"{self._store.name}: has {what} {shown(name)}; nothing was changed")
+                    raise UserError(f"{self._store.name}: has {what} {escape(name)}; nothing was changed")
             _measure(self._store)
 
     def search(
@@ -240,14 +240,14 @@ class Gallery:
         facts = self._store.facts()
         if self._network is not None:
             self._check(self._network, facts)  # another file may have got the gallery's name
-        threshold = Threshold(**facts["threshold"])
+        threshold = GalleryThreshold(**facts["threshold"])
         return [
             _named([Match(name, min(cosine, 1.0)) for name, cosine in matches], threshold)
             for matches in self._store.search(embeddings, top)
         ]
 
 
-def verify(a: Picture, b: Picture, network: Network | str | None = None) -> Verification:
+def verify(a: Picture, b: Picture, network: EmbeddingNetwork | str | None = None) -> Verification:
     """Tell whether two pictures show one person; of several faces in one the largest counts.
 
     Args:
@@ -269,7 +269,7 @@ def verify(a: Picture, b: Picture, network: Network | str | None = None) -> Veri
     return Verification(similarity > network.threshold, similarity, network.threshold)
 
 
-def _named(matches: list[Match], threshold: Threshold) -> Face:
+def _named(matches: list[Match], threshold: GalleryThreshold) -> Face:
     """Decide whether the nearest person is named, and tell why not."""
     cosine = threshold.cosine
     if not matches:
@@ -283,14 +283,14 @@ def _named(matches: list[Match], threshold: Threshold) -> Face:
     else:
         reason += f"a name needs {cosine:.2f}"
         if threshold.prior is not None and similarity > threshold.prior:  # it would do for two pictures
-            others = counted(threshold.size, "person", "people")
+            others = plural(threshold.size, "person", "people")
             reason += f", since strangers come nearer to one of {others} than to one alone"
     return Face(None, matches, reason, cosine)
 
 
 def _not_searched(picture: Picture, look: Look) -> Answer:
     """Make the answer of a picture that cannot be used; the reason is without the picture's name."""
-    return Answer(None, [], look.left_out.removeprefix(f"{shown(picture_name(picture))}: "))
+    return Answer(None, [], look.left_out.removeprefix(f"{escape(picture_name(picture))}: "))
 
 
 def _answer(answers: list[Face], look: Look) -> Answer:
@@ -309,7 +309,7 @@ def name_of(name: str) -> str:
     name = unicodedata.normalize("NFC", name)
     if not name or not name.isprintable() or name != name.strip() or len(name) > _LONGEST_NAME:
         rule = f"a name has 1 to {_LONGEST_NAME} characters that can be seen, and no space at its ends"
-        raise UserError(f"'{shown(name)}': {rule}")
+        raise UserError(f"'{escape(name)}': {rule}")
     return name
 
 
@@ -319,7 +319,7 @@ def _listed(pictures: Picture | Sequence[Picture]) -> Sequence[Picture]:
 
 
 def _embed_people(
-    network: Network, people: Mapping[str, Sequence[Picture]], groups: bool
+    network: EmbeddingNetwork, people: Mapping[str, Sequence[Picture]], groups: bool
 ) -> tuple[dict[str, list[Embedded]], list[str]]:
     """Embed the pictures of people; return those of each, and a line for each picture that has no embedding,
     which is logged, too."""
@@ -332,7 +332,7 @@ def _embed_people(
             stored.setdefault(name, []).append((picture, look.embeddings[0]))
             if len(look.faces) > 1:
                 said = several_faces(look.faces)
-                get_logger().info(f"{shown(picture_name(picture))}: {said}; the largest is {shown(name)}")
+                get_logger().info(f"{escape(picture_name(picture))}: {said}; the largest is {escape(name)}")
     return stored, _log_left_out(look.left_out for look in looks if look.left_out)
 
 
@@ -345,8 +345,8 @@ def _enrol(store: Any, name: str, embedded: Sequence[Embedded], measures: bool) 
     for picture, vector in embedded:
         cosines = vectors[: len(names)] @ vector
         if len(names) and cosines.max() > _EQUAL:
-            equal = shown(f"{name}/{names[int(cosines.argmax())]}")
-            lines.append(f"{shown(picture_name(picture))}: is equal to {equal}, which counts once")
+            equal = escape(f"{name}/{names[int(cosines.argmax())]}")
+            lines.append(f"{escape(picture_name(picture))}: is equal to {equal}, which counts once")
         else:
             vectors[len(names)] = vector
             names.append(_free_name(picture, names))
@@ -357,7 +357,7 @@ def _enrol(store: Any, name: str, embedded: Sequence[Embedded], measures: bool) 
 
 def _free_name(picture: Picture, taken: Sequence[str]) -> str:
     """Name a picture by its file: 1.jpg, or 1.jpg (2) if the person has another 1.jpg."""
-    name = shown(unicodedata.normalize("NFC", os.path.basename(picture_name(picture))))
+    name = escape(unicodedata.normalize("NFC", os.path.basename(picture_name(picture))))
     numbered = (f"{name} ({number})" for number in itertools.count(2))
     return name if name not in taken else next(other for other in numbered if other not in taken)
 
@@ -372,7 +372,7 @@ def _log_left_out(lines: Iterable[str]) -> list[str]:
 
 def _measure(store: Any) -> None:
     """Measure the threshold anew, within a transaction."""
-    old = Threshold(**store.facts()["threshold"])
+    old = GalleryThreshold(**store.facts()["threshold"])
     store.set_facts(threshold=asdict(measure(*store.all_pictures(), old.rate, old.prior)))
 
 

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import MissingFileError, UserError, escape
 from plsc.evaluation.search import unit_rows
 
 TOKEN = "PLSC_MILVUS_TOKEN"  # noqa: S105 (the name of a variable)
@@ -37,7 +37,7 @@ class MilvusStore:
     """A gallery in Milvus; `open` or `create` makes one."""
 
     def __init__(self, url: str):
-        self.name = shown(url)
+        self.name = escape(url)
         self._lock = threading.RLock()
         uri, self._collection = _place(url)
         with self.transaction():
@@ -83,7 +83,7 @@ class MilvusStore:
             except Exception as error:
                 if not type(error).__module__.startswith(("pymilvus", "milvus_lite", "grpc")):
                     raise
-                reason = shown(getattr(error, "message", error))
+                reason = escape(getattr(error, "message", error))
                 raise UserError(f"{self.name}: Milvus refuses: {reason}") from error
 
     def facts(self) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def _place(url: str) -> tuple[str, str]:
         return f"http://{parts.netloc}", name
     if not parts.netloc and name.endswith(".db"):
         return os.path.abspath(parts.path), "gallery"
-    raise UserError(f"{shown(url)}: must be milvus://host:port/name, or milvus:FILE.db for Milvus Lite")
+    raise UserError(f"{escape(url)}: must be milvus://host:port/name, or milvus:FILE.db for Milvus Lite")
 
 
 def _connect(uri: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from plsc.apps.faces.alignment import SIZE
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, escape
 from plsc.utils.preprocessing import Preprocessing
 
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
@@ -29,7 +29,7 @@ class OnnxFile:
     """
 
     def __init__(self, path: str):
-        self._path = shown(path)
+        self._path = escape(path)
         try:
             import onnx
             import onnxruntime
@@ -40,7 +40,7 @@ class OnnxFile:
         try:
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # noqa: BLE001 (the engine's own, of many kinds and lines)
-            reason = shown(str(error).split("\n")[0])
+            reason = escape(str(error).split("\n")[0])
             raise UserError(f"{self._path}: ONNX Runtime cannot open it ({reason})") from None
         shape = self._read_input()
         self.card = json.loads(self._session.get_modelmeta().custom_metadata_map.get("plsc", "null"))
@@ -80,7 +80,7 @@ class OnnxFile:
         try:
             outputs = self._run(pictures)
         except Exception as error:  # noqa: BLE001 (the engine's own, of many kinds and lines)
-            reason = shown(str(error).split("\n")[0])
+            reason = escape(str(error).split("\n")[0])
             raise UserError(
                 f"{self._path}: does not run on pictures of {height} x {width} ({reason})"
             ) from None

@@ -29,7 +29,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from plsc.checkpoint.tensorfile import sync_folder
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import MissingFileError, UserError, escape
 from plsc.evaluation.search import search, unit_rows
 from plsc.utils.atomic_write import atomic_write
 
@@ -64,7 +64,7 @@ class SqliteStore:
     """A gallery's file; `open` or `create` makes one. Threads may share one."""
 
     def __init__(self, path: str | os.PathLike):
-        self.name = shown(path)
+        self.name = escape(path)
         self._path = os.path.realpath(path)
         self._loading, self._writing = threading.Lock(), threading.RLock()
         self._state: _State | None = None
@@ -81,7 +81,7 @@ class SqliteStore:
     def check_new(cls, path: str | os.PathLike) -> None:
         """Refuse by UserError a path at which no gallery can be made."""
         if os.path.lexists(path):
-            raise UserError(f"{shown(path)}: is there already; remove it first, or take another name")
+            raise UserError(f"{escape(path)}: is there already; remove it first, or take another name")
 
     @classmethod
     def create(cls, path: str | os.PathLike, fill: Callable[[SqliteStore], None]) -> SqliteStore:
@@ -315,7 +315,7 @@ def _locked(path: str) -> Iterator[IO[bytes]]:
             except BlockingIOError:
                 if time.monotonic() > end:
                     waited = f"another process has been writing for {_WAIT:g} s; nothing was changed"
-                    raise UserError(f"{shown(path)}: {waited}") from None
+                    raise UserError(f"{escape(path)}: {waited}") from None
                 time.sleep(0.005)
                 continue
             if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
@@ -329,7 +329,7 @@ def _said(path: str | os.PathLike) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        reason = getattr(error, "strerror", None) or shown(error)
+        reason = getattr(error, "strerror", None) or escape(error)
         damaged = type(error) is sqlite3.DatabaseError  # of its subclasses none says so
         remedy = "it is damaged: take a copy, or build it again" if damaged else "nothing was changed"
-        raise UserError(f"{shown(path)}: {reason}; {remedy}") from error
+        raise UserError(f"{escape(path)}: {reason}; {remedy}") from error

@@ -53,7 +53,7 @@ _SMALLEST = 1e-6  # distance that is told from 0
 
 
 @dataclass(frozen=True)
-class Threshold:
+class GalleryThreshold:
     """The cosine that the nearest person needs to be named, and what was measured with it."""
 
     rate: float = RATE
@@ -103,7 +103,7 @@ def measure(
     measures: np.ndarray,
     rate: float,
     prior: float | None,
-) -> Threshold:
+) -> GalleryThreshold:
     """Measure a gallery.
 
     Args:
@@ -115,7 +115,7 @@ def measure(
         prior: the network's own threshold for two pictures, or None.
     """
     if not len(vectors):
-        return Threshold(rate, prior, prior)
+        return GalleryThreshold(rate, prior, prior)
     names, owner = _numbered(owners)
     comparisons = _Comparisons(vectors, owner, np.asarray(measures, bool))
     share = 1 - (1 - rate) ** (1 / len(names))  # of the comparisons that may exceed the threshold
@@ -131,9 +131,9 @@ def measure(
     ]
     people = comparisons.measuring_people
     if cosine is None:
-        return Threshold(rate, size=len(names), people=people, alike=lines[:_MOST_ALIKE])
+        return GalleryThreshold(rate, size=len(names), people=people, alike=lines[:_MOST_ALIKE])
     strangers, found = comparisons.strangers(cosine), comparisons.found(cosine)
-    return Threshold(rate, cosine, prior, len(names), people, strangers, found, lines[:_MOST_ALIKE])
+    return GalleryThreshold(rate, cosine, prior, len(names), people, strangers, found, lines[:_MOST_ALIKE])
 
 
 class _Comparisons:

@@ -24,13 +24,13 @@ from plsc.checkpoint import store
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, tensor_differences
 from plsc.config import Config, add_overrides, load
 from plsc.data.images import CHANNELS
-from plsc.errors import UserError, shown, writing
+from plsc.errors import UserError, escape, writing
 from plsc.native.bfloat16 import float32_of
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.files import open_regular
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.utils.safe_pickle import load_pickle, user_errors
-from plsc.utils.text import counted
+from plsc.utils.text import plural
 
 _MOST = 10  # tensors that a refusal names
 # Keys of the state dict in files that hold more, such as arcface_torch's checkpoint_gpu_0.pt.
@@ -145,7 +145,7 @@ def import_weights(path: str, config: Config, output: str | os.PathLike, preproc
     Beside the checkpoint's own files it gets config.yaml, which names the network. Raises UserError; `output`
     has to be new or empty.
     """
-    from plsc.training.resume import build_backbone
+    from plsc.training.load_weights import build_backbone
 
     output = Path(os.path.abspath(output))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -168,8 +168,8 @@ def import_weights(path: str, config: Config, output: str | os.PathLike, preproc
             made = store.save(Path(folder), content)
             replace_file(made / "config.yaml", config.to_yaml().encode())
             os.replace(made, output)
-    lines = [f"skipped {counted(count, 'tensor')}: {why}" for why, count in skipped.items()]
-    return "\n".join([*lines, f"done: {len(arrays):,} tensors in {shown(output)}"])
+    lines = [f"skipped {plural(count, 'tensor')}: {why}" for why, count in skipped.items()]
+    return "\n".join([*lines, f"done: {len(arrays):,} tensors in {escape(output)}"])
 
 
 def main(argv: Sequence[str] | None = None) -> None:

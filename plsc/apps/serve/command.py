@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal
 from plsc.apps.gallery.answer import Face
 from plsc.apps.gallery.command import add_network, network_of
 from plsc.apps.gallery.gallery import Gallery
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, escape
 from plsc.utils.logging import get_logger
 
 try:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"{TOKEN}: has {len(token)} characters, a token has at least {_SHORTEST_TOKEN}")
     gallery = Gallery.open(args.gallery, network_of(args))
     get_logger().info(
-        f"{shown(args.gallery)}: {len(gallery):,} people, by {gallery.network.title}; "
+        f"{escape(args.gallery)}: {len(gallery):,} people, by {gallery.network.title}; "
         f"http://{args.host}:{args.port}/{'' if token else f', read only without {TOKEN}'}"
     )
     app = create_app(gallery, token)
@@ -114,7 +114,7 @@ def create_app(gallery: Gallery, token: str = "") -> FastAPI:
         with working:
             (answer,) = gallery.search([_Uploaded(given)], top, faces)
         if not answer.matches and len(gallery):
-            raise HTTPException(422, f"{shown(given.filename)}: {answer.reason}")
+            raise HTTPException(422, f"{escape(given.filename)}: {answer.reason}")
         looked_up = answer.faces if faces == "all" else answer.faces[:1]
         rest = [{"box": face.box} for face in answer.faces[len(looked_up) :]]
         return {**_described(answer), "faces": [*map(_described, looked_up), *rest]}

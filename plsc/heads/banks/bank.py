@@ -11,7 +11,7 @@ import paddle
 from paddle import _C_ops
 
 from plsc import native as kernels
-from plsc.distributed.device import asynchronous
+from plsc.distributed.device import takes_device_path
 from plsc.errors import UserError
 from plsc.heads.banks.tensors import large_tensor, rows_in_place, write_rows
 from plsc.heads.optimizer import Rule, Update
@@ -127,7 +127,7 @@ class Bank(ABC):
     @property
     def rows_at_once(self) -> int:
         """How many selected rows are fetched and updated at a time."""
-        return max(1, _DEVICE_NUMBERS // self.width) if asynchronous() else UPDATE_ROWS
+        return max(1, _DEVICE_NUMBERS // self.width) if takes_device_path() else UPDATE_ROWS
 
     @abstractmethod
     def state(self) -> dict[str, np.ndarray | StateRows]:

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from plsc import cli
-from plsc.apps.curate.init import Seen, recommend
+from plsc.apps.curate.init import DataSummary, recommend
 from plsc.config import load
 from plsc.data.folder import ImageFolder
 from plsc.entry import Entry
 from tests.helpers.image_files import write_rec
 from tests.helpers.tiny_runs import rows
 
-SEEN = Seen(pictures=280, classes=35, height=112, width=112, grey=False, hold_out=0.5, trained=140)
+SEEN = DataSummary(pictures=280, classes=35, height=112, width=112, grey=False, hold_out=0.5, trained=140)
 FOLDER = "ImageFolder", "people"
 
 

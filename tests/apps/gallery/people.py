@@ -7,14 +7,14 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from plsc.apps.gallery.embed import Network
+from plsc.apps.gallery.embed import EmbeddingNetwork
 from plsc.utils.preprocessing import Preprocessing
 
 SIDE = 4
 NAMES = ["Ann", "Bob", "Cy"]
 
 
-class Pixels(Network):
+class Pixels(EmbeddingNetwork):
     """A network whose embeddings are the pixels, less their mean grey."""
 
     finds_faces = False

@@ -15,7 +15,7 @@ from plsc import Gallery
 from plsc.apps.gallery import verify
 from plsc.apps.gallery.answer import Match
 from plsc.apps.gallery.gallery import _named
-from plsc.apps.gallery.threshold import RATE, Threshold
+from plsc.apps.gallery.threshold import RATE, GalleryThreshold
 from plsc.errors import MissingFileError
 from tests.apps.gallery.people import NAMES, Pixels, folder_of, people, picture
 from tests.helpers.refusals import refusal
@@ -313,11 +313,11 @@ def test_the_networks_threshold_is_the_start_and_the_gallerys_own_pictures_take_
 
 
 def test_an_answer_tells_why_a_likely_match_is_not_named():
-    face = _named([Match("Ann", 0.4)], Threshold(cosine=0.42, prior=0.363, size=40))
+    face = _named([Match("Ann", 0.4)], GalleryThreshold(cosine=0.42, prior=0.363, size=40))
     assert face.name is None and face.reason == (
         "nearest Ann, 0.40; a name needs 0.42, since strangers come nearer to one of 40 people than to one "
         "alone"
     )
-    assert _named([Match("Ann", 0.3)], Threshold(cosine=0.42, prior=0.363, size=40)).reason.endswith(
+    assert _named([Match("Ann", 0.3)], GalleryThreshold(cosine=0.42, prior=0.363, size=40)).reason.endswith(
         "needs 0.42"
     )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from plsc.apps.gallery.threshold import Threshold, measure, one_of_everybody_first
+from plsc.apps.gallery.threshold import GalleryThreshold, measure, one_of_everybody_first
 from plsc.evaluation.search import unit_rows
 
 WIDTH = 64
@@ -122,7 +122,7 @@ def test_a_network_that_cannot_tell_its_people_apart_is_said_to():
 
 
 def test_a_threshold_is_described_in_a_line_and_a_line_for_each_pair():
-    threshold = Threshold(0.01, 0.42, 0.363, 40, 40, 0.008, 0.975, [("Brody/3.jpg", "Gul")])
+    threshold = GalleryThreshold(0.01, 0.42, 0.363, 40, 40, 0.008, 0.975, [("Brody/3.jpg", "Gul")])
     assert threshold.describe().splitlines() == [
         "a name needs 0.42; strangers named: 0.8% (1.0% asked); own people found: 97.5%",
         "Brody/3.jpg looks like Gul",

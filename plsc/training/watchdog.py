@@ -24,7 +24,7 @@ from types import FrameType
 from plsc.distributed import lock, peers
 from plsc.distributed.environment import rank_from_env
 from plsc.distributed.launcher import die_with_parent
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, escape
 
 # In the environment of ranks: the process of the `plsc train --ranks N` above them, which says why they fail.
 SUPERVISOR = "PLSC_SUPERVISOR"
@@ -39,7 +39,7 @@ _LOST_PEER = re.compile(
 )
 
 
-class Guard:
+class Watchdog:
     """A context for the training of one rank: `with Guard(folder, hang_seconds) as guard`; Guard() is idle.
 
     Args:
@@ -67,7 +67,7 @@ class Guard:
         self._ended = threading.Event()
         self._said = threading.Lock()  # taken by whichever thread reports the end of this rank
         self._exit = contextlib.ExitStack()
-        self._words = words_of(folder, rank_from_env()) if self._launched else None
+        self._words = message_file(folder, rank_from_env()) if self._launched else None
         self._words_file: int | None = None  # its descriptor
 
     def __enter__(self):
@@ -175,7 +175,7 @@ class Guard:
         if isinstance(error, peers.LostRankError):
             return f"rank {rank} stopped {self._when()}: {error}"
         remedy = "; lower DataLoader.Train.batch_size" if isinstance(error, MemoryError) else ""
-        return shown(f"rank {rank} failed {self._when()}: {type(error).__name__}: {text[:500]}{remedy}")
+        return escape(f"rank {rank} failed {self._when()}: {type(error).__name__}: {text[:500]}{remedy}")
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.signal and number == signal.SIGINT:
@@ -183,6 +183,6 @@ class Guard:
         self.signal = number
 
 
-def words_of(folder: Path, rank: int) -> Path:
+def message_file(folder: Path, rank: int) -> Path:
     """Return the file in which a rank says how far it came and why it failed. folder: Global.output_dir."""
     return folder / "log" / f"rank{rank}.txt"

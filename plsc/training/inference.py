@@ -17,18 +17,18 @@ from plsc.checkpoint import store
 from plsc.config import Config
 from plsc.data.to_predict import samples_to_predict
 from plsc.distributed import environment
-from plsc.errors import UserError, shown, writing
+from plsc.errors import UserError, escape, writing
 from plsc.evaluation.results import write_results
 from plsc.evaluation.search import unit_rows
 from plsc.evaluation.sets import build_sets
 from plsc.heads.build import build_head
 from plsc.training.embed import embed
 from plsc.training.evaluator import Evaluator
+from plsc.training.load_weights import load_network, load_rows
 from plsc.training.metrics import read_metrics
-from plsc.training.resume import load_network, load_rows
-from plsc.training.start import open_checkpoint
+from plsc.training.run_folder import open_checkpoint
 from plsc.utils.atomic_write import atomic_write, replace_file
-from plsc.utils.logging import say
+from plsc.utils.logging import print_lines
 from plsc.utils.version import __version__
 
 
@@ -102,7 +102,7 @@ def finish(cfg: Config, evaluator: Evaluator, folder: Path, how: str, facts: dic
         line += f", newest checkpoint step {facts['step']}"
         if facts["best"]:
             line += ", best step {step} ({metric} {value:.4f})".format(**facts["best"])
-    say(f"done: {line}, results in {folder}, report {page}")
+    print_lines(f"done: {line}, results in {folder}, report {page}")
 
 
 def _command(argv: Sequence[str]) -> str:
@@ -146,7 +146,7 @@ def write_embeddings(folder: Path, emb: np.ndarray, names: Sequence[str]) -> Non
     """Write embeddings.npy and names.txt to a folder. Rank 0 calls it."""
     with writing(folder, remedy="free some space, or name another folder"):
         # A name a line; bytes of file names stay as they are.
-        lines = (shown(name) if "\n" in name or "\r" in name else name for name in names)
+        lines = (escape(name) if "\n" in name or "\r" in name else name for name in names)
         text = "".join(f"{line}\n" for line in lines)
         replace_file(folder / "names.txt", text.encode("utf-8", "surrogateescape"))
         with atomic_write(folder / "embeddings.npy") as beside, open(beside, "xb") as file:

@@ -37,7 +37,7 @@ def start(section: GlobalCfg, problem: UserError | None = None) -> int:
     return threads
 
 
-def goes_on(section: GlobalCfg) -> bool:
+def should_resume(section: GlobalCfg) -> bool:
     """Say whether a training goes on with what is in its output folder: a run that is not at its end, or any
     where Global.resume is set.
 
@@ -91,7 +91,7 @@ def goes_on(section: GlobalCfg) -> bool:
     return False
 
 
-def how_to_go_on(section: GlobalCfg) -> str:
+def how_to_resume(section: GlobalCfg) -> str:
     """Say which command goes on with a run that is stopped."""
     back = section.resume and section.checkpoint not in (None, "newest")
     once = "overwrite" if section.overwrite else "checkpoint" if back else ""

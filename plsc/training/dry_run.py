@@ -16,10 +16,10 @@ from plsc.heads.optimizer import check_rule
 from plsc.heads.spec import default_budget
 from plsc.training.build import build_trainer
 from plsc.training.loggers import check_packages
-from plsc.training.start import goes_on
+from plsc.training.run_folder import should_resume
 from plsc.training.trainer import Trainer
 from plsc.utils.sharding import split
-from plsc.utils.text import counted, gigabytes
+from plsc.utils.text import gigabytes, plural
 
 
 def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> tuple[str, bool]:
@@ -43,7 +43,7 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> tuple[s
     plan += sizes
     if kind == environment.CPU:
         plan += crowd_lines(ranks)
-    if cfg.Global.init_from and not goes_on(cfg.Global):
+    if cfg.Global.init_from and not should_resume(cfg.Global):
         plan.append(f"plan: start    the weights of {cfg.Global.init_from}, and its centres by name")
     fits = run.dataset.num_classes <= most
     if not fits:
@@ -95,7 +95,7 @@ def plan_lines(run: Trainer) -> list[str]:
 def crowd_lines(ranks: int) -> list[str]:
     """Warn of more ranks on the CPUs of this machine than it has processors."""
     processors = len(os.sched_getaffinity(0))
-    crowded = f"plan: slow     {ranks} ranks share {counted(processors, 'processor')} of this machine"
+    crowded = f"plan: slow     {ranks} ranks share {plural(processors, 'processor')} of this machine"
     return [crowded] if ranks > processors else []
 
 

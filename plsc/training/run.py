@@ -7,12 +7,12 @@ from plsc.checkpoint import store
 from plsc.config import Config, load
 from plsc.distributed import environment
 from plsc.errors import UserError, in_one_line, writing
-from plsc.training import guard
+from plsc.training import watchdog
 from plsc.training.loggers import check_packages
 from plsc.training.metrics import Metrics
-from plsc.training.start import delete_run, goes_on, how_to_go_on, start, write_config
+from plsc.training.run_folder import delete_run, how_to_resume, should_resume, start, write_config
 from plsc.utils.logging import get_logger, setup_logging
-from plsc.utils.text import counted, duration
+from plsc.utils.text import duration, plural
 
 
 def train(cfg: Config, model: Any = None) -> dict[str, Any]:
@@ -25,22 +25,22 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
         cfg.check_ranks(environment.world_size_from_env())
         cfg.check_data()  # before anything is written
         check_packages(cfg.Global.loggers)
-        resumes = goes_on(cfg.Global)
+        resumes = should_resume(cfg.Global)
     except UserError as error:
         if environment.world_size_from_env() == environment.local_size_from_env():
             raise
         problem = error  # of this machine alone, maybe: the other machines' ranks would wait for this one
     output_dir = Path(cfg.Global.output_dir)
     # Places are named within the guard, which logs what ends a rank.
-    with guard.Guard(output_dir, cfg.Global.hang_seconds) as guarded, cfg.naming_places():
+    with watchdog.Watchdog(output_dir, cfg.Global.hang_seconds) as guarded, cfg.naming_places():
         threads = start(cfg.Global, problem)
         from plsc.distributed.device import explained
-        from plsc.heads.self_check import refuse_a_wrong_head
+        from plsc.heads.self_check import check_head
         from plsc.training.agreement import one_start
-        from plsc.training.use import finish
+        from plsc.training.inference import finish
 
         with explained("lower DataLoader.Train.batch_size, or Head.logits_budget_mb"):
-            refuse_a_wrong_head()
+            check_head()
             guarded.listen()
             with one_start(cfg, resumes) as decided:
                 trainer, metrics = _begin(cfg, decided, threads, guarded, model)
@@ -49,7 +49,7 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
             metrics.close()
         if trainer.stopped:
             get_logger().info(
-                f"stopped on {trainer.stopped} at step {trainer.step}; {how_to_go_on(cfg.Global)}"
+                f"stopped on {trainer.stopped} at step {trainer.step}; {how_to_resume(cfg.Global)}"
             )
             return {"stopped": trainer.stopped, "step": trainer.step, "output_dir": str(output_dir)}
         evaluator = trainer.evaluator
@@ -66,7 +66,7 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
             if failures:
                 get_logger().error(
                     f"the training is at its end and its checkpoints are whole; beside it "
-                    f"{counted(len(failures), 'error')}, see above; mend what is named, and run plsc eval"
+                    f"{plural(len(failures), 'error')}, see above; mend what is named, and run plsc eval"
                 )
         return {
             **(evaluator.row or {"accuracy": None}),
@@ -77,7 +77,7 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
 
 
 def _begin(
-    cfg: Config, decided: Any, threads: int, guarded: guard.Guard, model: Any
+    cfg: Config, decided: Any, threads: int, guarded: watchdog.Watchdog, model: Any
 ) -> tuple[Any, Metrics | None]:
     """Build a Trainer, and rank 0's metrics, with a run's weights or those to start with. Every rank calls
     it, with the Start of all ranks, and the threads of its own."""
@@ -85,8 +85,8 @@ def _begin(
     from plsc.distributed.device import on_device
     from plsc.training.agreement import agree
     from plsc.training.build import build_trainer
-    from plsc.training.init_from import start_from
-    from plsc.training.plan import crowd_lines, plan_lines
+    from plsc.training.dry_run import crowd_lines, plan_lines
+    from plsc.training.init_from import initialise_from
 
     found = decided.checkpoint_of(cfg)
     path = found if decided.resumes else None
@@ -96,7 +96,7 @@ def _begin(
         if path and cfg.DataLoader.Train.global_batch is None:  # the ranks may be others than before
             run = store.Checkpoint.open(path, verify=False).plain("run")
             cfg = load(cfg, {"DataLoader.Train.global_batch": run.get("global_batch")})
-        return build_trainer(cfg, model, guard=guarded)
+        return build_trainer(cfg, model, watchdog=guarded)
 
     trainer = agree(cfg, decided, threads, build)
     output_dir = Path(cfg.Global.output_dir)
@@ -104,7 +104,7 @@ def _begin(
     if path:
         trainer.resume(path)
     elif found:
-        notes = start_from(found, trainer.backbone, trainer.head, trainer.dataset)
+        notes = initialise_from(found, trainer.backbone, trainer.head, trainer.dataset)
     metrics = None
     if distributed.rank() == 0:
         if path:

@@ -21,7 +21,7 @@ from paddle.profiler import RecordEvent
 
 from plsc import distributed
 from plsc.backbones.layers import Addresses
-from plsc.distributed.device import asynchronous, on_device, to_device
+from plsc.distributed.device import on_device, takes_device_path, to_device
 from plsc.errors import UserError
 from plsc.training.amp import LossScale, autocast, nonfinite, unscale
 from plsc.training.embed import check_output, to_input
@@ -84,7 +84,7 @@ class Statistics:
             paddle.assign(value, output=tensor)
 
 
-class Network:
+class ParallelBackbone:
     """Runs a backbone on this rank's samples. Every rank makes one.
 
     Args:
@@ -144,7 +144,7 @@ class Network:
     def send_ahead(self, images: np.ndarray, step: int) -> None:
         """Queue the copies of the next step's images to the device, so that the host has made them before the
         device has finished this step."""
-        if asynchronous():
+        if takes_device_path():
             self._ahead = _Ahead(images, self._cut(images, step))
 
     def forward(self, images: np.ndarray, step: int) -> paddle.Tensor:
@@ -223,7 +223,7 @@ class Network:
         first = shares[distributed.rank()][0]
         rows_of_parts = [slice(start, stop) for start, stop in split(len(images), count)]
         parts = [images[rows] for rows in rows_of_parts]
-        sent = map(to_device, parts) if asynchronous() else parts
+        sent = map(to_device, parts) if takes_device_path() else parts
         return [
             MicroBatch(step, number, first + rows.start, rows, part)
             for number, (rows, part) in enumerate(zip(rows_of_parts, sent))

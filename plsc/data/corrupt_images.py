@@ -14,7 +14,7 @@ from plsc.data.batch import Replacement, make_sample
 from plsc.data.dataset import Dataset
 from plsc.data.images import EncodedImages, is_dark, why_dark
 from plsc.data.transforms import PROBES, generator
-from plsc.errors import CorruptImageError, shown
+from plsc.errors import CorruptImageError, escape
 from plsc.utils.logging import get_logger, warn_on_rank_0
 
 ONE_IN = 100  # images of an epoch may be replaced, of all ranks together
@@ -48,7 +48,7 @@ class CorruptImages:
             if index not in self._logged:  # it comes again in each epoch
                 self._logged.add(index)
                 get_logger().warning(
-                    f"cannot decode {shown(self.dataset.name(index))}: replaced by sample {substitute}; "
+                    f"cannot decode {escape(self.dataset.name(index))}: replaced by sample {substitute}; "
                     f"{len(self.replaced)} replaced so far (at most {self.limit} an epoch, of all ranks)"
                 )
 
@@ -75,7 +75,7 @@ class CorruptImages:
         if 2 * len(dark) > len(tried):
             data = self.dataset.encoded(dark[0]) if isinstance(self.dataset, EncodedImages) else None
             make_sample(self.dataset, 0, dark[0], image)
-            why = f"{shown(self.dataset.name(dark[0]))}: {why_dark(data, image)}"
+            why = f"{escape(self.dataset.name(dark[0]))}: {why_dark(data, image)}"
             warn_on_rank_0(f"{len(dark)} of {len(tried)} images tried show next to nothing: {why}")
         if not corrupt:
             return
@@ -85,5 +85,5 @@ class CorruptImages:
         warn_on_rank_0(f"{found}; others will replace them")
 
     def _names(self, corrupt: Sequence[int]) -> str:
-        names = [shown(self.dataset.name(index)) for index in corrupt[:NAMES_SHOWN]]
+        names = [escape(self.dataset.name(index)) for index in corrupt[:NAMES_SHOWN]]
         return ", ".join(names + ["..."] * (len(corrupt) > len(names)))

@@ -1,7 +1,7 @@
-"""Merge the values of a config from the file and each `-o`; later layers win.
+"""Merge the values of a config from the file and each `-o`. A later value wins.
 
-`Layers` holds the plain values as one tree and the source of every path in it, so that an error can name file
-and line. It does not depend on the sections; plsc.config checks the tree.
+`MergedConfig` holds the plain values as one tree, and the source of every path in it, so that an error can
+name file and line. It does not depend on the sections. plsc.config checks the tree.
 """
 
 import difflib
@@ -34,7 +34,7 @@ class Source(NamedTuple):
 DEFAULT = Source(-1, 0, "")
 
 
-class Layers:
+class MergedConfig:
     """The tree of values, `sources` (path -> Source), and `problems` (error lines with their Source)."""
 
     def __init__(self) -> None:
