@@ -81,6 +81,7 @@ def pair_list(folder, pairs, same):
 
 
 def pack(folder, pairs, same):
+    (folder / "a.bin").unlink(missing_ok=True)
     write_pack(str(folder / "a.bin"), [png(number) for pair in pairs for number in pair], same)
     return BinPairs(str(folder / "a.bin"))
 

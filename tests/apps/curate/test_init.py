@@ -97,7 +97,7 @@ def test_damaged_pictures_are_passed_over_and_a_file_is_never_overwritten(tmp_pa
         and (tmp_path / "mine.yaml").read_text() == written
     )
     assert load("mine.yaml").Global.output_dir == "output/mine"
-    monkeypatch.setattr("plsc.apps.curate.init.look", None)  # nothing is looked at
+    monkeypatch.setattr("plsc.apps.curate.init.inspect_data", None)  # nothing is inspected
     monkeypatch.chdir(tmp_path / "things")
     assert init(".") == 2
     assert "ERROR .: a run would write output/things among its folders; start in" in capsys.readouterr().err
