@@ -14,18 +14,17 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import paddle
-from paddle import _C_ops
 from paddle.profiler import RecordEvent
 
 from plsc import distributed
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
 from plsc.data.loader import Batch, Loader
-from plsc.distributed.device import to_device, to_host
+from plsc.distributed.device import to_host
 from plsc.errors import UserError
 from plsc.heads.softmax import HeadOutput, SoftmaxHead, gather_labels
 from plsc.training.amp import nonfinite
@@ -37,6 +36,7 @@ from plsc.training.optim import BackboneOptimizer
 from plsc.training.parallel_backbone import ParallelBackbone, Statistics
 from plsc.training.part import Part, loss_of, state_of
 from plsc.training.progress import Progress
+from plsc.training.step_row import StepRow, StepSummary, unpack
 from plsc.training.watchdog import Watchdog
 from plsc.utils.logging import get_logger, warn_on_rank_0
 
@@ -45,40 +45,6 @@ _AS_THEY_WERE = (
     "Optimizer.clip_norm, or look in the network for a division by 0; if it comes back at once, set "
     "Global.overwrite=true"
 )
-
-
-class StepSummary(NamedTuple):
-    """What all ranks know of a step, the same on every rank.
-
-    Attributes:
-        bad_weights: whether a parameter or the running statistics of the backbone were not finite before the
-            step on some rank. ReLU and max-pooling turn a NaN of a weight into numbers with the gradient 0,
-            so the gradients do not show it.
-        bad_backbone: whether a gradient of the backbone is not finite.
-        bad_head: whether the head's loss, or a gradient by embeddings or centres, is not finite.
-        loss, accuracy: of the step.
-        alike: whether all embeddings of each rank are the same. Looked at only where a line is logged.
-        waited: the most seconds that a rank has waited for data, since the loaders were made.
-        signal: number of the signal that asked any rank to stop, or 0.
-        replaced: images of the epoch that could not be decoded, on all ranks together.
-        label_N: labels of every rank's samples in the next step, int64, or None at the end of an epoch.
-    """
-
-    bad_weights: bool
-    bad_backbone: bool
-    bad_head: bool
-    loss: float
-    accuracy: float
-    alike: bool
-    waited: float
-    signal: int
-    replaced: int
-    label_N: np.ndarray | None
-
-    @property
-    def finite(self) -> bool:
-        """Whether the step can be taken."""
-        return not (self.bad_weights or self.bad_backbone or self.bad_head)
 
 
 class Trainer:
@@ -271,34 +237,20 @@ class Trainer:
             nonfinite([p.grad for p in self.backbone.parameters() if p.grad is not None]),
             nonfinite(of_head),
         ]
-        tensors = [*bad, out.loss, out.accuracy, self._alike(emb_BD)]
-        numbers = [_C_ops.flatten(tensor.detach().astype("float64"), 0, -1) for tensor in tensors]
         following = self._following
-        most = max(following.counts) if following else 0  # labels ride along: the next step begins with them
-        of_rank = np.zeros(3 + most)
-        of_rank[:3] = self.loader.wait_seconds, self.watchdog.signal, len(self.loader.corrupt.replaced)
-        if following:
-            of_rank[3 : 3 + len(following.labels)] = following.labels
-        row_1F = paddle.concat([*numbers, to_device(of_rank)]).unsqueeze(0)
-        rows_WF = to_host(distributed._c_allgather(row_1F, [1] * distributed.world_size()))
-        bad_weights_W, bad_backbone_W, bad_head_W, loss_W, accuracy_W, *of_ranks = rows_WF[:, :9].T
-        alike_W, waited_W, signal_W, replaced_W = of_ranks
-        label_N = None
-        if following:
-            labels = [label_B[:count] for label_B, count in zip(rows_WF[:, 9:], following.counts)]
-            label_N = np.concatenate(labels).astype(np.int64)
-        return StepSummary(
-            bad_weights_W.any().item(),
-            bad_backbone_W.any().item(),
-            bad_head_W.any().item(),
-            loss_W[0].item(),
-            accuracy_W[0].item(),
-            alike_W.all().item(),
-            waited_W.max().item(),
-            int(signal_W.max()),
-            int(replaced_W.sum()),
-            label_N,
+        row = StepRow(
+            *bad,
+            loss=out.loss,
+            accuracy=out.accuracy,
+            alike=self._alike(emb_BD),
+            waited=self.loader.wait_seconds,
+            signal=self.watchdog.signal,
+            replaced=len(self.loader.corrupt.replaced),
+            label_B=following.labels if following else np.empty(0, np.int64),
         )
+        counts = following.counts if following else []
+        row_1F = row.pack(most=max(counts, default=0))
+        return unpack(to_host(distributed._c_allgather(row_1F, [1] * distributed.world_size())), counts)
 
     def _alike(self, emb_BD: paddle.Tensor) -> paddle.Tensor:
         """Return whether all embeddings of this rank are the same to rounding, bool [1] on the device; False

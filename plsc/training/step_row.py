@@ -1,0 +1,117 @@
+"""Pack what a rank knows of a step into one row of numbers, and read the rows of all ranks.
+
+A step has one all_gather after its backward pass, and the host waits for the device only there. Whatever the
+ranks must agree on therefore travels in the same row:
+
+    [bad_weights, bad_backbone, bad_head, loss, accuracy, alike, waited, signal, replaced, label, label, ...]
+
+float64 holds each of these exactly: a float32, a flag, a count and a label below 2**53.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import paddle
+from paddle import _C_ops
+
+from plsc.distributed.device import to_device
+
+_NUMBERS = 9  # in front of the labels
+
+
+class StepSummary(NamedTuple):
+    """What all ranks know of a step, the same on every rank.
+
+    Attributes:
+        bad_weights: whether a parameter or a running statistic of the backbone was not finite before the step
+            on some rank. ReLU and max-pooling turn a NaN of a weight into numbers with the gradient 0, so
+            the gradients do not show it.
+        bad_backbone: whether a gradient of the backbone is not finite.
+        bad_head: whether the head's loss, or a gradient of embeddings or centres, is not finite.
+        loss: mean over the samples of all ranks.
+        accuracy: top-1 over the samples of all ranks.
+        alike: whether all embeddings of each rank are the same. Computed only for a step that is logged.
+        waited: seconds that the slowest rank has waited for data since its loader was made.
+        signal: number of the signal that asked any rank to stop, or 0.
+        replaced: images of this epoch that could not be decoded, summed over the ranks.
+        label_N: labels of every rank's samples in the next step, int64, or None at the end of an epoch.
+    """
+
+    bad_weights: bool
+    bad_backbone: bool
+    bad_head: bool
+    loss: float
+    accuracy: float
+    alike: bool
+    waited: float
+    signal: int
+    replaced: int
+    label_N: np.ndarray | None
+
+    @property
+    def finite(self) -> bool:
+        """Whether the step can be taken."""
+        return not (self.bad_weights or self.bad_backbone or self.bad_head)
+
+
+class StepRow(NamedTuple):
+    """What one rank knows of a step after its backward pass. The fields are those of `StepSummary`.
+
+    Attributes:
+        bad_weights, bad_backbone, bad_head, alike: bool [1], on the device.
+        loss, accuracy: one number each, on the device, the same on every rank.
+        waited, signal, replaced: this rank's, on the host.
+        label_B: labels of this rank's samples in the next step, int64 [B]; empty at the end of an epoch.
+    """
+
+    bad_weights: paddle.Tensor
+    bad_backbone: paddle.Tensor
+    bad_head: paddle.Tensor
+    loss: paddle.Tensor
+    accuracy: paddle.Tensor
+    alike: paddle.Tensor
+    waited: float
+    signal: int
+    replaced: int
+    label_B: np.ndarray
+
+    @paddle.no_grad()
+    def pack(self, most: int) -> paddle.Tensor:
+        """Pack the row for an all_gather: float64 [1, 9 + most], on the device.
+
+        most: samples of the rank with the most samples in the next step. Zeros fill the row up to it.
+        """
+        on_device = (self.bad_weights, self.bad_backbone, self.bad_head, self.loss, self.accuracy, self.alike)
+        numbers = [_C_ops.flatten(tensor.detach().astype("float64"), 0, -1) for tensor in on_device]
+        of_host = np.zeros(_NUMBERS - len(numbers) + most)
+        of_host[:3] = self.waited, self.signal, self.replaced
+        of_host[3 : 3 + len(self.label_B)] = self.label_B
+        return paddle.concat([*numbers, to_device(of_host)]).unsqueeze(0)
+
+
+def unpack(rows_WF: np.ndarray, counts: Sequence[int]) -> StepSummary:
+    """Read the rows of all W ranks.
+
+    Args:
+        rows_WF: the rows that `StepRow.pack` made, in the order of the ranks, float64 [W, 9 + most].
+        counts: samples of each rank in the next step; empty at the end of an epoch.
+    """
+    bad_weights_W, bad_backbone_W, bad_head_W, loss_W, accuracy_W, *of_host = rows_WF[:, :_NUMBERS].T
+    alike_W, waited_W, signal_W, replaced_W = of_host
+    label_N = None
+    if counts:
+        labels = [label_B[:count] for label_B, count in zip(rows_WF[:, _NUMBERS:], counts)]
+        label_N = np.concatenate(labels).astype(np.int64)
+    return StepSummary(
+        bad_weights=bad_weights_W.any().item(),
+        bad_backbone=bad_backbone_W.any().item(),
+        bad_head=bad_head_W.any().item(),
+        loss=loss_W[0].item(),
+        accuracy=accuracy_W[0].item(),
+        alike=alike_W.all().item(),
+        waited=waited_W.max().item(),
+        signal=int(signal_W.max()),
+        replaced=int(replaced_W.sum()),
+        label_N=label_N,
+    )
