@@ -70,7 +70,7 @@ setup(
         "": ["*.jinja"],
         "plsc.apps.serve": ["page.html"],
         "plsc": ["py.typed"],
-        **{f"plsc.native{part}": ["*.cpp", "*.h"] for part in ("", ".heads", ".layers")},
+        **{f"plsc.native{part}": ["*.cpp", "*.h"] for part in ("", ".evaluation", ".heads", ".layers")},
     },
     install_requires=[
         "jinja2>=3",  # the report's page

@@ -9,6 +9,7 @@ import numpy as np
 
 from plsc.errors import UserError
 from plsc.evaluation.search import unit_rows
+from plsc.native.evaluation import verification as kernels
 
 BLOCK_IMAGES = 16_384
 
@@ -34,13 +35,21 @@ def template_features(embeddings: np.ndarray, template: np.ndarray, media: np.nd
     size = np.diff(np.append(np.flatnonzero(new), len(order)))
     weight = 1 / np.repeat(size, size)  # a medium's images weigh 1 together
     starts = np.append(0, np.cumsum(images))
+    total = _by_numpy
+    if kernels.usable() and embeddings.dtype == np.float32 and embeddings.flags.c_contiguous:
+        total = kernels.weighted_sums
     features = np.empty((len(images), embeddings.shape[1]), np.float32)
     first = 0
     while first < len(images):
         stop = max(first + 1, int(np.searchsorted(starts, starts[first] + BLOCK_IMAGES, side="right")) - 1)
-        rows = slice(starts[first], starts[stop])
-        weighted = embeddings[order[rows]] * weight[rows, None]
-        total = np.add.reduceat(weighted, starts[first:stop] - starts[first], axis=0)
-        features[first:stop] = unit_rows(total)
+        features[first:stop] = unit_rows(total(embeddings, order, weight, starts[first : stop + 1]))
         first = stop
     return features
+
+
+def _by_numpy(
+    embeddings: np.ndarray, order: np.ndarray, weight: np.ndarray, starts: np.ndarray
+) -> np.ndarray:
+    rows = slice(starts[0], starts[-1])
+    weighted = embeddings[order[rows]] * weight[rows, None]
+    return np.add.reduceat(weighted, starts[:-1] - starts[0], axis=0)

@@ -23,7 +23,7 @@ _MKL = "libmklml_intel.so"
 _FILE = Path(__file__).parent / "_native.abi3.so"
 # Instruction sets that the loops are compiled for, as native.cpp numbers them.
 LEVELS = ("baseline", "AVX2", "AVX-512")
-_VERSION = 17  # of the functions below, as in native.cpp: a library from before a change must not be called
+_VERSION = 18  # of the functions below, as in native.cpp: a library from before a change must not be called
 _ARGUMENTS = {
     "plsc_setup": [c_void_p] * 5,
     "plsc_instructions": [c_int],
@@ -44,6 +44,8 @@ _ARGUMENTS = {
     "plsc_softmax_backward": [c_void_p] * 7,
     "plsc_attention_weights_backward": [c_void_p] + [c_int64] * 2 + [c_void_p],
     "plsc_weight_gradient": [c_void_p, c_int, *[c_void_p] * 3],
+    "plsc_squared_distances": [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p],
+    "plsc_weighted_sums": [c_void_p, c_int64, *[c_void_p] * 3, c_int64, c_void_p],
     "plsc_norm_forward": [c_int]
     + [c_void_p] * 5
     + [c_int64, c_int, c_int64, c_int64, c_int, c_float, c_float]

@@ -50,7 +50,7 @@ void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const uint16_t* 
 }
 
 // To be raised with every change of a function's arguments, here and in __init__.py.
-PLSC_API int plsc_version() { return 17; }
+PLSC_API int plsc_version() { return 18; }
 
 // Addresses of the functions named above, null where there is none; without the first three there is one thread.
 PLSC_API void plsc_setup(void* gomp_parallel, void* get_thread_num, void* get_num_threads, void* cblas_sgemm,

@@ -7,7 +7,7 @@ from plsc.data.pair_sampling import alternating
 from plsc.evaluation import verify, verify_pairs
 from plsc.evaluation.intervals import wilson
 from plsc.evaluation.roc import roc_curve
-from plsc.evaluation.verification import verify_distances
+from plsc.evaluation.verification import THRESHOLDS, _cells, verify_distances
 from tests.helpers.refusals import refusal
 
 
@@ -82,7 +82,13 @@ def test_equal_images_are_not_accepted_at_distance_zero_but_at_the_next_threshol
     assert result.threshold == 0
 
 
-def test_similarity_is_the_cosine_and_large_sets_are_worked_in_blocks(monkeypatch):
+@pytest.fixture(params=["kernels", "NumPy"])
+def way(request, monkeypatch):
+    if request.param == "NumPy":
+        monkeypatch.setenv("PLSC_KERNELS", "0")
+
+
+def test_similarity_is_the_cosine_and_large_sets_are_worked_in_blocks(monkeypatch, way):
     emb_a, emb_b, same = noisy_pairs(101)
     wide = emb_a.astype(np.float64), emb_b.astype(np.float64)
     cosine = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in zip(*wide)]
@@ -93,7 +99,7 @@ def test_similarity_is_the_cosine_and_large_sets_are_worked_in_blocks(monkeypatc
     np.testing.assert_array_equal(verify(emb_a, emb_b, same).similarity, whole.similarity)
 
 
-def test_embeddings_in_many_pairs(monkeypatch):
+def test_embeddings_in_many_pairs(monkeypatch, way):
     monkeypatch.setattr("plsc.evaluation.verification.BLOCK_ELEMENTS", 7 * 16)
     embeddings, _, _ = noisy_pairs(20)
     embeddings[4] = 0
@@ -109,6 +115,15 @@ def test_embeddings_in_many_pairs(monkeypatch):
     embeddings[7] = np.nan
     first = int(np.argmax((pairs == 7).any(axis=1)))
     assert f"an embedding of pair {first} is not finite" in refusal(verify_pairs, embeddings, pairs, same)
+
+
+def test_the_cell_is_of_the_first_threshold_above_the_distance():
+    """On the grid, beside it by one rounding, and beyond both of its ends."""
+    beside = [np.nextafter(THRESHOLDS, side) for side in (-np.inf, np.inf)]
+    distance = np.concatenate([THRESHOLDS, *beside, [-1, 4, 5], np.random.default_rng(0).uniform(0, 4, 1000)])
+    first = np.searchsorted(THRESHOLDS, distance, side="right")
+    same = np.arange(len(distance)) % 2 == 0
+    np.testing.assert_array_equal(_cells(distance, same, 1), 2 * first + same)
 
 
 def test_a_set_without_errors_is_not_certain():
