@@ -16,66 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
+from pydantic import ValidationError
 
+from plsc.checkpoint.evaluation import Evaluation, VerificationThreshold
 from plsc.checkpoint.manifest import BACKBONE, Manifest, file_of, open_folder
 from plsc.checkpoint.tensorfile import TensorFile, tensor_differences
 from plsc.errors import UserError, escape
-from plsc.utils.atomic_write import replace_file
-from plsc.utils.logging import get_logger
 from plsc.utils.section import first_problem
 
-EVALUATION = "evaluation.json"
 _RESUME = (
     "resume with the model and data that it was made with, or start a new run in another Global.output_dir"
 )
 
 EMBEDDING = 1
 """Version of the definition in plsc.training.embed.with_mirror."""
-
-
-class Threshold(BaseModel):
-    """The cosine above which two samples are of one class."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
-    cosine: FiniteFloat | None = None
-    """None: not known."""
-    flip: bool = False
-    """Whether it is of embeddings of an image and its mirror image together."""
-
-
-class Evaluation(BaseModel):
-    """The main set's evaluation of one checkpoint, in its folder's evaluation.json.
-
-    A checkpoint is saved before it is evaluated, so this file is written after the manifest, which does not
-    list it. A checkpoint without the file has not been evaluated.
-
-    set: title and size of the main set. metric: name of the number that decides which checkpoint is the best.
-    value: that number, None if it could not be computed.
-    """
-
-    model_config = ConfigDict(strict=True, frozen=True)
-    set: str
-    metric: str
-    value: FiniteFloat | None
-    threshold: Threshold
-
-    def write(self, folder: Path) -> None:
-        """Write the file into a checkpoint's folder. Raises OSError."""
-        replace_file(folder / EVALUATION, self.model_dump_json(indent=1).encode() + b"\n")
-
-    @classmethod
-    def read(cls, folder: Path) -> Evaluation | None:
-        """Read the file of a checkpoint's folder. Return None if there is none, or if it is damaged."""
-        path = folder / EVALUATION
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValidationError) as error:
-            reason = first_problem(error)[1] if isinstance(error, ValidationError) else error.strerror
-            get_logger().warning(f"{path}: cannot be read ({escape(reason)}); taken as not evaluated")
-            return None
 
 
 class Checkpoint:
@@ -138,12 +92,12 @@ class Checkpoint:
         return Evaluation.read(self.path)
 
     @property
-    def last_threshold(self) -> Threshold:
+    def last_threshold(self) -> VerificationThreshold:
         """The threshold of the main set's last evaluation in the run, this checkpoint's own included."""
         if evaluation := self.evaluation:
             return evaluation.threshold
         with self.loading("evaluation"):
-            return Threshold.model_validate(self.plain("evaluation"))
+            return VerificationThreshold.model_validate(self.plain("evaluation"))
 
     def threshold(self, flip: bool) -> float | None:
         """Return the cosine above which two embeddings, made with or without mirror images (`flip`), are of

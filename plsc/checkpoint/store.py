@@ -27,8 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from plsc.checkpoint.evaluation import Evaluation
 from plsc.checkpoint.manifest import BACKBONE, file_of, manifest_bytes, tiles
-from plsc.checkpoint.saved import Checkpoint, Evaluation
+from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import DamagedError, layout, size_of, sync_folder, write_synced
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.atomic_write import remove

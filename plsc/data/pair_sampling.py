@@ -5,17 +5,13 @@ The same arguments give the same pairs, whatever the run's seed: a verification 
 to run, or the accuracies could not be compared.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from plsc.data.transforms import PAIRS, generator
 from plsc.errors import UserError
 from plsc.utils.logging import get_logger
-from plsc.utils.text import plural
 
 PAIRS_SEED = 20180901
-SHOWN = 5  # pairs that a message names
 USUAL_PAIRS = 6000  # as many as LFW has
 
 
@@ -47,50 +43,6 @@ def draw_pairs(labels: np.ndarray, num_pairs: int | None, where: str) -> tuple[n
     pairs[0::2] = positives
     pairs[1::2] = negatives
     return pairs, np.arange(num_pairs) % 2 == 0
-
-
-def alternating(same: np.ndarray) -> np.ndarray:
-    """Compute the order, int64 [P], that spreads positive and negative pairs (bool [P]) evenly; each kind
-    keeps its own order.
-
-    Folds are cut from the pairs in their order, as LFW's are. Of pairs that are sorted by kind, each fold
-    would have one kind only, and its threshold would come from folds that have too much of the other.
-    """
-    place = np.empty(len(same))
-    for kind in (True, False):
-        count = int((same == kind).sum())
-        place[same == kind] = (np.arange(count) + 0.5) / max(count, 1)
-    return np.lexsort([~same, place])
-
-
-def pairs_that_prove_nothing(pairs: np.ndarray, same: np.ndarray, name: Callable[[int], str]) -> list[str]:
-    """Say which pairs are of one image with itself, or stand twice; refuse two that contradict each other.
-
-    Args:
-        pairs: int64 [P, 2], the same number for the same image. same: bool [P]. name: of a pair: "line 3".
-
-    Raises UserError.
-    """
-    first, second = np.sort(pairs, axis=1).T
-    keys = first * (int(pairs.max(initial=0)) + 1) + second
-    order = np.argsort(keys, kind="stable")
-    again = np.flatnonzero(keys[order][1:] == keys[order][:-1]) + 1
-    before, after = order[again - 1], order[again]
-    wrong = np.flatnonzero(same[before] != same[after])
-    if len(wrong):
-        named = (f"{name(before[at])} and {name(after[at])}" for at in wrong[:SHOWN].tolist())
-        raise UserError(
-            f"{'; '.join(named)}: the same two, of one identity and of two; correct the labels "
-            f"({len(wrong):,} such pairs in all)"
-        )
-    found = {"of one with itself": np.flatnonzero(first == second)}
-    found["given before, or turned round"] = np.sort(after)
-    return [
-        f"{plural(len(numbers), 'pair')} {what}, which proves nothing: "
-        + ", ".join(map(name, numbers[:SHOWN].tolist()))
-        for what, numbers in found.items()
-        if len(numbers)
-    ]
 
 
 def _draw_positives(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:

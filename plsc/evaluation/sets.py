@@ -19,10 +19,10 @@ from plsc.data.dataset import (
     check_against_training,
     check_array,
 )
-from plsc.data.pair_sampling import pairs_that_prove_nothing
 from plsc.errors import UserError
 from plsc.evaluation.classification import Classification, classify
 from plsc.evaluation.identification import Identification, identify
+from plsc.evaluation.pair_checks import uninformative_pairs
 from plsc.evaluation.templates import template_features
 from plsc.evaluation.verification import Verification, one_kind, verify_pairs
 from plsc.utils.logging import warn_on_rank_0
@@ -106,7 +106,7 @@ class VerificationSet(EvalSet):
             raise UserError(
                 f"{type(self.data).__name__}.identity_of: must name all {self.sides:,}, names {len(people):,}"
             )
-        self.doubts = pairs_that_prove_nothing(self.data.pairs_by_content(), same, self.data.pair_name)
+        self.doubts = uninformative_pairs(self.data.pairs_by_content(), same, self.data.pair_name)
         if why := one_kind(same):
             self.doubts.append(why)
 

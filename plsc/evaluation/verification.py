@@ -15,7 +15,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from plsc.data.pair_sampling import alternating
 from plsc.errors import UserError
 from plsc.evaluation.intervals import (
     IN_BRACKETS,
@@ -27,6 +26,7 @@ from plsc.evaluation.intervals import (
     wilson,
     with_interval,
 )
+from plsc.evaluation.pair_checks import alternating
 from plsc.evaluation.roc import (
     FARS,
     Roc,

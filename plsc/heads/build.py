@@ -7,8 +7,9 @@ from plsc.distributed.device import on_device
 from plsc.distributed.environment import available_bytes
 from plsc.errors import UserError
 from plsc.heads.banks import build_bank
-from plsc.heads.config import MARGINS, HeadCfg, MarginCfg, rows_bytes
+from plsc.heads.config import MARGINS, HeadCfg, MarginCfg
 from plsc.heads.margins import Margin, check_slopes
+from plsc.heads.memory import rows_bytes
 from plsc.heads.optimizer import Momentum, Rule, check_rule
 from plsc.heads.sampling import ClassShard
 from plsc.heads.softmax import SoftmaxHead

@@ -236,9 +236,3 @@ AnyHead = one_of(
     CurricularFaceCfg,
     OwnMarginCfg,
 )
-
-
-def rows_bytes(head: HeadCfg, arrays: int, classes: int, embedding_size: int) -> int:
-    """Return the bytes of so many arrays like the centres of so many classes, as the bank keeps them."""
-    each = 2 if head.bank_dtype == "bfloat16" else 4
-    return arrays * each * classes * head.row_size(embedding_size)

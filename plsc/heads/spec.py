@@ -2,13 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from plsc.distributed.device import takes_device_path
 from plsc.heads.margins import Margin
-
-
-def default_budget() -> int:
-    """Return the bytes for blocks of classes where nobody names any: a GPU gains from more than a CPU."""
-    return 4096 << 20 if takes_device_path() else 256 << 20
+from plsc.heads.memory import default_budget
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from plsc import distributed
 from plsc.checkpoint import store
-from plsc.checkpoint.saved import Evaluation
+from plsc.checkpoint.evaluation import Evaluation
 from plsc.distributed.environment import by_paddles_launcher
 from plsc.training.part import state_of
 from plsc.utils.logging import get_logger, warn_on_rank_0

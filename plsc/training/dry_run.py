@@ -11,9 +11,8 @@ from typing import Any
 from plsc.config import Config
 from plsc.distributed import device, environment
 from plsc.heads.build import build_margin
-from plsc.heads.config import rows_bytes
+from plsc.heads.memory import default_budget, rows_bytes
 from plsc.heads.optimizer import check_rule
-from plsc.heads.spec import default_budget
 from plsc.training.build import build_trainer
 from plsc.training.loggers import check_packages
 from plsc.training.run_folder import should_resume

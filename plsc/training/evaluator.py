@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.checkpoint.saved import Evaluation, Threshold
+from plsc.checkpoint.evaluation import Evaluation, VerificationThreshold
 from plsc.data.config import DataLoaderCfg
 from plsc.errors import UserError, in_one_line
 from plsc.evaluation.search import all_alike
@@ -61,7 +61,7 @@ class Evaluator:
         self.step: int | None = None
         self._batch_size = loader.Train.batch_size
         self._flip = loader.Eval.flip
-        self._threshold = Threshold(flip=self._flip)
+        self._threshold = VerificationThreshold(flip=self._flip)
         self._backbone = backbone
         self.num_classes = num_classes
         self._head = head
@@ -94,18 +94,18 @@ class Evaluator:
             set=f"{self.main}, {self.sets[self.main].count:,} images",
             metric=self.metric,
             value=self.row[self.metric],
-            threshold=Threshold(cosine=self.row.get("threshold"), flip=self._flip),
+            threshold=VerificationThreshold(cosine=self.row.get("threshold"), flip=self._flip),
         )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the threshold, of the last evaluation of the main set."""
         if self.row is not None:
-            self._threshold = Threshold(cosine=self.row.get("threshold"), flip=self._flip)
+            self._threshold = VerificationThreshold(cosine=self.row.get("threshold"), flip=self._flip)
         return self._threshold.model_dump()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the threshold, unless it is of other embeddings."""
-        saved = Threshold.model_validate(state)
+        saved = VerificationThreshold.model_validate(state)
         if saved.flip == self._flip:
             self._threshold = saved
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import plsc.checkpoint.store
-from plsc.checkpoint.saved import Evaluation, Threshold
+from plsc.checkpoint.evaluation import Evaluation, VerificationThreshold
 from plsc.checkpoint.store import Checkpoint, SaveError, find, newest_step, prune, set_aside_after
 from plsc.utils.logging import setup_logging
 from plsc.utils.sharding import split
@@ -263,7 +263,9 @@ def test_a_full_disk_on_one_rank_is_told_on_every_rank_and_costs_nothing(tmp_pat
 
 def evaluated(path, value, title="pairs"):
     """Write the evaluation of a checkpoint beside it."""
-    Evaluation(set=title, metric="accuracy", value=value, threshold=Threshold(cosine=value)).write(path)
+    Evaluation(
+        set=title, metric="accuracy", value=value, threshold=VerificationThreshold(cosine=value)
+    ).write(path)
 
 
 def test_prune_keeps_the_newest_whole_ones_and_the_best(tmp_path):

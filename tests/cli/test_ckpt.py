@@ -3,7 +3,7 @@
 import pytest
 
 from plsc import cli
-from plsc.checkpoint.saved import Evaluation, Threshold
+from plsc.checkpoint.evaluation import Evaluation, VerificationThreshold
 from tests.helpers.checkpoints import content, flip, save_ranks
 
 CONFIG = {
@@ -17,7 +17,9 @@ CONFIG = {
 def saved(tmp_path):
     everything = {**content(2), "config": CONFIG, "state": {"run": {"seed": 2}}}
     path = save_ranks(tmp_path, 120, everything, 2, classes=list("abcdefghijk"))[0]
-    Evaluation(set="lfw, 80 images", metric="accuracy", value=0.9, threshold=Threshold()).write(path)
+    Evaluation(set="lfw, 80 images", metric="accuracy", value=0.9, threshold=VerificationThreshold()).write(
+        path
+    )
     return path, everything
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from plsc.data.pair_sampling import alternating
 from plsc.evaluation import verify, verify_pairs
 from plsc.evaluation.intervals import wilson
+from plsc.evaluation.pair_checks import alternating
 from plsc.evaluation.roc import roc_curve
 from plsc.evaluation.verification import THRESHOLDS, _cells, verify_distances
 from tests.helpers.refusals import refusal
