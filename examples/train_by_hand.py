@@ -90,7 +90,7 @@ def main() -> None:
         CLASSES, EMBEDDING, CosFace(0.2), scale=32.0, sample_rate=args.sample_rate, rule=Momentum(MOMENTUM)
     )
     step = resume(args.output, backbone, head)
-    parallel = distributed.data_parallel(backbone)  # averages the backbone's gradients over the ranks
+    parallel, average_gradients = distributed.data_parallel(backbone)  # the same weights on all ranks
     optimizer = paddle.optimizer.Momentum(RATE, MOMENTUM, backbone.parameters())
     sampler = paddle.io.DistributedBatchSampler(
         Patterns(), BATCH // distributed.world_size(), shuffle=True, drop_last=True
@@ -101,6 +101,7 @@ def main() -> None:
         for images, labels in loader:
             out = head(parallel(images), labels, step)  # the loss over all ranks' samples
             out.loss.backward()  # gradients of the embeddings, the network and the centres
+            average_gradients()  # of the network, over the ranks
             optimizer.step()
             optimizer.clear_grad()
             head.update(RATE, step)  # the centres that took part in this step

@@ -2,7 +2,7 @@
 
     verify_pairs(embeddings, pairs, same)         are two images, or templates, of the same class?
     identify(embeddings, gallery, probe, ids)     who of the gallery is it, if anybody?
-    classify(label, predicted, num_classes)       which of the trained classes is it?
+    classify(label, predicted)       which of the trained classes is it?
 
 Each returns a result with `kind`, `metric` (the key of `row()` that decides the best checkpoint), `headline`,
 `row()` for metrics.jsonl, `numbers()` for results.json, `results()` for people.

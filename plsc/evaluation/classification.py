@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from plsc.errors import UserError
 from plsc.evaluation.intervals import IN_BRACKETS, percent, wilson, with_interval
 
 
@@ -47,13 +46,12 @@ class Classification:
         }
 
 
-def classify(label: np.ndarray, predicted: np.ndarray, num_classes: int) -> Classification:
-    """Score predictions: label, predicted [n] int64. UserError: a prediction of `num_classes`, which the head
-    gives where it has no finite logit."""
-    lost = np.flatnonzero((predicted < 0) | (predicted >= num_classes))
-    if len(lost):
-        raise UserError(
-            f"classification: image {lost[0]} has no finite logit ({len(lost):,} such images); the network "
-            "has diverged or its images are broken, lower the learning rate or check them"
-        )
+def classify(label: np.ndarray, predicted: np.ndarray) -> Classification:
+    """Score predictions.
+
+    Args:
+        label: classes of the images, int64 [n].
+        predicted: classes that the head finds, int64 [n]. One that is no label, as the head gives it for an
+            image that several classes fit equally, is wrong.
+    """
     return Classification(len(label), len(np.unique(label)), float(np.mean(predicted == label)))

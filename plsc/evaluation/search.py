@@ -94,10 +94,21 @@ def finite_unit_rows(embeddings: np.ndarray, rows: np.ndarray, what: str) -> np.
     """Take these rows of embeddings [N, D] at length 1, float32 [n, D]; zeros stay. UserError, which begins
     with `what`: one is not finite."""
     unit = unit_rows(embeddings[rows].astype(np.float32, copy=False))
-    finite = np.isfinite(unit).all(axis=1)
+    refuse_not_finite(unit, what, rows)
+    return unit
+
+
+def refuse_not_finite(embeddings: np.ndarray, what: str, rows: np.ndarray | None = None) -> None:
+    """Refuse embeddings [N, D] with a number that is not finite.
+
+    Args:
+        what: the kind of the evaluation, with which the UserError begins.
+        rows: numbers of the images, int64 [N]; None: 0, 1, ...
+    """
+    finite = np.isfinite(embeddings).all(axis=1)
     if not finite.all():
+        first = np.argmin(finite)
         raise UserError(
-            f"{what}: the embedding of image {rows[np.argmin(finite)]} is not finite;"
+            f"{what}: the embedding of image {first if rows is None else rows[first]} is not finite;"
             " the network has diverged or its images are broken, lower the learning rate or check them"
         )
-    return unit

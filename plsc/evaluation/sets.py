@@ -83,9 +83,9 @@ class LabelledSet(EvalSet):
     def check(self) -> None:
         check_array(self.data, "labels", "int64 [N]", self.num_classes)
 
-    def score_predictions(self, predicted: np.ndarray, num_classes: int) -> Classification:
-        """Compute the result from the predicted classes [count], int64 below `num_classes`."""
-        return classify(self.labels, predicted, num_classes)
+    def score_predictions(self, predicted: np.ndarray) -> Classification:
+        """Compute the result from the predicted classes, int64 [count]."""
+        return classify(self.labels, predicted)
 
 
 class VerificationSet(EvalSet):

@@ -44,7 +44,7 @@ def build_trainer(
 
     Args:
         backbone: a Layer to train instead of Model.name's.
-        guard: notes signals that ask the run to stop, and hangs; None: there are none.
+        watchdog: notes signals that ask the run to stop, and hangs; None: there are none.
         planned_ranks: build rank 0 of so many, without the others and without a head, to plan the run.
     """
     planned = planned_ranks is not None

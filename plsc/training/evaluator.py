@@ -17,7 +17,7 @@ from plsc import distributed
 from plsc.checkpoint.evaluation import Evaluation, VerificationThreshold
 from plsc.data.config import DataLoaderCfg
 from plsc.errors import UserError, in_one_line
-from plsc.evaluation.search import all_alike
+from plsc.evaluation.search import all_alike, refuse_not_finite
 from plsc.evaluation.sets import EvalSet, Result
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import embed
@@ -36,7 +36,7 @@ class Evaluator:
         num_classes: of the training set.
         head: predicts the classes of labelled images; None where no set has any.
         weights: gives the backbone the weights to evaluate with, while a block runs; None: it has them.
-        guard: notes signals that ask to stop; None: there are none.
+        watchdog: notes signals that ask to stop; None: there are none.
 
     Attributes:
         step: of the last evaluation, on every rank, as the following two.
@@ -163,6 +163,7 @@ class Evaluator:
         if data.labels is None:
             score = partial(data.score, embeddings)
         else:
+            refuse_not_finite(embeddings, "classification")
             classes = []
             for batch in np.array_split(embeddings, range(self._batch_size, data.count, self._batch_size)):
                 if any(distributed.gather_counts(self._watchdog.signal)):
@@ -170,7 +171,7 @@ class Evaluator:
                     distributed.barrier()
                     raise UserError("stopped")
                 classes.append(self._head.classify(paddle.to_tensor(batch)).numpy())
-            score = partial(data.score_predictions, np.concatenate(classes), self.num_classes)
+            score = partial(data.score_predictions, np.concatenate(classes))
         return distributed.run_on_rank_0(partial(self._compute, title, score))
 
     def _compute(self, title: str, score: Callable[[], Result]) -> dict[str, Any]:

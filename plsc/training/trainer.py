@@ -56,7 +56,7 @@ class Trainer:
         loader: the batches to train on.
         network: the backbone. head: class centres and loss. optimizer: of the backbone.
         evaluator, checkpoints: for what is done between steps.
-        parts: called in this order. guard: notes signals and hangs.
+        parts: called in this order. watchdog: notes signals and hangs.
 
     Attributes: `dataset`, the loader's; `step`, how many are done, and `total_steps`, that the run ends at;
     `skipped`, steps that were left out because they were not finite, but for overflows of float16;

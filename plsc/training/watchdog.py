@@ -40,7 +40,9 @@ _LOST_PEER = re.compile(
 
 
 class Watchdog:
-    """A context for the training of one rank: `with Guard(folder, hang_seconds) as guard`; Guard() is idle.
+    """A context for the training of one rank: `with Watchdog(folder, hang_seconds) as watchdog`.
+
+    Watchdog() without a folder does nothing.
 
     Args:
         folder: Global.output_dir.

@@ -15,6 +15,7 @@ import pytest
 import plsc
 from plsc import cli
 from plsc.cli.mistakes import without_traceback
+from plsc.config import Config
 from plsc.errors import UserError
 from tests.helpers.launch import ROOT, run_python
 from tests.helpers.tiny_runs import TINY
@@ -80,6 +81,7 @@ class Recorder:
     """Stands for Entry: remembers how it was made and called."""
 
     calls: list
+    config = Config()
 
     def __init__(self, config, overrides):
         Recorder.calls = [(config, overrides)]
@@ -100,8 +102,8 @@ class Recorder:
         ),
         ("eval", ["--config", "a"], ("a", []), ("evaluate",)),
         ("export", ["--override", "A.b=1"], (None, ["A.b=1"]), ("export",)),
-        ("predict", ["list.txt"], (None, []), ("predict", "list.txt", None)),
-        ("predict", ["a.png"], (None, []), ("predict", ["a.png"], None)),
+        ("predict", ["list.txt"], (None, []), ("predict", "list.txt", "output/predict")),
+        ("predict", ["a.png"], (None, []), ("predict", ["a.png"], "output/predict")),
         ("predict", ["a.txt", "b.txt", "--output", "o"], (None, []), ("predict", ["a.txt", "b.txt"], "o")),
     ],
 )

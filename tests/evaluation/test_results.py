@@ -32,7 +32,7 @@ def written(tmp_path_factory):
     emb = rng.normal(size=(40, 8))
     found = verify(emb, np.where(pairs.same[:, None], emb, 0.8 * emb) + rng.normal(size=(40, 8)), pairs.same)
     label = np.arange(60) % 3
-    results = {"people": identification(), "pairs": found, "clothes": classify(label, label // 2, 3)}
+    results = {"people": identification(), "pairs": found, "clothes": classify(label, label // 2)}
     sets = {"pairs": eval_set(pairs), "people": None, "clothes": None}
     facts = {"checkpoint": "step-7", "step": 7, "main": "pairs", "flip": True}
     folder = tmp_path_factory.mktemp("written") / "test"

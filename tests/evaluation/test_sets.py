@@ -24,7 +24,7 @@ def test_a_set_scores_itself(kind):
     assert np.array_equal(known.images(2, 4), data.images(2, 4)) and known.name_of(3).endswith("3")
     known.check()
     if kind == "classification":
-        result = known.score_predictions(np.zeros(count, np.int64), 3)
+        result = known.score_predictions(np.zeros(count, np.int64))
     else:
         result = known.score(np.random.default_rng(0).normal(size=(count, 4)))
     assert isinstance(result, known.result) and result.kind == kind

@@ -136,8 +136,8 @@ def test_a_step_that_takes_too_long_ends_the_process_in_one_line(tmp_path, under
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from plsc.training.watchdog import Guard\n"
-        "with Guard(Path(sys.argv[1]), hang_seconds=1) as found:\n"
+        "from plsc.training.watchdog import Watchdog\n"
+        "with Watchdog(Path(sys.argv[1]), hang_seconds=1) as found:\n"
         "    found.listen()\n"  # there is more time for what is no step
         "    time.sleep(2)\n    for step in range(5):\n        found.step_started(step)\n        "
         "time.sleep(0.4)\n    time.sleep(60)\n"

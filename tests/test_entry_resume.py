@@ -1,0 +1,104 @@
+"""What training does in a folder that has a run already: resume, go back, delete, or refuse."""
+
+import json
+import re
+
+import numpy as np
+
+from plsc.checkpoint.store import newest_step
+from plsc.config import load
+from plsc.entry import Entry
+from plsc.training.run_folder import find_newest, how_to_resume, write_config
+from tests.helpers.refusals import refusal
+from tests.helpers.tiny_runs import TINY, checkpoint, checkpoints, rows, steps
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (5, 1, 12, 10), np.uint8)
+
+
+def entry(output, *overrides):
+    return Entry(TINY, [f"Global.output_dir={output}", *overrides])
+
+
+def test_a_finished_run_is_deleted_only_where_that_is_asked_for(tmp_path):
+    short = ["Global.max_steps=1", "DataLoader.Eval.dataset=null"]
+    for name in ("notes.txt", "test"):  # no run is there yet, so they are the user's
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "log").mkdir()  # as Paddle's launcher makes it before it starts ranks
+    (tmp_path / "train.log").write_text("mine")
+    said = "has train.log, which no run wrote and a new one would delete; name another"
+    assert said in refusal(entry(tmp_path, *short).train)
+    (tmp_path / "train.log").unlink()
+    entry(tmp_path, *short).train()
+    assert re.search(
+        "has a run that is at its end, step 1; .* Global.overwrite=true to ",
+        refusal(entry(tmp_path, *short).train),
+    )
+    assert (tmp_path / "test").read_text() == "mine"
+    for damaged in ("", "[]"):  # as after a power cut
+        (tmp_path / "results.json").write_text(damaged)
+        entry(tmp_path, *short).train()
+    assert json.loads((tmp_path / "results.json").read_text())["step"] == 1
+    entry(tmp_path, *short, "Global.max_steps=2", "Global.overwrite=true").train()
+    assert "has a run that is at its end, step 2" in refusal(Entry(tmp_path).train)
+    assert (tmp_path / "notes.txt").read_text() == "mine" and checkpoints(tmp_path) == [2]
+    assert steps(rows(tmp_path)) == [1, 2] and not (tmp_path / "test").exists()
+
+
+def test_a_run_that_goes_back_keeps_what_it_saves_then(tmp_path, capsys):
+    entry(tmp_path, "Global.max_steps=9", "Checkpoint.every_steps=3").train()
+    assert checkpoints(tmp_path) == [3, 6, 9]
+    mine = checkpoint(tmp_path, 3).rename(tmp_path / "mine")  # as from a backup
+    back = ["Global.resume=true", f"Global.checkpoint={mine}", "Checkpoint.every_steps=1"]
+    capsys.readouterr()
+    entry(tmp_path, *back, "Global.max_steps=4").train()
+    assert newest_step(tmp_path / "checkpoints") == 4
+    assert sorted(path.name for path in tmp_path.glob("checkpoints/*.bad")) == [
+        "step-00000006.bad",
+        "step-00000009.bad",
+    ]
+    assert (
+        "going on from step 3: later checkpoints are set aside, the last one as " in capsys.readouterr().out
+    )
+
+
+def test_resuming_where_nothing_is_starts_at_the_beginning(tmp_path, capsys):
+    entry(tmp_path, "Global.resume=true", "Global.max_steps=1").train()
+    assert f"nothing to resume in {tmp_path}, starting at step 0" in capsys.readouterr().out
+    assert steps(rows(tmp_path)) == [1]
+
+
+def test_the_same_command_goes_on_from_the_newest_and_says_where_it_would_not(tmp_path, monkeypatch):
+    names = []
+    monkeypatch.setattr("plsc.checkpoint.store.find", lambda folder, name, rename: names.append(name))
+    stopped = entry(tmp_path, "Global.checkpoint=best").config.Global
+    back = entry(tmp_path, "Global.checkpoint=best", "Global.resume=true").config
+    for section in (stopped, back.Global):
+        find_newest(section, writes=True)
+    assert names == ["newest", "best"] and how_to_resume(stopped) == "the same command goes on"
+    assert how_to_resume(back.Global) == "the same command without Global.checkpoint goes on"
+    write_config(back)  # which does not go back again
+    assert load(tmp_path / "config.yaml") == entry(tmp_path).config
+
+
+def test_a_damaged_only_checkpoint_is_not_started_over(tmp_path):
+    entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train()
+    (checkpoint(tmp_path, 1) / "manifest.json").write_text("{}")
+    assert "none of its checkpoints is usable" in refusal(entry(tmp_path).export)
+    assert checkpoint(tmp_path, 1).exists(), "a verb that only reads has renamed it"
+    assert "none of its checkpoints is usable" in refusal(entry(tmp_path, "Global.resume=true").train)
+
+
+def test_newest_and_best_are_words_for_checkpoints(tmp_path, capsys):
+    values = ["Global.eval_every_steps=4", "Checkpoint.keep=9", "LRScheduler.learning_rate=0.001"]
+    entry(tmp_path, *values).train()
+    best = json.loads((tmp_path / "results.json").read_text())["best"]
+    for word, step in (("newest", 12), ("best", best["step"])):
+        capsys.readouterr()
+        found = entry(tmp_path, f"Global.checkpoint={word}").evaluate()
+        assert f"reading checkpoint {checkpoint(tmp_path, step)} ({word})" in capsys.readouterr().out
+        content = json.loads((tmp_path / "test" / "results.json").read_text())
+        assert (content["step"], content["checkpoint"]) == (step, str(checkpoint(tmp_path, step)))
+        assert content["sets"]["noise pairs"]["accuracy"] == found["accuracy"]
+    assert found["accuracy"] == best["value"]
+    entry(tmp_path, f"Global.checkpoint={checkpoint(tmp_path, 8)}").predict(PIXELS)
+    assert f"reading checkpoint {checkpoint(tmp_path, 8)}\n" in capsys.readouterr().out
