@@ -2,8 +2,8 @@
 # paddlepaddle 3.3.1 (and 2.6.2), CPU.
 #
 # Guess: paddle.assign(source, parameter) raises if the shapes differ, like set_value.
-# Seen: the parameter silently takes the source's shape. A network whose weights are loaded by assign from another
-# network fails, if at all, in a later forward pass.
+# Seen: the parameter silently takes the source's shape. A network whose weights are loaded by assign from
+# another network fails, if at all, in a later forward pass.
 #
 #     assign: [2, 3] became [5]
 #     set_value: AssertionError

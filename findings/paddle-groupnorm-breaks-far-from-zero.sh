@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # paddlepaddle 3.3.1 (and 2.6.2), CPU.
 #
-# Guess: GroupNorm gives outputs of mean 0 and standard deviation 1 for any input with deviation 1, like BatchNorm and
-# InstanceNorm do.
-# Seen: its variance is the difference of two large float32 numbers. For inputs around 3,000 the outputs' deviation is
-# 158, and around 10,000 it is 251. BatchNorm2D and InstanceNorm2D give 1.
+# Guess: GroupNorm gives outputs of mean 0 and standard deviation 1 for any input with deviation 1, like
+# BatchNorm and InstanceNorm do.
+# Seen: its variance is the difference of two large float32 numbers. For inputs around 3,000 the outputs'
+# deviation is 158, and around 10,000 it is 251. BatchNorm2D and InstanceNorm2D give 1.
 #
 #     mean 0: group 1.0 batch 1.0 instance 1.0
 #     mean 3000: group 158.4 batch 1.0 instance 1.0

@@ -2,8 +2,8 @@
 # paddlepaddle 3.3.1, CPU (2.6.2 leaves none).
 #
 # Guess: a network that was loaded by paddle.jit.load, called once and deleted leaves nothing behind.
-# Seen: each load and call leaves five threads, which neither `del` nor the garbage collector ends. A service that loads
-# a new export every hour collects them.
+# Seen: each load and call leaves five threads, which neither `del` nor the garbage collector ends. A service
+# that loads a new export every hour collects them.
 #
 #     threads 2 7 12 17 22 27
 set -euo pipefail

@@ -2,8 +2,8 @@
 # paddlepaddle 3.3.1 (and 2.6.2), CPU.
 #
 # Guess: paddle.Model.evaluate returns the mean loss over the data set.
-# Seen: it returns the loss of the last batch alone. Three samples with losses 1, 9 and 16 give 16, and in the opposite
-# order they give 1. A checkpoint that is chosen by this number is chosen by one batch.
+# Seen: it returns the loss of the last batch alone. Three samples with losses 1, 9 and 16 give 16, and in the
+# opposite order they give 1. A checkpoint that is chosen by this number is chosen by one batch.
 #
 #     [16.0] [1.0] mean 8.67
 set -euo pipefail

@@ -2,9 +2,9 @@
 # paddlepaddle 3.3.1 (and 2.6.2), CPU.
 #
 # Guess: an optimizer keeps one velocity for each parameter that it was given.
-# Seen: it keeps one for each parameter NAME. Two networks that were built under unique_name.guard(), which is the usual
-# way to get stable names for checkpoints, have equal names. In one optimizer they share a velocity, so the gradients of
-# the one move the other. There is no message.
+# Seen: it keeps one for each parameter NAME. Two networks that were built under unique_name.guard(), which is
+# the usual way to get stable names for checkpoints, have equal names. In one optimizer they share a velocity,
+# so the gradients of the one move the other. There is no message.
 #
 #     equal names: -258.2 -532.4
 #     own names:   -5.6 -561.0

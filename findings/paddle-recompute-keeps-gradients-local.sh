@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # paddlepaddle 3.3.1 (and 2.6.2), CPU, two ranks on Gloo.
 #
-# Guess: DataParallel averages the gradients of all parameters over the ranks, whether or not a part of the network is
-# recomputed.
-# Seen: parameters inside fleet.utils.recompute keep the gradients of their own rank. Only those outside are averaged.
-# There is no message, and the ranks drift apart from the first update on.
+# Guess: DataParallel averages the gradients of all parameters over the ranks, whether or not a part of the
+# network is recomputed.
+# Seen: parameters inside fleet.utils.recompute keep the gradients of their own rank. Only those outside are
+# averaged. There is no message, and the ranks drift apart from the first update on.
 #
 #     rank 0 inside 7.422 outside 5.452
 #     rank 1 inside 14.845 outside 5.452
