@@ -11,7 +11,10 @@ from collections.abc import Iterator, Sequence
 
 import paddle
 import paddle.distributed as dist
+from paddle import _C_ops
 from paddle.distributed import collective
+
+_CPU = paddle.CPUPlace()
 
 
 def job_store():
@@ -95,3 +98,97 @@ def count_cards(kind: str) -> int:
     if kind == "xpu":
         return paddle.base.core.get_xpu_device_count()
     return paddle.base.core.get_custom_device_count(kind)
+
+
+def empty(shape: list[int], dtype: paddle.dtype = paddle.float32) -> paddle.Tensor:
+    """Allocate an uninitialised tensor on the CPU. Public: `paddle.empty`, which takes ten times as long; a
+    network's layers call it 300 times a step."""
+    return _C_ops.empty(shape, dtype, _CPU)
+
+
+def view(tensor: paddle.Tensor) -> paddle.Tensor:
+    """Return another tensor of the same memory and shape. Public: `Tensor.view`, which takes 10 us more."""
+    return _C_ops.view_shape(tensor, tensor.shape)
+
+
+def flatten(tensor: paddle.Tensor) -> paddle.Tensor:
+    """Return a tensor in one dimension. Public: `paddle.flatten`, whose checks take 10 us for each of a
+    network's hundred statistics."""
+    return _C_ops.flatten(tensor, 0, -1)
+
+
+def rows_in_place(tensor: paddle.Tensor, start: int, stop: int) -> paddle.Tensor:
+    """Return rows [start, stop) at their address in the same memory. Public: `tensor[start:stop]`, which is a
+    copy under FLAGS_use_stride_kernel=0."""
+    return tensor._slice(start, stop)
+
+
+def normalise(x_nD: paddle.Tensor, smallest_square: float) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Divide each row by its length, sqrt(sum of squares + smallest_square) -> rows [n, D], lengths [n, 1].
+
+    Public: `F.normalize`, which makes three passes and does not return the lengths.
+    """
+    return _C_ops.norm(x_nD, 1, smallest_square, False)
+
+
+def normalise_gradient(
+    x_nD: paddle.Tensor, length_n1: paddle.Tensor, grad_nD: paddle.Tensor, smallest_square: float
+) -> paddle.Tensor:
+    """Return the gradient of `normalise` by `x_nD`, 0 where the length is given as infinite.
+
+    Public: autograd, which makes five passes for `F.normalize`.
+    """
+    if hasattr(_C_ops, "norm_grad"):
+        return _C_ops.norm_grad(x_nD, length_n1, grad_nD, 1, smallest_square, False)
+    # Paddle 2.6 has it in autograd alone.
+    x_nD = x_nD.detach()
+    x_nD.stop_gradient = False
+    with paddle.enable_grad():
+        values_nD, _ = _C_ops.norm(x_nD, 1, smallest_square, False)
+    paddle.autograd.backward([values_nD], [grad_nD])
+    return paddle.where(length_n1.isinf(), paddle.zeros_like(grad_nD), x_nD.grad)
+
+
+def squared_norm(tensor: paddle.Tensor) -> paddle.Tensor:
+    """Sum the squares of a tensor, in float32. Public: `tensor.square().sum()`, which needs the tensor's
+    memory a second time."""
+    return _C_ops.squared_l2_norm(tensor)
+
+
+def momentum_(
+    value: paddle.Tensor,
+    grad: paddle.Tensor,
+    velocity: paddle.Tensor,
+    rate: paddle.Tensor,
+    momentum: float,
+    nesterov: bool,
+    decay: float,
+) -> None:
+    """Update `value` and `velocity` in place by momentum SGD, in one launch.
+
+    rate: learning rate, float32 []. decay: weight decay.
+
+    Public: `paddle.optimizer.Momentum`, which keeps the velocities of whole parameters. A head's step updates
+    selected rows.
+    """
+    rule = ("l2_decay", decay) if decay else ("", 0.0)
+    _C_ops.momentum_(value, grad, velocity, rate, None, momentum, nesterov, *rule, False, 1.0)
+
+
+def unscale(gradients: list[paddle.Tensor], scale: paddle.Tensor) -> paddle.Tensor:
+    """Divide tensors of one dtype by a scale [1], in place and in one launch -> whether a number is not
+    finite, bool [1] on the device.
+
+    Public: `paddle.amp.GradScaler.unscale_`, which takes an optimizer, makes the host wait for the result,
+    and keeps a scale of its own on each rank.
+    """
+    return _C_ops.check_finite_and_unscale_(gradients, scale)[-1]
+
+
+def merge_updates(optimizer: paddle.optimizer.Optimizer, merged: bool) -> None:
+    """Let an optimizer's next step update all parameters in one launch, or each by itself.
+
+    Public: `use_multi_tensor` when the optimizer is built, for all steps. It pairs gradients with parameters
+    by their order, so no gradient may be missing.
+    """
+    optimizer._use_multi_tensor = merged

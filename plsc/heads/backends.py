@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import paddle
-from paddle import _C_ops
+import paddle.nn.functional as F
 
 from plsc import native as kernels
 from plsc.distributed.device import on_device, tensor_of, to_device
@@ -213,7 +213,7 @@ class PaddleBackend:
             largest_N2 = paddle.stack([count_up(len(logit_Nb)), logit_Nb.argmax(axis=1)], axis=1)
             max_N = paddle.gather_nd(logit_Nb, largest_N2)
             plain.append(max_N if plain_Nb is None else plain_Nb.max(axis=1))
-            _C_ops.softmax_(logit_Nb, 1)
+            F.softmax_(logit_Nb, 1)
             sum_N = paddle.gather_nd(logit_Nb, largest_N2).reciprocal()
             if (overflow := block.centres.overflow) is not None:
                 sum_N = sum_N + overflow
@@ -259,7 +259,7 @@ class PaddleBackend:
         if (start, stop) != (0, self.selection.count):
             owned_N = owned_N * ((start <= column_N) & (column_N < stop)).astype("float32")
             column_N = (column_N - start).clip(0, stop - start - 1)
-        _C_ops.index_put_(logit_Nb, [count_up(len(logit_Nb)), column_N], owned_N * LOWEST, True)
+        paddle.index_put_(logit_Nb, [count_up(len(logit_Nb)), column_N], owned_N * LOWEST, True)
 
     def _weights(self, block: Block, softmax_Nb, slope_Nb, nearest_NbJ) -> paddle.Tensor:
         """Multiply a block's softmax by the slopes of what changes its logits, 0 at the targets -> [N, b J],
@@ -290,7 +290,7 @@ class PaddleBackend:
         for number, (max_N, sum_N) in enumerate(self._maxima_and_sums):
             if self._kept is None:
                 block, logit_Nb, _, slope_Nb, nearest_NbJ = self._logits(*self.spans[number])
-                _C_ops.softmax_(logit_Nb, 1)
+                F.softmax_(logit_Nb, 1)
                 weight_Nb = self._weights(block, logit_Nb, slope_Nb, nearest_NbJ)
             else:
                 block, weight_Nb = self._kept[number]

@@ -10,9 +10,9 @@ import functools
 
 import paddle
 import paddle.nn.functional as F
-from paddle import _C_ops
 
 from plsc import native as kernels
+from plsc.distributed import paddle_internals
 from plsc.distributed.device import on_device, takes_device_path
 from plsc.heads.banks.bank import Selection
 from plsc.heads.constants import filled
@@ -111,7 +111,7 @@ class Vectors:
             return
         # Paddle's op does in one pass what would take three, and its gradient in one what would take five.
         self._given = given.detach()
-        self.values, self._norm = _C_ops.norm(self._given, 1, SMALLEST_SQUARE, False)
+        self.values, self._norm = paddle_internals.normalise(self._given, SMALLEST_SQUARE)
         if not many:
             self.values.add_(self._norm * 0.0)
 
@@ -135,18 +135,10 @@ class Vectors:
             return turned
         if self._norm is None:
             return grad
-        shape = self._norm.shape
         zero_n1 = self._norm < filled([], (2 * SMALLEST_SQUARE) ** 0.5)
-        if hasattr(_C_ops, "norm_grad"):
-            # What is divided by an infinite length is 0.
-            norm_n1 = paddle.where(zero_n1, filled(shape, float("inf")), self._norm)
-            return _C_ops.norm_grad(self._given, norm_n1, grad, 1, SMALLEST_SQUARE, False)
-        # Paddle 2.6 has it in autograd alone.
-        self._given.stop_gradient = False
-        with paddle.enable_grad():
-            values, _ = _C_ops.norm(self._given, 1, SMALLEST_SQUARE, False)
-        paddle.autograd.backward([values], [grad])
-        return paddle.where(zero_n1, paddle.zeros_like(grad), self._given.grad)
+        # What is divided by an infinite length is 0.
+        norm_n1 = paddle.where(zero_n1, filled(self._norm.shape, float("inf")), self._norm)
+        return paddle_internals.normalise_gradient(self._given, norm_n1, grad, SMALLEST_SQUARE)
 
 
 class Block:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import paddle
-from paddle import _C_ops
 
+from plsc.distributed.paddle_internals import momentum_
 from plsc.errors import UserError
 
 
@@ -97,9 +97,8 @@ class Momentum(Rule):
 
     def update_rows(self, name, value, moments, grad, update):
         decay = self.decay(name)
-        rule = ("l2_decay", decay) if decay else ("", 0.0)
         rate = paddle.full([], update.lr)
-        _C_ops.momentum_(value, grad, *moments, rate, None, self.momentum, self.nesterov, *rule, False, 1.0)
+        momentum_(value, grad, *moments, rate, self.momentum, self.nesterov, decay)
 
 
 class AdamW(Rule):

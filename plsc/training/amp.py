@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import paddle
-from paddle import _C_ops
 
 from plsc import native
 from plsc.backbones.layers import in_bfloat16
+from plsc.distributed import paddle_internals
 from plsc.distributed.device import on_device, takes_device_path
 from plsc.errors import UserError
 from plsc.native import onednn
@@ -134,6 +134,6 @@ def unscale(gradients: Iterable[paddle.Tensor], scale: float) -> paddle.Tensor:
         groups.setdefault(gradient.dtype, []).append(gradient)
     found = []
     for dtype, group in groups.items():
-        of_scale = "float64" if dtype == paddle.float64 else "float32"
-        found.append(_C_ops.check_finite_and_unscale_(group, paddle.full([1], scale, of_scale))[-1])
+        scale_dtype = "float64" if dtype == paddle.float64 else "float32"
+        found.append(paddle_internals.unscale(group, paddle.full([1], scale, scale_dtype)))
     return paddle.concat(found).any(keepdim=True) if found else paddle.zeros([1], "bool")

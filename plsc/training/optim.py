@@ -6,6 +6,7 @@ import paddle
 from paddle.incubate.optimizer import LarsMomentumOptimizer
 
 from plsc.config.optimizer import OptimizerCfg
+from plsc.distributed import paddle_internals
 from plsc.errors import UserError
 from plsc.training.part import arrays_on_rank_0
 
@@ -53,7 +54,9 @@ class BackboneOptimizer:
                 parameter.grad = gradient
         for each in self._slices:
             if each.merged:  # it pairs gradients with all parameters, by their order: none may be missing
-                each.optimizer._use_multi_tensor = all(p.grad is not None for p in each.parameters)
+                paddle_internals.merge_updates(
+                    each.optimizer, all(p.grad is not None for p in each.parameters)
+                )
             each.optimizer.step()
 
     def clear_grad(self) -> None:

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
-from paddle import _C_ops
 from paddle.profiler import RecordEvent
 
 from plsc import distributed
 from plsc.backbones.layers import Addresses
 from plsc.distributed.device import on_device, takes_device_path, to_device
+from plsc.distributed.paddle_internals import flatten
 from plsc.errors import UserError
 from plsc.training.amp import LossScale, autocast, nonfinite, unscale
 from plsc.training.embed import check_output, to_input
@@ -66,9 +66,7 @@ class Statistics:
             groups.setdefault(tensor.dtype, []).append(tensor)
         self._groups = [*groups.values()]
         self.of = {id(tensor) for tensor in tensors}
-        self.copies = [
-            paddle.concat([_C_ops.flatten(tensor, 0, -1) for tensor in group]) for group in self._groups
-        ]
+        self.copies = [paddle.concat([flatten(tensor) for tensor in group]) for group in self._groups]
 
     def values(self) -> Iterator[tuple[paddle.Tensor, paddle.Tensor]]:
         """Yield each tensor and its copy."""

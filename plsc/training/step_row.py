@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 import paddle
-from paddle import _C_ops
 
 from plsc.distributed.device import to_device
+from plsc.distributed.paddle_internals import flatten
 
 _NUMBERS = 9  # in front of the labels
 
@@ -83,7 +83,7 @@ class StepRow(NamedTuple):
         most: samples of the rank with the most samples in the next step. Zeros fill the row up to it.
         """
         on_device = (self.bad_weights, self.bad_backbone, self.bad_head, self.loss, self.accuracy, self.alike)
-        numbers = [_C_ops.flatten(tensor.detach().astype("float64"), 0, -1) for tensor in on_device]
+        numbers = [flatten(tensor.detach().astype("float64")) for tensor in on_device]
         of_host = np.zeros(_NUMBERS - len(numbers) + most)
         of_host[:3] = self.waited, self.signal, self.replaced
         of_host[3 : 3 + len(self.label_B)] = self.label_B

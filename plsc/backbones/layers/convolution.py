@@ -8,8 +8,9 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.backbones.layers.layout import address, by_onednn, dense, empty, number, run
+from plsc.backbones.layers.layout import address, by_onednn, dense, number, run
 from plsc.backbones.layers.weights import Weights
+from plsc.distributed.paddle_internals import empty
 from plsc.native import library, onednn
 
 

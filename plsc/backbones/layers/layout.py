@@ -15,9 +15,9 @@ import paddle
 from paddle.autograd import PyLayer
 
 from plsc import native as kernels
+from plsc.distributed.paddle_internals import empty
 from plsc.native import onednn
 
-_CPU = paddle.CPUPlace()
 _NUMBERS = {paddle.float32: onednn.FLOAT32, paddle.bfloat16: onednn.BFLOAT16}
 _entered: ContextVar[paddle.dtype] = ContextVar("entered", default=paddle.float32)
 
@@ -78,11 +78,6 @@ def address(x: paddle.Tensor, shape: Sequence[int], dtype: paddle.dtype = paddle
     assert x.is_contiguous() or x.size == 0
     assert x.place.is_cpu_place()
     return x.data_ptr()
-
-
-def empty(shape: list[int], dtype: paddle.dtype = paddle.float32) -> paddle.Tensor:
-    """Allocate an uninitialised tensor on the CPU. paddle.empty takes ten times as long."""
-    return paddle._C_ops.empty(shape, dtype, _CPU)
 
 
 # Paddle 2.6 keeps a network's translated code after an export, and also calls it in eager mode.

@@ -14,7 +14,8 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.backbones.layers.layout import address, by_onednn, dense, empty, run
+from plsc.backbones.layers.layout import address, by_onednn, dense, run
+from plsc.distributed.paddle_internals import empty, view
 from plsc.native import library
 
 _NONE, _RELU, _PRELU = range(3)  # the numbers that norm.cpp uses
@@ -89,7 +90,7 @@ class _Normalise(PyLayer):
         # which would refer to y, and neither would be freed.
         ctx.save_for_backward(x, kept, *([y.detach()] if ctx.has_skip and kind != _NONE else []))
         # A view of x: Paddle would treat x itself as a result that is computed in place.
-        return (y, paddle._C_ops.view_shape(x, x.shape)) if passes else y
+        return (y, view(x)) if passes else y
 
     @staticmethod
     def backward(ctx, dy, more=None):

@@ -6,7 +6,8 @@ from ctypes import c_float
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.backbones.layers.layout import address, by_onednn, dense, empty, number, run
+from plsc.backbones.layers.layout import address, by_onednn, dense, number, run
+from plsc.distributed.paddle_internals import empty
 from plsc.native import onednn
 
 

@@ -16,9 +16,10 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from plsc.backbones.layers.addresses import Dropout
-from plsc.backbones.layers.layout import address, by_onednn, dense, empty, number, run
+from plsc.backbones.layers.layout import address, by_onednn, dense, number, run
 from plsc.backbones.layers.pointwise import eltwise
 from plsc.backbones.layers.weights import Weights
+from plsc.distributed.paddle_internals import empty
 from plsc.native import library, onednn
 from plsc.native.onednn import BFLOAT16, FLOAT32, describe, describe_any, kept
 

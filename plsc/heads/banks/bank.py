@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import paddle
-from paddle import _C_ops
 
 from plsc import native as kernels
 from plsc.distributed.device import takes_device_path
+from plsc.distributed.paddle_internals import squared_norm
 from plsc.errors import UserError
 from plsc.heads.banks.tensors import large_tensor, rows_in_place, write_rows
 from plsc.heads.optimizer import Rule, Update
@@ -273,4 +273,4 @@ def _square(rows: paddle.Tensor) -> paddle.Tensor:
     """Sum the squares, a float64 scalar where the rows are."""
     if kernels.library() and rows.place.is_cpu_place():
         return paddle.full([], row_kernels.sum_of_squares(rows), "float64")
-    return _C_ops.squared_l2_norm(rows).astype("float64").sum()
+    return squared_norm(rows).astype("float64").sum()

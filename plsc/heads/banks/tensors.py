@@ -9,6 +9,8 @@ import numpy as np
 import paddle
 from paddle.utils import dlpack
 
+from plsc.distributed import paddle_internals
+
 
 def large_tensor(shape: Sequence[int]) -> paddle.Tensor:
     """Return a new tensor of float32 for numbers that every step reads or writes, not filled.
@@ -31,7 +33,7 @@ def rows_in_place(tensor: paddle.Tensor, start: int, stop: int) -> paddle.Tensor
     write, and for others to read. Paddle's operators write rows by `write_rows`."""
     if (start, stop) == (0, len(tensor)):
         return tensor
-    return tensor._slice(start, stop) if start < stop else tensor[:0]
+    return paddle_internals.rows_in_place(tensor, start, stop) if start < stop else tensor[:0]
 
 
 def write_rows(tensor: paddle.Tensor, start: int, rows: paddle.Tensor) -> None:
