@@ -1,9 +1,10 @@
-"""Communicate between ranks: every collective is called here; on one process each function is the identity.
+"""Communicate between ranks. No other module calls a collective.
 
-Gloo on CPUs and a device's own library there, with the same code.
+With one process each function returns its input. The same code uses Gloo on CPUs, and a device's own library
+on devices.
 
-Loss convention: the loss is the mean over the global batch of N samples. Paddle's data parallel averages the
-backbone's gradients over the W ranks, so code that gives a gradient to the backbone multiplies it by W: the
+Loss convention: the loss is the mean over the global batch of N samples. `data_parallel` averages the
+backbone's gradients over the W ranks, so code that gives a gradient to the backbone multiplies it by W. The
 average is then the sum over the ranks, which is the gradient of the mean loss over N.
 
 Try it: `python -m paddle.distributed.launch --nproc_per_node 4 tests/distributed/run_collectives.py`.
@@ -34,7 +35,7 @@ _Value = TypeVar("_Value")
 
 _barriers = itertools.count()
 _flags = itertools.count()
-PIECE_BYTES = 64 << 20  # of a rank's array in one all_gather
+PIECE_BYTES = 64 << 20  # most bytes that a rank sends in one all_gather of an array
 
 
 def init(
@@ -43,32 +44,30 @@ def init(
     hang_seconds: float = 600,
     problem: UserError | None = None,
 ) -> None:
-    """Choose the device, the same kind on all ranks, and, in a launch of several, start fleet's collective
-    mode.
+    """Choose the same kind of device on all ranks. If there are several ranks, start fleet's collective mode.
 
     Every rank calls it once.
 
     Args:
         device: "cpu", a kind that Paddle lists, one card of it ("gpu:1"), or "auto" (the first kind, if all
             ranks have a card).
-        threads: CPU threads for this rank's matrix products; None leaves Paddle's own choice.
+        threads: CPU threads for this rank's matrix products. None leaves Paddle's own choice.
         hang_seconds: see plsc.distributed.peers.meet.
-        problem: a mistake that this rank has found before; every rank raises it.
+        problem: a mistake that this rank has found before. Every rank raises it.
 
     Raises UserError on every rank if the ranks cannot have what was asked for, or if no launcher has started
     them. Raises LostRankError if a rank does not come.
     """
-    if (
-        not paddle.in_dynamic_mode()
-    ):  # where another thread has imported Paddle, this one would compute nothing
+    if not paddle.in_dynamic_mode():
+        # If another thread imported Paddle, this one is in static mode, and would compute nothing.
         paddle.disable_static()
     if rank() >= world_size() or (world_size() > 1 and "PADDLE_TRAINER_ENDPOINTS" not in os.environ):
         raise UserError(
             f"rank {rank()} of {world_size()} by PADDLE_TRAINER_ID and PADDLE_TRAINERS_NUM, and no launcher "
             "has set them; unset both"
         )
-    joins = world_size() > 1 and not dist.is_initialized()
-    if joins:
+    starts_group = world_size() > 1 and not dist.is_initialized()
+    if starts_group:
         try:
             interface = network_interface.for_gloo()
         except UserError as error:
@@ -76,11 +75,11 @@ def init(
         peers.meet(hang_seconds, problem)
     kind = _agree_on_kind(device)
     devices.use(kind, device, world_size())
-    if joins:
-        get_store()  # before the ranks exchange their addresses by it
+    if starts_group:
+        get_store()  # before the ranks exchange their addresses through it
         if interface:
             os.environ["GLOO_SOCKET_IFNAME"] = interface
-        # For ranks on CPUs Paddle would take the device's collectives.
+        # Without them Paddle would take the device's collectives for ranks on CPUs.
         os.environ.update(devices.backend_variables(kind))
         with paddle_internals.one_group_of_all_ranks():
             fleet.init(is_collective=True, log_level="ERROR")
@@ -89,7 +88,7 @@ def init(
 
 
 def _agree_on_kind(device: str) -> str:
-    """Decide for all ranks alike on which kind of device they compute."""
+    """Return the kind of device on which all ranks compute."""
     if device == CPU:
         return CPU
     lacks = [devices.why_none(device, world_size())]
@@ -107,9 +106,9 @@ def _agree_on_kind(device: str) -> str:
 def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
     """Reduce `x` over the ranks in place and return it. op: "sum" or "max".
 
-    Gloo's max drops a NaN that sits on any rank but 0; agree on failures with a sum.
+    Gloo's max drops a NaN of every rank except rank 0, so a failure is gathered by a sum.
     """
-    assert x.is_contiguous(), "Paddle 2.6 would reduce the memory in its own order and say nothing"
+    assert x.is_contiguous(), "Paddle 2.6 would reduce the memory in its own order, without an error"
     if world_size() > 1:
         with RecordEvent("gather"):
             dist.all_reduce(x, op=dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX)
@@ -117,16 +116,17 @@ def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
 
 
 def broadcast(x: paddle.Tensor) -> paddle.Tensor:
-    """Overwrite `x` with rank 0's, in place, and return it."""
+    """Overwrite `x` with rank 0's `x` in place, and return it."""
     if world_size() > 1:
         dist.broadcast(x, src=0)
     return x
 
 
 def gather_objects(value: object) -> list:
-    """Gather every rank's `value` (anything picklable and small), in rank order, on every rank.
+    """Gather every rank's `value` (small, and of a type that pickle can write) on every rank, in rank order.
 
-    The pickles are our own. Waits in `barrier` first, so the ranks may come to it minutes apart.
+    The pickles come from plsc's own ranks only. The ranks wait in `barrier` first, so they may call it
+    minutes apart.
     """
     if world_size() == 1:
         return [value]
@@ -139,8 +139,8 @@ def gather_objects(value: object) -> list:
 def run_on_rank_0(function: Callable[[], _Value]) -> _Value:
     """Call `function` on rank 0 alone; return its value, or raise its UserError, on every rank.
 
-    Every rank calls it. The value has to be small and picklable. It may take minutes: the others wait in
-    `barrier`.
+    Every rank calls it. The value is small, and of a type that pickle can write. The call may take minutes,
+    because the others wait in `barrier`.
     """
     value = None
     problem = None
@@ -156,30 +156,30 @@ def run_on_rank_0(function: Callable[[], _Value]) -> _Value:
 
 
 def run_on_all_ranks(function: Callable[[], _Value]) -> _Value:
-    """Call `function` on every rank, and return this rank's value, or raise the UserError of the first rank
-    that failed on every rank.
+    """Call `function` on every rank and return this rank's value. If it fails on a rank, every rank raises
+    the UserError of the first rank that failed.
 
-    `function` calls no collective, so that a rank that fails leaves no other waiting. It may raise anything.
-    The ranks may take minutes: they wait in `barrier`.
+    `function` calls no collective, so no rank waits for one that has failed. It may raise any exception. The
+    ranks may take minutes, because they wait in `barrier`.
     """
     value, problem, cause = None, None, None
     try:
         value = function()
     except UserError as error:
         problem = cause = error
-    except Exception as error:  # noqa: BLE001 (of any kind in a user's class or in Paddle)
+    except Exception as error:  # noqa: BLE001 (a user's class, or Paddle, may raise any)
         problem, cause = UserError(in_one_line(error)), error
-    for of_rank in gather_objects(problem):
-        if of_rank is not None:
-            raise of_rank from cause
+    for first_problem in filter(None, gather_objects(problem)):
+        raise first_problem from cause
     return value
 
 
 class Flag:
     """A flag that any rank raises and every rank reads without a collective, in the job's key-value store.
 
-    Every rank makes it, as often as the others. Ranks that read it at different times may see it differently:
-    where they must decide alike, they read it after a `barrier` that comes after the last chance to raise it.
+    Every rank makes the same number of flags, in the same order. Ranks that read one at different times may
+    read different values. If they must decide alike, they read it after a `barrier` that follows the last
+    chance to raise it.
     """
 
     def __init__(self) -> None:
@@ -210,10 +210,11 @@ def gather_counts(count: int) -> list[int]:
 def gather_array(x: np.ndarray) -> np.ndarray:
     """Gather a numpy array [B, ...] of each rank to [N, ...] in rank order, on every rank.
 
-    All axes but the first must agree; B may be 0.
+    All axes except the first must agree. B may be 0.
 
-    For large results: sent in pieces of PIECE_BYTES, so that no single collective takes long, and a device
-    holds only W pieces. Waits in `barrier` first, so the ranks may come to it minutes apart.
+    Made for large results: the array is sent in pieces of PIECE_BYTES, so that no single collective takes
+    long, and a device holds only W pieces. The ranks wait in `barrier` first, so they may call it minutes
+    apart.
     """
     if world_size() == 1:
         return x
@@ -224,26 +225,26 @@ def gather_array(x: np.ndarray) -> np.ndarray:
     rows = max(1, PIECE_BYTES // max(1, out[:1].nbytes))
     for first in range(0, max(counts), rows):
         piece = np.zeros((min(rows, max(counts) - first), *x.shape[1:]), x.dtype)
-        mine = x[first : first + rows]
-        piece[: len(mine)] = mine
+        own = x[first : first + rows]
+        piece[: len(own)] = own
         parts: list = []
         dist.all_gather(parts, paddle.to_tensor(piece))
         for start, count, part in zip(starts, counts, parts):
-            here = max(0, min(len(piece), count - first))
-            out[start + first : start + first + here] = part.numpy()[:here]
+            used = max(0, min(len(piece), count - first))
+            out[start + first : start + first + used] = part.numpy()[:used]
     return out
 
 
 def _c_allgather(x: paddle.Tensor, counts: Sequence[int] | None = None) -> paddle.Tensor:
-    """Gather rows, differentiably: [B, ...] -> [N, ...], rank-major, the same bits on every rank. PLSC's
-    name.
+    """Gather rows differentiably: [B, ...] -> [N, ...], in rank order, with the same bits on every rank.
 
-    Backward sums over the ranks the gradient of this rank's slice. Every rank calls it, forward and backward.
-    Collectives: one all_gather forward (two without `counts`), one reduce-scatter backward; none at world
-    size 1.
+    The name is that of the original PLSC. The backward pass sums the gradient of this rank's rows over the
+    ranks. Every rank calls it, forward and backward.
+    Collectives: one all_gather forward (two without `counts`), one reduce-scatter backward. One process has
+    none.
 
     Args:
-        counts: rows that each rank contributes, sum N. Unequal ones are padded on the way.
+        counts: rows that each rank contributes, sum N. Unequal counts are padded for the transfer.
     """
     if world_size() == 1:
         return x
@@ -251,11 +252,12 @@ def _c_allgather(x: paddle.Tensor, counts: Sequence[int] | None = None) -> paddl
 
 
 def _c_reducescatter(x: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
-    """Sum over the ranks, differentiably, and return this rank's rows: [N, ...] -> [B, ...]. PLSC's name.
+    """Sum over the ranks differentiably, and return this rank's rows: [N, ...] -> [B, ...].
 
-    Backward gathers the ranks' gradients. Every rank calls it, forward and backward.
-    Collectives: one reduce-scatter forward, one all_gather backward; none at world size 1. Gloo has no
-    reduce-scatter: there it is an all_reduce and a slice.
+    The name is that of the original PLSC. The backward pass gathers the ranks' gradients. Every rank calls
+    it, forward and backward.
+    Collectives: one reduce-scatter forward, one all_gather backward. One process has none. Gloo has no
+    reduce-scatter, so on CPUs it is an all_reduce and a slice.
 
     Args:
         counts: rows that each rank receives, sum N.
@@ -306,16 +308,16 @@ def _reduce_scatter(x: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
 
 
 def _padded(x: paddle.Tensor, rows: int) -> paddle.Tensor:
-    """Append rows of zeros up to so many."""
+    """Append rows of zeros until there are `rows` rows."""
     missing = rows - x.shape[0]
     return paddle.concat([x, paddle.zeros([missing, *x.shape[1:]], dtype=x.dtype)]) if missing else x
 
 
 def shard_index(label: np.ndarray, start: int, stop: int, ignore: int = -1) -> np.ndarray:
-    """Number labels within this shard: label - start inside [start, stop), `ignore` elsewhere. No collective.
+    """Number labels within this shard: label - start inside [start, stop), `ignore` elsewhere.
 
-    Paddle's own shard_index has the ceil split only; the two agree where W divides C. int64 in, int64 out;
-    `label` does not change.
+    Calls no collective. int64 in, int64 out. `label` does not change.
+    Paddle's own shard_index only splits into shards of ceil(C / W) classes. The two agree if W divides C.
     """
     return np.where((label >= start) & (label < stop), label - start, ignore)
 
@@ -323,9 +325,9 @@ def shard_index(label: np.ndarray, start: int, stop: int, ignore: int = -1) -> n
 def barrier(timeout: float = 3600.0) -> None:
     """Wait until every rank has called it, for at most `timeout` seconds.
 
-    It polls the job's key-value store: a Gloo collective gives up after a fixed 30 s, which a rank that
-    saves, evaluates or builds an index alone easily exceeds. It takes some milliseconds, so it is not for
-    every step. Every rank must call it equally often. Raises LostRankError if a rank is gone.
+    It polls the job's key-value store. A Gloo collective would give up after a fixed 30 s, and a rank that
+    saves, evaluates or builds an index alone takes longer. A call takes some milliseconds, which is too much
+    for every step. All ranks must call it the same number of times. Raises LostRankError if a rank is gone.
     """
     if world_size() == 1:
         return
@@ -333,18 +335,18 @@ def barrier(timeout: float = 3600.0) -> None:
     key = f"plsc/barrier/{next(_barriers)}"
     give_up = time.monotonic() + timeout
     pauses = _pauses()
-    here = store.add(key, 1)
-    while here < world_size():
+    arrived = store.add(key, 1)
+    while arrived < world_size():
         if time.monotonic() > give_up:
             raise TimeoutError(
-                f"only {here} of {world_size()} ranks reached barrier {key} within {timeout:.0f} s"
+                f"only {arrived} of {world_size()} ranks reached barrier {key} within {timeout:.0f} s"
             )
-        gone = peers.gone()  # asked first: a rank that has come may pass, and end, before the others see it
+        gone = peers.gone()  # read first: a rank that has arrived may pass and end before the others see it
         time.sleep(next(pauses))
-        here = store.add(key, 0)
-        if gone and here < world_size():
+        arrived = store.add(key, 0)
+        if gone and arrived < world_size():
             raise peers.LostRankError(gone)
-    # The store belongs to rank 0 and ends with it, so rank 0 leaves last: the others may still ask it.
+    # The store belongs to rank 0 and ends with it. The others may still ask it, so rank 0 leaves last.
     if rank() != 0:
         store.add(key, 1)
         return
@@ -354,17 +356,19 @@ def barrier(timeout: float = 3600.0) -> None:
 
 
 def _pauses() -> Iterator[float]:
-    """Yield seconds between two questions: 1, 2, 4 to 32 ms, then always 32, so that many ranks do not flood
-    rank 0."""
+    """Yield the seconds between two questions: 1, 2, 4 to 32 ms, then always 32, so that many ranks do not
+    flood rank 0."""
     return itertools.chain((0.001 * 2**n for n in range(5)), itertools.repeat(0.032))
 
 
 def global_mean(loss_B: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
-    """Compute the mean of all ranks' losses, the same on every rank; its gradient is multiplied by the number
-    of ranks.
+    """Compute the mean of all ranks' losses, the same on every rank.
+
+    Its gradient is multiplied by the number of ranks, by the module's loss convention.
 
     Args:
-        loss_B: of this rank's samples. counts: samples of each rank.
+        loss_B: losses of this rank's samples, float [B].
+        counts: number of samples of each rank.
 
     Collectives: one all_reduce SUM of a number.
     """

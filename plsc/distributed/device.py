@@ -47,19 +47,20 @@ def _kind_for(device: str) -> str:
 
 
 def _selected(kind: str) -> int:
-    """Return the number of this rank's card: what Paddle's launcher says, else the rank's own number.
+    """Return the number of this rank's card: the one that Paddle's launcher gives, or the rank's own number.
 
-    Of GPUs a rank of our launcher sees its own alone.
+    A rank that our launcher started sees only its own GPU.
     """
     own = 0 if kind == GPU else rank_from_env()
     return int(os.environ.get(f"FLAGS_selected_{kind}s", str(own)).split(",")[0])
 
 
 def why_none(device: str, ranks: int = 1) -> str:
-    """Say why this rank cannot compute on a device; "" if it can.
+    """Explain why this rank cannot compute on a device. "" if it can.
 
     Args:
-        device: a kind, "gpu:1" or "auto". ranks: of the launch.
+        device: a kind, "gpu:1" or "auto".
+        ranks: number of ranks in the launch.
     """
     kind = _kind_for(device)
     if kind == CPU:
@@ -82,14 +83,14 @@ def why_none(device: str, ranks: int = 1) -> str:
 
 
 def decide(device: str, lacks: Sequence[str]) -> str:
-    """Choose the kind of device for all ranks alike.
+    """Choose the kind of device for all ranks.
 
     Args:
-        device: as Global.device; of "auto" the first kind that Paddle has, if there are cards.
-        lacks: why a rank cannot have it, "" if it can, by rank.
+        device: as Global.device. "auto" takes the first kind that Paddle has, if there are cards.
+        lacks: for each rank why it cannot have the device, "" if it can.
 
-    Raises UserError, the same on all ranks, if only some can, or if a kind was asked for that one cannot
-    have.
+    Raises UserError, the same on all ranks, if only some ranks can have the kind, or if one cannot have the
+    kind that was asked for.
     """
     without = [rank for rank, why in enumerate(lacks) if why]
     if device == CPU or (device == AUTO and len(without) == len(lacks)):
@@ -104,10 +105,10 @@ def decide(device: str, lacks: Sequence[str]) -> str:
 
 
 def use(kind: str, device: str = AUTO, ranks: int = 1) -> None:
-    """Compute on a kind of device from here on; in a launch of several ranks on cards, Paddle picks each
-    rank's own."""
+    """Compute on a kind of device from now on. If there are several ranks on cards, Paddle chooses each
+    rank's card."""
     if kind not in (CPU, GPU):
-        # Operators that would give strided views give copies instead: a plug-in has no kernel `contiguous`.
+        # Operators that would return strided views return copies: a plug-in has no kernel `contiguous`.
         paddle.set_flags({"FLAGS_use_stride_kernel": False})
     if kind == CPU:
         paddle.set_device(CPU)
@@ -116,8 +117,8 @@ def use(kind: str, device: str = AUTO, ranks: int = 1) -> None:
 
 
 def backend_variables(kind: str) -> dict[str, str]:
-    """Return the environment by which Paddle takes the collectives of a kind: else those of the first that it
-    has."""
+    """Return the variables by which Paddle takes the collectives of a kind. Without them it would take those
+    of the first kind that it has."""
     if kind == CPU:
         return {"PADDLE_DISTRI_BACKEND": "gloo"}
     card = {f"FLAGS_selected_{kind}s": str(_selected(kind))}
@@ -131,23 +132,22 @@ def _kind_in_use() -> str:
 
 
 def on_device() -> bool:
-    """Say whether Paddle computes on something else than the CPU."""
+    """Return whether Paddle computes on a device other than the CPU."""
     return _kind_in_use() != CPU
 
 
 def takes_device_path() -> bool:
-    """Say whether the host would wait to read a value of the device: on every one but CPUs, and with
-    PLSC_KERNELS=0.
+    """Return whether the code for devices runs: on every device except CPUs, and on CPUs with PLSC_KERNELS=0.
 
-    With the kernels turned off a CPU takes the devices' way in everything, so that it can be tested and
-    counted there.
+    On a device the host waits to read a value. If the kernels are turned off, a CPU takes the same path, so
+    that it can be tested and counted there.
     """
     return turned_off() or on_device()
 
 
 @contextlib.contextmanager
 def explained(remedy: str) -> Iterator[None]:
-    """Raise UserError with the remedy where the device's memory is used up inside the block."""
+    """Raise UserError with the remedy if the device's memory is used up inside the block."""
     try:
         yield
     except MemoryError as error:
@@ -159,29 +159,29 @@ def explained(remedy: str) -> Iterator[None]:
 def tensor_of(array: np.ndarray, place: object = None) -> paddle.Tensor:
     """Copy an array to a place as a tensor of the same shape and dtype, without gradient.
 
-    place: one of Paddle's; None: the current device.
+    place: one of Paddle's places. None: the current device.
 
-    `paddle.to_tensor` is faster above a megabyte, but Paddle 3.3 never frees 112 bytes of each call, a
-    gigabyte in a million steps of a head.
+    `paddle.to_tensor` is faster above a megabyte, but Paddle 3.3 never frees 112 bytes of each call. That is
+    a gigabyte in a million steps of a head.
     """
     tensor = paddle.empty(array.shape, array.dtype.name)
     tensor.get_tensor().set(array, place or paddle_internals.current_place())
     return tensor
 
 
-# Sources of copies, which must live until these are done.
+# Sources of queued copies, which must live until the copies are done.
 _in_flight: deque[tuple[paddle.device.Event, paddle.Tensor]] = deque()
 
 
 def to_device(array: np.ndarray) -> paddle.Tensor:
     """Copy an array to the current device as a tensor of the same shape and dtype, without gradient.
 
-    The copy is queued. The array itself may be changed at once.
+    The copy is queued. The caller may change the array at once.
     """
     kind = _kind_in_use()
     if kind == CPU:
         return tensor_of(array)
-    pinned = kind == GPU  # from memory of which Paddle itself keeps the source
+    pinned = kind == GPU  # Paddle itself keeps the source of such a copy alive
     source = tensor_of(array, paddle.CUDAPinnedPlace() if pinned else paddle.CPUPlace())
     tensor = paddle_internals.copy_to(source, paddle_internals.current_place(), wait=False)
     if not pinned:
@@ -194,5 +194,5 @@ def to_device(array: np.ndarray) -> paddle.Tensor:
 
 
 def to_host(tensor: paddle.Tensor) -> np.ndarray:
-    """Read a tensor's numbers: the host waits once, until the device has done all that was queued."""
+    """Read a tensor's numbers. The host waits until the device has executed its whole queue."""
     return paddle_internals.copy_to(tensor, paddle.CPUPlace(), wait=True).numpy()

@@ -1,9 +1,9 @@
 """Prepare the environment of a process before Paddle computes: threads per rank and the BLAS code path.
 
-Importing Paddle sets OMP_NUM_THREADS=1, and so does the launcher for its ranks: without a correction a rank
+Importing Paddle sets OMP_NUM_THREADS=1, and the launcher sets it for its ranks. Without a correction a rank
 on a large machine uses one core. Paddle's BLAS takes a slow path on AMD processors unless
-MKL_DEBUG_CPU_TYPE=5 is in the environment before the first matrix product (2.3 to 2.7 times slower,
-measured). Settings of the user are never overridden.
+MKL_DEBUG_CPU_TYPE=5 is in the environment before the first matrix product. We measured it to be 2.3 to 2.7
+times slower. Settings of the user are never overridden.
 """
 
 import logging
@@ -15,7 +15,7 @@ from pathlib import Path
 AUTO = "auto"
 CPU = "cpu"
 GPU = "gpu"
-DEVICES = r"auto|cpu|(?!auto|cpu)[a-z][a-z0-9_]*(:\d+)?"  # of Global.device
+DEVICES = r"auto|cpu|(?!auto|cpu)[a-z][a-z0-9_]*(:\d+)?"  # pattern of Global.device
 
 # Warnings that Paddle gives at every start and that a user cannot act on.
 _NUISANCES = (
@@ -25,19 +25,21 @@ _NUISANCES = (
 
 
 def before_paddle() -> None:
-    """Choose the BLAS code path, silence routine messages and open closed streams; call it before Paddle is
-    imported."""
+    """Choose the BLAS code path, silence routine messages and open closed streams.
+
+    Call it before Paddle is imported.
+    """
     for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed, as those of daemons are: a file would get its number
+        if getattr(sys, name) is None:  # closed, as in daemons: the next opened file would get its number
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
-    # MKL_CBWR chooses a code path as well, which MKL_DEBUG_CPU_TYPE would override.
+    # MKL_CBWR chooses a code path, too, and MKL_DEBUG_CPU_TYPE would override it.
     if "MKL_CBWR" not in os.environ and _cpu_vendor() == "AuthenticAMD":
         os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")
     for nuisance in _NUISANCES:
         warnings.filterwarnings("ignore", message=nuisance)
     # Read when Paddle is imported. Its information and warnings are for its developers.
     os.environ.setdefault("GLOG_minloglevel", "2")
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where it keeps its fonts, and that it made them
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it would report where it keeps its fonts
 
 
 def rank_from_env() -> int:
@@ -56,12 +58,12 @@ def local_size_from_env() -> int:
 
 
 def by_paddles_launcher() -> bool:
-    """Return whether Paddle's launcher has started this rank; it alone sets this variable."""
+    """Return whether Paddle's launcher has started this rank. No other program sets this variable."""
     return "PADDLE_RANK_IN_NODE" in os.environ
 
 
 def master_from_env() -> tuple[str, int]:
-    """Return host and port of the job's store, which rank 0 keeps, as Paddle reads them."""
+    """Return host and port of the job's store, which rank 0 serves, as Paddle reads them."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not (host and port):
         first = os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").partition(",")[0]
@@ -70,23 +72,23 @@ def master_from_env() -> tuple[str, int]:
 
 
 def available_bytes() -> int:
-    """Return the bytes of memory that programs of this machine can still get (Linux)."""
+    """Return the bytes of memory that programs on this machine can still get (Linux)."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
 
 
 def prepare(threads: int | None = None, device: str = AUTO) -> int:
-    """Set the environment; call it before the first Paddle computation.
+    """Set the environment. Call it before Paddle's first computation.
 
     Args:
-        threads: threads for this rank; None: the user's OMP_NUM_THREADS, else the processors are shared out
-            evenly among the ranks of this machine.
+        threads: threads for this rank. None: the user's OMP_NUM_THREADS, or an even share of the processors
+            among the ranks on this machine.
         device: as Global.device.
 
     Returns: the number of threads for `distributed.init`.
     """
     before_paddle()
-    if device == CPU:  # Paddle's import would look for the card that its launcher gave this rank
+    if device == CPU:  # importing Paddle would look for the card that its launcher gave this rank
         for name in [name for name in os.environ if name.startswith("FLAGS_selected_")]:
             del os.environ[name]
     if threads is not None:
@@ -98,15 +100,18 @@ def prepare(threads: int | None = None, device: str = AUTO) -> int:
 
 
 def for_ranks() -> dict[str, str]:
-    """Return os.environ for a launch from this process, without what Paddle and `prepare` have added."""
+    """Return os.environ for a launch from this process, without the variables that Paddle and `prepare` have
+    added."""
     ours = {"OMP_NUM_THREADS": "1", "MKL_DEBUG_CPU_TYPE": "5"}.items() - _environment_at_start().items()
     return dict(os.environ.items() - ours)
 
 
 def _environment_at_start() -> dict[str, str]:
-    """Return the environment that the user gave: that of Paddle's launcher (the parent), else our own.
+    """Return the environment that the user gave: that of Paddle's launcher (the parent), or this process's
+    own.
 
-    os.environ would be wrong: importing Paddle has put OMP_NUM_THREADS=1 into it, here and in that launcher.
+    os.environ would be wrong, because importing Paddle has put OMP_NUM_THREADS=1 into it, here and in that
+    launcher.
     """
     pid = os.getppid() if by_paddles_launcher() else os.getpid()
     text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")

@@ -1,9 +1,9 @@
-"""Start `python -m plsc ...` on several ranks of this machine, and wait for their ends.
+"""Start `python -m plsc ...` on several ranks of this machine, and wait until they have ended.
 
     launch(["selftest"], 2, Path("log"), print)    # {1: 0, 0: 0}: both have ended with exit code 0
 
-The ranks meet on the loopback interface, so the name of the machine needs no address, and no proxy is asked.
-They die with this process. On several machines Paddle's launcher starts the ranks.
+The ranks meet on the loopback interface, so the machine's name needs no address, and no proxy is asked. The
+ranks die with this process. On several machines Paddle's launcher starts them.
 """
 
 import contextlib
@@ -20,11 +20,10 @@ from pathlib import Path
 from plsc.distributed import environment
 
 MAIN = Path(__file__).resolve().parents[1] / "__main__.py"
-GRACE = 3.0  # seconds that the other ranks have to end after one has failed
+GRACE = 3.0  # seconds in which the other ranks have to end after one has failed
 _POLL = 0.1  # seconds
 _PR_SET_PDEATHSIG = 1
-# Looked up here: after a fork of a process with threads, one of them may have held the lock that looking up
-# takes.
+# Looked up before any fork. Looking up takes a lock, which another thread may hold at the moment of the fork.
 _prctl = ctypes.CDLL(None).prctl
 
 
@@ -40,14 +39,16 @@ def launch(
     """Run `python main *arguments` on `ranks` processes with the import path of this one.
 
     Args:
-        logs: folder for the output of each rank, workerlog.0, workerlog.1, ...
-        say: is called with the text that rank 0 prints.
+        arguments: command-line arguments of each process.
+        ranks: number of processes.
+        logs: folder for each rank's output: workerlog.0, workerlog.1, ...
+        print_lines: called with the text that rank 0 prints.
         main: plsc's __main__.py, or that of the benchmarks.
-        env: added to the environment.
-        watch: is called several times a second with the processes that run.
+        env: variables to add to the environment.
+        watch: called several times a second with the running processes.
 
-    Returns: the exit code of each rank, in the order of their ends; negative: killed by that signal; None: it
-    did not end when another had failed, and was killed.
+    Returns: the exit code of each rank, in the order in which they ended. A negative code is the signal that
+    killed it. None means that the rank did not end after another one had failed, and was killed.
     """
     logs.mkdir(parents=True, exist_ok=True)
     ends: dict[int, int | None] = {}
@@ -62,7 +63,7 @@ def launch(
                 env={**_environment(rank, ranks, port), **env},
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is this process's to pass on
+                start_new_session=True,  # this process passes Ctrl-C on
                 preexec_fn=die_with_parent,  # noqa: PLW1509 (it takes no lock)
             )
             if rank == 0:
@@ -89,11 +90,11 @@ def launch(
 
 
 def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """Return what Paddle reads in a rank, and what Python needs to import plsc."""
-    # Nobody listens at any of these but rank 0's.
+    """Return the variables that Paddle reads in a rank, and those by which Python finds plsc."""
+    # Only rank 0 listens at its endpoint.
     endpoints = [f"127.0.0.1:{port + number}" for number in range(ranks)]
     cards = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))).split(",")
-    card = cards[rank] if rank < len(cards) else "-1"  # one that is not there
+    card = cards[rank] if rank < len(cards) else "-1"  # which does not exist
     return {
         **environment.for_ranks(),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -109,17 +110,19 @@ def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _port_of_our_own() -> Iterator[int]:
-    """Keep a port from all others inside the block, in which rank 0's store may listen there."""
-    with socket.socket() as kept, socket.socket(type=socket.SOCK_DGRAM) as asking:
-        asking.connect(("127.0.0.1", 1))  # sends nothing; OSError without loopback, where ranks would wait
+    """Reserve a port inside the block. Only rank 0's store can listen there."""
+    with socket.socket() as kept, socket.socket(type=socket.SOCK_DGRAM) as probe:
+        # Sends nothing. Raises OSError if there is no loopback interface, where the ranks would wait for
+        # ever.
+        probe.connect(("127.0.0.1", 1))
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the store does
         kept.bind(("127.0.0.1", 0))
         yield kept.getsockname()[1]
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends for any reason.
+    """Let the kernel kill this process when its parent ends for any reason.
 
-    Otherwise the ranks of a killed launcher, each in a session of its own, would run on.
+    Otherwise the ranks of a killed launcher would keep running, since each has a session of its own.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

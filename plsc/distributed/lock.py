@@ -1,10 +1,9 @@
 """Lock an output folder for one run at a time, by its file `.lock`, which names the holder.
 
-The kernel releases the lock when its holder ends for any reason, so a dead run does not keep it. Knows no
-ranks.
+The kernel releases the lock when its holder ends for any reason, so a dead run does not keep it. This module
+knows nothing about ranks.
 
-Try it twice at the same time: `python -c "from plsc.distributed.lock import hold; held = hold('out');
-input()"`.
+Try it in two terminals: `python -c "from plsc.distributed.lock import hold; held = hold('out'); input()"`.
 """
 
 import contextlib
@@ -24,8 +23,8 @@ _log = logging.getLogger("plsc")
 def hold(folder: str | os.PathLike) -> IO[str]:
     """Take the lock of `folder`, which is created if it is missing, until the returned file is closed.
 
-    Raises UserError when another process holds it, naming that process. A file system without locks gives a
-    warning.
+    Raises UserError, which names the other process, if another process holds it. A file system without locks
+    gives a warning.
     """
     folder = Path(folder)
     with writing(f"Global.output_dir: {folder}", remedy="name another folder"):

@@ -1,8 +1,8 @@
 """Find the network interface over which the ranks of several machines reach each other.
 
-Gloo takes the address of the machine's name, which is 127.0.1.1 on Debian and Ubuntu, may be unknown, or may
-be another machine's. The launcher knows the right address: that of `--host`, which it passes on as
-PADDLE_CURRENT_ENDPOINT. Imports no Paddle.
+Gloo takes the address of the machine's name. That address is 127.0.1.1 on Debian and Ubuntu, may be unknown,
+or may belong to another machine. The launcher knows the right address: that of `--host`, which it passes on
+as PADDLE_CURRENT_ENDPOINT. This module does not import Paddle.
 
     addresses()    # {"127.0.0.1": "lo", "10.77.0.11": "eth0"}
 """
@@ -14,22 +14,22 @@ import os
 import socket
 import struct
 
-from plsc.distributed.environment import local_size_from_env, world_size_from_env
+from plsc.distributed.environment import local_size_from_env, master_from_env, world_size_from_env
 from plsc.errors import UserError
 
 _SIOCGIFCONF = 0x8912  # linux/sockios.h; man 7 netdevice
 _ENTRY = 40  # bytes of a struct ifreq on 64-bit Linux
-_MOST = 1024  # entries
+_MAX_ENTRIES = 1024
 
 
 def addresses() -> dict[str, str]:
     """Map each IPv4 address of this machine to the name of its interface."""
-    buffer = array.array("B", bytes(_ENTRY * _MOST))
+    buffer = array.array("B", bytes(_ENTRY * _MAX_ENTRIES))
     request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
-    with socket.socket(type=socket.SOCK_DGRAM) as asking:
-        used, _ = struct.unpack("iP", fcntl.ioctl(asking, _SIOCGIFCONF, request))
+    with socket.socket(type=socket.SOCK_DGRAM) as any_socket:
+        used, _ = struct.unpack("iP", fcntl.ioctl(any_socket, _SIOCGIFCONF, request))
     entries = [buffer[at : at + _ENTRY].tobytes() for at in range(0, used, _ENTRY)]
-    # A name of 16 bytes, then a struct sockaddr_in: family, port, address.
+    # Each entry is a name of 16 bytes and a struct sockaddr_in: family, port, address.
     return {
         socket.inet_ntoa(entry[20:24]): entry[:16].partition(b"\0")[0].decode().partition(":")[0]
         for entry in entries
@@ -37,9 +37,9 @@ def addresses() -> dict[str, str]:
 
 
 def for_gloo() -> str | None:
-    """Choose the interface for Gloo; None if the user has chosen one (GLOO_SOCKET_IFNAME).
+    """Choose the interface for Gloo. None if the user has chosen one (GLOO_SOCKET_IFNAME).
 
-    Raises UserError if the launch has an address for this machine by which others cannot reach it.
+    Raises UserError if other machines cannot reach this one by the address that the launch gives it.
     """
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return None
@@ -51,7 +51,8 @@ def for_gloo() -> str | None:
         address = socket.gethostbyname(host)
     except OSError as error:
         raise UserError(f"the launch calls this machine {host}, which has no address; {remedy}") from error
-    if ipaddress.ip_address(address).is_loopback:
+    # If rank 0 listens on loopback, too, both machines are this one.
+    if ipaddress.ip_address(address).is_loopback and master_from_env()[0] != host:
         raise UserError(f"the launch calls this machine {host}, {address}: others cannot reach it; {remedy}")
     known = addresses()
     if address not in known:

@@ -14,6 +14,7 @@ def several_machines(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     monkeypatch.setenv("PADDLE_LOCAL_SIZE", "1")
+    monkeypatch.setenv("PADDLE_MASTER", "10.77.0.10:8090")
     monkeypatch.setattr(network_interface, "addresses", lambda: {"127.0.0.1": "lo", "10.77.0.11": "eth0"})
     known = {"node1": "127.0.1.1", "node2": "10.77.0.11"}
 
@@ -46,6 +47,11 @@ def test_the_interface_has_the_address_of_the_launch(several_machines, host):
 )
 def test_an_address_that_others_cannot_reach_is_one_line(several_machines, host, line):
     assert re.search(line, refusal(several_machines, host))
+
+
+def test_two_launches_on_this_machine_may_meet_on_loopback(several_machines, monkeypatch):
+    monkeypatch.setenv("PADDLE_MASTER", "127.0.0.1:8090")
+    assert several_machines("127.0.0.1") == "lo"
 
 
 def test_the_users_interface_stays_and_one_machine_takes_loopback(several_machines, monkeypatch):

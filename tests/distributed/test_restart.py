@@ -278,7 +278,9 @@ def test_of_two_machines_started_by_hand_the_other_ends_soon_with_one_line(warm,
         options = ["--nnodes", "2", "--rank", machine, "--host", "127.0.0.1", "--master", master]
         launcher = ["-m", "paddle.distributed.launch", *options, "--log_dir", f"log{machine}", *words]
         launches.append(warm.start(launcher, tmp_path, stderr=str(tmp_path / "stderr")))
+    give_up = time.monotonic() + 120
     while not list(tmp_path.glob("1:4:*")):
+        assert time.monotonic() < give_up, (tmp_path / "log1/workerlog.0").read_text()
         time.sleep(0.1)
     assert launches[0].wait(hang + 10) == watchdog.LOST
     (line,) = re.findall("ERROR .*", (tmp_path / "log0/workerlog.0").read_text())
