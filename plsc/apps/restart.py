@@ -1,8 +1,8 @@
-"""Train on ranks of this machine, and start them again after a failure: `plsc train --ranks N`.
+"""Train on ranks of this machine, and restart them after a failure: `plsc train --ranks N`.
 
-A start goes on from the newest checkpoint. There is none after a mistake of the user (exit code 2), nor after
-three failures without a newer checkpoint. SIGTERM, SIGINT and SIGHUP go to the ranks, which save and stop.
-Imports no Paddle.
+A restart resumes from the newest checkpoint. There is no restart after a user's mistake (exit code 2), nor
+after three failures without a newer checkpoint. SIGTERM, SIGINT and SIGHUP are passed on to the ranks, which
+save and stop. This module does not import Paddle.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from plsc.training import watchdog
 from plsc.training.run_folder import delete_run, how_to_resume, should_resume, write_config
 from plsc.utils.atomic_write import remove
 
-MOST_FAILURES = 3  # in a row, each without a newer checkpoint than the one before
+MOST_FAILURES = 3  # failures in a row without a newer checkpoint
 _PAUSE = 1.0  # seconds before a restart
 
 
@@ -30,9 +30,12 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
     """Train on `ranks` processes of this machine.
 
     Args:
-        cfg: of the run. arguments: of `python -m plsc` on each rank, `train -c ...`.
+        cfg: config of the run.
+        arguments: of `python -m plsc` on each rank: `train -c ...`.
+        ranks: number of processes.
 
-    Returns: 0: done; 128 + a signal that it was stopped on; 1: given up; 2: a mistake of the user.
+    Returns: the exit code. 0: done. 1: given up. 2: a user's mistake. 128 + the number of a signal: stopped
+    on it.
     Raises: UserError if another run has the folder.
     """
     cfg.check_ranks(ranks)
@@ -47,7 +50,7 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
         failures, newest = 0, store.newest_step(folder / "checkpoints")
         if not resumes:
             delete_run(folder)
-            write_config(cfg)  # which the ranks read where `-c` is this folder
+            write_config(cfg)  # the ranks read it if `-c` is this folder
             for kind in ("workerlog.*", "rank*.txt"):
                 for path in (folder / "log").glob(kind):
                     remove(path)
@@ -60,23 +63,25 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
             if stopped.issuperset(ends.values()):
                 return max(code or 0 for code in ends.values())
             if len(signals) > 1:
-                _say(folder, f"WARNING ended by a second signal; {how_to_resume(cfg.Global)} from {place}")
+                _report(folder, f"WARNING ended by a second signal; {how_to_resume(cfg.Global)} from {place}")
                 return 128 + signals[-1]
             rank, text = _first_failure(folder, ends)
-            if ends[rank] == 2:  # without a text, what it printed
-                _say(folder, text and f"ERROR {text}")
+            if ends[rank] == 2:  # without a text, the rank has printed it
+                _report(folder, text and f"ERROR {text}")
                 return 2
             if signals and not watchdog.message_file(folder, rank).exists():
-                _say(folder, f"INFO stopped on {signal.Signals(signals[0]).name} before the training began")
+                _report(
+                    folder, f"INFO stopped on {signal.Signals(signals[0]).name} before the training began"
+                )
                 return 128 + signals[0]
             failures = failures + 1 if step == newest else 0
             newest = step
             if signals or failures == MOST_FAILURES:
                 without = f"{failures} failures without a newer checkpoint"
                 why = "not saved on the signal" if signals else without
-                _say(folder, f"ERROR {text}; {why}, the logs are in {folder / 'log'}")
+                _report(folder, f"ERROR {text}; {why}, the logs are in {folder / 'log'}")
                 return 1
-            _say(folder, f"WARNING {text}; starting again from {place}")
+            _report(folder, f"WARNING {text}; starting again from {place}")
             overrides = ["-o", "Global.resume=true", "Global.checkpoint=newest"]
             time.sleep(_PAUSE)
 
@@ -84,8 +89,8 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
 def _run(
     folder: Path, arguments: Sequence[str], ranks: int, signals: Sequence[int]
 ) -> Mapping[int, int | None]:
-    """Start the ranks, pass signals on, and return the ranks' ends as `launch` does."""
-    for path in (folder / "log").glob("rank*.txt"):  # of the start before
+    """Start the ranks, pass signals on, and return the ranks' exit codes as `launch` does."""
+    for path in (folder / "log").glob("rank*.txt"):  # of the previous start
         with open(path.with_name(path.stem.replace("rank", "workerlog.")), "ab") as log:
             log.write(path.read_bytes())
         path.unlink()
@@ -103,22 +108,22 @@ def _run(
 
 
 def _first_failure(folder: Path, ends: Mapping[int, int | None]) -> tuple[int, str]:
-    """Return the rank that failed first, and what is said of it; print its traceback.
+    """Return the rank that failed first and the line that describes it. Print its traceback.
 
-    A rank that failed because of another one comes last, after those that did not answer.
+    A rank that failed because of another one counts last, after those that did not answer.
     """
     failed = {rank: code for rank, code in ends.items() if code != 0}
     rank = min(failed, key=lambda rank: {None: 1, watchdog.LOST: 2}.get(failed[rank], 0))
     code, file = failed[rank], watchdog.message_file(folder, rank)
-    words = file.read_text(errors="backslashreplace") if file.exists() else ""
+    message = file.read_text(errors="backslashreplace") if file.exists() else ""
     if code == 2:
-        return rank, words
-    if words and not words.isdigit():
-        line, _, traceback = words.partition("\n")
+        return rank, message
+    if message and not message.isdigit():
+        line, _, traceback = message.partition("\n")
         if code != watchdog.LOST:
             print(traceback, end="", file=sys.stderr, flush=True)
         return rank, line
-    when = f"in step {int(words) + 1}" if words else "before its first step"
+    when = f"in step {int(message) + 1}" if message else "before its first step"
     if code is None:
         return rank, f"rank {rank} did not answer {when}"
     how = f"was killed (signal {-code})" if code < 0 else f"ended with exit code {code}"
@@ -126,16 +131,16 @@ def _first_failure(folder: Path, ends: Mapping[int, int | None]) -> tuple[int, s
 
 
 def _print(text: str) -> None:
-    with contextlib.suppress(OSError):  # a terminal that was closed, or a reader that has left
+    with contextlib.suppress(OSError):  # a closed terminal, or a reader that has ended
         print(text, end="", flush=True)
 
 
-def _say(folder: Path, text: str) -> None:
+def _report(folder: Path, text: str) -> None:
     """Print a line on stderr, and append it to the run's log if that exists."""
     log = folder / "train.log"
     for line in filter(None, text.split("\n")):
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {escape(line)}\n"
-        with contextlib.suppress(OSError):  # a full disk, or a terminal that was closed (nohup)
+        with contextlib.suppress(OSError):  # a full disk, or a closed terminal (nohup)
             print(line, end="", file=sys.stderr, flush=True)
             if log.exists():
                 with open(log, "a", encoding="utf-8", errors="backslashreplace") as file:

@@ -27,13 +27,13 @@ _BUCKET = 25 << 20
 def data_parallel(
     layer: paddle.nn.Layer, recomputed: bool = False
 ) -> tuple[paddle.nn.Layer, Callable[[], object]]:
-    """Give every rank rank 0's parameters and buffers -> what to call in a forward pass, and after the
-    backward pass, which averages the gradients over the ranks.
+    """Copy rank 0's parameters and buffers to every rank -> model, average.
 
-    On devices `paddle.DataParallel` averages them during the backward pass, and the second does nothing.
-    Every rank calls both.
+    model: call it in a forward pass. average: call it after the backward pass, to average the gradients over
+    the ranks. On devices `paddle.DataParallel` averages them during the backward pass, and `average` does
+    nothing. Every rank calls both.
 
-    recomputed: whether layers are recomputed in the backward pass, in which DataParallel's hooks fail.
+    recomputed: whether layers are recomputed in the backward pass, where DataParallel's hooks fail.
     """
     if world_size() == 1:
         return layer, lambda: None
@@ -54,11 +54,11 @@ def data_parallel(
 
 
 def _average(parameters: Sequence[paddle.Tensor]) -> None:
-    """Average the gradients of one bucket by one all_reduce. A rank without a gradient counts as zeros."""
+    """Average the gradients of one bucket by one all_reduce. A missing gradient counts as zeros."""
     grads = [p.grad if p.grad is not None else paddle.zeros(p.shape, p.dtype) for p in parameters]
-    whole = paddle.concat([grad.reshape([-1]) for grad in grads])
-    all_reduce(whole.scale_(1 / world_size()))
-    parts = whole.split([grad.size for grad in grads])
+    bucket = paddle.concat([grad.reshape([-1]) for grad in grads])
+    all_reduce(bucket.scale_(1 / world_size()))
+    parts = bucket.split([grad.size for grad in grads])
     for parameter, grad, part in zip(parameters, grads, parts):
         if parameter.grad is not None or part.any():
             paddle.assign(part.reshape(parameter.shape), output=grad)

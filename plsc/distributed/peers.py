@@ -1,16 +1,16 @@
 """Meet the other ranks before there is a group, and notice within seconds that one is gone.
 
 Each rank holds a TCP connection to rank 0 for the whole run. A thread sends a beat over it every second, and
-rank 0 tells the others whom it has lost. A killed process is noticed at once, since the kernel closes its
-connections; a stopped process, a dead link or a machine without power after `silence` seconds.
+rank 0 tells the others which rank it has lost. A killed process is noticed at once, since the kernel closes
+its connections. A stopped process, a dead link or a machine without power is noticed after `silence` seconds.
 
 Neither of the two other channels can do this. Paddle's key-value store blocks in C++, without a time limit,
-when the machine of rank 0 is gone. Gloo keeps its sockets to itself, gives up after a fixed 30 s, and only in
-a collective: a rank that waits until another one has saved is in none. Besides, the kernel of a stopped
-process still acknowledges what it receives, so the state of a socket shows nothing.
+if the machine of rank 0 is gone. Gloo does not expose its sockets. It gives up after a fixed 30 s, and only
+in a collective, but a rank that waits for another one to save is in none. The state of a socket would not
+help either, because the kernel of a stopped process still acknowledges what it receives.
 
-The ranks meet on the port of the job's store, before that store exists: no other port has to be open.
-Imports no Paddle.
+The ranks meet on the port of the job's store, before that store exists, so no other port has to be open. This
+module does not import Paddle.
 
 Try it: `kill -STOP` a rank of a training.
 """
@@ -27,58 +27,58 @@ from collections.abc import Iterable, Iterator
 from plsc.distributed.environment import master_from_env, rank_from_env, world_size_from_env
 from plsc.errors import UserError
 
-SILENCE = 28.0  # seconds; below Gloo's 30, so that the line names the rank that is gone
+SILENCE = 28.0  # seconds, fewer than Gloo's 30, so that the line names the rank that is gone
 _BEAT = 1.0  # seconds
-_REMIND = 30.0  # seconds between two lines about ranks that have not come
+_REMIND = 30.0  # seconds between two lines about missing ranks
 _LONGEST_HELLO = 1 << 16  # bytes
 _log = logging.getLogger("plsc")
 
 
 class LostRankError(RuntimeError):
-    """Another rank has ended, or gives no sign of life."""
+    """Another rank has ended, or sends no beat."""
 
 
 class Peers:
     """The connections of this rank: rank 0 has one to each other rank, and these have one to rank 0.
 
     Args:
-        connections: socket of each rank that this one is connected to.
+        connections: rank -> the socket that is connected to it.
         silence: seconds without a beat after which a rank is lost.
     """
 
     def __init__(self, connections: dict[int, socket.socket], silence: float = SILENCE):
         self._sockets = connections
         self._silence = silence
-        self._lost: tuple[str, float] | None = None  # who and why, and when to say so
+        self._lost: tuple[str, float] | None = None  # which rank and why, and when to report it
         self._left: str | None = None
-        self._quiet: set[int] = set()  # ranks that have said that they end
+        self._quiet: set[int] = set()  # ranks that have announced their end
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def lost(self) -> str | None:
-        """Describe the first rank that was lost; None while all are well.
+        """Describe the first rank that was lost. None if no rank is lost.
 
-        A rank whose connection is closed is reported 5 s late: most of the time a collective fails first,
-        and its message tells more.
+        A rank whose connection is closed is reported 5 s late. In most cases a collective fails first, and
+        its message contains more.
         """
         lost = self._lost
         return lost[0] if lost and time.monotonic() >= lost[1] else None
 
     def gone(self) -> str | None:
-        """Describe a rank that will come to no further barrier, because it is lost or has ended."""
+        """Describe a rank that will reach no further barrier, because it is lost or has ended."""
         lost = self._lost
         return lost[0] if lost else self._left
 
     def leave(self) -> None:
-        """Tell the others that this rank ends in order."""
+        """Announce to the others that this rank ends normally."""
         self._ended.set()
         self._tell("left", rank_from_env())
 
     def _run(self) -> None:
         beat = min(_BEAT, self._silence / 4)
         heard = dict.fromkeys(self._sockets, time.monotonic())
-        rests = dict.fromkeys(self._sockets, b"")  # an incomplete line of each
+        incomplete = dict.fromkeys(self._sockets, b"")  # the line that each rank has begun
         with selectors.DefaultSelector() as selector:
             for rank, connection in self._sockets.items():
                 selector.register(connection, selectors.EVENT_READ, rank)
@@ -91,7 +91,7 @@ class Peers:
                     except OSError:
                         data = b""
                     heard[rank] = time.monotonic()
-                    *lines, rests[rank] = (rests[rank] + data).split(b"\n")
+                    *lines, incomplete[rank] = (incomplete[rank] + data).split(b"\n")
                     for line in lines:
                         self._hear(line.decode(errors="replace"))
                     if not data:
@@ -108,7 +108,7 @@ class Peers:
                     self._send(b"\n")
 
     def _hear(self, line: str) -> None:
-        """Take in one line from another rank: an empty one is a beat."""
+        """Process one line from another rank. An empty line is a beat."""
         what, _, text = line.partition(" ")
         if what == "left":
             self._left = self._left or f"rank {text} has ended"
@@ -132,7 +132,9 @@ class Peers:
         for connection in self._sockets.values():
             try:
                 connection.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            except OSError:  # gone, which reading it shows, or nothing of it is read: it is silent then
+            except OSError:
+                # The rank is gone, and reading its socket shows that. Or it reads nothing, and is silent
+                # soon.
                 continue
 
 
@@ -140,42 +142,43 @@ _peers: Peers | None = None
 
 
 def lost() -> str | None:
-    """Describe the first rank that was lost, see `Peers.lost`; None before the ranks have met."""
+    """Describe the first rank that was lost, see `Peers.lost`. None before the ranks have met."""
     return _peers.lost() if _peers else None
 
 
 def gone() -> str | None:
-    """Describe a rank that will come to no further barrier, see `Peers.gone`."""
+    """Describe a rank that will reach no further barrier, see `Peers.gone`."""
     return _peers.gone() if _peers else None
 
 
 def meet(hang_seconds: float, problem: UserError | None = None) -> None:
-    """Wait until all ranks have come, and watch them from now on. Every rank calls it once.
+    """Wait until all ranks have arrived, and watch them from now on. Every rank calls it once.
 
-    A line every 30 s names the ranks that are missing.
+    A line every 30 s names the missing ranks.
 
     Args:
-        hang_seconds: time for the ranks to come; also the time without a beat after which a rank is lost, if
-            it is less than SILENCE. 0: wait for ever, and lose no rank by silence.
+        hang_seconds: seconds in which the ranks have to arrive. If it is less than SILENCE, it is also the
+            time without a beat after which a rank is lost. 0: wait for ever, and lose no rank by silence.
         problem: a mistake that this rank has found before.
 
-    Raises UserError on every rank if one has a `problem`; LostRankError if a rank does not come, or ends.
+    Raises UserError on every rank if one has a `problem`. Raises LostRankError if a rank does not arrive, or
+    ends.
     """
     global _peers
     patience = hang_seconds or float("inf")
-    mine = "" if problem is None else str(problem)
-    connections, first_problem = (_gather if rank_from_env() == 0 else _join)(mine, patience)
+    own = "" if problem is None else str(problem)
+    connections, first_problem = (_gather if rank_from_env() == 0 else _join)(own, patience)
     if first_problem:
-        raise problem if problem and mine in first_problem else UserError(first_problem)
+        raise problem if problem and own in first_problem else UserError(first_problem)
     silence = min(hang_seconds, SILENCE) if hang_seconds else float("inf")
     _peers = Peers(connections, silence)
     atexit.register(_peers.leave)
 
 
-def _gather(mine: str, patience: float) -> tuple[dict[int, socket.socket], str]:
-    """Wait on rank 0 for the others -> their sockets, and the first problem that a rank has."""
+def _gather(own_problem: str, patience: float) -> tuple[dict[int, socket.socket], str]:
+    """Wait on rank 0 for the others -> their sockets, and the first rank's problem."""
     missing = set(range(1, world_size_from_env()))
-    problems = {0: mine}
+    problems = {0: own_problem}
     sockets: dict[int, socket.socket] = {}
     listener = socket.create_server(("", master_from_env()[1]), backlog=1024)
     with listener, selectors.DefaultSelector() as selector:
@@ -189,7 +192,7 @@ def _gather(mine: str, patience: float) -> tuple[dict[int, socket.socket], str]:
                     hellos[connection] = b""
                     continue
                 connection = key.fileobj
-                if connection in sockets.values():  # it waits for an answer, so this is its end
+                if connection in sockets.values():  # the rank waits for an answer, so it can only have ended
                     rank = next(rank for rank, other in sockets.items() if other is connection)
                     raise LostRankError(f"rank {rank} has ended while the ranks were starting")
                 try:
@@ -203,7 +206,7 @@ def _gather(mine: str, patience: float) -> tuple[dict[int, socket.socket], str]:
                     sockets[hello["rank"]] = connection
                     problems[hello["rank"]] = hello["problem"]
                 elif not data or b"\n" in hellos[connection] or len(hellos[connection]) > _LONGEST_HELLO:
-                    selector.unregister(connection)  # of another program
+                    selector.unregister(connection)  # another program's
                     connection.close()
             if not missing:
                 break
@@ -216,19 +219,20 @@ def _gather(mine: str, patience: float) -> tuple[dict[int, socket.socket], str]:
 
 
 def _hello_in(data: bytes) -> dict | None:
-    """Read what a rank says of itself; None if it is not complete, or of another program."""
+    """Read the line by which a rank introduces itself. None if it is incomplete, or comes from another
+    program."""
     try:
         hello = json.loads(data) if data.endswith(b"\n") else None
-        fits = hello["plsc"] == world_size_from_env() and isinstance(hello["rank"], int)
-        return hello if fits else None
+        is_ours = hello["plsc"] == world_size_from_env() and isinstance(hello["rank"], int)
+        return hello if is_ours else None
     except (ValueError, TypeError, KeyError):
         return None
 
 
-def _join(mine: str, patience: float) -> tuple[dict[int, socket.socket], str]:
-    """Connect to rank 0 and wait until all ranks have come -> its socket, and the first problem of a rank."""
+def _join(own_problem: str, patience: float) -> tuple[dict[int, socket.socket], str]:
+    """Connect to rank 0 and wait until all ranks have arrived -> its socket, and the first rank's problem."""
     host, port = master_from_env()
-    hello = {"plsc": world_size_from_env(), "rank": rank_from_env(), "problem": mine}
+    hello = {"plsc": world_size_from_env(), "rank": rank_from_env(), "problem": own_problem}
     connection, answer = None, b""
     for text in _reminders(patience, [0]):
         if text:
@@ -239,10 +243,10 @@ def _join(mine: str, patience: float) -> tuple[dict[int, socket.socket], str]:
                 connection = socket.create_connection((host, port), timeout=5)
                 connection.sendall(json.dumps(hello).encode() + b"\n")
                 connection.settimeout(0.5)
-            data = connection.recv(1)  # what follows the answer is for Peers
+            data = connection.recv(1)  # one byte, since Peers reads whatever follows the answer
         except TimeoutError:
             continue
-        except OSError:  # nobody listens there yet
+        except OSError:  # rank 0 does not listen yet
             connection = None
             time.sleep(0.05)
             continue
@@ -255,7 +259,7 @@ def _join(mine: str, patience: float) -> tuple[dict[int, socket.socket], str]:
 
 
 def _reminders(patience: float, missing: Iterable[int]) -> Iterator[str]:
-    """Yield "", and every 30 s which ranks are missing; LostRankError after `patience` seconds."""
+    """Yield "", and every 30 s the missing ranks. Raise LostRankError after `patience` seconds."""
     began = time.monotonic()
     due = _REMIND
     while True:

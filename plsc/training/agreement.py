@@ -1,11 +1,11 @@
 """Check before the first step that all ranks train the same network on the same data into one folder.
 
-Ranks on several machines may have other configs, pictures, versions or disks. Nothing in a step would show
-it: the ranks would train to the end, each in its own way. So every rank makes a fingerprint, the fingerprints
-are gathered once, and all ranks refuse the first difference.
+Ranks on several machines may have different configs, pictures, versions or disks. No step would show the
+difference, and each rank would train to the end in its own way. Therefore every rank makes a fingerprint, the
+fingerprints are gathered once, and all ranks refuse the first difference.
 
-Threads, device, processes that load data, `hang_seconds` and the folders in front of a file's name belong to
-a machine and may differ. Changed pictures are noticed among the few that are compared.
+Threads, device, number of loading processes, `hang_seconds` and the folders of a path belong to a machine and
+may differ. Only a few pictures are compared, so a change in any other picture is not noticed.
 """
 
 import contextlib
@@ -34,18 +34,20 @@ _OF_A_MACHINE = {
     *("Global.output_dir", "Global.threads", "Global.device", "Global.hang_seconds"),
     "DataLoader.Train.num_workers",
 }
-_PICTURES = 4  # of the training set
-_PICTURES_OF_A_SET = 2  # of each set to evaluate on
-_MOST = 65_536  # labels or names of a set that are compared, evenly spread
-THREADS = "threads"  # the one fact that may differ
+_TRAIN_PICTURES = 4  # number of pictures of the training set that are compared
+_EVAL_PICTURES = 2  # number of pictures of each evaluation set that are compared
+_MAX_VALUES = 65_536  # most labels or names of a set that are compared, evenly spread
+THREADS = "threads"  # the only fact that may differ
 
 
 class Start(NamedTuple):
-    """What rank 0 has decided and done for all.
+    """What rank 0 has decided for all ranks.
 
-    checkpoint: the one to read, verified; None: there is none. resumes: whether the run is resumed from it,
-    and does not only take its weights. inside: whether it is in the run's own folder. word: name of a file
-    that rank 0 has made in Global.output_dir.
+    Attributes:
+        checkpoint: verified checkpoint to read. None: there is none.
+        resumes: whether the run is resumed from it. Otherwise the run only takes its weights.
+        inside: whether it is in the run's own folder.
+        word: name of a file that rank 0 has made in Global.output_dir.
     """
 
     checkpoint: Path | None
@@ -54,7 +56,8 @@ class Start(NamedTuple):
     word: str
 
     def checkpoint_of(self, cfg: Config) -> Path | None:
-        """Return where this rank reads the checkpoint: the path of its own folder may differ."""
+        """Return the path by which this rank reads the checkpoint. Ranks may name the same folder
+        differently."""
         if self.checkpoint is None or not self.inside:
             return self.checkpoint
         return Path(cfg.Global.output_dir, "checkpoints", self.checkpoint.name)
@@ -62,10 +65,11 @@ class Start(NamedTuple):
 
 @contextlib.contextmanager
 def one_start(cfg: Config, resumes: bool) -> Iterator[Start]:
-    """Find the checkpoint on rank 0, and make a file there that the others look for until the block ends.
+    """Find the checkpoint on rank 0, and let rank 0 make a file that the others look for inside the block.
 
-    resumes: whether to look for a run to resume; rank 0's counts. Every rank calls it. Raises what
-    `find_newest` and `find_weights` raise.
+    resumes: whether to look for a run to resume. Rank 0's value counts.
+
+    Every rank calls it. Raises the errors of `find_newest` and `find_weights`.
     """
     folder = Path(cfg.Global.output_dir)
 
@@ -95,71 +99,75 @@ def agree(cfg: Config, start: Start, threads: int, build: Callable[[], Any]) -> 
     """Call `build` on every rank, compare the ranks, and return this rank's Trainer.
 
     Args:
-        start: of this run, inside the block of `one_start`. threads: of this rank's matrix products.
-        build: makes a Trainer, without collectives.
+        cfg: this rank's config.
+        start: from `one_start`, inside its block.
+        threads: number of threads for this rank's matrix products.
+        build: makes a Trainer without collectives.
 
     Raises UserError, the same on every rank, if the ranks differ or `build` raises it on one.
     Collectives: one gather of objects.
     """
     if distributed.world_size() == 1:
         return build()
-    facts = _of_program(cfg, start, threads)
+    facts = _program_facts(cfg, start, threads)
     trainer, problem = None, None
     try:
         trainer = build()
-        facts |= _of_data(trainer)
+        facts |= _data_facts(trainer)
     except UserError as error:
         problem = error
     rows = distributed.gather_objects((facts, problem))
     refuse_differences([facts for facts, _ in rows])
-    problems = [theirs for _, theirs in rows]
+    problems = [each for _, each in rows]
     if all(problems):
         raise problem
-    for rank, theirs in enumerate(problems):
-        if theirs:
-            raise type(theirs)(f"rank {rank}: {theirs.text}", theirs.key)
+    for rank, each in enumerate(problems):
+        if each:
+            raise type(each)(f"rank {rank}: {each.text}", each.key)
     return trainer
 
 
 def refuse_differences(facts: list[Mapping[str, Any]]) -> None:
-    """Raise UserError for the first fact in which ranks differ, and name the others.
+    """Raise UserError for the first fact in which ranks differ, and name the other facts.
 
-    facts: of each rank, by what they are about. A fact that a rank lacks because its data could not be built
-    is not compared.
+    facts: for each rank a mapping from the fact's name to its value. If a rank could not build its data, the
+    facts that it lacks are not compared.
     """
     different = []
-    for name in dict.fromkeys(name for of_rank in facts for name in of_rank):
+    for name in dict.fromkeys(name for rank_facts in facts for name in rank_facts):
         unset = None if " " in name else "its default"  # a key of the config has no space
-        values = [of_rank.get(name, unset) for of_rank in facts]
+        values = [rank_facts.get(name, unset) for rank_facts in facts]
         known = [value for value in values if value is not None]
         if all(value == known[0] for value in known):
             continue
         if name == THREADS:
-            warn_on_rank_0(f"{_told(values)} threads: the last bits of sums depend on their number")
+            warn_on_rank_0(f"{_who_has_what(values)} threads: the last bits of sums depend on their number")
         else:
             different.append((name, values))
     if different:
         name, values = different[0]
         more = f" (so do {', '.join(name for name, _ in different[1:4])})" if different[1:] else ""
         more = more.replace(")", ", ...)") if different[4:] else more
-        raise UserError(f"the ranks differ in {name}{more}: {_told(values)}; start all ranks with the same")
+        raise UserError(
+            f"the ranks differ in {name}{more}: {_who_has_what(values)}; start all ranks with the same"
+        )
 
 
-def _told(values: list[Any]) -> str:
-    """Tell which ranks have which values: "rank 0 has 0.1, ranks 1, 2 have 0.01"."""
+def _who_has_what(values: list[Any]) -> str:
+    """Describe which ranks have which values: "rank 0 has 0.1, ranks 1, 2 have 0.01"."""
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         if value is not None:
             ranks.setdefault(escape(value), []).append(rank)
     parts = []
-    for value, who in ranks.items():
-        some = ", ".join(map(str, who[:4])) + (", ..." if who[4:] else "")
-        parts.append(f"rank {some} has {value}" if len(who) == 1 else f"ranks {some} have {value}")
+    for value, owners in ranks.items():
+        numbers = ", ".join(map(str, owners[:4])) + (", ..." if owners[4:] else "")
+        parts.append(f"rank {numbers} has {value}" if len(owners) == 1 else f"ranks {numbers} have {value}")
     return ", ".join(parts[:4])
 
 
-def _of_program(cfg: Config, start: Start, threads: int) -> dict[str, Any]:
-    """Describe folder, program, config and checkpoint."""
+def _program_facts(cfg: Config, start: Start, threads: int) -> dict[str, Any]:
+    """Describe the folder, the program, the config and the checkpoint."""
     folder = Path(cfg.Global.output_dir)
     shared = (folder / start.word).exists()
     plain = cfg.plain()
@@ -168,7 +176,7 @@ def _of_program(cfg: Config, start: Start, threads: int) -> dict[str, Any]:
         "plsc's version": __version__,
         "plsc's sources": _digest(path.read_bytes() for path in sorted(_sources())),
         "Paddle's version": paddle.__version__,
-        "NumPy's version": np.__version__,  # which draws random numbers
+        "NumPy's version": np.__version__,  # it draws random numbers
         "OpenCV's version": _version("opencv-python-headless", "opencv-python"),
     }
     for key, value in _flat(plain):
@@ -199,47 +207,48 @@ def _version(*packages: str) -> str:
     return "unknown"
 
 
-def _of_data(trainer: Any) -> dict[str, Any]:
+def _data_facts(trainer: Any) -> dict[str, Any]:
     """Describe the data sets."""
     dataset = trainer.dataset
-    facts = _of_set("DataLoader.Train", dataset, dataset.labels, dataset.num_classes)
-    facts |= _of_pictures("DataLoader.Train", lambda index: dataset.sample(index, 0), len(dataset), _PICTURES)
+    name = "DataLoader.Train"
+    facts = _set_facts(name, dataset, dataset.labels, dataset.num_classes)
+    facts |= _picture_facts(name, lambda index: dataset.sample(index, 0), len(dataset), _TRAIN_PICTURES)
     for title, data in trainer.evaluator.sets.items():
-        name = f"the set to evaluate on, {title}"
-        facts |= _of_set(name, data, data.labels, data.num_classes, data.count)
-        facts |= _of_pictures(
-            name, lambda index, data=data: data.images(index, index + 1), data.count, _PICTURES_OF_A_SET
+        name = f"the evaluation set {title}"
+        facts |= _set_facts(name, data, data.labels, data.num_classes, data.count)
+        facts |= _picture_facts(
+            name, lambda index, data=data: data.images(index, index + 1), data.count, _EVAL_PICTURES
         )
     return facts
 
 
-def _of_set(name: str, data: Any, labels: Any, classes: int | None, count: int | None = None) -> dict:
+def _set_facts(name: str, data: Any, labels: Any, classes: int | None, count: int | None = None) -> dict:
     identities = getattr(data, "identities", None)
     return {
         f"the images of {name}": f"{len(labels) if count is None else count:,}",
         f"the classes of {name}": None if classes is None else f"{classes:,}",
-        f"the names of the classes of {name}": None if identities is None else _digest(_some(identities)),
-        f"the labels of {name}": None if labels is None else _digest(_some(labels)),
+        f"the names of the classes of {name}": None if identities is None else _digest(_spread(identities)),
+        f"the labels of {name}": None if labels is None else _digest(_spread(labels)),
     }
 
 
-def _of_pictures(name: str, picture: Callable[[int], np.ndarray], count: int, most: int) -> dict[str, Any]:
-    """Describe a few pictures, or say why one cannot be made: that is for the step that needs it."""
+def _picture_facts(name: str, picture: Callable[[int], np.ndarray], count: int, most: int) -> dict[str, Any]:
+    """Describe `most` pictures, or why one cannot be read. The step that needs such a picture handles it."""
     facts = {}
     for index in sorted({count * part // most for part in range(most)} if count else ()):
         try:
-            made = _digest([np.ascontiguousarray(picture(index)).tobytes()])
+            value = _digest([np.ascontiguousarray(picture(index)).tobytes()])
         except UserError as error:
-            made = str(error)
-        facts[f"the pictures of {name}, number {index}"] = made
+            value = str(error)
+        facts[f"the pictures of {name}, number {index}"] = value
     return facts
 
 
-def _some(values: np.ndarray) -> Iterator[bytes]:
-    """Yield at most _MOST of the values, evenly spread, as bytes."""
-    step = -(-len(values) // _MOST) or 1
-    some = values[::step]
-    yield repr(some.tolist()).encode() if some.dtype.kind in "UO" else np.ascontiguousarray(some).tobytes()
+def _spread(values: np.ndarray) -> Iterator[bytes]:
+    """Yield at most _MAX_VALUES of the values, evenly spread, as bytes."""
+    step = -(-len(values) // _MAX_VALUES) or 1
+    part = values[::step]
+    yield repr(part.tolist()).encode() if part.dtype.kind in "UO" else np.ascontiguousarray(part).tobytes()
 
 
 def _digest(parts: Iterable[bytes]) -> str:
@@ -250,18 +259,18 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of nested sections and their values, paths without their folders."""
+    """Yield the dotted keys of nested sections and their values. Paths lose their folders."""
     if isinstance(value, Mapping):
-        for name, below in value.items():
-            yield from _flat(below, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list) and any(isinstance(below, Mapping) for below in value):
-        for number, below in enumerate(value):
-            yield from _flat(below, f"{key}.{number}")
+        for name, child in value.items():
+            yield from _flat(child, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list) and any(isinstance(child, Mapping) for child in value):
+        for number, child in enumerate(value):
+            yield from _flat(child, f"{key}.{number}")
     else:
         yield key, _portable(value)
 
 
 def _portable(value: Any) -> Any:
     if isinstance(value, list):
-        return [_portable(below) for below in value]
+        return [_portable(each) for each in value]
     return Path(value).name if isinstance(value, str) and "/" in value else value

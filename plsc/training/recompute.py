@@ -1,4 +1,4 @@
-"""Recompute layers in the backward pass instead of keeping what they computed, by Paddle's `recompute`.
+"""Recompute layers in the backward pass instead of keeping their activations, by Paddle's `recompute`.
 
 Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
 """
@@ -14,11 +14,11 @@ from paddle.distributed.fleet.utils import recompute
 
 @contextlib.contextmanager
 def recomputing(layers: Sequence[paddle.nn.Layer]) -> Iterator[None]:
-    """Run forward passes inside the block in which `layers` keep their inputs only.
+    """Run forward passes inside the block. In these passes `layers` keep their inputs only.
 
-    The backward pass, which may come after the block, runs each of them again with the same numbers from
-    Paddle's generator, and under the same autocast. What a layer changes by the way, such as BatchNorm's
-    running statistics, it changes twice: the caller restores it.
+    The backward pass may follow the block. It runs each of the layers again, with the same numbers from
+    Paddle's generator and under the same autocast. A layer changes its statistics, such as BatchNorm's
+    running mean, in both passes, so the caller restores them.
     """
     for layer in layers:
         layer.forward = partial(_run, layer, layer.forward)
@@ -26,17 +26,17 @@ def recomputing(layers: Sequence[paddle.nn.Layer]) -> Iterator[None]:
         yield
     finally:
         for layer in layers:
-            del layer.forward  # the class's is there again
+            del layer.forward  # which uncovers the class's own
 
 
 def _run(layer: paddle.nn.Layer, forward: Callable, *inputs: Any) -> Any:
-    """Run the `forward` of a layer so that its backward pass recomputes it, where there will be one."""
-    of_inputs = not all(x.stop_gradient for x in inputs if isinstance(x, paddle.Tensor))
-    of_parameters = not all(p.stop_gradient for p in layer.parameters())
-    if not (paddle.is_grad_enabled() and (of_inputs or of_parameters)):
+    """Run the `forward` of a layer. If a backward pass will follow, let it recompute the layer."""
+    inputs_have_gradients = not all(x.stop_gradient for x in inputs if isinstance(x, paddle.Tensor))
+    parameters_have_gradients = not all(p.stop_gradient for p in layer.parameters())
+    if not (paddle.is_grad_enabled() and (inputs_have_gradients or parameters_have_gradients)):
         return forward(*inputs)
-    if not of_inputs:
-        # As with images: Paddle would take the layer's output, too, for one without gradient.
+    if not inputs_have_gradients:
+        # Images have none. Paddle would then give the layer's output no gradient either.
         inputs = [_with_gradient(x) if isinstance(x, paddle.Tensor) else x for x in inputs]
     return recompute(forward, *inputs)
 

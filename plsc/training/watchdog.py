@@ -1,9 +1,9 @@
-"""Stop a training rank on a signal, say why it failed, and end it with its launcher.
+"""Stop a training rank on a signal, report why it failed, and end it with its launcher.
 
-A signal only sets a flag; the trainer lets the ranks agree on the step, saves, and ends. A second Ctrl-C ends
-the process at once. A signal that was ignored when the process began (nohup) stays ignored. Each rank of a
-launch has a file in output_dir/log, rank{r}.txt: the number of its steps, and after a failure why it failed.
-Imports no Paddle.
+A signal only sets a flag. The trainer then lets the ranks agree on the step, saves, and ends. A second Ctrl-C
+ends the process at once. A signal that was ignored when the process began (nohup) stays ignored. Each rank of
+a launch has a file output_dir/log/rank{r}.txt. It contains the number of finished steps, or after a failure
+the reason. This module does not import Paddle.
 
 Try it: `kill -TERM` a rank of a training; all ranks save the same step and end.
 """
@@ -26,12 +26,13 @@ from plsc.distributed.environment import rank_from_env
 from plsc.distributed.launcher import die_with_parent
 from plsc.errors import UserError, escape
 
-# In the environment of ranks: the process of the `plsc train --ranks N` above them, which says why they fail.
+# Variable in the ranks' environment: process id of the `plsc train --ranks N` above them, which reports why
+# they fail.
 SUPERVISOR = "PLSC_SUPERVISOR"
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Exit code of a rank that fails because another one has. From 128 on Kubeflow starts a pod again.
+# Exit code of a rank that fails because another one has failed. From 128 on Kubeflow starts a pod again.
 LOST = 138
-PATIENCE = 6  # times hang_seconds outside of steps: start, evaluation, saving, report
+PATIENCE = 6  # multiple of hang_seconds outside steps: start, evaluation, saving, report
 _LOST_PEER = re.compile(
     r"gloo|nccl|tcp_utils|TCP (send|receive)|only \d+ of \d+ ranks|TCPStore|connection (reset|closed) by peer"
     r"|CustomDevice error",
@@ -46,16 +47,16 @@ class Watchdog:
 
     Args:
         folder: Global.output_dir.
-        hang_seconds: in a launch, a rank whose step takes longer reports this and ends; 0: never.
+        hang_seconds: in a launch, a rank whose step takes longer reports this and ends. 0: never.
 
     Attributes:
-        signal: number of the signal that asks to stop, 0 = none.
-        step: steps done.
+        signal: number of the signal that asks to stop. 0: none.
+        step: number of finished steps.
 
-    Entering takes the folder's lock (rank 0, unless the supervisor has it): UserError if another run has it.
-    It also starts the watch, which ends this rank if it hangs or if another rank is lost. In a launch the
-    failure of another rank becomes SystemExit with LOST, and under a supervisor every
-    exception becomes one, with 2 for a user's mistake.
+    On entry rank 0 takes the folder's lock, unless the supervisor has it, and raises UserError if another run
+    has it. A thread then ends this rank if it hangs or if another rank is lost. In a launch the failure of
+    another rank becomes SystemExit with code LOST. Under a supervisor every exception becomes SystemExit,
+    with code 2 for a user's mistake.
     """
 
     def __init__(self, folder: Path | None = None, hang_seconds: float = 0):
@@ -67,10 +68,10 @@ class Watchdog:
         self._seconds = hang_seconds if self._launched and hang_seconds else math.inf
         self._deadline = math.inf
         self._ended = threading.Event()
-        self._said = threading.Lock()  # taken by whichever thread reports the end of this rank
+        self._reported = threading.Lock()  # held by the thread that reports the end of this rank
         self._exit = contextlib.ExitStack()
-        self._words = message_file(folder, rank_from_env()) if self._launched else None
-        self._words_file: int | None = None  # its descriptor
+        self._message_file = message_file(folder, rank_from_env()) if self._launched else None
+        self._descriptor: int | None = None  # of that file
 
     def __enter__(self):
         if self._launched:
@@ -93,24 +94,24 @@ class Watchdog:
                     self._exit.callback(signal.signal, number, signal.signal(number, self._ask))
                     signal.siginterrupt(number, False)  # Paddle's store does not retry an interrupted receive
         if self._launched:
-            self._words.parent.mkdir(parents=True, exist_ok=True)
-            self._words_file = self._exit.enter_context(open(self._words, "wb", 0)).fileno()  # noqa: SIM115
+            self._message_file.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = self._exit.enter_context(open(self._message_file, "wb", 0)).fileno()  # noqa: SIM115
         self.step_started(0)
         self.allow_pause()
 
     def step_started(self, step: int) -> None:
-        """Note that `step` is done and the next one begins. Takes microseconds."""
+        """Record that `step` is done and the next one begins. Takes microseconds."""
         self.step = step
-        if self._words_file is not None:
-            os.pwrite(self._words_file, str(step).encode(), 0)
+        if self._descriptor is not None:
+            os.pwrite(self._descriptor, str(step).encode(), 0)
         self._deadline = time.monotonic() + self._seconds
 
     def allow_pause(self) -> None:
-        """Allow more time for what follows, which is not a step."""
+        """Allow more time until the next step begins."""
         self._deadline = time.monotonic() + PATIENCE * self._seconds
 
     def _watch(self) -> None:
-        """End this process when a step takes too long, or when another rank is lost."""
+        """End this process if a step takes too long, or if another rank is lost."""
         while not self._ended.wait(0.5):
             if lost := peers.lost():
                 self._end(f"rank {rank_from_env()} stopped {self._when()}: {lost}")
@@ -118,16 +119,16 @@ class Watchdog:
                 self._end(f"rank {rank_from_env()} took too long {self._when()} (Global.hang_seconds)")
 
     def _end(self, text: str) -> None:
-        """Report why this rank ends, and end it without the help of its main thread, which waits."""
-        if not self._said.acquire(blocking=False):
+        """Report why this rank ends, and end it without its main thread, which waits."""
+        if not self._reported.acquire(blocking=False):
             return  # the main thread has an error of its own
         where = ""
-        with contextlib.suppress(OSError):  # a log that cannot be written keeps no rank from its end
-            self._words.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._words, "w", encoding="utf-8") as file:
+        with contextlib.suppress(OSError):  # a rank ends even if its log cannot be written
+            self._message_file.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._message_file, "w", encoding="utf-8") as file:
                 print(text, file=file, flush=True)
                 faulthandler.dump_traceback(file)
-            where = f"; where it waits is in {self._words}"
+            where = f"; where it waits is in {self._message_file}"
         if not self._supervised:
             print(f"ERROR {text}{where}", file=sys.stderr, flush=True)
         os._exit(LOST)
@@ -139,25 +140,28 @@ class Watchdog:
         self._ended.set()
         try:
             if self._launched and error is None:
-                self._words.unlink(missing_ok=True)
+                self._message_file.unlink(missing_ok=True)
             if self._launched and isinstance(error, Exception):
-                self._say_why(error)
+                self._report_failure(error)
         finally:
             self._exit.close()
 
-    def _say_why(self, error: Exception) -> None:
-        """Write to rank{r}.txt why this rank fails, and end it, if the supervisor or a line says so."""
+    def _report_failure(self, error: Exception) -> None:
+        """If a supervisor runs, or if another rank was lost, write to rank{r}.txt why this rank fails, and
+        end it."""
         user = isinstance(error, UserError)
         lost = not user and (isinstance(error, peers.LostRankError) or _LOST_PEER.search(str(error)))
         if not (self._supervised or lost):
             return
-        if not self._said.acquire(blocking=False):
-            time.sleep(60)  # the watch has reported it, and ends this process
-        text, where = self._line(error), f"; the traceback is in {self._words}"
+        if not self._reported.acquire(blocking=False):
+            time.sleep(60)  # the watching thread has reported it, and ends this process
+        text, where = self._line(error), f"; the traceback is in {self._message_file}"
         try:
             if lost:
-                self._words.parent.mkdir(parents=True, exist_ok=True)
-            self._words.write_text(text if user else f"{text}\n{''.join(traceback.format_exception(error))}")
+                self._message_file.parent.mkdir(parents=True, exist_ok=True)
+            self._message_file.write_text(
+                text if user else f"{text}\n{''.join(traceback.format_exception(error))}"
+            )
         except OSError:
             if not lost:
                 return
@@ -171,7 +175,7 @@ class Watchdog:
         rank, step = rank_from_env(), self.step
         if isinstance(error, UserError):
             return f"rank {rank}, step {step + 1}: {error}" if step else str(error)
-        # Paddle's own errors begin with a C++ traceback, and have a line of dashes above their message.
+        # Paddle's own errors begin with a C++ traceback. A line of dashes precedes their message.
         _, of_paddle, text = str(error).rpartition("Error Message Summary:")
         text = " ".join((text.strip(" -\n") if of_paddle else text).split())
         if isinstance(error, peers.LostRankError):
@@ -186,5 +190,5 @@ class Watchdog:
 
 
 def message_file(folder: Path, rank: int) -> Path:
-    """Return the file in which a rank says how far it came and why it failed. folder: Global.output_dir."""
+    """Return the file in which a rank reports its last step and why it failed. folder: Global.output_dir."""
     return folder / "log" / f"rank{rank}.txt"
