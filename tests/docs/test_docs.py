@@ -61,6 +61,13 @@ def _resolves(name):
     return True
 
 
+def dead_functions(page):
+    """Names that a page gives to a file, as in `plsc/a.py`: `b`, `C.d`, and that the file does not have."""
+    named = re.findall(r"`(plsc/[\w/]+)\.py`: (`[\w.]+`(?:, `[\w.]+`)*)", page)
+    names = ((file.replace("/", "."), name) for file, list_ in named for name in re.findall(r"[\w.]+", list_))
+    return [f"{module}.{name}" for module, name in names if not _resolves(f"{module}:{name}")]
+
+
 def dead_keys(page):
     """Section.key of no config. Keyword arguments of plugged classes (Model.width) are theirs, not ours."""
     named = re.findall(r"(?<![\w.])((?:[A-Z]\w+\.)+[a-z]\w*)", page)
@@ -79,6 +86,7 @@ def test_what_a_page_names_is_there(name):
     assert not dead_links(page, (ROOT / name).parent)
     assert not dead_paths(page)
     assert not dead_names(page)
+    assert not dead_functions(page)
     assert not dead_keys(page)
 
 
@@ -99,6 +107,8 @@ def test_what_is_not_there_is_found():
         "Head.margn",
         "Optimizer.moment",
     ]
+    page = "`plsc/heads/step.py`: `HeadStep.forward`, `HeadStep.backwards` and\n`plsc/heads/build.py`: `make`"
+    assert dead_functions(page) == ["plsc.heads.step.HeadStep.backwards", "plsc.heads.build.make"]
     page = "`plsc tarin` `plsc eval`\n\n    plsc train -c a.yaml --ranks 2 --rank"
     assert dead_commands(page, '"--ranks" ""') == ["tarin", "train --rank"]
 
