@@ -53,7 +53,16 @@ _KERNEL = re.compile(r"\] (\w+) kernel: \{(.*)", re.DOTALL)
 _TENSOR = re.compile(
     r"(Grad:\s*\{[^}]*)?Type: DenseTensor,\s*Dtype: (\w+),\s*Place: \S+\s*Shape: ([\d, ]*),\n"
 )
-_BYTES_OF = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "bool": 1}
+_BYTES_OF = {
+    "float64": 8,
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "bool": 1,
+    "uint8": 1,
+}
 _VIEWS = {"reshape", "slice", "unbind", "flatten", "unsqueeze", "squeeze", "transpose", "split", "view_shape"}
 _TAKES = {"gather", "gather_nd"}
 _WRITES = {"index_put_", "scatter_"}
@@ -89,7 +98,7 @@ def _patches() -> Iterator[tuple[Any, str, Callable]]:
     import paddle
 
     from plsc.heads import softmax
-    from plsc.training.parallel_backbone import Network
+    from plsc.training.parallel_backbone import ParallelBackbone
 
     for name in _READS:
         yield paddle.Tensor, name, functools.partial(_waiting, name)
@@ -102,8 +111,8 @@ def _patches() -> Iterator[tuple[Any, str, Callable]]:
     ):
         yield owner, name, functools.partial(_waiting, name)
     for owner, name, part in (
-        (Network, "forward", "forward"),
-        (Network, "backward", "backward"),
+        (ParallelBackbone, "forward", "forward"),
+        (ParallelBackbone, "backward", "backward"),
         (softmax.SoftmaxHead, "__call__", "head forward"),
         (softmax._SoftmaxLoss, "backward", "head backward"),
         (softmax.SoftmaxHead, "update", "head update"),
