@@ -79,6 +79,10 @@ PARTS = {
         "--folder",
         ".",
     ],
+    "eval": [
+        *["--images", "900", "--templates", "60", "--pairs", "3000", "--dim", "16"],
+        *["--gallery", "300", "--probes", "20", "--threads", "1"],
+    ],
     "collectives": ["--kb", "1", "3"],
     "end2end": ["-c", str(TINY), "--ranks", "1", "--steps", "6"],
 }
