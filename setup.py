@@ -64,6 +64,9 @@ setup(
     ],
     python_requires=">=3.10",
     packages=find_packages(include=["plsc", "plsc.*"]),
+    # With it an editable install adds this folder to Python's path, and without it a finder, which comes too
+    # late in the folder above a clone: the clone, `plsc`, is found there first, as a namespace package.
+    package_dir={"": "."},
     ext_modules=[KERNELS] if WITH_KERNELS else [],
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if WITH_KERNELS else {},
     package_data={
