@@ -118,7 +118,8 @@ def test_training_leaves_its_files(trained):
     # The lock's file stays: who removed it could take it away from a run that has just opened it.
     assert {path.name for path in trained.iterdir()} == WRITTEN | {".lock"} and set(RUN_FILES) > WRITTEN
     assert steps(rows(trained)) == list(range(1, 13)) and checkpoints(trained) == [8, 10, 12]
-    assert load(trained / "config.yaml") == entry(trained).config
+    folders = f"Global.folders={[os.getcwd(), str(TINY.parent)]}"
+    assert load(trained / "config.yaml") == entry(trained, folders).config
     logged = (trained / "train.log").read_text()
     assert "plan: data     115 images of 23 classes" in logged and "epoch 2/2 step 12/12 loss " in logged
     assert re.search(r"^pairs +40 \(20 same, 20 different\)$", logged, re.MULTILINE)

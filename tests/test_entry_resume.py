@@ -77,7 +77,8 @@ def test_the_same_command_goes_on_from_the_newest_and_says_where_it_would_not(tm
     assert names == ["newest", "best"] and how_to_resume(stopped) == "the same command goes on"
     assert how_to_resume(back.Global) == "the same command without Global.checkpoint goes on"
     write_config(back)  # which does not go back again
-    assert load(tmp_path / "config.yaml") == entry(tmp_path).config
+    folders = f"Global.folders={back.folders}"
+    assert load(tmp_path / "config.yaml") == entry(tmp_path, folders).config
 
 
 def test_a_damaged_only_checkpoint_is_not_started_over(tmp_path):

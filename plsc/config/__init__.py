@@ -16,14 +16,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import PrivateAttr, ValidationError, field_validator
 
 from plsc.backbones.config import ModelCfg
-from plsc.config.merge import ConfigError, MergedConfig, config_file
+from plsc.config.merge import ConfigError, MergedConfig
 from plsc.config.optimizer import AnyOptimizer, MomentumOptimizerCfg
 from plsc.config.run import CheckpointCfg, ExportCfg, GlobalCfg, PartCfg
 from plsc.config.schedule import AnySchedule, CosineCfg
@@ -64,6 +63,12 @@ class Config(Section):
     def __eq__(self, other: object) -> bool:
         """Compare the values, not their sources."""
         return isinstance(other, Config) and self.model_dump() == other.model_dump()
+
+    @property
+    def folders(self) -> list[str]:
+        """Return the folders in which a run's data and modules are looked for, absolute."""
+        now = [os.getcwd(), *([self._merged.folder] if self._merged.folder else [])]
+        return self.Global.folders or list(dict.fromkeys(now))
 
     def place(self, key: str) -> str:
         """Return where the value of "Section.key" is written, for errors: "configs/a.yaml:12"; "" for a
@@ -197,28 +202,32 @@ def load(
             mapping.
 
     Modules that lie beside the file, or in the current folder, can be named in it as package.module:Class.
+    Relative paths of data sets begin in the current folder, or beside the file if they are not there. The
+    folders in Global.folders come first for both. In a run's config.yaml a class of a user's own may be
+    missing: what needs the class raises UserError.
 
     Raises MissingFileError when there is no such file, else ConfigError with everything that is wrong.
     """
     merged = copy.deepcopy(path._merged) if isinstance(path, Config) else MergedConfig()
-    beside = []
     if isinstance(path, Mapping):
         merged.put_all(path, 0, "the config's mapping")
     elif isinstance(path, (str, os.PathLike)):
-        path = os.path.expanduser(path)
-        merged.read_file(path)
-        beside = [os.path.dirname(config_file(Path(path)))]
+        merged.read_file(os.path.expanduser(path))
     level = 1 + max((source.level for source in merged.sources.values()), default=0)
     if isinstance(overrides, Mapping):
         merged.put_all(overrides, level, "overrides")
         overrides = ()
     for order, text in enumerate([overrides] if isinstance(overrides, str) else overrides):
         merged.read_override(text, order, level)
-    _find_modules_in([*beside, ""], merged.tree)
     _expand_home(merged.tree)
+    recorded = _recorded_folders(merged.tree)
+    beside = [merged.folder] if merged.folder else []
+    _find_modules_in([*recorded, *beside, ""], merged.tree)
+    _find_data_in([*recorded, "", *beside], merged.tree)
     _drop_keys_of_another_name(merged)
     try:
-        config = Config.model_validate_json(json.dumps(merged.tree), strict=True)
+        context = {"of_run": merged.of_run}
+        config = Config.model_validate_json(json.dumps(merged.tree), strict=True, context=context)
     except ValidationError as error:
         for mistake in error.errors():
             merged.add_error(mistake["loc"], mistake["msg"])
@@ -236,6 +245,27 @@ def _find_modules_in(folders: Iterable[str], tree: Any) -> None:
         module = os.path.join(folder, name)
         if folder not in sys.path and (os.path.isfile(f"{module}.py") or os.path.isdir(module)):
             sys.path.append(folder)
+
+
+def _recorded_folders(tree: Mapping[str, Any]) -> list[str]:
+    """Return Global.folders, or no folder if they are not written as they must be."""
+    section = tree.get("Global")
+    folders = section.get("folders") if isinstance(section, dict) else None
+    return [name for name in folders if isinstance(name, str)] if isinstance(folders, list) else []
+
+
+def _find_data_in(folders: Sequence[str], tree: Any) -> None:
+    """Put in front of a data set's relative paths the first of the folders in which they exist."""
+    loader = tree.get("DataLoader") if isinstance(tree, dict) else None
+    pending = [loader]
+    while pending:
+        node = pending.pop()
+        items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        for key, value in list(items):
+            if isinstance(value, str) and value and key != "name":
+                found = (os.path.join(folder, value) for folder in folders)
+                node[key] = next(filter(os.path.exists, found), value)
+            pending.append(value)
 
 
 def _expand_home(tree: Any) -> None:

@@ -38,6 +38,8 @@ class MergedConfig:
     """The tree of values, `sources` (path -> Source), and `problems` (error lines with their Source)."""
 
     def __init__(self) -> None:
+        self.folder: str | None = None  # of the file, absolute
+        self.of_run = False  # whether the file is the config.yaml of a run
         self.tree: dict[str, Any] = {}
         self.sources: dict[KeyPath, Source] = {}
         self.problems: list[tuple[Source, str]] = []
@@ -58,7 +60,9 @@ class MergedConfig:
         elif document.value is not None:
             message = f"a config must be a mapping of sections (got {formatted(document.value)})"
             self.add_error((), message, Source(0, 1, f"{path}:1"))
+        self.folder = os.path.abspath(path.parent)
         key = _key_of_run(path.parent) if path.name == CONFIG else None
+        self.of_run = key is not None
         if key and isinstance(self.tree.get("Global"), (dict, type(None))):
             self.put(("Global", key), str(path.parent), Source(0, 0, f"where {path} is"))
 

@@ -34,6 +34,10 @@ class GlobalCfg(Section):
     end goes on without this. The number of ranks may differ from before."""
     overwrite: bool = False
     """Delete an earlier run in `output_dir`, unless `resume` is set, and begin anew."""
+    folders: list[str] = []
+    """Folders in which relative paths of data sets, and modules of your own classes, are looked for before
+    the current folder and that of the config. The `config.yaml` of a run has those two of its training here,
+    so that the run is used from any folder."""
     device: str = "auto"
     """`cpu`, a kind of device that Paddle lists, such as `gpu`, `npu`, `xpu` or `mlu`, or one card of it,
     `gpu:1`. `auto` takes the kind that Paddle has when every rank has a card, the CPU when none has

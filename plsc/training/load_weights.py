@@ -41,11 +41,16 @@ def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -
     return backbone
 
 
-def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint) -> None:
+def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint, remedy: str = "") -> None:
     """Load a checkpoint's weights, those to use, into `backbone`; UserError if they are of another
-    network."""
+    network.
+
+    remedy: what to do then; "": give the Model section of the run.
+    """
     config = saved.path.parent.parent / "config.yaml"
-    remedy = "the Model section must be that of the run that made it" + f": -c {config}" * config.is_file()
+    remedy = remedy or (
+        "the Model section must be that of the run that made it" + f": -c {config}" * config.is_file()
+    )
     own = backbone.state_dict()
     saved.check_matches(saved.num_classes, saved.embedding_size, backbone=own, remedy=remedy)
     for name, array in saved.weights().items():
@@ -60,7 +65,15 @@ def load_network(
     Raises UserError if they are of another network.
     """
     backbone = model or build_backbone(cfg.Model, cfg.Global.seed, saved.preprocessing.shape)
-    load_backbone(backbone, saved)
+    remedy = ""
+    if model:
+        remedy = "model= must be the network that the run was trained with"
+    elif saved.config.get("Model") == cfg.Model.model_dump(mode="json"):
+        remedy = (
+            "the run was trained with a network given as model=, or the class has changed; give the network "
+            f"in Python, Entry('{saved.path.parent.parent}', model=...)"
+        )
+    load_backbone(backbone, saved, remedy)
     if saved.manifest.weights != BACKBONE:
         get_logger().info(f"the weights are those of {saved.weights_file}, not the ones that are trained")
     return backbone

@@ -14,6 +14,7 @@ from plsc.errors import MissingFileError, UserError, writing
 from plsc.utils.atomic_write import remove, replace_file
 from plsc.utils.files import read_json
 from plsc.utils.logging import get_logger, setup_logging
+from plsc.utils.yaml_lines import dump_lines
 
 # What a training run leaves in Global.output_dir.
 RUN_FILES = (
@@ -99,12 +100,16 @@ def how_to_resume(section: GlobalCfg) -> str:
 
 
 def write_config(cfg: Config) -> None:
-    """Write config.yaml into the run's folder, but for what is done once: `-c` of that folder deletes no run,
-    and goes back to no checkpoint."""
+    """Write config.yaml into the run's folder, with the folders of its data and modules.
+
+    Keys that hold once are reset: `-c` of that folder deletes no run, and goes back to no checkpoint.
+    """
     once = {"Global.overwrite": False, "Global.resume": False}
     if cfg.Global.resume:
         once["Global.checkpoint"] = None
-    replace_file(Path(cfg.Global.output_dir, "config.yaml"), load(cfg, once).to_yaml().encode())
+    written = load(cfg, once).plain()
+    written["Global"]["folders"] = cfg.folders
+    replace_file(Path(cfg.Global.output_dir, "config.yaml"), dump_lines(written).encode())
 
 
 def delete_run(folder: Path) -> None:

@@ -33,6 +33,7 @@ from pydantic import (
     Tag,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -72,12 +73,15 @@ class Section(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _validated(cls, written: Any, validate: Any) -> Any:
-        """Read an empty section as its defaults, and explain all mistakes at once."""
+    def _validated(cls, written: Any, validate: Any, info: ValidationInfo) -> Any:
+        """Read an empty section as its defaults, and explain all mistakes at once.
+
+        In the context {"of_run": True} a user's own class may be missing: whoever builds it finds that out.
+        """
         if not isinstance(written, dict):
             return validate(written)
         written = {key: value for key, value in written.items() if value is not None or not key[:1].isupper()}
-        values, mistakes = cls.read_keywords(written)
+        values, mistakes = cls.read_keywords(written, bool(info.context and info.context["of_run"]))
         try:
             section = validate({**written, **values})
         except ValidationError as error:
@@ -87,8 +91,11 @@ class Section(BaseModel):
         return section
 
     @classmethod
-    def read_keywords(cls, written: Mapping[str, Any]) -> tuple[dict[str, Any], list[InitErrorDetails]]:
-        """Return the keyword arguments among the keys, and the mistakes in them. Only a Plug has any."""
+    def read_keywords(
+        cls, written: Mapping[str, Any], of_run: bool = False
+    ) -> tuple[dict[str, Any], list[InitErrorDetails]]:
+        """Return the keyword arguments among the keys, and the mistakes in them. Only a ClassSection has
+        any."""
         return {}, []
 
     @classmethod
@@ -160,7 +167,9 @@ class ClassSection(Section, extra="allow"):
         return cls(**{**taken, **self.model_extra})
 
     @classmethod
-    def read_keywords(cls, written: Mapping[str, Any]) -> tuple[dict[str, Any], list[InitErrorDetails]]:
+    def read_keywords(
+        cls, written: Mapping[str, Any], of_run: bool = False
+    ) -> tuple[dict[str, Any], list[InitErrorDetails]]:
         """Check the keyword arguments against the class's signature, and convert them to its types."""
         given = {key: value for key, value in written.items() if key not in cls.model_fields}
         default = cls.model_fields["name"].default
@@ -170,7 +179,7 @@ class ClassSection(Section, extra="allow"):
         try:
             arguments, takes_any = arguments_of(cls.registry.get(name))
         except UserError as error:
-            return {}, [mistake(("name",), str(error))]
+            return {}, [] if of_run and is_import_path(name) else [mistake(("name",), str(error))]
         own = {key: kind for key, kind in arguments.items() if key not in (*cls.model_fields, *cls.supplied)}
         keywords = TypedDict(name, own)
         keywords.__pydantic_config__ = ConfigDict(
@@ -223,8 +232,8 @@ def kind_named(kinds: Sequence[type[Section]], name: Any) -> type[Section]:
 def one_of(*kinds: type[Section]) -> Any:
     """Return the annotation for a field that holds one of several sections.
 
-    The section's `name` chooses the section. Without a name it is the first. If the last one is a Plug, it is
-    for a user's own class.
+    The section's `name` chooses the section. Without a name it is the first. If the last one is a
+    ClassSection, it is for a user's own class.
     """
     for kind in kinds:
         kind.family = kinds
