@@ -171,7 +171,8 @@ def test_an_index_that_does_not_match_is_refused(plain, lines, said):
 
 def test_headers_that_cannot_be_are_named(tmp_path):
     def headers(*payloads):
-        (tmp_path / "a.rec").unlink(missing_ok=True)
+        for name in ("a.rec", "a.idx"):
+            (tmp_path / name).unlink(missing_ok=True)
         with write_records(str(tmp_path / "a.rec")) as write:
             for payload in payloads:
                 write(payload)
