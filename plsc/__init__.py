@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sys
 import warnings
 import zlib  # noqa: F401 (before Paddle: on 2.6 a zlib that is loaded after it crashes)
 from typing import TYPE_CHECKING
@@ -18,7 +19,10 @@ __dir__ = __all__.copy  # what is imported on first use, too
 # OpenCV reads its limit when it is first imported, and checks it before it allocates. Its own is 2^30.
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26))
 # A line or two for each image that is damaged, which is named by us, and for each network that is opened.
-os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
+if "OPENCV_LOG_LEVEL" not in os.environ:
+    os.environ["OPENCV_LOG_LEVEL"] = "SILENT"
+    if "cv2" in sys.modules:  # it has read the variable already
+        sys.modules["cv2"].utils.logging.setLogLevel(0)
 warnings.filterwarnings("ignore", message="No ccache found")  # of Paddle, when it is imported
 
 if not TYPE_CHECKING:  # a type checker knows the names above, and should report any other

@@ -1,6 +1,7 @@
 """The plan that a dry run prints, and what is refused before the first step."""
 
 import re
+import shlex
 from unittest.mock import Mock
 
 import pytest
@@ -54,7 +55,7 @@ def test_more_ranks_than_processors_are_told(tmp_path, monkeypatch):
         (
             "evaluate",
             [],
-            "{folder}/checkpoints: no checkpoint there; train first, or set Global.checkpoint or ",
+            "{folder}/checkpoints: no checkpoint there; train first, or name the run's folder by -c",
         ),
         ("export", ["Global.checkpoint=no/such"], "no/such: there is no such checkpoint folder"),
         (
@@ -122,3 +123,19 @@ def test_as_many_classes_fit_whatever_their_number_is_now(tmp_path):
 def test_a_dry_run_refuses_what_building_the_parts_refuses(tmp_path, override):
     said = refusal(lambda: entry(tmp_path, override).dry_run())
     assert said == refusal(lambda: entry(tmp_path, override).train())
+
+
+def test_a_dry_run_without_the_data_says_how_to_plan(tmp_path, capsys):
+    config = tmp_path / "a.yaml"
+    config.write_text(
+        "Global: {output_dir: out}\n"
+        "DataLoader:\n  Train: {dataset: {name: RecImages, path: no.rec}}\n"
+        "  Eval: {more: {a: {name: BinPairs, path: b}}}\n"
+    )
+    plan = ["train", "--dry-run", "-c", str(config)]
+    assert cli.main(plan) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("ERROR --dry-run: without the data, plan with N classes by -o ")
+    overrides = shlex.split(line.partition(" -o ")[2].replace("N,", "300,").replace("112", "32"))
+    assert cli.main([*plan, "-o", *overrides]) == 0
+    assert "3,000 images of 300 classes" in capsys.readouterr().out

@@ -294,6 +294,11 @@ def step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
+def newest_below(folder: str) -> str | Path:
+    """Return the newest checkpoint in a run's folder, not verified. Return `folder` if it contains none."""
+    return [folder, *completed(Path(folder)), *completed(Path(folder, "checkpoints"))][-1]
+
+
 def completed(root: Path) -> list[Path]:
     """List the checkpoints in `root` whose save came to its end, by their names alone, the oldest first."""
     return sorted((path for path in _entries(root, r"step-\d{8,}") if path.is_dir()), key=step_of)

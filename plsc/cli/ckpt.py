@@ -11,6 +11,7 @@ from typing import Any
 
 from plsc.checkpoint.average import average
 from plsc.checkpoint.saved import Checkpoint
+from plsc.checkpoint.store import newest_below
 from plsc.errors import escape_lines
 from plsc.utils.text import table
 
@@ -18,8 +19,8 @@ _SHOWN = ("Model", "Head", "Optimizer")  # sections of the config
 
 
 def inspect(folder: str) -> str:
-    """Describe a checkpoint in two tables. Reads headers and sizes, no data."""
-    saved = Checkpoint.open(folder, verify=False)
+    """Describe a checkpoint, or the newest of a run, in two tables. Reads headers and sizes, no data."""
+    saved = Checkpoint.open(newest_below(folder), verify=False)
     manifest, names, config, made = saved.manifest, saved.classes(), saved.config, saved.evaluation
     arrays = "; ".join(
         f"{name} {entry.code} {[saved.num_classes, *entry.shape[1:]]}"
@@ -50,8 +51,9 @@ def _line(values: dict[str, Any]) -> str:
 
 
 def verify(folder: str) -> str:
-    """Verify every byte of a checkpoint; return a report. Raises UserError that names the first bad file."""
-    saved = Checkpoint.open(folder)
+    """Verify every byte of a checkpoint, or of the newest of a run; return a report. Raises UserError that
+    names the first bad file."""
+    saved = Checkpoint.open(newest_below(folder))
     count, size = len(saved.manifest.files), sum(info.bytes for info in saved.manifest.files.values())
     return f"{saved.path}: whole, {count} files, {size:,} bytes, every checksum is right"
 
@@ -62,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, what in (("inspect", "show what is in a checkpoint"), ("verify", "compare every checksum")):
         verb = verbs.add_parser(name, help=what, description=what)
-        verb.add_argument("folder", help="a checkpoint, such as output/checkpoints/step-00000656")
+        verb.add_argument("folder", help="a checkpoint, or a run, whose newest it takes")
     what = "write the mean of checkpoints of a run"
     verb = verbs.add_parser("average", help=what, description=what)
     verb.add_argument("run", help="the folder of a run")

@@ -87,7 +87,10 @@ def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, 
     if bad:
         more = f"; {len(bad)} bad lines in all" if len(bad) > SHOWN else ""
         wanted = "'path<TAB>label'" if labelled else "'path' or 'path<TAB>label'"
-        raise UserError(f"{path}: each line must be {wanted}; {'; '.join(bad[:SHOWN])}{more}")
+        remedy = (
+            "" if max(labels) >= 0 else "; number the classes, or use ImageFolder for folders of their names"
+        )
+        raise UserError(f"{path}: each line must be {wanted}; {'; '.join(bad[:SHOWN])}{more}{remedy}")
     if not labels:
         raise UserError(f"{path}: the list is empty; it needs one image a line")
     paths = Paths(

@@ -127,8 +127,11 @@ def _synchronise_norms(backbone: nn.Layer) -> None:
 
 
 def build_parts(sections: Sequence[PartCfg], core: Sequence[Part]) -> list[Part]:
-    """Build the parts of the section Parts, after those of plsc. UserError for one that has the name of a
-    state that is taken."""
+    """Build the parts of the section Parts, after those of plsc.
+
+    Raises UserError for a part whose name is taken by another state, and for a part without any method of
+    Part, which a misspelled `losses` would be.
+    """
     parts = [*core]
     for number, section in enumerate(sections):
         part = section.build()
@@ -137,6 +140,12 @@ def build_parts(sections: Sequence[PartCfg], core: Sequence[Part]) -> list[Part]
             raise UserError(
                 f"{section.name} must have a name of its own for its state and its loss (got "
                 f"'{escape(name)}'); set the class's name, or name a part once",
+                key=f"Parts.{number}",
+            )
+        methods = [method for method in vars(Part) if not method.startswith("_") and method != "numbers"]
+        if all(getattr(type(part), method) is getattr(Part, method) for method in methods):
+            raise UserError(
+                f"{section.name} has no effect: it defines none of {', '.join(methods)}",
                 key=f"Parts.{number}",
             )
         parts.append(part)

@@ -10,6 +10,7 @@ from typing import Any
 
 from plsc.config import Config
 from plsc.distributed import device, environment
+from plsc.errors import MissingFileError
 from plsc.heads.build import build_margin
 from plsc.heads.memory import default_budget, rows_bytes
 from plsc.heads.optimizer import check_rule
@@ -19,6 +20,12 @@ from plsc.training.run_folder import should_resume
 from plsc.training.trainer import Trainer
 from plsc.utils.sharding import split
 from plsc.utils.text import gigabytes, plural
+
+_WITHOUT_DATA = (
+    "--dry-run: without the data, plan with N classes by -o DataLoader.Eval.dataset=null "
+    "DataLoader.Eval.more={} 'DataLoader.Train.dataset={name: Synthetic, num_classes: N, "
+    "image_shape: [3, 112, 112]}'"
+)
 
 
 def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> tuple[str, bool]:
@@ -30,7 +37,10 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> tuple[s
     """
     ranks = ranks or environment.world_size_from_env()
     cfg.check_ranks(ranks)
-    cfg.check_data()
+    try:
+        cfg.check_data()
+    except MissingFileError as error:
+        raise MissingFileError(f"{error}\n{_WITHOUT_DATA}") from error
     check_packages(cfg.Global.loggers)
     kind = device.decide(cfg.Global.device, [device.why_none(cfg.Global.device)])
     device.use(environment.CPU)

@@ -154,7 +154,7 @@ def open_checkpoint(section: GlobalCfg) -> store.Checkpoint:
     path = find_checkpoint(section)
     if path is None:
         raise MissingFileError(
-            f"{section.output_dir}/checkpoints: no checkpoint there; train first, or set "
-            "Global.checkpoint or Global.output_dir"
+            f"{section.output_dir}/checkpoints: no checkpoint there; train first, or name the run's "
+            "folder by -c"
         )
     return store.Checkpoint.open(path, verify=False)

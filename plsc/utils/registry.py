@@ -6,6 +6,7 @@ so that reading a config does not import Paddle. Your own class is `name: "my_pa
 
 import difflib
 import importlib
+import inspect
 import re
 import sys
 from collections.abc import Iterable
@@ -51,6 +52,11 @@ class Registry(NamedTuple):
             said = f"{type(error).__name__}: {error}; {remedy}"
             raise UserError(f"{self.kind} '{name}': cannot import {module_name}: {said}") from error
         cls = getattr(module, class_name, None)
+        if inspect.isroutine(cls):
+            raise UserError(
+                f"{self.kind} '{name}': {class_name} is a function; name a class, which may call it "
+                "(docs/extend.md)"
+            )
         if not isinstance(cls, type):
             hint = did_you_mean(class_name, (n for n, v in vars(module).items() if isinstance(v, type)))
             raise UserError(f"{self.kind} '{name}': module {module_name} has no class {class_name}{hint}")

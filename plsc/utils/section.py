@@ -39,7 +39,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from typing_extensions import NotRequired, TypedDict
 
-from plsc.errors import UserError
+from plsc.errors import UserError, escape
 from plsc.utils.registry import Registry, did_you_mean, is_import_path
 from plsc.utils.yaml_lines import KeyPath
 
@@ -131,7 +131,10 @@ class Section(BaseModel):
             own = ", or your own as package.module:Class" if issubclass(cls.family[-1], ClassSection) else ""
             return f"must be one of {', '.join(map(repr, names_of(cls.family)))}{own}"
         rule = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-        rule = rule.replace("a valid array", "a list").replace("Field required", "must be a longer list")
+        if detail["type"] == "list_type" and isinstance(detail["input"], str):
+            rule = f"must be a list, such as [{escape(detail['input'][:40])}]"
+        rule = re.sub("a valid (array|list)", "a list", rule)
+        rule = rule.replace("Field required", "must be a longer list")
         return re.sub("an object|a valid dictionary.*", "a mapping of keys", rule)
 
     @classmethod

@@ -67,6 +67,16 @@ def test_the_current_folder_is_left_out_at_the_beginning_of_a_path_only(saved, m
     assert run(capsys, "verify", below)[1].startswith(f"x{saved[0]}: whole, ")
 
 
+def test_a_run_stands_for_its_newest_checkpoint(saved, tmp_path, capsys):
+    save_ranks(tmp_path / "run/checkpoints", 99, saved[1], 2)
+    save_ranks(tmp_path / "run/checkpoints", 130, saved[1], 2)
+    for folder in (tmp_path / "run", tmp_path / "run/checkpoints"):
+        assert "step            130, epoch" in run(capsys, "inspect", folder)[1]
+        assert run(capsys, "verify", folder)[1].startswith(
+            f"{tmp_path}/run/checkpoints/step-00000130: whole, "
+        )
+
+
 def test_names_are_escaped(saved, tmp_path, capsys):
     save_ranks(tmp_path, 5, saved[1], 2, classes=[f"\x9b{n}" for n in range(11)])
     folder = tmp_path / "step-00000005"

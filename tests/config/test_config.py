@@ -203,6 +203,9 @@ def test_wrong_keywords(write):
         UserError, match="^unknown dataset 'DummyPiars', did you mean 'DummyPairs'"
     ) as unknown:
         DATASETS.get("DummyPiars")
+    assert errors(None, ["Export.formats=onnx"]) == [
+        "-o Export.formats=onnx: Export.formats: must be a list, such as [onnx] (got 'onnx')"
+    ]
     assert errors(path, ["Model.embedding_size=x"]) == [
         "a.yaml:3: Model.widths: must be a list (got 8)",
         (

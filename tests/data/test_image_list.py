@@ -39,7 +39,8 @@ def test_bad_lines_are_all_reported(folder):
         "line 5: label '-1' is not a whole number from 0 up"
     )
     assert refusal(read_list, write_list(folder, "\n".join("abcdefg"))).endswith(
-        "line 5: 'e' is not both a path and a label; 7 bad lines in all"
+        "line 5: 'e' is not both a path and a label; 7 bad lines in all; number the classes, or use "
+        "ImageFolder for folders of their names"
     )
 
 

@@ -75,6 +75,22 @@ def test_a_name_that_is_taken_is_refused_before_the_first_step(named, got):
         build_trainer(load(TINY, [f"Parts=[{named}]"]), planned_ranks=1)
 
 
+class Misspelled(Part):
+    name = "misspelled"
+
+    def losses(self, batch, emb_BD):
+        return emb_BD.square().mean()
+
+
+def test_a_part_without_a_method_of_part_is_refused():
+    line = (
+        "Parts.0: tests.training.test_part:Misspelled has no effect: it defines none of start, loss, "
+        "before_update, update, state_dict, load_state_dict"
+    )
+    cfg = load(TINY, ["Parts=[tests.training.test_part:Misspelled]"])
+    assert refusal(build_trainer, cfg, planned_ranks=1) == line
+
+
 class Odd(Part):
     """Gives as loss and state what a test says."""
 

@@ -67,6 +67,10 @@ def test_a_class_that_lacks_methods_is_refused():
             "fractions:Fractoin",
             "colour 'fractions:Fractoin': module fractions has no class Fractoin, did you mean 'Fraction'?",
         ),
+        (
+            "math:sqrt",
+            "colour 'math:sqrt': sqrt is a function; name a class, which may call it (docs/extend.md)",
+        ),
         ("math:pi", "colour 'math:pi': module math has no class pi"),
         ("broken:X", "colour 'broken:X': cannot import broken: KeyError: 1; --debug shows where"),
     ],

@@ -1,16 +1,17 @@
 """Cut the faces out of photos, aligned for training: `plsc align photos/ aligned/`.
 
 The largest face of each photo is turned, scaled and shifted so that eyes, nose and mouth lie where networks
-of faces expect them, and written as .png: that of Ann/1.jpg as Ann/1.jpg.png. A photo whose second face is
-nearly as large is skipped, unless --groups is given. alignment.csv in the target has a row for each file:
-photo, aligned (the file that was written), left_out (why none was), faces (their count), second (the area of
-the second largest face as a share of the largest's). Exit code: 0 at least one face was written, 2 a mistake
-in the arguments, or none was.
+of faces expect them, and written as .png: that of Ann/1.jpg as Ann/1.png, or as Ann/1.jpg.png if there is
+another Ann/1. A photo whose second face is nearly as large is skipped, unless --groups is given.
+alignment.csv in the target has a row for each file: photo, aligned (the file that was written), left_out (why
+none was), faces (their count), second (the area of the second largest face as a share of the largest's). Exit
+code: 0 at least one face was written, 2 a mistake in the arguments, or none was.
 """
 
 import argparse
 import csv
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [*_files(source)]
     if not names:
         raise UserError(f"{escape(source)}: has no files; give the folder of the photos")
+    outputs = _outputs(names)
     detector = Detector()
 
     def align(name: str) -> tuple[str, str, str, int, str]:
@@ -59,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except UserError as error:
             return name, "", str(error), len(faces), f"{second_share(faces):.2f}"
         (face,) = cut_out(pixels, faces[:1])
-        output = f"{name}.png"
+        output = outputs[name]
         path = Path(beside, output)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(cv2.imencode(".png", face)[1].tobytes())
@@ -85,6 +87,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         count += f", {several:,} of photos with several faces"
     print(f"{plural(len(rows), 'photo')}: {count}; {escape(os.path.join(target, ALIGNMENT))} has all")
     return 0 if written else 2
+
+
+def _outputs(names: Sequence[str]) -> dict[str, str]:
+    """Choose a different file for the face of each photo: Ann/1.png for Ann/1.jpg, Ann/1.jpg.png if Ann/1.png
+    may be the file of another photo."""
+    stems = {name: os.path.splitext(name)[0] for name in names}
+    count = Counter([*stems.values(), *names])
+    return {name: f"{stem if count[stem] == 1 else name}.png" for name, stem in stems.items()}
 
 
 def add_groups(parser: argparse.ArgumentParser) -> None:

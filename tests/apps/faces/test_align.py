@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from plsc.apps.faces.alignment import TEMPLATE, align, similarity_transform
-from plsc.apps.faces.command import main
+from plsc.apps.faces.command import _outputs, main
 from plsc.apps.faces.detector import Detector
 from plsc.apps.faces.parallel import in_parallel
 from plsc.apps.faces.photos import read_photo
@@ -114,10 +114,10 @@ def test_a_folder_of_photos(tmp_path, capsys):
     assert written == {
         "Ann/1.jpg": "Ann/1.jpg.png",
         "Ann/1.png": "Ann/1.png.png",
-        "Ann/deep.png": "Ann/deep.png.png",
-        "Ann/five.jpg": "Ann/five.jpg.png",
-        "Ann/turned.jpg": "Ann/turned.jpg.png",
-        "Bob/small.jpg": "Bob/small.jpg.png",
+        "Ann/deep.png": "Ann/deep.png",
+        "Ann/five.jpg": "Ann/five.png",
+        "Ann/turned.jpg": "Ann/turned.png",
+        "Bob/small.jpg": "Bob/small.png",
     }
     why = {name: row["left_out"] for name, row in rows.items() if row["left_out"]}
     assert (
@@ -129,8 +129,21 @@ def test_a_folder_of_photos(tmp_path, capsys):
     assert "11 photos: 6 faces written, 5 left out" in said.out
     assert said.out.count(f"left out {photos}/Bob/") == 5
     # A photo that lies on its side is cut out upright.
-    turned, plain = (cv2.imread(str(aligned / "Ann" / name)) for name in ("turned.jpg.png", "five.jpg.png"))
+    turned, plain = (cv2.imread(str(aligned / "Ann" / name)) for name in ("turned.png", "five.png"))
     assert turned.shape == (112, 112, 3) and np.corrcoef(turned.ravel(), plain.ravel())[0, 1] > 0.7
+
+
+def test_each_photo_has_a_file_of_its_own():
+    names = ["a.jpg", "b.jpg", "b.png", "b.jpg.png", "b", "c/b.gif", ".png"]
+    assert _outputs(names) == {
+        "a.jpg": "a.png",
+        "b.jpg": "b.jpg.png",
+        "b.png": "b.png.png",
+        "b.jpg.png": "b.jpg.png.png",
+        "b": "b.png",
+        "c/b.gif": "c/b.png",
+        ".png": ".png.png",
+    }
 
 
 def test_pictures_that_promise_much_are_refused_before_they_are_decoded():
@@ -203,7 +216,7 @@ def test_groups_are_counted_and_left_out_if_nobody_can_tell_whose_photo_it_is(tm
     ]
     assert 0.25 < float(three["second"]) < 0.4 < float(two["second"]) < 0.6
     assert main([str(photos), str(tmp_path / "b"), "--groups"]) == 0
-    assert (tmp_path / "b" / "two.jpg.png").is_file()
+    assert (tmp_path / "b" / "two.png").is_file()
 
 
 @needs_faces
