@@ -27,7 +27,7 @@ _BOUNDS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "m
 INTRODUCTION = """\
 # The config
 
-A config is a YAML file. It has only what differs from the defaults:
+A config is a YAML file. It contains only what differs from the defaults:
 
 ```yaml
 # faces.yaml
@@ -42,20 +42,20 @@ DataLoader:
     # prints the whole config and the plan, and trains nothing
     plsc train -c faces.yaml --dry-run
 
-- `-c` takes a file, a folder with a `default.yaml`, or the folder of a run. Without it all keys have their
+- `-c` takes a file, a folder with a `default.yaml`, or the folder of a run. Without `-c` all keys have their
   defaults.
-- A run is where its `config.yaml` lies, also after a move or a copy. Paths of data start in the current
-  folder.
-- `-o Section.key=value` wins over the file. The value is YAML: `5e-4` is a number, `[4, 8]` a list, `null`
-  nothing.
+- The folder of a run is the one that contains its `config.yaml`, also after a move or a copy. Paths of data
+  are relative to the current folder.
+- `-o Section.key=value` overrides the file. The value is YAML: `5e-4` is a number, `[4, 8]` a list, `null`
+  no value.
 - `-o "Section={...}"` replaces a whole section.
-- Unknown keys, wrong types and keys that have no meaning with a name stop the start with exit code 2. All
+- Unknown keys, wrong types and keys that the chosen `name` does not have are refused with exit code 2. All
   mistakes are shown at once, each with file and line.
-- Nothing is converted: a number is written as a number, text as text. An integer may stand for a number.
+- Nothing is converted: write a number as a number and text as text. An integer is accepted as a number.
 
 ## All keys
 
-Made from the code by `python tools/config_page.py`.
+`python tools/config_page.py` generates this list from the code.
 """
 
 
@@ -65,7 +65,8 @@ def to_markdown() -> str:
 
 
 def _chapters(kinds: list[type[Section]], path: str) -> Iterator[str]:
-    """Write the chapter of a section, and those below it; `kinds` has more than one where a name chooses."""
+    """Write the chapters of a section and of its subsections. `kinds` has several classes if a name chooses
+    one."""
     bases = (base for kind in kinds for base in reversed(kind.__mro__) if issubclass(base, Section))
     own = [cls for cls in dict.fromkeys(bases) if cls not in (Section, ClassSection)]
     for number, section in enumerate(own):
@@ -95,7 +96,7 @@ def _table(section: type[Section]) -> Iterator[str]:
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """Put a key's JSON schema into words: "integer, >= 1, or null"."""
+    """Describe a key's JSON schema: "integer, >= 1, or null"."""
     if "anyOf" in schema or "oneOf" in schema:
         return " or ".join(dict.fromkeys(map(_type, schema.get("anyOf") or schema["oneOf"])))
     if "enum" in schema or "const" in schema:
@@ -116,7 +117,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _dataset_chapters() -> Iterator[str]:
-    """Write the docstrings of the data sets, and of the classes whose keys several of them have."""
+    """Write the docstrings of the data sets, and of the classes whose keys several of them share."""
     yield "\n## Data sets\n"
     for cls in (*map(DATASETS.get, DATASETS.builtin), EncodedImages, EncodedPairs):
         yield f"\n### {cls.__name__}\n\n{inspect.getdoc(cls)}\n"

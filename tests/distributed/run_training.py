@@ -24,7 +24,6 @@ from tests.helpers.tiny_runs import (
     assert_takes_over,
     checkpoint,
     make_trainer,
-    refused_on_every_rank,
     train_linear,
     train_sets,
 )
@@ -95,6 +94,9 @@ for title, data in evaluator.sets.items():
     assert [key for key in found if found[key] is None] == [key for key in found if expected[key] is None]
     assert_within(found, *({key: numbers[key] for key in found} for numbers in (expected, bound)), paths=2)
 
-# What rank 0 cannot compute ends every rank, with the same words.
-assert "is not finite" in refused_on_every_rank(make_evaluator(load(TINY), Broken()).evaluate)
+# What rank 0 cannot compute is a failure on every rank, in the same words.
+broken = make_evaluator(load(TINY), Broken())
+assert broken.evaluate()
+assert broken.failures and all("is not finite" in failure for failure in broken.failures), broken.failures
+assert all(failures == broken.failures for failures in d.gather_objects(broken.failures))
 print(f"rank {r} of {W}: training ok")
