@@ -57,13 +57,13 @@ for override, key in OTHERS.items():
     assert_refused(refused("a", *[override] * last), key, f"rank {distributed.world_size() - 1} has {value};")
 pictures = ["DataLoader.Train.dataset={name: 'run_agreement:OtherPictures', image_shape: [1, 12, 10]}"]
 assert_refused(
-    refused("a", *pictures), "the pictures of DataLoader.Train, number 0 ", "ranks? 0.* (has|have) .{8}, "
+    refused("a", *pictures), "the pictures of DataLoader.Train, number 0 ", "(has|have) .{8}, rank"
 )
 assert_refused(refused("b" if last else "a"), "the folder Global.output_dir:", "has a folder of its own, ")
 
 sources = agreement._sources
 agreement._sources = lambda: [*sources(), Path(__file__)] if last else sources()
-assert_refused(refused("a"), "plsc's sources:", "rank 0 has .{8}, rank")
+assert_refused(refused("a"), "plsc's sources:", "(has|have) .{8}, rank")
 agreement._sources = sources
 
 # What belongs to a machine may differ; then another folder with a checkpoint of its own is refused.
@@ -83,7 +83,7 @@ if distributed.rank() == 0:
 distributed.barrier()
 exists = Path.read_bytes
 Path.read_bytes = lambda path: exists(path) + (b" " if last and path.name == "manifest.json" else b"")
-assert_refused(refused("c", start), "the checkpoint step-00000002:", "rank 0 has manifest .{8}, rank")
+assert_refused(refused("c", start), "the checkpoint step-00000002:", "(has|have) manifest .{8}, rank")
 Path.read_bytes = exists
 assert not list(folder.glob("*/.start-*"))
 print(f"rank {distributed.rank()}: agreement ok")
