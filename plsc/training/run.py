@@ -33,7 +33,7 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
     output_dir = Path(cfg.Global.output_dir)
     # Places are named within the guard, which logs what ends a rank.
     with watchdog.Watchdog(output_dir, cfg.Global.hang_seconds) as guarded, cfg.naming_places():
-        threads = start(cfg.Global, problem)
+        threads = start(cfg.Global, problem or guarded.problem)
         from plsc.distributed.device import explained
         from plsc.heads.self_check import check_head
         from plsc.training.agreement import one_start

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from plsc.distributed import lock, peers
-from plsc.distributed.environment import rank_from_env
+from plsc.distributed.environment import local_size_from_env, rank_from_env, world_size_from_env
 from plsc.distributed.launcher import die_with_parent
 from plsc.errors import UserError, escape
 
@@ -52,9 +52,12 @@ class Watchdog:
     Attributes:
         signal: number of the signal that asks to stop. 0: none.
         step: number of finished steps.
+        problem: on several machines, why rank 0 could not take the folder's lock. The caller delivers it to
+            all ranks. None: there is none.
 
     On entry rank 0 takes the folder's lock, unless the supervisor has it, and raises UserError if another run
-    has it. A thread then ends this rank if it hangs or if another rank is lost. In a launch the failure of
+    has it. On several machines it keeps the error in `problem`, since the other machines' ranks wait for
+    this one. A thread then ends this rank if it hangs or if another rank is lost. In a launch the failure of
     another rank becomes SystemExit with code LOST. Under a supervisor every exception becomes SystemExit,
     with code 2 for a user's mistake.
     """
@@ -63,6 +66,7 @@ class Watchdog:
         self.folder = folder
         self.signal = 0
         self.step = 0
+        self.problem: UserError | None = None
         self._launched = folder is not None and "PADDLE_TRAINER_ID" in os.environ
         self._supervised = self._launched and SUPERVISOR in os.environ
         self._seconds = hang_seconds if self._launched and hang_seconds else math.inf
@@ -77,7 +81,14 @@ class Watchdog:
         if self._launched:
             die_with_parent()
         if rank_from_env() == 0 and not self._supervised:
-            self._exit.enter_context(lock.hold(self.folder))
+            try:
+                self._exit.enter_context(lock.hold(self.folder))
+            except UserError as error:
+                if world_size_from_env() == local_size_from_env():
+                    raise
+                self.problem = (
+                    error  # raised once the ranks have met, since other machines' ranks wait for this
+                )
         if self._launched:
             self.allow_pause()
             threading.Thread(target=self._watch, daemon=True).start()

@@ -149,3 +149,19 @@ def test_a_step_that_takes_too_long_ends_the_process_in_one_line(tmp_path, under
     assert done.returncode == watchdog.LOST and words.startswith(f"{line}\n") and "line 10" in words
     said = "" if under == "plsc train" else f"ERROR {line}; where it waits is in {tmp_path}/log/rank1.txt\n"
     assert done.stderr == said
+
+
+def test_rank_0_keeps_a_locked_folder_for_the_meeting_if_other_machines_wait(tmp_path):
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from plsc.distributed import lock\n"
+        "from plsc.training.watchdog import Watchdog\n"
+        "held = lock.hold(sys.argv[1])\n"
+        "with Watchdog(Path(sys.argv[1]), hang_seconds=9) as watchdog:\n    print(watchdog.problem)\n"
+    )
+    launch = {"PADDLE_TRAINER_ID": "0", "PADDLE_TRAINERS_NUM": "2"}
+    done = run_python("-c", program, tmp_path, cwd=ROOT, check=False, **launch, PADDLE_LOCAL_SIZE="1")
+    assert done.returncode == 0 and "is in use by pid" in done.stdout
+    done = run_python("-c", program, tmp_path, cwd=ROOT, check=False, **launch, PADDLE_LOCAL_SIZE="2")
+    assert done.returncode == 1 and "is in use by pid" in done.stderr
