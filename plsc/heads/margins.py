@@ -1,12 +1,14 @@
-"""Change the logits of samples' own classes by margins, with their exact derivatives.
+"""Apply margins to the target logits, with exact derivatives.
 
-A margin gets the target cosines of the N samples that this rank works on: those of all ranks where classes
-are sharded, and then that of a sample whose class is in another shard is any number, and what becomes of it
-is not used. It gets the norms of their embeddings, too, and returns the targets' new cosines and their
-slopes. The head scales them; all other logits stay as they are, unless the margin has `others`. Margins with
-running statistics are in adaptive.py. To write your own, see docs/extend.md.
+The head calls a margin with the target cosines and the embedding norms of the N samples that this rank works
+on. If the classes are sharded, these are the samples of all ranks. The cosine of a sample whose class is in
+another shard is then arbitrary, and the head ignores the result for it.
 
-Angles in radians. theta is the angle between an embedding and the centre of its own class.
+The margin returns the new target cosines and their slopes, and the head applies the scale. All other logits
+stay unchanged unless the margin defines `others`. adaptive.py has the margins with running statistics.
+docs/extend.md shows how to write your own margin.
+
+Angles are in radians. theta is the angle between an embedding and the centre of its own class.
 """
 
 import math
@@ -19,18 +21,21 @@ import paddle
 from plsc.errors import UserError
 from plsc.heads.constants import filled
 
-# Below this sine the derivative of cos(theta + m) by cos(theta) is cut off: it grows as 1 / sin(theta) while
-# the tangent that it multiplies, centre minus projection, shrinks as sin(theta), so their product stays right
-# to rounding.
+# Below this sine, the derivative of cos(theta + m) with respect to cos(theta) is cut off. The derivative
+# grows as 1 / sin(theta). The tangent that it multiplies, centre minus projection, shrinks as sin(theta).
+# Their product therefore stays right to rounding.
 _SMALLEST_SINE = 1e-4
 
 
 @dataclass
 class Target:
-    """The targets as a margin has changed them.
+    """The target cosines after the margin.
 
-    cosine: the targets' new cosines [N]. slope: their derivatives by the old ones [N]. norm_slope: by the
-    embeddings' norms [N], None if no gradient flows through them.
+    Attributes:
+        cosine: new target cosines, float32 [N].
+        slope: derivatives of the new cosines with respect to the old ones, float32 [N].
+        norm_slope: derivatives of the new cosines with respect to the embeddings' norms, float32 [N], or None
+            if no gradient flows through the norms.
     """
 
     cosine: paddle.Tensor
@@ -39,35 +44,44 @@ class Target:
 
 
 class Margin(ABC):
-    """Changes the cosine of each sample with its own class. A subclass defines the call, and what it needs of
-    the others.
+    """Changes the cosine between each sample and its own class. A subclass defines the call. It may also
+    define the following methods.
 
-    others(cos_Nb, plain_N1, target_N1): changes the cosines of a block with classes that are not the target,
-        by each sample's target cosine without and with margin -> new cosines [N, b], their slopes by the old
-        ones. The samples' own classes are in the block, too, near -1e30: they must stay far below. It costs a
-        collective and an elementwise pass over all logits.
-    penalty(norm_N): a term of each sample's loss by its embedding's norm [N] -> value [N], slope by the norm
-        [N].
+    others(cos_Nb, plain_N1, target_N1): changes the cosines [N, b] between the samples and a block of other
+        classes. The other arguments are each sample's target cosine without and with margin. It returns the
+        new cosines [N, b] and their derivatives with respect to the old ones [N, b]. The block also holds the
+        samples' own classes, with cosines near -1e30, and these must stay far below all others. `others`
+        costs a collective and an elementwise pass over all logits.
+    penalty(norm_N): computes a term of each sample's loss from its embedding's norm [N]. It returns the value
+        [N] and its derivative with respect to the norm [N].
     """
 
     others: Callable[..., tuple[paddle.Tensor, paddle.Tensor]] | None = None
     penalty: Callable[..., tuple[paddle.Tensor, paddle.Tensor]] | None = None
-    # Numbers of the run so far, by name: floats, or scalars on the device. A new dict replaces it.
+    # Running statistics by name: floats, or scalars on the device. Assign a new dict to change them.
     statistics: Mapping[str, float | paddle.Tensor] = {}
 
     @abstractmethod
     def __call__(self, cos_N: paddle.Tensor, norm_N: paddle.Tensor) -> Target | paddle.Tensor:
-        """Change target cosines [N], float32 in [-1, 1], of embeddings with these norms [N]. Where the new
-        cosines are returned alone, autograd finds their slopes."""
+        """Apply the margin to the target cosines.
+
+        Args:
+            cos_N: target cosines, float32 [N], in [-1, 1].
+            norm_N: norms of the embeddings, float32 [N].
+
+        Returns a Target, or the new cosines alone. In the latter case autograd finds their slopes.
+        """
 
     def observe(self, norm_N: paddle.Tensor) -> None:  # noqa: B027 (most margins have nothing to do)
-        """Note the norms of all ranks' samples, before the call of a training step."""
+        """Update the statistics from the norms of all ranks' samples. The head calls it in each training
+        step, before it calls the margin."""
 
     def observe_targets(self, plain_N: paddle.Tensor) -> None:  # noqa: B027
-        """Note the plain target cosines of all ranks' samples, before `others` is called."""
+        """Update the statistics from the target cosines of all ranks' samples, without margin. The head calls
+        it before `others`."""
 
     def state_dict(self) -> dict[str, float]:
-        """Return the statistics for a resumed run, for JSON."""
+        """Return the statistics as JSON numbers, for a resumed run."""
         return {name: float(number) for name, number in self.statistics.items()}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
@@ -76,8 +90,16 @@ class Margin(ABC):
 
 
 def change_targets(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) -> Target:
-    """Call a margin, and find the slopes of one that gives its new cosines alone. UserError for a result that
-    is neither, or through which no gradient flows."""
+    """Call a margin, and find the slopes by autograd if it returns the new cosines alone.
+
+    Args:
+        margin: margin to call.
+        cos_N: target cosines, float32 [N].
+        norm_N: norms of the embeddings, float32 [N].
+
+    Raises UserError if the result is neither a Target nor cosines, or if no gradient flows through the
+    cosines.
+    """
     target = margin(cos_N, norm_N)
     whose = f"Head.name: {type(margin).__name__} returned"
     wanted = _described(cos_N)
@@ -89,7 +111,7 @@ def change_targets(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) 
         )
     if isinstance(target, Target):
         return target
-    # Once more, with a graph: a margin that counts its calls would count two a step.
+    # Call it again, with a graph. A margin that counts its calls would therefore count two per step.
     inputs = [cos_N.detach(), norm_N.detach()]
     for tensor in inputs:
         tensor.stop_gradient = False
@@ -101,18 +123,18 @@ def change_targets(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) 
                 "return a Target with their slopes"
             )
         grads = paddle.grad([cosine.sum()], inputs, allow_unused=True)
-    # Zeros where there is none: all ranks must find the same number of slopes.
+    # A missing gradient becomes zeros, because all ranks must find the same number of slopes.
     return Target(cosine.detach(), *(paddle.zeros_like(cos_N) if grad is None else grad for grad in grads))
 
 
 def check_slopes(margin: Margin) -> None:
-    """Refuse by UserError a margin that does not return what a margin returns, or whose slopes by the cosines
-    or the norms are not those of its new cosines."""
+    """Raise UserError if a margin's result has the wrong type or shape, or if its slopes with respect to the
+    cosines or the norms are not the derivatives of its new cosines."""
     inputs = [paddle.linspace(-0.9, 0.9, 19), paddle.linspace(15.0, 33.0, 19)]
     for tensor in inputs:
         tensor.stop_gradient = False
     target = change_targets(margin, *inputs)
-    if target.cosine.stop_gradient:  # autograd has found the slopes, or nothing can be compared
+    if target.cosine.stop_gradient:  # autograd found the slopes, or there is nothing to compare
         return
     grads = paddle.grad([target.cosine.sum()], inputs, allow_unused=True)
     for what, at, given_N, slope_N in (
@@ -125,7 +147,7 @@ def check_slopes(margin: Margin) -> None:
             raise UserError(
                 f"{type(margin).__name__} gives a {what} of {given_N[3].item():.3g} at the {at}, where its "
                 f"cosines have {slope_N[3].item():.3g}; return the cosines alone, and autograd finds their "
-                "slopes (detach the norms if no gradient shall flow through them)",
+                "slopes (detach the norms if no gradient should flow through them)",
                 key="Head.name",
             )
 
@@ -137,7 +159,7 @@ def _described(returned: object) -> str:
 
 
 def angle(cos: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Compute theta in [0, pi], and sin(theta) kept away from 0 for dividing by it."""
+    """Return theta in [0, pi], and sin(theta), which is kept away from 0 so that it can be a divisor."""
     cos = cos.clip(-1.0, 1.0)
     return cos.acos(), (1.0 - cos * cos).sqrt().clip(min=_SMALLEST_SINE)
 
@@ -153,8 +175,17 @@ class CosFace(Margin):
 
 
 def add_angle(cos_N: paddle.Tensor, margin: float | paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Compute cos(theta + m) and its slope, m a number or [N]. Where theta + m passes pi it is cos(theta) - m
-    sin(m), as in the authors' code of ArcFace: there the cosine would rise again."""
+    """Compute cos(theta + m) and its slope.
+
+    If theta + m is larger than pi, the cosine would rise again. The value is then cos(theta) - m sin(m), as
+    in the code of ArcFace's authors.
+
+    Args:
+        cos_N: cosines of theta, float32 [N].
+        margin: angle m in radians, a number or a tensor [N].
+
+    Returns the new cosines [N] and their derivatives with respect to the old ones [N].
+    """
     cos_N = cos_N.clip(-1.0, 1.0)
     sin_N = paddle.scale(cos_N * cos_N, -1.0, 1.0).sqrt()
     cot_N = cos_N / sin_N.clip(min=_SMALLEST_SINE)
@@ -172,8 +203,8 @@ def add_angle(cos_N: paddle.Tensor, margin: float | paddle.Tensor) -> tuple[padd
 
 
 class ArcFace(Margin):
-    """cos(theta + m) (Deng et al., ArcFace, CVPR 2019, equation 3), falling with theta beyond pi too (see
-    add_angle)."""
+    """cos(theta + m) (Deng et al., ArcFace, CVPR 2019, equation 3). If theta + m is larger than pi, the value
+    still falls with theta (see add_angle)."""
 
     def __init__(self, margin: float = 0.5):
         self.margin = margin
@@ -185,8 +216,8 @@ class ArcFace(Margin):
 class CombinedMargin(Margin):
     """cos(m1 theta + m2) - m3 (Deng et al., ArcFace, CVPR 2019, equation 4).
 
-    Where m1 theta + m2 passes k pi it goes on falling: (-1)^k cos(m1 theta + m2) - 2 k - m3, as SphereFace's
-    psi does.
+    If m1 theta + m2 is in [k pi, (k + 1) pi], the value is (-1)^k cos(m1 theta + m2) - 2 k - m3. It therefore
+    keeps falling, as SphereFace's psi does.
     """
 
     def __init__(self, margin1: float = 1.0, margin2: float = 0.3, margin3: float = 0.2):
@@ -200,7 +231,7 @@ class CombinedMargin(Margin):
         k_N = (phi_N / math.pi).floor()
         sign_N = 1.0 - 2.0 * (k_N % 2.0)
         slope_N = sign_N * self.margin1 * phi_N.sin() / sin_N
-        if self.margin2 == 0:  # at theta 0 m1 sin(m1 theta) / sin(theta) has a limit that the cut-off misses
+        if self.margin2 == 0:  # the cut-off misses the limit of m1 sin(m1 theta) / sin(theta) at 0
             slope_N = paddle.where(cos_N >= 1.0, paddle.full_like(slope_N, self.margin1**2), slope_N)
         return Target(sign_N * phi_N.cos() - 2.0 * k_N - self.margin3, slope_N)
 

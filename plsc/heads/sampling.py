@@ -1,8 +1,9 @@
-"""Choose the classes of a step: a random part of all of them, and every positive (An et al., Partial FC, CVPR
-2022). Symbols: softmax.py.
+"""Choose the classes of a step: a random part of all classes, and every positive class (An et al., Partial
+FC, CVPR 2022). softmax.py defines the symbols.
 
-The draw is made by blocks of class numbers, each from (seed, block, step) alone: it is the same for any
-number of ranks, a resumed run draws it again, and it is known before the step's samples are. Integers only.
+Classes are drawn in blocks of class numbers. The draw of a block depends on (seed, block, step) alone. It is
+therefore the same for any number of ranks, a resumed run repeats it, and it is known before the step's
+samples are. All results are integers.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_BLOCK = 131_072  # classes that are drawn from together; changing it changes every run's draws
+_BLOCK = 131_072  # classes in one draw. Changing this number changes the draws of every run.
 
 
 class ClassShard(NamedTuple):
@@ -27,18 +28,24 @@ class ClassShard(NamedTuple):
 
 
 def draw_classes(shard: ClassShard, rate: float, seed: int, step: int) -> np.ndarray:
-    """Draw the classes of the shard that take part in a step whatever its samples are: int64, rising,
-    numbered from the shard's start.
+    """Draw the shard's classes that take part in a step independently of its samples.
 
-    Of a block of n classes int(rate n) are drawn without replacement, and one more with the probability of
-    what int cut off, so each class takes part with probability `rate`, independently in each step. A rank
-    whose shard cuts a block draws all of it and keeps its part: the draws of any number of ranks are parts of
-    the same. The cost follows that of the classes drawn (numpy keeps a set of them where few are wanted, else
-    8 bytes for each class of one block).
+    From a block of n classes, int(rate n) are drawn without replacement. One more is drawn with a probability
+    equal to the fraction that int cut off. Each class therefore takes part with probability `rate`,
+    independently in each step.
+
+    If a shard contains only a part of a block, its rank draws the whole block and keeps its part. The draws
+    of all ranks therefore form the same set for any number of ranks. The cost grows with the number of
+    classes drawn. If few are drawn, numpy keeps a set of them. Otherwise it keeps 8 bytes for each class of
+    one block.
 
     Args:
-        rate: the sample rate, in (0, 1].
-        step: its number, at least 0.
+        shard: classes to draw from.
+        rate: sample rate, in (0, 1].
+        seed: seed of the draws.
+        step: number of the step, at least 0.
+
+    Returns class numbers counted from the shard's start, int64, ascending.
     """
     parts = [np.empty(0, np.int64)]
     for block in range(shard.start // _BLOCK, -(-shard.stop // _BLOCK)):
@@ -56,23 +63,27 @@ def draw_classes(shard: ClassShard, rate: float, seed: int, step: int) -> np.nda
 
 
 def merge_classes(drawn: np.ndarray, positives: np.ndarray) -> np.ndarray:
-    """Unite a draw with the classes of the step's samples that lie in this shard, both int64, rising, each
-    once: the classes that take part, int64 [K], rising.
+    """Merge a draw with the positive classes of this shard.
 
-    In the paper positives take places of the draw, and K = max(positives, rate S). Here they come on top,
-    which makes the draw independent of them and of the ranks: K is about rate S, and larger by the positives
-    that were not drawn.
+    In the paper, positive classes replace drawn ones, and K = max(positives, rate S). Here they are added to
+    the draw, which keeps the draw independent of the samples and of the number of ranks. K is about rate S
+    plus the number of positive classes that were not drawn.
+
+    Args:
+        drawn: drawn classes, int64, ascending, without duplicates.
+        positives: classes of the step's samples that lie in this shard, int64, ascending, without
+            duplicates.
+
+    Returns the classes that take part, int64 [K], ascending.
     """
-    place = np.searchsorted(drawn, positives)
-    missing = place == np.searchsorted(drawn, positives, side="right")
-    return np.insert(drawn, place[missing], positives[missing])
+    position = np.searchsorted(drawn, positives)
+    missing = position == np.searchsorted(drawn, positives, side="right")
+    return np.insert(drawn, position[missing], positives[missing])
 
 
 class DrawAhead:
-    """Draws the classes of a step on a thread while the step before runs.
-
-    shard, rate, seed: as of `draw_classes`.
-    """
+    """Draws the classes of a step on a thread while the previous step runs. The arguments are passed to
+    `draw_classes`."""
 
     def __init__(self, shard: ClassShard, rate: float, seed: int):
         self._drawn_by = shard, rate, seed
@@ -80,7 +91,7 @@ class DrawAhead:
         self._ahead: tuple[int, Future] | None = None
 
     def take(self, step: int) -> np.ndarray:
-        """Return what `draw_classes` does, and begin to draw for the next step."""
+        """Return the result of `draw_classes` for this step, and start the draw for the next step."""
         number, drawn = self._ahead or (None, None)
         if number != step:
             drawn = self._thread.submit(draw_classes, *self._drawn_by, step)
@@ -88,5 +99,5 @@ class DrawAhead:
         return drawn.result()
 
     def following(self) -> Callable[[], np.ndarray]:
-        """Return a call that waits for the classes of the step after the last one taken."""
+        """Return a function that waits for the draw of the step after the last one taken, and returns it."""
         return self._ahead[1].result

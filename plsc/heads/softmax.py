@@ -2,25 +2,34 @@
 target.
 
     B samples of this rank   N samples of all ranks   W ranks   D embedding size
-    C classes   S classes in this rank's shard   K of them sampled for this step (all: K = S)
-    b classes of a block   J sub-centres of a class (1 but for sub-centre ArcFace)
+    C classes   S classes in this rank's shard   K classes of the shard that the step uses (K = S without
+    sampling)   b classes in a block   J sub-centres per class (1 except for sub-centre ArcFace)
     P samples whose class is in this rank's shard
 
-The whole [N, K] logits never exist. The shard is computed in blocks of classes, and a block yields each
-sample's maximum and its sum of exponentials over the *other* logits, those that are not the sample's target.
-With M the maximum over all ranks and R = sum exp(other - M), and t the target logit after the margin,
+The full [N, K] matrix of logits never exists. The head computes the shard in blocks of classes. For each
+sample, a block yields the maximum and the sum of exponentials over the *other* logits, which are the logits
+that are not the sample's target. Let M be the maximum over all ranks, R = sum exp(other - M), and t the
+target logit after the margin. Then
 
     z = M + log R - t        loss = softplus(z)        p(target) - 1 = -sigmoid(z)
 
-which needs no difference of nearly equal numbers. Backward is written out, block by block: exponentials are
-kept when they all fit into the budget (3 matrix products a step) and recomputed when not (4).
+This form never subtracts nearly equal numbers. The backward pass is written by hand, block by block. If all
+exponentials fit into the budget, they are kept, and a step takes 3 matrix products. Otherwise they are
+recomputed, and a step takes 4.
 
-Collectives of one step: all_gather of the embeddings; all_reduce SUM of the target cosines [2, N], for a
-margin that changes the other logits; all_reduce MAX of M with and without that change [2, N]; all_reduce SUM
-of (R, target, t) [3, N]; in backward one reduce-scatter of the embeddings' gradient [N, D], a column more
-for a margin's penalty. LARS adds an all_reduce of two numbers. The labels came with the step before
-(Trainer._agree). PLSC's further `_c_reducescatter` of the losses is not needed: after the SUM
-each rank knows all N of them. Centre gradients never travel.
+Collectives of one step, in this order:
+
+- all_gather of the embeddings [N, D]
+- all_reduce SUM of the target cosines [2, N], only for a margin that changes the other logits
+- all_reduce MAX of M with and without that change [2, N]
+- all_reduce SUM of (R, target, t) [3, N]
+- in the backward pass, reduce-scatter of the embeddings' gradient [N, D], with one more column if the
+  target cosines depend on the embeddings' norms
+- in the update, all_reduce SUM of two numbers, only for LARS
+
+The labels arrive with the previous step (Trainer._agree). PLSC also runs `_c_reducescatter` on the losses.
+This head does not need it, because every rank knows all N losses after the last SUM. Gradients of the
+centres never travel between ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,9 +55,16 @@ from plsc.heads.step import HeadOutput, HeadStep
 
 @dataclass
 class ShardInfo:
-    """The tensors that PLSC's `_set_info` published, for small problems: this shard's logits with margin and
-    scale [N, S], softmax probabilities over all C classes [N, S], labels as the shard numbers them [N] (-1:
-    another shard's), and S."""
+    """The tensors that PLSC's `_set_info` published. They are meant for small problems.
+
+    Attributes:
+        shard_logit: this shard's logits with margin and scale, float32 [N, S].
+        shard_prob: softmax probabilities of this shard's classes, normalised over all C classes, float32
+            [N, S].
+        shard_label: each sample's label, counted from the shard's start, or -1 if its class is in another
+            shard, [N].
+        shard_dim: number S of classes in this shard.
+    """
 
     shard_logit: paddle.Tensor
     shard_prob: paddle.Tensor
@@ -57,12 +73,12 @@ class ShardInfo:
 
 
 class SoftmaxHead:
-    """Holds the classes' centres and computes the loss over them; see `plsc.heads.build.make_head`.
+    """Holds the class centres and computes the loss over them. `plsc.heads.build.make_head` makes one.
 
     Args:
-        bank: the class centres of this rank's shard, or all of them; its rows hold `spec.sub_centres`
-            embeddings each.
-        spec: what is computed.
+        bank: centres of this rank's shard, or of all classes if they are not sharded. Each row holds
+            `spec.sub_centres` embeddings.
+        spec: margin, scale, sampling and the other properties of the loss.
     """
 
     def __init__(self, bank: Bank, spec: HeadSpec):
@@ -80,15 +96,17 @@ class SoftmaxHead:
         *,
         counts: Sequence[int] | None = None,
     ) -> HeadOutput:
-        """Compute the loss of this rank's embeddings, float [B, D] or [B, D, 1, 1]. Every rank calls it.
+        """Compute the loss of this rank's embeddings. Every rank calls it.
 
         Args:
-            labels: of this rank's samples, int64 [B]; or as an array those of all ranks (see
-                `gather_labels`), so that nothing is read here.
-            number: of the training step; with the seed it decides which classes are sampled.
-            counts: samples of each rank; None: the ranks ask each other, which takes a collective and a read.
+            emb: embeddings of this rank's samples, float [B, D] or [B, D, 1, 1].
+            labels: class numbers, int64. A tensor [B] holds the labels of this rank's samples. An array [N]
+                holds the labels of all ranks' samples (see `gather_labels`) and saves a read from the device.
+            number: number of the training step. Together with the seed it decides which classes are sampled.
+            counts: number of samples on each rank. If None, the ranks exchange it, which takes a collective
+                and a read from the device.
 
-        Raises UserError naming the first sample whose label is not in [0, C).
+        Raises UserError if a label is not in [0, C). The message names the first such sample.
         """
         counts = distributed.gather_counts(len(emb)) if counts is None else counts
         if not isinstance(labels, np.ndarray):
@@ -102,7 +120,7 @@ class SoftmaxHead:
         return out
 
     def check_labels(self, label_N: np.ndarray) -> None:
-        """Raise UserError, on every rank, for the first label that is not in [0, C)."""
+        """Raise UserError on every rank if a label is not in [0, C). The message names the first one."""
         outside = np.flatnonzero((label_N < 0) | (label_N >= self.shard.num_classes))
         if len(outside):
             raise UserError(
@@ -112,19 +130,20 @@ class SoftmaxHead:
             )
 
     def update(self, lr: float, step: int = 0) -> None:
-        """Update the centres that took part in the last backward pass by its gradients. Every rank calls it.
+        """Apply the gradients of the last backward pass to the centres that took part in it. Every rank calls
+        it.
 
-        Gradients of an earlier backward pass that no update followed are dropped, as those of a step that is
-        skipped.
+        If several backward passes ran since the last update, the head keeps the gradients of the last one
+        only. This drops the gradients of a skipped step.
 
         Args:
-            lr: the learning rate.
-            step: number of the training step, as in the call.
+            lr: learning rate.
+            step: number of the training step, the same as in the call.
 
-        Raises UserError if there was no backward pass since the last update, or if the centres have changed
-        since its forward pass.
+        Raises UserError if no backward pass ran since the last update, or if the centres have changed since
+        its forward pass.
 
-        Collectives: one all_reduce SUM of two numbers if the classes are spread and the rule needs norms
+        Collectives: one all_reduce SUM of two numbers if the classes are sharded and the rule needs norms
         (LARS).
         """
         selection, self.memory.ready = self.memory.ready, None
@@ -138,16 +157,17 @@ class SoftmaxHead:
             selection.update(lr, step, self._norms(selection) if self.bank.rule.needs_norms else None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how often the centres were updated; their rows and the margin's state are written apart."""
+        """Return the number of updates so far. A checkpoint stores the centres and the margin's state
+        separately."""
         return {"updates": self.bank.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting updates."""
+        """Restore the number of updates."""
         self.bank.updates = state["updates"]
 
     def remember(self) -> Callable[[], None]:
-        """Return a call that takes a step back which is not to be updated: it restores the margin's
-        statistics as they are now, and drops the gradients."""
+        """Return a function that undoes a step which is not followed by an update. The function restores the
+        margin's present statistics and drops the step's gradients."""
         return partial(self._restore, self.margin and self.margin.statistics)
 
     def _restore(self, statistics: Mapping | None) -> None:
@@ -158,7 +178,8 @@ class SoftmaxHead:
             self.memory.ready = None
 
     def _norms(self, selection: Selection) -> tuple[float, float] | tuple[paddle.Tensor, paddle.Tensor]:
-        """Compute the norms of the selected centres of all ranks and of their gradient."""
+        """Compute two norms over all ranks: the norm of the selected centres and the norm of their
+        gradient."""
         squares = selection.squares()
         if self.spec.sharded:
             distributed.all_reduce(squares)
@@ -167,7 +188,13 @@ class SoftmaxHead:
 
     @paddle.no_grad()
     def inspect(self, emb: paddle.Tensor, label_B: paddle.Tensor) -> ShardInfo:
-        """Return the parts of the loss as whole [N, S] tensors. Small problems only. Every rank calls it."""
+        """Return the intermediate results of the loss as full [N, S] tensors. Use it for small problems only.
+        Every rank calls it.
+
+        Args:
+            emb: embeddings of this rank's samples, float [B, D] or [B, D, 1, 1].
+            label_B: labels of this rank's samples, int64 [B].
+        """
         counts = distributed.gather_counts(len(emb))
         step = HeadStep(
             self.spec, self.memory, emb.flatten(1), gather_labels(label_B.numpy(), counts), None, counts
@@ -184,12 +211,17 @@ class SoftmaxHead:
 
     @paddle.no_grad()
     def classify(self, emb_ND: paddle.Tensor) -> paddle.Tensor:
-        """Find the class whose logit, without margin and sampling, is larger than all others of each
-        embedding; C where several are the largest, since a tie is not a hit. int64 [N].
+        """Find the class with the largest logit for each embedding, without margin and sampling.
 
-        Every rank calls it with the same embeddings, float [N, D]. Logits stay on their rank and within the
-        budget. Collectives: two all_reduce MAX of N and 2 N numbers if the classes are spread, none if not. A
-        logit that is not finite may give C.
+        Every rank calls it with the same embeddings. Logits stay on their rank and within the budget.
+
+        Args:
+            emb_ND: embeddings, float [N, D].
+
+        Returns class numbers, int64 [N]. The number is C if several classes share the largest logit, because
+        a tie is not a hit. It may also be C if a logit is not finite.
+
+        Collectives: if the classes are sharded, two all_reduce MAX of N and 2 N numbers. Otherwise none.
         """
         selection = self.bank.select(None)
         block, _ = plan_blocks(
@@ -221,19 +253,26 @@ class SoftmaxHead:
 
 
 def gather_labels(label_B: np.ndarray, counts: Sequence[int]) -> np.ndarray:
-    """Gather the labels of all ranks' samples into the host's memory. Every rank calls it; with several ranks
-    it waits for the device."""
+    """Gather the labels of all ranks' samples into host memory. Every rank calls it. With several ranks it
+    waits for the device.
+
+    Args:
+        label_B: labels of this rank's samples, int64 [B].
+        counts: number of samples on each rank.
+
+    Returns the labels of all ranks' samples in rank order, int64 [N].
+    """
     if distributed.world_size() == 1:
         return label_B
     return to_host(distributed._c_allgather(to_device(label_B), counts))
 
 
 class _SoftmaxLoss(PyLayer):
-    """Puts the loss of `HeadStep.forward` into autograd, with `HeadStep.backward` as its backward pass."""
+    """Connects the loss of `HeadStep.forward` to autograd, with `HeadStep.backward` as its backward pass."""
 
     @staticmethod
     def forward(ctx, emb_BD, step, out):
-        ctx.step = step  # not `out`: the loss refers to ctx, and a reference back would keep both for ever
+        ctx.step = step  # not `out`: the loss refers to ctx, and a reference back would never free either
         return out.loss
 
     @staticmethod

@@ -1,10 +1,16 @@
-"""Run one forward and backward pass of the softmax head. Symbols and method: softmax.py.
+"""Run one forward and backward pass of the softmax head. softmax.py defines the symbols and the method.
 
-find the samples' classes among the selected ones -> gather embeddings -> a backend (backends.py) compares
-them with the samples' own classes -> the margin changes these logits -> the backend's maxima and sums of
-all others -> join the ranks -> losses
+The forward pass has these steps:
 
-gradient of the loss -> the backend -> gradient of this rank's embeddings; the selection gets the rows'
+1. Select the classes of the step, and find the samples' own classes among them.
+2. Gather the embeddings of all ranks.
+3. Let a backend (backends.py) compute the target logits.
+4. Let the margin change the target logits.
+5. Let the backend compute the maximum and the sum of exponentials over the other logits.
+6. Combine the results of all ranks into the losses.
+
+The backward pass hands the gradient of the loss to the backend. The backend computes the gradient of the
+embeddings, and stores the gradient of the centres in the selection.
 """
 
 import contextlib
@@ -29,15 +35,16 @@ from plsc.heads.spec import HeadSpec
 
 @dataclass
 class HeadOutput:
-    """The result of a call of the head.
+    """The result of one call of the head.
 
     Attributes:
-        loss: mean over the N samples of all ranks, scalar, the same on every rank; call backward() on it.
-        accuracy: share of the N samples whose plain target logit, without margin, is larger than all others
-            (top-1; a tie is not a hit); the same on every rank.
-        losses_B, correct_B: loss, and whether it is a hit, of each of this rank's samples.
-        selection: the rows of this rank's shard that took part; it has their gradients after the backward
-            pass.
+        loss: mean loss over the N samples of all ranks, scalar, the same on every rank. Call backward() on
+            it.
+        accuracy: top-1 accuracy, scalar, the same on every rank. It is the share of the N samples whose
+            target logit without margin is larger than all other logits. A tie is not a hit.
+        losses_B: loss of each of this rank's samples, float32 [B].
+        correct_B: whether each of this rank's samples is a hit, bool [B].
+        selection: rows of this rank's shard that took part. It holds their gradients after the backward pass.
     """
 
     loss: paddle.Tensor
@@ -48,23 +55,30 @@ class HeadOutput:
 
 
 class HeadStep:
-    """Computes one step of a head on the samples that this rank works on: those of all ranks if the classes
-    are sharded, else those of this rank.
+    """Computes one step of a head. If the classes are sharded, this rank works on the samples of all ranks.
+    Otherwise it works on its own samples.
 
     Args:
-        spec: what is computed. memory: what the head keeps between its steps. emb_BD: this rank's embeddings.
-        label_N: the labels of all ranks' samples, in the memory of the host.
-        number: of the training step, for the sampling; None: an inspection, in which all classes take part
-            and nothing is remembered.
-        counts: samples of each rank.
+        spec: margin, scale, sampling and the other properties of the loss.
+        memory: state that the head keeps between its steps.
+        emb_BD: embeddings of this rank's samples, float [B, D].
+        label_N: labels of all ranks' samples, int64 [N], in host memory.
+        number: number of the training step, which decides the sampling. None means an inspection: all
+            classes take part, and the margin's statistics stay unchanged.
+        counts: number of samples on each rank.
 
-    Attributes, from `forward` for `backward`:
-        selection: the rows of this rank's shard that take part.
-        vectors: the gathered embeddings, at length 1 with a margin; scaled_ND: the same times the scale.
-        plain_N, targets: the samples' own logits over scale without and with margin, and the slopes; 0 of a
-            sample whose class is in another shard.
-        backend. lse_N: logarithm of each sample's whole denominator. rest_N: 1 - p(target).
-        penalty_slope_N: of the margin's penalty by the norm; None without one.
+    Attributes that `forward` sets for `backward`:
+        selection: rows of this rank's shard that take part.
+        vectors: gathered embeddings [N, D], scaled to length 1 if there is a margin.
+        scaled_ND: the values of `vectors` times the scale.
+        plain_N: target logits divided by the scale, without margin, or 0 if the sample's class is in another
+            shard.
+        targets: the same with margin, and their slopes. All are 0 if the class is in another shard.
+        backend: backend that computes the logits.
+        lse_N: logarithm of each sample's softmax denominator.
+        rest_N: 1 - p(target) of each sample.
+        penalty_slope_N: derivative of the margin's penalty with respect to the norm, or None if the margin
+            has no penalty.
     """
 
     def __init__(
@@ -84,22 +98,23 @@ class HeadStep:
         self.counts = list(counts)
         assert self.counts[distributed.rank()] == emb_BD.shape[0], (self.counts, emb_BD.shape)
         self._is_over = False
-        self.num_samples = sum(self.counts)  # of all ranks: what the mean is over
+        self.num_samples = sum(self.counts)  # the mean loss is over the samples of all ranks
         start = sum(self.counts[: distributed.rank()])
         self._of_rank = slice(start, start + len(emb_BD))
         self.label_N = label_N if spec.sharded else label_N[self._of_rank]
 
     def of_this_rank(self, x_N: paddle.Tensor) -> paddle.Tensor:
-        """Cut this rank's part [B] out of a per-sample tensor [N]."""
+        """Return this rank's part [B] of a per-sample tensor [N]."""
         return x_N[self._of_rank] if self.spec.sharded else x_N
 
     def gather_all(self, x_N: paddle.Tensor) -> paddle.Tensor:
-        """Collect a per-sample tensor of all ranks: a margin's statistics must be the same on each."""
+        """Gather a per-sample tensor of all ranks. A margin's statistics must be the same on every rank."""
         return x_N if self.spec.sharded else distributed._c_allgather(x_N, self.counts)
 
     def forward(self) -> HeadOutput:
-        """Compute the losses, and keep what the backward pass needs: exponentials if they fit the budget."""
-        places = self._find_targets()
+        """Compute the losses, and keep what the backward pass needs. It keeps the exponentials if they fit
+        into the budget."""
+        positions = self._find_targets()
         emb_ND = self.emb_BD.astype("float32")
         if self.spec.sharded:
             emb_ND = distributed._c_allgather(emb_ND, self.counts)
@@ -110,8 +125,8 @@ class HeadStep:
         self.scaled_ND = x_ND * self.spec.scale if self.spec.scale != 1.0 else x_ND
         by_kernels = takes_kernels(self.spec, self.selection, self.number is None)
         make = KernelBackend if by_kernels else PaddleBackend
-        self.backend = make(self.spec, self.memory, self.selection, x_ND, self.scaled_ND, places)
-        self.plain_N, self.targets = self._move_targets(places.owned_N, self.backend.plain_N)
+        self.backend = make(self.spec, self.memory, self.selection, x_ND, self.scaled_ND, positions)
+        self.plain_N, self.targets = self._move_targets(positions.owned_N, self.backend.plain_N)
         shared = self._share_targets()
         self._statistics = self.margin.statistics if self.margin else None
         maxima = self._join_maxima(*self.backend.forward(shared))
@@ -122,14 +137,14 @@ class HeadStep:
             losses_N = losses_N + penalty_N
         totals = paddle.stack([losses_N, correct_N.astype("float32")]).sum(axis=1)
         if not self.spec.sharded:
-            distributed.all_reduce(totals)  # each rank has other samples
+            distributed.all_reduce(totals)  # each rank has different samples
         loss, accuracy = (totals / self.num_samples).unbind()
         return HeadOutput(
             loss, accuracy, self.of_this_rank(losses_N), self.of_this_rank(correct_N), self.selection
         )
 
     def _find_targets(self) -> TargetPositions:
-        """Select the classes of the step, and find the samples' own ones among them."""
+        """Select the classes of the step, and find the samples' own classes among them."""
         bank = self.memory.bank
         shard = bank.shard
         local_N = distributed.shard_index(self.label_N, shard.start, shard.stop)
@@ -143,11 +158,12 @@ class HeadStep:
             self.selection = bank.select(index_K)
             self.selection.prefetch(self.memory.drawing.following())
             column_P = np.searchsorted(index_K, class_P)
-        order = np.argsort(column_P, kind="stable")  # so that a block's targets are one run
+        order = np.argsort(column_P, kind="stable")  # makes a block's targets contiguous
         return TargetPositions(sample_P[order], column_P[order], to_device((local_N >= 0).astype(np.float32)))
 
     def _move_targets(self, owned_N: paddle.Tensor, plain_N: paddle.Tensor) -> tuple[paddle.Tensor, Target]:
-        """Apply the margin to the target logits -> those of this shard without and with it."""
+        """Apply the margin to the target cosines. Return this shard's target cosines without and with
+        margin."""
         if not self.margin:
             plain_N = plain_N * owned_N
             return plain_N, Target(plain_N, owned_N)
@@ -159,8 +175,11 @@ class HeadStep:
         return plain_N, Target(*changed)
 
     def _share_targets(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
-        """Share the target cosines of all N samples with every rank, [N, 1] without and with margin. One SUM,
-        and only for a margin that changes the other logits by them."""
+        """Share the target cosines of all N samples with every rank. Return them without and with margin,
+        each [N, 1], or None if the margin does not change the other logits.
+
+        Collectives: one all_reduce SUM of [2, N], only for a margin that changes the other logits.
+        """
         if not (self.margin and self.margin.others):
             return None
         shared_2N = paddle.stack([self.plain_N, self.targets.cosine])
@@ -174,8 +193,13 @@ class HeadStep:
     def _join_maxima(
         self, largest_N: paddle.Tensor, plain_N: paddle.Tensor, sum_N: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-        """Find the largest logit but the target of each sample over all ranks, with what changes it and
-        without, and this rank's sum of exponentials below the former. One MAX."""
+        """Find each sample's largest logit over all ranks, except the target.
+
+        Return three tensors [N]: the largest logit with the margin's change to the other logits, the largest
+        logit without it, and this rank's sum of exponentials relative to the first.
+
+        Collectives: one all_reduce MAX of [2, N].
+        """
         if not self.spec.sharded or distributed.world_size() == 1:
             return largest_N, plain_N, sum_N
         max_N, plain_max_N = distributed.all_reduce(paddle.stack([largest_N, plain_N]), "max").unbind()
@@ -184,8 +208,11 @@ class HeadStep:
     def _join_ranks(
         self, max_N: paddle.Tensor, plain_max_N: paddle.Tensor, sum_N: paddle.Tensor
     ) -> tuple[paddle.Tensor, ...]:
-        """Compute loss, whether correct, lse and 1 - p(target) of all N samples on every rank, [N] each. One
-        SUM."""
+        """Compute four tensors [N] for the samples of all ranks: the loss, whether the sample is a hit, the
+        logarithm of the denominator, and 1 - p(target).
+
+        Collectives: one all_reduce SUM of [3, N].
+        """
         packed_3N = paddle.stack([sum_N, self.plain_N, self.targets.cosine])
         if self.spec.sharded:
             distributed.all_reduce(packed_3N)
@@ -196,8 +223,14 @@ class HeadStep:
         return loss_N, plain_N > plain_max_N, target_N + loss_N, F.sigmoid(z_N)
 
     def backward(self, grad: paddle.Tensor) -> paddle.Tensor:
-        """Compute the loss's gradient by this rank's embeddings, times W (see `distributed`); the selection
-        gets the centres'. UserError for a second call, and if the centres have changed since `forward`."""
+        """Compute the gradient of the loss with respect to this rank's embeddings, times W (see
+        `distributed`). Store the gradient of the centres in the selection.
+
+        Args:
+            grad: gradient of the loss, scalar.
+
+        Raises UserError on a second call, or if the centres have changed since `forward`.
+        """
         if self._is_over:
             raise UserError("a step of the head has one backward pass; call the head again for another one")
         self.selection.check_current()
@@ -211,7 +244,7 @@ class HeadStep:
                 distributed.all_reduce(by_rows)
         self.memory.ready = self.selection
         if self.targets.norm_slope is not None:
-            # Of this shard's target cosines by the norms; like that of the cosines, without factors.
+            # Gradient through this shard's target cosines to the norms. The scale and the mean come later.
             by_norm_N = -self.rest_N * self.targets.norm_slope
             grad_ND = paddle.concat([grad_ND, by_norm_N.unsqueeze(1)], axis=1)
         grad_BD = distributed._c_reducescatter(grad_ND, self.counts) if self.spec.sharded else grad_ND
@@ -219,8 +252,8 @@ class HeadStep:
 
     @contextlib.contextmanager
     def _statistics_of_forward(self) -> Iterator[None]:
-        """Let the margin have the statistics that it had in the forward pass: another step may have come
-        since, and a block that is computed again must give the same logits."""
+        """Give the margin the statistics that it had in the forward pass. Another step may have run since
+        then, and a recomputed block must give the same logits."""
         if not self.margin:
             yield
             return
@@ -232,8 +265,9 @@ class HeadStep:
             self.margin.statistics = now
 
     def _embedding_gradient(self, grad_BD: paddle.Tensor, factor: paddle.Tensor) -> paddle.Tensor:
-        """Turn the gradient by the scaled embeddings, with that by the norms as a last column if the margin
-        has one, into that by the embeddings."""
+        """Turn the gradient with respect to the scaled embeddings into the gradient with respect to the
+        embeddings. If the targets depend on the norms, the last column is the gradient with respect to the
+        norms."""
         of_cosine = factor * (self.spec.scale * distributed.world_size())
         if not self.margin:
             return grad_BD * of_cosine
