@@ -17,7 +17,7 @@ from plsc import native as kernels
 from plsc.distributed.device import on_device, tensor_of, to_device
 from plsc.heads.banks.bank import Bank, Selection
 from plsc.heads.blocks import Block, TargetRows, logits_dtype, plan_blocks, rounded
-from plsc.heads.constants import count_up
+from plsc.heads.constants import count_up, whole
 from plsc.heads.sampling import DrawAhead
 from plsc.heads.segments import ClassSums
 from plsc.heads.spec import HeadSpec
@@ -257,8 +257,8 @@ class PaddleBackend:
         owned_N = self._places.owned_N
         column_N = self._targets.column_N
         if (start, stop) != (0, self.selection.count):
-            owned_N = owned_N * ((start <= column_N) & (column_N < stop)).astype("float32")
-            column_N = (column_N - start).clip(0, stop - start - 1)
+            owned_N = owned_N * ((whole(start) <= column_N) & (column_N < whole(stop))).astype("float32")
+            column_N = (column_N - whole(start)).clip(0, stop - start - 1)
         paddle.index_put_(logit_Nb, [count_up(len(logit_Nb)), column_N], owned_N * LOWEST, True)
 
     def _weights(self, block: Block, softmax_Nb, slope_Nb, nearest_NbJ) -> paddle.Tensor:

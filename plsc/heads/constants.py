@@ -15,6 +15,12 @@ def filled(shape: list[int], number: float) -> paddle.Tensor:
     return _filled(tuple(shape), number, paddle.get_device())
 
 
+def whole(number: int) -> paddle.Tensor:
+    """Return an int64 tensor [1], to compute with int64 tensors: Paddle 2.6 rounds a Python int to float32
+    there, which is exact up to 2**24 only."""
+    return paddle.full([1], number, "int64")
+
+
 @functools.lru_cache(maxsize=16)
 def _count_up(count: int, device: str) -> paddle.Tensor:
     return paddle.arange(count)

@@ -48,6 +48,7 @@ from plsc.errors import UserError
 from plsc.heads.backends import HeadMemory
 from plsc.heads.banks.bank import Bank, Selection
 from plsc.heads.blocks import Block, plan_blocks
+from plsc.heads.constants import whole
 from plsc.heads.sampling import DrawAhead
 from plsc.heads.spec import HeadSpec
 from plsc.heads.step import HeadOutput, HeadStep
@@ -237,7 +238,7 @@ class SoftmaxHead:
             largest_N = logit_Nb.max(axis=1)
             is_largest_Nb = logit_Nb == largest_N.unsqueeze(1)
             is_alone_N = is_largest_Nb.astype("int32").sum(axis=1) == 1
-            first_N = logit_Nb.argmax(axis=1) + (self.shard.start + start)
+            first_N = logit_Nb.argmax(axis=1) + whole(self.shard.start + start)
             found_N = paddle.where(is_alone_N & (largest_N != best_N), first_N, none_N)
             class_N = paddle.where(largest_N >= best_N, found_N, class_N)
             best_N = paddle.maximum(largest_N, best_N)
