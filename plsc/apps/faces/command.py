@@ -17,15 +17,10 @@ from pathlib import Path
 
 import cv2
 
+from plsc.apps.faces.alignment import align
 from plsc.apps.faces.detector import Detector
 from plsc.apps.faces.parallel import in_parallel
-from plsc.apps.faces.photos import (
-    cut_out,
-    find_faces,
-    read_photo,
-    refuse_group,
-    second_share,
-)
+from plsc.apps.faces.photos import find_faces, read_photo, refuse_group, second_share
 from plsc.data.folder import ALIGNMENT, check_folder, entries
 from plsc.errors import UserError, escape, writing
 from plsc.utils.atomic_write import atomic_write
@@ -50,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     outputs = _outputs(names)
     detector = Detector()
 
-    def align(name: str) -> tuple[str, str, str, int, str]:
+    def align_photo(name: str) -> tuple[str, str, str, int, str]:
         """Return a row of alignment.csv."""
         photo, faces = os.path.join(source, name), []
         try:
@@ -60,18 +55,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 refuse_group(photo, faces)
         except UserError as error:
             return name, "", str(error), len(faces), f"{second_share(faces):.2f}"
-        (face,) = cut_out(pixels, faces[:1])
         output = outputs[name]
         path = Path(beside, output)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(cv2.imencode(".png", face)[1].tobytes())
+        path.write_bytes(cv2.imencode(".png", align(pixels, faces[0].landmarks))[1].tobytes())
         return name, output, "", len(faces), f"{second_share(faces):.2f}"
 
     with writing(target), atomic_write(target, new=True) as beside:
         beside.mkdir()
         with Bar("aligning", len(names), "photos") as bar:
             rows = []
-            for row in in_parallel(align, names):
+            for row in in_parallel(align_photo, names):
                 rows.append(row)
                 bar.update()
         with open(beside / ALIGNMENT, "x", newline="") as file:

@@ -55,16 +55,19 @@ class Detector:
         A photo may lie on a side or upside down. All faces are those of one turn of the photo: the turn in
         which its largest face is found most surely.
         """
-        rows, turn = self._look(photo, 0, _SIDES), 0
+        rows, turn = self._find_at_sizes(photo, 0, _SIDES), 0
         if len(rows) and rows[0, 14] <= _UPRIGHT:
             best = self._best_turn(_surroundings(photo, rows[0]), _TURNED_SIDE)
-            if best and len(turned := self._look(photo, best, _SIDES)):
+            if best and len(turned := self._find_at_sizes(photo, best, _SIDES)):
                 rows, turn = turned, best
         elif not len(rows) and (best := self._best_turn(photo, _WHOLE_TURNED_SIDE)) is not None:
-            rows, turn = self._look(photo, best, (*_SIDES, _SMALLEST) if best else (_SMALLEST,)), best
+            rows, turn = (
+                self._find_at_sizes(photo, best, (*_SIDES, _SMALLEST) if best else (_SMALLEST,)),
+                best,
+            )
         return [_face(row, turn, photo) for row in rows]
 
-    def _look(self, photo: np.ndarray, turn: int, sides: Iterable[int]) -> np.ndarray:
+    def _find_at_sizes(self, photo: np.ndarray, turn: int, sides: Iterable[int]) -> np.ndarray:
         """Find the faces of a turned photo in the first of these sizes that shows one. A row, float64 [15],
         the largest first: left, top, width, height, five landmarks, score; in pixels of the turned photo."""
         longest = max(photo.shape[:2])
@@ -120,7 +123,7 @@ def _surroundings(photo: np.ndarray, row: np.ndarray) -> np.ndarray:
 
 
 def _face(row: np.ndarray, turn: int, photo: np.ndarray) -> Face:
-    """Turn a row of `_look` into a face of the photo as it is."""
+    """Turn a row of `_find_at_sizes` into a face of the photo as it is."""
     height, width = photo.shape[:2]
     left, top, right, bottom = row[0], row[1], row[0] + row[2], row[1] + row[3]
     x, y = np.append(row[4:14].reshape(5, 2), [[left, top], [right, bottom]], axis=0).T

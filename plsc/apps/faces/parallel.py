@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 import cv2
 
 _MOST = 16  # threads, each with a network in memory
+_lock = threading.RLock()  # one call gets all threads
 T, R = TypeVar("T"), TypeVar("R")
 
 
@@ -51,32 +52,15 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     if len(items) < 2:
         yield from map(work, items)
         return
-    with _one_thread_each():
-        yield from _threads().map(work, items)
+    with _lock:
+        threads = cv2.getNumThreads()
+        cv2.setNumThreads(1)  # the setting is one of the process
+        try:
+            yield from _threads().map(work, items)
+        finally:
+            cv2.setNumThreads(threads)
 
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(_MOST, len(os.sched_getaffinity(0))), "plsc-photos")
-
-
-_lock, _users, _before = threading.Lock(), 0, 0
-
-
-@contextlib.contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Let OpenCV use the calling thread alone. The setting is one of the process, and is set back when nobody
-    needs it any more."""
-    global _users, _before
-    with _lock:
-        if not _users:
-            _before = cv2.getNumThreads()
-            cv2.setNumThreads(1)
-        _users += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _users -= 1
-            if not _users:
-                cv2.setNumThreads(_before)

@@ -8,7 +8,6 @@ from typing import Any
 import cv2
 import numpy as np
 
-from plsc.apps.faces.alignment import SIZE, align
 from plsc.apps.faces.detector import Detector, Face
 from plsc.data import MOST_PIXELS
 from plsc.data.images import decode_pixels, read_file
@@ -21,9 +20,10 @@ _GROUP = 0.4
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftyphevc")  # bytes 4 to 12
 
 
-def is_picture(value: Any) -> bool:
-    """Tell whether a value is one picture, rather than several."""
-    return isinstance(value, (str, os.PathLike, bytes, np.ndarray)) or _is_of_pillow(value)
+def as_pictures(value: Picture | Sequence[Picture]) -> Sequence[Picture]:
+    """Return a list of the picture if the value is a single one, else the value."""
+    single = isinstance(value, (str, os.PathLike, bytes, np.ndarray)) or _is_of_pillow(value)
+    return [value] if single else value
 
 
 def picture_name(picture: Picture) -> str:
@@ -96,11 +96,6 @@ def find_faces(detector: Detector, photo: Picture, pixels: np.ndarray) -> list[F
     if not faces:
         raise UserError(f"{escape(picture_name(photo))}: no face found")
     return faces
-
-
-def cut_out(pixels: np.ndarray, faces: Sequence[Face], size: int = SIZE) -> list[np.ndarray]:
-    """Cut faces out of a photo's pixels, aligned: uint8 [size, size, 3] each, BGR."""
-    return [align(pixels, face.landmarks, size) for face in faces]
 
 
 def second_share(faces: Sequence[Face]) -> float:

@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
             add_network(made, network)
         return made
 
-    build = verb("build", _built, "make a gallery of a folder with a folder for each person", "sface")
+    build = verb("build", _report_build, "make a gallery of a folder with a folder for each person", "sface")
     build.add_argument("people", help="photos/Ann/1.jpg, photos/Ann/2.jpg, photos/Bob/1.jpg, ...")
     rate = f"of strangers that get a name; default: {RATE}"
     build.add_argument("--rate", type=float, default=RATE, metavar="SHARE", help=rate)
@@ -99,32 +99,16 @@ Printed = tuple[str, int]
 """Text for stdout, and the exit code."""
 
 
-def _built(args: argparse.Namespace, gallery: Gallery) -> Printed:
-    return f"{_described(args, gallery)}{_left_out(gallery.left_out)}", _code(gallery)
+def _report_build(args: argparse.Namespace, gallery: Gallery) -> Printed:
+    return _report(f"{escape(args.gallery)}: {_size(gallery)}", gallery, gallery.left_out)
 
 
 def _list(args: argparse.Namespace, gallery: Gallery) -> Printed:
     if args.name:
         return "\n".join(f"{args.name}/{picture}" for picture in gallery.pictures_of(args.name)), 0
+    text, code = _report(f"{escape(args.gallery)}: {_size(gallery)}", gallery)
     people = (f"{name}: {plural(pictures, 'picture')}" for name, pictures in gallery.people.items())
-    return "\n".join([_described(args, gallery), *people]), _code(gallery)
-
-
-def _described(args: argparse.Namespace, gallery: Gallery) -> str:
-    size = f"{_people(gallery)}, {plural(gallery.pictures, 'picture')}"
-    return f"{escape(args.gallery)}: {size}\n{gallery.threshold.describe()}"
-
-
-def _people(gallery: Gallery) -> str:
-    return plural(len(gallery), "person", "people")
-
-
-def _left_out(lines: Sequence[str]) -> str:
-    return f"\nleft out: {plural(len(lines), 'picture')}, named above" if lines else ""
-
-
-def _code(gallery: Gallery) -> int:
-    return int(gallery.threshold.finds_too_few)
+    return "\n".join([text, *people]), code
 
 
 def _add(args: argparse.Namespace, gallery: Gallery) -> Printed:
@@ -135,14 +119,25 @@ def _add(args: argparse.Namespace, gallery: Gallery) -> Printed:
         )
     left_out = gallery.add(args.name, args.pictures, args.groups)
     added = plural(len(args.pictures) - len(left_out), "picture")
-    text = f"{escape(args.name)}: {added} added; {_people(gallery)}\n{gallery.threshold.describe()}"
-    return f"{text}{_left_out(left_out)}", _code(gallery)
+    people = plural(len(gallery), "person", "people")
+    return _report(f"{escape(args.name)}: {added} added; {people}", gallery, left_out)
+
+
+def _report(first: str, gallery: Gallery, left_out: Sequence[str] = ()) -> Printed:
+    """Report a change after its first line: the threshold, and how many pictures were left out."""
+    lines = [first, gallery.threshold.describe()]
+    if left_out:
+        lines.append(f"left out: {plural(len(left_out), 'picture')}, named above")
+    return "\n".join(lines), int(gallery.threshold.finds_too_few)
+
+
+def _size(gallery: Gallery) -> str:
+    return f"{plural(len(gallery), 'person', 'people')}, {plural(gallery.pictures, 'picture')}"
 
 
 def _remove(args: argparse.Namespace, gallery: Gallery) -> Printed:
     gallery.remove(*args.names)
-    size = f"{_people(gallery)}, {plural(gallery.pictures, 'picture')}"
-    return f"{', '.join(map(escape, args.names))}: removed; {size}", 0
+    return f"{', '.join(map(escape, args.names))}: removed; {_size(gallery)}", 0
 
 
 def _verify(args: argparse.Namespace, network: EmbeddingNetwork | None) -> Printed:

@@ -1,29 +1,29 @@
 """Embed pictures: by SFace, by any ONNX network for aligned faces, or by a run of one's own.
 
     network = open_network()
-    (look,) = network.embed_pictures(["ann.jpg"])
-    look.embeddings    # float32 [1, 128] of length 1, of the largest face
+    (prepared,) = network.embed_pictures(["ann.jpg"])
+    prepared.embeddings    # float32 [1, 128] of length 1, of the largest face
 
 Networks of faces are shown the largest face of a picture, found and aligned; a picture that has the
 network's size already (112 x 112, as `plsc align` writes it) is taken as it is.
 """
 
+import functools
 import json
 import os
 import threading
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import cv2
 import numpy as np
 
-from plsc.apps.faces.alignment import SIZE
+from plsc.apps.faces.alignment import SIZE, align
 from plsc.apps.faces.detector import Detector, Face
 from plsc.apps.faces.parallel import Pool, in_parallel
-from plsc.apps.faces.photos import Picture, cut_out, find_faces, picture_name, read_photo, refuse_group
+from plsc.apps.faces.photos import Picture, find_faces, picture_name, read_photo, refuse_group
 from plsc.apps.faces.published import SFACE, path_of, sha256_of
 from plsc.apps.gallery.onnx_file import OnnxFile
 from plsc.data.images import to_sample
@@ -45,7 +45,7 @@ def last_part(name: str) -> str:
     return unicodedata.normalize("NFC", name).rstrip("/").rsplit("/", 1)[-1]
 
 
-class Look(NamedTuple):
+class PreparedPicture(NamedTuple):
     """A picture, prepared for the network; or why it cannot be."""
 
     samples: Sequence[np.ndarray] = ()
@@ -71,43 +71,41 @@ class EmbeddingNetwork(ABC):
         self.title, self.identity, self.origin, self.preprocessing = title, identity, origin, preprocessing
         self._lock = threading.Lock()
 
-    def looks(self, pictures: Sequence[Picture], faces: Faces = "largest") -> list[Look]:
-        """Look at pictures by several threads."""
-        return [*in_parallel(lambda picture: self.look(picture, faces), pictures)]
-
-    def look(self, picture: Picture, faces: Faces = "largest") -> Look:
+    def prepare(self, picture: Picture, faces: Faces = "largest") -> PreparedPicture:
         """Read a picture, find its faces, and make the samples of those that count."""
         shape = self.preprocessing.shape
         try:
             pixels = read_photo(picture)
             if not self.finds_faces or pixels.shape[:2] == shape[1:]:
-                return Look([to_sample(pixels, self.preprocessing)])
+                return PreparedPicture([to_sample(pixels, self.preprocessing)])
             found = find_faces(self._detector, picture, pixels)
             if faces == "clear":
                 refuse_group(picture, found)
         except UserError as error:
-            return Look(left_out=str(error))
-        cut = cut_out(pixels, found if faces == "all" else found[:1], max(shape[1:]))
-        return Look([to_sample(face, self.preprocessing) for face in cut], found)
+            return PreparedPicture(left_out=str(error))
+        chosen = found if faces == "all" else found[:1]
+        cut = [align(pixels, face.landmarks, max(shape[1:])) for face in chosen]
+        return PreparedPicture([to_sample(face, self.preprocessing) for face in cut], found)
 
-    def embed_pictures(self, pictures: Sequence[Picture], faces: Faces = "largest") -> list[Look]:
-        """Look at pictures, and embed the faces that count. The looks have embeddings, and no samples."""
-        looks: list[Look] = []
+    def embed_pictures(self, pictures: Sequence[Picture], faces: Faces = "largest") -> list[PreparedPicture]:
+        """Embed the faces that count of each picture. The results have embeddings and no samples."""
+        embedded: list[PreparedPicture] = []
         with Bar("embedding", len(pictures), "pictures") as bar:
             for start in range(0, len(pictures), _AT_ONCE):
-                part = self.looks(pictures[start : start + _AT_ONCE], faces)
-                samples = [sample for look in part for sample in look.samples]
+                prepare = functools.partial(self.prepare, faces=faces)
+                part = [*in_parallel(prepare, pictures[start : start + _AT_ONCE])]
+                samples = [sample for prepared in part for sample in prepared.samples]
                 rows = self.embed(samples) if samples else np.empty((0, 0), np.float32)
-                ends = np.cumsum([len(look.samples) for look in part])[:-1]
-                for picture, look, own in zip(pictures[start:], part, np.split(rows, ends)):
-                    if look.samples and not (own.any(axis=1) & np.isfinite(own).all(axis=1)).all():
+                ends = np.cumsum([len(prepared.samples) for prepared in part])[:-1]
+                for picture, prepared, own in zip(pictures[start:], part, np.split(rows, ends)):
+                    if prepared.samples and not (own.any(axis=1) & np.isfinite(own).all(axis=1)).all():
                         what = "zeros" if np.isfinite(own).all() else "numbers that are not finite"
                         why = f"{escape(picture_name(picture))}: the network gives {what} for it"
-                        looks.append(Look(faces=look.faces, left_out=why))
+                        embedded.append(PreparedPicture(faces=prepared.faces, left_out=why))
                     else:
-                        looks.append(look._replace(samples=(), embeddings=own))
+                        embedded.append(prepared._replace(samples=(), embeddings=own))
                 bar.update(len(part))
-        return looks
+        return embedded
 
     def embed(self, samples: Sequence[np.ndarray]) -> np.ndarray:
         """Embed samples: float32 [n, D] of length 1, zeros for a black one."""
@@ -118,7 +116,7 @@ class EmbeddingNetwork(ABC):
     def _embed(self, samples: np.ndarray) -> np.ndarray:
         """Compute embeddings float32 [B, D] of any length, of the samples [B, C, H, W] alone."""
 
-    @cached_property
+    @functools.cached_property
     def _detector(self) -> Detector:
         return Detector()
 
@@ -128,7 +126,7 @@ class EmbeddingNetwork(ABC):
         return frozenset()
 
 
-class _SFace(EmbeddingNetwork):
+class _SFaceNetwork(EmbeddingNetwork):
     threshold = _SFACE_THRESHOLD
 
     def __init__(self, path: str, origin: str = "sface"):
@@ -145,7 +143,7 @@ class _SFace(EmbeddingNetwork):
             return network.feature(picture)[0].copy()
 
 
-class _Onnx(EmbeddingNetwork):
+class _OnnxNetwork(EmbeddingNetwork):
     def __init__(self, path: str):
         self._file = OnnxFile(path)
         card = self._file.card or {"preprocessing": {"aligned": True}, "threshold": None, "network": None}
@@ -158,7 +156,7 @@ class _Onnx(EmbeddingNetwork):
         return self._file.embed(samples)
 
 
-class _OfRun(EmbeddingNetwork):
+class _RunNetwork(EmbeddingNetwork):
     def __init__(self, config: str, overrides: Sequence[str]):
         from plsc.config import load
         from plsc.distributed.environment import before_paddle
@@ -199,13 +197,13 @@ def open_network(
     if isinstance(network, EmbeddingNetwork):
         return network
     if config is not None:
-        return _OfRun(config, [*overrides])
+        return _RunNetwork(config, [*overrides])
     if network in (None, "sface"):
-        return _SFace(str(path_of(SFACE)))
+        return _SFaceNetwork(str(path_of(SFACE)))
     if not os.path.isfile(network):
         raise UserError(
             f"--network {escape(network)}: is no file; give sface, the path of an ONNX file, or a run by -c"
         )
     if sha256_of(network) == SFACE.sha256:  # OpenCV prepares its pictures
-        return _SFace(network, os.path.abspath(network))
-    return _Onnx(network)
+        return _SFaceNetwork(network, os.path.abspath(network))
+    return _OnnxNetwork(network)

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from plsc.apps.faces.photos import Picture, is_picture, picture_name, several_faces
+from plsc.apps.faces.photos import Picture, as_pictures, picture_name, several_faces
 from plsc.apps.gallery.answer import Answer, Face, Match, Verification
-from plsc.apps.gallery.embed import EmbeddingNetwork, Look, last_part, open_network
+from plsc.apps.gallery.embed import EmbeddingNetwork, PreparedPicture, last_part, open_network
 from plsc.apps.gallery.milvus import MilvusStore
 from plsc.apps.gallery.store import SqliteStore
 from plsc.apps.gallery.threshold import RATE, GalleryThreshold, measure
@@ -98,21 +98,21 @@ class Gallery:
             raise UserError(f"--rate: must be between 0 and 0.5, got {rate:g}")
         named: dict[str, list[Picture]] = {}
         if isinstance(people, Mapping):
-            for name, pictures in people.items():
-                named.setdefault(name_of(name), []).extend(_listed(pictures))
+            given = people.items()
         else:
             paths, labels, names = read_folder(os.fspath(people))
-            for picture, label in zip(paths, labels.tolist()):
-                named.setdefault(name_of(names[label]), []).append(picture)
+            given = ((names[label], path) for label, path in zip(labels.tolist(), paths))
+        for name, pictures in given:
+            named.setdefault(normalize_name(name), []).extend(as_pictures(pictures))
         network = open_network(network)
         stored, left_out = _embed_people(network, named, groups)
         if not stored:
             raise UserError(f"{escape(path)}: not made, since no picture can be used")
-        seen = network.trained_on()
+        trained = network.trained_on()
 
         def fill(store: Any) -> None:
             for name, embedded in stored.items():
-                left_out.extend(_enrol(store, name, embedded, last_part(name) not in seen))
+                left_out.extend(_enroll(store, name, embedded, last_part(name) not in trained))
             store.set_facts(network=network.identity, title=network.title, origin=network.origin)
             store.set_facts(threshold=asdict(GalleryThreshold(rate, prior=network.threshold)))
             _measure(store)
@@ -145,7 +145,7 @@ class Gallery:
 
     def pictures_of(self, name: str) -> list[str]:
         """Return the names of a person's pictures. UserError: nobody has this name."""
-        names, _ = self._store.pictures(name_of(name))
+        names, _ = self._store.pictures(normalize_name(name))
         if not names:
             raise UserError(f"{self._store.name}: has nobody called {escape(name)}")
         return names
@@ -182,14 +182,14 @@ class Gallery:
         Returns a line for each picture that was not added: it cannot be used, or the person has an equal one.
         UserError if no picture can be used.
         """
-        name = name_of(name)
+        name = normalize_name(name)
         network = self.network
-        stored, left_out = _embed_people(network, {name: _listed(pictures)}, groups)
+        stored, left_out = _embed_people(network, {name: as_pictures(pictures)}, groups)
         if not stored:
             raise UserError(f"{escape(name)}: nothing was added: {'; '.join(left_out)}")
         with self._store.transaction():
             self._check(network)
-            left_out += _enrol(self._store, name, stored[name], last_part(name) not in network.trained_on())
+            left_out += _enroll(self._store, name, stored[name], last_part(name) not in network.trained_on())
             _measure(self._store)
         return left_out
 
@@ -202,7 +202,7 @@ class Gallery:
         UserError, and nothing is removed: there is no such person or picture.
         """
         with self._store.transaction():
-            for name in map(name_of, names):
+            for name in map(normalize_name, names):
                 person, _, picture = name.rpartition("/")
                 if not (self._store.remove(name) or (person and self._store.remove(person, picture))):
                     what = "no person or picture" if person else "nobody called"
@@ -225,14 +225,14 @@ class Gallery:
             top: the most matches of an answer.
             faces: whom an answer's `faces` name: the largest, or all.
         """
-        pictures = _listed(pictures)
-        looks = self.network.embed_pictures(pictures, faces)
-        _log_left_out(look.left_out for look in looks if look.left_out)
+        pictures = as_pictures(pictures)
+        embedded = self.network.embed_pictures(pictures, faces)
+        _log_left_out(prepared.left_out for prepared in embedded if prepared.left_out)
         return [
-            _not_searched(picture, look)
-            if look.left_out
-            else _answer(self.nearest(look.embeddings, top), look)
-            for picture, look in zip(pictures, looks)
+            _unanswered(picture, prepared)
+            if prepared.left_out
+            else _answer(self.nearest(prepared.embeddings, top), prepared)
+            for picture, prepared in zip(pictures, embedded)
         ]
 
     def nearest(self, embeddings: np.ndarray, top: int = 5) -> list[Face]:
@@ -242,7 +242,7 @@ class Gallery:
             self._check(self._network, facts)  # another file may have got the gallery's name
         threshold = GalleryThreshold(**facts["threshold"])
         return [
-            _named([Match(name, min(cosine, 1.0)) for name, cosine in matches], threshold)
+            _decide([Match(name, min(cosine, 1.0)) for name, cosine in matches], threshold)
             for matches in self._store.search(embeddings, top)
         ]
 
@@ -260,16 +260,16 @@ def verify(a: Picture, b: Picture, network: EmbeddingNetwork | str | None = None
         raise UserError(
             f"{network.title}: has no threshold for two pictures; evaluate the run on pairs first"
         )
-    looks = network.embed_pictures([a, b])
-    for look in looks:
-        if look.left_out:
-            raise UserError(look.left_out)
-    first, second = (look.embeddings[0] for look in looks)
+    embedded = network.embed_pictures([a, b])
+    for prepared in embedded:
+        if prepared.left_out:
+            raise UserError(prepared.left_out)
+    first, second = (prepared.embeddings[0] for prepared in embedded)
     similarity = float(first @ second)
     return Verification(similarity > network.threshold, similarity, network.threshold)
 
 
-def _named(matches: list[Match], threshold: GalleryThreshold) -> Face:
+def _decide(matches: list[Match], threshold: GalleryThreshold) -> Face:
     """Decide whether the nearest person is named, and tell why not."""
     cosine = threshold.cosine
     if not matches:
@@ -288,22 +288,24 @@ def _named(matches: list[Match], threshold: GalleryThreshold) -> Face:
     return Face(None, matches, reason, cosine)
 
 
-def _not_searched(picture: Picture, look: Look) -> Answer:
+def _unanswered(picture: Picture, prepared: PreparedPicture) -> Answer:
     """Make the answer of a picture that cannot be used; the reason is without the picture's name."""
-    return Answer(None, [], look.left_out.removeprefix(f"{escape(picture_name(picture))}: "))
+    return Answer(None, [], prepared.left_out.removeprefix(f"{escape(picture_name(picture))}: "))
 
 
-def _answer(answers: list[Face], look: Look) -> Answer:
+def _answer(answers: list[Face], prepared: PreparedPicture) -> Answer:
     """Make the answer of a picture of the answers for its faces that were looked up."""
     unknown = Face(None, [], "was not looked up")
     faces = [
-        replace(answer or unknown, box=face.box) for answer, face in zip_longest(answers, look.faces) if face
+        replace(answer or unknown, box=face.box)
+        for answer, face in zip_longest(answers, prepared.faces)
+        if face
     ]
     largest = faces[0] if faces else answers[0]
     return Answer(*(getattr(largest, each.name) for each in fields(Face)), faces)
 
 
-def name_of(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Return a person's name as galleries have it, accents as parts of their letters: file systems and
     keyboards give either. UserError for one that cannot be shown, or is empty."""
     name = unicodedata.normalize("NFC", name)
@@ -313,11 +315,6 @@ def name_of(name: str) -> str:
     return name
 
 
-def _listed(pictures: Picture | Sequence[Picture]) -> Sequence[Picture]:
-    """Return a picture that is given alone in a list."""
-    return [pictures] if is_picture(pictures) else pictures
-
-
 def _embed_people(
     network: EmbeddingNetwork, people: Mapping[str, Sequence[Picture]], groups: bool
 ) -> tuple[dict[str, list[Embedded]], list[str]]:
@@ -325,18 +322,18 @@ def _embed_people(
     which is logged, too."""
     names = [name for name, pictures in people.items() for _ in pictures]
     pictures = [picture for pictures in people.values() for picture in pictures]
-    looks = network.embed_pictures(pictures, "largest" if groups else "clear")
+    embedded = network.embed_pictures(pictures, "largest" if groups else "clear")
     stored: dict[str, list[Embedded]] = {}
-    for name, picture, look in zip(names, pictures, looks):
-        if not look.left_out:
-            stored.setdefault(name, []).append((picture, look.embeddings[0]))
-            if len(look.faces) > 1:
-                said = several_faces(look.faces)
-                get_logger().info(f"{escape(picture_name(picture))}: {said}; the largest is {escape(name)}")
-    return stored, _log_left_out(look.left_out for look in looks if look.left_out)
+    for name, picture, prepared in zip(names, pictures, embedded):
+        if not prepared.left_out:
+            stored.setdefault(name, []).append((picture, prepared.embeddings[0]))
+            if len(prepared.faces) > 1:
+                count = several_faces(prepared.faces)
+                get_logger().info(f"{escape(picture_name(picture))}: {count}; the largest is {escape(name)}")
+    return stored, _log_left_out(prepared.left_out for prepared in embedded if prepared.left_out)
 
 
-def _enrol(store: Any, name: str, embedded: Sequence[Embedded], measures: bool) -> list[str]:
+def _enroll(store: Any, name: str, embedded: Sequence[Embedded], measures: bool) -> list[str]:
     """Add pictures of a person to a store, equal ones once; log and return a line for each that is equal."""
     names, known = store.pictures(name)
     vectors = np.empty((len(known) + len(embedded), len(embedded[0][1])), np.float32)
@@ -349,13 +346,13 @@ def _enrol(store: Any, name: str, embedded: Sequence[Embedded], measures: bool) 
             lines.append(f"{escape(picture_name(picture))}: is equal to {equal}, which counts once")
         else:
             vectors[len(names)] = vector
-            names.append(_free_name(picture, names))
+            names.append(_unused_name(picture, names))
     if len(names) > first:
         store.add(name, names[first:], vectors[first : len(names)], measures)
     return _log_left_out(lines)
 
 
-def _free_name(picture: Picture, taken: Sequence[str]) -> str:
+def _unused_name(picture: Picture, taken: Sequence[str]) -> str:
     """Name a picture by its file: 1.jpg, or 1.jpg (2) if the person has another 1.jpg."""
     name = escape(unicodedata.normalize("NFC", os.path.basename(picture_name(picture))))
     numbered = (f"{name} ({number})" for number in itertools.count(2))

@@ -39,7 +39,7 @@ class MilvusStore:
     def __init__(self, url: str):
         self.name = escape(url)
         self._lock = threading.RLock()
-        uri, self._collection = _place(url)
+        uri, self._collection = _parse_url(url)
         with self.transaction():
             self._client = _connect(uri)
         if self._exists():
@@ -192,7 +192,7 @@ def _row(
     return {**row, "text": text, "picture": picture, "vector": vector}
 
 
-def _place(url: str) -> tuple[str, str]:
+def _parse_url(url: str) -> tuple[str, str]:
     """Return what pymilvus opens, and the collection's name, for a gallery's URL."""
     parts = urlsplit(url)
     name = parts.path.strip("/")

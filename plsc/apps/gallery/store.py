@@ -51,8 +51,6 @@ class _State(NamedTuple):
     """What is kept in memory of a file."""
 
     stamp: tuple[int, ...] | None
-    file: IO[bytes] | None
-    """Open, so that no other file gets its inode number."""
     facts: dict[str, Any]
     people: dict[str, int]
     """Names, and how many pictures each has, in the order of enrolment."""
@@ -68,7 +66,7 @@ class SqliteStore:
         self._path = os.path.realpath(path)
         self._loading, self._writing = threading.Lock(), threading.RLock()
         self._state: _State | None = None
-        self._here = threading.local()  # `sql`: the transaction of this thread
+        self._local = threading.local()  # `sql`: the transaction of this thread
 
     @classmethod
     def open(cls, path: str | os.PathLike) -> SqliteStore:
@@ -89,8 +87,8 @@ class SqliteStore:
         another process has made one meanwhile."""
         cls.check_new(path)
         store = cls(path)
-        with _said(path):
-            with atomic_write(store._path, new=True) as beside, store._changing(beside) as sql:
+        with _readable_errors(path):
+            with atomic_write(store._path, new=True) as beside, store._edit(beside) as sql:
                 sql.executescript(_SCHEMA)
                 fill(store)
             sync_folder(os.path.dirname(store._path))
@@ -98,18 +96,16 @@ class SqliteStore:
 
     def close(self) -> None:
         """Free the memory; the next call reads the file again."""
-        if self._state is not None and self._state.file is not None:
-            self._state.file.close()
         self._state = None
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Write: all or nothing, and on the disk at the end. Waits for other writers."""
-        with self._writing, _said(self.name), _locked(self._path) as old:
+        with self._writing, _readable_errors(self.name), _locked(self._path) as old:
             with atomic_write(self._path) as beside:
                 with open(beside, "xb") as new:
                     shutil.copyfileobj(old, new, 1 << 24)
-                with self._changing(beside) as sql:
+                with self._edit(beside) as sql:
                     sql.execute("BEGIN")
                     yield
                     sql.execute("COMMIT")
@@ -120,20 +116,20 @@ class SqliteStore:
             sync_folder(os.path.dirname(self._path))
 
     @contextlib.contextmanager
-    def _changing(self, beside: Path) -> Iterator[sqlite3.Connection]:
+    def _edit(self, beside: Path) -> Iterator[sqlite3.Connection]:
         """Let this thread change the file `beside`, which becomes the gallery's; it is on the disk at the
         end."""
-        self._here.removed = False
+        self._local.removed = False
         with contextlib.closing(sqlite3.connect(beside, isolation_level=None)) as sql:
             # What fails is thrown away as a whole.
             for setting in ("journal_mode=OFF", "synchronous=OFF", "foreign_keys=ON"):
                 sql.execute(f"PRAGMA {setting}")
-            self._here.sql = sql
+            self._local.sql = sql
             try:
                 yield sql
             finally:
-                self._here.sql = None
-            if self._here.removed:  # free places in the file still have what was removed
+                self._local.sql = None
+            if self._local.removed:  # free places in the file still have what was removed
                 compact = beside.with_name("compact")
                 sql.execute("VACUUM INTO ?", [os.fspath(compact)])
                 os.replace(compact, beside)
@@ -141,7 +137,7 @@ class SqliteStore:
             os.fsync(file.fileno())
 
     def facts(self) -> dict[str, Any]:
-        sql = getattr(self._here, "sql", None)
+        sql = getattr(self._local, "sql", None)
         return self._current().facts if sql is None else _facts(sql)
 
     def set_facts(self, **facts: Any) -> None:
@@ -176,7 +172,7 @@ class SqliteStore:
 
     def remove(self, name: str, picture: str | None = None) -> bool:
         """Remove a person, or one picture, and with the last one the person; return whether there was one."""
-        self._here.removed = True
+        self._local.removed = True
         if picture is None:
             return self._change("DELETE FROM people WHERE name = ?", name) > 0
         removed = self._change(
@@ -211,48 +207,40 @@ class SqliteStore:
 
     def _change(self, statement: str, *values: Any) -> int:
         """Change rows, and return how many."""
-        return self._here.sql.execute(statement, values).rowcount
+        return self._local.sql.execute(statement, values).rowcount
 
     @contextlib.contextmanager
     def _sql(self) -> Iterator[sqlite3.Connection]:
         """Yield what this thread reads: its transaction, or the file as it is now."""
-        if (sql := getattr(self._here, "sql", None)) is not None:
+        if (sql := getattr(self._local, "sql", None)) is not None:
             yield sql
             return
-        with _said(self.name):
+        with _readable_errors(self.name):
             # No file of a gallery changes, so nothing need be locked, and no file beside it belongs to it.
             uri = f"{Path(self._path).as_uri()}?mode=ro&immutable=1"
             with contextlib.closing(sqlite3.connect(uri, uri=True)) as sql:
                 yield sql
 
     def _current(self) -> _State:
-        with _said(self.name):
+        with _readable_errors(self.name):
             stamp = self._stamp()
             state = self._state
             if state is not None and state.stamp == stamp:
                 return state
             with self._loading:
                 if self._state is None or self._state.stamp != self._stamp():
-                    self.close()
                     self._state = self._load_file()
                 return self._state
 
     def _load_file(self) -> _State:
         while True:
-            file = open(self._path, "rb")  # noqa: SIM115 (it stays open)
-            stamp = _stamp_of(os.fstat(file.fileno()))
-            try:
-                with self._sql() as sql:
-                    application = sql.execute("PRAGMA application_id").fetchone()[0]
-                    if stamp == self._stamp():  # else another file has got the name since it was opened
-                        if application != _APPLICATION:
-                            rule = "is no gallery; name a file that plsc gallery build wrote"
-                            raise UserError(f"{self.name}: {rule}")
-                        return _load(sql)._replace(stamp=stamp, file=file)
-            except BaseException:
-                file.close()
-                raise
-            file.close()
+            stamp = self._stamp()
+            with self._sql() as sql:
+                if sql.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+                    raise UserError(f"{self.name}: is no gallery; name a file that plsc gallery build wrote")
+                state = _load(sql)._replace(stamp=stamp)
+            if stamp == self._stamp():  # else another file got the name meanwhile
+                return state
 
     def _stamp(self) -> tuple[int, ...]:
         try:
@@ -270,27 +258,23 @@ def _stamp_of(status: os.stat_result) -> tuple[int, ...]:
 def _load(sql: sqlite3.Connection) -> _State:
     """Read facts and people, and average the embeddings of each person."""
     counted = sql.execute(
-        "SELECT people.name, COUNT(pictures.id) FROM people JOIN pictures ON people.id = person "
+        "SELECT people.id, people.name, COUNT(pictures.id) FROM people JOIN pictures ON people.id = person "
         "GROUP BY people.id ORDER BY people.id"
-    )
-    people = dict(counted.fetchall())
+    ).fetchall()
+    people = {name: pictures for _, name, pictures in counted}
+    places = {id: place for place, (id, *_) in enumerate(counted)}
+    means = np.empty((0, 0), np.float32)
     rows = sql.execute("SELECT person, vector FROM pictures ORDER BY person, id")
-    means, person, last = np.empty((0, 0), np.float32), -1, None
     while some := rows.fetchmany(_AT_ONCE):
         vectors = _vectors(vector for _, vector in some)
-        owners = np.array([owner for owner, _ in some])
-        starts = np.flatnonzero(owners != np.append([-1 if last is None else last], owners[:-1]))
         if not means.size:
             means = np.zeros((len(people), vectors.shape[1]), np.float32)
-        if owners[0] == last:  # the rest of a person
-            rest = starts[0] if len(starts) else len(vectors)
-            means[person] += vectors[:rest].sum(axis=0)
-        if len(starts):
-            means[person + 1 : person + 1 + len(starts)] = np.add.reduceat(vectors, starts)
-        person, last = person + len(starts), owners[-1]
+        owners = np.array([places[person] for person, _ in some])
+        starts = np.flatnonzero(np.diff(owners, prepend=-1))  # a person may also be in the next rows
+        means[owners[starts]] += np.add.reduceat(vectors, starts)
     for start in range(0, len(means), _AT_ONCE):
         means[start : start + _AT_ONCE] = unit_rows(means[start : start + _AT_ONCE])
-    return _State(None, None, _facts(sql), people, means)
+    return _State(None, _facts(sql), people, means)
 
 
 def _facts(sql: sqlite3.Connection) -> dict[str, Any]:
@@ -324,7 +308,7 @@ def _locked(path: str) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _said(path: str | os.PathLike) -> Iterator[None]:
+def _readable_errors(path: str | os.PathLike) -> Iterator[None]:
     """Turn SQLite's errors, and those of the disk, into a line for the user."""
     try:
         yield

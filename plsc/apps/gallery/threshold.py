@@ -116,7 +116,9 @@ def measure(
     """
     if not len(vectors):
         return GalleryThreshold(rate, prior, prior)
-    names, owner = _numbered(owners)
+    names = [*dict.fromkeys(owners)]
+    numbers = {name: number for number, name in enumerate(names)}
+    owner = np.array([numbers[name] for name in owners])
     comparisons = _Comparisons(vectors, owner, np.asarray(measures, bool))
     share = 1 - (1 - rate) ** (1 / len(names))  # of the comparisons that may exceed the threshold
     alike = []
@@ -145,7 +147,7 @@ class _Comparisons:
         self._used = np.ones(len(vectors), bool)
         self._same: set[tuple[int, int]] = set()
         most = max(1000, _MOST_COSINES // self._people)
-        self._asked = one_of_everybody_first(owner, most)
+        self._asked = choose_evenly(owner, most)
         self._measures = measures[self._asked]
         self.measuring_people = len(np.unique(owner[self._asked][self._measures]))
         self._compare()
@@ -251,14 +253,7 @@ class _Comparisons:
         return float(np.mean(hits[of_person > 0] / of_person[of_person > 0]))
 
 
-def _numbered(owners: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """Return the names in the order in which they first stand, and the number of each owner's name."""
-    numbers: dict[str, int] = {}
-    owner = np.array([numbers.setdefault(name, len(numbers)) for name in owners])
-    return [*numbers], owner
-
-
-def one_of_everybody_first(people: np.ndarray, most: int) -> np.ndarray:
+def choose_evenly(people: np.ndarray, most: int) -> np.ndarray:
     """Choose at most `most` pictures: one of everybody, then a second one, and so on.
 
     people: [N], whom each picture shows, text or numbers. Returns indices of pictures, int64, increasing.

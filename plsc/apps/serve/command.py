@@ -117,7 +117,7 @@ def create_app(gallery: Gallery, token: str = "") -> FastAPI:
             raise HTTPException(422, f"{escape(given.filename)}: {answer.reason}")
         looked_up = answer.faces if faces == "all" else answer.faces[:1]
         rest = [{"box": face.box} for face in answer.faces[len(looked_up) :]]
-        return {**_described(answer), "faces": [*map(_described, looked_up), *rest]}
+        return {**_describe(answer), "faces": [*map(_describe, looked_up), *rest]}
 
     @app.get("/people", dependencies=with_token)
     def people() -> dict[str, int]:
@@ -166,7 +166,7 @@ class _Uploaded(bytes):
         return made
 
 
-def _described(face: Face) -> dict[str, Any]:
+def _describe(face: Face) -> dict[str, Any]:
     return {
         "name": face.name,
         "text": str(face),

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from plsc.apps.faces.photos import is_picture, picture_name, read_photo
+from plsc.apps.faces.photos import as_pictures, picture_name, read_photo
 from plsc.errors import UserError
 from tests.helpers.refusals import refusal
 
@@ -42,13 +42,17 @@ def test_what_is_no_picture_is_refused():
     assert refusal(read_photo, 3) == (
         "int: is no picture; give a path, the bytes of a file, an array, or an image of Pillow"
     )
-    assert not is_picture([PIXELS]) and all(map(is_picture, ("a.jpg", b"x", PIXELS)))
+    several = [PIXELS]
+    assert as_pictures(several) is several
+    assert all(as_pictures(single) == [single] for single in ("a.jpg", b"x"))
+    (pixels,) = as_pictures(PIXELS)
+    assert pixels is PIXELS
 
 
 def test_images_of_pillow():
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     rgb = image.fromarray(PIXELS[:, :, ::-1].copy())
-    assert is_picture(rgb) and np.array_equal(read_photo(rgb), PIXELS)
+    assert as_pictures(rgb) == [rgb] and np.array_equal(read_photo(rgb), PIXELS)
     assert np.array_equal(read_photo(rgb.convert("RGBA")), PIXELS)
     grey = read_photo(image.fromarray(GREY))
     assert np.array_equal(grey, np.repeat(GREY[:, :, np.newaxis], 3, axis=2))

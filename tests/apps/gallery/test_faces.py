@@ -156,9 +156,9 @@ def test_sface_gives_what_opencv_gives(photos):
     network = open_network()
     (name, *_) = portraits(4, 16)
     path = str(photos / "people" / name / "0.jpg")
-    look = network.look(path)
-    (sample,) = look.samples
-    assert len(look.faces) == 1 and sample.shape == (3, 112, 112)
+    prepared = network.prepare(path)
+    (sample,) = prepared.samples
+    assert len(prepared.faces) == 1 and sample.shape == (3, 112, 112)
     (embedding,) = network.embed([sample])
     recogniser = cv2.FaceRecognizerSF.create(str(ZOO / "face_recognition_sface_2021dec.onnx"), "")
     theirs = recogniser.feature(np.ascontiguousarray(sample.transpose(1, 2, 0)))[0]

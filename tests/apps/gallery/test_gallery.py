@@ -14,7 +14,7 @@ import pytest
 from plsc import Gallery
 from plsc.apps.gallery import verify
 from plsc.apps.gallery.answer import Match
-from plsc.apps.gallery.gallery import _named
+from plsc.apps.gallery.gallery import _decide
 from plsc.apps.gallery.threshold import RATE, GalleryThreshold
 from plsc.errors import MissingFileError
 from tests.apps.gallery.people import NAMES, Pixels, folder_of, people, picture
@@ -59,9 +59,11 @@ def test_two_pictures_show_one_person_or_two():
 
 
 def test_similarities_are_those_with_the_mean_of_a_persons_pictures(gallery):
-    looks = gallery.network.embed_pictures([picture("Ann", n) for n in range(2)] + [picture("Zoe")])
-    assert not any(look.faces for look in looks)
-    embeddings = np.concatenate([look.embeddings for look in looks])
+    prepared_pictures = gallery.network.embed_pictures(
+        [picture("Ann", n) for n in range(2)] + [picture("Zoe")]
+    )
+    assert not any(prepared.faces for prepared in prepared_pictures)
+    embeddings = np.concatenate([prepared.embeddings for prepared in prepared_pictures])
     mean = embeddings[0] + embeddings[1]
     (answer,) = gallery.nearest(embeddings[2:])
     similarity = next(match.similarity for match in answer.matches if match.name == "Ann")
@@ -86,8 +88,12 @@ def test_people_are_added_and_removed(gallery):
 def test_a_removed_person_is_in_no_byte_of_the_file_while_others_use_it(tmp_path):
     path = tmp_path / "a.gallery"
     service = Gallery.build(path, people(40), Pixels())
-    looks = service.network.embed_pictures([picture("p7", n) for n in range(3)])
-    parts = [vector.astype("<f4").tobytes()[:32] for look in looks for vector in look.embeddings] + [b"p7"]
+    prepared_pictures = service.network.embed_pictures([picture("p7", n) for n in range(3)])
+    parts = [
+        vector.astype("<f4").tobytes()[:32]
+        for prepared in prepared_pictures
+        for vector in prepared.embeddings
+    ] + [b"p7"]
     assert all(part in path.read_bytes() for part in parts)
     Gallery.open(path, Pixels()).remove("p7")
     assert not any(part in path.read_bytes() for part in parts) and len(service) == 39
@@ -313,11 +319,11 @@ def test_the_networks_threshold_is_the_start_and_the_gallerys_own_pictures_take_
 
 
 def test_an_answer_tells_why_a_likely_match_is_not_named():
-    face = _named([Match("Ann", 0.4)], GalleryThreshold(cosine=0.42, prior=0.363, size=40))
+    face = _decide([Match("Ann", 0.4)], GalleryThreshold(cosine=0.42, prior=0.363, size=40))
     assert face.name is None and face.reason == (
         "nearest Ann, 0.40; a name needs 0.42, since strangers come nearer to one of 40 people than to one "
         "alone"
     )
-    assert _named([Match("Ann", 0.3)], GalleryThreshold(cosine=0.42, prior=0.363, size=40)).reason.endswith(
+    assert _decide([Match("Ann", 0.3)], GalleryThreshold(cosine=0.42, prior=0.363, size=40)).reason.endswith(
         "needs 0.42"
     )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from plsc.apps.gallery.threshold import GalleryThreshold, measure, one_of_everybody_first
+from plsc.apps.gallery.threshold import GalleryThreshold, choose_evenly, measure
 from plsc.evaluation.search import unit_rows
 
 WIDTH = 64
@@ -134,6 +134,6 @@ def test_a_threshold_is_described_in_a_line_and_a_line_for_each_pair():
 
 def test_everybody_is_chosen_once_before_anybody_twice():
     people = np.array(["b", "a", "a", "a", "c", "b"])
-    assert one_of_everybody_first(people, 4).tolist() == [0, 1, 2, 4]
-    assert one_of_everybody_first(people, 9).tolist() == list(range(6))
-    assert one_of_everybody_first(people[:0], 9).tolist() == []
+    assert choose_evenly(people, 4).tolist() == [0, 1, 2, 4]
+    assert choose_evenly(people, 9).tolist() == list(range(6))
+    assert choose_evenly(people[:0], 9).tolist() == []
