@@ -14,6 +14,7 @@ from plsc.data.dataset import check_array
 from plsc.data.joined import Joined
 from plsc.data.loader import Loader
 from plsc.errors import UserError
+from plsc.utils.registry import is_import_path
 
 
 def build_loader(section: DataLoaderCfg, seed: int, rank: int, ranks: int) -> Loader:
@@ -67,9 +68,11 @@ def build_dataset(loader: DataLoaderCfg, seed: int, key: str = TRAIN_SET) -> Any
         try:
             parts[name] = section.build(seed=seed + (int(number) if number.isdecimal() else 0))
         except UserError as error:
-            if not error.key:
-                raise
-            raise type(error)(error.text, f"{name}.{error.key}") from error
+            if error.key:
+                raise type(error)(error.text, f"{name}.{error.key}") from error
+            if is_import_path(section.name):
+                raise type(error)(error.text, name) from error
+            raise
         if isinstance(getattr(parts[name], "identities", None), list):  # a user's own
             parts[name].identities = np.array(parts[name].identities)
     return Joined(parts) if len(parts) > 1 else next(iter(parts.values()))

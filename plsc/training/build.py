@@ -134,7 +134,10 @@ def build_parts(sections: Sequence[PartCfg], core: Sequence[Part]) -> list[Part]
     """
     parts = [*core]
     for number, section in enumerate(sections):
-        part = section.build()
+        try:
+            part = section.build()
+        except UserError as error:
+            raise type(error)(error.text, error.key or f"Parts.{number}") from error
         name = getattr(part, "name", "")
         if name in ("", *OWNERS, *(other.name for other in parts)):
             raise UserError(

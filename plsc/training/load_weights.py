@@ -34,8 +34,9 @@ def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -
         with paddle.no_grad():
             check_output(backbone(paddle.zeros([2, *image_shape])), 2, section.embedding_size)
     except Exception as error:  # of any kind, in the user's class or in Paddle
+        text = in_one_line(error).removeprefix(f"{section.name}: ")  # which `build` puts in front
         raise UserError(
-            f"{section.name}, given images {[2, *image_shape]}: {in_one_line(error)}", key="Model.name"
+            f"{section.name}, given images {[2, *image_shape]}: {text}", key="Model.name"
         ) from error
     backbone.train()
     return backbone

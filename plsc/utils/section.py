@@ -39,7 +39,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from typing_extensions import NotRequired, TypedDict
 
-from plsc.errors import UserError, escape
+from plsc.errors import UserError, escape, in_one_line
 from plsc.utils.registry import Registry, did_you_mean, is_import_path
 from plsc.utils.yaml_lines import KeyPath
 
@@ -163,11 +163,21 @@ class ClassSection(Section, extra="allow"):
     supplied: ClassVar[Collection[str]] = ()  # arguments that plsc passes and no config contains
 
     def build(self, **supplied: Any) -> Any:
-        """Call the class with the config's keywords, and with those `supplied` arguments that it takes."""
+        """Call the class with the config's keywords, and with those `supplied` arguments that it takes.
+
+        Raises UserError for any error in a user's own class, with the class and the place in its code.
+        """
         cls = self.registry.get(self.name)
         arguments, takes_any = arguments_of(cls)
         taken = {name: value for name, value in supplied.items() if takes_any or name in arguments}
-        return cls(**{**taken, **self.model_extra})
+        try:
+            return cls(**{**taken, **self.model_extra})
+        except UserError:
+            raise
+        except Exception as error:
+            if not is_import_path(self.name):
+                raise
+            raise UserError(f"{self.name}: {in_one_line(error)}") from error
 
     @classmethod
     def read_keywords(
