@@ -34,13 +34,18 @@ def build_bank(
     seed: int,
     **options: Any,
 ) -> Bank:
-    """Build the bank that the config's keys of Head ask for, and draw its centres.
+    """Build the bank that the keys of the config's Head ask for, and draw its centres.
 
     Args:
-        kind: "device", "host", "disk". dtype: "float32" or, not on the device, "bfloat16".
-        folder: where a bank on disk has its file.
-        shard, width: as of `Bank`, and `options`, bias and rule. std, seed: of the initial centres; seed also
-            of the rounding to bfloat16.
+        kind: "device", "host" or "disk".
+        dtype: "float32", or "bfloat16" unless the rows are on the device.
+        folder: where a bank on the disk has its file.
+        shard, width: those of `Bank`.
+        std: standard deviation of the initial centres.
+        seed: of the initial centres, and of the rounding to bfloat16.
+        options: `bias` and `rule` of `Bank`.
+
+    Raises UserError if the bank needs the compiled kernels and there are none.
     """
     if kind == "device":
         bank = DeviceBank(shard, width, **options)

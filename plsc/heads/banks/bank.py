@@ -49,7 +49,7 @@ def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np
 class StateRows:
     """Presents an array of a bank to a checkpoint, and reads rows only when a slice of them is asked for.
 
-    bfloat16 is given as uint16, its bits; `code` names it in a checkpoint's file.
+    bfloat16 is given by its bits, as uint16, and `code` names it in a checkpoint's file.
 
     Args:
         read: returns the rows of a slice with start and stop.
@@ -191,8 +191,8 @@ class Selection(ABC):
 
     @abstractmethod
     def host_rows(self, name: str) -> tuple[np.ndarray | paddle.Tensor, np.ndarray | None] | None:
-        """Return rows in host memory, for a kernel to read, and the places of the selected ones among them,
-        int64 [K] (None: all in their order). None where there are no such rows."""
+        """Return rows in host memory for a kernel to read, and the positions of the selected rows among them,
+        int64 [K] (None: all in their order). Return None if there are no such rows."""
 
     # -- gradients
 

@@ -1,17 +1,17 @@
-"""Store the rows of a bank on the disk, or as bfloat16 in host memory, and those of the step in a buffer, in
-float32.
+"""Store the rows of a bank on the disk, or as bfloat16 in host memory, and the rows of a step in a float32
+buffer.
 
     S classes in this rank's shard   K of them selected for the step: the buffer's rows
 
-The draw of the next step is known ahead (sampling.py), so one thread reads its rows into a second buffer
-while the backbone runs, and writes back what an update has changed. That thread does its jobs in the order in
-which they come; a row that two steps share is read after it was written, never copied between the buffers, so
-the stored rows are the whole state: a run resumed from them goes on with the same numbers. Without sampling
-nothing is kept in a buffer: rows are fetched block by block, in the forward pass, the backward pass (unless
-its block is kept) and the update.
+The draw of the next step is known ahead (sampling.py). One thread reads its rows into a second buffer while
+the backbone runs, and writes back what an update has changed. That thread does its jobs in the order in which
+they come. A row that two steps share is read after it was written, and is never copied between the buffers.
+The stored rows are therefore the whole state, and a run resumed from them computes the same numbers. Without
+sampling nothing is kept in a buffer: rows are fetched block by block in the forward pass, in the backward
+pass (unless its block is kept) and in the update.
 
-A row is stored when it is first updated. Until then it is drawn whenever it is read: its number says what it
-is. So a bank of any size is there at once, and a file of it has holes.
+A row is stored when it is first updated. Until then it is drawn whenever it is read, since its number
+determines its values. A bank of any size is therefore ready at once, and its file has holes.
 """
 
 import math
@@ -33,17 +33,19 @@ from plsc.native import bfloat16
 from plsc.native.heads.draws import NormalRows
 from plsc.native.heads.records import pack, rounding_keys, unpack
 
-_ROWS_AT_ONCE = 8192  # rows between storage and float32: no second copy of a buffer
+_ROWS_AT_ONCE = 8192  # rows converted at a time, so that no second copy of a buffer is needed
 # Rows of a buffer beyond the draw, for positives that were not drawn; memory only where they are used.
 _SPARE = 65_536
 
 
 class _Buffer:
-    """Holds rows in float32, and grows; slot i of each array belongs to one class.
+    """Holds rows in float32, and grows. Slot i of each array belongs to one class.
 
-    rows: the classes that were read ahead, int64, rising; slot i is for the i-th. loaded: which of them are
-    in their slots already. without: the rows of the step that they were read beside, which that step updates;
-    None where nothing was read ahead.
+    Attributes:
+        rows: the classes that were read ahead, int64, rising; slot i is for the i-th.
+        loaded: which of these classes are in their slots already.
+        without: the rows of the step during which they were read, which that step updates. None if nothing
+            was read ahead.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]):

@@ -15,14 +15,16 @@ from plsc.errors import reading, writing
 from plsc.native.heads.records import read_records, write_records
 from plsc.utils.text import gigabytes
 
-_RESUME = "resume from the newest checkpoint, perhaps with another Head.bank_folder"
+_RESUME = "resume from the newest checkpoint, if need be with another Head.bank_folder"
 
 
 class FileRowStorage:
-    """Stores `count` rows of `width` numbers, all zero at first, in a file without a name in `folder`, whose
-    space is reserved at once.
+    """Stores `count` rows of `width` numbers in a file without a name in `folder`.
 
-    Raises UserError when made: no space, no permission to write; when used: the disk fails.
+    All rows are zero at first. The file's space is reserved when the storage is made.
+
+    Raises UserError when it is made, if the folder has no space or cannot be written, and when it is used, if
+    the disk fails.
     """
 
     def __init__(self, folder: str | os.PathLike, count: int, width: int, dtype: np.dtype):

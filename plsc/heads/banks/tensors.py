@@ -13,10 +13,10 @@ from plsc.distributed import paddle_internals
 
 
 def large_tensor(shape: Sequence[int]) -> paddle.Tensor:
-    """Return a new tensor of float32 for numbers that every step reads or writes, not filled.
+    """Return a new float32 tensor, not filled, for numbers that every step reads or writes.
 
-    On a CPU its pages are large, of 2 MB, where the system has such: finding small ones takes 5 % of a head's
-    step. Linux is asked for them before the memory is written, as numpy does for its arrays.
+    On a CPU its pages have 2 MB if the system supports that: looking up small pages takes 5 % of a head's
+    step. Linux is asked for large pages before the memory is written, as numpy does for its arrays.
     """
     tensor = paddle.empty(shape)
     if tensor.size and tensor.place.is_cpu_place():
@@ -39,9 +39,9 @@ def rows_in_place(tensor: paddle.Tensor, start: int, stop: int) -> paddle.Tensor
 def write_rows(tensor: paddle.Tensor, start: int, rows: paddle.Tensor) -> None:
     """Overwrite the rows of a tensor from `start` on, unless `rows` are these rows in the same memory.
 
-    What is written to `tensor[start:stop]` may be lost: it is a copy where Paddle has no strided views
-    (FLAGS_use_stride_kernel=0, as on NPUs, XPUs and MLUs), and an operator that a device lacks gives its
-    result new memory.
+    A write to `tensor[start:stop]` may be lost. The slice is a copy where Paddle has no strided views
+    (FLAGS_use_stride_kernel=0, as on NPUs, XPUs and MLUs). An operator that a device lacks also puts its
+    result into new memory.
     """
     before = math.prod(tensor.shape[1:]) * start
     if len(rows) and rows.data_ptr() != tensor.data_ptr() + before * tensor.element_size():

@@ -1,9 +1,9 @@
-"""Draw rows of a large matrix of normal numbers, any of them by themselves, by a kernel.
+"""Draw any rows of a large matrix of normal numbers without the others, by a kernel.
 
-The numbers are those of numpy, which draws a block of rows one after the other from one stream. How many
-random words a number takes is random, too, so a row's place in the stream is only known after the rows before
-it were drawn. The first row that is wanted of a block costs one pass over its stream. The pass notes the
-place of every few rows, and later rows of the block are drawn from the place before them.
+The numbers equal numpy's, which draws the rows of a block one after the other from one stream. A number takes
+a random count of random words, so the position of a row in the stream is known only after the rows before it
+were drawn. The first row that is read from a block therefore costs one pass over its stream. The pass notes
+the position of every few rows. Later rows of the block are drawn from the last noted position before them.
 Try it: `pytest tests/native/heads/test_draws.py`.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from plsc.native import address, compiled
 
-_APART = 1024  # numbers between two places that are noted; each takes 4 bytes
+_APART = 1024  # numbers between two noted positions; each position takes 4 bytes
 
 
 class NormalRows:

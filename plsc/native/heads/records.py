@@ -1,13 +1,13 @@
 """Read, write, pack and unpack the stored rows ("records") of an offloaded bank, by kernels.
 
-A record holds a row of each array side by side, as float32 or as bfloat16 (uint16, its bits), rounded up or
-down at random. An update is smaller than bfloat16's step (1/128 to 1/256 of the value): rounding to the
-nearest would lose most updates. Rounding up with a probability equal to the part that is cut off keeps them
-on average. The random numbers are a function of (seed, step, class, column), so that a resumed run, and a run
-on any number of ranks, rounds alike.
+A record holds one row of each array side by side, as float32 or as the bits of bfloat16 (uint16). bfloat16 is
+rounded up or down at random. An update is smaller than bfloat16's step (1/128 to 1/256 of the value), so
+rounding to the nearest would lose most updates. Rounding up with a probability equal to the part that is cut
+off keeps them on average. The random numbers are a function of (seed, step, class, column). A resumed run,
+and a run on any number of ranks, therefore rounds alike.
 
-All this runs without Python's lock, most of it in one thread beside the backbone, and also where
-PLSC_KERNELS=0 turns the kernels that compute off. Try it: `pytest tests/native/heads/test_records.py`.
+These kernels run without Python's lock, mostly in one thread while the backbone computes. PLSC_KERNELS=0 does
+not turn them off. Try it: `pytest tests/native/heads/test_records.py`.
 """
 
 import os
@@ -22,8 +22,10 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def read_records(file: int, rows: np.ndarray, out: np.ndarray) -> None:
-    """Fill `out` [k, width] with the records `rows` (int64 [k]) of an open file. Raises OSError; EOFError
-    where it ends too early."""
+    """Fill `out` [k, width] with the records `rows` (int64 [k]) of an open file.
+
+    Raises EOFError if the file ends too early, OSError if it cannot be read.
+    """
     size = _size(rows, out)
     _raise(compiled().plsc_read_records(file, rows.ctypes.data, len(rows), size, out.ctypes.data))
 

@@ -3,7 +3,7 @@
     S rows of the matrix   K of them selected, by their numbers int64 [K]; None: all   D their width
 
 Arrays and CPU tensors are C-contiguous and used in place. The work is shared by the threads of the caller's
-OpenMP team (Global.threads). Where there are no kernels, callers use Paddle's ops.
+OpenMP team (Global.threads). If there are no kernels, callers use Paddle's ops.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,8 @@ from plsc.native import address, library
 
 
 def unit_rows(rows_KD, unit_KD, inverse_K) -> None:
-    """Write the rows at length 1 into `unit_KD`, 1 / length into `inverse_K`; both 0 of a zero row."""
+    """Write the rows at length 1 into `unit_KD`, and 1 / length into `inverse_K`; a zero row gives 0 in
+    both."""
     assert inverse_K.size == len(rows_KD)
     unit = address(unit_KD, shape=rows_KD.shape)
     library().plsc_unit_rows(address(rows_KD), *_size(rows_KD), unit, address(inverse_K))
