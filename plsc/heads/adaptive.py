@@ -1,7 +1,8 @@
-"""Change the target logits by more than their angles: by norms, the other logits, or the run so far.
+"""Apply margins that depend on more than the target's angle: on norms, on other logits, or on running
+statistics.
 
-Each keeps the same numbers on every rank, because it sees the whole global batch, and gives them to the
-checkpoint. The interface of a margin, the symbols and the plain margins are in margins.py.
+Each margin sees the whole global batch, and therefore keeps the same statistics on every rank. The checkpoint
+stores them. margins.py has the interface of a margin, the symbols and the plain margins.
 """
 
 import math
@@ -14,21 +15,27 @@ from plsc.heads.margins import ArcFace, Margin, Target, add_angle, angle
 
 
 def _running(before: Mapping, keep: float, **seen: paddle.Tensor) -> dict[str, float | paddle.Tensor]:
-    """Average new numbers in: floats, or float64 scalars that stay on the device where reading waits."""
+    """Update running means. The results are floats, or float64 scalars on the device if reading would wait.
+
+    Args:
+        before: running means so far, by name.
+        keep: share that a running mean keeps.
+        seen: new values by name, scalar tensors.
+    """
     if takes_device_path():
-        # No float times a tensor: Paddle 2.6 rounds the float to float32, and a resumed run begins with one.
+        # Multiply tensors only. Paddle 2.6 rounds a float to float32, and a resumed run begins with floats.
         share, rest = _tensor(keep), _tensor(1 - keep)
         return {name: share * _tensor(before[name]) + rest * seen[name].astype("float64") for name in seen}
     return {name: keep * before[name] + (1 - keep) * seen[name].item() for name in seen}
 
 
 def _tensor(statistic: float | paddle.Tensor) -> paddle.Tensor:
-    """Make a number a float64 scalar on the device, if it is none."""
+    """Return a statistic as a float64 scalar on the device."""
     return statistic if paddle.is_tensor(statistic) else paddle.full([], statistic, "float64")
 
 
 def _factor(statistic: float | paddle.Tensor) -> float | paddle.Tensor:
-    """Turn a statistic into what float32 tensors are computed with."""
+    """Return a statistic as a factor for float32 tensors."""
     return statistic.astype("float32") if paddle.is_tensor(statistic) else statistic
 
 
@@ -37,8 +44,8 @@ class AdaFace(Margin):
     equation 14).
 
     z = clip((norm - mean) / (deviation / h), -1, 1) estimates the image's quality from running statistics of
-    the norms. As in the paper no gradient flows through z. As in the
-    authors' code theta + g_angle is kept inside [0.001, pi - 0.001].
+    the norms. As in the paper, no gradient flows through z. As in the authors' code, theta + g_angle is
+    clipped to [0.001, pi - 0.001].
     """
 
     EDGE = 1e-3
@@ -71,11 +78,12 @@ class AdaFace(Margin):
 
 
 class MagFace(Margin):
-    """cos(theta + m(a)), m linear from `low_margin` at norm a = `low` to `high_margin` at `high`, and a
-    penalty weight * (a / high^2 + 1 / a) that pulls norms upwards (Meng et al., MagFace, CVPR 2021, equations
-    5 and 6).
+    """cos(theta + m(a)), with a margin m that depends on the norm a (Meng et al., MagFace, CVPR 2021,
+    equations 5 and 6).
 
-    Norms are clipped to [low, high]; outside, no gradient flows through them, as in the authors' code.
+    m rises linearly from `low_margin` at a = `low` to `high_margin` at a = `high`. A penalty weight *
+    (a / high^2 + 1 / a) pulls norms upwards. Norms are clipped to [low, high]. As in the authors' code, no
+    gradient flows through a norm outside this range.
     """
 
     def __init__(
@@ -115,10 +123,11 @@ class MagFace(Margin):
 
 
 class CurricularFace(ArcFace):
-    """The target as in ArcFace; another class's cosine c above the target's becomes c (t + c), t the running
-    mean of the plain target cosines (Huang et al., CurricularFace, CVPR 2020, equations 5, 6 and 8).
+    """ArcFace that also changes the cosines of hard other classes (Huang et al., CurricularFace, CVPR 2020,
+    equations 5, 6 and 8).
 
-    No gradient flows through t, nor through the comparison.
+    If another class's cosine c is above the target's cosine with margin, c becomes c (t + c). t is the
+    running mean of the target cosines without margin. No gradient flows through t or the comparison.
     """
 
     def __init__(self, margin: float = 0.5, momentum: float = 0.99):

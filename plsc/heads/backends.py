@@ -1,10 +1,12 @@
-"""Compute a shard's logits, their maxima and sums, and all gradients, by one of two equivalent backends.
-Symbols: softmax.py.
+"""Compute a shard's logits, their maxima and sums, and all gradients. Two backends do the same work.
+softmax.py defines the symbols.
 
-`PaddleBackend` uses Paddle's ops, on any device and with any margin. `KernelBackend` does the same on CPUs in
-two calls of plsc/native/heads, several times faster, where the margin does not change the other logits, in
-float32, and in bfloat16 where the processor has it. A backend is made for one step: it keeps what the
-backward pass needs, and writes the gradients of the rows to the selection.
+`PaddleBackend` uses Paddle's ops. It runs on any device and with any margin. `KernelBackend` makes two calls
+of plsc/native/heads on a CPU, and is several times faster. It computes in float32, or in bfloat16 if the
+processor supports it, and needs a margin that does not change the other logits.
+
+A backend serves one step. It keeps what the backward pass needs, and writes the gradients of the rows to the
+selection.
 """
 
 from dataclasses import dataclass
@@ -25,14 +27,19 @@ from plsc.native import onednn
 from plsc.native.heads import rows as row_kernels
 from plsc.native.heads import softmax
 
-LOWEST = -1e30  # stands for "no other logit": finite, so that differences with it are not NaN
+LOWEST = -1e30  # means "no other logit". It is finite, so that differences are not NaN.
 
 
 class HeadMemory:
-    """Keeps what a head needs beyond a step: centres, classes drawn ahead, and memory for exponentials, since
-    fresh pages cost more time than the work on them.
+    """Keeps the state of a head between steps: centres, classes drawn ahead, and memory for exponentials.
+    This memory is reused, because fresh pages cost more time than the work on them.
 
-    Attributes: `ready`, the rows of the last backward pass, which wait for their update; None after it.
+    Args:
+        bank: class centres.
+        drawing: draws the sampled classes of each step.
+
+    Attributes:
+        ready: rows of the last backward pass that wait for their update, or None after the update.
     """
 
     def __init__(self, bank: Bank, drawing: DrawAhead):
@@ -42,7 +49,7 @@ class HeadMemory:
         self._spare: np.ndarray | None = None
 
     def borrow(self, numbers: int, dtype: np.dtype) -> np.ndarray:
-        """Lend memory for at least so many numbers."""
+        """Lend memory for at least this many numbers."""
         memory = self._spare
         self._spare = None
         if memory is None or len(memory) < numbers:
@@ -50,17 +57,19 @@ class HeadMemory:
         return memory
 
     def give_back(self, borrowed: np.ndarray | None) -> None:
-        """Take memory back. A step without a backward pass keeps what it borrowed, and the next step gets new
-        memory."""
+        """Take memory back. A step without a backward pass never returns its memory, and the next step gets
+        new memory."""
         self._spare = self._spare if borrowed is None else borrowed
 
 
 @dataclass(frozen=True)
 class TargetPositions:
-    """Where the N samples' classes are in this shard.
+    """Positions of the N samples' classes in this shard.
 
-    sample_P: the samples whose class is in it, in the order of their classes. column_P: these classes, as the
-    selected rows are counted. owned_N: 1 of these samples, 0 of the others, on the device.
+    Attributes:
+        sample_P: indices of the samples whose class is in this shard, ordered by class, int64 [P].
+        column_P: index of each such sample's class among the selected rows, int64 [P].
+        owned_N: 1 if the sample's class is in this shard, otherwise 0, float32 [N], on the device.
     """
 
     sample_P: np.ndarray
@@ -69,9 +78,12 @@ class TargetPositions:
 
 
 def takes_kernels(spec: HeadSpec, selection: Selection, inspected: bool) -> bool:
-    """Say whether `KernelBackend` can do a step of a head on these rows, on this device.
+    """Return whether `KernelBackend` can compute a step of a head with these rows on this device.
 
-    inspected: whether the caller wants the logits themselves.
+    Args:
+        spec: properties of the head.
+        selection: rows of the step.
+        inspected: whether the caller needs the logits themselves.
     """
     return (
         kernels.multiplies()
@@ -89,13 +101,16 @@ class KernelBackend:
     """Runs compiled kernels on rows in host memory.
 
     Args:
-        spec, memory: of the head.
-        selection: the rows of the step.
-        x_ND: the samples.
-        scaled_ND: the samples times the head's scale.
-        places: of their classes.
+        spec: properties of the head.
+        memory: state of the head.
+        selection: rows of the step.
+        x_ND: samples, float32 [N, D].
+        scaled_ND: samples times the head's scale, float32 [N, D].
+        places: positions of the samples' classes.
 
-    Attributes: plain_N, the samples' similarities with their own classes; 0 of a class in another shard.
+    Attributes:
+        plain_N: similarities of the samples with their own classes, float32 [N], or 0 if the class is in
+            another shard.
     """
 
     def __init__(
@@ -147,23 +162,25 @@ class KernelBackend:
 
 
 class PaddleBackend:
-    """Runs Paddle's ops, a block of classes at a time, on all N samples: nothing that it does depends on a
-    value, so that the host never waits for the device, but for a bank in its own memory.
+    """Runs Paddle's ops on all N samples, one block of classes at a time. No operation depends on a value.
+    The host therefore never waits for the device, except with a bank in host memory.
 
-    The softmax of a block, without the samples' own classes, is made in the logits' memory. With its maximum
-    M_b and sum R_b of exp(logit - M_b), the gradient by a logit is the softmax times R_b exp(M_b - lse), a
-    number of the sample, which goes into the [N, D] factors of the products. 1 / R_b is the largest number of
-    the softmax.
+    The softmax of a block leaves out the samples' own classes, and overwrites the logits. Let M_b be the
+    maximum of the block, and R_b the sum of exp(logit - M_b). The gradient with respect to a logit is then
+    the softmax times R_b exp(M_b - lse). This factor is one number per sample, and is applied to the [N, D]
+    operands of the products. 1 / R_b is the largest number of the softmax.
 
     Args:
-        spec, memory: of the head.
-        selection: the rows of the step.
-        x_ND: the samples.
-        scaled_ND: the samples times the head's scale.
-        places: of their classes.
+        spec: properties of the head.
+        memory: state of the head.
+        selection: rows of the step.
+        x_ND: samples, float32 [N, D].
+        scaled_ND: samples times the head's scale, float32 [N, D].
+        places: positions of the samples' classes.
 
-    Attributes: plain_N, the samples' similarities with their own classes, any number of a class in another
-    shard.
+    Attributes:
+        plain_N: similarities of the samples with their own classes, float32 [N], arbitrary if the class is in
+            another shard.
     """
 
     def __init__(
@@ -195,11 +212,14 @@ class PaddleBackend:
     def forward(
         self, cosines: tuple[paddle.Tensor, paddle.Tensor] | None
     ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-        """Compute three numbers of each sample over the shard's sampled logits but its target, [N] each:
-        their maximum, their maximum before they are changed, and the sum of exp(logit - maximum).
+        """Compute maxima and sums over the shard's selected logits, except each sample's target.
 
-        cosines: of each sample with its class, without and with margin [N, 1], for a margin that changes the
-        other logits.
+        Args:
+            cosines: target cosines without and with margin, each float32 [N, 1], for a margin that changes
+                the other logits. Otherwise None.
+
+        Returns three tensors [N]: the maximum, the maximum before the logits are changed, and the sum of
+        exp(logit - maximum).
         """
         self._cosines = cosines
         samples = len(self._x_ND)
@@ -209,7 +229,7 @@ class PaddleBackend:
         plain = []
         for span in self.spans:
             block, logit_Nb, plain_Nb, slope_Nb, nearest_NbJ = self._logits(*span)
-            # The maximum with its place: one pass over the logits less than two maxima.
+            # argmax gives the maximum and its position, and saves a pass over the logits.
             largest_N2 = paddle.stack([count_up(len(logit_Nb)), logit_Nb.argmax(axis=1)], axis=1)
             max_N = paddle.gather_nd(logit_Nb, largest_N2)
             plain.append(max_N if plain_Nb is None else plain_Nb.max(axis=1))
@@ -229,13 +249,17 @@ class PaddleBackend:
         return max_N, paddle.stack(plain).max(axis=0), sum_N
 
     def logits(self) -> paddle.Tensor:
-        """Compute the scaled logits of all classes, [N, S], the targets far below; for small problems."""
+        """Compute the scaled logits [N, S] of all classes, with the targets near LOWEST. Use it for small
+        problems only."""
         return self._logits(0, self.selection.count)[1]
 
     def _logits(self, start: int, stop: int) -> tuple:
-        """Compute a block and its scaled logits [N, b], targets at LOWEST; the same before they are changed
-        and the slopes of the change [N, b], None where there is none; the nearest sub-centres [N, b, J] or
-        None."""
+        """Compute a block's logits.
+
+        Returns five values: the block, its scaled logits [N, b] with the targets near LOWEST, the logits
+        before they are changed [N, b], the slopes of the change [N, b], and the nearest sub-centres
+        [N, b, J]. The third and fourth are None if nothing changes the logits. The last is None for J = 1.
+        """
         block = Block(self.spec, self.selection, start, stop, self.spec.compute_dtype)
         logit_Nb, nearest_NbJ = block.logits(self._x_ND)
         self._exclude_targets(logit_Nb, start, stop)
@@ -252,8 +276,8 @@ class PaddleBackend:
         return block, changed_Nb * self.spec.scale, logit_Nb, slope_Nb, nearest_NbJ
 
     def _exclude_targets(self, logit_Nb: paddle.Tensor, start: int, stop: int) -> None:
-        """Add LOWEST to the logits of the samples' own classes, in place: they take no part in the sum, since
-        they may exceed the normaliser that holds the target with margin."""
+        """Add LOWEST to the logits of the samples' own classes, in place. This excludes them from the sum,
+        because they may exceed the normaliser that holds the target with margin."""
         owned_N = self._places.owned_N
         column_N = self._targets.column_N
         if (start, stop) != (0, self.selection.count):
@@ -262,8 +286,8 @@ class PaddleBackend:
         paddle.index_put_(logit_Nb, [count_up(len(logit_Nb)), column_N], owned_N * LOWEST, True)
 
     def _weights(self, block: Block, softmax_Nb, slope_Nb, nearest_NbJ) -> paddle.Tensor:
-        """Multiply a block's softmax by the slopes of what changes its logits, 0 at the targets -> [N, b J],
-        rounded for the products."""
+        """Multiply a block's softmax, which is 0 at the targets, by the slopes of the change to its logits.
+        The result [N, b J] is rounded for the products."""
         if slope_Nb is not None:
             softmax_Nb.multiply_(slope_Nb)
         return block.round_weights(softmax_Nb, nearest_NbJ)
@@ -275,14 +299,15 @@ class PaddleBackend:
         x_ND: paddle.Tensor,
         factor: paddle.Tensor,
     ) -> paddle.Tensor:
-        """Compute the gradient of the summed losses by the scaled embeddings [N, D]; the selection gets its
-        rows'.
+        """Compute the gradient of the summed losses with respect to the scaled embeddings, float32 [N, D].
+        Store the gradients of the rows in the selection.
 
         Args:
-            lse_N: logarithm of the samples' whole denominators.
-            dtarget_N: gradient by the targets' logits; 0 where the target is in another shard.
-            x_ND: the scaled embeddings times `factor`.
-            factor: gradient of the mean loss over the number of samples.
+            lse_N: logarithm of each sample's softmax denominator, float32 [N].
+            dtarget_N: gradient with respect to the target logits, float32 [N], or 0 if the target is in
+                another shard.
+            x_ND: scaled embeddings times `factor`, float32 [N, D].
+            factor: gradient of the mean loss divided by the number of samples, float32 scalar.
         """
         if not self.spans:
             return paddle.zeros_like(x_ND)
@@ -307,7 +332,7 @@ class PaddleBackend:
         return grad_ND
 
     def _add_targets(self, by_row_ND: paddle.Tensor, by_bias_N: paddle.Tensor | None) -> None:
-        """Add the samples' parts to the gradients of their own classes, one sum for each class."""
+        """Add the samples' contributions to the gradients of their own classes, one sum per class."""
         places = self._places
         if not len(places.sample_P):
             return

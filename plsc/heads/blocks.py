@@ -1,9 +1,9 @@
-"""Compute one block of classes, from its centres to logits and back, and plan how large a block may be.
-Symbols: softmax.py.
+"""Compute the logits and gradients of one block of classes, and plan the size of a block. softmax.py defines
+the symbols.
 
-With a margin, embeddings and centres are compared by cosine; rows of the bank are never stored normalised.
-With J > 1 a bank row holds J centres one after the other, and a class is as near as the nearest of them (Deng
-et al., Sub-center ArcFace, ECCV 2020).
+With a margin, embeddings and centres are compared by cosine. The bank never stores normalised rows. With
+J > 1 a bank row holds J sub-centres one after the other, and the nearest of them gives the similarity of the
+class (Deng et al., Sub-center ArcFace, ECCV 2020).
 """
 
 import functools
@@ -19,23 +19,32 @@ from plsc.heads.constants import filled
 from plsc.heads.spec import HeadSpec
 from plsc.native.heads import rows as row_kernels
 
-_CACHED_ROWS = 4096  # a block of this many classes stays in a processor's cache between its passes
+_CACHED_ROWS = 4096  # a block of this many classes stays in the processor's cache between passes
 SMALLEST_SQUARE = 1.17549435e-38  # the smallest normal float32, see `Vectors`
 
 
 def plan_blocks(
     num_samples: int, num_classes: int, width: int, sub_centres: int, budget: int, dtype: str = "float32"
 ) -> tuple[int, bool]:
-    """Plan the classes per block, and whether to keep all exponentials and normalised rows, so that the
-    temporaries stay within `budget` bytes. This is for Paddle's operators; the kernels of CPUs have blocks of
-    their own (plsc/native/heads/softmax.py). The size of a block changes results by rounding only.
+    """Plan the size of a block, and whether to keep all exponentials and normalised rows.
 
-    A class of a block takes 3 numbers per sample and sub-centre (logits, their exponentials, one temporary)
-    and 4 rows of the bank's `width`; where products round what they multiply to 16 bits, 2 numbers and 2 rows
-    more. A class that is kept takes its exponentials and its normalised row. A CPU's blocks are also no
-    larger than its cache; a GPU is the faster, the larger they are.
+    The temporaries stay within the budget. The plan is for Paddle's operators. The CPU kernels have their own
+    blocks (plsc/native/heads/softmax.py). The size of a block changes results by rounding only.
 
-    dtype: that the matrix products round to.
+    A class of a block takes 3 numbers per sample and sub-centre (logit, exponential, one temporary) and 4
+    rows of the bank's width. If products round their inputs to 16 bits, it takes 2 more numbers and 2 more
+    rows. A kept class takes its exponentials and its normalised row. On a CPU a block also fits into the
+    cache. On a GPU larger blocks are faster.
+
+    Args:
+        num_samples: number of samples.
+        num_classes: number of selected classes.
+        width: numbers per bank row.
+        sub_centres: sub-centres per class.
+        budget: bytes for the temporaries.
+        dtype: dtype that the matrix products round their inputs to.
+
+    Returns the number of classes per block, and whether to keep the exponentials.
     """
     rounds = dtype != "float32"
     per_class = 4 * ((3 + 2 * rounds) * num_samples * sub_centres + (4 + 2 * rounds) * width)
@@ -49,11 +58,11 @@ def plan_blocks(
 
 
 def logits_dtype(spec: HeadSpec, dtype: str) -> str:
-    """Return what the product of samples and centres is rounded to, where the other two are rounded to
-    `dtype`.
+    """Return the dtype of the product of samples and centres, if the other two products have `dtype`.
 
-    A device rounds a product's result once more. In bfloat16 a logit of 50 is off by up to 0.125, and the
-    gradient by the embeddings by 1.5 to 1.9 %. Scaled cosines fit float16, whose steps are an eighth of that.
+    A GPU also rounds the result of a product. In bfloat16 the error of a logit of 50 is up to 0.125, and the
+    error of the embeddings' gradient is 1.5 to 1.9 %. Scaled cosines fit into float16, whose rounding steps
+    are an eighth as large.
     """
     return "float16" if dtype == "bfloat16" and spec.margin is not None and on_device() else dtype
 
@@ -66,10 +75,10 @@ def rounded(x: paddle.Tensor, dtype: str) -> paddle.Tensor:
 def product(
     a: paddle.Tensor, b: paddle.Tensor, transpose_a: bool = False, transpose_b: bool = False
 ) -> paddle.Tensor:
-    """Multiply two matrices of float32, or two of the same 16-bit dtype -> float32.
+    """Multiply two float32 matrices, or two matrices of the same 16-bit dtype. The result is float32.
 
-    On a GPU a product of 16 bits sums in float32 and rounds its result once more. A CPU multiplies the
-    rounded numbers in float32.
+    On a GPU a 16-bit product sums in float32 and rounds its result to 16 bits. A CPU multiplies the rounded
+    numbers in float32.
     """
     if a.dtype == paddle.float32:
         return paddle.matmul(a, b, transpose_a, transpose_b)
@@ -79,24 +88,26 @@ def product(
 
 
 def _device_product(a, b, transpose_a, transpose_b) -> paddle.Tensor:
-    return paddle.matmul(a, b, transpose_a, transpose_b)  # of its own, for tests: CPUs have none of 16 bits
+    return paddle.matmul(a, b, transpose_a, transpose_b)  # tests replace it on CPUs
 
 
 class Vectors:
-    """Takes embeddings or class centres [n, D] at length 1, or as they are, and leads a gradient back.
+    """Normalises embeddings or class centres if needed, and computes the gradient with respect to the
+    original vectors.
 
-    The rule for lengths, of kernels and operators: a vector whose square is below the smallest normal float32
-    (lengths below 1.1e-19) counts as zero: it stays zero, and so does its gradient, since it has no
-    direction. A vector whose square overflows (lengths above 1.8e19) is NaN, so that the step is skipped.
-    Operators add 1.2e-38 to the square: they shorten vectors of length 1e-16 by 1e-6.
+    Kernels and operators have the same rule for lengths. If a vector's square is below the smallest normal
+    float32 (length below 1.1e-19), the vector has no direction. Both the vector and its gradient are then
+    zero. If the square overflows (length above 1.8e19), the vector is NaN, and the step is skipped. Operators
+    add 1.2e-38 to the square, which shortens vectors of length 1e-16 by 1e-6.
 
     Args:
-        given: the vectors.
-        cosine: whether they are taken at length 1.
+        given: vectors, float32 [n, D].
+        cosine: whether to scale the vectors to length 1.
         many: whether a pass over the vectors to write NaN is too expensive. The caller then adds `overflow`
-            to what it computes of them.
+            to its results.
 
-    Attributes: `values`, the vectors [n, D].
+    Attributes:
+        values: vectors [n, D], scaled to length 1 if `cosine`.
     """
 
     def __init__(self, given: paddle.Tensor, cosine: bool, many: bool = False):
@@ -109,7 +120,7 @@ class Vectors:
             self.values, self._inverse = paddle.empty_like(given), paddle.empty([len(given), 1])
             row_kernels.unit_rows(given, self.values, self._inverse)
             return
-        # Paddle's op does in one pass what would take three, and its gradient in one what would take five.
+        # Paddle's op takes one pass instead of three, and its gradient takes one pass instead of five.
         self._given = given.detach()
         self.values, self._norm = paddle_internals.normalise(self._given, SMALLEST_SQUARE)
         if not many:
@@ -117,18 +128,19 @@ class Vectors:
 
     @property
     def overflow(self) -> paddle.Tensor | None:
-        """A scalar: 0, or NaN if a square overflowed. None if the values have the NaN themselves."""
+        """Scalar: 0, or NaN if a square overflowed. None if the values themselves contain the NaN."""
         return None if self._norm is None else (self._norm * 0.0).sum()
 
     @functools.cached_property
     def length(self) -> paddle.Tensor:
-        """The lengths before they were divided by them, [n]; next to 0 for a vector of zeros."""
+        """Lengths of the original vectors, float32 [n]. The length of a zero vector is close to 0."""
         if self._norm is not None:
             return self._norm.flatten()
         return paddle.where(self._inverse > 0, 1.0 / self._inverse, self._inverse).flatten()
 
     def gradient(self, grad: paddle.Tensor) -> paddle.Tensor:
-        """Turn a gradient by `values` into that by the given vectors. It can be called once."""
+        """Turn the gradient with respect to `values` into the gradient with respect to the original vectors.
+        It can be called once."""
         if self._inverse is not None:
             turned = paddle.empty_like(grad)
             row_kernels.turn_units(grad, self.values, self._inverse, turned)
@@ -136,16 +148,21 @@ class Vectors:
         if self._norm is None:
             return grad
         zero_n1 = self._norm < filled([], (2 * SMALLEST_SQUARE) ** 0.5)
-        # What is divided by an infinite length is 0.
+        # Division by an infinite length gives 0.
         norm_n1 = paddle.where(zero_n1, filled(self._norm.shape, float("inf")), self._norm)
         return paddle_internals.normalise_gradient(self._given, norm_n1, grad, SMALLEST_SQUARE)
 
 
 class Block:
-    """Compares samples with the rows [start, stop) of a selection, by inner products (plus bias) or cosines,
-    and leads gradients back.
+    """Compares samples with a block of a selection's rows, and computes the gradients. It compares by inner
+    products (plus bias), or by cosines if there is a margin.
 
-    dtype: to which the three matrix products round what they multiply.
+    Args:
+        spec: properties of the head.
+        selection: rows of the step.
+        start: first row of the block.
+        stop: end of the block, not included.
+        dtype: dtype that the three matrix products round their inputs to.
     """
 
     def __init__(self, spec: HeadSpec, selection: Selection, start: int, stop: int, dtype: str):
@@ -162,8 +179,14 @@ class Block:
         self._logits_dtype = logits_dtype(spec, dtype)
 
     def logits(self, x_ND: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-        """Compare x, rounded to the `logits_dtype`, with its classes -> similarities [N, b], and which
-        sub-centre was the nearest, [N, b, J] 0 or 1 (None for J = 1)."""
+        """Compare samples with the block's classes.
+
+        Args:
+            x_ND: samples [N, D], rounded to `logits_dtype`.
+
+        Returns the similarities [N, b], and a tensor [N, b, J] that is 1 for the nearest sub-centre and 0 for
+        the others (None for J = 1).
+        """
         same = self._logits_dtype == self.dtype
         centres = self.rounded if same else rounded(self.centres.values, self._logits_dtype)
         logit = product(x_ND, centres, transpose_b=True)
@@ -176,7 +199,8 @@ class Block:
         return logit, None
 
     def round_weights(self, weight_Nb: paddle.Tensor, nearest_NbJ: paddle.Tensor | None) -> paddle.Tensor:
-        """Round gradients by the logits, and spread them over sub-centres -> [N, b J]."""
+        """Assign the gradients with respect to the logits to the nearest sub-centres, and round them. The
+        result is [N, b J]."""
         if nearest_NbJ is not None:
             weight_Nb = (weight_Nb.unsqueeze(2) * nearest_NbJ).flatten(1)
         return rounded(weight_Nb, self.dtype)
@@ -184,11 +208,16 @@ class Block:
     def gradient(
         self, weight_Nb: paddle.Tensor, share_N1: paddle.Tensor, x_ND: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Compute the block's part of the gradient by the embeddings [N, D], and the gradient by its bank
-        rows [b, J D], where that by the logits is `share_N1` times `weight_Nb`.
+        """Compute the gradients from the gradient with respect to the logits, `share_N1` times `weight_Nb`.
 
-        Both lack the factors of the loss's mean and scale, unless `x_ND` has them: then the second has them,
-        too.
+        Args:
+            weight_Nb: result of `round_weights`, [N, b J].
+            share_N1: factor of each sample, float32 [N, 1].
+            x_ND: samples, float32 [N, D]. They may include the factors of the loss's mean and scale.
+
+        Returns the block's part of the gradient with respect to the embeddings [N, D], without the factors of
+        the mean and the scale, and the gradient with respect to the block's bank rows [b, J D], with these
+        factors if `x_ND` includes them.
         """
         grad = product(weight_Nb, rounded(x_ND * share_N1, self.dtype), transpose_a=True)
         grad = self.centres.gradient(grad).reshape([self.stop - self.start, -1])
@@ -196,9 +225,17 @@ class Block:
 
 
 class TargetRows:
-    """Compares each sample with one class, its own: the selected row of number column_N.
+    """Compares each sample with its own class.
 
-    Attributes: column_N; plain_N, the similarities.
+    Args:
+        spec: properties of the head.
+        selection: rows of the step.
+        x_ND: samples, float32 [N, D].
+        column_N: index of each sample's class among the selected rows, int64 [N].
+
+    Attributes:
+        column_N: the argument.
+        plain_N: similarities, float32 [N].
     """
 
     def __init__(self, spec: HeadSpec, selection: Selection, x_ND: paddle.Tensor, column_N: paddle.Tensor):
@@ -206,7 +243,9 @@ class TargetRows:
         self._nearest_NJ1 = None
         rows_ND = selection.gather("centres", column_N)
         if spec.sub_centres == 1:
-            self._centres = Vectors(rows_ND, spec.margin is not None, many=True)  # a block has these, too
+            self._centres = Vectors(
+                rows_ND, spec.margin is not None, many=True
+            )  # a block has these rows, too
             self.plain_N = (self._centres.values * x_ND).sum(axis=1)
         else:
             self._centres = Vectors(rows_ND.reshape([len(x_ND) * spec.sub_centres, -1]), True, many=True)
@@ -218,8 +257,9 @@ class TargetRows:
             self.plain_N = self.plain_N + selection.gather("bias", column_N)
 
     def gradient(self, dtarget_N: paddle.Tensor, x_ND: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Compute the gradients by the embeddings [N, D] and by the samples' own bank rows [N, J D], from
-        that by the similarities; as `Block.gradient` does."""
+        """Compute the gradients with respect to the embeddings [N, D] and to the samples' own bank rows
+        [N, J D] from the gradient with respect to the similarities [N]. The factors are as in
+        `Block.gradient`."""
         weight_N1 = dtarget_N.unsqueeze(1)
         if self._nearest_NJ1 is None:
             return self._centres.values * weight_N1, self._centres.gradient(x_ND * weight_N1)

@@ -1,4 +1,4 @@
-"""Build a head with a new bank of class centres: from a config, or from numbers."""
+"""Build a head with a new bank of class centres, from a config or from arguments."""
 
 import math
 
@@ -20,7 +20,8 @@ from plsc.utils.text import gigabytes
 
 
 def build_margin(cfg: HeadCfg) -> Margin | None:
-    """Build the config's margin; None for the plain softmax. Raises UserError for a class that is none."""
+    """Build the config's margin, or return None for the plain softmax. Raises UserError if the named class is
+    not a Margin."""
     if not isinstance(cfg, MarginCfg):
         return None
     margin = MARGINS.get(cfg.kind)(**cfg.constants)
@@ -38,13 +39,19 @@ def build_head(
     folder: str = ".",
     amp: str | None = None,
 ) -> SoftmaxHead:
-    """Build the head that the config asks for. Every rank calls it.
+    """Build the head that the config describes. Every rank calls it.
 
     Args:
-        rule: the centres' optimizer.
-        seed: of the initial centres and of the sampling.
-        folder: for the file of a bank on disk without Head.bank_folder.
-        amp: Global.amp, which the head's products have unless Head.compute_dtype says otherwise.
+        cfg: the section Head.
+        rule: optimizer of the centres.
+        num_classes: number of classes C.
+        embedding_size: embedding size D.
+        seed: seed of the initial centres and of the sampling.
+        folder: folder for the file of a bank on disk if Head.bank_folder is not set.
+        amp: value of Global.amp. It sets the dtype of the head's products if Head.compute_dtype is not set.
+
+    Raises UserError if the centres do not fit into the free memory, or if the margin or the rule is not
+    valid.
     """
     margin = build_margin(cfg)
     check_rule(rule)
@@ -99,16 +106,23 @@ def make_head(
     rule: Rule | None = None,
     **options,
 ) -> SoftmaxHead:
-    """Make a head of these numbers. Every rank calls it.
+    """Make a head from arguments. Every rank calls it.
 
     Args:
+        num_classes: number of classes C.
+        embedding_size: embedding size D.
+        margin: passed to `HeadSpec`.
+        sharded: whether each rank holds a part of the classes, see `HeadSpec`.
+        sub_centres: centres per class, see `HeadSpec`.
         bias: whether each class has a number that is added to its logit. Only without a margin.
-        bank, bank_dtype, bank_folder: as of `build_bank`.
-        init_std: standard deviation of the initial centres; None: sqrt(2 / (D + C)) for the plain softmax,
-            0.01 with a margin.
-        seed: of the initial centres and of the sampling.
-        rule: the centres' optimizer; None: momentum SGD without weight decay.
-        options: the further fields of `HeadSpec`, as are margin, sharded and sub_centres.
+        bank: "device", "host" or "disk", passed to `build_bank`.
+        bank_dtype: passed to `build_bank`.
+        bank_folder: passed to `build_bank`.
+        init_std: standard deviation of the initial centres. If None, it is sqrt(2 / (D + C)) for the plain
+            softmax, and 0.01 with a margin.
+        seed: seed of the initial centres and of the sampling.
+        rule: optimizer of the centres. If None, it is momentum SGD without weight decay.
+        options: other fields of `HeadSpec`.
     """
     start, stop = split(num_classes, distributed.world_size())[distributed.rank()]
     shard = ClassShard(num_classes, start, stop) if sharded else ClassShard(num_classes, 0, num_classes)
@@ -116,6 +130,6 @@ def make_head(
         init_std = 0.01 if margin else (2.0 / (embedding_size + num_classes)) ** 0.5
     rows = {"bias": bias, "rule": rule or Momentum(), "std": init_std, "seed": seed}
     made = build_bank(bank, bank_dtype, bank_folder, shard, embedding_size * sub_centres, **rows)
-    distributed.barrier()  # disks are not equally fast, and a collective would not wait so long
+    distributed.barrier()  # disks differ in speed, and a collective would time out
     spec = HeadSpec(margin, sharded=sharded, sub_centres=sub_centres, seed=seed, **options)
     return SoftmaxHead(made, spec)

@@ -1,7 +1,8 @@
-"""Define the section Head: a section for each margin, with the constants of its class, and one for the plain
-softmax.
+"""Define the section Head. Each margin has its own section with the constants of its class, and the plain
+softmax has one too.
 
-`Head.name: package.module:Class` is a margin of one's own, whose class is imported, and Paddle with it.
+`Head.name: package.module:Class` names a margin that the user wrote. Its class is imported, and Paddle with
+it.
 """
 
 from typing import Annotated, Any, Literal
@@ -11,7 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from plsc.utils.registry import Registry, is_import_path
 from plsc.utils.section import ClassSection, Section, one_of
 
-_LARGEST = 1.57  # pi / 2; beyond it some angles would be rewarded
+_LARGEST = 1.57  # pi / 2. A larger angle would reward some angles.
 
 
 def _in_radians(size: Any) -> Any:
@@ -39,35 +40,34 @@ MARGINS = Registry(
 
 class HeadCfg(Section):
     """Everything after the embedding: logits, margin and loss. `dist_x` shards the class centres over the
-    ranks, `x` keeps all of them on every rank."""
+    ranks. `x` keeps all of them on every rank."""
 
     name: str = "dist_arcface"
-    """The loss: `softmax`, which normalises nothing, or a margin, which works on cosines and makes the
-    target's harder to reach (docs/training.md says which to use when); each with `dist_` in front or without.
-    Or your own class as `package.module:Class`, which is always sharded (docs/extend.md)."""
+    """Name of the loss, with or without the prefix `dist_`. `softmax` normalises nothing. A margin works on
+    cosines and makes the target harder to reach (docs/training.md says which to use when). Your own class is
+    `package.module:Class`, and is always sharded (docs/extend.md)."""
     sample_rate: float = Field(1.0, gt=0, le=1)
-    """Fraction of the class centres that is drawn anew for each step (Partial FC); they take part in it
-    together with all classes of the batch, the others do not. 0.1 makes the head about ten times cheaper;
-    worth it from some 100,000 classes on."""
+    """Fraction of the class centres that is drawn for each step (Partial FC). A step uses the drawn classes
+    and all classes of the batch. 0.1 makes the head about ten times cheaper. This pays off with 100,000
+    classes or more."""
     bank: Literal["device", "host", "disk"] = "device"
-    """Where class centres and the state of their optimizer live (docs/training.md). host and disk fetch a
-    step's rows: set `sample_rate`."""
+    """Where class centres and the state of their optimizer are stored (docs/training.md). host and disk fetch
+    the rows of each step, so set `sample_rate`."""
     bank_dtype: Literal["float32", "bfloat16"] = "float32"
-    """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/training.md). Steps
-    compute in float32; rows are rounded stochastically when they are written back. A run may be resumed with
-    another bank and dtype."""
+    """Dtype in which host and disk store the rows. bfloat16 halves memory, file and checkpoint
+    (docs/training.md). Steps compute in float32. Rows are rounded stochastically when they are written back.
+    A run may be resumed with another bank and dtype."""
     bank_folder: str | None = Field(None, min_length=1)
-    """Where disk keeps its file, best on the rank's fastest disk. null: `output_dir`. The file has no
-    name: it takes all of its space at the start, is gone when the process is, and `df` shows it, not `du`.
-    Too little space for it is refused."""
+    """Folder for the file of the bank disk. Choose the rank's fastest disk. null: `output_dir`. The file
+    takes all of its space at the start, and disappears when the process ends. It has no name, so `df`
+    shows it and `du` does not. The run is refused if the disk has too little space."""
     logits_budget_mb: float | None = Field(None, gt=0, le=10**9)
-    """Megabytes per rank for blocks of logits and for exponentials that are kept. More is faster until the
-    whole shard fits; less bounds the memory. Results change by rounding only. null: 268 on CPUs, 4295 on
-    GPUs."""
+    """Megabytes per rank for blocks of logits and for kept exponentials. More is faster until the whole shard
+    fits. Less saves memory. Results change by rounding only. null: 268 on CPUs, 4295 on GPUs."""
     compute_dtype: Literal["float32", "bfloat16"] | None = None
-    """What the head rounds its matrix products' inputs to; sums, losses and centres are float32. Faster on
-    GPUs, and bfloat16 on processors that have it (AVX512-BF16, AMX: about half the head's time). null:
-    bfloat16 where `Global.amp` has it, else float32."""
+    """Dtype that the head rounds the inputs of its matrix products to. Sums, losses and centres are float32.
+    bfloat16 is faster on GPUs, and on processors that support it (AVX512-BF16, AMX: about half the head's
+    time). null: bfloat16 if `Global.amp` is bfloat16, else float32."""
     init_std: float | None = Field(None, gt=0, le=10)
     """Standard deviation of the initial class centres. null: 0.01 with a margin, sqrt(2 / (D + classes))
     without."""
@@ -113,19 +113,19 @@ class SoftmaxCfg(HeadCfg):
 
 
 class MarginCfg(HeadCfg):
-    """A softmax on cosines, with a margin on the target's."""
+    """A softmax on cosines, with a margin on the target."""
 
     scale: float = Field(64.0, gt=0, le=1000)
-    """Factor on the cosines before the softmax. With few classes (hundreds) 16 to 32 is worth a try."""
+    """Factor on the cosines before the softmax. With few classes (hundreds), try 16 to 32."""
     gradient: Literal["exact", "straight_through"] = "exact"
-    """straight_through gives the target logit the gradient that it would have without a margin, as
-    InsightFace's published ArcFace does. For comparing runs with theirs."""
+    """straight_through gives the target logit the gradient that it would have without a margin. InsightFace's
+    published ArcFace does the same. Use it to compare runs with theirs."""
     sub_centres: int = Field(1, ge=1, le=16)
-    """Centres per class, of which the nearest counts. 3 takes up noisy labels, at three times the memory of
-    the head."""
+    """Centres per class. Only the nearest one counts. 3 helps with noisy labels, and takes three times the
+    memory of the head."""
     filter_above: float | None = Field(None, gt=-1, le=1)
-    """Cosines with other classes above this count as 0: they are likely the same person under two names. null
-    filters nothing; try 0.4 after some epochs."""
+    """A cosine with another class above this limit counts as 0, because the class is likely the same person
+    under two names. null filters nothing. Try 0.4 after some epochs."""
 
     def row_size(self, embedding_size: int) -> int:
         """Return how many numbers a class has."""
@@ -138,27 +138,27 @@ class MarginCfg(HeadCfg):
 
 
 class ArcFaceCfg(MarginCfg):
-    """ArcFace: an angle is added to the target's."""
+    """ArcFace: adds an angle to the target's angle."""
 
     name: Literal["arcface", "dist_arcface"] = "dist_arcface"
     margin: MarginSize = 0.5
-    """The angle in radians, not degrees. Lower it when the loss stays on a plateau at the start."""
+    """Angle in radians, not degrees. Lower it if the loss stays on a plateau at the start."""
 
 
 class CosFaceCfg(MarginCfg):
-    """CosFace: a number is taken from the target's cosine."""
+    """CosFace: subtracts a number from the target's cosine."""
 
     name: Literal["cosface", "dist_cosface"]
     margin: MarginSize = 0.35
-    """The number."""
+    """Number to subtract."""
 
 
 class SphereFaceCfg(MarginCfg):
-    """SphereFace: the target's angle is multiplied."""
+    """SphereFace: multiplies the target's angle."""
 
     name: Literal["sphereface", "dist_sphereface"]
     margin: float = Field(1.7, gt=0, le=4)
-    """The factor."""
+    """Factor on the angle."""
 
 
 class CombinedCfg(MarginCfg):
@@ -166,39 +166,39 @@ class CombinedCfg(MarginCfg):
 
     name: Literal["combined", "dist_combined"]
     margin1: float = Field(1.0, gt=0, le=4)
-    """The factor on the angle."""
+    """Factor on the angle."""
     margin2: MarginSize = 0.3
-    """What is added to the angle."""
+    """Angle to add, in radians."""
     margin3: MarginSize = 0.2
-    """What is taken from the cosine."""
+    """Number to subtract from the cosine."""
 
 
 class AdaFaceCfg(MarginCfg):
-    """AdaFace: the margin follows from the norm of the embedding."""
+    """AdaFace: the margin depends on the norm of the embedding."""
 
     name: Literal["adaface", "dist_adaface"]
     margin: MarginSize = 0.4
-    """The margin's size."""
+    """Size of the margin."""
     h: float = Field(0.333, gt=0)
-    """How strongly the norm counts."""
+    """Strength of the norm's influence."""
     momentum: float = Field(0.99, ge=0, lt=1)
     """Share that the running statistics of the norms keep."""
 
 
 class MagFaceCfg(MarginCfg):
-    """MagFace: the margin grows with the norm of the embedding, which is drawn upwards."""
+    """MagFace: the margin grows with the norm of the embedding, and a penalty pulls the norms upwards."""
 
     name: Literal["magface", "dist_magface"]
     low: float = Field(10.0, gt=0)
-    """The least norm."""
+    """Smallest norm."""
     high: float = Field(110.0, gt=0, validate_default=True)
-    """The greatest norm."""
+    """Largest norm."""
     low_margin: MarginSize = 0.45
-    """The margin at the least norm."""
+    """Margin in radians at the smallest norm."""
     high_margin: MarginSize = 0.8
-    """The margin at the greatest norm."""
+    """Margin in radians at the largest norm."""
     weight: float = Field(35.0, ge=0, le=10_000)
-    """Of the penalty on small norms."""
+    """Weight of the penalty on small norms."""
 
     @field_validator("high")
     @classmethod
@@ -213,13 +213,13 @@ class CurricularFaceCfg(MarginCfg):
 
     name: Literal["curricularface", "dist_curricularface"]
     margin: MarginSize = 0.5
-    """The angle in radians."""
+    """Angle in radians."""
     momentum: float = Field(0.99, ge=0, lt=1)
     """Share that the running mean of the target cosines keeps."""
 
 
 class OwnMarginCfg(MarginCfg, ClassSection):
-    """A margin of one's own; further keys are keyword arguments of its class."""
+    """A margin that the user wrote. Other keys are keyword arguments of its class."""
 
     registry = MARGINS
     name: str

@@ -1,11 +1,11 @@
-"""Compute the bytes that a head takes, for a plan of a run and for the check before its bank is made."""
+"""Compute the bytes that a head takes. The plan of a run and the check before a bank is made use them."""
 
 from plsc.distributed.device import takes_device_path
 from plsc.heads.config import HeadCfg
 
 
 def default_budget() -> int:
-    """Return the bytes for logits and temporaries of a step if the config names none.
+    """Return the default number of bytes for logits and temporaries of a step.
 
     A GPU gains more from a large budget than a CPU.
     """
@@ -13,13 +13,13 @@ def default_budget() -> int:
 
 
 def rows_bytes(head: HeadCfg, arrays: int, classes: int, embedding_size: int) -> int:
-    """Return the bytes of the rows of some classes, as the bank stores them.
+    """Return the number of bytes that the bank needs for the rows of some classes.
 
     Args:
-        head: gives the bank's dtype, and the numbers per class.
-        arrays: arrays of the shape of the centres: 1 for the centres alone, 2 with momentum.
-        classes: rows of each array.
-        embedding_size: D.
+        head: config with the bank's dtype and the numbers per class.
+        arrays: number of arrays with the shape of the centres: 1 for the centres alone, 2 with momentum.
+        classes: number of rows in each array.
+        embedding_size: embedding size D.
     """
     each = 2 if head.bank_dtype == "bfloat16" else 4
     return arrays * each * classes * head.row_size(embedding_size)

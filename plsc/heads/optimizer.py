@@ -1,7 +1,8 @@
-"""Update the selected rows of a bank by a rule, the optimizer of the class centres.
+"""Update the selected rows of a bank by a rule, which is the optimizer of the class centres.
 
-A rule names the arrays that it needs beside a value (`moments`), of the same shape and zero at first; they
-are stored, checkpointed and resharded with it. One rule for all banks; to write your own, see docs/extend.md.
+A rule names the additional arrays that it needs for each value (`moments`). They have the shape of the value
+and start at zero. They are stored, checkpointed and resharded with the value. A rule works with every bank.
+docs/extend.md shows how to write your own.
 """
 
 from abc import ABC, abstractmethod
@@ -17,9 +18,11 @@ from plsc.errors import UserError
 class Update(NamedTuple):
     """The numbers of one update that all rows share.
 
-    lr: learning rate. number: how many updates there have been with this one, from 1. norms: of the selected
-    centres of all ranks together and of their gradient, numbers or scalars on the device; only for a rule
-    that `needs_norms`.
+    Attributes:
+        lr: learning rate.
+        number: number of this update, counted from 1.
+        norms: norm of the selected centres over all ranks, and norm of their gradient. Both are floats or
+            scalars on the device. They are set only for a rule that `needs_norms`.
     """
 
     lr: float
@@ -28,13 +31,15 @@ class Update(NamedTuple):
 
 
 class Rule(ABC):
-    """Updates rows of a value "centres" or "bias" by their gradients.
+    """Updates rows of the values "centres" and "bias" by their gradients.
 
     Attributes:
-        moments: names of the arrays beside a value. needs_norms: whether an `Update` must have norms.
-        weight_decay: of the centres; the bias is not decayed.
-        kernel: of plsc/native/heads/rows.py, which does the same to arrays in host memory and takes the
-            numbers that kernel_numbers(name, update) returns. None: rows are copied to tensors and back.
+        moments: names of the additional arrays for each value.
+        needs_norms: whether an `Update` must have norms.
+        weight_decay: weight decay of the centres. The bias has none.
+        kernel: name of a kernel in plsc/native/heads/rows.py that does the same to arrays in host memory. It
+            takes the numbers that kernel_numbers(name, update) returns. If None, rows are copied to tensors
+            and back.
     """
 
     moments: tuple[str, ...] = ()
@@ -44,7 +49,7 @@ class Rule(ABC):
 
     def __init_subclass__(cls):
         if "update_rows" in vars(cls) and "kernel" not in vars(cls):
-            cls.kernel = None  # a base's does something else
+            cls.kernel = None  # the base class's kernel does something else
 
     def decay(self, name: str) -> float:
         """Return the weight decay of a value."""
@@ -59,12 +64,20 @@ class Rule(ABC):
         grad: paddle.Tensor,
         update: Update,
     ) -> None:
-        """Update the selected rows of a value and its moments in place, [k, width] or [k]. They come some
-        thousand at a time, so a row's new numbers must not depend on other rows."""
+        """Update the selected rows of a value and of its moments in place. A call gets some thousand rows at
+        a time. A row's new numbers must therefore not depend on other rows.
+
+        Args:
+            name: "centres" or "bias".
+            value: rows of the value, float32 [k, width], or [k] for the bias.
+            moments: rows of each moment, with the shape of `value`.
+            grad: gradient with respect to `value`, with its shape.
+            update: numbers that all rows share.
+        """
 
 
 def check_rule(rule: Rule) -> None:
-    """Refuse by UserError a rule that leaves the rows that it is given as they are."""
+    """Raise UserError if a rule does not change the rows that it gets."""
     value, grad = paddle.ones([2, 3]), paddle.ones([2, 3])
     rule.update_rows(
         "centres", value, [paddle.zeros([2, 3]) for _ in rule.moments], grad, Update(0.1, 1, (1.0, 1.0))
@@ -78,10 +91,10 @@ def check_rule(rule: Rule) -> None:
 
 
 class Momentum(Rule):
-    """Momentum SGD as Paddle's: v <- mu v + g + decay w;  w <- w - lr v.
+    """Momentum SGD, the same as Paddle's: v <- mu v + g + decay w;  w <- w - lr v.
 
-    With nesterov w <- w - lr (g + decay w + mu v), as Sutskever et al. 2013, "On the importance of
-    initialization and momentum in deep learning", in the variables of Paddle and PyTorch.
+    With nesterov, w <- w - lr (g + decay w + mu v). This is the method of Sutskever et al. 2013, "On the
+    importance of initialization and momentum in deep learning", in the variables of Paddle and PyTorch.
     """
 
     moments = ("momentum",)
@@ -103,16 +116,19 @@ class Momentum(Rule):
 
 class AdamW(Rule):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, "Decoupled weight decay
-    regularization"), as Paddle's.
+    regularization"), the same as Paddle's.
 
         m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2
         w <- w - lr decay w - lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon)
 
-    t is the number of the update, the same for all rows, as in InsightFace's Partial FC: a row that is first
-    selected late starts with a step of up to (1 - beta1) / sqrt(1 - beta2) lr, 3.2 lr with the usual betas.
-    Rows that are not selected stay as they are: their moments, too, and they are not decayed. Stored as
-    bfloat16, rounded at random, v stays >= 0, since rounding changes the magnitude and never the sign, and
-    right on average, while one step changes it by less than bfloat16's step.
+    t is the number of the update. It is the same for all rows, as in InsightFace's Partial FC. A row that is
+    first selected late therefore starts with a step of up to (1 - beta1) / sqrt(1 - beta2) lr, which is
+    3.2 lr with the usual betas. A row that is not selected stays unchanged, and so do its moments. It has no
+    weight decay in that step.
+
+    If v is stored as bfloat16, it is rounded stochastically, because one step changes it by less than the
+    rounding step of bfloat16. It stays right on average. It also stays >= 0, because rounding changes the
+    magnitude and never the sign.
     """
 
     moments = ("moment1", "moment2")
@@ -142,12 +158,12 @@ class AdamW(Rule):
 
 class LARS(Rule):
     """Momentum SGD whose rate follows the norms (You et al. 2017, "Large batch training of convolutional
-    networks"), as Paddle's LarsMomentum.
+    networks"), the same as Paddle's LarsMomentum.
 
         r = lr coefficient |w| / (|g| + decay |w| + epsilon);  v <- mu v + r (g + decay w);  w <- w - v
 
-    |w| and |g| are of all selected centres of all ranks together: one r for the whole class matrix. As in
-    Paddle r = lr where there is no decay, so for the bias, and where a norm is 0.
+    |w| and |g| are norms over the selected centres of all ranks, so the whole class matrix has one r. As in
+    Paddle, r = lr if the weight decay is 0 or if a norm is 0. The bias has no weight decay, so its r is lr.
     """
 
     moments = ("velocity",)

@@ -1,8 +1,9 @@
-"""Sum the rows of samples that have the same class: N D numbers of work, in the same order on every device.
+"""Sum the rows of samples that have the same class. The work grows with N D, and the order of the
+additions is the same on every device.
 
-A device's own sum by number adds in any order, and a product with the [N, N] matrix of equal classes is
-quadratic in the global batch. Here pairs of rows are added until each class has one row left, which takes two
-gathers and a sum for each doubling of the samples of the largest class.
+A scatter-add of the device adds in any order. A product with the [N, N] matrix of equal classes is quadratic
+in the global batch. Here, pairs of rows are added until each class has one row left. This takes two gathers
+and a sum each time the number of samples in the largest class doubles.
 
     ClassSums(np.array([3, 5, 5, 9])).of(paddle.ones([4, 2]))  # [[1, 1], [2, 2], [1, 1]], of 3, 5 and 9
 """
@@ -14,20 +15,20 @@ from plsc.distributed.device import to_device
 
 
 class ClassSums:
-    """Plans the sums from the classes of the samples, which the host knows.
+    """Plans the sums from the samples' classes, which are in host memory.
 
     Args:
-        class_P: int64 [P], rising, at least one.
+        class_P: class of each sample, int64 [P], ascending, with P >= 1.
 
     Attributes:
-        class_U: the classes, each once, int64 [U], on the device.
+        class_U: distinct classes, int64 [U], on the device.
     """
 
     def __init__(self, class_P: np.ndarray):
         classes, start_U, count_U = np.unique(class_P, return_index=True, return_counts=True)
         self.class_U = to_device(classes)
-        self._rounds: list[tuple[paddle.Tensor, paddle.Tensor]] = []  # places of left and right rows
-        zero = len(class_P)  # the place of a row of zeros behind the others, for rows without a partner
+        self._rounds: list[tuple[paddle.Tensor, paddle.Tensor]] = []  # indices of left and right rows
+        zero = len(class_P)  # index of an appended row of zeros, for rows without a partner
         while count_U.max() > 1:
             pairs_U = (count_U + 1) // 2
             first_U = np.cumsum(pairs_U) - pairs_U
@@ -40,7 +41,7 @@ class ClassSums:
             start_U, count_U, zero = first_U, pairs_U, pairs_U.sum()
 
     def of(self, rows_PD: paddle.Tensor) -> paddle.Tensor:
-        """Sum the rows [P, D] of each class -> [U, D]."""
+        """Sum the rows [P, D] of each class. The result is [U, D]."""
         if self._rounds:
             rows_PD = paddle.concat([rows_PD, paddle.zeros([1, rows_PD.shape[1]])])
         for left, right in self._rounds:

@@ -1,7 +1,7 @@
-"""Compare a tiny sharded head with a dense one in float64: what a training does before its first step.
+"""Compare a tiny sharded head with a dense head in float64. Training does this before its first step.
 
-Kernels on a new processor, operators on a new device, a flag of Paddle's: each can give wrong numbers without
-a word. This takes milliseconds; `plsc selftest` compares more.
+Kernels on a new processor, operators on a new device and flags of Paddle can give wrong numbers without an
+error. The check takes milliseconds. `plsc selftest` compares more.
 """
 
 import numpy as np
@@ -17,18 +17,19 @@ from plsc.heads.margins import CosFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.sampling import ClassShard, draw_classes, merge_classes
 
-_CLASSES = 300  # on a rank: several blocks of the kernels
+_CLASSES = 300  # per rank, enough for several blocks of the kernels
 _WIDTH = 16
 _MARGIN = 0.35
 _SCALE = 8.0
-_RATE = 1.0  # of learning: the update is as large as the centres
+_RATE = 1.0  # learning rate. It makes the update as large as the centres.
 
-LIMIT = 1e-4  # relative; rounding of float32 explains some 1e-6, a wrong head is off by more
+LIMIT = 1e-4  # relative error. float32 rounding explains about 1e-6, and a wrong head has a larger error.
 TF32_LIMIT = 2e-2  # products in TensorFloat-32 round their inputs to 2**-11, and the scale multiplies that
 
 
 def relative(got, want) -> float:
-    """Return the largest difference over the largest number of `want`; infinite for what is no number."""
+    """Return the largest difference divided by the largest magnitude in `want`, or infinity if a value is not
+    finite."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape, (got.shape, want.shape)
     error = np.abs(got - want).max(initial=0.0) / np.abs(want).max(initial=1e-12)
@@ -36,9 +37,11 @@ def relative(got, want) -> float:
 
 
 def head_error() -> float:
-    """Compare losses, gradients by the embeddings and updated centres of this rank -> the worst relative
-    error: with all classes, whose exponentials are computed twice, and with sampled ones. Every rank calls
-    it."""
+    """Compare this rank's losses, embedding gradients and updated centres with the dense head. Return the
+    largest relative error. Every rank calls it.
+
+    One comparison uses all classes and recomputes the exponentials. The other one samples the classes.
+    """
     return max(_compare(1.0, budget=4 << 10), _compare(0.3, budget=1 << 20))
 
 
@@ -74,8 +77,8 @@ def _compare(sample_rate: float, budget: int) -> float:
 def _dense(
     x_ND: np.ndarray, centre_KD: np.ndarray, target_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute CosFace's losses [N], and the gradients of their mean by embeddings and centres: by autograd
-    and in float64 on the CPU."""
+    """Compute CosFace's losses [N], and the gradients of their mean with respect to embeddings [N, D] and
+    centres [K, D]. This uses autograd in float64 on the CPU."""
     on_cpu = {"place": paddle.CPUPlace()}
     x_ND, centre_KD = (
         paddle.to_tensor(rows, "float64", stop_gradient=False, **on_cpu) for rows in (x_ND, centre_KD)
@@ -89,7 +92,7 @@ def _dense(
 
 
 def check_head() -> None:
-    """Refuse by UserError, on every rank, a machine that computes the head wrongly. Every rank calls it."""
+    """Raise UserError on every rank if a rank computes the head wrongly. Every rank calls it."""
     errors = distributed.gather_objects(head_error())
     error = max(errors)
     limit = TF32_LIMIT if on_device() else LIMIT
