@@ -1,8 +1,9 @@
 """Load a config from YAML and `-o Section.key=value`, check it, and return an immutable `Config`.
 
-The keys and their defaults are in the sections: run.py, schedule.py, optimizer.py, and config.py of data,
-backbones and heads; docs/config.md lists them. All errors are reported at once, one line each with file and
-line. Nothing here imports Paddle: a wrong config stops within a second, before any process group starts.
+The sections define the keys and their defaults: run.py, schedule.py and optimizer.py here, and config.py in
+data, backbones and heads. docs/config.md lists them. All errors are reported at once, one line each, with
+file and line. Nothing here imports Paddle, so a wrong config is refused within a second, before any process
+group starts.
 
     >>> load("configs/", ["Head.margin=0.3"]).Head.margin
     0.3
@@ -36,7 +37,7 @@ __all__ = ["Config", "ConfigError", "add_arguments", "add_overrides", "load"]
 
 
 class Config(Section):
-    """A whole config, which `load` makes."""
+    """A whole config. `load` makes it."""
 
     Global: GlobalCfg = GlobalCfg()
     Model: ModelCfg = ModelCfg()
@@ -48,7 +49,7 @@ class Config(Section):
     Export: ExportCfg = ExportCfg()
 
     Parts: list[PartCfg] = []
-    """Additions of your own to a training, `["package.module:Class"]`: losses, numbers for the log
+    """Your own additions to a training, `["package.module:Class"]`, such as losses or numbers for the log
     (docs/extend.md)."""
 
     _merged: MergedConfig = PrivateAttr(default_factory=MergedConfig)
@@ -71,15 +72,15 @@ class Config(Section):
         return self.Global.folders or list(dict.fromkeys(now))
 
     def place(self, key: str) -> str:
-        """Return where the value of "Section.key" is written, for errors: "configs/a.yaml:12"; "" for a
+        """Return where the value of "Section.key" is written, for errors: "configs/a.yaml:12". "" means a
         default."""
         path = _path_of(key)
-        source = self._merged.source(path)  # of a default in a file, that of its section
+        source = self._merged.source(path)  # a default in a file has the source of its section
         return source.place if source.level == 0 or path in self._merged.sources else ""
 
     @contextlib.contextmanager
     def naming_places(self) -> Iterator[None]:
-        """Put in front of a UserError about a key where that key is written."""
+        """Prefix a UserError about a key with the place where that key is written."""
         try:
             yield
         except UserError as error:
@@ -97,7 +98,7 @@ class Config(Section):
         return dump_lines(self.plain())
 
     def check_ranks(self, ranks: int) -> None:
-        """Raise UserError for more ranks than share Train.global_batch."""
+        """Raise UserError if Train.global_batch has fewer than two samples for each rank."""
         wanted = self.DataLoader.Train.global_batch
         if wanted is not None and wanted < 2 * ranks:
             raise UserError(
@@ -109,10 +110,10 @@ class Config(Section):
     def check_data(self, training: bool = True) -> None:
         """Check that the files of the data sets exist, by `check(**keywords)` of each class.
 
-        Raises MissingFileError or ConfigError with file, line and key in front.
-
         Args:
-            training: check the training set too; an evaluation needs only its own sets.
+            training: whether to check the training set, too. An evaluation needs only its own sets.
+
+        Raises MissingFileError or ConfigError, which begins with file, line and key.
         """
         errors = {}
         for key, section in (self.DataLoader if training else self.DataLoader.Eval).sets().items():
@@ -181,7 +182,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """Add -o to a command, with its meaning as the help, and --device, which is short for an override."""
+    """Add -o to a command, with `meaning` as its help, and --device, which is short for an override."""
     key = "Section.key=value"
     parser.add_argument("-o", "--override", metavar=key, nargs="+", action="extend", default=[], help=meaning)
     device = {"dest": "override", "type": "Global.device={}".format, "action": "append", "metavar": "KIND"}
@@ -195,18 +196,18 @@ def load(
     """Read a config file, apply the overrides, and check the result.
 
     Args:
-        path: a YAML file; a folder means its default.yaml, or that of a run its config.yaml; None means the
-            defaults; a Config stays as it is. The config.yaml of a run means the run in the folder that it
-            lies in. A mapping has "Section.key" or "Section" -> value.
-        overrides: "Section.key=value" each, the value in YAML; a later one wins over an earlier one. Or a
-            mapping.
+        path: a YAML file, or a folder. A folder means its default.yaml, and a run's folder its config.yaml.
+            A run's config.yaml means the run in its own folder. None means the defaults. A mapping has
+            "Section.key" or "Section" -> value. A Config is not modified.
+        overrides: texts "Section.key=value", with the value in YAML, or a mapping. A later one wins over an
+            earlier one.
 
-    Modules that lie beside the file, or in the current folder, can be named in it as package.module:Class.
-    Relative paths of data sets begin in the current folder, or beside the file if they are not there. The
-    folders in Global.folders come first for both. In a run's config.yaml a class of a user's own may be
-    missing: what needs the class raises UserError.
+    The config can name classes as package.module:Class if the module is in the folder of the file or in the
+    current folder. Relative paths of data sets start in the current folder, or in the folder of the file if
+    they do not exist there. The folders in Global.folders come first for both. In a run's config.yaml a
+    user's own class may be missing: code that needs the class raises UserError.
 
-    Raises MissingFileError when there is no such file, else ConfigError with everything that is wrong.
+    Raises MissingFileError if the file does not exist, and ConfigError with everything that is wrong.
     """
     merged = copy.deepcopy(path._merged) if isinstance(path, Config) else MergedConfig()
     if isinstance(path, Mapping):
@@ -238,8 +239,7 @@ def load(
 
 
 def _find_modules_in(folders: Iterable[str], tree: Any) -> None:
-    """Append the folders to Python's path that have a module which the config names as
-    package.module:Class."""
+    """Append to Python's path each folder with a module that the config names as package.module:Class."""
     names = re.findall(r'"(\w+)[\w.]*:\w+"', json.dumps(tree))
     for folder, name in itertools.product(map(os.path.abspath, folders), names):
         module = os.path.join(folder, name)
@@ -269,7 +269,7 @@ def _find_data_in(folders: Sequence[str], tree: Any) -> None:
 
 
 def _expand_home(tree: Any) -> None:
-    """Expand `~` in paths: in every text that begins with it."""
+    """Expand `~` in every text that begins with it."""
     for key, value in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
         if isinstance(value, (dict, list)):
             _expand_home(value)
@@ -278,7 +278,7 @@ def _expand_home(tree: Any) -> None:
 
 
 def _drop_keys_of_another_name(merged: MergedConfig) -> None:
-    """Drop the keys of a file that have no meaning with the name that an override gives its section."""
+    """Drop the keys of a file that have no meaning if an override gives their section another name."""
     for key, field in Config.model_fields.items():
         kinds, written = sections_in(field.annotation), merged.tree.get(key)
         if len(kinds) > 1 and isinstance(written, dict):

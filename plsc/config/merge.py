@@ -20,14 +20,14 @@ CONFIG = "config.yaml"  # the resolved config that a run, or plsc import, writes
 
 
 class ConfigError(UserError):
-    """Everything that is wrong with a config, a line each."""
+    """Reports everything that is wrong with a config, one line for each error."""
 
 
 class Source(NamedTuple):
     """The source of a value. Sources sort from weak to strong, and by line within a file."""
 
-    level: int  # 0 the file, 1 and up: the overrides of each load
-    order: int  # line in the file, position among the overrides
+    level: int  # 0 for the file, 1 and more for the overrides of each load
+    order: int  # line in the file, or position among the overrides
     place: str  # "configs/a.yaml:12", "-o Head.margin=x"
 
 
@@ -45,7 +45,7 @@ class MergedConfig:
         self.problems: list[tuple[Source, str]] = []
 
     def read_file(self, path: str | os.PathLike) -> None:
-        """Read a YAML file, or that of a folder; a run is where its config.yaml lies. Raises
+        """Read a YAML file, or the one of a folder. A run is in the folder of its config.yaml. Raises
         MissingFileError."""
         path = config_file(Path(path))
         near = difflib.get_close_matches(str(path), map(str, path.parent.glob("*.y*ml")), n=1)
@@ -67,7 +67,7 @@ class MergedConfig:
             self.put(("Global", key), str(path.parent), Source(0, 0, f"where {path} is"))
 
     def read_override(self, text: str, order: int, level: int = 1) -> None:
-        """Apply `Section.key=value`; the value is YAML and may contain '='."""
+        """Apply `Section.key=value`. The value is YAML, and may contain '='."""
         source = Source(level, order, f"-o {text}")
         key, equals, value = text.partition("=")
         path = tuple(part.strip() for part in key.split("."))
@@ -81,16 +81,16 @@ class MergedConfig:
             self.put(path, document.value, source)
 
     def put_all(self, changes: Mapping[str, Any], level: int, place: str) -> None:
-        """Set Python values by their keys, "Section.key" or "Section" with a mapping.
+        """Set Python values by their keys: "Section.key", or "Section" with a mapping.
 
-        Tuples become lists, paths text, and scalars of NumPy numbers.
+        Tuples become lists, paths become text, and NumPy scalars become numbers.
         """
         for order, (key, value) in enumerate(changes.items()):
             text = json.dumps(value, default=lambda x: x.item() if hasattr(x, "item") else os.fspath(x))
             self.put(tuple(str(key).split(".")), json.loads(text), Source(level, order, place))
 
     def put(self, path: KeyPath, value: Any, source: Source) -> None:
-        """Set a plain value or a whole mapping in place of the present value."""
+        """Replace the present value by a plain value or a whole mapping."""
         node = self.tree
         for depth, key in enumerate(path[:-1], 1):
             if isinstance(node.get(key), list):
@@ -116,7 +116,7 @@ class MergedConfig:
         return next((self.sources[p] for p in above if p in self.sources), DEFAULT)
 
     def add_error(self, path: KeyPath, message: str, source: Source | None = None) -> None:
-        """Add an error about a path; its place is the source of the path unless another is given."""
+        """Add an error about a path. Its place is the source of the path, unless another one is given."""
         source = source or self.source(path)
         self.problems.append((source, self.line(path, message, source)))
 
@@ -127,12 +127,12 @@ class MergedConfig:
         return " ".join(text.splitlines())
 
     def lines(self) -> str:
-        """Return the error lines, in the order of the file, then of the overrides."""
+        """Return the error lines: those of the file in its order, and then those of the overrides."""
         return "\n".join(line for _, line in sorted(self.problems, key=lambda problem: problem[0]))
 
 
 def config_file(path: Path) -> Path:
-    """Return the file that a path means as a config: of a folder its default.yaml, or that of a run."""
+    """Return the config file that a path means: for a folder its default.yaml, or a run's config.yaml."""
     if not path.is_dir():
         return path
     default = path / "default.yaml"
@@ -140,8 +140,8 @@ def config_file(path: Path) -> Path:
 
 
 def _key_of_run(folder: Path) -> str | None:
-    """Return the key of Global that means a folder: output_dir of a run, checkpoint of imported weights, None
-    of another."""
+    """Return the key of Global that a folder sets: output_dir for a run, checkpoint for imported weights, and
+    None for another folder."""
     if (folder / "manifest.json").is_file():
         return "checkpoint"
     is_run = (folder / "metrics.jsonl").is_file() or any(folder.glob("checkpoints/step-*"))

@@ -1,4 +1,4 @@
-"""Define the section Optimizer: a section for each rule, and one for an optimizer of one's own."""
+"""Define the section Optimizer: a section for each rule, and one for a user's own optimizer."""
 
 import re
 from typing import Any, Literal
@@ -20,9 +20,9 @@ class MomentumCfg(Section):
 
     name: Literal["Momentum"] = "Momentum"
     momentum: float = Field(0.9, ge=0, lt=1)
-    """Share of the last step's velocity that is kept; 0 is plain SGD."""
+    """Share of the last step's velocity that is kept. 0 is plain SGD."""
     nesterov: bool = False
-    """Takes the gradient where the velocity leads to (Nesterov's momentum)."""
+    """Take the gradient at the point that the velocity leads to (Nesterov's momentum)."""
     weight_decay: float = Field(5e-4, ge=0, le=10)
     """L2 coefficient on weights and class centres. Biases, norms and slopes get none."""
 
@@ -34,7 +34,7 @@ class AdamWCfg(Section):
     beta1: float = Field(0.9, ge=0, lt=1)
     """Share of the mean gradient that is kept from step to step."""
     beta2: float = Field(0.999, ge=0, lt=1)
-    """Share of the mean squared gradient that is kept. Try 0.95 to 0.98 when the loss of a transformer
+    """Share of the mean squared gradient that is kept. Try 0.95 to 0.98 if the loss of a transformer
     jumps."""
     epsilon: float = Field(1e-8, gt=0)
     """Added to the root of the mean squared gradient."""
@@ -60,7 +60,7 @@ class LARSCfg(Section):
 
 
 class OwnRuleCfg(ClassSection):
-    """A rule of one's own for the class centres; further keys are keyword arguments of its class."""
+    """Your own rule for the class centres. Further keys are keyword arguments of its class."""
 
     registry = RULES
     name: str
@@ -73,22 +73,22 @@ class OptimizerCfg(Section):
     """The optimizer of the backbone and of the class centres."""
 
     name: str = "Momentum"
-    """`Momentum`, `AdamW`, `LARS`; or your own as `package.module:Class`, for the backbone alone
+    """`Momentum`, `AdamW`, `LARS`, or your own as `package.module:Class`, which updates the backbone only
     (docs/extend.md)."""
     clip_norm: float | None = Field(None, gt=0)
-    """Upper bound on the global norm of the backbone's gradient; null does not clip. Try 5 when the
-    loss jumps."""
+    """Upper bound on the global norm of the backbone's gradient. null does not clip. Try 5 if the loss
+    jumps."""
     head: AnyRule | None = None
-    """The optimizer of the class centres, `{name: Momentum, momentum: 0.9}`, or your own as
-    `package.module:Class` (docs/extend.md). null: the backbone's."""
+    """The optimizer of the class centres, such as `{name: Momentum, momentum: 0.9}`, or your own as
+    `package.module:Class` (docs/extend.md). null: the same as the backbone's."""
     head_lr_scale: float = Field(1.0, gt=0, le=1000)
     """Factor on the learning rate of the class centres."""
     freeze: list[re.Pattern] = []
-    """Leaves parameters of the backbone as they are, whose names these regular expressions are searched in:
-    `[^conv1, layer1]`; the running statistics of a batch norm whose parameters are all frozen, too. One that
-    fits no name is refused."""
+    """Regular expressions, such as `[^conv1, layer1]`. Parameters of the backbone are frozen if one of them
+    is found in their names. If all parameters of a batch norm are frozen, its running statistics are frozen,
+    too. An expression that is found in no name is refused."""
     freeze_norms: bool = False
-    """Leaves all norm layers as they are: gain, bias, and batch norms' running statistics. For fine-tuning
+    """Freeze all norm layers: gain, bias, and the running statistics of batch norms. It helps in fine-tuning
     with small batches."""
 
     def build_rule(self) -> Any:
@@ -111,7 +111,7 @@ class LARSOptimizerCfg(LARSCfg, OptimizerCfg):
 
 
 class OwnOptimizerCfg(OptimizerCfg, ClassSection):
-    """An optimizer of one's own for the backbone; further keys are keyword arguments of its class."""
+    """Your own optimizer for the backbone. Further keys are keyword arguments of its class."""
 
     registry = Registry("optimizer", {}, bases=("paddle.optimizer:Optimizer",))
     supplied = ("learning_rate", "parameters", "weight_decay", "grad_clip")

@@ -1,6 +1,7 @@
 """Define the sections of a run: Global, LRScheduler, Checkpoint, Export, and the items of Parts.
 
-They are not in plsc/training, which takes a Config and so lies above this package; see CONTRIBUTING.md.
+They are not in plsc/training, because training takes a Config and is therefore above this package (see
+CONTRIBUTING.md).
 """
 
 import math
@@ -22,68 +23,69 @@ class GlobalCfg(Section):
     max_steps: int | None = Field(None, ge=1)
     """Optimizer steps after which the run ends, also within an epoch."""
     seed: int = Field(0, ge=0, le=2**31 - 1)
-    """Seed of everything random. With the same machine and number of ranks the same seed gives the same run;
-    GPUs need variables for that (docs/running.md)."""
+    """Seed of everything random. The same seed gives the same run on the same machine with the same number of
+    ranks. On GPUs this needs some environment variables (docs/running.md)."""
     output_dir: str = Field("output", min_length=1)
     """Folder for config, `metrics.jsonl`, checkpoints, exported models and `report.html`.
 
-    Give each run its own: one that is at its end is not overwritten.
+    Give each run its own folder: a finished run is not overwritten.
     """
     resume: bool = False
-    """Go on with a run in `output_dir` that is at its end, too, with more epochs. A run that is not at its
-    end goes on without this. The number of ranks may differ from before."""
+    """Continue a finished run in `output_dir` with more epochs. An unfinished run is resumed without this
+    key. The number of ranks may differ from before."""
     overwrite: bool = False
-    """Delete an earlier run in `output_dir`, unless `resume` is set, and begin anew."""
+    """Delete an earlier run in `output_dir`, unless `resume` is set, and start from the beginning."""
     folders: list[str] = []
-    """Folders in which relative paths of data sets, and modules of your own classes, are looked for before
-    the current folder and that of the config. The `config.yaml` of a run has those two of its training here,
-    so that the run is used from any folder."""
+    """Folders that are searched for relative paths of data sets and for modules of your own classes, before
+    the current folder and the config's folder. The `config.yaml` of a run lists these two folders of its
+    training here, so that the run can be used from any folder."""
     device: str = "auto"
     """`cpu`, a kind of device that Paddle lists, such as `gpu`, `npu`, `xpu` or `mlu`, or one card of it,
-    `gpu:1`. `auto` takes the kind that Paddle has when every rank has a card, the CPU when none has
+    such as `gpu:1`. `auto` takes Paddle's device if every rank has a card, and the CPU if no rank has one
     (docs/running.md)."""
     checkpoint: str | None = None
-    """The checkpoint to read, for eval, predict, export and `resume`: a folder, or `newest` or `best` of
-    those in `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest
-    whole one."""
+    """The checkpoint that eval, predict, export and `resume` read: a folder, or `newest` or `best` in
+    `output_dir`. The best one has the best accuracy or rank-1 in the main evaluation. null is `newest`, the
+    newest undamaged one."""
     init_from: str | None = None
-    """Folder of a run, whose newest checkpoint is taken, or of a checkpoint, such as `plsc import` writes:
-    training starts with its weights, and with its centres of the classes of the same name (docs/training.md).
-    A run that is resumed has its own."""
+    """Folder of a run, whose newest checkpoint is taken, or of a checkpoint, such as `plsc import` writes.
+    Training starts with its weights, and with its centres for classes of the same name (docs/training.md).
+    A resumed run ignores this key."""
     log_every: int = Field(10, ge=1)
     """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
     eval_every: int = Field(1, ge=0)
-    """Epochs between two evaluations; 0 evaluates only at the end. Raise it when evaluation takes long."""
+    """Epochs between two evaluations. 0 evaluates only at the end. Raise it if evaluation takes long."""
     eval_every_steps: int | None = Field(None, ge=1)
-    """Steps between two evaluations, besides those of `eval_every`. Set it when an epoch takes hours."""
+    """Steps between two evaluations, in addition to those of `eval_every`. Set it if an epoch takes hours."""
     loggers: list[Literal["visualdl", "tensorboard", "wandb"]] = ["visualdl"]
-    """Programs for which the numbers of `metrics.jsonl`, which is always written, are copied to
-    `output_dir`. tensorboard and wandb need the extra `loggers`; wandb works offline. Its own variables of
-    the environment hold, such as `WANDB_MODE` and `WANDB_PROJECT`. To look at the numbers: `visualdl --logdir
-    output/visualdl`, `tensorboard --logdir output/tensorboard`, `wandb sync --append
+    """Programs that get a copy of the numbers of `metrics.jsonl` in `output_dir`. `metrics.jsonl` itself
+    is always written. tensorboard and wandb need the extra `loggers`. wandb works offline, and obeys its
+    own environment variables, such as `WANDB_MODE` and `WANDB_PROJECT`. To look at the numbers: `visualdl
+    --logdir output/visualdl`, `tensorboard --logdir output/tensorboard`, `wandb sync --append
     output/wandb/offline-run-*`. A logger that fails later costs a warning and its own copy, not the run."""
     hang_seconds: int = Field(600, ge=0, le=31_536_000)
-    """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or
-    is restarted (`plsc train --ranks`); evaluations and checkpoints may take six times as long. 0 waits for
-    ever."""
+    """Longest duration of a step in a launch. A rank that exceeds it writes where it is stuck, and ends. The
+    run then ends, or is restarted (`plsc train --ranks`). Evaluations and checkpoints may take six times as
+    long. 0 waits for ever."""
     max_skipped: int = Field(10, ge=1)
-    """Steps in a row that are left out, since the head's loss or a gradient is NaN or infinite, before the
-    run ends. 1 ends it at the first (docs/running.md)."""
+    """Number of consecutive skipped steps that ends the run. A step is skipped if the head's loss or a
+    gradient is NaN or infinite. 1 ends the run at the first such step (docs/running.md)."""
     amp: Literal["bfloat16", "float16"] | None = None
-    """Mixed precision: which 16-bit numbers convolutions and matrix products of a training compute with
-    (docs/training.md). About half the memory of the activations, on CPUs with AVX512-BF16 or AMX about half
-    the time, too. bfloat16 has float32's range, and needs an A100 or later among GPUs; float16 has more
-    digits, its gradients are scaled, and CPUs refuse it. Weights, sums, checkpoints and evaluations are
-    float32 in any case. null: float32."""
+    """Mixed precision: the 16-bit dtype of convolutions and matrix products in training (docs/training.md).
+    Activations take about half the memory. CPUs with AVX512-BF16 or AMX take about half the time, too.
+    bfloat16 has the range of float32, and needs an A100 or a later GPU. float16 has more digits, needs scaled
+    gradients, and is refused on CPUs. Weights, sums, checkpoints and evaluations are always float32. null:
+    float32."""
     ema: float | None = Field(None, gt=0, lt=1)
-    """Share of a running average that an optimizer step keeps: 0.9999 averages the backbone's weights and the
-    running statistics of batch norms over about the last 10,000 steps; take 0.999 for runs of fewer than
-    50,000. Evaluations, the best checkpoint, `plsc eval`, `predict`, `export` and `Global.init_from` take the
-    average; class centres have none. A checkpoint has it in `ema.safetensors`. It costs one more copy of the
-    weights. A run that is resumed without it leaves the average behind; one that is resumed with it for the
-    first time begins at its weights. null: no average."""
+    """Share of a running average that an optimizer step keeps. 0.9999 averages the backbone's weights and the
+    running statistics of batch norms over about the last 10,000 steps. Take 0.999 for runs of fewer than
+    50,000 steps. Evaluations, the best checkpoint, `plsc eval`, `predict`, `export` and `Global.init_from`
+    use the average. Class centres have no average. A checkpoint stores it in `ema.safetensors`. It costs one
+    more copy of the weights. A run that is resumed without this key drops the average. A run that is resumed
+    with it for the first time starts the average from its weights. null: no average."""
     threads: int | None = Field(None, ge=1, le=1024)
-    """CPU threads per rank. null shares the processors out among the ranks; set it when others need some."""
+    """CPU threads per rank. null divides the processors among the ranks. Set it if other programs need
+    some."""
 
     @field_validator("device")
     @classmethod
@@ -96,7 +98,7 @@ class GlobalCfg(Section):
         return value
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """Return the step that a run ends at."""
+        """Return the number of steps after which the run ends."""
         if self.epochs is None:
             return self.max_steps or 10 * steps_per_epoch
         return min(self.max_steps or math.inf, self.epochs * steps_per_epoch)
@@ -112,21 +114,22 @@ class PartCfg(ClassSection):
 
 
 class CheckpointCfg(Section):
-    """Checkpoints are folders under `output_dir`/checkpoints, each whole or absent."""
+    """Checkpoints are folders in `output_dir`/checkpoints. Each is either complete or absent."""
 
     every_steps: int | None = Field(None, ge=1)
-    """Steps between two checkpoints, besides those at the end of the epochs and of the run. Set it when an
-    epoch takes hours. null writes at the ends only."""
+    """Steps between two checkpoints, in addition to those at the end of each epoch and of the run. Set it if
+    an epoch takes hours. null: no additional checkpoints."""
     keep: int = Field(3, ge=1)
-    """Newest checkpoints to keep; older ones are deleted, but for the best one of the main evaluation."""
+    """Number of newest checkpoints to keep. Older ones are deleted, except the best one in the main
+    evaluation."""
 
 
 class ExportCfg(Section):
-    """The backbone as a file for other programs; every export is compared with the trained network."""
+    """The backbone as a file for other programs. Every export is compared with the trained network."""
 
     formats: list[Literal["paddle", "onnx", "insightface", "paddlex"]] = Field(
         ["paddle", "onnx"], min_length=1
     )
-    """paddle: for Paddle Inference; onnx: for ONNX Runtime and others; insightface, paddlex: for these
-    packages (docs/export.md). All but paddle and paddlex need Paddle 3, the extra `export` and Python 3.10 to
-    3.12; elsewhere they are skipped with a warning."""
+    """`paddle` is for Paddle Inference, `onnx` for ONNX Runtime and others, and `insightface` and `paddlex`
+    for the packages of these names (docs/export.md). onnx and insightface need Paddle 3, the extra `export`,
+    and Python 3.10 to 3.12. They are skipped with a warning elsewhere."""

@@ -1,9 +1,9 @@
-"""Define the section LRScheduler: a section for each schedule of the learning rate, with its formula.
+"""Define the section LRScheduler: a section for each schedule of the learning rate, and its formula.
 
     schedule = load(None, ["LRScheduler.name=poly"]).LRScheduler
     schedule.rate(step=5, steps_per_epoch=10, total_steps=100)
 
-A schedule has no state, so a resumed run needs nothing but its step. The class centres follow it, too.
+A schedule has no state, so a resumed run needs only its step. The rate of the class centres follows it, too.
 """
 
 import functools
@@ -22,33 +22,34 @@ from plsc.utils.section import ClassSection, Section, one_of
 
 
 class Schedule(ABC):
-    """The base of a schedule of one's own, which a config names as `package.module:Class`."""
+    """The base class of your own schedule, which a config names as `package.module:Class`."""
 
     @abstractmethod
     def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
         """Return the factor on the learning rate after the warm-up.
 
         Args:
-            step: of the run, from 0.
-            progress: from 0 at the first step after the warm-up towards 1 at the end of the run.
+            step: number of the step in the run, from 0.
+            progress: 0 at the first step after the warm-up, and rising towards 1 at the end of the run.
+            steps_per_epoch: steps of an epoch.
         """
 
 
 class LRSchedulerCfg(Section, Schedule):
-    """The learning rate over the run: a linear warm-up, then the named schedule down to the last step."""
+    """The learning rate over the run: a linear warm-up, and then the named schedule up to the last step."""
 
     name: str = "cosine"
-    """`cosine`, half a cosine; `poly`, `(1 - progress) ** power`; `step`, times `gamma` at each milestone;
-    `constant`; or your own as `package.module:Class`."""
+    """`cosine` (half a cosine), `poly` (`(1 - progress) ** power`), `step` (times `gamma` at each milestone),
+    `constant`, or your own as `package.module:Class`."""
     learning_rate: float = Field(0.1, gt=0)
     """The rate at the end of the warm-up. Change it in proportion to the global batch."""
     warmup_epochs: float = Field(0.0, ge=0, le=10**9)
-    """Epochs, fractions too, in which the rate rises linearly from 0."""
+    """Epochs in which the rate rises linearly from 0. Fractions are allowed."""
 
     def rate(self, step: int, steps_per_epoch: int, total_steps: int) -> float:
         """Return the learning rate of a step, 0 to total_steps - 1.
 
-        Warm-up rises linearly to the full rate, which the step after it takes: (step + 1) / (warmup + 1).
+        During the warm-up the factor is (step + 1) / (warmup + 1). The first step after it has the full rate.
         """
         warmup = round(self.warmup_epochs * steps_per_epoch)
         if step < warmup:
@@ -73,7 +74,7 @@ class PolyCfg(LRSchedulerCfg):
 
     name: Literal["poly"]
     power: float = Field(2.0, gt=0, le=100)
-    """Exponent: 1 is a straight line, 2 falls faster at first."""
+    """Exponent. 1 gives a straight line, and 2 falls faster at first."""
     min_factor: float = Field(0.0, ge=0, le=1)
     """Lowest rate as a fraction of `learning_rate`."""
 
@@ -86,7 +87,7 @@ class StepCfg(LRSchedulerCfg):
 
     name: Literal["step"]
     milestones: list[Annotated[float, Field(gt=0, le=10**9)]] = Field(min_length=1)
-    """Epochs, fractions too, at which the rate drops, in rising order: `[10, 16, 18]`."""
+    """Epochs at which the rate drops, in rising order, such as `[10, 16, 18]`. Fractions are allowed."""
     gamma: float = Field(0.1, gt=0, le=1)
     """Factor on the rate at each milestone."""
 
@@ -111,14 +112,14 @@ class ConstantCfg(LRSchedulerCfg):
 
 
 class OwnScheduleCfg(LRSchedulerCfg, ClassSection):
-    """A schedule of one's own; further keys are keyword arguments of its class."""
+    """Your own schedule. Further keys are keyword arguments of its class."""
 
     registry = Registry("schedule", {}, bases=("plsc.config.schedule:Schedule",))
     name: str
 
     @functools.cached_property
     def made(self) -> Any:
-        """The schedule, which is built once."""
+        """The schedule. It is built at the first use."""
         return self.build()
 
     def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:

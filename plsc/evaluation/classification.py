@@ -1,4 +1,4 @@
-"""Classification: compute the share of images of trained classes that the head classifies correctly."""
+"""Compute the accuracy of classification: the share of images that the head assigns to their own class."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -51,7 +51,7 @@ def classify(label: np.ndarray, predicted: np.ndarray) -> Classification:
 
     Args:
         label: classes of the images, int64 [n].
-        predicted: classes that the head finds, int64 [n]. One that is no label, as the head gives it for an
-            image that several classes fit equally, is wrong.
+        predicted: classes that the head found, int64 [n]. The head gives a number that is no label if several
+            classes fit an image equally. Such a prediction is wrong.
     """
     return Classification(len(label), len(np.unique(label)), float(np.mean(predicted == label)))

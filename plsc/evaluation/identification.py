@@ -1,10 +1,10 @@
 """Identification, one against many: search for each probe in a gallery.
 
-Rank-k: how often one of the k most similar gallery images shows the probe's identity (closed set: of the
-probes whose identity is in the gallery). TPIR at FPIR: how often the most similar one is the right one and
-its cosine is above a threshold that only a share FPIR of the probes of strangers exceeds (open set; ISO/IEC
-19795-1). A tie with an image of another identity is no hit, and an embedding of zeros matches nothing. Try
-it:
+Rank-k is the share of probes for which one of the k most similar gallery images shows the probe's identity.
+It counts only probes whose identity is in the gallery (closed set). TPIR at FPIR is the share of these probes
+whose most similar image is right, with a cosine above a threshold that only a share FPIR of the strangers'
+probes exceeds (open set, ISO/IEC 19795-1). A tie with an image of another identity is not a hit. An embedding
+of zeros matches nothing. Try it:
 
     identify(np.eye(4), np.array([0, 1]), np.array([2, 3]), np.array([0, 1, 0, 1])).results()
 """
@@ -31,21 +31,25 @@ from plsc.evaluation.search import finite_unit_rows, search
 
 RANKS = (1, 5, 10)
 FPIRS = (0.01, 0.1)
-_NOTHING = -1.0  # the cosine of a probe that resembles nothing: no threshold is below it
+_NOTHING = -1.0  # the cosine of a probe that matches nothing: no threshold is below it
 
 
 @dataclass(frozen=True)
 class Identification:
-    """The result of `identify`. Rates are in [0, 1]; None where the probes do not allow one.
+    """The result of `identify`. Rates are in [0, 1], or None if the probes do not allow one.
 
     Attributes:
-        probes: of identities in the gallery. strangers: probes of identities that are not. gallery: images.
-        ranks: the identification rate at each rank k; with a smaller gallery, that of the whole gallery.
-        threshold_at_fpir: cosines.
-        place: int64 [probes], the place of the most similar right image, from 1 on; a place above all ranks
-            is one of many.
-        score, stranger_score: float32 [probes] and [strangers], the cosine of the most similar image.
-        person, stranger: int64 [probes] and [strangers], whom each shows, numbers from 0 on over both.
+        probes: number of probes whose identity is in the gallery.
+        strangers: number of probes whose identity is not in the gallery.
+        gallery: number of images in the gallery.
+        ranks: identification rate by rank k. If the gallery is smaller than k, the rate over all of it.
+        tpir_at_fpir: TPIR by FPIR.
+        threshold_at_fpir: cosine by FPIR.
+        place: int64 [probes], place of the most similar right image, from 1. A place beyond the largest rank
+            is not exact.
+        score, stranger_score: float32 [probes] and [strangers], cosine of the most similar image.
+        person, stranger: int64 [probes] and [strangers], number of the identity, from 0, over both arrays.
+        notes: sentences for the report.
     """
 
     kind: ClassVar[str] = "identification"
@@ -70,15 +74,15 @@ class Identification:
 
     @property
     def people(self) -> int:
-        """How many people the probes in the gallery show."""
+        """The number of people that the probes with a gallery identity show."""
         return len(np.unique(self.person))
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Key of `row` -> its 95 % confidence interval by the bootstrap over identities.
 
-        It is Wilson's, with as many trials as people, where all resamples agree. Empty for fewer than
-        LEAST_PEOPLE people. Computed at the first use.
+        If all resamples agree, it is Wilson's, with one trial per person. Empty for fewer than LEAST_PEOPLE
+        people. Computed at the first use.
         """
         rates = {key: rate for key, rate in self._rates().items() if rate is not None}
         if not rates or self.people < LEAST_PEOPLE:
@@ -90,7 +94,7 @@ class Identification:
         }
 
     def _resampled_rates(self) -> list[list[float]]:
-        """Compute the rates that are not None of each resample; NaN where nobody in the gallery was drawn."""
+        """Compute the rates that are not None for each resample. NaN if it has nobody from the gallery."""
         count = 1 + int(max(self.person.max(), self.stranger.max(initial=-1)))
         descending = np.argsort(-self.stranger_score, kind="stable")
         strangers, limits = self.stranger[descending], self.stranger_score[descending]
@@ -154,11 +158,11 @@ def identify(
     """Search every probe in the gallery.
 
     Args:
-        embeddings: [N, D] of any float type (need not be normalised); one of zeros matches nothing.
-        gallery, probe: int64 indices of images, disjoint; an identity may have several images in either.
-        identities: int64 [N].
+        embeddings: float [N, D], of any length. An embedding of zeros matches nothing.
+        gallery, probe: indices of images, int64, disjoint. An identity may have several images in either.
+        identities: identity of each image, int64 [N].
 
-    UserError: an image in both, an embedding that is not finite.
+    Raises UserError if an image is in both, or if an embedding is not finite.
     """
     both = np.intersect1d(gallery, probe)
     if len(both):
@@ -197,9 +201,9 @@ def _search(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Search for probes [Q, D] of the identities `who` in a gallery [G, D] of the identities `whose`.
 
-    Returns the cosine [Q] of the most similar image, and the place [Q] of the most similar right one: 1, and
-    one more for each image of others that is as similar or more. It is above all ranks where no right image
-    is among the first ones.
+    Returns the cosine [Q] of the most similar image, and the place [Q] of the most similar right image. The
+    place is 1 plus the number of other people's images that are at least as similar. It is beyond the largest
+    rank if the first images contain no right one.
     """
     used = gallery.any(axis=1)
     gallery, whose = (gallery, whose) if used.all() else (gallery[used], whose[used])

@@ -1,10 +1,11 @@
-"""Compute 95 % confidence intervals of rates: by the bootstrap over identities, and Wilson's of plain shares.
+"""Compute 95 % confidence intervals of rates: by the bootstrap over identities, and Wilson's for plain
+shares.
 
-Pictures of one person are alike: of 6,000 pairs of 30 people, or 6,000 probes of 30 people, the 30 people are
-the sample. They are drawn with replacement: a probe or a same pair counts as often as its identity was drawn,
-a different pair the product of its two (the pigeonhole bootstrap of Owen 2007, The Annals of Applied
-Statistics 1(2), which errs on the wide side). The interval is the middle 95 % of the rates of the draws. The
-seed is fixed: equal pairs give equal intervals.
+Pictures of one person are alike. If 6,000 pairs or probes show 30 people, then the sample has 30 members. The
+identities are drawn with replacement. A probe or a same pair counts as often as its identity was drawn. A
+different pair counts as often as the product of its two (the pigeonhole bootstrap, Owen 2007, The Annals of
+Applied Statistics 1(2), whose intervals are rather too wide). The interval is the middle 95 % of the rates of
+all draws. The seed is fixed, so equal pairs give equal intervals.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 RESAMPLES = 1000
-FEWER_RESAMPLES = 200  # of more than MANY_PAIRS pairs
+FEWER_RESAMPLES = 200  # for more than MANY_PAIRS pairs
 MANY_PAIRS = 20_000
 LEAST_PEOPLE = 10  # with fewer, the intervals of a bootstrap mean nothing
 IN_BRACKETS = "in brackets"  # label of the line that explains the brackets
@@ -22,14 +23,14 @@ _SEED = 20180901
 
 
 def resamples(pairs: int) -> int:
-    """Choose the number of resamples for so many pairs."""
+    """Choose the number of resamples from the number of pairs."""
     return RESAMPLES if pairs <= MANY_PAIRS else FEWER_RESAMPLES
 
 
 def resampled(identities: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield how often each pair is in each resample, int64 [P].
+    """Yield for each resample how often it contains each pair, int64 [P].
 
-    identities: the two of each pair, int64 [P, 2], from 0 on without gaps, which are drawn.
+    identities: the two identities of each pair, int64 [P, 2], numbered from 0 without gaps.
     """
     first, second = identities.T
     for times in drawn(int(identities.max()) + 1, resamples(len(identities))):
@@ -37,15 +38,17 @@ def resampled(identities: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def drawn(count: int, resamples: int) -> Iterator[np.ndarray]:
-    """Yield how often each of `count` identities is drawn in each of so many resamples, int64 [count]."""
+    """Yield for each resample how often it contains each of `count` identities, int64 [count]."""
     rng = np.random.default_rng(_SEED)
     for _ in range(resamples):
         yield np.bincount(rng.integers(0, count, count), minlength=count)
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Compute Wilson's score interval of a share of `count` independent trials (Wilson 1927); never empty,
-    unlike the bootstrap's of a share of 1."""
+    """Compute Wilson's score interval for a share of `count` independent trials (Wilson 1927).
+
+    It is never empty. The bootstrap's interval is empty if the share is 0 or 1.
+    """
     centre = (share + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
     half = _Z / (1 + _Z**2 / count) * np.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
     # The bounds of a share of 0 and 1 are 0 and 1, which rounding would miss.

@@ -1,6 +1,6 @@
-"""Make the report of a run: one page without scripts, with its pictures inside.
+"""Make the report of a run: one page without scripts. The pictures are inside the page.
 
-There is no section for what a run does not have (nothing logged, no pairs, no errors).
+A section is omitted if the run has no data for it, such as log rows, pairs or errors.
 """
 
 import base64
@@ -29,7 +29,7 @@ _STYLE = {
     "grid.color": "#e3e6ea",
     "savefig.dpi": 200,
 }
-# Key of the rows of metrics.jsonl -> title, unit, and by how much the values are multiplied.
+# Key of the rows of metrics.jsonl -> title, unit, and the factor on the values.
 _EVALUATED = {
     "accuracy": ("Evaluation", "accuracy (%)", 100),
     "auc": ("Evaluation", "area under ROC (%)", 100),
@@ -62,9 +62,13 @@ def render(**content: Any) -> str:
 def draw(
     rows: Sequence[Mapping[str, Any]], pairs: Mapping[str, Verification]
 ) -> list[tuple[str, bytes, str]]:
-    """Draw the pictures of a report, whatever a user's matplotlib settings are: heading, PNG, how to read it.
+    """Draw the pictures of a report, independently of the user's matplotlib settings.
 
-    rows: of metrics.jsonl. pairs: results of verification by the title of the set.
+    Args:
+        rows: the rows of metrics.jsonl.
+        pairs: results of verification, by title of the set.
+
+    Returns for each picture its heading, its PNG, and a sentence that explains it.
     """
     with matplotlib.style.context(_STYLE, after_reset=True):
         figures = [("Training", draw_curves(rows), "What was trained and evaluated, over the steps.")]
@@ -87,7 +91,7 @@ def _drawable(name: str) -> str:
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Draw what was trained and evaluated over the steps; None where nothing was logged."""
+    """Draw the logged numbers over the steps. Return None if nothing was logged."""
     panels = []
     for kinds, evaluated in ((_EVALUATED, True), (_TRAINED, False)):
         for key, (title, unit, factor) in kinds.items():
@@ -112,8 +116,8 @@ def draw_curves(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
 
 
 def draw_roc(pairs: Mapping[str, Verification]) -> Figure | None:
-    """Draw TAR over FAR, FAR on a logarithmic axis from half a false accept on; None without pairs of both
-    kinds."""
+    """Draw TAR over FAR. The FAR axis is logarithmic, and starts at half a false accept. Return None without
+    pairs of both kinds."""
     curves = {title: result for title, result in pairs.items() if result.roc is not None}
     if not curves:
         return None
@@ -133,7 +137,7 @@ def draw_roc(pairs: Mapping[str, Verification]) -> Figure | None:
 
 
 def draw_histogram(result: Verification) -> Figure:
-    """Draw how the cosines of same and of different pairs are spread, each adding up to 100 %."""
+    """Draw the histograms of the cosines of same and of different pairs. Each adds up to 100 %."""
     figure = Figure(figsize=(_WIDTH, 3.2), layout="constrained")
     axes = figure.subplots()
     axes.set(xlabel="cosine similarity", ylabel="share of the pairs (%)")
@@ -150,8 +154,11 @@ def draw_histogram(result: Verification) -> Figure:
 
 
 def worst_of(result: Verification, pairs: EvalSet) -> list[WorstPair]:
-    """Collect the worst errors, WORST_PAIRS of each kind, the worst first: positives with the lowest cosine,
-    negatives with the highest, with their pictures; of a template its first image."""
+    """Collect the worst errors with their pictures, WORST_PAIRS of each kind, the worst first.
+
+    These are same pairs with the lowest cosines, and different pairs with the highest. A template is shown by
+    its first image.
+    """
     cosine, same = result.similarity, result.same
     # Without a threshold the hardest pairs, errors or not.
     low, high = (np.inf, -np.inf) if result.threshold is None else (result.threshold, result.threshold)

@@ -1,7 +1,7 @@
-"""Write the results of an evaluation: the table, results.json, and the report with its pictures.
+"""Write the results of an evaluation: the tables, results.json, and the report with its pictures.
 
-Rank 0 calls it once, after training or in `plsc eval`. results.json has every number of every set, under its
-title:
+Rank 0 calls it once, after training or in `plsc eval`. results.json contains every number of every set, by
+the set's title:
 
     json.load(open("output/test/results.json"))["sets"]["lfw"]["tar@far=0.001"]
 """
@@ -30,13 +30,17 @@ def write_results(
     summary: Mapping[str, Any],
     facts: Mapping[str, Any],
 ) -> Path:
-    """Write the report and results.json into `folder`, and print its tables and the notes; return the page's
-    path.
+    """Write the report and results.json into `folder`, and print the tables and the notes.
 
     Args:
-        sets, results: by title, the main set first. rows: of metrics.jsonl.
-        summary: facts of the run for the report. facts: further content of results.json, such as the
-            checkpoint.
+        folder: exists already.
+        sets, results: by title, the main set first.
+        rows: the rows of metrics.jsonl.
+        config_yaml: the resolved config, for the report.
+        summary: facts about the run, for the report.
+        facts: further content of results.json, such as the checkpoint.
+
+    Returns the path of the report.
     """
     results = {title: results[title] for title in sets if title in results}
     pairs = {title: result for title, result in results.items() if result.kind == "verification"}
@@ -70,7 +74,8 @@ def write_results(
 
 
 def tables_of(results: Mapping[str, Any]) -> list[list[list[str]]]:
-    """Make a table for each kind, headings first: a line for each number, a column for each set."""
+    """Make a table for each kind of result: the headings, and then a line for each number. Each set has a
+    column."""
     tables = []
     for kind in dict.fromkeys(result.kind for result in results.values()):
         columns = {name: result.results() for name, result in results.items() if result.kind == kind}
@@ -81,7 +86,7 @@ def tables_of(results: Mapping[str, Any]) -> list[list[list[str]]]:
 
 
 def headlines(results: Mapping[str, Any], facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Format the main set's number, and that of the best step if it is another: label and value each."""
+    """Format the main set's number, and the best step's if that is another step: (label, value) each."""
     if not results:
         return []
     main, result = next(iter(results.items()))

@@ -1,5 +1,4 @@
-"""Define the kinds of sets to evaluate on: what each knows of its samples, what is compared, and how
-embeddings are scored.
+"""Define the kinds of evaluation sets: what each contains, how it is checked, and how embeddings are scored.
 
 eval_set(PairList("pairs.csv")).score(embeddings).headline
 """
@@ -33,19 +32,19 @@ _SHOWN = 3  # examples of a doubt
 
 
 class EvalSet:
-    """A set and what its kind knows: how to `check` the arrays of the data, and to `score` its embeddings
-    [count, D]; a LabelledSet has `score_predictions` in place of `score`.
+    """A set of data with the methods of its kind: `check` for its arrays, and `score` for its embeddings
+    [count, D]. A LabelledSet has `score_predictions` in place of `score`.
 
     Attributes:
         result: the class of the result.
-        data: the object that a config names, maybe of a user's own class.
-        title, preprocessing, images: its own.
-        count: the samples.
-        identities: what the classes are, as a training set's `identities` name them; None: not known.
-        labels: int64 [count], None but for labelled samples, whose classes a head predicts.
-        num_classes: None but for these.
-        pairs: int64 [P, 2], None but for verification, which finds a threshold.
-        doubts: what makes its numbers doubtful, a sentence each, which `check` has found.
+        data: the object that a config names. Its class may be a user's own.
+        title, preprocessing, images: those of `data`.
+        count: number of samples.
+        identities: names or numbers of the classes, as in a training set's `identities`. None if not known.
+        labels: int64 [count], set for labelled samples only. A head predicts them.
+        num_classes: set for labelled samples only.
+        pairs: int64 [P, 2], set for verification only, which finds a threshold.
+        doubts: sentences from `check`, each about something that makes the numbers doubtful.
     """
 
     result: type[Result]
@@ -68,7 +67,7 @@ class EvalSet:
 
 
 class LabelledSet(EvalSet):
-    """Labelled samples of the classes trained on: which class is it?"""
+    """Labelled samples of trained classes: which class is it?"""
 
     result = Classification
 
@@ -119,7 +118,7 @@ class VerificationSet(EvalSet):
 
 
 class TemplateSet(VerificationSet):
-    """Pairs of templates, sets of images of one identity each."""
+    """Pairs of templates. A template is a set of images of one identity."""
 
     def __init__(self, data: TemplatePairs):
         super().__init__(data)
@@ -135,7 +134,7 @@ class TemplateSet(VerificationSet):
 
 
 class SearchSet(EvalSet):
-    """Probes that are looked for in a gallery: who is it, if anybody?"""
+    """Probes that are searched for in a gallery: who is it, if anybody?"""
 
     result = Identification
 
@@ -166,7 +165,7 @@ _KINDS: dict[type, type[EvalSet]] = {
 
 
 def eval_set(data: Dataset | PairSet | IdentificationSet) -> EvalSet:
-    """Return the set with what its kind knows, by its base class."""
+    """Return the evaluation set for a set of data, chosen by its base class."""
     return next(kind(data) for base, kind in _KINDS.items() if isinstance(data, base))
 
 
@@ -180,10 +179,12 @@ def build_sets(
 ) -> dict[str, EvalSet]:
     """Build the sets of DataLoader.Eval by title, the main one first.
 
-    UserError for one that does not fit the training set.
-
     Args:
-        preprocessing, num_classes, names, seen: of the training set, see `check_against_training`.
+        section: DataLoader.
+        seed: of the run.
+        preprocessing, num_classes, names, seen: those of the training set, see `check_against_training`.
+
+    Raises UserError if a set does not fit the training set.
     """
     sets: dict[str, EvalSet] = {}
     for key in section.Eval.sets():

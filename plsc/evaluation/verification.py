@@ -47,7 +47,7 @@ BLOCK_ELEMENTS = 1 << 18  # float64 numbers per block: 2 MB, so that a block sta
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of `verify`. Rates are fractions in [0, 1]; None where the pairs do not allow one.
+    """The result of `verify`. Rates are fractions in [0, 1], or None if the pairs do not allow one.
 
     Attributes:
         similarity: cosines [P] float64. same: [P] bool.
@@ -116,8 +116,8 @@ class Verification:
         }
 
     def _resampled_rates(self) -> list[list[float]]:
-        """Compute accuracy, EER and TAR at each FAR, those that the pairs allow, of each resample; NaN where
-        a kind was not drawn."""
+        """Compute accuracy, EER and TAR at each FAR for each resample, as far as the pairs allow them. NaN if
+        a resample has pairs of one kind only."""
         order = np.argsort(-self.similarity)
         last = np.append(np.flatnonzero(np.diff(self.similarity[order])), len(order) - 1)
         fars = [far for far, tar in self.tar_at_far.items() if tar is not None]
@@ -194,10 +194,11 @@ def verify_pairs(
 ) -> Verification:
     """Verify pairs int64 [P, 2] that index embeddings [N, D], same [P] bool.
 
-    A zero embedding resembles nothing: its pairs get cosine 0 (InsightFace's code gives 0.5 to everything).
+    A zero embedding matches nothing: its pairs get the cosine 0 (0.5 in InsightFace's code).
 
     identity_of: [N], text or whole numbers, for the intervals.
-    UserError: an embedding that is not finite.
+
+    Raises UserError if an embedding is not finite.
     """
     distance, zeros = _squared_distances(embeddings, pairs)
     result = verify_distances(distance, same.astype(bool))
@@ -238,7 +239,7 @@ def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
 
 
 def one_kind(same: np.ndarray) -> str:
-    """Say why pairs have no accuracy: all are of one kind; "": they have."""
+    """Explain why pairs of one kind have no accuracy. Return "" if there are pairs of both kinds."""
     if same.all() or not same.any():
         kind = "the same class" if same.all() else "different classes"
         return f"No accuracy and no ROC: all pairs are of {kind}"
