@@ -1,10 +1,10 @@
 """The command line: `plsc VERB ...`, and `python -m plsc VERB ...`; tools/*.py call these too.
 
-VERBS is the one table of verbs. Each has a function `main(argv) -> int | None`, the exit code.
-A UserError is printed, one line a mistake, and the exit code is 2; a run that a signal has stopped ends with
-130 (SIGINT) or 143 (SIGTERM), as shells have it.
+VERBS is the only table of verbs. Each verb has a function `main(argv) -> int | None` that returns the exit
+code. A UserError is printed, one line for each mistake, and the exit code is 2. A run that a signal stopped
+exits with 130 (SIGINT) or 143 (SIGTERM), as is usual in shells.
 
-Imports little: a Ctrl-C while the verb imports Paddle must meet what handles it.
+This module imports little, so that a Ctrl-C is handled even while a verb imports Paddle.
 """
 
 import importlib
@@ -19,8 +19,8 @@ from plsc.utils.version import __version__
 
 
 class Verb(NamedTuple):
-    """A verb: the module that it calls, with the function if that is not `main`, its help text, and the
-    heading in `plsc --help` that it stands under."""
+    """A verb: its module, with the function if that is not `main`, its help text, and its heading in
+    `plsc --help`."""
 
     module: str
     help: str
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _at_home(word: str) -> str:
-    """Expand `~` at the beginning of an argument, and after `--option=`, where no shell does."""
+    """Expand `~` at the beginning of an argument, and after `--option=`, where shells do not expand it."""
     option, sign, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
     return option + sign + os.path.expanduser(value)
 

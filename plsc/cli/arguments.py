@@ -1,4 +1,4 @@
-"""Read the arguments of train, eval, predict and export: -c, -o, --debug, and the verb's own."""
+"""Read the arguments of train, eval, predict and export: -c, -o, --debug, and those of the verb."""
 
 import argparse
 import os
@@ -12,7 +12,9 @@ def make_parser(verb: str, what: str, example: str) -> argparse.ArgumentParser:
     """Make the parser of a verb that takes a config.
 
     Args:
-        what: the verb does. example: of its arguments.
+        verb: its name.
+        what: description of the verb.
+        example: arguments of an example.
     """
     parser = argparse.ArgumentParser(
         f"plsc {verb}", description=what, epilog=f"example: plsc {verb} {example}"
@@ -23,7 +25,7 @@ def make_parser(verb: str, what: str, example: str) -> argparse.ArgumentParser:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments; one that is a config without its -c is refused with what was meant."""
+    """Parse the arguments. If a config is given without -c, the error names the option."""
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(map(escape, unknown))}{_as_config(unknown)}")
@@ -31,8 +33,8 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 
 
 def _as_config(unknown: Sequence[str]) -> str:
-    """Return ", did you mean '-c FILE'?" with the first of these words that is the path of a config, or of a
-    run."""
+    """Return ", did you mean '-c FILE'?" with the first argument that is the path of a config or of a run.
+    Return "" if there is none."""
     for word in unknown:
         path = os.path.join(word, "config.yaml")
         if os.path.isfile(path) or word.endswith((".yaml", ".yml")):

@@ -19,7 +19,8 @@ _SHOWN = ("Model", "Head", "Optimizer")  # sections of the config
 
 
 def inspect(folder: str) -> str:
-    """Describe a checkpoint, or the newest of a run, in two tables. Reads headers and sizes, no data."""
+    """Describe a checkpoint, or the newest of a run, in two tables. It reads headers
+    and sizes, but no data."""
     saved = Checkpoint.open(newest_below(folder), verify=False)
     manifest, names, config, made = saved.manifest, saved.classes(), saved.config, saved.evaluation
     arrays = "; ".join(
@@ -51,8 +52,8 @@ def _line(values: dict[str, Any]) -> str:
 
 
 def verify(folder: str) -> str:
-    """Verify every byte of a checkpoint, or of the newest of a run; return a report. Raises UserError that
-    names the first bad file."""
+    """Verify every byte of a checkpoint, or of the newest of a run, and return a report. Raises UserError for
+    the first bad file."""
     saved = Checkpoint.open(newest_below(folder))
     count, size = len(saved.manifest.files), sum(info.bytes for info in saved.manifest.files.values())
     return f"{saved.path}: whole, {count} files, {size:,} bytes, every checksum is right"

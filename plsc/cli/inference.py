@@ -1,4 +1,4 @@
-"""Evaluate a checkpoint, embed images by it, and export its network: `plsc eval`, `predict`, `export`."""
+"""Evaluate a checkpoint, embed images with it, and export its network: `plsc eval`, `predict`, `export`."""
 
 import os
 from collections.abc import Sequence

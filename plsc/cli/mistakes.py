@@ -1,4 +1,4 @@
-"""Turn what a command raises into lines on stderr and an exit code."""
+"""Turn the exception of a command into lines on stderr and an exit code."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from plsc.distributed import environment
 from plsc.errors import UserError, escape_lines
 
-# What the machine refuses readers and writers of many kinds, no defects of ours -> what to do about it.
+# Errors of the machine, which are not defects of plsc -> the remedy.
 _REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "change its rights, or name another folder"),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space there, or name another folder"),
@@ -18,21 +18,21 @@ _REMEDIES = {
     errno.ENETUNREACH: "bring the loopback interface up (ip link set lo up)",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
 }
-_HEAD_START = 3.0  # seconds that the first rank has, to print the mistake that another has printed
+_HEAD_START = 3.0  # seconds for the first rank to print the mistake that another rank has printed
 
 
 def ignore_the_launcher() -> None:
-    """Ignore the launcher's SIGTERM to all ranks when one ends: this rank has an exit code of its own."""
+    """Ignore the SIGTERM that the launcher sends to all ranks when one ends: this rank has its own exit
+    code."""
     if "PADDLE_TRAINER_ID" in os.environ:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _wait_for_the_first_rank() -> None:
-    """Wait until the launcher ends this rank, some seconds at most, unless it is the first one of its
-    machine.
+    """Wait a few seconds for the launcher to end this rank, unless this is the first rank of its machine.
 
-    The launcher shows what the first rank prints. It ends all ranks as soon as one has ended, also a first
-    rank that is slower, and has not yet come to the mistake that they all have.
+    The launcher shows the output of the first rank only, and ends all ranks as soon as one has ended. If the
+    first rank is slower, it would end before it has printed the mistake that all ranks have.
     """
     if os.environ.get("PADDLE_LOCAL_RANK", "0") != "0":
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -40,12 +40,13 @@ def _wait_for_the_first_rank() -> None:
 
 
 def without_traceback(act: Callable[[], int | None], debug: bool = False) -> int:
-    """Return the exit code of `act`; after a UserError print its lines and return 2; after Ctrl-C 130.
+    """Call `act`, and return its exit code.
 
-    An OSError of the machine, such as a full disk, is one line and 2, too.
+    After a UserError it prints the error's lines and returns 2. After an OSError of the machine, such as a
+    full disk, it prints one line and returns 2, too. After Ctrl-C it returns 130. If nobody reads stdout any
+    more (`plsc ckpt inspect ... | head -1`), it returns 141 without a message, as other programs do.
 
-    Where nobody reads stdout any more (`plsc ckpt list run | head -1`) end silently with 141, as other
-    programs do.
+    debug: show the traceback instead of the lines.
     """
     environment.before_paddle()
     if hasattr(sys.stdout, "reconfigure"):  # a caller may have replaced sys.stdout

@@ -1,10 +1,11 @@
-"""Check collectives and head of this machine against simple numpy: `plsc selftest`.
+"""Check collectives and head on this machine against simple numpy: `plsc selftest`.
 
-    plsc selftest                               on this process and, launched, on 2 ranks
-    plsc selftest --ranks 8 --device gpu        on 8 ranks too; --ranks 1: on this process only
-    python -m paddle.distributed.launch --nproc_per_node 4 plsc/__main__.py selftest      in a launch of yours
+    plsc selftest                               in this process, and then on 2 ranks
+    plsc selftest --ranks 8 --device gpu        also on 8 ranks
+    plsc selftest --ranks 1                     in this process only
+    python -m paddle.distributed.launch --nproc_per_node 4 plsc/__main__.py selftest      in your own launch
 
-Each part returns its worst error on this rank; every rank calls it. A part that raises ends the check.
+Every rank calls each part. A part returns its worst error on this rank. A part that raises ends the check.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from plsc.distributed.environment import CPU
 from plsc.heads.self_check import LIMIT, head_error, relative
 from plsc.utils.text import table
 
-_PART_SECONDS = 60  # a part that takes longer on several ranks is ended: a rank is probably waiting for ever
+_PART_SECONDS = 60  # a longer part on several ranks is ended, since a rank probably waits for ever
 
 
 def _uneven(least: int) -> tuple[list[int], slice]:
@@ -35,7 +36,7 @@ def _uneven(least: int) -> tuple[list[int], slice]:
 
 
 def check_all_reduce() -> float:
-    """Reduce by sum and maximum, and broadcast rank 0's numbers."""
+    """Check sums and maxima over the ranks, and the broadcast of rank 0's numbers."""
     rank = distributed.rank()
     x = np.random.default_rng(0).standard_normal((distributed.world_size(), 5)).astype(np.float32)
     return max(
@@ -46,7 +47,7 @@ def check_all_reduce() -> float:
 
 
 def check_gather() -> float:
-    """Gather, forward and backward; each rank multiplies its copy by rank + 1."""
+    """Check the gather, forward and backward. Each rank multiplies its copy by rank + 1."""
     counts, own = _uneven(2)
     x = np.random.default_rng(1).standard_normal((sum(counts), 3)).astype(np.float32)
     mine = paddle.to_tensor(x[own], stop_gradient=False)
@@ -57,7 +58,7 @@ def check_gather() -> float:
 
 
 def check_reduce_scatter() -> float:
-    """Sum and scatter, forward and backward."""
+    """Check the reduce-scatter, forward and backward."""
     counts, own = _uneven(1)
     x = np.random.default_rng(2).standard_normal((len(counts), sum(counts), 3)).astype(np.float32)
     mine = paddle.to_tensor(x[distributed.rank()], stop_gradient=False)
@@ -71,7 +72,7 @@ def check_reduce_scatter() -> float:
 
 
 def check_data_parallel() -> float:
-    """Give all ranks rank 0's parameters and the average of the gradients."""
+    """Check that all ranks get rank 0's parameters and the average of the gradients."""
     paddle.seed(distributed.rank())
     model, average_gradients = distributed.data_parallel(paddle.nn.Linear(2, 1))
     weight = model.parameters()[0]
@@ -93,8 +94,10 @@ PARTS = {
 
 
 def run_parts() -> bool:
-    """Run all parts on this rank, and print on rank 0 the worst errors of all ranks; return whether all
-    passed. Every rank calls it."""
+    """Run all parts on this rank. Rank 0 prints the worst errors of all ranks. Every rank calls it.
+
+    Returns whether all parts passed.
+    """
     rows, passed = [], True
     for part, (check, limit) in PARTS.items():
         if distributed.world_size() > 1:
@@ -111,8 +114,8 @@ def run_parts() -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `plsc selftest`; return 0 if every part passed, else 1."""
-    what = "Check collectives and head of this machine against simple numpy."
+    """Run `plsc selftest`. Return 0 if every part passed, else 1."""
+    what = "Check collectives and head on this machine against simple numpy."
     parser = argparse.ArgumentParser("plsc selftest", description=what)
     parser.add_argument("--ranks", type=int, default=2, help="the largest number of processes (default: 2)")
     parser.add_argument("--device", default="auto", help="as Global.device: where to compute")

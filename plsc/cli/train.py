@@ -1,9 +1,9 @@
-"""Train by a config: `plsc train`.
+"""Train with a config: `plsc train`.
 
     plsc train -c configs/              in this process
-    plsc train -c configs/ --ranks 2    on two processes, which are started again when one dies
+    plsc train -c configs/ --ranks 2    in two processes, which are restarted if one dies
 
-A launch runs the first of these once on each rank; Paddle's launcher starts it as tools/train.py.
+In a launch each rank runs the first form. Paddle's launcher starts it as tools/train.py.
 """
 
 import os
@@ -19,8 +19,11 @@ from plsc.utils.logging import get_logger
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `plsc train`; return 128 + the signal that has stopped it, or 2 where an evaluation or the report
-    failed."""
+    """Run `plsc train`.
+
+    Returns 0, or 128 + the number of the signal that stopped it, or 2 if an evaluation or the report failed.
+    With --dry-run it returns 1 if this machine has no room for the run.
+    """
     what = "train, verify, and write the report"
     parser = make_parser("train", what, "-c configs/ -o Global.epochs=2 Global.output_dir=first")
     restarts = "train on N processes of this machine, and restart what dies (default: in this process)"
@@ -52,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _plan(path: str | None, overrides: list[str], ranks: int | None) -> int:
-    """Print config and plan; return 1 where this machine has no room for the run."""
+    """Print config and plan. Return 1 if this machine has no room for the run, else 0."""
     from plsc.training.dry_run import dry_run
 
     cfg = config.load(path, overrides)
@@ -63,7 +66,7 @@ def _plan(path: str | None, overrides: list[str], ranks: int | None) -> int:
 
 
 def _supervise(path: str | None, overrides: list[str], ranks: int) -> int:
-    """Train on several ranks of this machine, which run this verb without --ranks."""
+    """Train on several ranks of this machine. They run this verb without --ranks."""
     if (rank := os.environ.get("PADDLE_TRAINER_ID")) is not None:
         raise UserError(
             f"--ranks {ranks}: this process is rank {rank} of a launch already (PADDLE_TRAINER_ID); leave "

@@ -1,11 +1,11 @@
-"""Compute metrics and curves from embeddings or predictions, by numpy only, without networks and ranks.
+"""Compute metrics and curves from embeddings or predictions, with numpy only, without networks and ranks.
 
     verify_pairs(embeddings, pairs, same)         are two images, or templates, of the same class?
     identify(embeddings, gallery, probe, ids)     who of the gallery is it, if anybody?
     classify(label, predicted)       which of the trained classes is it?
 
-Each returns a result with `kind`, `metric` (the key of `row()` that decides the best checkpoint), `headline`,
-`row()` for metrics.jsonl, `numbers()` for results.json, `results()` for people.
+Each returns a result with `kind`, `metric` (the key in `row()` that chooses the best checkpoint), `headline`,
+`row()` for metrics.jsonl, `numbers()` for results.json, and `results()` for people.
 """
 
 from plsc.evaluation.classification import classify
