@@ -9,7 +9,7 @@ import pytest
 from plsc.config import load
 from plsc.errors import UserError
 from plsc.training.build import build_trainer
-from plsc.training.part import Part
+from plsc.training.part import Part, arrays_on_rank_0
 from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import TINY, assert_same_arrays, checkpoint, make_trainer, part_of, rows, train
 
@@ -162,3 +162,10 @@ def test_a_part_can_log_the_gradient_norm_before_clipping(tmp_path):
     train(tmp_path / "clipped", *short, "Optimizer.clip_norm=0.001")
     found = [rows(tmp_path / name)[0]["gradient_norm"] for name in ("plain", "clipped")]
     assert found[0] == found[1] > 0.001
+
+
+def test_the_other_ranks_copy_no_weights(monkeypatch):
+    tensors = {"weight": paddle.ones([2])}
+    assert list(arrays_on_rank_0(tensors)) == ["weight"]
+    monkeypatch.setattr("plsc.distributed.rank", lambda: 1)
+    assert arrays_on_rank_0(tensors) == {}
