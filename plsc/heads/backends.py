@@ -106,7 +106,7 @@ class KernelBackend:
         selection: rows of the step.
         x_ND: samples, float32 [N, D].
         scaled_ND: samples times the head's scale, float32 [N, D].
-        places: positions of the samples' classes.
+        positions: positions of the samples' classes.
 
     Attributes:
         plain_N: similarities of the samples with their own classes, float32 [N], or 0 if the class is in
@@ -120,20 +120,20 @@ class KernelBackend:
         selection: Selection,
         x_ND: paddle.Tensor,
         scaled_ND: paddle.Tensor,
-        places: TargetPositions,
+        positions: TargetPositions,
     ):
         self.spec = spec
         self.selection = selection
         self.memory = memory
-        self._sample_P = sample_P = places.sample_P
+        self._sample_P = sample_P = positions.sample_P
         cosine = spec.margin is not None
         rows_SD, index_K = selection.host_rows("centres")
         bias_S = selection.host_rows("bias")[0] if selection.bank.bias else None
-        row_P = places.column_P if index_K is None else index_K[places.column_P]
+        row_P = positions.column_P if index_K is None else index_K[positions.column_P]
         plain_N = np.zeros(len(x_ND), np.float32)
         plain_N[sample_P] = row_kernels.pair_products(x_ND, sample_P, rows_SD, row_P, cosine)
         if selection.bank.bias:
-            plain_N[sample_P] += selection.gather("bias", tensor_of(places.column_P)).numpy()
+            plain_N[sample_P] += selection.gather("bias", tensor_of(positions.column_P)).numpy()
         self.plain_N = tensor_of(plain_N)
         numbers = len(x_ND) * selection.count
         bfloat16 = spec.compute_dtype == "bfloat16"
@@ -141,7 +141,7 @@ class KernelBackend:
         fits = dtype.itemsize * numbers <= spec.budget
         self.exps = memory.borrow(numbers, dtype) if fits else None
         exps_KN = None if self.exps is None else self.exps[:numbers].reshape(selection.count, -1)
-        arrays = scaled_ND, rows_SD, bias_S, index_K, places.column_P, sample_P, exps_KN
+        arrays = scaled_ND, rows_SD, bias_S, index_K, positions.column_P, sample_P, exps_KN
         self._softmax = softmax.Softmax(*arrays, cosine=cosine, bfloat16=bfloat16)
 
     def forward(self, cosines: None) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
@@ -176,7 +176,7 @@ class PaddleBackend:
         selection: rows of the step.
         x_ND: samples, float32 [N, D].
         scaled_ND: samples times the head's scale, float32 [N, D].
-        places: positions of the samples' classes.
+        positions: positions of the samples' classes.
 
     Attributes:
         plain_N: similarities of the samples with their own classes, float32 [N], arbitrary if the class is in
@@ -190,16 +190,16 @@ class PaddleBackend:
         selection: Selection,
         x_ND: paddle.Tensor,
         scaled_ND: paddle.Tensor,
-        places: TargetPositions,
+        positions: TargetPositions,
     ):
         self.spec = spec
         self.selection = selection
         selected = selection.count
         column_N = np.zeros(len(x_ND), np.int64)
-        column_N[places.sample_P] = places.column_P
+        column_N[positions.sample_P] = positions.column_P
         self._targets = TargetRows(spec, selection, x_ND, to_device(column_N)) if selected else None
         self.plain_N = self._targets.plain_N if selected else paddle.zeros([len(x_ND)])
-        self._places = places
+        self._positions = positions
         sizes = len(x_ND), selected, selection.bank.width, spec.sub_centres
         block, fits = plan_blocks(*sizes, spec.budget, spec.compute_dtype)
         self.spans = [(start, min(start + block, selected)) for start in range(0, selected, block)]
@@ -278,7 +278,7 @@ class PaddleBackend:
     def _exclude_targets(self, logit_Nb: paddle.Tensor, start: int, stop: int) -> None:
         """Add LOWEST to the logits of the samples' own classes, in place. This excludes them from the sum,
         because they may exceed the normaliser that holds the target with margin."""
-        owned_N = self._places.owned_N
+        owned_N = self._positions.owned_N
         column_N = self._targets.column_N
         if (start, stop) != (0, self.selection.count):
             owned_N = owned_N * ((whole(start) <= column_N) & (column_N < whole(stop))).astype("float32")
@@ -333,11 +333,11 @@ class PaddleBackend:
 
     def _add_targets(self, by_row_ND: paddle.Tensor, by_bias_N: paddle.Tensor | None) -> None:
         """Add the samples' contributions to the gradients of their own classes, one sum per class."""
-        places = self._places
-        if not len(places.sample_P):
+        positions = self._positions
+        if not len(positions.sample_P):
             return
-        sums = ClassSums(places.column_P)
-        sample_P = to_device(places.sample_P)
+        sums = ClassSums(positions.column_P)
+        sample_P = to_device(positions.sample_P)
         self.selection.add_gradient("centres", sums.class_U, sums.of(paddle.gather(by_row_ND, sample_P)))
         if by_bias_N is not None:
             by_bias_P1 = paddle.gather(by_bias_N, sample_P).unsqueeze(1)

@@ -48,13 +48,13 @@ def plan_blocks(
     """
     rounds = dtype != "float32"
     per_class = 4 * ((3 + 2 * rounds) * num_samples * sub_centres + (4 + 2 * rounds) * width)
-    most = num_classes if takes_device_path() else _CACHED_ROWS
-    if num_classes <= most and num_classes * per_class <= budget:
+    largest = num_classes if takes_device_path() else _CACHED_ROWS
+    if num_classes <= largest and num_classes * per_class <= budget:
         return max(1, num_classes), True
     kept = num_classes * (4 * num_samples + (4 + 2 * rounds) * width)
     keep = kept + min(num_classes, 256) * per_class <= budget
     block = (budget - kept * keep) // per_class
-    return max(1, min(num_classes, most, block)), keep
+    return max(1, min(num_classes, largest, block)), keep
 
 
 def logits_dtype(spec: HeadSpec, dtype: str) -> str:

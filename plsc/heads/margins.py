@@ -101,12 +101,12 @@ def change_targets(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) 
     cosines.
     """
     target = margin(cos_N, norm_N)
-    whose = f"Head.name: {type(margin).__name__} returned"
-    wanted = _described(cos_N)
+    prefix = f"Head.name: {type(margin).__name__} returned"
+    wanted = _describe(cos_N)
     found = [target.cosine, target.slope] if isinstance(target, Target) else [target]
-    if any(_described(each) != wanted for each in found):
+    if any(_describe(each) != wanted for each in found):
         raise UserError(
-            f"{whose} {' and '.join(map(_described, found))}; a margin returns the new cosines, {wanted} as "
+            f"{prefix} {' and '.join(map(_describe, found))}; a margin returns the new cosines, {wanted} as "
             "the old ones, or a Target of them and their slopes"
         )
     if isinstance(target, Target):
@@ -119,8 +119,8 @@ def change_targets(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) 
         cosine = margin(*inputs)
         if cosine.stop_gradient:
             raise UserError(
-                f"{whose} cosines without a gradient by the old ones; compute them by Paddle's operators, or "
-                "return a Target with their slopes"
+                f"{prefix} cosines without a gradient by the old ones; compute them by Paddle's operators, "
+                "or return a Target with their slopes"
             )
         grads = paddle.grad([cosine.sum()], inputs, allow_unused=True)
     # A missing gradient becomes zeros, because all ranks must find the same number of slopes.
@@ -152,7 +152,7 @@ def check_slopes(margin: Margin) -> None:
             )
 
 
-def _described(returned: object) -> str:
+def _describe(returned: object) -> str:
     if not paddle.is_tensor(returned):
         return f"a {type(returned).__name__}"
     return f"{str(returned.dtype).removeprefix('paddle.')} {list(returned.shape)}"

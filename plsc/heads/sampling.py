@@ -86,7 +86,7 @@ class DrawAhead:
     `draw_classes`."""
 
     def __init__(self, shard: ClassShard, rate: float, seed: int):
-        self._drawn_by = shard, rate, seed
+        self._draw_arguments = shard, rate, seed
         self._thread = ThreadPoolExecutor(1, "draw")
         self._ahead: tuple[int, Future] | None = None
 
@@ -94,8 +94,8 @@ class DrawAhead:
         """Return the result of `draw_classes` for this step, and start the draw for the next step."""
         number, drawn = self._ahead or (None, None)
         if number != step:
-            drawn = self._thread.submit(draw_classes, *self._drawn_by, step)
-        self._ahead = step + 1, self._thread.submit(draw_classes, *self._drawn_by, step + 1)
+            drawn = self._thread.submit(draw_classes, *self._draw_arguments, step)
+        self._ahead = step + 1, self._thread.submit(draw_classes, *self._draw_arguments, step + 1)
         return drawn.result()
 
     def following(self) -> Callable[[], np.ndarray]:

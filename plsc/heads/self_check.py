@@ -49,14 +49,14 @@ def _compare(sample_rate: float, budget: int) -> float:
     classes = _CLASSES * distributed.world_size() + 1
     counts = [4 + rank % 2 for rank in range(distributed.world_size())]
     start = sum(counts[: distributed.rank()])
-    of_rank = slice(start, start + counts[distributed.rank()])
+    own_samples = slice(start, start + counts[distributed.rank()])
     rng = np.random.default_rng(0)
     x_ND = rng.standard_normal((sum(counts), _WIDTH)).astype(np.float32)
     label_N = rng.integers(0, classes, sum(counts))
     options = {"sample_rate": sample_rate, "budget": budget, "init_std": 0.5, "seed": 3}
     head = make_head(classes, _WIDTH, CosFace(_MARGIN), scale=_SCALE, rule=Momentum(0.0), **options)
-    emb_BD = paddle.to_tensor(x_ND[of_rank], stop_gradient=False)
-    out = head(emb_BD, paddle.to_tensor(label_N[of_rank]), counts=counts)
+    emb_BD = paddle.to_tensor(x_ND[own_samples], stop_gradient=False)
+    out = head(emb_BD, paddle.to_tensor(label_N[own_samples]), counts=counts)
     out.loss.backward()
     head.update(_RATE)
 
@@ -68,8 +68,8 @@ def _compare(sample_rate: float, budget: int) -> float:
     centres_CD[taken_K] -= _RATE * dw_KD
     rows = slice(head.shard.start, head.shard.stop)
     return max(
-        relative(out.losses_B, losses_N[of_rank]),
-        relative(emb_BD.grad / distributed.world_size(), dx_ND[of_rank]),
+        relative(out.losses_B, losses_N[own_samples]),
+        relative(emb_BD.grad / distributed.world_size(), dx_ND[own_samples]),
         relative(head.bank.state()["centres"], centres_CD[rows]),
     )
 

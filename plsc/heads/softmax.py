@@ -244,9 +244,9 @@ class SoftmaxHead:
             best_N = paddle.maximum(largest_N, best_N)
         if not self.spec.sharded:
             return class_N
-        of_rank_N = best_N.clone()
+        own_best_N = best_N.clone()
         distributed.all_reduce(best_N, "max")
-        is_best_N = of_rank_N == best_N
+        is_best_N = own_best_N == best_N
         lowest_N = paddle.where(is_best_N, class_N, none_N)
         highest_N = paddle.where(is_best_N, class_N, paddle.full_like(class_N, -1))
         negated_N, highest_N = distributed.all_reduce(paddle.stack([-lowest_N, highest_N]), "max").unbind()

@@ -100,12 +100,12 @@ class HeadStep:
         self._is_over = False
         self.num_samples = sum(self.counts)  # the mean loss is over the samples of all ranks
         start = sum(self.counts[: distributed.rank()])
-        self._of_rank = slice(start, start + len(emb_BD))
-        self.label_N = label_N if spec.sharded else label_N[self._of_rank]
+        self._own_samples = slice(start, start + len(emb_BD))
+        self.label_N = label_N if spec.sharded else label_N[self._own_samples]
 
-    def of_this_rank(self, x_N: paddle.Tensor) -> paddle.Tensor:
+    def select_own(self, x_N: paddle.Tensor) -> paddle.Tensor:
         """Return this rank's part [B] of a per-sample tensor [N]."""
-        return x_N[self._of_rank] if self.spec.sharded else x_N
+        return x_N[self._own_samples] if self.spec.sharded else x_N
 
     def gather_all(self, x_N: paddle.Tensor) -> paddle.Tensor:
         """Gather a per-sample tensor of all ranks. A margin's statistics must be the same on every rank."""
@@ -123,9 +123,9 @@ class HeadStep:
             self.margin.observe(self.gather_all(self.vectors.length))
         x_ND = self.vectors.values
         self.scaled_ND = x_ND * self.spec.scale if self.spec.scale != 1.0 else x_ND
-        by_kernels = takes_kernels(self.spec, self.selection, self.number is None)
-        make = KernelBackend if by_kernels else PaddleBackend
-        self.backend = make(self.spec, self.memory, self.selection, x_ND, self.scaled_ND, positions)
+        use_kernels = takes_kernels(self.spec, self.selection, self.number is None)
+        backend_class = KernelBackend if use_kernels else PaddleBackend
+        self.backend = backend_class(self.spec, self.memory, self.selection, x_ND, self.scaled_ND, positions)
         self.plain_N, self.targets = self._move_targets(positions.owned_N, self.backend.plain_N)
         shared = self._share_targets()
         self._statistics = self.margin.statistics if self.margin else None
@@ -140,7 +140,7 @@ class HeadStep:
             distributed.all_reduce(totals)  # each rank has different samples
         loss, accuracy = (totals / self.num_samples).unbind()
         return HeadOutput(
-            loss, accuracy, self.of_this_rank(losses_N), self.of_this_rank(correct_N), self.selection
+            loss, accuracy, self.select_own(losses_N), self.select_own(correct_N), self.selection
         )
 
     def _find_targets(self) -> TargetPositions:
@@ -257,20 +257,20 @@ class HeadStep:
         if not self.margin:
             yield
             return
-        now = self.margin.statistics
+        current = self.margin.statistics
         self.margin.statistics = self._statistics
         try:
             yield
         finally:
-            self.margin.statistics = now
+            self.margin.statistics = current
 
     def _embedding_gradient(self, grad_BD: paddle.Tensor, factor: paddle.Tensor) -> paddle.Tensor:
         """Turn the gradient with respect to the scaled embeddings into the gradient with respect to the
         embeddings. If the targets depend on the norms, the last column is the gradient with respect to the
         norms."""
-        of_cosine = factor * (self.spec.scale * distributed.world_size())
+        cosine_factor = factor * (self.spec.scale * distributed.world_size())
         if not self.margin:
-            return grad_BD * of_cosine
+            return grad_BD * cosine_factor
         vectors = self.vectors
         if len(grad_BD) != len(vectors.values):
             vectors = Vectors(self.emb_BD.astype("float32"), cosine=True)
@@ -278,8 +278,8 @@ class HeadStep:
         if self.targets.norm_slope is not None:
             grad_BD, norm_grad_B1 = grad_BD[:, :-1], grad_BD[:, -1:]
         if self.penalty_slope_N is not None:
-            penalty_B1 = self.of_this_rank(self.penalty_slope_N).unsqueeze(1)
+            penalty_B1 = self.select_own(self.penalty_slope_N).unsqueeze(1)
             norm_grad_B1 = norm_grad_B1 + penalty_B1 / self.spec.scale
         if not paddle.is_tensor(norm_grad_B1):
-            return vectors.gradient(grad_BD.multiply_(of_cosine))
-        return vectors.gradient(grad_BD * of_cosine) + norm_grad_B1 * of_cosine * vectors.values
+            return vectors.gradient(grad_BD.multiply_(cosine_factor))
+        return vectors.gradient(grad_BD * cosine_factor) + norm_grad_B1 * cosine_factor * vectors.values
