@@ -19,6 +19,9 @@ class Pictures(ImageFolder):
 
 class Nothing(Part):
     name = "nothing"
+
+    def update(self, run):
+        pass
 """
 CONFIG = """
 Global: {max_steps: 2, output_dir: out}
