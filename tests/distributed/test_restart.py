@@ -54,9 +54,8 @@ def test_a_run_is_overwritten_by_its_own_config(tmp_path, monkeypatch):
     assert "lies in the run that is deleted" in refusal(restart.supervise, itself, [], 2)
     assert (tmp_path / "checkpoints").exists()
     assert restart.supervise(cfg, [], 2) == 0 and not (tmp_path / "checkpoints").exists()
-    assert load(tmp_path) == load(
-        cfg, {"Global.overwrite": False}
-    )  # as the ranks read it, if it was given by -c
+    # The ranks read it if it was given by -c. It lists the folders of its data and modules.
+    assert load(tmp_path) == load(cfg, {"Global.overwrite": False, "Global.folders": cfg.folders})
 
 
 @pytest.fixture(scope="module")
