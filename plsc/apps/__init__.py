@@ -1,2 +1,4 @@
-"""Hold what is done around a run, an app a folder; the core imports none of them, and no app needs another to
-be read."""
+"""The programs around a run. Each app has its own folder.
+
+The core imports no app. Each app can be read without the others.
+"""

@@ -1,1 +1,1 @@
-"""Care for sets of images: look at them, find their errors, change their format."""
+"""Care for sets of images: inspect them, find their errors and convert their format."""

@@ -1,8 +1,13 @@
-"""Convert sets of images between formats, `plsc convert faces/ train.rec`; images are copied byte for byte.
+"""Convert sets of images between formats. Images are copied byte for byte.
 
-The target's name determines the format: .rec (InsightFace's layout, with its .idx), .bin (a verification
-pack), else a folder with a folder for each identity. The source's format is detected, see
-plsc.data.autodetect. Nothing is overwritten, and a target appears under its name only when it is whole.
+The target's name determines the format:
+
+    NAME.rec        InsightFace's layout, with its .idx
+    NAME.bin        a verification pack
+    any other name  a folder with a folder for each identity
+
+plsc.data.autodetect detects the source's format. An existing file is never overwritten. A target appears
+under its name only when it is complete. Try it: `plsc convert faces/ train.rec`.
 """
 
 import argparse
@@ -21,7 +26,7 @@ from plsc.utils.atomic_write import atomic_write
 from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
 
-# First bytes of encoded images -> extension of their files.
+# First bytes of an encoded image -> extension of its file.
 _SIGNATURES = {
     b"\xff\xd8\xff": ".jpg",
     b"\x89PNG": ".png",
@@ -36,9 +41,11 @@ _SIGNATURES = {
 
 
 def write_rec(images: EncodedImages, target: str) -> None:
-    """Write a .rec and its .idx in InsightFace's layout: header, images by label, a record for each identity.
+    """Write a .rec and its .idx in InsightFace's layout: a header, the images by label, and a record for each
+    identity.
 
-    As in InsightFace's own files, counts above 2**24 in records without an image are rounded to float32.
+    Records without an image store counts as float32, as InsightFace's own files do. Counts above 2**24 are
+    therefore rounded. Raises UserError if a label is too large for float32.
     """
     order = np.argsort(images.labels, kind="stable")
     end = len(images) + 1
@@ -57,7 +64,10 @@ def write_rec(images: EncodedImages, target: str) -> None:
 
 
 def write_folder(images: EncodedImages, target: str) -> None:
-    """Write identity/0001.jpg, ...: the images of each identity in order, under its name if known."""
+    """Write a folder for each identity, with the files 0001.jpg, 0002.jpg, ... in the order of the images.
+
+    `identity_folders` names the folders.
+    """
     names = identity_folders(images)
     seen = np.zeros(images.num_classes, np.int64)
     with atomic_write(target, new=True) as beside:
@@ -72,14 +82,16 @@ def write_folder(images: EncodedImages, target: str) -> None:
 
 
 def write_bin(pairs: EncodedPairs, target: str) -> None:
-    """Write a verification pack; an image in several pairs is written several times."""
+    """Write a verification pack. An image is written once for each pair that contains it."""
     indices = _shown(pairs.pairs.ravel().tolist(), target)
     write_pack(target, (pairs.encoded(index).tobytes() for index in indices), pairs.same)
 
 
 def _read(images: EncodedImages, index: int) -> tuple[bytes, str]:
-    """Read an image, and tell the extension of its file by its first bytes. UserError if it is empty or of no
-    known kind."""
+    """Return an image's encoded bytes, and the extension that fits its first bytes.
+
+    Raises UserError if the image is empty or its format is unknown.
+    """
     data = images.encoded(index).tobytes()
     extension = next((ext for start, ext in _SIGNATURES.items() if data.startswith(start)), None)
     if extension is None:
@@ -91,18 +103,22 @@ def _read(images: EncodedImages, index: int) -> tuple[bytes, str]:
 
 
 def identity_folders(images: EncodedImages) -> list[str]:
-    """Name a folder for each class by its identity if all make different folder names, else by its label."""
+    """Return a folder name for each class.
+
+    The name is the identity's if all identities give different visible folder names. Otherwise it is the
+    label.
+    """
     if images.identities is not None:
         names = [os.path.basename(str(name)) for name in images.identities]
         if len({*names}) == len(names) and not any(name.startswith(".") for name in names):
-            return names  # what begins with a dot would be hidden, and not be read again
+            return names  # a folder that begins with a dot would be hidden, and its images not read again
         get_logger().info("the identities' names make no folder for each of them; numbers stand for them")
     digits = len(str(images.num_classes - 1))
     return [f"{label:0{digits}}" for label in range(images.num_classes)]
 
 
 def _shown(indices: Sequence[int], target: str) -> Iterator[int]:
-    """Iterate, and show how many are done."""
+    """Yield the indices, and show a progress bar."""
     with Bar(f"writing {target}", len(indices), "images") as bar:
         for index in indices:
             yield index
@@ -110,8 +126,16 @@ def _shown(indices: Sequence[int], target: str) -> Iterator[int]:
 
 
 def convert(source: str, target: str, root: str = "") -> str:
-    """Convert `source`, and return a sentence about the result. See main() for the arguments."""
-    target = target.rstrip(os.sep) or target  # a folder may be written as faces/
+    """Convert `source`, and return a sentence about the result.
+
+    Args:
+        source: path of a .rec, a folder or a list. For a .bin, a list of pairs or another .bin.
+        target: NAME.rec, NAME.bin, or the name of a new folder.
+        root: folder where the relative paths of a list start. "" is the list's own folder.
+
+    Raises UserError if the target exists, or if the source does not fit the target's format.
+    """
+    target = target.rstrip(os.sep) or target  # a user may write a folder as faces/
     written = [target]
     if target.endswith(".rec"):
         written.append(f"{target.removesuffix('.rec')}.idx")

@@ -1,9 +1,17 @@
-"""Find errors in sets of images: `plsc doctor train.rec --validation lfw.bin`, or `plsc doctor -c my.yaml`.
+"""Find errors in sets of images.
 
-Every image is read and decoded once. It finds images that cannot be decoded or have next to nothing in them,
-the same bytes twice (in one identity, in two, in training and validation), and identities in both sets.
-`--trained output` finds wrong labels, too, by the network of a run (wrong_labels.py). `--list clean.txt`
-writes a list of what is right. The exit code: 0 nothing was found, 1 warnings, 2 errors.
+`plsc doctor` reads and decodes every image once. It reports:
+
+- images that cannot be decoded, and images that are almost black or have one colour
+- images with the same bytes: within one identity, in two identities, or in training and validation
+- identities that are both in training and in validation
+
+`--trained output` also finds wrong labels with the network of a run (wrong_labels.py). `--list clean.txt`
+writes a list of the images without an error. The exit code is 0 if nothing was found, 1 if there were
+warnings, and 2 if there were errors. Try it:
+
+    plsc doctor train.rec --validation lfw.bin
+    plsc doctor -c my.yaml
 """
 
 import argparse
@@ -29,17 +37,24 @@ from plsc.evaluation.sets import EvalSet, eval_set
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.text import plural
 
-_SHOWN = 20  # examples of a finding
+_SHOWN = 20  # most examples that are printed for a finding
 
 
 class Findings:
-    """Prints what is wrong, and counts it by level: `note`, `warning` or `error`."""
+    """Prints findings, and counts them by level. The level is `note`, `warning` or `error`."""
 
     def __init__(self):
         self.counts = Counter()
 
     def note(self, level: str, about: str, text: str, examples: Iterable[str] = ()) -> None:
-        """Print a finding about a set, with some images or identities as examples."""
+        """Print a finding.
+
+        Args:
+            level: "note", "warning" or "error".
+            about: name of the set.
+            text: the finding.
+            examples: names of images or identities. The first _SHOWN are printed.
+        """
         self.counts[level] += 1
         examples = [*examples]
         lines = [f"{level.upper()} {escape(about)}: {text}", *map(escape, examples[:_SHOWN])]
@@ -49,7 +64,7 @@ class Findings:
 
 
 class Examined(NamedTuple):
-    """A set, its name and what was seen of its images."""
+    """A set that was examined: its name, its images and the scan of them."""
 
     name: str
     images: EvalSet
@@ -57,7 +72,7 @@ class Examined(NamedTuple):
 
 
 def examine(name: str, images: EvalSet, findings: Findings) -> Examined:
-    """Examine one set by itself."""
+    """Examine one set on its own, and report its findings."""
     images.check()
     seen = scan(images)
     note = partial(findings.note, about=name)
@@ -80,13 +95,17 @@ def examine(name: str, images: EvalSet, findings: Findings) -> Examined:
     ):
         if found:
             examples = [" = ".join(map(images.name_of, group.tolist())) for group in found]
-            # A pack has an image once for each of its pairs.
+            # A pack contains an image once for each of its pairs.
             note("note" if labels is None else "warning", text=f"{len(found):,} {text}", examples=examples)
     return Examined(name, images, seen)
 
 
 def compare(one: Examined, other: Examined, together: bool, findings: Findings) -> None:
-    """Find identities and images that two sets have in common; `together`: they may share identities."""
+    """Report the identities and the images that two sets have in common.
+
+    Args:
+        together: the two sets may share identities.
+    """
     about = f"{one.name} and {other.name}"
     both = shared_identities(one.images.identities, other.images.identities)
     if both is None:
@@ -109,10 +128,15 @@ def compare(one: Examined, other: Examined, together: bool, findings: Findings) 
 def doctor(
     sets: dict[str, Callable[[], Any]], trained: int, of_config: bool, findings: Findings
 ) -> list[Examined]:
-    """Examine sets, the first `trained` of them training's, by themselves and with each other.
+    """Examine each set on its own, and each training set against the other sets.
 
-    sets: name -> a function that opens the set. The findings have its UserError.
-    of_config: labelled sets to evaluate on are of the classes that are trained, so they share the identities.
+    Args:
+        sets: name -> function that opens the set. A UserError of the function is reported as a finding.
+        trained: number of training sets. They come first in `sets`.
+        of_config: the sets come from a config. A labelled set for evaluation then has the trained classes, so
+            it may share their identities.
+
+    Returns the sets that could be opened.
     """
     examined = []
     for name, make in sets.items():
@@ -129,10 +153,15 @@ def doctor(
 
 
 def write_list(path: str, examined: Examined, labels: np.ndarray) -> None:
-    """Write a list of the set's images that are right, a path and a label a line, numbered without gaps.
+    """Write a list of the set's images without an error. Each line has a path and a label.
 
-    labels: of the images, -1 for those that are left out. Copies are left out: all but the first of one
-    class, and all under two.
+    The labels in the list have no gaps. Of copies in one class the list contains only the first. It contains
+    no copy that is in several classes.
+
+    Args:
+        labels: int64 [N], the label of each image, or -1 to omit it.
+
+    Raises UserError if the images have no files of their own.
     """
     data = examined.images.data
     if not isinstance(data, ImageFiles):
@@ -162,7 +191,7 @@ def _open(path: str) -> Dataset | PairSet:
 
 
 def _is_pair_list(path: str) -> bool:
-    """Say whether the first line of a text file has pairs, or LFW's numbers."""
+    """Return whether a path is a text file whose first line contains a pair or LFW's numbers."""
     if not path.endswith((".txt", ".csv", ".tsv")) or not os.path.isfile(path):
         return False
     with open(path, encoding="utf-8-sig", errors="replace") as file:

@@ -1,13 +1,21 @@
 """Write a config for a folder of pictures: `plsc init faces/`.
 
-`inspect_data` counts pictures and classes, and decodes a sample. `recommend` chooses by the result:
+`inspect_data` counts the pictures and the classes, and decodes a sample. `recommend` chooses the config:
 
-    fewer than 20,000 pictures             a small network, 40 epochs or 300 steps
-    fewer than 500,000; more               IResNet18; IResNet50, for pictures of 112 x 112, 20 epochs
-    up to 40 pixels; grey; others          32 x 32; 48 x 48; 64 x 64; in the shape of most pictures
-    fewer than 2,000 classes               margin 0.1, scale 16
-    fewer than 100 classes; more           `hold_out`: a half; the least share with ten classes
-    colour; none                           flipped, cropped, other colours; grey, cropped
+    fewer than 20,000 pictures      a small network, 40 epochs or at least 300 steps
+    20,000 to 499,999 pictures      IResNet18, 20 epochs
+    500,000 pictures or more        IResNet50, 20 epochs
+    pictures of at most 40 pixels   32 x 32
+    20,000 larger pictures or more  112 x 112
+    fewer, grey                     48 x 48
+    fewer, colour                   64 x 64
+    fewer than 2,000 classes        margin 0.1, scale 16
+    fewer than 100 classes          `hold_out` 0.5
+    100 classes or more             `hold_out`: the smallest share that contains ten classes
+    colour pictures                 flipped, cropped, with changed colours
+    grey pictures                   cropped
+
+The picture size keeps the aspect ratio of the median picture and has about as many pixels as the square.
 """
 
 import argparse
@@ -31,24 +39,28 @@ from plsc.utils.text import plural
 from plsc.utils.yaml_lines import dump_lines
 
 _SAMPLE = 200  # pictures that are decoded
-_FEW_PICTURES = 20_000  # below, a small network of 64 x 64 pixels learns as much in minutes
+_FEW_PICTURES = 20_000  # with fewer, a small network of 64 x 64 pixels learns as much in minutes
 _MANY_PICTURES = 500_000
-_FEW_CLASSES = 2_000  # below, a small margin and scale
+_FEW_CLASSES = 2_000  # with fewer, the margin and the scale are small
 _HUNDREDS = 100
-_LEAST_STEPS = 300  # of a network that starts anew
+_LEAST_STEPS = 300  # fewest steps that train a new network
 _KEY_OF_IMAGES = {"ImageFolder": "folder", "ImageList": "list", "RecImages": "path"}
-_EVALUATIONS = 20  # of a run: of a few pictures an epoch takes less time than an evaluation
-_RANKS = 2  # of the commands that are suggested
+# Evaluations per run. With few pictures an epoch takes less time than an evaluation.
+_EVALUATIONS = 20
+_RANKS = 2  # ranks in the suggested commands
 
 
 class DataSummary(NamedTuple):
-    """What a config follows from.
+    """The facts about a set of pictures that determine its config.
 
     Attributes:
-        height, width: of the median picture of a sample.
-        grey: whether all of the sample are.
-        hold_out: share of the classes to verify on; None: too few classes, or pictures of each, for any.
-        trained: pictures that are not held out.
+        pictures: number of pictures.
+        classes: number of classes.
+        height, width: median over a sample of the pictures, in pixels.
+        grey: whether all pictures of the sample are grey.
+        hold_out: share of the classes to verify on. None if there are too few classes, or too few pictures of
+            each.
+        trained: number of pictures that are not held out.
     """
 
     pictures: int
@@ -61,7 +73,14 @@ class DataSummary(NamedTuple):
 
 
 def inspect_data(images: EncodedImages, name: str) -> DataSummary:
-    """Look at a set of pictures. UserError where it is none to train on."""
+    """Inspect a set of pictures.
+
+    Args:
+        images: the set.
+        name: path of the set, for messages.
+
+    Raises UserError if there are too few classes, or if no picture of the sample can be decoded.
+    """
     if images.num_classes < LEAST:
         raise UserError(
             f"{escape(name)}: has 1 class, training needs {LEAST}; make a folder for each identity"
@@ -72,7 +91,7 @@ def inspect_data(images: EncodedImages, name: str) -> DataSummary:
         try:
             picture = decode_pixels(images.encoded(index), False, lambda: images.name(index))  # noqa: B023
         except UserError:
-            continue  # `plsc doctor` names it
+            continue  # `plsc doctor` reports it
         sizes.append(picture.shape[:2])
         small = cv2.resize(picture, (16, 16), interpolation=cv2.INTER_AREA).astype(int)
         grey = grey and np.ptp(small, axis=2).max() <= 8
@@ -82,22 +101,32 @@ def inspect_data(images: EncodedImages, name: str) -> DataSummary:
     names = class_keys(images)
     hold_out = _share_to_hold_out(names)
     held = held_out(names, hold_out or 0)[images.labels]
-    if len(np.unique(images.labels[held])) == held.sum():  # a picture of each, which makes no pair
+    if len(np.unique(images.labels[held])) == held.sum():  # one picture of each class makes no pair
         hold_out, held = None, np.zeros(len(images), bool)
     trained = len(images) - int(held.sum())
     return DataSummary(len(images), images.num_classes, height, width, grey, hold_out, trained)
 
 
 def _share_to_hold_out(names: Sequence[str]) -> float | None:
-    """Choose the share of the classes that are not trained on: of few a half, from which a gallery learns how
-    alike strangers are, else the least that has ten; None where fewer than two would be left on a side."""
+    """Choose the share of the classes to hold out from training.
+
+    With few classes it is a half, from which a gallery learns how similar strangers are. Otherwise it is the
+    smallest share that contains ten classes. Return None if either side would have fewer than two classes.
+    """
     shares = (0.1, 0.2, 0.3, 0.4) if len(names) >= _HUNDREDS else ()
     share = next((share for share in shares if held_out(names, share).sum() >= FEWEST), 0.5)
     return share if LEAST <= held_out(names, share).sum() <= len(names) - LEAST else None
 
 
 def recommend(seen: DataSummary, kind: str, path: str, output: str) -> dict:
-    """Choose a config. kind: the class that reads the pictures at `path`."""
+    """Choose a config.
+
+    Args:
+        seen: the facts about the pictures.
+        kind: name of the class that reads the pictures.
+        path: path of the pictures.
+        output: the run's output folder.
+    """
     few = seen.pictures < _FEW_PICTURES
     size = _size(seen, few)
     batch = 128 if not few else 64 if seen.pictures > 4_000 else 32
@@ -126,8 +155,11 @@ def recommend(seen: DataSummary, kind: str, path: str, output: str) -> dict:
 
 
 def _size(seen: DataSummary, few: bool) -> list[int]:
-    """Choose height and width: the pictures' own shape, to whole multiples of 8, of about as many pixels as
-    the square has."""
+    """Choose the height and the width of the network's pictures.
+
+    They have the aspect ratio of the median picture, about as many pixels as the square, and are multiples
+    of 8.
+    """
     side = 32 if min(seen.height, seen.width) <= 40 else 48 if seen.grey and few else 64 if few else 112
     ratio = math.sqrt(seen.height / seen.width)
     if 0.9 < ratio < 1.12:

@@ -1,7 +1,8 @@
-"""Examine every image of a set once: whether it can be decoded, its brightness, and copies of it.
+"""Examine every image of a set once: whether it can be decoded, whether it is dark, and its copies.
 
-Threads are enough: reading, hashing and OpenCV's decoding all release Python's lock. Try it:
-`scan(eval_set(open_images("faces/")))`.
+Threads are enough, because reading, hashing and OpenCV's decoding all release Python's lock. Try it:
+
+    scan(eval_set(open_images("faces/")))
 """
 
 import hashlib
@@ -17,16 +18,17 @@ from plsc.errors import UserError
 from plsc.evaluation.sets import EvalSet
 from plsc.utils.bar import Bar
 
-_PART = 128  # images that a thread takes at once
+_PART = 128  # images per task of a thread
 
 
 class Scan(NamedTuple):
-    """The properties of all images of a set; arrays by image.
+    """The properties of the N images of a set.
 
     Attributes:
-        digests: uint64 [N, 2], of the encoded bytes, or of the pixels of a set that has none; 0: not read.
-        faults: image -> why it cannot be used.
-        dark: image with next to nothing in it -> what is the matter with it.
+        digests: uint64 [N, 2], digest of the encoded bytes, or of the pixels if the set has no encoded
+            bytes. 0 if the image could not be read.
+        faults: index of an image -> why it cannot be used.
+        dark: index of an image that is almost black or has one colour -> what is wrong with it.
     """
 
     digests: np.ndarray
@@ -35,7 +37,7 @@ class Scan(NamedTuple):
 
 
 def scan(images: EvalSet) -> Scan:
-    """Examine all images, with as many threads as processors."""
+    """Examine all images. There is one thread per processor."""
     count = images.count
     found = Scan(np.zeros((count, 2), np.uint64), {}, {})
 
@@ -48,7 +50,7 @@ def scan(images: EvalSet) -> Scan:
                 found.faults[index] = str(error)
         return stop - start
 
-    cv2.setNumThreads(1)  # the threads are the parallelism
+    cv2.setNumThreads(1)  # the pool's threads already use all processors
     with ThreadPoolExecutor(os.cpu_count()) as pool, Bar(f"reading {images.title}", count, "images") as bar:
         for done in pool.map(look_at, range(0, count, _PART)):
             bar.update(done)
@@ -56,7 +58,8 @@ def scan(images: EvalSet) -> Scan:
 
 
 def _examine(images: EvalSet, index: int, found: Scan) -> None:
-    """Note what is seen of an image. Raises UserError for one that cannot be read."""
+    """Store an image's digest in `found`, and why it is dark if it is. Raises UserError if the image
+    cannot be read."""
     if hasattr(images.data, "encoded"):
         data = images.data.encoded(index)
         pixels = decode_pixels(data, images.data.channels == "grey", lambda: images.name_of(index))
@@ -71,10 +74,15 @@ def _examine(images: EvalSet, index: int, found: Scan) -> None:
 
 
 def same_content(digests: np.ndarray) -> list[np.ndarray]:
-    """Find groups of two or more images with the same bytes, ordered by their first: indices int64,
-    ascending. Images that could not be read (digest 0) are in none."""
+    """Find the groups of two or more images with the same bytes.
+
+    Args:
+        digests: uint64 [N, 2]. An image with the digest 0 was not read and is in no group.
+
+    Returns for each group its indices, int64, ascending. The groups are ordered by their first index.
+    """
     known = np.flatnonzero(digests.any(axis=1))
-    order = known[np.lexsort(digests[known].T)]  # stable: ascending where the digests are the same
+    order = known[np.lexsort(digests[known].T)]  # stable, so that equal digests keep ascending indices
     change = np.flatnonzero((digests[order][1:] != digests[order][:-1]).any(axis=1)) + 1
     groups = np.split(order, change) if len(order) else []
     return sorted((group for group in groups if len(group) > 1), key=lambda group: int(group[0]))

@@ -1,8 +1,11 @@
-"""Find the wrong labels of a training set by the network that it has trained: `plsc doctor --trained output`.
+"""Find the wrong labels of a training set with the network that was trained on it.
 
 A sample is compared with the mean of the other samples of its class, so that it does not vote for its own
-label, and with the means of all other classes. Wrong is what lies much nearer to another class than ordinary
-samples do. Try it: label_noise(embeddings, labels, num_classes).
+label. It is also compared with the means of all other classes. A label counts as wrong if the sample is much
+nearer to another class than ordinary samples are. Try it:
+
+    plsc doctor --trained output
+    label_noise(embeddings, labels, num_classes)
 """
 
 from typing import NamedTuple
@@ -16,19 +19,21 @@ from plsc.errors import CorruptImageError
 from plsc.evaluation.search import finite_unit_rows, search
 from plsc.training.run_folder import open_checkpoint, start
 
-LIMIT = 3.0  # deviations beyond the median from which on a label is taken for wrong
-_LEAD = 0.25  # deviations by which the nearest class must lead the next one to be taken for the label
-_SAME = 0.5  # share of a class's samples that are nearest to one other class: the two may be one
+LIMIT = 3.0  # a label counts as wrong if its score is more deviations than this above the median
+_LEAD = 0.25  # deviations by which the nearest class must lead the next one to be the label
+_SAME = 0.5  # if at least this share of a class's samples is nearest to one other class, the two may be one
 
 
 class Noise(NamedTuple):
-    """Wrong labels, the most certain first.
+    """The W wrong labels, the most certain first.
 
     Attributes:
-        samples: indices, int64 [W].
-        classes: the nearest other class of each, int64 [W]; -1: no class is near enough to be the label.
-        scores: by how many deviations of ordinary samples each is nearer to that class, float64 [W].
-        twins: pairs of classes that may be one, int64 [T, 2]; their samples are not among the wrong ones.
+        samples: int64 [W], indices of the samples.
+        classes: int64 [W], the nearest other class of each sample, or -1 if no class is clearly the label.
+        scores: float64 [W], how much nearer each sample is to that class than ordinary samples are, in their
+            deviations.
+        twins: int64 [T, 2], pairs of classes that may be one class. Samples of the first that are nearest to
+            the second do not count as wrong.
     """
 
     samples: np.ndarray
@@ -38,8 +43,15 @@ class Noise(NamedTuple):
 
 
 def label_noise(embeddings: np.ndarray, labels: np.ndarray, num_classes: int) -> Noise:
-    """Find wrong labels. embeddings: [N, D], zeros for samples to leave out. Classes of
-    one or two samples have no wrong ones: nothing shows which it would be."""
+    """Find wrong labels.
+
+    A class of one or two samples gets no wrong label, because nothing shows which sample is wrong.
+
+    Args:
+        embeddings: float [N, D]. A row of zeros excludes its sample.
+        labels: int64 [N].
+        num_classes: number of classes.
+    """
     every = np.arange(len(labels))
     embeddings = finite_unit_rows(embeddings, every, "label noise")
     sums = np.zeros((num_classes, embeddings.shape[1]), np.float32)
@@ -55,7 +67,7 @@ def label_noise(embeddings: np.ndarray, labels: np.ndarray, num_classes: int) ->
     nearest = np.take_along_axis(place, order, 1)[:, 0]
     nearer = (first - own).astype(np.float64)
     known = embeddings.any(axis=1) & (counts[labels] > 2)
-    # Wrong labels lie above the median, so a deviation is that of the samples below it.
+    # Wrong labels are above the median, so the deviation is computed from the samples below it.
     low, median = np.quantile(nearer[known], [0.1587, 0.5]) if known.any() else (0.0, 0.0)
     deviation = max(median - low, 1e-6)
     score = (nearer - median) / deviation
@@ -77,7 +89,12 @@ def label_noise(embeddings: np.ndarray, labels: np.ndarray, num_classes: int) ->
 def find_wrong_labels(cfg: Config, data: Dataset) -> tuple[np.ndarray, dict[str, list[str]]]:
     """Find the wrong labels of a run's training set.
 
-    Returns all labels as they should be, -1 for none; and what is wrong, with examples.
+    Args:
+        cfg: the run's config.
+        data: the training set.
+
+    Returns the corrected labels, int64 [N], with -1 for a sample of no class, and the findings: text ->
+    examples.
     """
     embeddings = _embed(cfg, data)
     noise = label_noise(embeddings, data.labels, data.num_classes)
@@ -99,7 +116,10 @@ def find_wrong_labels(cfg: Config, data: Dataset) -> tuple[np.ndarray, dict[str,
 
 
 def _embed(cfg: Config, data: Dataset) -> np.ndarray:
-    """Embed all samples by a checkpoint's network, float32 [N, D]; zeros where one is corrupt."""
+    """Compute the embeddings of all samples with a checkpoint's network.
+
+    Returns float32 [N, D], with zeros for a corrupt sample.
+    """
     start(cfg.Global)
     from plsc.training.embed import embed
     from plsc.training.load_weights import load_network
