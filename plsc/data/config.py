@@ -1,4 +1,4 @@
-"""Define the section DataLoader: the data sets, their order, and how many samples are taken at a time."""
+"""Define the section DataLoader: the data sets, the order of their samples, and the batch sizes."""
 
 from typing import Annotated, Any
 
@@ -40,38 +40,38 @@ MORE_SETS = "DataLoader.Eval.more"
 
 
 class TrainDatasetCfg(ClassSection):
-    """The images to train on. Further keys are keyword arguments of the class; its docstring explains
-    them. A list of such mappings trains on several sets together, their classes one after the other
-    (docs/data.md)."""
+    """The images to train on. Further keys are keyword arguments of the class. Its docstring explains them.
+    A list of such mappings trains on several sets together. The classes of each set follow those of the set
+    before it (docs/data.md)."""
 
     registry = LABELLED
-    # The seed of an Eval set is a key of its own: runs with different seeds must have comparable results.
+    # An Eval set does not receive the run's seed: runs with different seeds must have comparable results.
     supplied = ("seed",)
 
     name: str = "Glyphs"
-    """`Glyphs`, characters drawn at run time; your images in a list file (`ImageList`), in a folder for each
-    identity (`ImageFolder`) or in a .rec file (`RecImages`); `IdxImages`, the files of MNIST and
-    Fashion-MNIST; `Synthetic`, noise for measuring speed; or your own class as `package.module:Class`. The
-    number of classes is read from the data; docs/data.md has examples."""
+    """Class of the data set. `Glyphs` draws characters at run time. `ImageList` reads your images from a list
+    file, `ImageFolder` from a folder for each identity, and `RecImages` from a .rec file. `IdxImages` reads
+    the files of MNIST and Fashion-MNIST. `Synthetic` makes noise for speed measurements. Name your own class
+    as `package.module:Class`. The number of classes is read from the data. docs/data.md has examples."""
 
 
 def _one_or_several(value: Any) -> str:
-    """Say which alternative of TrainCfg.dataset a value is to be checked by."""
+    """Return the tag of the alternative of TrainCfg.dataset that validates a value."""
     return "several" if isinstance(value, list) else "one"
 
 
 class EvalDatasetCfg(ClassSection):
-    """What to evaluate on: pairs of images to verify, or labelled images of the trained classes, whose
-    classes the head predicts. Further keys are keyword arguments of the class; its docstring explains them.
-    `dataset: null` evaluates nothing."""
+    """The images to evaluate on: pairs of images to verify, a search in a gallery, or labelled images whose
+    trained classes the head predicts. Further keys are keyword arguments of the class. Its docstring explains
+    them. `dataset: null` turns evaluation off."""
 
     registry = DATASETS
 
     name: str = "GlyphPairs"
-    """`GlyphPairs`, pairs of characters that training never sees; pairs named in a file (`PairList`), in a
-    .bin pack (`BinPairs`) or drawn from labelled images (`ImagePairs`); IJB's templates (`IjbPairs`); a
-    search in a gallery (`GalleryProbe`); any data set that `Train.dataset` may name; or your own class as
-    `package.module:Class`."""
+    """Class of the data set. `GlyphPairs` makes pairs of characters that training never sees. `PairList`
+    reads the pairs that a file names, `BinPairs` reads a .bin pack, and `ImagePairs` draws pairs from
+    labelled images. `IjbPairs` compares IJB's templates. `GalleryProbe` searches a gallery. Any data set
+    that `Train.dataset` may name is also possible. Name your own class as `package.module:Class`."""
 
 
 class TrainCfg(Section):
@@ -83,33 +83,36 @@ class TrainCfg(Section):
         Discriminator(_one_or_several),
     ] = TrainDatasetCfg()
     batch_size: int = Field(128, ge=1)
-    """Samples that a rank computes at a time, in an evaluation too. Lower it when memory runs out, with
-    `global_batch` as it is."""
+    """Samples that a rank computes at a time, in training and in evaluation. If memory runs out, lower it and
+    keep `global_batch`."""
     global_batch: int | None = Field(None, ge=2)
-    """Samples of all ranks in one step, which the learning rate is meant for (docs/training.md). A rank's
-    share goes through the backbone in as few batches of `batch_size`, or up to two more, as it needs, at
-    about a third more time; the head sees all samples of the step at once. null: `batch_size` x ranks; a
-    resumed run keeps that of its checkpoint."""
+    """Samples of all ranks in one step. The learning rate refers to this number (docs/training.md). The
+    backbone computes a rank's share in the fewest possible batches of `batch_size`, or of up to two samples
+    more. Several batches take about a third more time. The head sees all samples of the step at once. null:
+    `batch_size` x ranks. A resumed run keeps the value of its checkpoint."""
     per_class: int | None = Field(None, ge=2, le=1024)
-    """Images of each class in a batch, for a loss on pairs, such as a triplet loss (docs/extend.md): a batch
-    of 64 with `per_class: 4` holds 16 classes. It must divide `batch_size` and `global_batch`. A class whose
-    images it does not divide has some of them twice an epoch. null: the images are shuffled one by one."""
+    """Images of each class in a batch, for a loss on pairs such as a triplet loss (docs/extend.md). A
+    batch of 64 with `per_class: 4` contains 16 classes. The value must divide `batch_size` and
+    `global_batch`. If it does not divide a class's number of images, some of these images come twice in an
+    epoch. null: the images are shuffled one by one."""
     num_workers: int = Field(0, ge=0, le=1024)
-    """Processes per rank that prepare batches; 0 uses a thread. Raise it when the images per second are bound
-    by the data; the batches stay the same."""
+    """Processes per rank that prepare batches. 0 uses a thread. Raise the number if loading the data limits
+    the images per second. The batches stay the same."""
 
     @property
     def sets(self) -> list[TrainDatasetCfg]:
-        """The data sets to train on: one, or those of the list."""
+        """The data sets to train on: the only one, or those of the list."""
         return self.dataset if isinstance(self.dataset, list) else [self.dataset]
 
     def global_batch_on(self, ranks: int) -> int:
-        """Return the samples of all of so many ranks in one step."""
+        """Return the number of samples that `ranks` ranks take together in one step."""
         return self.global_batch or self.batch_size * ranks
 
     def micro_batches_on(self, ranks: int) -> list[list[int]]:
-        """Return the samples of each micro-batch of a step, by rank: as many of them on each, the largest
-        first."""
+        """Return the sizes of a step's micro-batches: one list per rank, the largest size first.
+
+        Every rank has the same number of micro-batches.
+        """
         shares = [stop - start for start, stop in split(self.global_batch_on(ranks), ranks)]
         count = count_micro_batches(shares, self.batch_size)
         return [[stop - start for start, stop in split(share, count)] for share in shares]
@@ -118,32 +121,33 @@ class TrainCfg(Section):
 class EvalCfg(Section):
     """Evaluation data.
 
-    `dataset` is the main set: it decides which checkpoint is the best, and the threshold.
+    `dataset` is the main set. It determines the best checkpoint and the threshold.
     """
 
     dataset: EvalDatasetCfg | None = None
     more: dict[str, EvalDatasetCfg] = {}
-    """Further sets to evaluate on, each under the title that it gets in logs and reports, with the keys of
-    `dataset`: `{cfp_fp: {name: BinPairs, path: cfp_fp.bin}}`."""
+    """Further sets to evaluate on. Each key is the set's title in logs and reports. Each value has the
+    keys of `dataset`: `{cfp_fp: {name: BinPairs, path: cfp_fp.bin}}`."""
     flip: bool = False
-    """Add the embedding of each image's mirror image to its own, as InsightFace's evaluation does: a little
-    more accurate, twice the time. Evaluation, `predict`, galleries and exported graphs of this config all do
-    so, and the threshold belongs to such embeddings."""
+    """Add the embedding of each image's mirror image to the image's own embedding, as InsightFace's
+    evaluation does. The accuracy rises a little, and the computation takes twice the time. The setting
+    applies to evaluation, `predict`, galleries and exported graphs of this config. The threshold is valid
+    for embeddings with the same setting."""
 
     def sets(self) -> dict[str, ClassSection]:
-        """Return the data sets by their keys in a config, the main one first."""
+        """Return the evaluation sets by their keys in a config, the main set first."""
         main = {EVAL_SET: self.dataset} if self.dataset else {}
         return main | {f"{MORE_SETS}.{title}": section for title, section in self.more.items()}
 
 
 class DataLoaderCfg(Section):
-    """Where images come from, and how many at a time."""
+    """The source of the images and the batch sizes."""
 
     Train: TrainCfg = TrainCfg()
     Eval: EvalCfg = EvalCfg()
 
     def sets(self) -> dict[str, ClassSection]:
-        """Return the data sets by their keys in a config, those to train on first."""
+        """Return the data sets by their keys in a config, the training sets first."""
         trained = {TRAIN_SET: self.Train.dataset}
         if isinstance(self.Train.dataset, list):
             trained = {f"{TRAIN_SET}.{number}": section for number, section in enumerate(self.Train.dataset)}

@@ -1,9 +1,14 @@
-"""Define the base classes of data sets, all that the trainer and the loader use of them. No ranks, no Paddle.
+"""Define the base classes of data sets. The trainer and the loader use only this interface.
 
-Your own: derive from Dataset (training, classification), PairSet (verification), TemplatePairs (verification
-of sets of images), IdentificationSet (search in a gallery), set the attributes in __init__, write the
-abstract methods, and name the class in the config as `name: "my_module:MyClass"`. The arguments of __init__,
-with their annotations and defaults, are what the config accepts; one that takes `seed` is given the run's.
+The module needs neither ranks nor Paddle. To write your own data set:
+
+1. Derive from Dataset (training, classification), PairSet (verification), TemplatePairs (verification of sets
+   of images) or IdentificationSet (search in a gallery).
+2. Set the attributes in __init__ and write the abstract methods.
+3. Name the class in the config as `name: "my_module:MyClass"`.
+
+The config accepts the arguments of __init__, with their annotations and defaults. A class whose __init__
+takes `seed` receives the run's seed.
 """
 
 import functools
@@ -19,29 +24,29 @@ from plsc.errors import MissingFileError, UserError
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.utils.section import first_problem
 
-EVALUATION = 2**32  # the epoch of the images that are evaluated
+EVALUATION = 2**32  # epoch number that evaluation uses; training never reaches it
 
 
 class ImageSet:
-    """Declares shape and preprocessing of a set's images, uint8 [C, H, W], which all have the same.
+    """Declares the shape and the preprocessing that all images of a set share.
 
-    The network's input is float32, (pixel - mean) * scale.
+    An image is uint8 [C, H, W]. The network's input is float32, (pixel - mean) * scale.
     """
 
     image_shape: tuple[int, int, int]  # C, H, W
     mean: float = MEAN
     scale: float = SCALE
-    channels: str = ""  # "grey", "RGB" or "BGR"; "": grey for one, RGB for three
-    aligned: bool | None = None  # whether they are aligned faces; None: not known
-    files: tuple[str, ...] = ()  # arguments of __init__ that name a file, or a folder
+    channels: str = ""  # "grey", "RGB" or "BGR"; "": grey for one channel, RGB for three
+    aligned: bool | None = None  # whether the images are aligned faces; None: unknown
+    files: tuple[str, ...] = ()  # names of the arguments of __init__ that name a file or a folder
 
     @classmethod
     def check(cls, **arguments: Any) -> None:
-        """Raise UserError about the arguments that a config has, MissingFileError if one of the `files` is
-        missing.
+        """Check the arguments that a config gives.
 
-        It is called before any process starts, so it looks at values and whether paths exist, and reads
-        nothing large.
+        Raises UserError if an argument is invalid, and MissingFileError if one of the `files` does not exist.
+        The method is called before any process starts. It checks values and the existence of paths only, and
+        reads no large file.
         """
         for key in cls.files:
             if not os.path.exists(path := arguments[key]):
@@ -49,7 +54,7 @@ class ImageSet:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """Describe the images, and how they become the network's input."""
+        """Describe the images and how they become the network's input."""
         where = type(self).__name__
         if getattr(self, "image_shape", None) is None:
             raise UserError(f"{where}.image_shape: is not set; it is the shape of an image, [C, H, W]")
@@ -65,7 +70,10 @@ class ImageSet:
 
 
 def check_image(made: object, shape: tuple[int, ...], what: Callable[[], str]) -> np.ndarray:
-    """Refuse an image without the shape that its set declares; UserError calls it `what()`."""
+    """Return the image `made` if it is uint8 of the declared `shape`; raise UserError otherwise.
+
+    `what()` is the image's name in the message.
+    """
     if isinstance(made, np.ndarray) and made.dtype == np.uint8 and made.shape == tuple(shape):
         return made
     got = f"{made.dtype} {list(made.shape)}" if isinstance(made, np.ndarray) else type(made).__name__
@@ -76,12 +84,12 @@ def check_image(made: object, shape: tuple[int, ...], what: Callable[[], str]) -
 
 
 class Dataset(ImageSet, ABC):
-    """Labelled samples, to train on or to classify. The labels run from 0 to num_classes - 1."""
+    """Labelled samples for training or classification. The labels run from 0 to num_classes - 1."""
 
     num_classes: int
     labels: np.ndarray  # int64 [len(self)]
-    # What the classes are, in the order of the labels, where that is known: text or whole numbers, see
-    # shared_identities().
+    # Identities of the classes in the order of the labels, text or whole numbers (see shared_identities()).
+    # None: unknown.
     identities: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -89,22 +97,25 @@ class Dataset(ImageSet, ABC):
 
     @property
     def class_names(self) -> list[str] | None:
-        """Name the classes, in the order of the labels; None: not known, or only numbers. They differ where
-        `identities` of joined sets repeat one."""
+        """Return the names of the classes in the order of the labels.
+
+        None if they are unknown or only numbers. The names differ from `identities` if joined sets share an
+        identity.
+        """
         names = self.identities
         is_text = names is not None and names.dtype.kind == "U" and len(names) == self.num_classes
         return names.tolist() if is_text else None
 
     @abstractmethod
     def sample(self, index: int, epoch: int) -> np.ndarray:
-        """Make sample `index` as augmented in `epoch`, an array of the declared shape and dtype.
+        """Make sample `index` as augmented in `epoch`: uint8 of the declared shape.
 
-        The same arguments give the same bytes.
-        Raises CorruptImageError for one that cannot be decoded: training takes another sample instead.
+        The same arguments give the same bytes. Raises CorruptImageError if the sample cannot be decoded.
+        Training then takes another sample instead.
         """
 
     def name(self, index: int) -> str:
-        """Return the sample's name for messages and reports: a path, a glyph's name."""
+        """Return the sample's name for messages and reports, such as a path or a glyph's name."""
         return f"sample {index}"
 
     @functools.cached_property
@@ -113,8 +124,10 @@ class Dataset(ImageSet, ABC):
         return type(self).__name__
 
     def images(self, start: int, stop: int) -> np.ndarray:
-        """Make samples [start, stop) to evaluate on, [n, *shape], as augmented in an epoch that training
-        never has."""
+        """Make samples [start, stop) for evaluation: uint8 [n, *shape].
+
+        They are augmented with the epoch number EVALUATION, which training never reaches.
+        """
         return np.stack(
             [
                 self._checked(self.sample(index, EVALUATION), f"sample({index}) ({self.name(index)})")
@@ -124,21 +137,24 @@ class Dataset(ImageSet, ABC):
 
 
 class _Images(ImageSet, ABC):
-    """Images without labels, each embedded once: the base class of sets for verification and search."""
+    """Images without labels, each of which is embedded once.
+
+    This is the base class of sets for verification and search.
+    """
 
     title: str  # for logs and reports
     num_images: int
 
     @abstractmethod
     def image(self, index: int) -> np.ndarray:
-        """Make an image, uint8 of the declared shape; the same bytes each time."""
+        """Make an image, uint8 of the declared shape. The same index gives the same bytes."""
 
     def image_name(self, index: int) -> str:
-        """Return the image's name, for the worst pairs of the report."""
+        """Return the image's name. The report uses it to list the worst pairs."""
         return f"image {index}"
 
     def images(self, start: int, stop: int) -> np.ndarray:
-        """Make images [start, stop) as one array [n, *shape]."""
+        """Make images [start, stop) as one array, uint8 [n, *shape]."""
         return np.stack(
             [
                 self._checked(self.image(index), f"image({index}) ({self.image_name(index)})")
@@ -148,13 +164,14 @@ class _Images(ImageSet, ABC):
 
 
 class PairSet(_Images):
-    """Pairs of images for verification: each image is embedded once, and the pairs index the embeddings."""
+    """Pairs of images for verification. Each image is embedded once, and the pairs index the embeddings."""
 
     pairs: np.ndarray  # int64 [P, 2], indices of images
     same: np.ndarray  # bool [P], True where both images are of one class
-    identities: np.ndarray | None = None  # of all classes in the pairs, as in a Dataset, in any order
-    # [num_images] (of templates: one of each), the identity of each image, text or whole numbers; None: not
-    # known. With it the confidence intervals are over people, and the report names the hardest ones.
+    identities: np.ndarray | None = None  # of all classes in the pairs, in any order; see Dataset.identities
+    # [num_images], or [number of templates]: identity of each image or template, text or whole numbers. None:
+    # unknown. If it is known, the confidence intervals are over people, and the report names the hardest
+    # people.
     identity_of: np.ndarray | None = None
 
     def pair_name(self, number: int) -> str:
@@ -162,40 +179,45 @@ class PairSet(_Images):
         return f"pair {number}"
 
     def pairs_by_content(self) -> np.ndarray:
-        """Return the pairs as numbers that are the same for the same image, int64 [P, 2]."""
+        """Return the pairs as numbers of image contents, int64 [P, 2]. Equal images have equal numbers."""
         return self.pairs
 
 
 class TemplatePairs(PairSet):
-    """Pairs of templates, as IJB's 1:1 protocol compares them: a template is a set of images of one identity.
+    """Pairs of templates for IJB's 1:1 protocol. A template is a set of images of one identity.
 
-    `pairs` index templates here, 0 to max(template). Images of one medium (the frames of one video) count as
-    one when a template's embedding is made.
+    `pairs` contains indices of templates here, 0 to max(template). When a template's embedding is computed,
+    all images of one medium (such as the frames of one video) count as one image.
     """
 
     template: np.ndarray  # int64 [num_images], the template that an image belongs to
-    media: np.ndarray  # int64 [num_images], the medium that it comes from
+    media: np.ndarray  # int64 [num_images], the medium that an image comes from
 
 
 class IdentificationSet(_Images):
-    """Search, 1:N: the probes are looked for in the gallery.
+    """A search (1:N) for the probes in a gallery.
 
-    A probe whose identity is not in the gallery belongs to open-set search: it should not be found.
+    A probe whose identity is not in the gallery belongs to open-set search. The search should not find it.
     """
 
     gallery: np.ndarray  # int64 [G], indices of images
     probe: np.ndarray  # int64 [Q], indices of images
     identities: np.ndarray  # int64 [num_images], the number of each image's identity
-    names: np.ndarray | None = None  # what the numbers stand for, comparable with a Dataset's identities
+    names: np.ndarray | None = None  # identity of each number, comparable with a Dataset's identities
 
     def probes_in_gallery(self) -> list[tuple[int, int]]:
-        """Find the probes that are pictures of the gallery, byte for byte: (probe, gallery image) each."""
+        """Find the probes whose files equal a gallery image byte for byte: a list of (probe, gallery image).
+
+        Both are indices of images.
+        """
         return []
 
 
 def count_classes(labels: np.ndarray, where: str) -> int:
-    """Count the classes of int64 labels [N]; UserError, which begins with `where`, unless they are 0, 1, ...
-    without gaps."""
+    """Count the classes of int64 labels [N].
+
+    Raises UserError if the labels are not 0, 1, ... without gaps. The message begins with `where`.
+    """
     present = np.unique(labels)
     count = int(present[-1]) + 1
     if len(present) < count:
@@ -208,8 +230,14 @@ def count_classes(labels: np.ndarray, where: str) -> int:
 
 
 def check_preprocessing(theirs: Preprocessing, first: Preprocessing, key: str, words: str) -> None:
-    """Refuse a set, which `key` names, whose images are unlike those of the first; UserError, with `words` in
-    front of what the first has."""
+    """Raise UserError if two sets need different preprocessing.
+
+    Args:
+        theirs: preprocessing of the set to check.
+        first: preprocessing of the set that it must match.
+        key: key of the set to check in the config.
+        words: words that the message puts before each value of `first`.
+    """
     if differences := [
         f"{what} {value} ({words} {other})" for what, value, other in theirs.differences(first)
     ]:
@@ -218,8 +246,15 @@ def check_preprocessing(theirs: Preprocessing, first: Preprocessing, key: str, w
 
 
 def check_array(data: object, name: str, wanted: str, below: int | None, length: int | None = None) -> None:
-    """Refuse an array without the dtype and shape `wanted`, with indices not below `below`, or without
-    `length` rows."""
+    """Raise UserError if the array `name` of a data set is invalid.
+
+    Args:
+        data: the data set that has the array as an attribute.
+        name: name of the attribute.
+        wanted: dtype and shape that the array must have, such as "int64 [N]".
+        below: all values must be in [0, below). None: no limit.
+        length: number of rows that the array must have. None: any number.
+    """
     array, what = getattr(data, name, None), f"{type(data).__name__}.{name}"
     if not isinstance(array, np.ndarray):
         raise UserError(f"{what}: must be an array {wanted}, got {type(array).__name__}")
@@ -233,9 +268,9 @@ def check_array(data: object, name: str, wanted: str, below: int | None, length:
 
 
 def shared_identities(trained: np.ndarray | None, others: np.ndarray | None) -> np.ndarray | None:
-    """Return the identities in `trained` that another set has too, which verification must not share.
+    """Return the identities in `trained` that are also in `others`. Verification must not share any.
 
-    None if that is not known: numbers and names are not comparable.
+    Returns None if this is unknown. Numbers and names cannot be compared.
     """
     if trained is None or others is None or trained.dtype.kind != others.dtype.kind:
         return None
@@ -243,16 +278,19 @@ def shared_identities(trained: np.ndarray | None, others: np.ndarray | None) -> 
 
 
 def misnumbered_class(trained: list[str] | None, data: Dataset, strangers: bool = False) -> str | None:
-    """Describe the first class of labelled images whose number differs from that in the classes `trained`.
+    """Describe the first class of labelled images that has another number in the classes `trained`.
 
-    So it is where one of the folders, one for each person, is missing. None: there is none, or names are not
-    known.
+    The numbers differ if a person's folder is missing in one of the sets. Returns None if all numbers agree,
+    or if the names are unknown.
 
-    strangers: whether two sets without a name in common are of different people; else their folders may just
-    be called otherwise.
+    Args:
+        trained: names of the trained classes in the order of their numbers. None: unknown.
+        data: the labelled images.
+        strangers: whether two sets without a common name are taken to show different people. If False, their
+            folders may only be named differently, and the result is None.
     """
     names, known = data.class_names or [], trained or []
-    # Numbered folders are known by their whole path, which two sets of the same people do not share.
+    # The identity of a numbered folder is its whole path. Two sets of the same people have different paths.
     here, there = ([os.path.basename(name) for name in names] for names in (names, known))
     if not strangers and not set(here) & set(there):
         return None
@@ -270,13 +308,16 @@ def check_against_training(
     names: list[str] | None,
     seen: np.ndarray | None,
 ) -> None:
-    """Refuse a set to evaluate on, which `key` names, that does not fit the set trained on; UserError.
+    """Raise UserError if an evaluation set does not fit the training set.
 
     Args:
-        preprocessing, num_classes: of the set trained on.
-        names: of its classes, in the order of their numbers, which labelled images must share; None: not
-            known.
-        seen: its `identities`, which no pair and no search may have; None: not known.
+        data: the evaluation set.
+        key: key of the evaluation set in the config.
+        preprocessing: preprocessing of the training set.
+        num_classes: number of classes of the training set.
+        names: names of the training classes in the order of their numbers. Labelled images must have the same
+            names. None: unknown.
+        seen: `identities` of the training set. No pair and no search may contain any of them. None: unknown.
     """
     if isinstance(data, Dataset):
         if data.num_classes > num_classes:

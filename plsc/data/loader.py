@@ -1,7 +1,7 @@
-"""Load batches: choose the samples of each rank's batches, and have a thread or processes make them.
+"""Load batches: choose the samples of each rank's batches and make the batches in a thread or in processes.
 
-The order of an epoch depends on (seed, epoch) alone and a sample on (seed, epoch, index), so the batches are
-the same bit for bit with any number of processes. To see what it yields:
+The order of an epoch depends only on (seed, epoch). A sample depends only on (seed, epoch, index). The
+batches are therefore bit-identical for any number of processes. To see a batch:
 
     loader = Loader(Synthetic(), global_batch=4, rank=0, world_size=1, seed=0)
     images = next(loader.from_step(0)).images
@@ -26,14 +26,18 @@ from plsc.data.workers import Workers
 from plsc.errors import UserError
 from plsc.utils.sharding import split
 
-AHEAD = 2  # batches under way for each process
+AHEAD = 2  # batches in preparation for each process
 
 
 class Batch(NamedTuple):
     """This rank's samples of a step.
 
-    images: [B, *shape]. labels, indices: int64 [B]. step: the step's number, from 0. counts: samples of each
-    rank.
+    Attributes:
+        images: uint8 [B, *shape].
+        labels: int64 [B].
+        indices: int64 [B], indices of the samples in the data set.
+        step: number of the step, from 0.
+        counts: number of samples of each rank in this step.
     """
 
     images: np.ndarray
@@ -44,15 +48,25 @@ class Batch(NamedTuple):
 
 
 class Loader:
-    """Yields the batches of one rank; over all ranks they have every sample once, shuffled, a smaller last
-    batch included.
+    """Yields the batches of one rank.
 
-    `global_batch` counts the samples of all ranks in one step; their shares differ by at most one. A last
-    global batch of fewer than 2 samples for each of the `micro_batches` that a whole one takes (BatchNorm
-    needs two; None: one a rank) joins the one before it, so the steps do not depend on how many ranks there
-    are. Raises UserError if an epoch or its last step is too small for `world_size`. `num_workers`: processes
-    that make batches; 0: a thread of this one. `per_class`: images of each class that follow one another
-    (plsc.data.balanced); an epoch then has some images twice. None: shuffled.
+    Over all ranks, an epoch contains every sample once, in shuffled order. The last batch may be smaller. The
+    number of steps does not depend on the number of ranks if `micro_batches` is given.
+
+    Args:
+        dataset: the data set to train on.
+        global_batch: samples of all ranks in one step. The ranks' shares differ by at most one.
+        rank: number of this rank, from 0.
+        world_size: number of ranks.
+        seed: the run's seed.
+        num_workers: processes that make batches. 0: a thread of this process.
+        micro_batches: number of micro-batches of a whole global batch, over all ranks. BatchNorm needs two
+            samples. A last global batch of fewer than 2 samples per micro-batch is therefore joined to the
+            one before it. None: one micro-batch per rank.
+        per_class: images of each class that follow one another (plsc.data.balanced). An epoch then contains
+            some images twice. None: all images are shuffled.
+
+    Raises UserError if an epoch or its last step is too small for `world_size`.
     """
 
     def __init__(
@@ -70,11 +84,11 @@ class Loader:
         self._per_class = per_class
         self.dataset, self.rank, self.world_size, self.seed = dataset, rank, world_size, seed
         self._num_workers = num_workers
-        self._threads = max(num_workers, 1)  # one waits for each process
+        self._threads = max(num_workers, 1)  # for each process, one thread waits
         self.corrupt = CorruptImages(dataset)
-        self.wait_seconds = 0.0  # how long the consumer has waited for batches, since the loader was made
+        self.wait_seconds = 0.0  # total time that the consumer has waited for batches
         self.global_batch = global_batch
-        starts = [*range(0, count, global_batch)]  # of each global batch in the epoch's order
+        starts = [*range(0, count, global_batch)]  # start of each global batch in the epoch's order
         if len(starts) > 1 and count - starts[-1] < 2 * (micro_batches or world_size):
             starts.pop()
         self._bounds = [*zip(starts, [*starts[1:], count])]
@@ -86,29 +100,38 @@ class Loader:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Count the global batches of an epoch, the last, smaller one included."""
+        """Return the number of global batches of an epoch, including a smaller last one."""
         return len(self._bounds)
 
     def shares(self, step: int) -> list[tuple[int, int]]:
-        """Return the range of each rank's samples in the global batch of a step (from 0, over all epochs)."""
+        """Return the range (start, stop) of each rank's samples in the global batch of a step.
+
+        step: number of the step, from 0, over all epochs.
+        """
         start, stop = self._bounds[step % self.steps_per_epoch]
         return split(stop - start, self.world_size)
 
     def probe(self) -> None:
-        """Try some images before the first step. CorruptImageError if many of them cannot be decoded."""
+        """Try to decode some images before the first step.
+
+        Raises CorruptImageError if too many of them cannot be decoded.
+        """
         self.corrupt.probe(self.seed)
 
     def from_step(self, step: int) -> Iterator[Batch]:
-        """Yield this rank's batches from a step (from 0, over all epochs) to the end of its epoch.
+        """Yield this rank's batches from a step to the end of that step's epoch.
 
-        Where an image is corrupt, label and index are the substitute's. An error in a sample is raised here,
-        when its batch is due: the data set's own UserError, or SampleError with the cause.
+        step: number of the step, from 0, over all epochs.
+
+        If an image is corrupt, its label and index are those of the substitute. An error in a sample is
+        raised here, when its batch is due. It is the data set's own UserError, or a SampleError with the
+        cause.
         """
         self.corrupt.start_epoch()
         epoch, done = divmod(step, self.steps_per_epoch)
         order = self._order(generator(self.seed, epoch, use=ORDER))
         places = iter(range(done, self.steps_per_epoch))
-        under_way: deque = deque()  # shares of the ranks, indices, and what will be their images, in order
+        under_way: deque = deque()  # in order: shares of the ranks, indices, and the future of the images
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="plsc-loader")
 
         def refill() -> None:
