@@ -1,8 +1,10 @@
-"""Evaluate a network on the main set (DataLoader.Eval.dataset) and the further ones, all ranks together.
+"""Evaluate a network on the main set (DataLoader.Eval.dataset) and on the further sets, with all ranks.
 
-Every rank embeds its share of a set's images; rank 0 alone computes the numbers, which may take a minute,
-while the others wait in a barrier that may wait so long, and then sends them the row of metrics.jsonl.
-Training and `plsc eval` share this.
+Every rank embeds its share of a set's images. Rank 0 alone computes the numbers, which may take a minute.
+Meanwhile the other ranks wait in a barrier with a long enough timeout. Rank 0 then sends them the row of
+metrics.jsonl.
+
+Training and `plsc eval` share this module. Try it: `plsc eval -c output/faces`.
 """
 
 from collections.abc import Callable
@@ -30,18 +32,19 @@ class Evaluator:
     """Evaluates a network on sets of images. Every rank makes one.
 
     Args:
-        loader: DataLoader: batch size, mirror images.
+        loader: section DataLoader of the config, for the batch size and the use of mirror images.
         sets: title -> set, the main one first.
-        backbone: the bare layer.
-        num_classes: of the training set.
-        head: predicts the classes of labelled images; None where no set has any.
-        weights: gives the backbone the weights to evaluate with, while a block runs; None: it has them.
-        watchdog: notes signals that ask to stop; None: there are none.
+        backbone: the layer, without a data parallel wrapper.
+        num_classes: number of classes in the training set.
+        head: predicts the classes of labelled images; None if no set has any.
+        weights: makes a context manager that lends the backbone the weights to evaluate; None if the
+            backbone has them already.
+        watchdog: notes signals that ask to stop; None if there are no signals.
 
     Attributes:
-        step: of the last evaluation, on every rank, as the following two.
-        rows: title -> row of metrics.jsonl of the last evaluation, without the sets that failed.
-        failures: why, a line for each set of the last evaluation that failed.
+        step: step of the last evaluation, on every rank.
+        rows: title -> row of metrics.jsonl of the last evaluation, on every rank. Failed sets have no row.
+        failures: one line per failed set of the last evaluation with the reason, on every rank.
         results: title -> result, on rank 0 only.
     """
 
@@ -68,7 +71,7 @@ class Evaluator:
         self._weights = weights or nullcontext
         self._watchdog = watchdog or Watchdog()
         self.failures: list[str] = []
-        self._are_alike = False  # which is said once
+        self._are_alike = False  # so that the warning is given once
 
     @property
     def main(self) -> str | None:
@@ -82,12 +85,12 @@ class Evaluator:
 
     @property
     def row(self) -> dict[str, Any] | None:
-        """Return the main set's row of the last evaluation, on every rank; None without one."""
+        """Return the main set's row of the last evaluation on every rank, or None if there is none."""
         return self.rows.get(self.main)
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """Return what a checkpoint keeps of the last evaluation, None without one of the main set."""
+        """Return the record of the last evaluation for a checkpoint, or None if the main set has no row."""
         if self.row is None:
             return None
         return Evaluation(
@@ -98,33 +101,37 @@ class Evaluator:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the threshold, of the last evaluation of the main set."""
+        """Return the threshold from the last evaluation of the main set."""
         if self.row is not None:
             self._threshold = VerificationThreshold(cosine=self.row.get("threshold"), flip=self._flip)
         return self._threshold.model_dump()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the threshold, unless it is of other embeddings."""
+        """Load the threshold, unless it was computed for a different use of mirror images."""
         saved = VerificationThreshold.model_validate(state)
         if saved.flip == self._flip:
             self._threshold = saved
 
     def evaluate(self, step: int = 0, epoch: int | None = None, metrics: Metrics | None = None) -> bool:
-        """Evaluate on every set, all ranks together, the main one last.
+        """Evaluate on every set, the main one last, and log the results. Every rank calls it.
 
-        Logs the results and writes them to `metrics`, rank 0's. A set that cannot be evaluated is a line of
-        `failures`, and the others are evaluated all the same.
+        If a set cannot be evaluated, `failures` gets a line, and the other sets are still evaluated. A signal
+        to stop ends the evaluation at the next batch.
 
-        Returns whether it came to its end: False if `watchdog` was asked to stop, which ends it at the next
-        batch.
+        Args:
+            step: step of the weights.
+            epoch: epoch of the weights, for the rows of metrics.jsonl.
+            metrics: where rank 0 writes the rows; None writes none.
+
+        Returns True if the evaluation finished, and False if a signal ended it.
         """
         self.step, self.rows, self.results, self.failures = step, {}, {}, []
         stop = distributed.Flag()
         with self._weights():
             for tensor in self._backbone.state_dict().values():
                 if tensor.stop_gradient:
-                    # BatchNorm's running statistics: each rank has seen its own batches only; rank 0's are
-                    # the model's.
+                    # BatchNorm's running statistics differ, since each rank has seen only its own batches.
+                    # The model has rank 0's.
                     distributed.broadcast(tensor)
             for title in reversed(self.sets):
                 try:
@@ -139,12 +146,15 @@ class Evaluator:
         return True
 
     def _evaluate(self, title: str, stop: distributed.Flag) -> dict[str, Any]:
-        """Evaluate on one set; return its row. UserError, the same on every rank, if that is not possible, or
-        after `stop` was set because this rank or another one was asked to stop."""
+        """Evaluate on one set, and return its row.
+
+        Raises UserError, the same on every rank, if the set cannot be evaluated, and if a signal asked any
+        rank to stop, which sets `stop`.
+        """
         data = self.sets[title]
 
         def images(first: int, last: int) -> np.ndarray:
-            self._watchdog.allow_pause()  # an evaluation may take any time, a batch may not
+            self._watchdog.allow_pause()  # an evaluation has no time limit, a batch has
             if self._watchdog.signal:
                 stop.set()
             if stop:
@@ -175,10 +185,10 @@ class Evaluator:
         return distributed.run_on_rank_0(partial(self._compute, title, score))
 
     def _compute(self, title: str, score: Callable[[], Result]) -> dict[str, Any]:
-        """Compute, log and keep the result of one set; return its row. Rank 0 calls it."""
+        """Compute, log and store the result of one set, and return its row. Rank 0 calls it."""
         try:
             result = score()
-        except Exception as error:  # of any kind, in a user's class too
+        except Exception as error:  # any error, also one in a user's class
             raise UserError(in_one_line(error)) from error
         self.results[title] = result
         get_logger().info(f"{result.kind}: {result.headline} on {title}")

@@ -1,14 +1,19 @@
-"""Run the backbone in a training step: embeddings forward, then their gradients backward.
+"""Run the backbone in a training step: compute embeddings forward, and then gradients backward.
 
-`forward` gives the embeddings as a leaf, cut off from the backbone's graph, so that the head works on the
-samples of the whole step at once; `backward` takes their gradient on through the backbone. Only there are
-gradients of the backbone computed, and averaged over the ranks.
+`forward` returns the embeddings as a leaf, detached from the backbone's graph. The head can then use the
+samples of the whole step at once. `backward` propagates the gradient of the embeddings through the backbone.
+It alone computes the backbone's gradients and averages them over the ranks.
 
-A step of more samples than `batch_size` is cut into micro-batches. Forward embeds all of them without a
-graph; backward runs each of them again with its graph and its samples' gradients (Gao et al., "Scaling Deep
-Contrastive Learning Batch Size under Memory Limited Setup", 2021). But for BatchNorm, whose statistics are
-those of a micro-batch, the gradients are those of the whole batch. Whatever runs a layer again leaves
-BatchNorm's running statistics, and all else in the state that has no gradient, as the first pass made them.
+A step of more than `batch_size` samples is split into micro-batches. The forward pass embeds all of them
+without a graph. The backward pass runs each of them again, with its graph and its samples' gradients (Gao et
+al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", 2021). The gradients equal
+those of the whole batch, except that BatchNorm uses the statistics of a micro-batch.
+
+Running a layer a second time does not change BatchNorm's running statistics, or any other state without a
+gradient. They stay as the first pass left them.
+
+Try it: train with DataLoader.Train.batch_size=32 and DataLoader.Train.global_batch=64 on one rank, which
+takes two micro-batches per step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,10 +38,14 @@ from plsc.utils.sharding import count_micro_batches, split
 
 
 class MicroBatch(NamedTuple):
-    """Samples that go through the backbone at once.
+    """Samples that the backbone processes together.
 
-    step: of the run. number: of the micro-batch in its step. first: number of its first sample in the global
-    batch. rows: its samples among this rank's. images: theirs.
+    Attributes:
+        step: step of the run, from 0.
+        number: number of the micro-batch in its step, from 0.
+        first: number of its first sample in the global batch.
+        rows: range of its samples among this rank's samples.
+        images: pixels of its samples [n, *shape].
     """
 
     step: int
@@ -47,16 +56,18 @@ class MicroBatch(NamedTuple):
 
 
 class _Ahead(NamedTuple):
-    """The micro-batches of the next step, whose copies to the device are queued."""
+    """Images of the next step, and its micro-batches, whose copies to the device are queued."""
 
     images: np.ndarray
     parts: list[MicroBatch]
 
 
 class Statistics:
-    """A copy of a backbone's statistics, of one launch for each dtype.
+    """A copy of a backbone's statistics. Copying takes one launch per dtype.
 
-    Attributes: `copies`, the numbers, one tensor for each dtype; `of`, the ids of the tensors.
+    Attributes:
+        copies: the copied numbers, one tensor per dtype.
+        of: ids of the copied tensors.
     """
 
     @paddle.no_grad()
@@ -77,7 +88,7 @@ class Statistics:
 
     @paddle.no_grad()
     def restore(self) -> None:
-        """Give the tensors the numbers that they had."""
+        """Write the copied numbers back into the tensors."""
         for tensor, value in self.values():
             paddle.assign(value, output=tensor)
 
@@ -86,19 +97,20 @@ class ParallelBackbone:
     """Runs a backbone on this rank's samples. Every rank makes one.
 
     Args:
-        backbone: the bare layer.
-        preprocessing: of the samples.
-        embedding_size: D that the backbone must give.
-        seed: of the random numbers in a forward pass.
-        batch_size: most samples in a micro-batch (two more where few are left over); a share is cut into as
-            few as that takes, of equal size: 48 at 32 are 24 and 24.
-        shares: step -> the range of each rank's samples in its global batch.
-        recomputed: layers that keep no activations for the backward pass, which runs them again.
-        frozen_norms: layers that are in evaluation mode in training, too.
-        amp: computes in 16 bits (see plsc.training.amp). Parameters, their gradients and the embeddings that
-            `forward` gives are float32 all the same.
-        loss_scale: of the gradients, for float16.
-        statistics: of the backbone, which a forward pass changes, see `statistics_of`.
+        backbone: the layer, without a data parallel wrapper.
+        preprocessing: turns samples into the backbone's input.
+        embedding_size: size D of the embeddings that the backbone must return.
+        seed: seed for the random numbers in a forward pass.
+        batch_size: largest number of samples in a micro-batch (two more if only a few samples remain). A
+            rank's samples are split into as few micro-batches as possible, of equal size: 48 samples at 32
+            become 24 and 24.
+        shares: step -> range of each rank's samples in the global batch.
+        statistics: tensors that a forward pass may change, see `statistics_of`.
+        recomputed: layers that keep no activations. The backward pass runs them again.
+        frozen_norms: layers that stay in evaluation mode during training.
+        amp: 16-bit type of the computation, see plsc.training.amp; None for float32. The parameters, their
+            gradients and the embeddings that `forward` returns are float32 in any case.
+        loss_scale: scale of the gradients for float16; None for none.
     """
 
     def __init__(
@@ -128,26 +140,30 @@ class ParallelBackbone:
         self.loss_scale = loss_scale
         self._addresses = Addresses(backbone, seed)
         self._statistics = statistics
-        self._model = backbone  # whose backward pass may average the gradients over the ranks
+        self._model = backbone  # after `start`, its backward pass may average the gradients over the ranks
         self._average: Callable[[], object] = lambda: None
         self._parts: list[MicroBatch] = []  # of the last forward pass
         self._ahead: _Ahead | None = None
         self._out: paddle.Tensor | None = None  # with its graph, if there was one micro-batch
 
     def start(self) -> None:
-        """Replicate the backbone: rank 0's parameters on every rank. Every rank calls it, before the first
-        step."""
+        """Copy rank 0's parameters to every rank. Every rank calls it, before the first step."""
         self._model, self._average = distributed.data_parallel(self.backbone, bool(self._recomputed))
 
     def send_ahead(self, images: np.ndarray, step: int) -> None:
-        """Queue the copies of the next step's images to the device, so that the host has made them before the
-        device has finished this step."""
+        """Queue the copies of the next step's images to the device while the device computes this step."""
         if takes_device_path():
             self._ahead = _Ahead(images, self._cut(images, step))
 
     def forward(self, images: np.ndarray, step: int) -> paddle.Tensor:
-        """Compute the embeddings of this rank's samples [B, *shape] in step `step` (from 0): float32 [B, D],
-        a leaf whose gradient `backward` takes."""
+        """Compute the embeddings of this rank's samples.
+
+        Args:
+            images: samples [B, *shape].
+            step: step of the run, from 0.
+
+        Returns the embeddings, float32 [B, D], as a leaf. `backward` takes their gradient.
+        """
         ahead, self._ahead = self._ahead, None
         self._parts = ahead.parts if ahead and ahead.images is images else self._cut(images, step)
         with RecordEvent("forward"):
@@ -161,16 +177,21 @@ class ParallelBackbone:
         return emb_BD
 
     def backward(self, grad_BD: paddle.Tensor) -> None:
-        """Compute the parameters' gradients, averaged over the ranks, from that of the last embeddings. Every
-        rank calls it. With a loss scale some may be inf or NaN because its scale is too large."""
+        """Compute the parameters' gradients and average them over the ranks. Every rank calls it.
+
+        With a loss scale, some gradients may be inf or NaN because the scale is too large.
+
+        Args:
+            grad_BD: gradient of the embeddings that the last `forward` returned.
+        """
         out, self._out = self._out, None
         if self.loss_scale:
             grad_BD = grad_BD * self.loss_scale.scale
-        runs_again = len(self._parts) > 1 or self._recomputed  # which changes the statistics again
+        runs_again = len(self._parts) > 1 or self._recomputed  # a second run changes the statistics again
         kept = self.remember() if runs_again else None
         with RecordEvent("backward"):
-            # On devices the model averages over the ranks what the parameters have gathered by the end of its
-            # own backward pass, so all micro-batches but the last go through the bare backbone.
+            # On devices, the wrapped model averages the accumulated gradients at the end of its own backward
+            # pass. So all micro-batches except the last use the backbone without the wrapper.
             for part in self._parts[:-1]:
                 self._backward(self._embed(self.backbone, part), grad_BD, part)
             last = self._parts[-1]
@@ -184,18 +205,19 @@ class ParallelBackbone:
                 kept.restore()
 
     def remember(self) -> "Statistics":
-        """Copy the backbone's statistics, which a forward pass changes."""
+        """Copy the backbone's statistics, which a forward pass may change."""
         return Statistics(self._statistics)
 
     def weights(self, before: "Statistics") -> list[paddle.Tensor]:
-        """List the parameters, and the statistics as they were before, but what has no floating-point
-        numbers."""
+        """List the parameters and the statistics in `before`. Tensors of whole numbers are not included."""
         parameters = [p for p in self.backbone.parameters() if id(p) not in before.of]
         return [tensor for tensor in (*parameters, *before.copies) if tensor.is_floating_point()]
 
     def not_finite(self, before: "Statistics") -> str:
-        """Return the name of a parameter, or of statistics as they were before, that is not finite; "" if all
-        are finite."""
+        """Return the name of a parameter, or of a statistic in `before`, that is not finite.
+
+        Return "" if all are finite.
+        """
         if not nonfinite(self.weights(before)).item():
             return ""
         tensors = {id(tensor): (name, tensor) for name, tensor in self.backbone.state_dict().items()}
@@ -210,7 +232,7 @@ class ParallelBackbone:
         return {"arrays": arrays_on_rank_0(self.backbone.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the arrays, whose names and shapes are the backbone's."""
+        """Load the arrays. Their names and shapes must be those of the backbone."""
         own = self.backbone.state_dict()
         for name, array in state["arrays"].items():
             own[name].set_value(array)
@@ -228,7 +250,7 @@ class ParallelBackbone:
         ]
 
     def _embed(self, model: paddle.nn.Layer, part: MicroBatch) -> paddle.Tensor:
-        # For the layers of a user's own that draw from Paddle's generator.
+        # A user's own layers may draw from Paddle's generator.
         paddle.seed(hash((self._seed, part.step, distributed.rank(), part.number)) & 0x7FFFFFFF)
         model.train()
         for layer in self._frozen_norms:
@@ -248,13 +270,20 @@ class ParallelBackbone:
 
     def _backward(self, out: paddle.Tensor, grad_BD: paddle.Tensor, part: MicroBatch) -> None:
         addressed = self._addresses.use(part.step, part.first, len(part.images))
-        with addressed, autocast(None if on_device() else self._amp):  # for what a CPU recomputes
+        with addressed, autocast(None if on_device() else self._amp):  # for the layers that a CPU recomputes
             out.backward(grad_BD[part.rows])
 
 
 def layers_to_recompute(asked: bool | list[str], backbone: paddle.nn.Layer) -> list[paddle.nn.Layer]:
-    """Find the layers of Model.recompute: those that the backbone declares in `recomputed`, or those of these
-    names. A LayerList stands for the layers in it. UserError for what is no layer."""
+    """Find the layers to recompute. A LayerList stands for the layers in it.
+
+    Raises UserError if a name is not a layer, and if `asked` is True but the backbone declares no layers.
+
+    Args:
+        asked: Model.recompute: True for the layers that the backbone declares in `recomputed`, or a list of
+            layer names.
+        backbone: the layer that contains them.
+    """
     kind = type(backbone).__name__
     children = ", ".join(child for child, _ in backbone.named_children())
     names = getattr(backbone, "recomputed", ()) if asked is True else asked or ()

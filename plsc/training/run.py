@@ -1,4 +1,7 @@
-"""Train by a config from the first check to the report: `plsc train`."""
+"""Train a config, from the first check to the report. `plsc train` calls `train`.
+
+Try it: `plsc train -c configs/`.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,13 @@ from plsc.utils.text import duration, plural
 
 
 def train(cfg: Config, model: Any = None) -> dict[str, Any]:
-    """Train to the end, evaluate, write the report, and return what `Entry.train` says. Every rank calls it.
+    """Train to the end, evaluate, and write the report. Every rank calls it.
 
-    model: a Layer in place of the config's.
+    Args:
+        cfg: config of the run.
+        model: Layer to train instead of the config's, or None.
+
+    Returns the dict that `Entry.train` describes.
     """
     resumes, problem = False, None
     try:
@@ -29,9 +36,9 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
     except UserError as error:
         if environment.world_size_from_env() == environment.local_size_from_env():
             raise
-        problem = error  # of this machine alone, maybe: the other machines' ranks would wait for this one
+        problem = error  # if it concerns this machine alone, the other machines' ranks would wait for it
     output_dir = Path(cfg.Global.output_dir)
-    # Places are named within the guard, which logs what ends a rank.
+    # The watchdog is the outer block, so that it logs errors after the places are named in them.
     with watchdog.Watchdog(output_dir, cfg.Global.hang_seconds) as guarded, cfg.naming_places():
         threads = start(cfg.Global, problem or guarded.problem)
         from plsc.distributed.device import explained
@@ -54,13 +61,13 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
             return {"stopped": trainer.stopped, "step": trainer.step, "output_dir": str(output_dir)}
         evaluator = trainer.evaluator
         if evaluator.sets and evaluator.step is None:
-            evaluator.evaluate(trainer.step)  # resumed after the last step; the metrics have its row already
+            evaluator.evaluate(trainer.step)  # resumed after the last step: metrics.jsonl has its row already
         failures = trainer.failures
         if metrics:
             facts = {"step": trainer.step, "best": trainer.checkpoints.best()}
             try:
                 finish(cfg, evaluator, output_dir, f"took {duration(trainer.seconds)}", facts)
-            except Exception as error:  # noqa: BLE001 (a report must not make a failure of a training)
+            except Exception as error:  # noqa: BLE001 (a failed report must not fail the training)
                 failures.append(f"report: {in_one_line(error)}")
                 get_logger().error(failures[-1])
             if failures:
@@ -79,8 +86,17 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
 def _begin(
     cfg: Config, decided: Any, threads: int, guarded: watchdog.Watchdog, model: Any
 ) -> tuple[Any, Metrics | None]:
-    """Build a Trainer, and rank 0's metrics, with a run's weights or those to start with. Every rank calls
-    it, with the Start of all ranks, and the threads of its own."""
+    """Build a Trainer and load the weights that it resumes or starts with. Every rank calls it.
+
+    Args:
+        cfg: config of the run.
+        decided: the Start that all ranks agreed on.
+        threads: number of threads of this rank's matrix products.
+        guarded: the watchdog of the run.
+        model: Layer to train instead of the config's, or None.
+
+    Returns the Trainer, and the metrics, which are None except on rank 0.
+    """
     from plsc import distributed
     from plsc.distributed.device import on_device
     from plsc.training.agreement import agree
@@ -93,7 +109,7 @@ def _begin(
 
     def build() -> Any:
         nonlocal cfg
-        if path and cfg.DataLoader.Train.global_batch is None:  # the ranks may be others than before
+        if path and cfg.DataLoader.Train.global_batch is None:  # the number of ranks may have changed
             run = store.Checkpoint.open(path, verify=False).plain("run")
             cfg = load(cfg, {"DataLoader.Train.global_batch": run.get("global_batch")})
         return build_trainer(cfg, model, watchdog=guarded)

@@ -1,6 +1,9 @@
-"""Begin a verb on a config: set up this process, and open the checkpoint that the config names.
+"""Prepare a command for a config: set up this process, and open the checkpoint that the config names.
 
-Paddle is imported by `start`, when the environment is set for it. What imports it too is imported after that.
+`start` imports Paddle after it has set the environment variables that Paddle reads. Modules that import
+Paddle must be imported after that.
+
+Try it: `start(cfg.Global)`, then `open_checkpoint(cfg.Global)`, for the config of a finished run.
 """
 
 import os
@@ -16,19 +19,23 @@ from plsc.utils.files import read_json
 from plsc.utils.logging import get_logger, setup_logging
 from plsc.utils.yaml_lines import dump_lines
 
-# What a training run leaves in Global.output_dir.
+# The files and folders that a training run writes to Global.output_dir.
 RUN_FILES = (
     *("config.yaml", "metrics.jsonl", "train.log", "checkpoints"),
     *("visualdl", "tensorboard", "wandb"),
     *("report.html", "results.json"),
 )
-_OF_CHECKPOINTS = ("export", "test", "predict")  # made later, from those
+_OF_CHECKPOINTS = ("export", "test", "predict")  # made later, from the checkpoints
 
 
 def start(section: GlobalCfg, problem: UserError | None = None) -> int:
-    """Set up environment, ranks and log; return the threads of this rank's matrix products.
+    """Set up the environment, the ranks and the log.
 
-    problem: a mistake that this rank has found; all ranks raise it.
+    Args:
+        section: section Global of the config.
+        problem: error that this rank has found, or None. All ranks raise it.
+
+    Returns the number of threads for this rank's matrix products.
     """
     threads = environment.prepare(section.threads, section.device)
     from plsc import distributed
@@ -39,11 +46,15 @@ def start(section: GlobalCfg, problem: UserError | None = None) -> int:
 
 
 def should_resume(section: GlobalCfg) -> bool:
-    """Say whether a training goes on with what is in its output folder: a run that is not at its end, or any
-    where Global.resume is set.
+    """Return whether a training resumes the run in its output folder.
 
-    UserError, before ranks start, for a run at its end unless Global.overwrite allows to delete it, for
-    another program's files in its place, and for weights to start with that are not there.
+    It resumes an unfinished run, unless Global.overwrite is set. With Global.resume it resumes any run.
+
+    Raises UserError before the ranks start:
+    - if the folder has a finished run, and Global.overwrite does not allow to delete it
+    - if Global.checkpoint names a checkpoint that a new run would not read
+    - if Global.init_from has no checkpoint, or lies in the run that would be deleted
+    - if the folder has files of another program that a new run would delete
     """
     folder = Path(section.output_dir)
     if section.resume:
@@ -53,7 +64,7 @@ def should_resume(section: GlobalCfg) -> bool:
         newest = store.newest_step(folder / "checkpoints")
         try:  # written after the last checkpoint
             ended = read_json(folder / "results.json")["step"]
-        except (UserError, TypeError, KeyError):  # not there, or damaged: it is written anew
+        except (UserError, TypeError, KeyError):  # missing or damaged: the resumed run writes it again
             return True
         if ended == newest:
             raise UserError(
@@ -93,16 +104,17 @@ def should_resume(section: GlobalCfg) -> bool:
 
 
 def how_to_resume(section: GlobalCfg) -> str:
-    """Say which command goes on with a run that is stopped."""
+    """Return a sentence that says which command resumes the stopped run."""
     back = section.resume and section.checkpoint not in (None, "newest")
     once = "overwrite" if section.overwrite else "checkpoint" if back else ""
     return f"the same command {f'without Global.{once} ' if once else ''}goes on"
 
 
 def write_config(cfg: Config) -> None:
-    """Write config.yaml into the run's folder, with the folders of its data and modules.
+    """Write config.yaml into the run's folder. It records the folders of the run's data and modules.
 
-    Keys that hold once are reset: `-c` of that folder deletes no run, and goes back to no checkpoint.
+    Keys that apply to one start are reset. So a command with `-c` and that folder deletes no run, and does
+    not return to an earlier checkpoint.
     """
     once = {"Global.overwrite": False, "Global.resume": False}
     if cfg.Global.resume:
@@ -113,7 +125,7 @@ def write_config(cfg: Config) -> None:
 
 
 def delete_run(folder: Path) -> None:
-    """Delete what an earlier run has left in an output folder."""
+    """Delete the files of an earlier run from an output folder."""
     later = _OF_CHECKPOINTS if (folder / "checkpoints").is_dir() else ()
     with writing(folder):
         for name in (*RUN_FILES, *later):
@@ -121,13 +133,17 @@ def delete_run(folder: Path) -> None:
 
 
 def find_newest(section: GlobalCfg, writes: bool = False) -> Path | None:
-    """Find the checkpoint that Global.checkpoint names, and log it; None if that is the newest and there is
-    none. Rank 0 calls it, since every byte is verified.
+    """Find the checkpoint that Global.checkpoint names, and log its path. Rank 0 alone calls it, because it
+    verifies every byte.
 
-    writes: this run writes there, and sets damaged ones aside.
+    Args:
+        section: section Global of the config.
+        writes: whether this run writes to the folder. If so, it sets damaged checkpoints aside.
+
+    Returns the checkpoint's path, or None if the newest is asked for and there is none.
     """
     name = section.checkpoint or "newest"
-    if writes and name == "best" and not section.resume:  # of a run that was stopped; best is for evaluations
+    if writes and name == "best" and not section.resume:  # resumes a stopped run; best is for evaluations
         name = "newest"
     path = store.find(Path(section.output_dir) / "checkpoints", name, rename=writes)
     if path:
@@ -139,15 +155,16 @@ def find_newest(section: GlobalCfg, writes: bool = False) -> Path | None:
 
 
 def find_checkpoint(section: GlobalCfg) -> Path | None:
-    """Find the checkpoint of `find_newest` on rank 0, for all. Every rank calls it."""
+    """Call `find_newest` on rank 0, and return its result on every rank. Every rank calls it."""
     from plsc import distributed
 
     return distributed.run_on_rank_0(lambda: find_newest(section))
 
 
 def open_checkpoint(section: GlobalCfg) -> store.Checkpoint:
-    """Open the checkpoint that Global.checkpoint names, by default the newest in Global.output_dir. Every
-    rank calls it.
+    """Open the checkpoint that Global.checkpoint names. Every rank calls it.
+
+    By default this is the newest checkpoint in Global.output_dir.
 
     Raises MissingFileError if there is none.
     """

@@ -1,11 +1,15 @@
-"""Run a training: `train` is the loop, `train_step` shows the order of operations in a step.
+"""Run a training. `train` is the loop, and `train_step` shows the order of operations in a step:
 
     data.loader -> backbone (data parallel) -> head (classes spread over the ranks) -> backward -> agree ->
     update
 
-The learning rate is a function of the step, the order of the data of (seed, epoch), dropout of (seed, step,
-layer, sample), so a resumed run needs nothing but step and states. plsc/training/build.py makes a Trainer
-from a config; what a user adds is a Part (part.py).
+A resumed run needs only the step and the states, because nothing else changes from step to step. The learning
+rate depends on the step. The order of the data depends on the seed and the epoch. Dropout depends on the
+seed, the step, the layer and the sample.
+
+plsc/training/build.py makes a Trainer from a config. Users extend a training with a Part (part.py).
+
+Try it: `build_trainer(load("configs/")).train(metrics=None)`, after `distributed.init`.
 """
 
 import contextlib
@@ -48,22 +52,31 @@ _AS_THEY_WERE = (
 
 
 class Trainer:
-    """Runs one training. Every rank makes one, after `distributed.init`; plsc.training.build.build_trainer
-    does from a config.
+    """Runs one training. Every rank makes one, after `distributed.init`.
+
+    plsc.training.build.build_trainer makes one from a config.
 
     Args:
-        cfg: of the run, from which the following are built unless the caller replaces them.
-        loader: the batches to train on.
-        network: the backbone. head: class centres and loss. optimizer: of the backbone.
-        evaluator, checkpoints: for what is done between steps.
-        parts: called in this order. watchdog: notes signals and hangs.
+        cfg: config of the run. The other arguments are built from it, unless the caller replaces them.
+        loader: yields the batches to train on.
+        network: runs the backbone.
+        head: holds the class centres and computes the loss.
+        optimizer: updates the backbone.
+        evaluator: evaluates between steps.
+        checkpoints: writes checkpoints between steps.
+        parts: additions to the training, called in this order.
+        watchdog: notes signals and hangs.
 
-    Attributes: `dataset`, the loader's; `step`, how many are done, and `total_steps`, that the run ends at;
-    `skipped`, steps that were left out because they were not finite, but for overflows of float16;
-    `failures`, a line for each evaluation set that failed in this process;
-    `lr_before`, the rate of the last step of the run that is resumed; `stopped`, the name of the signal that
-    the run was asked to stop by; `metrics`, rank 0's, while training; `seconds`, of training and evaluation
-    in this process.
+    Attributes:
+        dataset: the loader's data set.
+        step: number of finished steps.
+        total_steps: number of the step at which the run ends.
+        skipped: number of steps skipped because of a non-finite loss or gradient, except float16 overflows.
+        failures: one line per evaluation set that failed in this process.
+        lr_before: learning rate of the last step before the resume, or None in a new run.
+        stopped: name of the signal that stopped the run, or None.
+        metrics: rank 0's metrics during training, None on the other ranks.
+        seconds: time of training and evaluation in this process.
     """
 
     def __init__(
@@ -100,17 +113,17 @@ class Trainer:
         self._skipped_in_a_row = 0
         self._said_alike = False
         self._following: Batch | None = None  # the batch of the next step of this epoch
-        self._label_N_of: dict[int, np.ndarray] = {}  # the next step of this epoch -> its labels of all ranks
+        self._label_N_of: dict[int, np.ndarray] = {}  # next step of this epoch -> labels of all ranks
         self._progress: Progress | None = None
 
     @property
     def backbone(self) -> paddle.nn.Layer:
-        """The bare layer of the network."""
+        """The network's layer, without its data parallel wrapper."""
         return self.network.backbone
 
     @property
     def epoch(self) -> int:
-        """The epoch of the last step, from 1."""
+        """The epoch of the last step, counted from 1."""
         return -(-self.step // self.steps_per_epoch)
 
     @property
@@ -119,28 +132,33 @@ class Trainer:
         return self.step % self.steps_per_epoch == 0
 
     def schedule(self, step: int) -> float:
-        """Return the learning rate of a step, from 0."""
+        """Return the learning rate of a step. Steps count from 0."""
         return self.cfg.LRScheduler.rate(step, self.steps_per_epoch, self.total_steps)
 
     # -- the loop
 
     def train(self, metrics: Metrics | None) -> None:
-        """Train to the end of the run, or to a signal after which all ranks save. metrics: rank 0's, None on
-        the others."""
+        """Train to the end of the run, or until a signal. After a signal all ranks save.
+
+        Raises UserError if every step was skipped.
+
+        Args:
+            metrics: writes metrics.jsonl on rank 0; None on the other ranks.
+        """
         self.metrics = metrics
         self.loader.probe()
-        distributed.barrier()  # disks are not equally fast, and a collective would not wait so long
+        distributed.barrier()  # a rank with a slow disk may take longer than a collective's timeout
         self.network.start()
         self._progress = Progress(
             self.total_steps, self.steps_per_epoch, self.cfg.Global.log_every, self.step
         )
         for part in self.parts:
             part.start(self)
-            state_of(part)  # refused now, not at the first checkpoint
+            state_of(part)  # refuse a bad state now, not at the first checkpoint
         self.watchdog.step_started(self.step)
         began = time.monotonic()
         if self.step and self._evaluates and not distributed.run_on_rank_0(self._evaluated):
-            with self._pause():  # the run was ended in between
+            with self._pause():  # the run ended between the checkpoint and its evaluation
                 self._evaluate()
         while self.step < self.total_steps and not self.stopped:
             self._train_epoch()
@@ -154,7 +172,7 @@ class Trainer:
             raise UserError(f"all {self.step:,} steps were left out, so nothing was trained; {_AS_THEY_WERE}")
 
     def _train_epoch(self) -> None:
-        """Train the remaining steps of the epoch, up to the run's end."""
+        """Train the remaining steps of the epoch, but not beyond the end of the run."""
         with contextlib.closing(self.loader.from_step(self.step)) as batches:
             batch = next(batches)
             for self._following in itertools.chain(batches, [None]):
@@ -167,13 +185,17 @@ class Trainer:
                 batch = self._following
 
     def train_step(self, batch: Batch) -> tuple[StepSummary, dict[str, paddle.Tensor]]:
-        """Take one optimizer step on this rank's samples -> what all ranks know of it, and the parts' losses.
+        """Take one optimizer step on this rank's samples. Every rank calls it.
 
-        Loss or gradients that are not finite make it a step that changes nothing. UserError for a label that
-        is no class, and for the last step of too many in a row that are left out. Every rank calls it.
+        If the loss or a gradient is not finite, the step changes nothing.
+
+        Returns the summary of the step, which is the same on every rank, and the losses of the parts by name.
+
+        Raises UserError if a label is not a class, if too many images are corrupt, if a weight is not finite,
+        and if Global.max_skipped steps in a row were skipped.
         """
         before, undo_head = self.network.remember(), self.head.remember()
-        label_N = self._label_N_of.pop(batch.step, None)  # since the ranks agreed on the step before
+        label_N = self._label_N_of.pop(batch.step, None)  # gathered with the summary of the step before
         if label_N is None:  # the first step of an epoch
             label_N = gather_labels(batch.labels, batch.counts)
         self.head.check_labels(label_N)
@@ -220,15 +242,20 @@ class Trainer:
 
     @paddle.no_grad()
     def _summarise_step(self, emb_BD: paddle.Tensor, out: HeadOutput, before: Statistics) -> StepSummary:
-        """Gather what each rank knows of a step after its backward pass, and read it: the one place of a step
-        where the host waits for the device, but for an epoch's first labels and for a bank in its memory.
-        Every rank calls it.
+        """Gather what each rank knows about a step after its backward pass, and read it on the host. Every
+        rank calls it.
 
-        before: the backbone's statistics before the step, since a bad batch may spoil those after it.
+        Nowhere else in a step does the host wait for the device, except for the labels of an epoch's first
+        step and for a bank in the host's memory.
 
-        Collectives: one all_gather of [1, 9 + samples] numbers; the labels of the next step are among them.
+        Collectives: one all_gather of [1, 9 + samples] numbers, which include the labels of the next step.
+
+        Args:
+            emb_BD: embeddings of this rank's samples, float32, with their gradient.
+            out: what the head returned for this step.
+            before: the backbone's statistics before the step. A bad batch may spoil the statistics after it.
         """
-        of_head = [out.loss.detach().clone().reshape([1])]  # a copy: what is not finite may be overwritten
+        of_head = [out.loss.detach().clone().reshape([1])]  # a copy: a non-finite value may be overwritten
         if emb_BD.grad is not None:
             of_head.append(emb_BD.grad)
         of_head += out.selection.gradients().values()
@@ -253,18 +280,27 @@ class Trainer:
         return unpack(to_host(distributed._c_allgather(row_1F, [1] * distributed.world_size())), counts)
 
     def _alike(self, emb_BD: paddle.Tensor) -> paddle.Tensor:
-        """Return whether all embeddings of this rank are the same to rounding, bool [1] on the device; False
-        where no line is due, or there is one sample alone."""
+        """Return a bool [1] on the device: whether all embeddings of this rank are equal, except for
+        rounding.
+
+        It is False if no log line is due, if the warning was given already, and if there is only one sample.
+        """
         if (self.step + 1) % self.cfg.Global.log_every or self._said_alike or len(emb_BD) < 2:
             return paddle.zeros([1], "bool")
         spread = (emb_BD - emb_BD[:1]).abs().max()
         return (spread <= 1e-6 * emb_BD.abs().max()).reshape([1])
 
     def _refuse_weights(self, when: str, before: Statistics, found: bool = False) -> None:
-        """Raise UserError, the same on every rank, if weights or statistics of a rank are not finite: no
-        later step mends them. Every rank calls it.
+        """Raise the same UserError on every rank if a weight or statistic of any rank is not finite. Every
+        rank calls it.
 
-        found: some are, though what found them may have overwritten them.
+        No later step can repair such a weight.
+
+        Args:
+            when: step to report in the error.
+            before: the backbone's statistics to check.
+            found: whether a non-finite weight is known to exist. The check that found it may have overwritten
+                it.
         """
         names = distributed.gather_objects(self.network.not_finite(before))
         if found and not any(names):
@@ -276,7 +312,7 @@ class Trainer:
                 )
 
     def _report_skipped(self, rate: float, summary: StepSummary) -> None:
-        """Say why a step changes nothing. UserError for too many in a row."""
+        """Log why a step was skipped. Raises UserError if Global.max_skipped steps in a row were skipped."""
         number = self.step + 1
         scale = self.network.loss_scale
         if scale and not summary.bad_head and scale.halve():
@@ -302,7 +338,8 @@ class Trainer:
     # -- between steps
 
     def _log(self, batch: Batch, summary: StepSummary, losses: dict[str, paddle.Tensor]) -> None:
-        """Log a line and write a row of metrics.jsonl at regular steps, with the numbers of the parts."""
+        """Log a line and write a row of metrics.jsonl at regular steps. Both have the numbers of the
+        parts."""
         means = {"accuracy": summary.accuracy}
         means.update({f"loss/{name}": loss.astype("float64") for name, loss in losses.items()})
         numbers: dict[str, Any] = {}
@@ -319,8 +356,11 @@ class Trainer:
 
     @property
     def _evaluates(self) -> bool:
-        """Whether the last step is one to evaluate after: the run's last, and each after so many epochs and
-        steps."""
+        """Whether an evaluation follows the last step.
+
+        One follows the last step of the run, every Global.eval_every epochs, and every
+        Global.eval_every_steps steps.
+        """
         section = self.cfg.Global
         due = self.step == self.total_steps
         if section.eval_every_steps:
@@ -330,11 +370,15 @@ class Trainer:
         return due and bool(self.evaluator.sets)
 
     def _save_and_evaluate(self, number: int) -> None:
-        """Save where an epoch or the run ends, after every so many steps, and before each evaluation, so that
-        nothing that fails in it costs a step; then evaluate.
+        """Save and evaluate after a step, if either is due.
 
-        number: of the signal that asked a rank to stop in the last step, 0 for none. One that comes while a
-        checkpoint is written, or in an evaluation, stops the run, too.
+        A checkpoint is due at the end of an epoch and of the run, every Checkpoint.every_steps steps, and
+        before each evaluation, so that a failure in the evaluation loses no step.
+
+        A signal also stops the run if it arrives while a checkpoint is written or during an evaluation.
+
+        Args:
+            number: number of the signal that asked any rank to stop during the last step, or 0.
         """
         every = self.cfg.Checkpoint.every_steps
         evaluates = self._evaluates
@@ -351,7 +395,8 @@ class Trainer:
                 self._evaluate()
 
     def _evaluate(self) -> None:
-        """Evaluate, and write the result beside the checkpoint; a signal stops the run."""
+        """Evaluate, and write the result next to the checkpoint. A signal stops the evaluation and the
+        run."""
         ended = self.evaluator.evaluate(self.step, self.epoch, self.metrics)
         for line in self.evaluator.failures:
             self.failures.append(f"evaluation at step {self.step:,}: {line}")
@@ -367,7 +412,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _pause(self) -> Iterator[None]:
-        """Leave the time of the block out of the measured times, and let it take long."""
+        """Exclude the block from the measured times, and let it take longer than a step may."""
         self.watchdog.allow_pause()
         with self._progress.pause():
             yield
@@ -376,7 +421,10 @@ class Trainer:
 
     @property
     def stateful(self) -> dict[str, Any]:
-        """All that has a state in a checkpoint, by name; the rows of the class centres are written apart."""
+        """The objects that have a state in a checkpoint, by name.
+
+        The rows of the class centres are written separately.
+        """
         return {
             "run": self,
             "backbone": self.network,
@@ -388,7 +436,8 @@ class Trainer:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a run must have in common with the one that it goes on with, and its count."""
+        """Return the settings that a resumed run must have in common with the saved one, the number of
+        skipped steps, and the learning rate."""
         return {
             "seed": self.cfg.Global.seed,
             "global_batch": self.loader.global_batch,
@@ -403,14 +452,17 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the count and the rate; `refuse_other_run` has compared the rest."""
+        """Load the number of skipped steps and the learning rate. `refuse_other_run` compares the
+        settings."""
         self.skipped = state["skipped"]
         self.lr_before = state["lr"]
 
     def resume(self, path: str | Path) -> None:
-        """Take over a checkpoint of any world size: all states, and its step. UserError if it is of another
-        problem."""
-        saved = Checkpoint.open(path, verify=False)  # verified when it was searched for
+        """Load all states and the step from a checkpoint, which any number of ranks may have written.
+
+        Raises UserError if the checkpoint does not belong to this run.
+        """
+        saved = Checkpoint.open(path, verify=False)  # the search has verified it
         saved.check_matches(
             self.head.shard.num_classes, self.head.bank.width, backbone=self.backbone.state_dict()
         )
