@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 import warnings
-import zlib  # noqa: F401 (before Paddle: on 2.6 a zlib that is loaded after it crashes)
+import zlib  # noqa: F401 (must come before Paddle: Paddle 2.6 crashes if zlib is loaded after it)
 from typing import TYPE_CHECKING
 
 from plsc.utils.version import __version__
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from plsc.entry import Entry
 
 __all__ = ["Entry", "Gallery", "__version__"]
-__dir__ = __all__.copy  # what is imported on first use, too
+__dir__ = __all__.copy  # includes the names that are imported on first use
 
-# OpenCV reads its limit when it is first imported, and checks it before it allocates. Its own is 2^30.
+# OpenCV reads this limit when it is first imported, and checks it before it allocates. Its default is 2^30.
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26))
-# A line or two for each image that is damaged, which is named by us, and for each network that is opened.
+# OpenCV logs a line or two for each damaged image, which plsc reports itself, and for each network it opens.
 if "OPENCV_LOG_LEVEL" not in os.environ:
     os.environ["OPENCV_LOG_LEVEL"] = "SILENT"
-    if "cv2" in sys.modules:  # it has read the variable already
+    if "cv2" in sys.modules:  # OpenCV has already read the variable
         sys.modules["cv2"].utils.logging.setLogLevel(0)
-warnings.filterwarnings("ignore", message="No ccache found")  # of Paddle, when it is imported
+warnings.filterwarnings("ignore", message="No ccache found")  # Paddle warns when it is imported
 
-if not TYPE_CHECKING:  # a type checker knows the names above, and should report any other
+if not TYPE_CHECKING:  # a type checker knows the names above, and should report any other name
 
     def __getattr__(name: str):
         # Imported on first use: reading the version or a config should not import everything.

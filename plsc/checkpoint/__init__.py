@@ -1,2 +1,5 @@
-"""Write and read checkpoints: whole or absent, checksummed, for any number of ranks. Read store.py, then
-manifest.py."""
+"""Write and read checkpoints.
+
+A checkpoint is either complete or absent. Its files have checksums, and any number of ranks can read it.
+Read store.py first, then manifest.py.
+"""

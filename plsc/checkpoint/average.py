@@ -1,5 +1,6 @@
-"""Average the weights of checkpoints of a run, network and class centres (Izmailov et al., "Averaging Weights
-Leads to Wider Optima", 2018).
+"""Average the network weights and class centres of a run's checkpoints.
+
+The method is that of Izmailov et al., "Averaging Weights Leads to Wider Optima", 2018. Try it:
 
 plsc ckpt average output --last 5 --output averaged
 """
@@ -18,10 +19,17 @@ from plsc.native.bfloat16 import float32_of, nearest
 def average(run: str, last: int | None, target: str) -> str:
     """Write the mean of a run's checkpoints to the new folder `target`/step-XXXXXXXX; return a report.
 
-    Each gives its weights to use, an average of them where the run had one. Numbers are added in float64;
-    integers are the newest checkpoint's. The result is for everything but to resume a run.
+    Each checkpoint contributes the weights that are used outside training. These are a running average if
+    the run kept one. Floating-point numbers are added in float64. Integers are copied from the newest
+    checkpoint. The result can be used for everything except to resume a run.
 
-    last: how many, the newest; None: all that are there. UserError for fewer than two.
+    Args:
+        run: folder of the run.
+        last: number of checkpoints to average, counted from the newest. None averages all of them.
+        target: folder to create.
+
+    Raises UserError if `target` exists, if fewer than two checkpoints are asked for, or if the run has fewer
+    than that.
     """
     if Path(target).exists():
         raise UserError(f"{target}: is there already, and nothing is overwritten; name another folder")
@@ -51,7 +59,7 @@ def average(run: str, last: int | None, target: str) -> str:
 
 
 class _MeanRows:
-    """The mean of one of the head's arrays over checkpoints, computed for the rows that are asked for."""
+    """Present the mean of one head array over several checkpoints. Rows are computed when they are read."""
 
     def __init__(self, saved: Sequence[Checkpoint], name: str):
         entry = saved[-1].head_arrays[name]
@@ -69,7 +77,11 @@ class _MeanRows:
 
 
 def _mean_of(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the mean in the arrays' dtype, bfloat16's bits included; of integers the last."""
+    """Return the mean of the arrays in their own dtype.
+
+    uint16 arrays contain the bits of bfloat16 numbers, so their mean is one too. For integer arrays, return
+    the last one.
+    """
     last = arrays[-1]
     if last.dtype != np.uint16 and not np.issubdtype(last.dtype, np.floating):
         return last

@@ -18,7 +18,7 @@ EVALUATION = "evaluation.json"
 
 
 class VerificationThreshold(BaseModel):
-    """The cosine above which two samples count as one class, as the main set's verification found it."""
+    """The cosine above which two samples count as one class. Verification of the main set determines it."""
 
     model_config = ConfigDict(strict=True, frozen=True)
     cosine: FiniteFloat | None = None
@@ -37,7 +37,7 @@ class Evaluation(BaseModel):
         set: title and size of the main set.
         metric: name of the number that decides which checkpoint is the best.
         value: that number, or None if it could not be computed.
-        threshold: found in this evaluation.
+        threshold: the threshold that this evaluation found.
     """
 
     model_config = ConfigDict(strict=True, frozen=True)
@@ -52,7 +52,7 @@ class Evaluation(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> Evaluation | None:
-        """Read the file of a checkpoint's folder. Return None if there is none, or if it is damaged."""
+        """Read the file in a checkpoint's folder. Return None if it does not exist or is damaged."""
         path = folder / EVALUATION
         try:
             return cls.model_validate_json(path.read_bytes())

@@ -1,10 +1,9 @@
-"""Read and write manifest.json, which lists the files of a checkpoint, and check that all are there and
-unaltered.
+"""Read and write manifest.json, which lists the files of a checkpoint, and check these files.
 
-Checksums are CRC-32: it detects every change of one bit and of any run up to 32 bits, and takes no extra time
-while writing. SHA-256 would halve the speed and not protect from somebody who can rewrite the manifest too.
-The manifest begins with the checksum of its own other bytes. The dtypes of arrays are in the safetensors
-headers.
+The check finds files that are missing or altered. Checksums are CRC-32. It detects every change within up to
+32 consecutive bits, and it adds no time to writing. SHA-256 would halve the speed, and it would not protect
+against somebody who can also rewrite the manifest. The manifest begins with the checksum of the rest of its
+bytes. The dtypes of arrays are in the safetensors headers.
 
 Try it: `pytest tests/checkpoint/test_manifest.py`.
 """
@@ -32,16 +31,17 @@ from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.section import first_problem
 from plsc.utils.version import __version__
 
-FORMAT = 7  # the only one that is read; 1 to 6 were written before the first release
-# Errors of a missing file. Other errors of reading may be temporary (a lost network disk) and are no damage.
+FORMAT = 7  # the only format that can be read; formats 1 to 6 were used before the first release
+# Errors of a missing file. Other read errors may be temporary, such as a lost network disk. They do not mean
+# that the checkpoint is damaged.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 _FILE_NAME = r"^(([a-z][a-z0-9_]*|head-\d{5}-of-\d{5})\.safetensors|classes\.json)$"
 
-BACKBONE = "backbone"  # the owner of the weights that are trained
+BACKBONE = "backbone"  # owner of the weights that training updates
 
 
 def file_of(owner: str) -> str:
-    """Name the file of an owner's arrays."""
+    """Return the name of the file that contains an owner's arrays."""
     return f"{owner}.safetensors"
 
 
@@ -50,7 +50,7 @@ class _Fields(BaseModel):
 
 
 class HeadFile(_Fields):
-    """One file of the rows of the classes [start, stop)."""
+    """A file with the rows of the classes [start, stop)."""
 
     file: str
     start: NonNegativeInt
@@ -65,7 +65,7 @@ class FileSum(_Fields):
 
 
 class Manifest(_Fields):
-    """The fields of manifest.json after "crc32"."""
+    """The fields of manifest.json that follow "crc32"."""
 
     format: Literal[FORMAT]
     plsc: str
@@ -75,19 +75,19 @@ class Manifest(_Fields):
     epoch: NonNegativeInt
     world_size: PositiveInt
     num_classes: NonNegativeInt
-    """0 in a folder that holds a backbone only, such as plsc import writes."""
+    """Number of classes. It is 0 if the folder contains only a backbone, as after `plsc import`."""
     embedding_size: PositiveInt
     heads: list[HeadFile]
-    """In class order; together [0, num_classes)."""
+    """The head files in class order. Together they cover [0, num_classes)."""
     files: dict[Annotated[str, Field(pattern=_FILE_NAME)], FileSum]
     preprocessing: Preprocessing
-    """How images are prepared."""
+    """How images are prepared for the network."""
     weights: str = BACKBONE
-    """Whose arrays are the weights to use, for everything but to train on."""
+    """The owner whose arrays are the weights for everything except training."""
     state: dict[str, dict[str, Any]]
-    """What each owner of a state keeps beside arrays."""
+    """The values of each owner's state that are not arrays."""
     config: dict[str, dict[str, Any] | list[Any]]
-    """The resolved config by sections; {} for what no training has written."""
+    """The resolved config by section. It is {} if the checkpoint was not written by training."""
 
 
 def seal(rest: bytes) -> bytes:
@@ -96,16 +96,17 @@ def seal(rest: bytes) -> bytes:
 
 
 def manifest_bytes(fields: Mapping[str, Any]) -> bytes:
-    """Return the bytes of manifest.json of the fields of a `Manifest` but for format and plsc."""
+    """Return the bytes of manifest.json. `fields`: those of a `Manifest`, except format and plsc."""
     manifest = Manifest(format=FORMAT, plsc=__version__, **fields)
     text = json.dumps(manifest.model_dump(), indent=1, allow_nan=False)
     return seal(text[1:].encode())
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read and check the manifest in the file.
+    """Read and check the manifest in a file.
 
-    Raises DamagedError, UserError for another format, OSError.
+    Raises DamagedError if the file is missing or damaged, UserError if it has another format, and OSError if
+    it cannot be read.
     """
     if not path.is_file():
         raise DamagedError(f"{path}: is not there; this is no checkpoint, or was never completed")
@@ -135,16 +136,25 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def tiles(ranges: list[tuple[int, int]], num_classes: int) -> bool:
-    """Return whether the ranges [start, stop), some perhaps empty, make up [0, num_classes) in this order."""
+    """Return whether the ranges [start, stop), in this order, cover [0, num_classes) without gap or overlap.
+
+    A range may be empty.
+    """
     edges = [0, *(edge for one in ranges for edge in one), num_classes]
     return edges[::2] == edges[1::2] and edges == sorted(edges)
 
 
 def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFile], list[str] | None]:
-    """Open the checkpoint `path`: its manifest, its tensor files by name, and the classes' names if it has
-    some. All are checked; with `verify` all bytes are.
+    """Open the checkpoint in the folder `path` and check that its files are there and have the right size.
 
-    Raises DamagedError, MissingFileError, UserError for another format or what cannot be read now.
+    Args:
+        path: folder of the checkpoint.
+        verify: whether to read every file and compare its checksum, too.
+
+    Returns: the manifest, the tensor files by file name, and the class names, or None if it has none.
+
+    Raises DamagedError if a file is missing or altered, MissingFileError if the folder does not exist, and
+    UserError if the checkpoint has another format or cannot be read now.
     """
     try:
         if not path.is_dir():

@@ -1,6 +1,7 @@
-"""Read a checkpoint: the states that a run has saved, by their owners' names, and rows of any classes.
+"""Read a checkpoint.
 
-Rows are read from head files of any number of ranks.
+A checkpoint contains the states that a run has saved, by the names of their owners, and the rows of the
+classes. The rows of any classes can be read, whatever number of ranks wrote the head files.
 
 Try it: `Checkpoint.open("output/checkpoints/step-00000120").head(0, 10)["centres"]`.
 """
@@ -29,13 +30,14 @@ _RESUME = (
 )
 
 EMBEDDING = 1
-"""Version of the definition in plsc.training.embed.with_mirror."""
+"""Version of the definition of an embedding, which plsc.training.embed.with_mirror contains."""
 
 
 class Checkpoint:
-    """A checkpoint, open for reading; arrays come as copies. Make one with `Checkpoint.open`.
+    """A checkpoint that is open for reading. Make one with `Checkpoint.open`.
 
-    Its files stay open, so a training that deletes the checkpoint meanwhile does not disturb the reader.
+    Arrays are returned as copies. The files stay open, so they can still be read if a running training
+    deletes the checkpoint.
     """
 
     def __init__(
@@ -51,31 +53,35 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: str | os.PathLike, verify: bool = True) -> Checkpoint:
-        """Open the folder `path`.
+        """Open the checkpoint in the folder `path`. Raises the errors of `open_folder`.
 
-        verify: read every file and compare its checksum. Without, only sizes and headers are checked; right
-        after `store.find` has verified, that is enough. Raises what `open_folder` raises.
+        Args:
+            path: folder of the checkpoint.
+            verify: whether to read every file and compare its checksum. If false, only sizes and headers are
+                checked, which is enough if `store.find` has just verified the checkpoint.
         """
         return cls(Path(path), *open_folder(Path(path), verify))
 
     def plain(self, owner: str) -> dict[str, Any]:
-        """Return what the owner of a state keeps beside arrays; {} if the checkpoint has none of it."""
+        """Return the values of an owner's state that are not arrays, or {} if the checkpoint has none."""
         return self.manifest.state.get(owner, {})
 
     def arrays(self, owner: str) -> dict[str, np.ndarray]:
-        """Read all arrays of the owner of a state; {} if it has none."""
+        """Read all arrays of an owner's state. Return {} if it has none."""
         file = self._tensors.get(file_of(owner))
         return {name: file.read(name) for name in file.arrays} if file else {}
 
     def state_dict(self, owner: str) -> dict[str, Any]:
-        """Return the state that its owner has saved, with "arrays" if it had some; {} if the checkpoint has
-        none of it."""
+        """Return the state that an owner has saved, or {} if the checkpoint has none.
+
+        The key "arrays" contains its arrays by name, if it has any.
+        """
         arrays = self.arrays(owner)
         return {**self.plain(owner), **({"arrays": arrays} if arrays else {})}
 
     @contextlib.contextmanager
     def loading(self, owner: str) -> Iterator[None]:
-        """Turn what is wrong with a state, while its owner takes it over in the block, into one line."""
+        """Raise UserError with one line if the owner of a state, in the block, cannot load that state."""
         where = f"{self.path}/manifest.json: state.{owner}"
         remedy = "it is of another program, or of another run: start from it with Global.init_from"
         try:
@@ -88,29 +94,34 @@ class Checkpoint:
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """The main set's evaluation of this checkpoint, None without one."""
+        """The evaluation of this checkpoint on the main set, or None if it has not been evaluated."""
         return Evaluation.read(self.path)
 
     @property
     def last_threshold(self) -> VerificationThreshold:
-        """The threshold of the main set's last evaluation in the run, this checkpoint's own included."""
+        """The threshold from the run's last evaluation of the main set, up to and including this
+        checkpoint's.
+        """
         if evaluation := self.evaluation:
             return evaluation.threshold
         with self.loading("evaluation"):
             return VerificationThreshold.model_validate(self.plain("evaluation"))
 
     def threshold(self, flip: bool) -> float | None:
-        """Return the cosine above which two embeddings, made with or without mirror images (`flip`), are of
-        one class.
+        """Return the cosine above which two embeddings count as one class.
 
-        It comes from the run's last evaluation of the main set. None: that found none, or embedded otherwise.
+        The value comes from the run's last evaluation of the main set. Return None if that evaluation found
+        no threshold, or if it used another value of `flip`.
+
+        Args:
+            flip: whether the embeddings are sums over an image and its mirror image.
         """
         known = self.last_threshold
         return known.cosine if known.flip == flip else None
 
     @property
     def weights_file(self) -> str:
-        """The file of the weights to use, for everything but to train on."""
+        """Name of the file with the weights for everything except training."""
         return file_of(self.manifest.weights)
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -118,11 +129,14 @@ class Checkpoint:
         return self.arrays(self.manifest.weights)
 
     def network(self, flip: bool) -> str:
-        """Compute the identity of what makes the embeddings: a SHA-256, 64 hex digits.
+        """Compute the identity of the network that makes the embeddings: a SHA-256 as 64 hex digits.
 
         It covers the arrays of `weights` (name, dtype, shape and bytes of each, sorted by name), the
-        preprocessing, the definition of an embedding, and whether mirror images are added (`flip`).
-        Embeddings with different identities cannot be compared.
+        preprocessing, the definition of an embedding, and `flip`. Embeddings with different identities cannot
+        be compared.
+
+        Args:
+            flip: whether the embedding of the mirror image is added.
         """
         facts = {**self.preprocessing.to_json(), "embedding": EMBEDDING, "flip": flip}
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
@@ -133,20 +147,23 @@ class Checkpoint:
         return digest.hexdigest()
 
     def classes(self) -> list[str] | None:
-        """Read the name of each class, or None if the run had none."""
+        """Return the name of each class, or None if the run had no class names."""
         return self._classes
 
     @property
     def head_arrays(self) -> dict[str, Any]:
-        """The head's arrays by name, with `.dtype` and `.shape`; the first axis is that of one file."""
+        """The head's arrays by name, with `.dtype` and `.shape`.
+
+        The first axis has the length that it has in the first head file.
+        """
         return self._tensors[self.manifest.heads[0].file].arrays
 
     def head(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Read only the rows of classes [start, stop) of the head's arrays, [stop - start, ...] each."""
+        """Read the rows of classes [start, stop) of all head arrays, [stop - start, ...] each, by name."""
         return {name: self.rows(name, start, stop) for name in self.head_arrays}
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Read the rows of classes [start, stop) of one of the head's arrays."""
+        """Read the rows of classes [start, stop) of the head array `name`: [stop - start, ...]."""
         pieces = []
         for part in self.manifest.heads:
             low, high = max(start, part.start), min(stop, part.stop)
@@ -165,10 +182,18 @@ class Checkpoint:
         head: Mapping[str, Any] | None = None,
         remedy: str = _RESUME,
     ) -> None:
-        """Raise UserError for a checkpoint of another model or data, with a difference and `remedy`.
+        """Raise UserError if the checkpoint belongs to another model or other data.
 
-        backbone, head: this run's arrays or tensors by name; names and shapes must agree (of the head's, all
-        axes but the first). None: not compared.
+        The message names the first difference and the remedy.
+
+        Args:
+            num_classes: number of classes of this run.
+            embedding_size: embedding size of this run.
+            backbone: this run's backbone arrays or tensors by name. Names and shapes must agree. None skips
+                this comparison.
+            head: this run's head arrays by name. Names and shapes must agree, except for the first axis. None
+                skips this comparison.
+            remedy: the last part of the message.
         """
         differences = [
             f"its {what} is {there}, this run's {here}"

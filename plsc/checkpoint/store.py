@@ -1,13 +1,16 @@
-"""Save and open checkpoints: a folder a step, written beside and renamed; any world size reads any other's.
+"""Save and find checkpoints.
+
+A checkpoint is a folder for one step. It is written under a temporary name and renamed when it is complete.
+A run with any number of ranks can read the checkpoint of a run with any other number.
 
     checkpoints/step-00000120/  backbone.safetensors  optimizer.safetensors  manifest.json  [classes.json]
                                 head-00000-of-00002.safetensors  head-00001-of-00002.safetensors
                                 [evaluation.json]
 
-The arrays of each part of a run are in a file of its name, its other values under that name in the manifest.
-A head file holds one rank's class rows. The manifest, written last, lists their ranges and each file's size
-and checksum. evaluation.json is added when the checkpoint has been evaluated. No pickle, no Paddle, no
-collective of its own.
+Each part of a run has a file of its name for its arrays. Its other values are in the manifest under the same
+name. A head file contains one rank's class rows. The manifest is written last. It lists the class ranges of
+the head files, and the size and checksum of each file. evaluation.json is added when the checkpoint has been
+evaluated. This module uses no pickle, no Paddle and no collective of its own.
 
 Try it: `Checkpoint.open(find(Path("output/checkpoints"))).head(0, 10)["centres"]`.
 """
@@ -39,9 +42,10 @@ from plsc.utils.text import gigabytes
 
 
 class SaveError(UserError):
-    """A checkpoint could not be written; the earlier ones are untouched and training may continue.
+    """A checkpoint could not be written. The earlier ones are untouched, and training may continue.
 
-    remedy: what the user can do, a verb and its object.
+    Attributes:
+        remedy: what the user can do, as a verb with its object.
     """
 
     remedy = "correct this"
@@ -58,14 +62,23 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a checkpoint on one rank; of all but `rows` and `shard`, rank 0's is written.
+    """The content of a checkpoint on one rank. Each rank writes its `rows`. Rank 0 writes all other fields.
 
-    states: the state of each owner, by its name: plain values, and under "arrays" arrays by name.
-    rows: this rank's class rows, first axis = class: "centres" [S, D], perhaps "bias" [S],
-        and the arrays of their optimizer, such as "momentum" [S, D].
-    shard: the classes of those rows, [start, stop); all classes on every rank: a replicated head.
-    classes: a name for each class; None: no names.
-    weights: whose arrays are the weights to use, for everything but to train on, if it has any.
+    Attributes:
+        step: optimizer steps taken.
+        epoch: epochs completed.
+        states: the state of each owner by the owner's name. A state contains plain values, and its arrays by
+            name under the key "arrays".
+        rows: this rank's class rows, with the class as the first axis: "centres" [S, D], "bias" [S] if the
+            head has a bias, and the arrays of their optimizer, such as "momentum" [S, D].
+        num_classes: number of classes on all ranks together.
+        shard: the classes of those rows, [start, stop). If every rank has all classes, the head is replicated
+            and is written once.
+        config: the resolved config by section.
+        preprocessing: how images are prepared for the network.
+        classes: the name of each class, or None if the classes have no names.
+        weights: owner whose arrays are the weights for everything except training. If it has no arrays, the
+            backbone's are used.
     """
 
     step: int
@@ -86,14 +99,19 @@ def save(
     rank: int = 0,
     gather: Callable[[Any], list] = lambda value: [value],
 ) -> Path:
-    """Write the folder `root`/step-XXXXXXXX, which must not exist. Every rank calls it.
+    """Write the folder `root`/step-XXXXXXXX, which must not exist, and return it. Every rank calls this.
 
-    The arrays are not copied and must not change until it returns; then all of it is on the disk.
+    The arrays are not copied, so they must not change until this function returns. The whole checkpoint is on
+    the disk then.
 
-    gather: each rank's value -> the list of all, on every rank. It must wait longer than Gloo's 30 s, since
-    the disks of the ranks may differ in speed.
+    Args:
+        root: folder of the run's checkpoints.
+        content: what this rank writes.
+        rank: number of this rank.
+        gather: collective that takes each rank's value and returns the list of all values on every rank. Its
+            timeout must be longer than Gloo's 30 s, since the disks of the ranks may differ in speed.
 
-    Returns the folder. Raises SaveError on every rank, with the rank that failed and why.
+    Raises SaveError on every rank if one rank fails. The message names that rank and the reason.
     """
     num_classes = content.num_classes
     final = folder_of(root, content.step)
@@ -145,9 +163,9 @@ def save(
 
 
 def _on_all_ranks(what: str, gather: Callable[[Any], list], work: Callable, *args: Any) -> list:
-    """Call work(*args) on every rank; return all results, or raise SaveError on every rank.
+    """Call work(*args) on every rank and return the results of all ranks.
 
-    An error on one rank alone would leave the others waiting.
+    Raises SaveError on every rank if one rank fails. If only that rank raised, the others would wait for it.
     """
     result = None
     failure = None
@@ -169,7 +187,10 @@ def _on_all_ranks(what: str, gather: Callable[[Any], list], work: Callable, *arg
 
 
 def _begin(final: Path, first: bool, shard: tuple[int, int]) -> tuple[int, int]:
-    """Make the folder beside `final`; return the shard, of which all ranks learn by that."""
+    """Make the temporary folder beside `final` on the first rank, and return the shard.
+
+    The shard is returned because `_on_all_ranks` gives each result to all ranks.
+    """
     if first:
         final.parent.mkdir(parents=True, exist_ok=True)
         tidy(final.parent)
@@ -187,11 +208,11 @@ def _write(final: Path, files: dict[str, list]) -> dict[str, dict]:
 
 
 def _publish(final: Path, first: bool, fields: Any) -> None:
-    """Add the manifest to the folder beside `final`, and give the folder its name."""
+    """Add the manifest to the temporary folder, and rename the folder to `final`."""
     if not first:
         return
-    # Deleting an older one here would lose both if the process were killed in between. A run that goes back
-    # sets later checkpoints aside.
+    # If an older folder were deleted here and the process were killed before the rename, both would be lost.
+    # A run that returns to an earlier step sets the later checkpoints aside.
     assert not final.exists(), f"{final} exists"
     tmp = _beside(final, "tmp")
     write_synced(tmp / "manifest.json", [manifest_bytes(fields)])
@@ -207,7 +228,7 @@ def _beside(final: Path, suffix: str) -> Path:
 def tidy(root: Path) -> None:
     """Remove the leftovers of a killed save or prune, before the next save."""
     for path in _entries(root, r"step-\d{8,}\.tmp"):
-        with contextlib.suppress(OSError):  # somebody may read it over a network; the next save tries again
+        with contextlib.suppress(OSError):  # another host may be reading it; the next save tries again
             remove(path)
 
 
@@ -216,19 +237,23 @@ def _entries(root: Path, pattern: str) -> list[Path]:
 
 
 def find(root: Path, which: str = "newest", rename: bool = False) -> Path | None:
-    """Find a checkpoint, every checksum verified; None if none was ever completed.
+    """Find a checkpoint and verify its checksums. Return its folder, or None if none was ever completed.
 
-    One rank calls it and sends the others the path, which all open with verify=False. An unusable newer one
-    gives a warning and, with `rename`, is set aside as step-XXXXXXXX.bad (never deleted). One that a running
-    training deletes meanwhile is skipped.
+    One rank calls this and sends the path to the others. All ranks then open it with verify=False. If a newer
+    checkpoint is unusable, a warning names it. A checkpoint that a running training deletes during the search
+    is skipped.
 
     Args:
-        which: "newest" or "best" of those in `root`, or the folder of a checkpoint, of some, or of a run.
-        rename: for a run that will write here.
+        root: folder of the run's checkpoints.
+        which: "newest" or "best" to choose from `root`. Otherwise the folder of one checkpoint, a folder with
+            several, or the folder of a run.
+        rename: whether to rename an unusable checkpoint to step-XXXXXXXX.bad. It is never deleted. A run that
+            will write to `root` sets this.
 
-    Raises: UserError if there are checkpoints and none is usable, so that a run never starts anew over a
-    damaged one; if nothing has been evaluated, or the best is missing; also for one of another format, or not
-    readable now, which is not damage.
+    Raises UserError in these cases:
+        - There are checkpoints, but none is usable. A run must not start from step 0 over damaged ones.
+        - The best one is asked for, but none has been evaluated.
+        - A checkpoint has another format, or cannot be read now. That does not count as damage.
     """
     if which not in ("newest", "best"):
         below = [folder for folder in (Path(which, "checkpoints"), Path(which)) if completed(folder)]
@@ -243,11 +268,11 @@ def find(root: Path, which: str = "newest", rename: bool = False) -> Path | None
 
 
 def best(root: Path) -> Path | None:
-    """Return the checkpoint in `root` with the best evaluation; of equal ones the oldest. None without one.
+    """Return the checkpoint in `root` with the best evaluation, or None if none has been evaluated.
 
-    Only evaluations on the main set of the newest one are compared: those of another set, or of more images,
-    have other numbers. Nothing but the folders is looked at, so a checkpoint that was deleted or set aside is
-    never the best.
+    If several have the same value, the oldest is returned. Only evaluations on the same set as the newest one
+    are compared, since values on another set, or on more images, are not comparable. The search reads only
+    the folders, so it never returns a checkpoint that was deleted or set aside.
     """
     found: Path | None = None
     first: Evaluation | None = None
@@ -263,13 +288,13 @@ def best(root: Path) -> Path | None:
 
 
 def _newest(root: Path, rename: bool) -> Path | None:
-    """Find the newest whole checkpoint, see `find`."""
+    """Find the newest usable checkpoint. See `find`."""
     bad = 0
     for path in reversed(completed(root)):
         try:
             Checkpoint.open(path)
         except (DamagedError, MissingFileError) as error:
-            if not path.exists():  # deleted meanwhile
+            if not path.exists():  # deleted during the search
                 continue
             bad += 1
             aside = set_aside(path) if rename else path
@@ -295,30 +320,33 @@ def step_of(path: Path) -> int:
 
 
 def newest_below(folder: str) -> str | Path:
-    """Return the newest checkpoint in a run's folder, not verified. Return `folder` if it contains none."""
+    """Return the newest checkpoint in a run's folder without verifying it, or `folder` if it has none."""
     return [folder, *completed(Path(folder)), *completed(Path(folder, "checkpoints"))][-1]
 
 
 def completed(root: Path) -> list[Path]:
-    """List the checkpoints in `root` whose save came to its end, by their names alone, the oldest first."""
+    """List the completed checkpoints in `root`, the oldest first. Only the folder names are checked."""
     return sorted((path for path in _entries(root, r"step-\d{8,}") if path.is_dir()), key=step_of)
 
 
 def newest_step(root: Path) -> int | None:
-    """Return the step of the newest completed checkpoint in `root`; no checksum is verified."""
+    """Return the step of the newest completed checkpoint in `root`, or None. No checksum is verified."""
     present = completed(root)
     return step_of(present[-1]) if present else None
 
 
 def set_aside(path: Path) -> Path:
-    """Rename the checkpoint to `path`.bad, .bad2, ...; return the new path."""
+    """Rename the checkpoint to the first free name of `path`.bad, .bad2, ... Return the new path."""
     names = (_beside(path, f"bad{number}" if number > 1 else "bad") for number in itertools.count(1))
     return path.rename(next(aside for aside in names if not aside.exists()))
 
 
 def set_aside_after(root: Path, step: int) -> None:
-    """Set the checkpoints of later steps in `root` aside, so that a run that has gone back is not resumed
-    from them: new ones have lower steps."""
+    """Set aside the checkpoints in `root` that are later than `step`.
+
+    A run that returns to an earlier step writes checkpoints with lower steps. It would otherwise be resumed
+    from the later ones.
+    """
     later = [path for path in completed(root) if step_of(path) > step]
     aside = [set_aside(path) for path in later]
     if aside:
@@ -328,10 +356,10 @@ def set_aside_after(root: Path, step: int) -> None:
 
 
 def prune(root: Path, keep: int) -> list[Path]:
-    """Delete the oldest checkpoints beyond the newest `keep`, except the best. Rank 0 calls it after a save.
+    """Delete all checkpoints except the newest `keep` and the best. Return the deleted folders.
 
-    Only folders with a manifest count, and only they are deleted. Return the folders that were deleted. What
-    the disk does not let it delete stays until the next save.
+    Rank 0 calls this after a save. Only folders with a manifest are counted and deleted. A folder that cannot
+    be deleted stays until the next save.
     """
     whole = [path for path in completed(root) if (path / "manifest.json").is_file()]
     kept = best(root)
@@ -339,8 +367,8 @@ def prune(root: Path, keep: int) -> list[Path]:
     for path in whole[:-keep]:
         if path == kept:
             continue
-        with contextlib.suppress(OSError):  # such as: somebody reads it over a network
-            tmp = path.rename(_beside(path, "tmp"))  # a kill in the middle leaves nothing that looks whole
+        with contextlib.suppress(OSError):  # for example, another host is reading it
+            tmp = path.rename(_beside(path, "tmp"))  # a killed prune leaves nothing that looks complete
             deleted.append(path)
             sync_folder(tmp.parent)
             remove(tmp)

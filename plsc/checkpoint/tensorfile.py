@@ -1,9 +1,16 @@
-"""Write safetensors files (header length, JSON header, raw bytes) in one pass, and read them by row ranges.
+"""Write safetensors files in one pass, and read ranges of rows from them.
 
-Why not the safetensors package itself, which reads these files: a checkpoint needs a checksum computed while
-writing, fsync, the umask obeyed (the package leaves mode 0600), no second copy of the arrays, and only some
-rows back, as copies (the package maps the file: truncating it later kills the process). bfloat16 (BF16) is
-read as its uint16 bits, as Paddle's `.numpy()` gives it. Numpy only.
+Such a file contains the length of its header, the header as JSON, and the raw bytes of the arrays. The
+safetensors package can read these files. A checkpoint does not use it because it needs more:
+
+- The checksum is computed while the file is written, and the file is synced to the disk.
+- The file's mode follows the umask. The package leaves mode 0600.
+- The arrays are not copied when they are written.
+- Only some rows are read, and they are copies. The package maps the file into memory, so the process is
+  killed if the file is truncated later.
+
+bfloat16 (BF16) is read as its bits in uint16, as Paddle's `.numpy()` returns it. Numpy is the only
+dependency.
 
 Try it: `pytest tests/checkpoint/test_tensorfile.py`.
 """
@@ -28,24 +35,24 @@ DTYPES = {
 }  # fmt: skip
 _CODES = {np.dtype(name): code for code, name in DTYPES.items() if code != "BF16"}
 _MAX_HEADER = 100_000_000  # bytes; the safetensors package's own limit
-# Bytes read or written at once: memory of this size is used again, larger memory comes from the system as new
-# pages, which cost more than the work on them.
+# Bytes read or written at once. Memory of this size is reused. Larger memory comes from the system as new
+# pages, which cost more time than the work on them.
 _BLOCK = 4 << 20
-_BEHIND = 16 * _BLOCK  # bytes before the end of a file that may not be on the disk yet
+_BEHIND = 16 * _BLOCK  # bytes at the end of a file that may not be on the disk yet
 
 
 class DamagedError(UserError):
-    """A file is cut, altered or was never completed: set it aside and use an older one."""
+    """A file is truncated, altered or incomplete. Set it aside and use an older one."""
 
 
 def layout(arrays: Mapping[str, Any]) -> list:
-    """Return the parts of the safetensors file of `arrays`, in order: its header, and the arrays.
+    """Return the parts of the safetensors file for `arrays` in their order: the header, then the arrays.
 
-    An array need not be in memory: what gives its rows by slice is read when it is written. It may have a
-    `code`, where the dtype in the file is another than numpy's (bfloat16).
+    An array need not be in memory. An object that returns rows by slice is read when the file is written. If
+    it has an attribute `code`, that is the dtype in the file instead of numpy's (bfloat16).
     """
     header, parts, end = {}, [], 0
-    # Wide numbers first: that keeps each array aligned.
+    # The widest numbers come first, which keeps each array aligned.
     for name in sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name)):
         array = arrays[name]
         assert array.dtype in _CODES, f"array {name!r}: safetensors cannot hold {array.dtype}"
@@ -59,12 +66,12 @@ def layout(arrays: Mapping[str, Any]) -> list:
 
 
 def size_of(part: Any) -> int:
-    """Return the bytes of a part of a file."""
+    """Return the size of a part of a file in bytes."""
     return len(part) if isinstance(part, bytes) else math.prod(part.shape) * part.dtype.itemsize
 
 
 def blocks_of(parts: Iterable) -> Iterator[memoryview]:
-    """Yield the bytes of the parts of a file, some millions at a time."""
+    """Yield the bytes of the parts of a file in blocks of at most `_BLOCK` bytes."""
     for part in parts:
         if isinstance(part, (bytes, np.ndarray)):
             pieces = [part]
@@ -79,7 +86,7 @@ def blocks_of(parts: Iterable) -> Iterator[memoryview]:
 
 
 def sync_folder(path: str | os.PathLike) -> None:
-    """Sync the names in a folder to the disk; before that a renamed file may be lost by a power failure."""
+    """Sync the names in a folder to the disk. Until then, a power failure may undo a rename."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -88,10 +95,11 @@ def sync_folder(path: str | os.PathLike) -> None:
 
 
 def write_synced(path: str | os.PathLike, parts: Iterable) -> dict:
-    """Write the parts one after the other into a new file, synced to the disk. A thread writes a block while
-    the next one is read and its checksum computed.
+    """Write the parts one after the other into a new file, and sync it to the disk.
 
-    Returns: {"bytes": size, "crc32": eight hex digits}. Raises: OSError (FileExistsError too).
+    A thread writes a block while the next one is read and its checksum is computed.
+
+    Returns: {"bytes": size, "crc32": eight hex digits}. Raises OSError, also if the file exists.
     """
     crc = size = 0
     with open(path, "xb", buffering=0) as file, ThreadPoolExecutor(1) as pool:
@@ -109,13 +117,14 @@ def write_synced(path: str | os.PathLike, parts: Iterable) -> dict:
 def _write(file: int, block: memoryview) -> None:
     while len(block):
         block = block[os.write(file, block) :]
-    # The disk begins with it at once, so that the end has little to wait for. What it has leaves the memory.
+    # This starts writing to the disk at once, so the sync at the end is short. Pages that are already on the
+    # disk are removed from memory.
     start = max(0, os.lseek(file, 0, os.SEEK_CUR) - _BEHIND)
     os.posix_fadvise(file, start, 0, os.POSIX_FADV_DONTNEED)
 
 
 def crc32_of(path: str | os.PathLike) -> str:
-    """Return the CRC-32 of the file, eight hex digits."""
+    """Return the CRC-32 of the file as eight hex digits."""
     crc, block = 0, memoryview(bytearray(_BLOCK))
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(block):
@@ -126,19 +135,21 @@ def crc32_of(path: str | os.PathLike) -> str:
 class _Entry(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
-    start: int  # bytes from the beginning of the data
-    code: str  # of the dtype, in the file
+    start: int  # offset from the beginning of the data, in bytes
+    code: str  # name of the dtype in the file
 
 
 class TensorFile:
-    """A safetensors file whose header was read and checked; the data is read when asked for.
+    """A safetensors file that is open for reading. Its header is checked, and data is read on request.
 
-    The file stays open as long as the object lives, so it can be read to its end if it is deleted meanwhile.
+    The file stays open as long as the object lives, so it can still be read after it has been deleted.
 
-    Attributes: path; arrays: name -> entry with `.dtype` and `.shape`.
+    Attributes:
+        path: path of the file.
+        arrays: entry of each array by name, with `.dtype` and `.shape`.
 
-    Raises DamagedError for a header that is cut, too long, not JSON, or whose arrays lie outside of the file;
-    OSError.
+    Raises DamagedError if the header is truncated, too long or not JSON, or if an array lies outside the
+    file. Raises OSError if the file cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -168,7 +179,7 @@ class TensorFile:
             ) from error
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Read an array, or its rows [start, stop), into memory of their own."""
+        """Read an array, or its rows [start, stop), into new memory."""
         entry = self.arrays[name]
         shape = entry.shape if stop is None else (stop - start, *entry.shape[1:])
         if stop is not None and stop > entry.shape[0]:
@@ -183,7 +194,7 @@ class TensorFile:
                 if count == 0:
                     raise DamagedError(f"{self.path}: became shorter while it was read")
                 rest, offset = rest[count:], offset + count
-        except OSError as error:  # a network's disk, where a deleted file cannot be read any more
+        except OSError as error:  # on a network disk, a deleted file can no longer be read
             raise UserError(f"{self.path}: cannot be read any more ({error.strerror}); try again") from error
         return array
 
@@ -191,8 +202,15 @@ class TensorFile:
 def tensor_differences(
     there: Mapping[str, Any], here: Mapping[str, Any], their: str, our: str, first_axis: int = 0
 ) -> list[str]:
-    """List the tensors whose name, or shape from `first_axis` on, differs, a line each; `their` and `our`
-    name the two sides."""
+    """List the tensors that differ in name or shape, one line each.
+
+    Args:
+        there: tensors or entries of one side by name.
+        here: tensors or entries of the other side by name.
+        their: name of the first side in the lines.
+        our: name of the second side in the lines.
+        first_axis: first axis whose length is compared.
+    """
     lines = [f"{name} is not in {our}" for name in there if name not in here]
     lines += [f"{name} is not in {their}" for name in here if name not in there]
     for name in filter(there.__contains__, here):

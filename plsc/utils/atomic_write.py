@@ -1,4 +1,6 @@
-"""Write a file beside its path and rename it, so that a reader finds the old content or the whole new one.
+"""Write a file under a temporary name and rename it. A reader finds either the old or the new content.
+
+Try it:
 
 replace_file(Path("report.html"), page)
 with atomic_write("faces.rec") as beside, open(beside, "xb") as file:
@@ -19,14 +21,16 @@ from plsc.errors import UserError, escape
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike, *, new: bool = False) -> Iterator[Path]:
-    """Yield a name for a new file or folder, and rename that to `path` when the block ends well.
+    """Yield a temporary name for a new file or folder, and rename it to `path` if the block ends normally.
 
-    The name lies in a folder `.NAME.RANDOM` beside `path`, so that several processes may write one path at
-    once. Folders of that kind whose process was killed are removed. If the block raises, nothing remains.
-    The parent of `path` is made if there is none.
+    The temporary name is in a folder `.NAME.RANDOM` beside `path`, so several processes may write to one path
+    at once. If a process was killed, the next one removes its folder. If the block raises, nothing remains.
+    The parent folder of `path` is created if it does not exist.
 
     Args:
-        new: replace nothing: raise UserError if `path` exists when the block ends.
+        path: final name of the file or folder.
+        new: whether to refuse to replace anything. UserError is then raised if `path` exists when the block
+            ends.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,9 +45,9 @@ def atomic_write(path: str | os.PathLike, *, new: bool = False) -> Iterator[Path
 
 @contextlib.contextmanager
 def _folder_beside(path: Path) -> Iterator[Path]:
-    """Make a folder of a random name beside `path`, locked until it is removed when the block ends.
+    """Make a folder with a random name beside `path`. It is locked, and removed when the block ends.
 
-    The kernel releases the lock of a process that is killed, so unlocked folders are remainders.
+    The kernel releases the lock of a killed process, so an unlocked folder is a leftover.
     """
     start = f".{os.fsdecode(os.fsencode(path.name)[:100])}."
     with os.scandir(path.parent) as entries:
@@ -53,7 +57,7 @@ def _folder_beside(path: Path) -> Iterator[Path]:
             _remove_quietly(folder)
             os.close(lock)
     lock = None
-    while lock is None:  # another process may take the folder for a remainder before it is locked
+    while lock is None:  # another process may remove the folder as a leftover before it is locked
         folder = Path(tempfile.mkdtemp(prefix=start, dir=path.parent))
         lock = _lock(folder, without_locks=True)
     try:
@@ -64,8 +68,12 @@ def _folder_beside(path: Path) -> Iterator[Path]:
 
 
 def _lock(folder: Path, without_locks: bool = False) -> int | None:
-    """Lock a folder; return its file descriptor, or None if it is locked or gone. without_locks: return it on
-    a file system without locks, too."""
+    """Lock a folder. Return its file descriptor, or None if it is already locked or no longer exists.
+
+    Args:
+        folder: the folder.
+        without_locks: whether to return the file descriptor if the file system does not support locks.
+    """
     try:
         file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -84,10 +92,10 @@ def _lock(folder: Path, without_locks: bool = False) -> int | None:
 
 
 def _rename_to_free_name(beside: Path, path: Path) -> bool:
-    """Rename a file or folder unless `path` exists; return whether it was renamed."""
+    """Rename a file or folder unless `path` exists. Return whether it was renamed."""
     try:
         if beside.is_dir():
-            os.rename(beside, path)  # refuses a file, and a folder that is not empty
+            os.rename(beside, path)  # fails if the target is a file or a folder that is not empty
         else:
             os.link(beside, path)
     except OSError as error:
@@ -100,7 +108,7 @@ def _rename_to_free_name(beside: Path, path: Path) -> bool:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` to `path`: all of it or nothing, after a power failure too."""
+    """Write all of `content` to `path` or nothing, even if the power fails."""
     with atomic_write(path) as beside, open(beside, "xb") as file:
         file.write(content)
         file.flush()
@@ -116,6 +124,6 @@ def remove(path: Path) -> None:
 
 
 def _remove_quietly(path: Path) -> None:
-    """Remove a folder; an error that is on its way must be the one that is seen."""
+    """Remove a folder. An OSError is ignored, so that it does not replace an exception from the block."""
     with contextlib.suppress(OSError):
         remove(path)
