@@ -1,15 +1,18 @@
-"""Export the backbone to files that run without plsc, checked against the training graph: `plsc export`.
+"""Export the backbone to files that run without plsc, and check them against the training graph.
 
-    image      float32 [batch, C, H, W]: raw pixels 0..255, of the preprocessing's size and channel order
-    embedding  float32 [batch, D]: of length 1, so that a dot product is the cosine (zeros stay zeros)
+Each exported graph has one input and one output:
 
-Normalising the input and the embedding is part of the graph. What is left to do outside, and the cosine above
-which two images are of the same class, stands in preprocessing.json; README.txt says it to people.
+    image      float32 [batch, C, H, W], raw pixels 0..255 in the preprocessing's size and channel order
+    embedding  float32 [batch, D], rows of length 1, so that a dot product is the cosine (zeros stay zeros)
 
-The graphs for Paddle Inference and ONNX Runtime lie in the folder itself, those for insightface and PaddleX
-in folders of their names.
+The graph normalises the image and the embedding. preprocessing.json describes the steps that remain outside
+the graph, and the cosine above which two images are of the same class. README.txt contains the same for
+people.
 
-Try it: `pytest tests/apps/export/test_export.py`.
+The graphs for Paddle Inference and ONNX Runtime are in the folder itself. The graphs for insightface and
+PaddleX are in subfolders with these names.
+
+Try it: `plsc export -c output`, or `pytest tests/apps/export/test_export.py`.
 """
 
 import copy
@@ -44,10 +47,11 @@ def export_checkpoint(
     """Export the checkpoint that a config names. Every rank calls it, after `start`.
 
     Args:
-        output: the folder; None: output_dir/export.
-        model: a Layer that takes the weights instead of Model.name's.
+        cfg: the config.
+        output: folder of the export. None is output_dir/export.
+        model: a Layer that gets the weights, in place of the network that Model.name names.
 
-    Returns what `export` returns.
+    Returns the content of preprocessing.json, and "folder".
     """
     saved = open_checkpoint(cfg.Global)
     backbone = load_network(saved, cfg, model)
@@ -80,23 +84,27 @@ def export(
     threshold: float | None = None,
     network: str | None = None,
 ) -> dict:
-    """Write `model` (prepared images [B, *shape] -> embeddings [B, D]) to the folder `out_dir`, for any B.
+    """Write `model` to a folder as graphs for any batch size.
 
-    The folder appears, or replaces that of an earlier export, when every format is written and agrees with
-    the training graph in eval mode, both on the CPU. Formats that need ONNX are skipped with a warning where
-    it cannot be written. If the conversion fails, the folder gets the other formats, and UserError tells why.
-    `model` stays as and where it is.
+    Every format is compared with the training graph in eval mode, both on the CPU. The folder appears only
+    after that, and replaces the folder of an earlier export. If ONNX cannot be written in this environment,
+    the formats that need it are skipped with a warning. If the conversion to ONNX fails, the folder gets the
+    other formats, and then UserError gives the reason. `model` keeps its device and its mode.
 
     Args:
-        preprocessing: of the data set, a plsc.utils.preprocessing.Preprocessing.
-        formats: as in Export.formats.
+        model: prepared images float32 [B, *shape] -> embeddings [B, D].
+        out_dir: folder of the export.
+        preprocessing: the data set's plsc.utils.preprocessing.Preprocessing.
+        formats: formats as in Export.formats.
         flip: add the embedding of the mirror image within the graph, as `plsc eval` and `plsc predict` do.
-        threshold: the cosine above which two pictures are of one class; None: not known.
+        threshold: cosine above which two pictures are of one class. None if not known.
         network: the identity that plsc.checkpoint.saved.Checkpoint.network computes.
 
-    Returns: what preprocessing.json has, and "folder".
-    Raises: UserError (no format can be written here, or one does not take these images, before anything is
-        written; a model that does not export truly).
+    Returns the content of preprocessing.json, and "folder".
+
+    Raises UserError before anything is written if no format can be written here, if a format does not take
+    these images, or if the folder contains other files. Raises UserError later if a graph differs from the
+    training graph.
     """
     out = Path(os.path.realpath(out_dir))  # a link stays one
     formats = _possible(formats)
@@ -131,7 +139,7 @@ def export(
         (tmp / "preprocessing.json").write_text(json.dumps(facts, indent=1) + "\n")
         (tmp / "README.txt").write_text(readme(facts))
         if before is not None and _identity(out) == before:
-            os.rename(out, tmp.with_name("before"))  # which is removed with its folder
+            os.rename(out, tmp.with_name("before"))  # removed together with its folder
     if failure:
         raise _about_onnx(failure, model, f"{', '.join(formats)} written to {out}") from failure
     doubtful = doubtful_layers(model)
@@ -144,7 +152,11 @@ def export(
 
 
 def _about_onnx(failure: UserError, model: nn.Layer, rest: str) -> UserError:
-    """Say why there is no ONNX graph, which layers may be the cause, and what else there is."""
+    """Return the error that gives the reason for the missing ONNX graph, and the layers that may be its
+    cause.
+
+    rest: the end of the message, which lists what was written.
+    """
     doubtful = doubtful_layers(model)
     cause = f"; it is not known to convert {', '.join(doubtful)} rightly" if doubtful else ""
     return UserError(f"no ONNX graph: {failure.text}{cause}; {rest}", key="Export.formats")
@@ -155,8 +167,12 @@ def _files(graphs: dict[str, dict]) -> list[str]:
 
 
 def _on_cpu(model: nn.Layer, preprocessing: Any, flip: bool, folder: Path) -> tuple[list, dict]:
-    """Make examples and the graph of Paddle Inference of a copy of `model` on the CPU, as exported graphs are
-    run: a GPU's products may have fewer digits."""
+    """Make the examples and the graph for Paddle Inference from a copy of `model` on the CPU.
+
+    Exported graphs are compared on the CPU, because a GPU's products may have fewer digits.
+
+    Returns the examples of each batch size, see `make_example`, and the graph's names, see `save_paddle`.
+    """
     device = paddle.get_device()
     paddle.set_device("cpu")
     try:
@@ -170,8 +186,10 @@ def _on_cpu(model: nn.Layer, preprocessing: Any, flip: bool, folder: Path) -> tu
 
 
 def _possible(formats: Sequence[str]) -> list[str]:
-    """Skip the formats that cannot be written in this environment, with a warning. UserError if none
-    is left."""
+    """Return the formats that can be written in this environment. Warn about each skipped format.
+
+    Raises UserError if no format can be written.
+    """
     possible = [kind for kind in formats if kind not in NEED_ONNX]
     why = why_no_onnx() if len(possible) < len(formats) else None
     if why is None:
@@ -184,7 +202,11 @@ def _possible(formats: Sequence[str]) -> list[str]:
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """Return what tells a folder from another one that has taken its name; None: there is none."""
+    """Return the inode and the modification time, which distinguish a folder from a later one of the same
+    name.
+
+    Return None if the folder does not exist.
+    """
     if not folder.exists():
         return None
     status = folder.stat()
@@ -192,7 +214,7 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 
 
 def _refuse_other_files(out: Path) -> None:
-    """Refuse a place that holds anything but an export, since it is replaced as a whole."""
+    """Raise UserError if `out` contains anything except an export, because it is replaced as a whole."""
     facts, written = out / "preprocessing.json", set()
     if facts.is_file():
         files = _files(read_json(facts).get("files", {}))

@@ -19,9 +19,17 @@ _READS = {  # channel order -> how the example reads a picture, [C, H, W]
 def describe(
     preprocessing: Any, embedding_size: int, flip: bool, threshold: float | None, network: str | None
 ) -> dict:
-    """Make the content of preprocessing.json except what is known of the files."""
+    """Return the content of preprocessing.json except "files" and "checks".
+
+    Args:
+        preprocessing: the network's plsc.utils.preprocessing.Preprocessing.
+        embedding_size: numbers per embedding.
+        flip: whether the graph adds the embedding of the mirror image.
+        threshold: cosine above which two pictures are of one class. None if not known.
+        network: the network's identity. None if not known.
+    """
     shape = list(preprocessing.shape)
-    # What is left to do outside. Mean and scale are not among it: a reader would normalise once more.
+    # The steps that remain outside the graph. With mean and scale among them, a reader would normalise twice.
     left = {"size": shape[1:], "channels": preprocessing.channels, "resize": _RESIZE}
     if preprocessing.aligned is not None:
         left["aligned"] = preprocessing.aligned
@@ -45,7 +53,10 @@ def describe(
 
 
 def readme(facts: dict) -> str:
-    """Describe an export to people, by what preprocessing.json contains: this network, these files."""
+    """Return the text of README.txt, which describes this network and these files to people.
+
+    facts: the content of preprocessing.json.
+    """
     _, *shape = facts["input"]["shape"]
     left, files = facts["preprocessing"], facts["files"]
     size = f"{shape[1]} x {shape[2]}"

@@ -1,5 +1,5 @@
-"""Write the network with its preprocessing as one static graph, run it by Paddle Inference or ONNX Runtime,
-and compare."""
+"""Write the network with its preprocessing as one static graph, run the graph with Paddle Inference or ONNX
+Runtime, and compare its embeddings with the network's."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,12 +16,15 @@ from plsc.training.embed import with_mirror
 from plsc.utils.files import temporary_home
 from plsc.utils.preprocessing import DARKEST
 
-TOLERANCE = 1e-4  # of each component of an embedding of length 1
+TOLERANCE = 1e-4  # largest difference of a component of an embedding of length 1
 
 
 class _WithPreprocessing(nn.Layer):
-    """Computes embeddings of length 1 of images; zeros for one that was normalised before: all of these would
-    be alike, and every pair be accepted."""
+    """Computes embeddings of length 1 from raw images.
+
+    An image that was already normalised gets zeros. Otherwise all such images would have similar embeddings,
+    and every pair of them would be accepted.
+    """
 
     def __init__(self, model: nn.Layer, preprocessing: Any, flip: bool):
         super().__init__()
@@ -32,8 +35,8 @@ class _WithPreprocessing(nn.Layer):
     def forward(self, images):
         embedding = with_mirror(self.model, self.preprocessing(images), self.flip)
         square = paddle.sum(embedding * embedding, axis=1, keepdim=True)
-        # The rule of plsc.evaluation.search.unit_rows: zeros stay zeros, and inf * 0 makes an overflow NaN.
-        # Not `square == 0`, which Paddle's operator takes all below 1e-8 to be.
+        # The rule of plsc.evaluation.search.unit_rows: zeros stay zeros, and inf * 0 turns an overflow into
+        # NaN. `square == 0` would not do, because Paddle's operator is true for every number below 1e-8.
         inverse = paddle.rsqrt(square + paddle.cast(square <= 0, "float32")) + square * 0
         brightest = paddle.max(paddle.flatten(images, 1), axis=1, keepdim=True)
         return embedding * inverse * paddle.cast(brightest > DARKEST, "float32")
@@ -41,8 +44,10 @@ class _WithPreprocessing(nn.Layer):
 
 @contextlib.contextmanager
 def _errors_as_user_error(what: str) -> Iterator[None]:
-    """Raise UserError with `what` and the last line in place of the engines' errors of many kinds and
-    lines."""
+    """Turn any exception of an engine into a UserError.
+
+    The engines raise many types with many lines. The message is `what` and the last line.
+    """
     try:
         yield
     except Exception as error:
@@ -51,11 +56,14 @@ def _errors_as_user_error(what: str) -> Iterator[None]:
 
 
 def save_paddle(model: nn.Layer, preprocessing: Any, flip: bool, folder: Path) -> dict:
-    """Write the graph of Paddle Inference to `folder`; return the names of files, input and output."""
+    """Write the graph for Paddle Inference to `folder`.
+
+    Returns the names of its files ("files", "model", "params") and of its "input" and "output".
+    """
     spec = paddle.static.InputSpec([None, *preprocessing.shape], "float32", "image")
     what = "Export: this backbone cannot be saved as one static graph"
     with _errors_as_user_error(what), temporary_home():
-        # By default Paddle 3 compiles with CINN, and both cut what cannot be one graph into pieces.
+        # By default Paddle 3 compiles with CINN, and every version splits a network that cannot be one graph.
         static = paddle.jit.to_static(
             _WithPreprocessing(model, preprocessing, flip), input_spec=[spec], full_graph=True, backend=None
         )
@@ -68,14 +76,22 @@ def save_paddle(model: nn.Layer, preprocessing: Any, flip: bool, folder: Path) -
 
 
 def _predictor(program: Path) -> inference.Predictor:
-    # No enable_memory_optim: on the CPU it raises on Paddle 3's .json programs.
+    # enable_memory_optim is not used, because on the CPU it raises for Paddle 3's .json programs.
     config = inference.Config(str(program), str(program.with_suffix(".pdiparams")))
     config.disable_glog_info()
     return inference.create_predictor(config)
 
 
 def run_graph(folder: Path, names: dict, images: np.ndarray) -> np.ndarray:
-    """Run an exported graph: images float32 [B, *shape] -> embeddings [B, D]."""
+    """Run an exported graph.
+
+    Args:
+        folder: folder of the export.
+        names: names of the graph's files, input and output.
+        images: float32 [B, *shape], raw pixels.
+
+    Returns embeddings [B, D].
+    """
     if names["model"].endswith(".onnx"):
         import onnxruntime
 
@@ -92,7 +108,8 @@ def run_graph(folder: Path, names: dict, images: np.ndarray) -> np.ndarray:
 def make_example(
     model: nn.Layer, preprocessing: Any, flip: bool, batch: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Make random images, float32, and the embeddings of length 1 that the training graph makes of them."""
+    """Return random images, float32 [batch, *shape], and the training graph's embeddings of them, float64
+    [batch, D] of length 1."""
     images = np.random.default_rng(0).integers(0, 256, (batch, *preprocessing.shape)).astype(np.float32)
     with paddle.no_grad():
         embedding = with_mirror(model, preprocessing(paddle.to_tensor(images)), flip).numpy()
@@ -100,7 +117,18 @@ def make_example(
 
 
 def check(folder: Path, kind: str, names: dict, images: np.ndarray, expected: np.ndarray) -> dict:
-    """Compare the exported with the training graph; UserError if it cannot run this batch or differs."""
+    """Compare an exported graph with the training graph.
+
+    Args:
+        folder: folder of the export.
+        kind: format of the graph, as in Export.formats.
+        names: names of the graph's files, input and output.
+        images, expected: an example of `make_example`.
+
+    Returns the entry for "checks" in preprocessing.json.
+
+    Raises UserError if the graph cannot run this batch, or if a component differs by more than TOLERANCE.
+    """
     where = f"Export.formats: the {kind} graph of this backbone, at batch {len(images)},"
     with _errors_as_user_error(f"{where} does not run"):
         got = run_graph(folder, names, images)

@@ -1,7 +1,8 @@
-"""Write the ONNX graph, by paddle2onnx in a process of its own.
+"""Write the ONNX graph with paddle2onnx in a separate process.
 
-For some layers paddle2onnx ends its process, by SystemExit or by a signal, and for some it writes a graph
-with other numbers. So it runs as a child, whose end is one line, and each graph is compared with the network.
+For some layers paddle2onnx ends its process, by SystemExit or by a signal. For others it writes a graph that
+computes other numbers. It therefore runs as a child process whose failure is reported in one line, and each
+graph is compared with the network.
 """
 
 import importlib.util
@@ -21,7 +22,7 @@ from plsc.errors import UserError, escape
 
 MODEL = "model.onnx"
 OPSET = 17  # version of the ONNX operators, which ONNX Runtime has read since 1.12
-NEED_ONNX = frozenset({"onnx", "insightface"})  # of Export.formats
+NEED_ONNX = frozenset({"onnx", "insightface"})  # formats in Export.formats that need ONNX
 _NEEDED = ("paddle2onnx", "onnx", "onnxruntime")
 _CONVERT = """
 import sys, paddle2onnx
@@ -30,7 +31,7 @@ program, parameters, opset, target = sys.argv[1:]
 text = paddle2onnx.export(program, parameters, opset_version=int(opset))
 open(target, "wb").write(text)
 """
-# Layers that paddle2onnx 2.1 converts to the same numbers, to 1e-4, as comparisons have shown.
+# Layers for which comparisons have shown that paddle2onnx 2.1 gives the same numbers, to 1e-4.
 _CONVERTED = """
 AvgPool2D BatchNorm BatchNorm1D BatchNorm2D Conv2D Conv2DTranspose Dropout ELU Flatten GELU Hardsigmoid
 Hardswish Identity InstanceNorm2D LayerNorm LeakyReLU Linear LocalResponseNorm LogSigmoid MaxPool2D Mish
@@ -40,7 +41,7 @@ Unfold ZeroPad2D
 
 
 def why_no_onnx() -> str | None:
-    """Return why this environment cannot write ONNX, with the remedy; None: it can."""
+    """Return why this environment cannot write ONNX, with the remedy. Return None if it can."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if paddle.__version__.startswith("2."):
         return f"needs Paddle 3 (this is {paddle.__version__})"
@@ -53,18 +54,24 @@ def why_no_onnx() -> str | None:
 
 
 def doubtful_layers(model: nn.Layer) -> Sequence[str]:
-    """List the kinds of `model`'s layers for which it is not known that paddle2onnx converts them rightly."""
+    """Return the class names of `model`'s layers that paddle2onnx is not known to convert correctly."""
     leaves = (layer for layer in model.sublayers(include_self=True) if not layer.sublayers())
     kinds = {type(leaf) for leaf in leaves if not type(leaf).__module__.startswith("plsc.")}
     return sorted({kind.__name__ for kind in kinds} - {*_CONVERTED.split()})
 
 
 def save_onnx(folder: Path, source: dict, facts: dict) -> dict:
-    """Write the ONNX graph of the one of Paddle Inference in `folder`; return its names. Raises UserError
-    with how paddle2onnx has ended.
+    """Convert the graph for Paddle Inference in `folder` to ONNX.
 
-    facts: what preprocessing.json has of the network. The file's metadata have them, too, under "plsc", so
-    that a copy of the file alone is enough for plsc gallery.
+    Args:
+        folder: folder of the export.
+        source: names of the graph for Paddle Inference.
+        facts: the network's content of preprocessing.json. The file's metadata also contain it, under "plsc",
+            so that `plsc gallery` needs only the ONNX file.
+
+    Returns the names of the ONNX graph.
+
+    Raises UserError if paddle2onnx fails or writes an invalid graph.
     """
     import onnx
 
@@ -76,7 +83,7 @@ def save_onnx(folder: Path, source: dict, facts: dict) -> dict:
         _drop_unused_constants(model.graph)
         onnx.helper.set_model_props(model, {"plsc": json.dumps(facts)})
         onnx.checker.check_model(model, full_check=True)
-    except Exception as error:  # of several kinds, as the file is not ours
+    except Exception as error:  # another program wrote the file, so errors of several types are possible
         raise UserError(f"paddle2onnx wrote no valid graph ({str(error).splitlines()[0]})") from error
     onnx.save(model, str(target))
     return {"files": [MODEL], "model": MODEL, "input": source["input"], "output": "embedding"}
@@ -98,7 +105,10 @@ def _run_converter(program: Path, parameters: Path, target: Path) -> None:
 
 
 def _rename(graph, old: str, new: str) -> None:
-    """Call the output `new` and the open axis "batch" (paddle2onnx: fetch_name_0, DynamicDimension.0)."""
+    """Rename the output to `new`, and the dynamic axis to "batch".
+
+    paddle2onnx names them fetch_name_0 and DynamicDimension.0.
+    """
     for node in graph.node:
         for names in (node.input, node.output):
             names[:] = [new if name == old else name for name in names]
@@ -108,8 +118,10 @@ def _rename(graph, old: str, new: str) -> None:
 
 
 def _drop_unused_constants(graph) -> None:
-    """Remove the constants that paddle2onnx leaves behind: ONNX Runtime warns of each, whenever the graph is
-    loaded."""
+    """Remove the unused constants that paddle2onnx writes.
+
+    ONNX Runtime would warn about each one whenever it loads the graph.
+    """
     used = {name for node in graph.node for name in node.input}
     for node in [node for node in graph.node if node.op_type == "Constant" and used.isdisjoint(node.output)]:
         graph.node.remove(node)

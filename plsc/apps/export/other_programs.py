@@ -1,13 +1,15 @@
-"""Write the folders that the packages `insightface` and PaddleX take for a network of faces.
+"""Write the folders that the packages `insightface` and PaddleX load as a network for faces.
 
-`insightface.model_zoo.get_model` makes an ArcFaceONNX of a square input whose side is a multiple of 16 from
-112 on. That normalises pixels by mean and deviation 127.5, except where two of the first eight nodes have
-names that begin with Sub and Mul: these graphs are taken to normalise by themselves, as ours do.
+`insightface.model_zoo.get_model` makes an ArcFaceONNX if the graph's input is square and its side is a
+multiple of 16 and at least 112. An ArcFaceONNX normalises pixels with mean and deviation 127.5, except if the
+first eight nodes contain one whose name begins with Sub and one whose name begins with Mul. It assumes that
+such a graph normalises pixels itself, as the graphs of plsc do.
 
-PaddleX reads a picture as RGB, resizes it, multiplies pixels by `scale` / `std` and subtracts `mean` / `std`,
-and divides the output by its length. Here it leaves pixels as they are.
+PaddleX reads a picture as RGB and resizes it. It multiplies pixels by `scale` / `std`, subtracts `mean` /
+`std`, and divides the output by its length. The exported inference.yml makes it leave the pixels unchanged.
 
-Seen in insightface 2.1 (model_zoo/arcface_onnx.py, ModelRouter) and PaddleX 3.7 (image_feature/predictor.py).
+Sources: insightface 2.1 (model_zoo/arcface_onnx.py, ModelRouter) and PaddleX 3.7
+(image_feature/predictor.py).
 """
 
 import shutil
@@ -20,15 +22,20 @@ import yaml
 from plsc.apps.export.onnx_graph import MODEL
 from plsc.errors import UserError
 
-# insightface's alignment makes multiples of these; 192, which is neither, is a landmark model's.
+# insightface aligns faces to multiples of these sides. A side of 192 means a landmark model to insightface.
 _SIDES = (112, 128)
-# PaddleX makes a model of features under a few names only.
+# PaddleX makes a model for features under a few names only.
 _NAME = "ResNet50_face"
 _YML = "inference.yml"
 
 
 def refuse_other_pictures(formats: Sequence[str], preprocessing: Any) -> None:
-    """Refuse by UserError a network that one of the packages cannot feed."""
+    """Raise UserError if one of the formats cannot be used with the network's pictures.
+
+    Args:
+        formats: formats as in Export.formats.
+        preprocessing: the network's plsc.utils.preprocessing.Preprocessing.
+    """
     height, width = preprocessing.shape[1:]
     fits = {"insightface": height == width and any(height % side == 0 for side in _SIDES), "paddlex": True}
     for kind in fits.keys() & set(formats):
@@ -42,10 +49,15 @@ def refuse_other_pictures(formats: Sequence[str], preprocessing: Any) -> None:
 
 
 def save_insightface(folder: Path, names: dict) -> dict:
-    """Write the ONNX graph in `folder`, described by `names`, to its folder insightface with the two nodes
-    that insightface looks for; return the names of this graph.
+    """Write the ONNX graph with the two nodes that insightface looks for to the subfolder insightface.
 
-    They compute image - 0 and then * 1, which ONNX Runtime removes.
+    The nodes compute image - 0 and then * 1. ONNX Runtime removes them.
+
+    Args:
+        folder: folder of the export.
+        names: names of the ONNX graph.
+
+    Returns the names of the new graph.
     """
     import numpy as np
     import onnx
@@ -70,8 +82,15 @@ def save_insightface(folder: Path, names: dict) -> dict:
 
 
 def save_paddlex(folder: Path, names: dict, preprocessing: Any) -> dict:
-    """Copy the graph of Paddle Inference in `folder`, described by `names`, to its folder paddlex, and write
-    inference.yml; return the names of this graph."""
+    """Copy the graph for Paddle Inference to the subfolder paddlex, and write inference.yml.
+
+    Args:
+        folder: folder of the export.
+        names: names of the graph for Paddle Inference.
+        preprocessing: the network's plsc.utils.preprocessing.Preprocessing.
+
+    Returns the names of the new graph.
+    """
     (folder / "paddlex").mkdir()
     for name in names["files"]:
         shutil.copyfile(folder / name, folder / "paddlex" / name)

@@ -1,1 +1,1 @@
-"""Read weights of other programs: `plsc import`."""
+"""Import weights of other programs: `plsc import`."""

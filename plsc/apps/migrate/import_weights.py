@@ -1,9 +1,9 @@
 """Import weights of other programs into a checkpoint folder, for `plsc predict`, `plsc export` and
 Global.init_from.
 
-Reads arcface_torch's backbone.pt (any torch.save of a state dict), .safetensors and PLSC 2.4's .pdparams,
-without running code of the file. Names are mapped to the network's, and a tensor that is missing, left over
-or of another shape is an error. Try it:
+It reads arcface_torch's backbone.pt (any state dict that torch.save wrote), .safetensors, and PLSC 2.4's
+.pdparams. It runs no code from the file. The names in the file are mapped to the network's names. It is an
+error if a tensor is missing, is not in the network, or has another shape. Try it:
 
     plsc import backbone.pt --model IResNet50 --output imported
     plsc predict -c imported/config.yaml photo.jpg
@@ -32,8 +32,8 @@ from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.utils.safe_pickle import load_pickle, user_errors
 from plsc.utils.text import plural
 
-_MOST = 10  # tensors that a refusal names
-# Keys of the state dict in files that hold more, such as arcface_torch's checkpoint_gpu_0.pt.
+_MOST = 10  # most tensors that an error names
+# Keys of the state dict in files that contain more, such as arcface_torch's checkpoint_gpu_0.pt.
 _INSIDE = ("state_dict_backbone", "state_dict")
 _SKIPPED = {
     "num_batches_tracked": "torch counts batches there; nothing reads it",
@@ -42,10 +42,12 @@ _SKIPPED = {
 
 
 def read_weights(path: str) -> dict[str, np.ndarray]:
-    """Read the tensors of a .safetensors, .pdparams or torch.save file by name; bfloat16 becomes float32.
+    """Read the tensors of a .safetensors file, a .pdparams file or a file of torch.save.
 
-    Raises MissingFileError, and UserError for a file that is damaged, holds no tensors, or asks for more than
-    tensors.
+    Returns name -> array. bfloat16 becomes float32.
+
+    Raises MissingFileError if there is no such file, and UserError if it is damaged, contains no tensors, or
+    needs anything except tensors.
     """
     what = "file of weights of PyTorch or Paddle"
     with user_errors(path, what), open_regular(path) as file:
@@ -70,12 +72,20 @@ def read_weights(path: str) -> dict[str, np.ndarray]:
 def match(
     tensors: Mapping[str, object], backbone: nn.Layer, path: str
 ) -> tuple[dict[str, np.ndarray], Counter]:
-    """Map the tensors of a file to the names of `backbone`; return the arrays, and how many are skipped for
-    which reason.
+    """Map the tensors of a file to the names of a network.
 
-    torch's names (running_mean) and its linear weights, [outputs, inputs], are converted to Paddle's; a file
-    with Paddle's names is used as it is. Raises UserError, a line for each tensor that is missing, left over
-    or of another shape (the first few).
+    torch's names (running_mean) and its linear weights [outputs, inputs] are converted to Paddle's. A file
+    with Paddle's names is used unchanged.
+
+    Args:
+        tensors: name -> tensor of the file.
+        backbone: the network.
+        path: path of the file, for messages.
+
+    Returns the arrays by the network's names, float32, and the number of skipped tensors for each reason.
+
+    Raises UserError with a line for each tensor that is missing, is not in the network, or has another shape.
+    It lists the first _MOST.
     """
     wanted = backbone.state_dict()
     names = {name: name.removeprefix("module.") for name in tensors}
@@ -102,7 +112,7 @@ def match(
 
 
 def _ours(name: str, wanted: Mapping) -> str | None:
-    """Return the network's name for a name in the file; None if it has none."""
+    """Return the network's name for a name in the file. Return None if the network has no such tensor."""
     place, _, part = name.rpartition(".")
     part = {"running_mean": "_mean", "running_var": "_variance"}.get(part, part)
     name = f"{place}.{part}" if place else part
@@ -136,14 +146,19 @@ def _refuse_differences(arrays: Mapping, wanted: Mapping, left: list[str], path:
 
 
 def import_weights(path: str, config: Config, output: str | os.PathLike, preprocessing: Preprocessing) -> str:
-    """Write the weights at `path`, of the network in the config's Model section, as the checkpoint folder
-    `output`; return what became of them.
+    """Write a file of weights as a checkpoint folder.
+
+    The folder also gets config.yaml, which names the network.
 
     Args:
-        preprocessing: how images are prepared for these weights; only who trained them knows.
+        path: the file of weights.
+        config: a config whose Model section describes the network.
+        output: the folder, which must be new or empty.
+        preprocessing: how images are prepared for these weights. Only the person who trained them knows it.
 
-    Beside the checkpoint's own files it gets config.yaml, which names the network. Raises UserError; `output`
-    has to be new or empty.
+    Returns sentences about the skipped and the imported tensors.
+
+    Raises UserError if the folder contains anything, or if the tensors do not fit the network.
     """
     from plsc.training.load_weights import build_backbone
 

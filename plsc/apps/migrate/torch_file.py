@@ -1,8 +1,8 @@
-"""Read PyTorch's files of weights (`torch.save` of a state dict, .pt and .pth) without PyTorch.
+"""Read PyTorch's files of weights (.pt and .pth, a state dict that torch.save wrote) without PyTorch.
 
-Such a file is an uncompressed zip archive of `data.pkl`, a pickle of the dict in which a tensor is a call of
-torch._utils._rebuild_tensor_v2 on a storage, and `data/KEY` with each storage's numbers, raw and
-little-endian. The pickle may use tensors, storages and OrderedDict; anything else is refused by name, as in
+Such a file is an uncompressed zip archive. `data.pkl` is a pickle of the dict, in which a tensor is a call of
+torch._utils._rebuild_tensor_v2 on a storage. `data/KEY` contains the raw little-endian numbers of a storage.
+The pickle may use tensors, storages and OrderedDict. Anything else is refused by name, as in
 plsc/utils/safe_pickle.py. Try it:
 
     load_torch("backbone.pt")["fc.weight"]  # a numpy array
@@ -19,7 +19,7 @@ import numpy as np
 from plsc.utils.files import open_regular
 from plsc.utils.safe_pickle import Refused, Unpickler, user_errors
 
-# BFloat16's bits come as uint16, as in plsc/checkpoint/tensorfile.py.
+# The bits of BFloat16 are read as uint16, as in plsc/checkpoint/tensorfile.py.
 STORAGES = {
     "DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "<u2",
     "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "i1",
@@ -28,7 +28,16 @@ STORAGES = {
 
 
 def _rebuild_tensor(storage: np.ndarray, offset: int, shape: tuple, strides: tuple, *_: object) -> np.ndarray:
-    """Return a view of the storage, so that any number of tensors takes no memory."""
+    """Return a read-only view of the storage, so that any number of tensors takes no memory.
+
+    Args:
+        storage: [S], the numbers.
+        offset: index of the tensor's first number in the storage.
+        shape: the tensor's shape.
+        strides: step along each axis, in numbers.
+
+    Raises ValueError if the numbers are not whole and non-negative, or if the tensor exceeds its storage.
+    """
     numbers = (offset, *shape, *strides)
     if not all(type(number) is int and number >= 0 for number in numbers) or len(shape) != len(strides):
         raise ValueError("a tensor whose shape is not of whole numbers")
@@ -53,7 +62,10 @@ class _TorchUnpickler(Unpickler):
         self._storages: dict[str, bytes] = {}
 
     def persistent_load(self, pid: tuple) -> np.ndarray:
-        """Return a storage, uncompressed as torch.save writes it."""
+        """Return the array of a storage. The archive is uncompressed, as torch.save writes it.
+
+        Raises Refused if the persistent object is not a storage.
+        """
         word, kind, key, *_ = pid
         if word != "storage" or not isinstance(kind, np.dtype) or type(key) is not str:
             raise Refused("a persistent object")
@@ -63,9 +75,12 @@ class _TorchUnpickler(Unpickler):
 
 
 def load_torch(path: str) -> object:
-    """Read what torch.save wrote: tensors as read-only numpy arrays, dicts, lists and numbers.
+    """Read a file of torch.save. It may contain tensors, dicts, lists and numbers.
 
-    Raises MissingFileError, and UserError for a file that is damaged, or asks for anything but tensors.
+    Returns its content, with tensors as read-only numpy arrays.
+
+    Raises MissingFileError if there is no such file, and UserError if it is damaged or needs anything except
+    tensors.
     """
     with (
         user_errors(path, "file of torch.save"),
