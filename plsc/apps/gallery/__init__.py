@@ -1,4 +1,4 @@
-"""Keep known people, and find out whom a picture shows: `from plsc import Gallery`."""
+"""Store known people and recognize them in pictures: `from plsc import Gallery`."""
 
 from plsc.apps.gallery.answer import Answer, Face, Match, Verification
 from plsc.apps.gallery.gallery import Gallery, verify

@@ -1,4 +1,4 @@
-"""Define the answers of a gallery: whom a picture shows, and whether two pictures show one person."""
+"""Define a gallery's answers: who is in a picture, and whether two pictures show the same person."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import NamedTuple
 
 
 class Match(NamedTuple):
-    """A person of the gallery who was compared with a face."""
+    """A person in the gallery, with the similarity to a face."""
 
     name: str
     similarity: float
-    """Cosine with the mean of the person's pictures, -1 to 1."""
+    """Cosine between the face's embedding and the mean of the person's embeddings, -1 to 1."""
 
 
 @dataclass(frozen=True)
 class Face:
-    """A face of a picture, and whom it shows."""
+    """A face in a picture, and the person it shows."""
 
     name: str | None
-    """The nearest person, if the similarity is above the threshold; None: nobody."""
+    """The nearest person if the similarity is above the threshold, else None."""
     matches: list[Match]
-    """The nearest people, best first; empty if the gallery is empty or there is no face."""
+    """The nearest people, best first. Empty if the gallery is empty or no face was found."""
     reason: str
-    """Why nobody is named, in one line; empty if somebody is."""
+    """Why `name` is None, in one line. Empty if `name` is set."""
     threshold: float | None = None
-    """The similarity above which the nearest person is named; None: not known."""
+    """The similarity above which the nearest person is named. None if it is unknown."""
     box: tuple[int, int, int, int] | None = None
-    """Left, top, width and height in pixels of the picture; None: the whole picture was embedded."""
+    """Left, top, width and height in pixels of the picture. None if the whole picture was embedded."""
 
     def __str__(self) -> str:
         if self.name is None:
@@ -37,22 +37,22 @@ class Face:
 
 @dataclass(frozen=True)
 class Answer(Face):
-    """Whom a picture shows. Name, matches and reason are those of its largest face."""
+    """The answer for a picture. All fields except `faces` describe its largest face."""
 
     faces: list[Face] = field(default_factory=list)
-    """The faces that were found, the largest first; empty if the network looks for none."""
+    """The faces that were found, largest first. Empty if the network embeds whole pictures."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Whether two pictures show one person."""
+    """The answer to whether two pictures show the same person."""
 
     same: bool
     """Whether the similarity is above the threshold."""
     similarity: float
     """Cosine of the two embeddings, -1 to 1."""
     threshold: float
-    """The network's, for two pictures."""
+    """The network's threshold for two pictures."""
 
     def __str__(self) -> str:
         what = "one person" if self.same else "two people"

@@ -1,12 +1,16 @@
-"""Keep known people, and find out whom a picture shows.
+"""Run `plsc gallery`: store known people and recognize them in pictures.
 
     plsc gallery build people.gallery photos/
     plsc gallery search people.gallery who.jpg
 
-Pictures are photos as they come from a camera. The answer goes to stdout, the log to stderr.
+Pictures are photos straight from a camera. The answer goes to stdout, and the log goes to stderr.
 
-Exit code 0: done; search: every picture has a name; verify: one person. 1: search: a picture has no name;
-verify: two people; build, add, list: the gallery would find fewer than half of its own people. 2: a mistake.
+Exit codes:
+
+- 0: success. `search` named every picture. `verify` found the same person.
+- 1: `search` could not name a picture. `verify` found two people. After `build` or `add`, or in `list`, the
+  gallery finds fewer than half of its own people.
+- 2: an error in the arguments or the input.
 """
 
 import argparse
@@ -25,7 +29,12 @@ from plsc.utils.text import plural
 
 
 def add_network(parser: argparse.ArgumentParser, default: str) -> None:
-    """Add the options that name a network to a command."""
+    """Add the options that select a network to a command's parser.
+
+    Args:
+        parser: the parser that gets the options.
+        default: the default network, as the help text shows it.
+    """
     given = parser.add_mutually_exclusive_group()
     given.add_argument(
         "--network", metavar="NAME", help=f"sface, or the file of an ONNX network; default: {default}"
@@ -35,7 +44,10 @@ def add_network(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def network_of(args: argparse.Namespace) -> EmbeddingNetwork | None:
-    """Open the network that the arguments name; None: they name none."""
+    """Open the network that the arguments name. Return None if they name none.
+
+    Raises UserError if there are overrides without a config.
+    """
     if args.override and not args.config:
         raise UserError("-o, --device: change the run that -c names; give -c too")
     named = args.network or args.config
@@ -80,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `plsc gallery`. Raises UserError."""
     args = _parser().parse_args(argv)
-    with contextlib.redirect_stdout(sys.stderr):  # the log; stdout has the answer only
+    with contextlib.redirect_stdout(sys.stderr):  # keep stdout for the answer
         network = network_of(args) if "network" in args else None
         if args.verb == "verify":
             text, code = args.act(args, network)
@@ -96,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 Printed = tuple[str, int]
-"""Text for stdout, and the exit code."""
+"""Text for stdout and exit code of a command."""
 
 
 def _report_build(args: argparse.Namespace, gallery: Gallery) -> Printed:
@@ -124,7 +136,13 @@ def _add(args: argparse.Namespace, gallery: Gallery) -> Printed:
 
 
 def _report(first: str, gallery: Gallery, left_out: Sequence[str] = ()) -> Printed:
-    """Report a change after its first line: the threshold, and how many pictures were left out."""
+    """Return the report about a gallery, and the exit code.
+
+    Args:
+        first: first line of the report. The threshold follows.
+        gallery: the gallery that the report is about.
+        left_out: a line for each skipped picture. The report contains their number.
+    """
     lines = [first, gallery.threshold.describe()]
     if left_out:
         lines.append(f"left out: {plural(len(left_out), 'picture')}, named above")

@@ -1,11 +1,11 @@
-"""Embed pictures: by SFace, by any ONNX network for aligned faces, or by a run of one's own.
+"""Embed pictures with SFace, with any ONNX network for aligned faces, or with a run of plsc.
 
     network = open_network()
     (prepared,) = network.embed_pictures(["ann.jpg"])
-    prepared.embeddings    # float32 [1, 128] of length 1, of the largest face
+    prepared.embeddings    # float32 [1, 128]: the unit-length embedding of the largest face
 
-Networks of faces are shown the largest face of a picture, found and aligned; a picture that has the
-network's size already (112 x 112, as `plsc align` writes it) is taken as it is.
+For a face network, the largest face of a picture is detected and aligned. A picture that already has the
+network's input size (112 x 112, as `plsc align` writes it) is used unchanged.
 """
 
 import functools
@@ -33,35 +33,45 @@ from plsc.utils.bar import Bar
 from plsc.utils.preprocessing import Preprocessing
 
 Faces = Literal["largest", "clear", "all"]
-"""Which faces of a picture count: the largest; the same, unless the second is nearly as large; each one."""
-_SFACE_THRESHOLD = 0.363  # of two pictures, published with the network
+"""Which faces of a picture to embed.
+
+- "largest": the largest face.
+- "clear": the largest face. A picture whose second largest face is nearly as large is rejected.
+- "all": every face.
+"""
+_SFACE_THRESHOLD = 0.363  # for two pictures, published with the network
 _BATCH = 64
-_AT_ONCE = 256  # pictures whose samples are in memory
+_AT_ONCE = 256  # maximum number of pictures whose samples are in memory
 
 
 def last_part(name: str) -> str:
-    """Return the last part of a name with folders, as one text whatever its Unicode form is: "faces/Ann" ->
-    "Ann"."""
+    """Return the last component of a name with folders, in Unicode form NFC: "faces/Ann" -> "Ann"."""
     return unicodedata.normalize("NFC", name).rstrip("/").rsplit("/", 1)[-1]
 
 
 class PreparedPicture(NamedTuple):
-    """A picture, prepared for the network; or why it cannot be."""
+    """A picture that is prepared for the network, or the reason why it cannot be used."""
 
     samples: Sequence[np.ndarray] = ()
-    """Of the faces that count, or of the whole picture."""
+    """Samples of the selected faces, or of the whole picture: uint8 [C, H, W] each."""
     faces: Sequence[Face] = ()
-    """All faces of the picture, the largest first; empty: nobody looked for any."""
+    """All faces in the picture, largest first. Empty if faces were not detected."""
     left_out: str = ""
+    """Why the picture cannot be used, in one line. Empty if it can be used."""
     embeddings: np.ndarray | None = None
-    """Of the samples, float32 [n, D] of length 1, when they have been embedded."""
+    """Embeddings of the samples, float32 [n, D] of length 1. None before they are computed."""
 
 
 class EmbeddingNetwork(ABC):
-    """Turns samples into embeddings of length 1.
+    """A network that turns samples into embeddings of length 1.
 
-    title: for people. identity: of its weights. origin: what `open_network` opens it by. preprocessing: of
-    its samples. threshold: cosine above which two pictures show the same person; None: not known.
+    Attributes:
+        title: name of the network in messages.
+        identity: text that identifies its weights.
+        origin: the arguments with which `open_network` opens it again.
+        preprocessing: how its samples are prepared.
+        finds_faces: whether to embed detected faces. If False, whole pictures are embedded.
+        threshold: cosine above which two pictures show the same person. None if it is unknown.
     """
 
     finds_faces = True
@@ -72,7 +82,14 @@ class EmbeddingNetwork(ABC):
         self._lock = threading.Lock()
 
     def prepare(self, picture: Picture, faces: Faces = "largest") -> PreparedPicture:
-        """Read a picture, find its faces, and make the samples of those that count."""
+        """Read a picture, detect its faces, and make the samples of the selected faces.
+
+        Args:
+            picture: a path, the bytes of a file, an array or a Pillow image.
+            faces: which faces to select.
+
+        Returns the samples, or the reason in `left_out` if the picture cannot be used.
+        """
         shape = self.preprocessing.shape
         try:
             pixels = read_photo(picture)
@@ -88,7 +105,15 @@ class EmbeddingNetwork(ABC):
         return PreparedPicture([to_sample(face, self.preprocessing) for face in cut], found)
 
     def embed_pictures(self, pictures: Sequence[Picture], faces: Faces = "largest") -> list[PreparedPicture]:
-        """Embed the faces that count of each picture. The results have embeddings and no samples."""
+        """Embed the selected faces of each picture.
+
+        Args:
+            pictures: the pictures to embed.
+            faces: which faces of each picture to select.
+
+        Returns one result for each picture, in the same order. A result has `embeddings` or `left_out`, but
+        no samples.
+        """
         embedded: list[PreparedPicture] = []
         with Bar("embedding", len(pictures), "pictures") as bar:
             for start in range(0, len(pictures), _AT_ONCE):
@@ -108,21 +133,26 @@ class EmbeddingNetwork(ABC):
         return embedded
 
     def embed(self, samples: Sequence[np.ndarray]) -> np.ndarray:
-        """Embed samples: float32 [n, D] of length 1, zeros for a black one."""
+        """Compute the embeddings of samples, float32 [n, D] of length 1.
+
+        A row is zero if the network returns zeros for its sample.
+        """
         with self._lock:
             return unit_rows(self._embed(np.stack(samples)))
 
     @abstractmethod
     def _embed(self, samples: np.ndarray) -> np.ndarray:
-        """Compute embeddings float32 [B, D] of any length, of the samples [B, C, H, W] alone."""
+        """Compute the embeddings of samples uint8 [B, C, H, W], float32 [B, D] of any length."""
 
     @functools.cached_property
     def _detector(self) -> Detector:
         return Detector()
 
     def trained_on(self) -> frozenset[str]:
-        """Return the names of the people that the network was trained on, without folders; empty where they
-        are not known."""
+        """Return the names of the people that the network was trained on, without folders.
+
+        The set is empty if they are unknown.
+        """
         return frozenset()
 
 
@@ -162,7 +192,7 @@ class _RunNetwork(EmbeddingNetwork):
         from plsc.distributed.environment import before_paddle
         from plsc.training.run_folder import open_checkpoint, start
 
-        before_paddle()  # the config may name classes, whose modules import Paddle
+        before_paddle()  # the config may name classes from modules that import Paddle
         self._config = load(config, overrides)
         start(self._config.Global)
         from plsc.training.load_weights import load_network
@@ -172,7 +202,7 @@ class _RunNetwork(EmbeddingNetwork):
         checkpoint = f"Global.checkpoint={json.dumps(os.path.abspath(saved.path))}"
         origin = {"config": os.path.abspath(config), "overrides": [*overrides, checkpoint]}
         described = f"{saved.path.parent.parent}, step {saved.step}"
-        self._flip = self._config.DataLoader.Eval.flip  # as `plsc predict` embeds
+        self._flip = self._config.DataLoader.Eval.flip  # so that embeddings equal those of `plsc predict`
         super().__init__(described, saved.network(self._flip), origin, saved.preprocessing)
         self.finds_faces = bool(saved.preprocessing.aligned)
         self.threshold = saved.threshold(self._flip)
@@ -190,9 +220,14 @@ class _RunNetwork(EmbeddingNetwork):
 def open_network(
     network: EmbeddingNetwork | str | None = None, config: str | None = None, overrides: Iterable[str] = ()
 ) -> EmbeddingNetwork:
-    """Open a network: "sface" (the default), the path of an ONNX file, or a run by its folder or config.
+    """Open a network.
 
-    One that is open already is returned.
+    Args:
+        network: "sface", the path of an ONNX file, or an open network, which is returned. None means "sface".
+        config: folder or config of a run, which replaces "sface" or a path.
+        overrides: values that override keys of the config, as with `-o`.
+
+    Raises UserError if the network does not exist or cannot be opened.
     """
     if isinstance(network, EmbeddingNetwork):
         return network
@@ -204,6 +239,6 @@ def open_network(
         raise UserError(
             f"--network {escape(network)}: is no file; give sface, the path of an ONNX file, or a run by -c"
         )
-    if sha256_of(network) == SFACE.sha256:  # OpenCV prepares its pictures
+    if sha256_of(network) == SFACE.sha256:  # OpenCV runs it, because OpenCV knows its preprocessing
         return _SFaceNetwork(network, os.path.abspath(network))
     return _OnnxNetwork(network)

@@ -1,4 +1,7 @@
-"""Define the gallery: names, embeddings, and the network that made them."""
+"""Define the gallery: names, embeddings, and the network that computed them.
+
+Try it with the example of `Gallery`.
+"""
 
 from __future__ import annotations
 
@@ -25,30 +28,31 @@ from plsc.utils.logging import get_logger
 from plsc.utils.text import plural
 
 _LONGEST_NAME = 200  # characters
-_EQUAL = 1 - 1e-5  # cosine of embeddings of equal pictures, but for rounding
+_EQUAL = 1 - 1e-5  # pictures are equal above this cosine; it allows for rounding errors
 Embedded = tuple[Picture, np.ndarray]
-"""A picture, and its embedding float32 [D]."""
+"""A picture and its embedding, float32 [D]."""
 
 
 class Gallery:
-    """Known people and their embeddings, in a file. `Gallery.build` makes one, `Gallery.open` opens one.
+    """Known people and their embeddings in a file. `Gallery.build` makes one, `Gallery.open` opens one.
 
         Gallery.build("people.gallery", "photos/")
         (answer,) = Gallery.open("people.gallery").search(["who.jpg"])
         print(answer.name or answer.reason)
 
-    Each change is on the disk when the call returns, and is in the next answer of all other objects and
-    processes. Threads may share an object. Pictures are paths, bytes of files, arrays uint8 [H, W, 3] in
-    OpenCV's order BGR, or images of Pillow. The network is opened when it is needed first. `len` counts the
-    people; iterating yields their names.
+    A change is on the disk when the call returns. All other objects and processes use it in their next
+    answer. Threads may share an object. Pictures are paths, bytes of files, arrays uint8 [H, W, 3] in
+    OpenCV's order BGR, or Pillow images. The network is opened when it is first needed. `len` returns the
+    number of people, and iterating yields their names.
 
-    Raises MissingFileError, UserError.
+    Raises MissingFileError if there is no gallery, and UserError if it cannot be used.
 
-    Attributes: left_out: a line for each picture that `build` could not use, and why.
+    Attributes:
+        left_out: a line for each picture that `build` skipped, with the reason.
     """
 
     def __init__(self, path: str | os.PathLike, network: EmbeddingNetwork | str | None = None):
-        """Open a gallery, as `Gallery.open` does."""
+        """Open a gallery. The arguments are those of `Gallery.open`."""
         self.left_out: list[str] = []
         self._store = _engine(path).open(path)
         self._network = None
@@ -57,7 +61,7 @@ class Gallery:
             self._check(self._network)
 
     def __repr__(self) -> str:
-        with contextlib.suppress(UserError):  # of a file that is gone or damaged
+        with contextlib.suppress(UserError):  # the file may be missing or damaged
             return f"<Gallery {self._store.name}: {plural(len(self), 'person', 'people')}>"
         return f"<Gallery {self._store.name}>"
 
@@ -67,7 +71,10 @@ class Gallery:
 
         Args:
             path: the file, or milvus://host:port/name.
-            network: the network that the gallery was built with, if it is elsewhere now.
+            network: the network that the gallery was built with. Needed only if the network has moved.
+
+        Raises MissingFileError if there is no gallery. Raises UserError if the file is not a gallery, or if
+        the network is another one.
         """
         return cls(path, network)
 
@@ -80,17 +87,22 @@ class Gallery:
         rate: float = RATE,
         groups: bool = False,
     ) -> Gallery:
-        """Make a gallery in the new file `path`.
+        """Make a gallery.
 
         Args:
-            people: a folder with a folder of pictures for each person, or name -> pictures.
-            network: see plsc.apps.gallery.embed.open_network; None: SFace.
-            rate: the share of strangers that gets a name, see plsc.apps.gallery.threshold.
-            groups: take the largest face also of photos whose second face is nearly as large. By default
-                these are left out, since nobody can tell whom they show.
+            path: the new file, or milvus://host:port/name.
+            people: a folder that contains a folder of pictures for each person, or a mapping from names to
+                pictures.
+            network: the network, as for plsc.apps.gallery.embed.open_network. None means SFace.
+            rate: the accepted share of strangers who are named, between 0 and 0.5. See
+                plsc.apps.gallery.threshold.
+            groups: whether to use the largest face of photos whose second largest face is nearly as large. By
+                default these photos are skipped, because it is unclear whom they show.
 
-        Pictures that cannot be used, and equal pictures of one person, are logged and listed in `left_out`.
-        UserError if none can be used.
+        A picture is skipped if it cannot be used, or if it is equal to another picture of the same person.
+        Each skipped picture is logged and listed in `left_out`.
+
+        Raises UserError if `path` exists, or if no picture can be used.
         """
         engine = _engine(path)
         engine.check_new(path)
@@ -127,7 +139,7 @@ class Gallery:
         return len(self._store)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
+        """Iterate over the people's names."""
         return iter(self._store.people())
 
     def close(self) -> None:
@@ -135,16 +147,16 @@ class Gallery:
 
     @property
     def people(self) -> dict[str, int]:
-        """The names, and how many pictures each person has."""
+        """The number of pictures of each person, by name."""
         return self._store.people()
 
     @property
     def pictures(self) -> int:
-        """How many pictures there are."""
+        """The number of pictures in the gallery."""
         return sum(self.people.values())
 
     def pictures_of(self, name: str) -> list[str]:
-        """Return the names of a person's pictures. UserError: nobody has this name."""
+        """Return the names of a person's pictures. Raises UserError if nobody has this name."""
         names, _ = self._store.pictures(normalize_name(name))
         if not names:
             raise UserError(f"{self._store.name}: has nobody called {escape(name)}")
@@ -152,12 +164,12 @@ class Gallery:
 
     @property
     def threshold(self) -> GalleryThreshold:
-        """The cosine above which the nearest person is accepted, and how it was found."""
+        """The cosine above which the nearest person is named, with the measured rates."""
         return GalleryThreshold(**self._store.facts()["threshold"])
 
     @property
     def network(self) -> EmbeddingNetwork:
-        """The gallery's network, which is opened when it is asked for first."""
+        """The gallery's network. It is opened at the first access."""
         if self._network is None:
             try:
                 network = open_network(**self._store.facts()["origin"])
@@ -168,7 +180,12 @@ class Gallery:
         return self._network
 
     def _check(self, network: EmbeddingNetwork, facts: Mapping[str, Any] | None = None) -> None:
-        """Refuse a network that is not the gallery's by UserError. facts: of the store, if they are read."""
+        """Raise UserError if a network is not the gallery's.
+
+        Args:
+            network: the network to check.
+            facts: the store's facts. If None, they are read.
+        """
         facts = facts or self._store.facts()
         if network.identity != facts["network"]:
             raise UserError(
@@ -177,10 +194,16 @@ class Gallery:
             )
 
     def add(self, name: str, pictures: Picture | Sequence[Picture], groups: bool = False) -> list[str]:
-        """Add pictures of a person, new or known; groups: as in `build`.
+        """Add pictures of a person.
 
-        Returns a line for each picture that was not added: it cannot be used, or the person has an equal one.
-        UserError if no picture can be used.
+        Args:
+            name: name of the person, who may be new or known.
+            pictures: one picture or several.
+            groups: as for `build`.
+
+        Returns a line for each skipped picture: it cannot be used, or the person has an equal picture.
+
+        Raises UserError if no picture can be used.
         """
         name = normalize_name(name)
         network = self.network
@@ -197,9 +220,10 @@ class Gallery:
         """Remove people with all their pictures, or single pictures.
 
         Args:
-            names: "Ann" removes a person, "Ann/3.jpg" a picture; with the last picture the person is removed.
+            names: "Ann" removes a person, "Ann/3.jpg" removes a picture. A person is removed with the last
+                picture.
 
-        UserError, and nothing is removed: there is no such person or picture.
+        Raises UserError if a person or picture does not exist. In this case nothing is removed.
         """
         with self._store.transaction():
             for name in map(normalize_name, names):
@@ -215,15 +239,15 @@ class Gallery:
         top: int = 5,
         faces: Literal["largest", "all"] = "largest",
     ) -> list[Answer]:
-        """Find whom each picture shows.
-
-        A picture that cannot be read or has no face gets an answer without name and matches, too; its reason
-        tells why, and is logged.
+        """Find the people in each picture.
 
         Args:
-            pictures: one or several. An array must be uint8 [H, W, 3] in OpenCV's order BGR.
-            top: the most matches of an answer.
-            faces: whom an answer's `faces` name: the largest, or all.
+            pictures: one picture or several. An array must be uint8 [H, W, 3] in OpenCV's order BGR.
+            top: maximum number of matches in an answer.
+            faces: which faces to look up: the largest of each picture, or all.
+
+        Returns an answer for each picture. If a picture cannot be read or has no face, its answer has a
+        reason, but no name and no matches. The reason is also logged.
         """
         pictures = as_pictures(pictures)
         embedded = self.network.embed_pictures(pictures, faces)
@@ -236,10 +260,17 @@ class Gallery:
         ]
 
     def nearest(self, embeddings: np.ndarray, top: int = 5) -> list[Face]:
-        """Find whom each embedding shows; embeddings: float32 [n, D] of length 1."""
+        """Find the person whom each embedding shows.
+
+        Args:
+            embeddings: embeddings of faces, float32 [n, D] of length 1.
+            top: maximum number of matches for a face.
+
+        Returns a face without box for each embedding.
+        """
         facts = self._store.facts()
         if self._network is not None:
-            self._check(self._network, facts)  # another file may have got the gallery's name
+            self._check(self._network, facts)  # another file may have replaced the gallery's file
         threshold = GalleryThreshold(**facts["threshold"])
         return [
             _decide([Match(name, min(cosine, 1.0)) for name, cosine in matches], threshold)
@@ -248,12 +279,14 @@ class Gallery:
 
 
 def verify(a: Picture, b: Picture, network: EmbeddingNetwork | str | None = None) -> Verification:
-    """Tell whether two pictures show one person; of several faces in one the largest counts.
+    """Tell whether two pictures show the same person. The largest face of each picture is compared.
 
     Args:
-        network: see plsc.apps.gallery.embed.open_network; None: SFace.
+        a: a picture.
+        b: another picture.
+        network: the network, as for plsc.apps.gallery.embed.open_network. None means SFace.
 
-    Raises: UserError (a picture cannot be read or has no face; the network has no threshold).
+    Raises UserError if a picture cannot be read or has no face, or if the network has no threshold.
     """
     network = open_network(network)
     if network.threshold is None:
@@ -270,7 +303,12 @@ def verify(a: Picture, b: Picture, network: EmbeddingNetwork | str | None = None
 
 
 def _decide(matches: list[Match], threshold: GalleryThreshold) -> Face:
-    """Decide whether the nearest person is named, and tell why not."""
+    """Decide whether to name the nearest person. If not, give the reason.
+
+    Args:
+        matches: the nearest people, best first.
+        threshold: the gallery's threshold.
+    """
     cosine = threshold.cosine
     if not matches:
         return Face(None, [], "the gallery is empty", cosine)
@@ -282,19 +320,24 @@ def _decide(matches: list[Match], threshold: GalleryThreshold) -> Face:
         reason += "no threshold is known"
     else:
         reason += f"a name needs {cosine:.2f}"
-        if threshold.prior is not None and similarity > threshold.prior:  # it would do for two pictures
+        if threshold.prior is not None and similarity > threshold.prior:  # enough for two pictures
             others = plural(threshold.size, "person", "people")
             reason += f", since strangers come nearer to one of {others} than to one alone"
     return Face(None, matches, reason, cosine)
 
 
 def _unanswered(picture: Picture, prepared: PreparedPicture) -> Answer:
-    """Make the answer of a picture that cannot be used; the reason is without the picture's name."""
+    """Make the answer for a picture that cannot be used. The reason does not contain the picture's name."""
     return Answer(None, [], prepared.left_out.removeprefix(f"{escape(picture_name(picture))}: "))
 
 
 def _answer(answers: list[Face], prepared: PreparedPicture) -> Answer:
-    """Make the answer of a picture of the answers for its faces that were looked up."""
+    """Make the answer for a picture.
+
+    Args:
+        answers: answers for the faces that were looked up, largest first.
+        prepared: the picture, with the boxes of all its faces.
+    """
     unknown = Face(None, [], "was not looked up")
     faces = [
         replace(answer or unknown, box=face.box)
@@ -306,8 +349,12 @@ def _answer(answers: list[Face], prepared: PreparedPicture) -> Answer:
 
 
 def normalize_name(name: str) -> str:
-    """Return a person's name as galleries have it, accents as parts of their letters: file systems and
-    keyboards give either. UserError for one that cannot be shown, or is empty."""
+    """Return a person's name in the form that galleries store: Unicode NFC, letters combined with their
+    accents.
+
+    File systems and keyboards use either form. Raises UserError if the name is empty, too long, not
+    printable, or has a space at an end.
+    """
     name = unicodedata.normalize("NFC", name)
     if not name or not name.isprintable() or name != name.strip() or len(name) > _LONGEST_NAME:
         rule = f"a name has 1 to {_LONGEST_NAME} characters that can be seen, and no space at its ends"
@@ -318,8 +365,16 @@ def normalize_name(name: str) -> str:
 def _embed_people(
     network: EmbeddingNetwork, people: Mapping[str, Sequence[Picture]], groups: bool
 ) -> tuple[dict[str, list[Embedded]], list[str]]:
-    """Embed the pictures of people; return those of each, and a line for each picture that has no embedding,
-    which is logged, too."""
+    """Embed the pictures of people.
+
+    Args:
+        network: computes the embeddings.
+        people: pictures by person.
+        groups: as for `Gallery.build`.
+
+    Returns the embedded pictures by person, and a line for each picture that cannot be used. The lines are
+    also logged.
+    """
     names = [name for name, pictures in people.items() for _ in pictures]
     pictures = [picture for pictures in people.values() for picture in pictures]
     embedded = network.embed_pictures(pictures, "largest" if groups else "clear")
@@ -334,7 +389,16 @@ def _embed_people(
 
 
 def _enroll(store: Any, name: str, embedded: Sequence[Embedded], measures: bool) -> list[str]:
-    """Add pictures of a person to a store, equal ones once; log and return a line for each that is equal."""
+    """Add pictures of a person to a store. Skip pictures that are equal to another picture of the person.
+
+    Args:
+        store: store in a transaction.
+        name: the person.
+        embedded: the pictures, at least one.
+        measures: whether the person's pictures are used to measure the threshold.
+
+    Returns a line for each skipped picture. The lines are also logged.
+    """
     names, known = store.pictures(name)
     vectors = np.empty((len(known) + len(embedded), len(embedded[0][1])), np.float32)
     vectors[: len(known)] = known.reshape(len(known), vectors.shape[1])
@@ -353,14 +417,19 @@ def _enroll(store: Any, name: str, embedded: Sequence[Embedded], measures: bool)
 
 
 def _unused_name(picture: Picture, taken: Sequence[str]) -> str:
-    """Name a picture by its file: 1.jpg, or 1.jpg (2) if the person has another 1.jpg."""
+    """Return a name for a picture after its file: 1.jpg, or 1.jpg (2) if the person has another 1.jpg.
+
+    Args:
+        picture: the picture.
+        taken: names of the person's other pictures.
+    """
     name = escape(unicodedata.normalize("NFC", os.path.basename(picture_name(picture))))
     numbered = (f"{name} ({number})" for number in itertools.count(2))
     return name if name not in taken else next(other for other in numbered if other not in taken)
 
 
 def _log_left_out(lines: Iterable[str]) -> list[str]:
-    """Log why pictures are left out, and return these lines."""
+    """Log a line for each skipped picture, and return the lines."""
     lines = [*lines]
     for line in lines:
         get_logger().warning(f"left out {line}")
@@ -368,11 +437,11 @@ def _log_left_out(lines: Iterable[str]) -> list[str]:
 
 
 def _measure(store: Any) -> None:
-    """Measure the threshold anew, within a transaction."""
+    """Measure the threshold again and store it. The store must be in a transaction."""
     old = GalleryThreshold(**store.facts()["threshold"])
     store.set_facts(threshold=asdict(measure(*store.all_pictures(), old.rate, old.prior)))
 
 
 def _engine(path: str | os.PathLike) -> Any:
-    """Choose what keeps the gallery of this name."""
+    """Choose the class that stores the gallery at a path or URL."""
     return MilvusStore if os.fspath(path).startswith("milvus:") else SqliteStore

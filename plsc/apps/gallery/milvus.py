@@ -1,12 +1,14 @@
-"""Keep a gallery in Milvus, and search there: for more people than one machine has memory for.
+"""Store and search a gallery in Milvus, if its embeddings do not fit the memory of one machine.
 
     Gallery.open("milvus://host:19530/people")    # PLSC_MILVUS_TOKEN has the token, or user:password
     Gallery.open("milvus:people.db")              # a file of Milvus Lite, for one process
 
-One collection has all rows: people, each with the mean of the pictures as the vector, their pictures, and the
-facts. The methods are those of SqliteStore. Milvus has no transactions: one process writes at
-a time, and what is killed leaves what it has written so far; a person's own row is written last, so
-whoever is found is whole.
+One collection contains all rows: the people, their pictures and the facts. The vector of a person's row is
+the normalized mean of the person's pictures. The methods are those of SqliteStore.
+
+Milvus has no transactions. Only one process may write at a time. If a process is killed, what it has written
+stays. The row of a new person is written after the pictures. So a search finds only people whose pictures are
+complete.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ from plsc.errors import MissingFileError, UserError, escape
 from plsc.evaluation.search import unit_rows
 
 TOKEN = "PLSC_MILVUS_TOKEN"  # noqa: S105 (the name of a variable)
-_LONGEST = 65_535  # bytes of a text, Milvus' limit
+_LONGEST = 65_535  # bytes of a text, the limit of Milvus
 _FACTS, _PERSON, _KNOWN, _MEASURES = range(4)  # kinds of rows
 _PICTURES = f"kind in [{_KNOWN}, {_MEASURES}]"
 
 
 class MilvusStore:
-    """A gallery in Milvus; `open` or `create` makes one."""
+    """A gallery in Milvus. Get one from `open` or `create`."""
 
     def __init__(self, url: str):
         self.name = escape(url)
@@ -47,7 +49,10 @@ class MilvusStore:
 
     @classmethod
     def open(cls, url: str) -> MilvusStore:
-        """Open a gallery. Raises MissingFileError, UserError."""
+        """Open a gallery.
+
+        Raises MissingFileError if there is no gallery, and UserError if Milvus reports an error.
+        """
         store = cls(url)
         if not store._exists():
             raise MissingFileError(f"{store.name}: there is no gallery; make one with plsc gallery build")
@@ -55,14 +60,19 @@ class MilvusStore:
 
     @classmethod
     def check_new(cls, url: str) -> None:
-        """Refuse by UserError a place at which there is a gallery."""
+        """Raise UserError if there is a gallery at the URL."""
         with contextlib.closing(cls(url)) as store:
             if store._exists():
                 raise UserError(f"{store.name}: is there already; remove it first, or take another name")
 
     @classmethod
     def create(cls, url: str, fill: Callable[[MilvusStore], None]) -> MilvusStore:
-        """Make a gallery, and nothing where `fill` fails."""
+        """Make a gallery.
+
+        Args:
+            url: milvus://host:port/name, or milvus:FILE.db.
+            fill: writes the gallery's content. If it raises an error, the collection is removed.
+        """
         store = cls(url)
         try:
             fill(store)
@@ -76,7 +86,10 @@ class MilvusStore:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Write; what is refused halfway leaves the rest. Milvus' refusals are a line for the user."""
+        """Write. If a call fails, what was written before stays.
+
+        Raises UserError if Milvus reports an error.
+        """
         with self._lock:
             try:
                 yield
@@ -91,7 +104,7 @@ class MilvusStore:
         return json.loads(rows[0]["text"]) if rows else {}
 
     def set_facts(self, **facts: Any) -> None:
-        """Change facts, after somebody was added."""
+        """Change facts. At least one person must have been added before."""
         text = json.dumps({**self.facts(), **facts})
         width = self._do("describe_collection")["fields"][-1]["params"]["dim"]
         self._do("upsert", [_row(_FACTS, text, np.ones(width, np.float32), number=0)])
@@ -101,11 +114,11 @@ class MilvusStore:
         return self._do("query", filter=which, output_fields=["count(*)"])[0]["count(*)"]
 
     def people(self) -> dict[str, int]:
-        """Return the names, sorted, and how many pictures each person has."""
+        """Return the number of pictures of each person, sorted by name."""
         return dict(sorted(Counter(row["text"] for row in self._all(_PICTURES, "text")).items()))
 
     def pictures(self, name: str) -> tuple[list[str], np.ndarray]:
-        if not self._exists():  # nobody has been added yet
+        if not self._exists():  # no person has been added yet
             return [], np.empty((0, 0), np.float32)
         found = self._all(f"person == {_hash(name)} and {_PICTURES}", "picture", "vector")
         found.sort(key=lambda row: row["picture"])
@@ -132,7 +145,7 @@ class MilvusStore:
         return bool(there)
 
     def _average(self, name: str) -> None:
-        """Write a person's own row, or remove it if there is no picture any more."""
+        """Write a person's row, or remove it if the person has no pictures left."""
         person, (_, vectors) = _hash(name), self.pictures(name)
         if len(vectors):
             mean = unit_rows(vectors.sum(axis=0, keepdims=True))[0]
@@ -164,7 +177,7 @@ class MilvusStore:
         return self._do("has_collection")
 
     def _make(self, width: int) -> None:
-        """Make the collection, for vectors of `width` numbers."""
+        """Make the collection for vectors of `width` numbers."""
         from pymilvus import DataType
 
         schema = self._client.create_schema(enable_dynamic_field=False)
@@ -179,7 +192,7 @@ class MilvusStore:
         self._do("create_collection", schema=schema, index_params=index, consistency_level="Strong")
 
     def _do(self, action: str, *given: Any, **options: Any) -> Any:
-        """Call a method of Milvus' client for the collection."""
+        """Call a method of the Milvus client with the collection as the first argument."""
         with self.transaction():
             return getattr(self._client, action)(self._collection, *given, **options)
 
@@ -193,7 +206,7 @@ def _row(
 
 
 def _parse_url(url: str) -> tuple[str, str]:
-    """Return what pymilvus opens, and the collection's name, for a gallery's URL."""
+    """Return the URI that pymilvus opens and the collection's name for a gallery's URL."""
     parts = urlsplit(url)
     name = parts.path.strip("/")
     if parts.netloc and name.isidentifier() and name.isascii():
@@ -210,10 +223,10 @@ def _connect(uri: str) -> Any:
         raise UserError(
             "a gallery in Milvus needs: pip install pymilvus milvus-lite (the extra milvus)"
         ) from None
-    logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # its tracebacks are said in a line
+    logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # UserError replaces its tracebacks
     return MilvusClient(uri, token=os.environ.get(TOKEN, ""))
 
 
 def _hash(text: str) -> int:
-    """Return 63 bits that stand for a name in filters, which so never hold text of others."""
+    """Return 63 bits that represent a name in filters, so that filters never contain text from users."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -1,7 +1,7 @@
-"""Run an ONNX file that embeds pictures, whoever wrote it.
+"""Run an ONNX file that embeds pictures, written by plsc or by another program.
 
-A file does not tell how its pictures are to be prepared, except one of plsc. So its inputs, its outputs and
-its first nodes are read, and it is run once on two pictures, before any photo is read.
+Only a file from plsc states how to prepare its pictures. For any other file this is derived from its inputs
+and its first nodes. Before any photo is read, the file is run once on two pictures to check its outputs.
 """
 
 import json
@@ -16,16 +16,22 @@ from plsc.utils.preprocessing import Preprocessing
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
 _NORMALISING = {"Sub", "Add", "Mul", "Div", "BatchNormalization"}
 _PASSING = {"Cast", "Identity", "Transpose"}
-_ALIKE = 0.9999  # cosine of the embeddings of two pictures that have nothing in common
-_SHORTEST = 8  # numbers of an embedding
+_ALIKE = 0.9999  # maximum cosine between the embeddings of two unrelated pictures
+_SHORTEST = 8  # minimum length of an embedding
 
 
 class OnnxFile:
-    """Runs an ONNX file. UserError: it gives no embeddings of pictures, or two that do not differ.
+    """An ONNX file that ONNX Runtime runs.
+
+    Args:
+        path: path of the file.
+
+    Raises UserError if the file does not embed pictures, or if it gives two unrelated pictures the same
+    embedding.
 
     Attributes:
-        preprocessing: of its pictures.
-        card: what plsc export wrote into the file's metadata; None: another program wrote the file.
+        preprocessing: how its pictures are prepared.
+        card: the metadata that `plsc export` wrote into the file. None if another program wrote the file.
     """
 
     def __init__(self, path: str):
@@ -36,10 +42,10 @@ class OnnxFile:
         except ImportError as error:
             raise UserError(f"{self._path}: needs {error.name}: pip install onnx onnxruntime") from None
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # it warns of each initializer that is an input, too
+        options.log_severity_level = 3  # suppress a warning for each initializer that is also an input
         try:
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # noqa: BLE001 (the engine's own, of many kinds and lines)
+        except Exception as error:  # noqa: BLE001 (ONNX Runtime raises many types, with long texts)
             reason = escape(str(error).split("\n")[0])
             raise UserError(f"{self._path}: ONNX Runtime cannot open it ({reason})") from None
         shape = self._read_input()
@@ -54,7 +60,7 @@ class OnnxFile:
         self._check()
 
     def _read_input(self) -> tuple[int, int, int]:
-        """Read type, layout and batch size of the input; return [C, H, W] of its pictures."""
+        """Read the type, layout and batch size of the input. Return the shape [C, H, W] of its pictures."""
         inputs = self._session.get_inputs()
         described = ", ".join(f"{each.type} {each.shape}" for each in inputs)
         wanted = f"{self._path}: takes {described}; a network of pictures has one input [n, 3, H, W]"
@@ -70,8 +76,10 @@ class OnnxFile:
         return channels, height or SIZE, width or SIZE
 
     def _check(self) -> None:
-        """Run two pictures that have nothing in common, choose the output, and refuse what is no network of
-        pictures."""
+        """Run two unrelated pictures, and choose the output that contains the embeddings.
+
+        Raises UserError if the file does not embed pictures.
+        """
         draw = np.random.default_rng(0)
         channels, height, width = self.preprocessing.shape
         plain = np.linspace(30, 250, channels * height * width).reshape(channels, height, width)
@@ -79,7 +87,7 @@ class OnnxFile:
         pictures = np.stack([plain, noise]).astype(np.uint8)
         try:
             outputs = self._run(pictures)
-        except Exception as error:  # noqa: BLE001 (the engine's own, of many kinds and lines)
+        except Exception as error:  # noqa: BLE001 (ONNX Runtime raises many types, with long texts)
             reason = escape(str(error).split("\n")[0])
             raise UserError(
                 f"{self._path}: does not run on pictures of {height} x {width} ({reason})"
@@ -108,7 +116,7 @@ class OnnxFile:
             )
 
     def _run(self, samples: np.ndarray) -> list[np.ndarray]:
-        """Run samples [B, C, H, W], as many at once as the network takes; return its outputs."""
+        """Run samples uint8 [B, C, H, W] in batches of the network's size. Return all its outputs."""
         pixels = self.preprocessing(samples).astype(self._type)
         if self._channels_last:
             pixels = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
@@ -122,13 +130,15 @@ class OnnxFile:
         return [np.concatenate(output)[: len(samples)] for output in zip(*parts)]
 
     def embed(self, samples: np.ndarray) -> np.ndarray:
-        """Compute embeddings float32 [B, D] of any length, of samples uint8 [B, C, H, W]."""
+        """Compute the embeddings of samples uint8 [B, C, H, W], float32 [B, D] of any length."""
         return self._run(samples)[self._output].reshape(len(samples), -1).astype(np.float32)
 
 
 def _normalises(graph: Any) -> bool:
-    """Tell whether a graph's first nodes normalise pixels: Sub and Mul, or BatchNormalization, as MXNet's
-    networks of faces have."""
+    """Return whether a graph's first nodes normalise pixels.
+
+    MXNet's face networks begin with Sub and Mul, or with BatchNormalization.
+    """
     constants = {initializer.name for initializer in graph.initializer}
     (name,) = (each.name for each in graph.input if each.name not in constants)
     while True:
