@@ -1,5 +1,7 @@
-"""Read image folders: one folder for each identity, whose name is the identity's.
-`ImageFolder("faces").num_classes`."""
+"""Read image folders, which contain one folder for each identity. The folder's name is the identity's name.
+
+Try it: `ImageFolder("faces").num_classes`.
+"""
 
 import os
 from pathlib import Path
@@ -12,17 +14,22 @@ from plsc.utils.logging import get_logger
 from plsc.utils.text import plural
 
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2")
-ALIGNMENT = "alignment.csv"  # what plsc align writes beside the identities' folders
+ALIGNMENT = "alignment.csv"  # file that plsc align writes beside the identities' folders
 
 
 def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
-    """List the images below the folders of `folder`, in the order of their names; their labels int64 [N]; the
-    folders' names.
+    """Find the images in the folders of `folder`.
 
-    The labels number the names in their order; two folders whose names are the same in one Unicode form are
-    one identity's. What begins with a dot is left out, and what plsc align writes beside the
-    folders; other files, and folders further down, are counted in the log.
-    UserError names folders without an image.
+    Two folders belong to one identity if their names are equal in the composed Unicode form. Files and
+    folders whose names begin with a dot, and the file that plsc align writes beside the folders, are ignored.
+    The log reports all other files and deeper folders.
+
+    Returns:
+        paths: the images, in the order of their names.
+        labels: int64 [N], the number of each image's identity in the sorted names.
+        names: the identities' names, sorted.
+
+    Raises UserError, which names the folders without an image.
     """
     names, images, counts, others = [], [], [], []
     for name, is_folder in entries(folder):
@@ -54,20 +61,24 @@ def _some(names: list[str]) -> str:
 
 
 def entries(folder: str) -> list[tuple[str, bool]]:
-    """List what lies in a folder, in the order of the names, and whether it is a folder, too, or a link to
-    one; hidden ones are left out."""
+    """List the entries of a folder, sorted by name, as (name, whether it is a folder or a link to one).
+
+    Hidden entries are excluded.
+    """
     with reading(folder, missing="no such folder"):
         return sorted((entry.name, entry.is_dir()) for entry in os.scandir(folder) if entry.name[0] != ".")
 
 
 def check_folder(folder: str) -> None:
-    """Raise MissingFileError unless the folder exists."""
+    """Raise MissingFileError if the folder does not exist."""
     if not os.path.isdir(folder):
         raise MissingFileError(f"'{folder}' is no folder (looked in {Path.cwd()})", key="folder")
 
 
 class ImageFolder(ImageFiles):
-    """The images of a folder that has a folder for each identity; the sorted names are the labels 0, 1, ...
+    """The images of a folder that contains one folder for each identity.
+
+    The labels 0, 1, ... are the numbers of the folders in the order of their names.
 
     `folder`: the folder. Further keys: those of plsc.data.images.EncodedImages.
     """

@@ -1,8 +1,8 @@
-"""Read list files: one image and its label a line, `path<TAB>label`.
+"""Read list files, which contain one image and its label per line: `path<TAB>label`.
 
-`ImageList` trains on them; `read_list` also serves prediction and validation sets; `ImageFiles` is what all
-sets share whose images are files of their own. Indexes are numpy arrays: as Python strings, 5 million paths
-would take 600 MB.
+`ImageList` is the data set of a list file. `read_list` is also used for prediction and validation sets.
+`ImageFiles` is the base class of all sets whose images are separate files. Paths are stored in numpy arrays,
+because 5 million Python strings would take 600 MB. Try it: `read_list("label.txt")`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,20 @@ from plsc.errors import MissingFileError, UserError, escape
 from plsc.utils.files import open_regular
 from plsc.utils.logging import get_logger
 
-SHOWN = 5  # bad lines and missing images that a message names
-# Images of a list whose files are checked at the start; the identities of longer lists stay unknown.
+SHOWN = 5  # number of bad lines or missing images that a message names
+# Number of images of a list whose files are checked at the start. The identities of longer lists are unknown.
 CHECKED = 1_000_000
-LABEL_DIGITS = 18  # fit into an int64
+LABEL_DIGITS = 18  # a number of so many digits fits into an int64
 
 
 class Paths(Sequence):
-    """Many paths in two arrays: `text` uint8, all paths one after the other, and `stops` int64 [N], where
-    each ends."""
+    """Stores many paths in two arrays.
+
+    Args:
+        root: folder in which relative paths start.
+        text: uint8 [n], the bytes of all paths one after the other.
+        stops: int64 [N], the position in `text` at which each path ends.
+    """
 
     def __init__(self, root: str, text: np.ndarray, stops: np.ndarray):
         self.root = root
@@ -52,24 +57,31 @@ class Paths(Sequence):
         return os.path.join(self.root, self.written(index))
 
     def written(self, index: int) -> str:
-        """Return the path as it was given, without the root."""
+        """Return a path as it was given, without the root."""
         index = range(len(self))[index]
         start = self._stops[index - 1] if index else 0
         return os.fsdecode(self._text[start : self._stops[index]].tobytes())
 
     def where(self, keep: np.ndarray) -> Paths:
-        """Select the paths for which `keep`, bool [N], is True."""
+        """Return the paths for which `keep`, bool [N], is True."""
         lengths = np.diff(self._stops, prepend=0)
         return Paths(self.root, self._text[np.repeat(keep, lengths)], np.cumsum(lengths[keep]))
 
 
 def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, np.ndarray]:
-    """Read the images of a list file and their labels int64 [N].
+    """Read the paths of the images in a list file and their labels, int64 [N].
 
-    One image a line: `path<TAB>label`, or `path label` (the last space separates). CRLF and a byte order mark
-    are tolerated. Relative paths start at `root`, or at the list's own folder if `root` is empty. With
-    labelled=False a line may be a path alone; its label is -1. Raises MissingFileError, and UserError naming
-    the bad lines.
+    A line is `path<TAB>label`, or `path label` (the last space separates). CRLF and a byte order mark are
+    accepted.
+
+    Args:
+        path: the list file.
+        root: folder in which relative paths start. Empty: the list's own folder.
+        labelled: whether each line must have a label. If False, a line may be a path without a label. Its
+            label is then -1.
+
+    Raises MissingFileError if the file or the folder does not exist, and UserError, which names the bad
+    lines.
     """
     check_list(path, root)
     text, stops, labels = bytearray(), array("q"), array("q")
@@ -100,7 +112,8 @@ def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, 
 
 
 def _split(line: bytes, labelled: bool) -> tuple[bytes, int, str]:
-    """Split a line into path, label and what is wrong with it."""
+    """Split a line into its path, its label and a description of its fault, which is empty for a good
+    line."""
     image, _, label = line.rpartition(b"\t" if b"\t" in line else b" ")
     image, label = image.strip(), label.strip()
     if image and label.isdigit() and len(label) <= LABEL_DIGITS:
@@ -116,7 +129,10 @@ def _split(line: bytes, labelled: bool) -> tuple[bytes, int, str]:
 
 
 def check_list(path: str, root: str = "") -> None:
-    """Raise MissingFileError unless the list file, and the folder if one is given, exist."""
+    """Raise MissingFileError if the list file does not exist, or if `root` is given and does not exist.
+
+    Raises UserError if `path` is a folder.
+    """
     if os.path.isdir(path):
         raise UserError(
             f"'{path}' is a folder; name the text file that lists the images, or give name: ImageFolder and "
@@ -130,9 +146,9 @@ def check_list(path: str, root: str = "") -> None:
 
 
 def refuse_missing(paths: Paths, where: str) -> None:
-    """Raise MissingFileError, which begins with `where`, if one of the images is not there.
+    """Raise MissingFileError, which begins with `where`, if an image does not exist.
 
-    Of more than CHECKED images, so many are looked for, evenly spaced, and the log says so.
+    If there are more than CHECKED images, CHECKED evenly spaced ones are checked, and the log reports it.
     """
     count = len(paths)
     looked_at = range(count)
@@ -149,17 +165,20 @@ def refuse_missing(paths: Paths, where: str) -> None:
 
 
 def same_form(names: Iterable[str]) -> np.ndarray:
-    """Give names the composed Unicode form (NFC), text [N]: file systems and programs give either."""
+    """Return the names in the composed Unicode form (NFC), text [N].
+
+    Some file systems and programs use the composed form, others the decomposed form.
+    """
     return np.array([unicodedata.normalize("NFC", name) for name in names])
 
 
 def identity_names(folders: Sequence[str]) -> np.ndarray:
-    """Name the identities of these folders by the folders' own names, text [N], in one Unicode form.
+    """Return the folders' names as the names of their identities, text [N], in one Unicode form.
 
-    Names that differ only in a number (0001, person_7) have a meaning in their own set only: then it is the
-    whole path.
+    If the names differ only in a number (0001, person_7), they identify a person in their own set only. The
+    identities are then named by their folders' whole paths.
     """
-    folders = [os.path.abspath(folder) for folder in folders]  # "" and "a/.." have no name of their own
+    folders = [os.path.abspath(folder) for folder in folders]  # "" and "a/.." do not contain a name
     names = [os.path.basename(folder) for folder in folders]
     stems = {re.sub(r"\d+", "#", name) for name in names}
     numbered = len(stems) == 1 and "#" in stems.pop()
@@ -167,7 +186,7 @@ def identity_names(folders: Sequence[str]) -> np.ndarray:
 
 
 class ImageFiles(EncodedImages):
-    """Labelled images in files of their own; the base of ImageList and ImageFolder."""
+    """Labelled images in separate files. This is the base class of ImageList and ImageFolder."""
 
     paths: Paths
 
@@ -185,8 +204,10 @@ class ImageFiles(EncodedImages):
 
     @functools.cached_property
     def identities(self) -> np.ndarray | None:
-        """The folders' names, if each class has a folder of its own; of more than CHECKED images not
-        examined."""
+        """The folders' names if each class has a folder of its own, otherwise None.
+
+        It is also None for more than CHECKED images.
+        """
         if len(self) > CHECKED:
             return None
         pairs = {(label, os.path.dirname(path)) for label, path in zip(self.labels.tolist(), self.paths)}
@@ -196,9 +217,10 @@ class ImageFiles(EncodedImages):
 
 
 class ImageList(ImageFiles):
-    """The images of a list file (`path<TAB>label` a line; the labels are 0, 1, ... without gaps).
+    """The images of a list file. A line is `path<TAB>label`. The labels are 0, 1, ... without gaps.
 
-    `list`: the list file. `root`: where its relative paths start; empty = the list's own folder. Further
+    `list`: the list file. `root`: folder in which relative paths start; empty = the list's own folder.
+        Further
     keys: those of plsc.data.images.EncodedImages.
     """
 
@@ -207,7 +229,7 @@ class ImageList(ImageFiles):
         paths, labels = read_list(list, root)
         refuse_missing(paths, list)
         self._set_files(paths, labels, list)
-        # label.txt alone would be any list.
+        # The title includes the folder, because many lists are named label.txt.
         self.title = os.path.join(*Path(os.path.abspath(list)).parts[-2:])
 
     @classmethod

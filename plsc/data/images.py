@@ -1,8 +1,11 @@
-"""Decode pictures by OpenCV, resize them for the network, and augment them in training.
+"""Decode pictures with OpenCV, resize them for the network, and augment them in training.
 
-`EncodedImages` is what all formats of labelled image files share, `EncodedPairs` the same for verification: a
-format only says where the bytes of an image are. Prediction, galleries and the service make their samples by
-`read_sample` or `to_sample`, too, so that a picture is prepared there exactly as it was in training.
+`EncodedImages` is the base class of all formats of labelled image files. `EncodedPairs` is the base class for
+verification. A format only returns the bytes of an image. Prediction, galleries and the service also make
+their samples with `read_sample` or `to_sample`, so that they prepare a picture exactly as training did. Try
+it:
+
+    read_sample("face.jpg", Preprocessing((3, 112, 112))).shape
 """
 
 import math
@@ -25,8 +28,8 @@ from plsc.errors import CorruptImageError, UserError, escape, reading
 from plsc.utils.files import read_regular
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 
-DARK = 10  # mean of 255: below, there is next to nothing in a picture
-DIM = 64  # nor in one without larger values: 14 bits of 16 reach 64
+DARK = 10  # mean value, out of 255, below which a picture is almost empty
+DIM = 64  # a picture whose largest value is at most this is almost empty: 14 bits of 16 reach 64
 CHANNELS = {"RGB": 3, "BGR": 3, "grey": 1}
 
 Side = Annotated[int, Field(ge=1, le=math.isqrt(MOST_PIXELS))]
@@ -35,7 +38,10 @@ Below1 = Annotated[float, Field(ge=0, lt=1)]
 
 
 def read_file(path: str) -> np.ndarray:
-    """Read the bytes of a file, uint8 [n]. Raises MissingFileError, or UserError if it cannot be read."""
+    """Read the bytes of a file: uint8 [n].
+
+    Raises MissingFileError if the file does not exist, and UserError if it cannot be read.
+    """
     with reading(path, missing="no such image"):
         try:
             return np.frombuffer(read_regular(path), np.uint8)
@@ -44,8 +50,10 @@ def read_file(path: str) -> np.ndarray:
 
 
 def _is_cut_off_png(data: np.ndarray) -> bool:
-    """Say whether a chunk of a PNG reaches beyond its end: OpenCV 5 allocates what a chunk's length says,
-    4 GB for 61 bytes."""
+    """Return whether a chunk of a PNG extends beyond the end of the file.
+
+    OpenCV 5 allocates the length that a chunk declares: 4 GB for a file of 61 bytes.
+    """
     at, kind = 8 if data[:8].tobytes() == b"\x89PNG\r\n\x1a\n" else len(data), b""
     while at < len(data) and kind != b"IEND":
         length, kind = data[at : at + 4].tobytes(), data[at + 4 : at + 8].tobytes()
@@ -54,12 +62,21 @@ def _is_cut_off_png(data: np.ndarray) -> bool:
 
 
 def decode_pixels(data: np.ndarray, grey: bool, name: Callable[[], str]) -> np.ndarray:
-    """Decode an image, uint8 [n], unchanged: uint8 [H, W, 3] in OpenCV's order BGR, or grey [H, W]. Raises
-    CorruptImageError, with the image's `name()`, also for one of more than MOST_PIXELS."""
+    """Decode an image without resizing it.
+
+    Args:
+        data: bytes of the image file, uint8 [n].
+        grey: whether to decode to grey.
+        name: returns the image's name for messages.
+
+    Returns: uint8 [H, W, 3] in OpenCV's order BGR, or grey [H, W].
+
+    Raises CorruptImageError if the image cannot be decoded or has more than MOST_PIXELS pixels.
+    """
     try:
         flags = cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR
         picture = cv2.imdecode(data, flags) if data.size and not _is_cut_off_png(data) else None
-    except cv2.error:  # where a header is impossible or promises too much; else None is returned
+    except cv2.error:  # an impossible header, or one with too large a size; other faults return None
         picture = None
     if picture is None:
         raise CorruptImageError(
@@ -75,13 +92,15 @@ def read_sample(
     name: Callable[[], str] | None = None,
     augment: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Read a picture for the network: uint8 [C, H, W] of the preprocessing's size and channels.
+    """Read a picture for the network: uint8 [C, H, W] with the preprocessing's size and channels.
 
     Args:
         picture: the path of a file, or its bytes, uint8 [n].
-        name: of the picture, for messages; None: the path. augment: as in `to_sample`.
+        preprocessing: size and channels of the sample.
+        name: returns the picture's name for messages. None: the name is the path.
+        augment: see `to_sample`.
 
-    Raises what read_file and decode_pixels raise.
+    Raises the errors of read_file and decode_pixels.
     """
     data = read_file(picture) if isinstance(picture, str) else picture
     pixels = decode_pixels(data, preprocessing.channels == "grey", name or (lambda: picture))
@@ -93,9 +112,12 @@ def to_sample(
     preprocessing: Preprocessing,
     augment: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Turn pixels as decode_pixels gives them into a sample; the ratio of their sides is not kept.
+    """Turn pixels into a sample: uint8 [C, H, W]. The aspect ratio is not preserved.
 
-    augment: changes them once they have their size.
+    Args:
+        pixels: a picture as decode_pixels returns it.
+        preprocessing: size and channels of the sample.
+        augment: function that changes the pixels after they are resized. None: no change.
     """
     if preprocessing.channels == "grey" and pixels.ndim == 3:
         pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY)
@@ -105,19 +127,26 @@ def to_sample(
     if pixels.ndim == 2:
         return pixels[np.newaxis]
     sample = np.empty((3, *pixels.shape[:2]), np.uint8)
-    # OpenCV splits in one pass, several times faster than NumPy copies a transposed view.
+    # OpenCV splits the channels in one pass. NumPy takes several times as long to copy a transposed view.
     cv2.split(pixels, list(sample[::-1] if preprocessing.channels == "RGB" else sample))
     return sample
 
 
 def is_dark(pixels: np.ndarray) -> bool:
-    """Say whether there is next to nothing in a picture."""
+    """Return whether a picture is almost empty: nearly black, or of one value."""
     return bool(pixels.mean() < DARK or pixels.max() <= DIM or pixels.min() == pixels.max())
 
 
 def why_dark(data: np.ndarray | None, pixels: np.ndarray) -> str:
-    """Say why there is next to nothing in a picture: pictures of 10 to 14 bits in 16-bit files are read as
-    nearly black, since 16 bits are divided by 256."""
+    """Explain why a picture is almost empty.
+
+    A picture of 10 to 14 bits in a 16-bit file becomes nearly black, because 16-bit values are divided by
+    256.
+
+    Args:
+        data: bytes of the image file, uint8 [n]. None: unknown.
+        pixels: the picture as the network sees it.
+    """
     whole = None if data is None else cv2.imdecode(data, cv2.IMREAD_UNCHANGED)
     if whole is not None and whole.dtype == np.uint16 and whole.max() < 2**15:
         return f"16-bit, largest value {whole.max():,}: read as nearly black; scale to 65,535 or to 8 bits"
@@ -127,7 +156,7 @@ def why_dark(data: np.ndarray | None, pixels: np.ndarray) -> str:
 
 
 class Encoded:
-    """The preprocessing of a set of encoded images."""
+    """Holds the preprocessing of a set of encoded images."""
 
     def __init__(
         self,
@@ -145,28 +174,30 @@ class Encoded:
 
     @abstractmethod
     def encoded(self, index: int) -> np.ndarray:
-        """Return the stored bytes of image `index`: uint8 [n]."""
+        """Return the stored bytes of image `index`, uint8 [n]."""
 
 
 class EncodedImages(Encoded, Dataset):
-    """Labelled images that are decoded when they are needed; the base of all formats.
+    """Labelled images that are decoded when they are needed. This is the base class of all formats.
 
-    `size`: [height, width] that images are resized to, or an integer for both. `channels`: "RGB", "BGR" or
-    "grey". The network sees (pixel - `mean`) * `scale`. `aligned`: whether the images are faces that `plsc
-    align` has aligned, or another program to ArcFace's places; a gallery of the run then finds and aligns
-    faces, too. null: not known, but a folder that `plsc align` wrote is. What training changes in a
-    picture, drawn anew each epoch, all off by default:
+    `size`: [height, width] to which images are resized, or one integer for both. `channels`: "RGB", "BGR" or
+    "grey". The network's input is (pixel - `mean`) * `scale`. `aligned`: whether the images are faces that
+    `plsc align`, or another program, has aligned to ArcFace's landmarks. If true, a gallery of the run also
+    detects and aligns faces. null: true for a folder that `plsc align` wrote, otherwise unknown.
 
-    `flip`: mirror half of the images: faces, most products; never writing. `crop`: the share of the sides
-    that may be cut off; the rest is resized back: 0.15 for boxes of a detector, 0.1 for aligned faces.
-    `colour`: brightness, contrast and saturation each times 1 - colour to 1 + colour: 0.3 for cameras of many
-    kinds, little where colour tells products apart. `low_resolution`: probability that it is shrunk, to a
-    quarter of its sides at least, and enlarged again: 0.2 for small faces in large pictures. `cutout`:
-    probability that a rectangle of 10 to 45 % of each side is painted over: masks, glasses, hands. The same
-    seed, epoch and sample give the same picture, with any number of processes.
+    The following keys change a picture in training. The changes are random in each epoch, and all are off by
+    default. The same seed, epoch and sample give the same picture with any number of processes.
 
-    `hold_out`: the share of the classes that is left out, chosen by their names, in a .rec by their numbers;
-    ImagePairs with the same `hold_out` verify on them.
+    `flip`: mirror half of the images. Use it for faces and most products, never for text. `crop`: the largest
+    share of the sides that is cut off. The rest is resized to the original size. Use 0.15 for a detector's
+    boxes and 0.1 for aligned faces. `colour`: brightness, contrast and saturation are each multiplied by a
+    factor from 1 - colour to 1 + colour. Use 0.3 for many kinds of cameras, and less if colour distinguishes
+    products. `low_resolution`: probability that a picture is shrunk, to no less than a quarter of its sides,
+    and enlarged again. Use 0.2 for small faces in large pictures. `cutout`: probability that a rectangle of
+    10 to 45 % of each side is painted over. It simulates masks, glasses and hands.
+
+    `hold_out`: the share of the classes that is excluded from training. The classes' names decide which, or
+    their numbers in a .rec file. ImagePairs with the same `hold_out` verifies on these classes.
     """
 
     def __init__(
@@ -187,8 +218,16 @@ class EncodedImages(Encoded, Dataset):
         self.seed = seed
 
     def _set_labels(self, labels: np.ndarray, where: str) -> np.ndarray:
-        """Set int64 labels [N] but for those of classes that are held out; return which images stay, bool
-        [N]. Raises what count_classes and choose_held_out raise."""
+        """Set the labels of all images except those of held-out classes.
+
+        Args:
+            labels: int64 [N], labels of all images.
+            where: name of the set for messages.
+
+        Returns: bool [N], True for the images that stay.
+
+        Raises the errors of count_classes and choose_held_out.
+        """
         self.labels, self.num_classes = labels, count_classes(labels, where)
         if not self.hold_out:
             return np.ones(len(labels), bool)
@@ -208,9 +247,11 @@ class EncodedImages(Encoded, Dataset):
 
 
 class EncodedPairs(Encoded, PairSet):
-    """Verification pairs of images that are decoded when they are needed; the base of all formats.
+    """Verification pairs of images that are decoded when they are needed.
 
-    `size`, `channels`, `mean`, `scale` as in EncodedImages; they must be those of training.
+    This is the base class of all formats.
+
+    `size`, `channels`, `mean`, `scale`: as in EncodedImages. They must be equal to those of training.
     """
 
     def pairs_by_content(self) -> np.ndarray:
@@ -219,7 +260,10 @@ class EncodedPairs(Encoded, PairSet):
         return np.array([numbers.setdefault(self._digest(index), index) for index in every])[self.pairs]
 
     def _digest(self, index: int) -> object:
-        """Return the same for images with the same bytes; one that cannot be read is like no other."""
+        """Return a key that is equal for images with equal bytes.
+
+        An unreadable image has a key of its own.
+        """
         try:
             return sha256(self.encoded(index)).digest()
         except UserError:

@@ -1,7 +1,8 @@
-"""Verification pairs of your own images: named in a file, or drawn from labelled images.
+"""Read verification pairs of your own images from a file, or draw them from labelled images.
 
-`PairList` reads `path_a<TAB>path_b<TAB>0 or 1` (or with commas), and LFW's pairs.txt; `ImagePairs` draws its
-pairs from any format that plsc.data.autodetect recognises. Each image is stored, and embedded, once. Try it:
+`PairList` reads lines `path_a<TAB>path_b<TAB>0 or 1`, lines with commas instead of tabs, and LFW's pairs.txt.
+`ImagePairs` draws its pairs from any format that plsc.data.autodetect recognises. Each image is stored and
+embedded once. Try it:
 
     ImagePairs("label.txt", num_pairs=1000).pairs
 """
@@ -30,17 +31,18 @@ class _Pair(NamedTuple):
     line: int
     images: tuple[str, str]  # paths
     same: bool
-    people: tuple[str, ...] = ()  # of LFW
+    people: tuple[str, ...] = ()  # names of the people, in LFW's pairs.txt only
 
 
 class PairList(EncodedPairs):
     """The pairs of a text file.
 
-    `list`: a pair a line, `path_a<TAB>path_b<TAB>1` for two images of one identity, 0 for two identities;
-    commas will do too, and a first line of headings. Or LFW's pairs.txt: first the number of pairs of each
-    kind, or folds and that number; then `name n1 n2` or `name1 n1 name2 n2`, which means the images
-    name/name_0001.jpg (or another extension). `root`: where relative paths start; empty = the list's own
-    folder. Further keys: those of plsc.data.images.EncodedPairs.
+    `list`: the file, with one pair per line: `path_a<TAB>path_b<TAB>1` for two images of one identity, and 0
+    for two identities. Commas may replace the tabs, and the first line may contain headings. LFW's pairs.txt
+    is also accepted. Its first line has the number of pairs of each kind, or the number of folds and that
+    number. Each further line is `name n1 n2` or `name1 n1 name2 n2`, for the images name/name_0001.jpg (or
+    another extension). `root`: folder in which relative paths start; empty = the list's own folder. Further
+    keys: those of plsc.data.images.EncodedPairs.
     """
 
     def __init__(self, list: str, root: str = "", **options):
@@ -78,7 +80,8 @@ class PairList(EncodedPairs):
 
 
 def _people(pairs: Sequence[_Pair], images: Iterable[str], root: str) -> np.ndarray:
-    """Say whom each image probably shows, text [num_images]: LFW's names, or the images' folders."""
+    """Return the person that each image probably shows, text [num_images]: LFW's name, or the image's
+    folder."""
     if pairs[0].people:
         named = {image: person for pair in pairs for image, person in zip(pair.images, pair.people)}
         return np.array([named[image] for image in images])
@@ -86,7 +89,7 @@ def _people(pairs: Sequence[_Pair], images: Iterable[str], root: str) -> np.ndar
 
 
 def read_pairs(path: str, root: str) -> list[_Pair]:
-    """Read the pairs of a file, see PairList. UserError names bad lines."""
+    """Read the pairs of a file (see PairList). Raises UserError, which names the bad lines."""
     lines = open_text(path)
     head = lines[0].split() if lines else []
     pairs, bad = (_lfw_pairs if is_lfw(head) else _listed_pairs)(path, lines, root)
@@ -99,11 +102,13 @@ def read_pairs(path: str, root: str) -> list[_Pair]:
 
 
 def open_text(path: str) -> list[str]:
-    """Read the lines of a text file without their ends; a byte order mark is left out. UserError if it is no
-    text."""
+    """Read the lines of a text file without their line ends and without a byte order mark.
+
+    Raises UserError if the file is not text.
+    """
     with reading(path):
         text = read_regular(path).decode("utf-8-sig")
-    # Only at line breaks: str.splitlines() would also split names that have rarer characters in them.
+    # Split at line breaks only. str.splitlines() would also split names that contain rarer separators.
     lines = re.split(r"\r\n|\r|\n", text)
     return lines[:-1] if not lines[-1] else lines
 
@@ -123,13 +128,15 @@ def _listed_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], 
 
 
 def is_number(text: str) -> bool:
-    """Say whether a text is a whole number of ordinary digits: str.isdigit() takes a superscript, too, which
-    int() does not."""
+    """Return whether a text is a whole number of ASCII digits.
+
+    str.isdigit() also accepts superscripts, which int() does not accept.
+    """
     return text.isascii() and text.isdigit() and len(text) <= LABEL_DIGITS
 
 
 def is_lfw(head: list[str]) -> bool:
-    """Say whether the first line of a file, split into words, is one of LFW's."""
+    """Return whether the first line of a file, split into words, is the first line of LFW's pairs.txt."""
     return 1 <= len(head) <= 2 and all(map(is_number, head))
 
 
@@ -160,17 +167,17 @@ def _lfw_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], lis
 def _lfw_image(root: str, person: str, number: str) -> str:
     stem = f"{person}/{person}_{int(number):04}"
     there = (extension for extension in EXTENSIONS if os.path.exists(os.path.join(root, stem + extension)))
-    return stem + next(there, EXTENSIONS[0])  # else reported as missing with all others
+    return stem + next(there, EXTENSIONS[0])  # if none exists, it is reported with the other missing images
 
 
 class ImagePairs(EncodedPairs):
-    """Pairs drawn from labelled images: half positive and half negative in turn, no pair twice, the same in
-    every run.
+    """Pairs drawn from labelled images. Positive and negative pairs alternate, and half of the pairs are
+    positive. No pair occurs twice. The pairs are the same in every run.
 
-    `images`: an image folder, a list or a .rec file. `root`: of a list, see plsc.data.image_list.ImageList.
-    `hold_out`: draws from the share of the classes that training with the same `hold_out` of the same images
-    leaves out. `num_pairs`: how many; null: 6,000, or as many as there are. Further keys: those of
-    plsc.data.images.EncodedPairs.
+    `images`: an image folder, a list file or a .rec file. `root`: folder of a list's relative paths, see
+    plsc.data.image_list.ImageList. `hold_out`: the share of the classes to draw from. Training on the same
+    images with the same `hold_out` excludes exactly these classes. `num_pairs`: the number of pairs; null:
+    6,000, or all possible pairs if they are fewer. Further keys: those of plsc.data.images.EncodedPairs.
     """
 
     files = ("images",)

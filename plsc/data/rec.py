@@ -1,11 +1,14 @@
-"""Read labelled images from a .rec file: InsightFace's layout (MS1MV2, Glint360K, ...) and that of MXNet's
-im2rec.
+"""Read labelled images from a .rec file in InsightFace's layout (MS1MV2, Glint360K, ...) or im2rec's layout.
 
-InsightFace: record 0 has no image. Its labels are (N + 1, N + 1 + identities). Records 1 to N are the images.
-Then follow records without images that tell which images an identity has; they are not needed here. im2rec:
-images only, their keys in any order. The labels are read from the records' headers at the start. All these
-numbers are float32, which is exact up to 2**24: of WebFace42M's 42,474,557 images record 0 reports
-42,474,560 - 1. Try it: `RecImages("train.rec").num_classes`.
+InsightFace's layout: record 0 has no image. Its labels are (N + 1, N + 1 + identities). Records 1 to N are
+the images. The records after them have no images. They list the images of each identity and are not needed
+here.
+
+Layout of MXNet's im2rec: all records are images, and their keys are in any order.
+
+The labels are read from the records' headers when the set is opened. All these numbers are float32, which is
+exact up to 2**24. WebFace42M has 42,474,557 images, but its record 0 reports 42,474,560 - 1. Try it:
+`RecImages("train.rec").num_classes`.
 """
 
 import os
@@ -20,8 +23,8 @@ from plsc.errors import UserError
 class RecImages(EncodedImages):
     """The images of a .rec file.
 
-    `path`: the .rec file, with its .idx file beside it, or the folder of both, as arcface_torch's `rec`.
-    Further keys: those of plsc.data.images.EncodedImages.
+    `path`: the .rec file, with its .idx file beside it, or the folder that contains both, like the key `rec`
+    of arcface_torch. Further keys: those of plsc.data.images.EncodedImages.
     """
 
     files = ("path",)
@@ -51,7 +54,10 @@ class RecImages(EncodedImages):
 
 
 def rec_file(path: str) -> str:
-    """Return the .rec file that a path means: in a folder train.rec, or the only one. Raises UserError."""
+    """Return the .rec file of a path. In a folder, it is train.rec or the only .rec file.
+
+    Raises UserError if a folder has no such file.
+    """
     if not os.path.isdir(path):
         return path
     names = sorted(name for name in os.listdir(path) if name.endswith(".rec"))
@@ -61,8 +67,11 @@ def rec_file(path: str) -> str:
 
 
 def _images_of(records: RecordFile, headers: Headers) -> np.ndarray:
-    """Find the records with images, in the order of their keys: int64 [N]. The images are what the records
-    are; record 0 only confirms their number."""
+    """Find the positions of the records with images, in the order of their keys: int64 [N].
+
+    The records themselves determine the images. Record 0 only confirms their number. Raises UserError if it
+    does not.
+    """
     order = np.argsort(records.keys, kind="stable")
     empty = headers.image_bytes[order] == 0
     first = int(order[0])

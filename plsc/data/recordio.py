@@ -1,11 +1,13 @@
-"""Read and write MXNet's RecordIO: records one after the other in a .rec file, and a .idx file with their
-offsets.
+"""Read and write MXNet's RecordIO files.
 
-A record: uint32 magic, uint32 (kind << 29 | length), the payload, zeros up to a multiple of 4. A payload that
-holds the magic at a multiple of 4 is split there (kind 1, 2, ..., 3; the magic itself is left out), so that a
-reader can find the next record anywhere in a file. The payload of an image: IRHeader `<IfQQ` (flag, label,
-id, id2), `flag` float32 labels if flag > 0, the encoded image. Checked against mxnet 1.9.1, both ways. Try
-it: `RecordFile("train.rec").payload(1)`.
+A .rec file contains consecutive records. A .idx file contains their offsets. A record consists of a uint32
+magic number, a uint32 (kind << 29 | length), the payload, and zeros up to a multiple of 4 bytes. If a payload
+contains the magic number at a multiple of 4, the record is split there. Its parts have the kinds 1, 2, ...,
+3, and the magic number itself is not stored. A reader can therefore find the next record from any position.
+
+The payload of an image consists of an IRHeader `<IfQQ` (flag, label, id, id2), `flag` float32 labels if
+flag > 0, and the encoded image. Reading and writing were checked against mxnet 1.9.1. Try it:
+`RecordFile("train.rec").payload(1)`.
 """
 
 import contextlib
@@ -25,42 +27,49 @@ from plsc.utils.files import open_regular, read_regular
 
 MAGIC = 0xCED7230A
 _MAGIC = struct.pack("<I", MAGIC)
-_LONGEST = 2**29 - 1  # of what one header can tell
+_LONGEST = 2**29 - 1  # largest length that one header can store
 _IR_HEADER = struct.Struct("<IfQQ")
-_CHUNK = 2**20  # records looked at together
-EXACT = 2**24  # labels are float32, which holds every whole number up to here
+_CHUNK = 2**20  # records whose headers are read together
+EXACT = 2**24  # labels are float32, which represents every whole number up to this one
 
 
 class Headers(NamedTuple):
-    """The IRHeaders of all records, arrays [N]."""
+    """The IRHeaders of all records, as arrays [N]."""
 
-    labels: np.ndarray  # float32: the label, or the first of them
-    vectors: np.ndarray  # bool: several labels
-    image_bytes: np.ndarray  # int64: what follows the labels
+    labels: np.ndarray  # float32: the label, or the first of several labels
+    vectors: np.ndarray  # bool: whether the labels are stored as a vector
+    image_bytes: np.ndarray  # int64: number of bytes after the labels
 
 
 def pack_image(image: bytes | np.ndarray, label: float | tuple[float, ...], number: int = 0) -> bytes:
-    """Pack an image with one label, or several, into a payload."""
+    """Pack an image with one or several labels into a payload.
+
+    Args:
+        image: the encoded image, bytes or uint8 [n].
+        label: the label, or a tuple of labels.
+        number: value of the header's field `id`.
+    """
     if isinstance(label, tuple):
         return _IR_HEADER.pack(len(label), 0, number, 0) + np.array(label, "<f4").tobytes() + bytes(image)
     return _IR_HEADER.pack(0, label, number, 0) + bytes(image)
 
 
 def image_of(payload: np.ndarray) -> np.ndarray:
-    """Cut the encoded image out of a payload, uint8 [n]."""
+    """Return the encoded image in a payload. Both are uint8 [n]."""
     flag = _IR_HEADER.unpack_from(payload)[0]
     return payload[_IR_HEADER.size + 4 * flag :]
 
 
 class RecordFile:
-    """Gives random access to the records of `path`. Position i of all arrays is the i-th line of the .idx
-    file beside it.
+    """Gives random access to the records of the .rec file `path`.
 
-    The two files are checked here: UserError names the bad record.
+    Position i of all arrays belongs to line i of the .idx file beside it. The constructor checks both files.
+    Raises UserError, which names the bad record.
 
     Attributes:
-        keys: int64 [N]. offsets: int64 [N], where the records begin. spans: int64 [N], their bytes with
-            headers and padding.
+        keys: int64 [N], keys of the records.
+        offsets: int64 [N], positions in bytes at which the records begin.
+        spans: int64 [N], lengths of the records in bytes with headers and padding.
     """
 
     def __init__(self, path: str):
@@ -75,7 +84,7 @@ class RecordFile:
             )
         self.keys, self.offsets = read_index(self.index)
         self.spans = self._checked_spans()
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - stays open; closed with this object
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - it is closed with this object
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in vars(self).items() if name != "_file"}
@@ -87,11 +96,11 @@ class RecordFile:
         return len(self.offsets)
 
     def name(self, position: int) -> str:
-        """Name a record for messages: by its key and its offset."""
+        """Return a record's name for messages, which contains its key and its offset."""
         return f"record {self.keys[position]} ({os.path.basename(self.path)} @ {self.offsets[position]})"
 
     def payload(self, position: int) -> np.ndarray:
-        """Read the payload of a record, uint8 [n]. Read with pread: threads share the file."""
+        """Read the payload of a record, uint8 [n]. It uses pread, so that threads can share the file."""
         span, offset = int(self.spans[position]), int(self.offsets[position])
         data = os.pread(self._file.fileno(), span, offset)
         parts, kinds, start = [], [], 0
@@ -106,8 +115,10 @@ class RecordFile:
         return np.frombuffer(_MAGIC.join(parts), np.uint8)
 
     def headers(self) -> Headers:
-        """Read the labels of all records, without their images. 5 million take about 3 s once the file is in
-        the page cache."""
+        """Read the labels of all records without their images.
+
+        5 million records take about 3 s if the file is in the page cache.
+        """
         count = len(self)
         headers = Headers(np.empty(count, np.float32), np.empty(count, bool), np.empty(count, np.int64))
         words = np.memmap(self.path, "<u4", "r", shape=self.size // 4)
@@ -115,7 +126,7 @@ class RecordFile:
             part = slice(start, start + _CHUNK)
             first = self.offsets[part] // 4
             length = (words[first + 1] & _LONGEST).astype(np.int64)
-            # A record too short for an IRHeader may end the file; _read_header looks at it below.
+            # A record that is too short for an IRHeader may end the file. The loop below checks it.
             flag = words[np.minimum(first + 2, len(words) - 1)].astype(np.int64)
             headers.image_bytes[part] = length - _IR_HEADER.size - 4 * flag
             headers.labels[part] = words[np.minimum(first + 3, len(words) - 1)].view("<f4")
@@ -137,8 +148,11 @@ class RecordFile:
         return headers
 
     def _checked_spans(self) -> np.ndarray:
-        """Compute the length of each record; UserError unless the index names the beginnings of all records,
-        and they are whole. Records in parts are looked at when they are read."""
+        """Compute the length of each record.
+
+        Raises UserError if the index does not contain the beginnings of all records, or if a record is
+        incomplete. Records in several parts are checked when they are read.
+        """
         order = np.argsort(self.offsets, kind="stable")
         starts = self.offsets[order]
         ends = np.append(starts[1:], self.size)
@@ -163,11 +177,11 @@ class RecordFile:
 
 
 def read_index(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Read keys and offsets of a .idx file, int64 [N] each: a line is `key<TAB>offset`."""
+    """Read the keys and the offsets of a .idx file, int64 [N] each. A line is `key<TAB>offset`."""
     with reading(path, missing="no such file, which MXNet's tools write beside a .rec"):
         text = read_regular(path)
     with warnings.catch_warnings():
-        warnings.simplefilter("error", DeprecationWarning)  # numpy's word for text that is no number
+        warnings.simplefilter("error", DeprecationWarning)  # numpy gives it for text that is not a number
         try:
             numbers = np.fromstring(text, np.int64, sep=" ")
         except (DeprecationWarning, ValueError):
@@ -183,12 +197,14 @@ def read_index(path: str) -> tuple[np.ndarray, np.ndarray]:
 
 @contextlib.contextmanager
 def write_records(path: str) -> Iterator[Callable[[bytes], None]]:
-    """Write a .rec and its .idx by a function that appends a payload; its key is the number of those before.
+    """Write a .rec file and its .idx file.
 
-    Both get their names when the `with` block ends well; UserError if another process has made them.
+    The context manager yields a function that appends a payload. A payload's key is the number of payloads
+    before it. Both files get their names when the `with` block ends without an error. Raises UserError if
+    another process has created them.
     """
     with contextlib.ExitStack() as stack:
-        # What is entered last ends first: the .rec has its name before the .idx that points into it.
+        # The context entered last ends first: the .rec gets its name before the .idx that points into it.
         index, record = (
             stack.enter_context(open(stack.enter_context(atomic_write(name, new=True)), "xb"))
             for name in (Path(path).with_suffix(".idx"), Path(path))
