@@ -1,11 +1,14 @@
-"""Compute 95 % confidence intervals of rates: by the bootstrap over identities, and Wilson's for plain
+"""Compute 95 % confidence intervals of rates: with the bootstrap over identities, or Wilson's for plain
 shares.
 
-Pictures of one person are alike. If 6,000 pairs or probes show 30 people, then the sample has 30 members. The
-identities are drawn with replacement. A probe or a same pair counts as often as its identity was drawn. A
-different pair counts as often as the product of its two (the pigeonhole bootstrap, Owen 2007, The Annals of
-Applied Statistics 1(2), whose intervals are rather too wide). The interval is the middle 95 % of the rates of
-all draws. The seed is fixed, so equal pairs give equal intervals.
+Pictures of one person are similar. If 6,000 pairs or probes show 30 people, the sample has 30 independent
+members. The identities are therefore drawn with replacement. A probe or a same pair counts as often as its
+identity was drawn. The count of a different pair is the product of the counts of its two identities. This is
+the pigeonhole bootstrap (Owen 2007, The Annals of Applied Statistics 1(2)), whose intervals tend to be too
+wide. The interval is the middle 95 % of the rates of all draws. The seed is fixed, so equal pairs give equal
+intervals. Try it:
+
+    wilson(0.98, 300)
 """
 
 from collections.abc import Iterator
@@ -15,10 +18,10 @@ import numpy as np
 RESAMPLES = 1000
 FEWER_RESAMPLES = 200  # for more than MANY_PAIRS pairs
 MANY_PAIRS = 20_000
-LEAST_PEOPLE = 10  # with fewer, the intervals of a bootstrap mean nothing
+LEAST_PEOPLE = 10  # with fewer, a bootstrap's intervals mean nothing
 IN_BRACKETS = "in brackets"  # label of the line that explains the brackets
 QUANTILES = (0.025, 0.975)
-_Z = 1.959964  # the normal distribution's quantile
+_Z = 1.959964  # the 97.5 % quantile of the normal distribution
 _SEED = 20180901
 
 
@@ -30,7 +33,8 @@ def resamples(pairs: int) -> int:
 def resampled(identities: np.ndarray) -> Iterator[np.ndarray]:
     """Yield for each resample how often it contains each pair, int64 [P].
 
-    identities: the two identities of each pair, int64 [P, 2], numbered from 0 without gaps.
+    Args:
+        identities: int64 [P, 2], the two identities of each pair, numbered from 0 without gaps.
     """
     first, second = identities.T
     for times in drawn(int(identities.max()) + 1, resamples(len(identities))):
@@ -45,13 +49,17 @@ def drawn(count: int, resamples: int) -> Iterator[np.ndarray]:
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Compute Wilson's score interval for a share of `count` independent trials (Wilson 1927).
+    """Compute Wilson's score interval (Wilson 1927).
 
     It is never empty. The bootstrap's interval is empty if the share is 0 or 1.
+
+    Args:
+        share: share of successful trials, 0 to 1.
+        count: number of independent trials.
     """
     centre = (share + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
     half = _Z / (1 + _Z**2 / count) * np.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
-    # The bounds of a share of 0 and 1 are 0 and 1, which rounding would miss.
+    # A share of 0 has the lower bound 0, and a share of 1 the upper bound 1. Rounding errors would miss them.
     return float(max(0.0, min(share, centre - half))), float(min(1.0, max(share, centre + half)))
 
 

@@ -1,6 +1,7 @@
-"""Compute the exact ROC of scored pairs, from the sorted similarities instead of a grid, and rates from it.
+"""Compute the exact ROC of scored pairs, and rates from it.
 
-Try it:
+The ROC is computed from the sorted similarities and not from a grid, so no rate depends on a choice of
+thresholds. Try it:
 
     roc_curve(np.array([0.9, 0.2, 0.1]), np.array([True, True, False])).tar
 """
@@ -9,14 +10,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-FARS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # the false accept rates at which TAR is reported
+FARS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # false accept rates at which TAR is reported
 
 
 @dataclass(frozen=True)
 class Roc:
-    """The exact ROC: accepting the pairs with similarity >= threshold[k] gives far[k] and tar[k].
+    """The exact ROC. If the pairs with similarity >= threshold[k] are accepted, the rates are far[k] and
+    tar[k].
 
-    All [K] float64, K - 1 distinct similarities, from (0, 0) at threshold inf to (1, 1) at the lowest.
+    There are K points for K - 1 distinct similarities. The first is (0, 0) at the threshold inf, and the last
+    is (1, 1) at the lowest similarity.
+
+    Attributes:
+        far, tar: float64 [K], false and true accept rate.
+        threshold: float64 [K], cosines, descending.
     """
 
     far: np.ndarray
@@ -24,17 +31,20 @@ class Roc:
     threshold: np.ndarray
 
     def area(self) -> float:
-        """Compute the area under the curve (AUC), equal similarities counted half."""
+        """Compute the area under the curve (AUC). A tie of a same and a different pair counts half."""
         return float(np.sum(np.diff(self.far) * (self.tar[1:] + self.tar[:-1]) / 2))
 
 
 def roc_curve(similarity: np.ndarray, same: np.ndarray) -> Roc:
-    """Compute the exact ROC of similarities [P] and same [P] bool. Equal ones are one point.
+    """Compute the exact ROC. Equal similarities make one point.
 
-    There must be different pairs; without same pairs `tar` is 0.
+    Args:
+        similarity: float64 [P], cosines.
+        same: bool [P], whether a pair is of one class. At least one pair must be different. If no pair is the
+            same, `tar` is 0.
     """
-    # To sort the numbers takes a twentieth of the time of np.argsort. Arrays are changed in place, since for
-    # 15 million pairs new memory takes longer than the arithmetic.
+    # Sorting the numbers takes a twentieth of the time of np.argsort. Arrays are changed in place, because
+    # for 15 million pairs allocating new memory takes longer than the arithmetic.
     rising = -similarity
     rising.sort()
     ends = np.ones(len(rising), bool)  # the last pair of each distinct similarity
@@ -55,7 +65,11 @@ def roc_curve(similarity: np.ndarray, same: np.ndarray) -> Roc:
 
 
 def equal_error_rate(far: np.ndarray, tar: np.ndarray) -> float:
-    """Compute the rate at which FAR = FRR, on the straight line between the two points around it."""
+    """Compute the rate at which FAR = FRR, by linear interpolation between the two points around it.
+
+    Args:
+        far, tar: float64 [K], points of the ROC, from (0, 0) to (1, 1).
+    """
     gap = far - (1 - tar)  # rises from -1 to 1
     after = int(np.argmax(gap >= 0))
     before = after - 1
@@ -63,24 +77,34 @@ def equal_error_rate(far: np.ndarray, tar: np.ndarray) -> float:
 
 
 def tar_at_far(far: np.ndarray, tar: np.ndarray, limit: float) -> float:
-    """Find the highest TAR among the points whose FAR does not exceed `limit`, not interpolated."""
+    """Return the highest TAR among the points whose FAR does not exceed `limit`, without interpolation.
+
+    Args:
+        far, tar: float64 [K], points of the ROC, from (0, 0) to (1, 1).
+        limit: the FAR.
+    """
     return tar[np.count_nonzero(far <= limit) - 1]
 
 
 def threshold_at_far(roc: Roc, limit: float) -> float:
-    """Find the cosine above which accepting keeps FAR <= `limit` < 1: the middle between the last pair that
-    may be accepted and the next."""
-    first = np.count_nonzero(roc.far <= limit)  # that must not be accepted
+    """Return the cosine above which pairs may be accepted so that FAR <= `limit`, which is below 1.
+
+    It is the middle between the last similarity that may be accepted and the next lower one.
+    """
+    first = np.count_nonzero(roc.far <= limit)  # the first point that must not be accepted
     refused, accepted = float(roc.threshold[first]), float(roc.threshold[first - 1])
     return refused if np.isinf(accepted) else middle(refused, accepted)
 
 
 def middle(low: float, high: float) -> float:
-    """Compute the middle of low < high, below `high` even if they are adjacent floats."""
+    """Return the middle of low < high. It is below `high` even if the two are adjacent floats."""
     between = (low + high) / 2
     return between if between < high else low
 
 
 def needed(rate: float) -> int:
-    """Compute the number of negatives for a rate: with fewer, not even one false accept is allowed."""
+    """Return the number of negatives that a false accept rate needs.
+
+    With fewer negatives, the rate does not allow even one false accept.
+    """
     return int(np.ceil(1 / rate - 1e-6))  # 1 / 1e-3 may come out a little above 1000

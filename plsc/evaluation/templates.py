@@ -1,8 +1,10 @@
-"""Templates: combine all images and video frames of one person into one feature, as the IJB benchmarks do.
+"""Templates: combine the images and video frames of one person into one feature, as the IJB benchmarks do.
 
-The protocol as InsightFace's published evaluation computes it: the mean of the embeddings within each medium
-(the frames of one video count once), their sum over the media, normalised. Embeddings go in as the network
-gives them: a long one counts more.
+The computation is that of InsightFace's published evaluation. The embeddings of each medium are averaged, so
+that all frames of one video together count once. The means are summed over the media, and the sum is
+normalised. The embeddings are not normalised before, so a longer embedding has a higher weight. Try it:
+
+    template_features(np.eye(3, dtype=np.float32), np.array([0, 0, 1]), np.array([0, 1, 0]))
 """
 
 import numpy as np
@@ -15,14 +17,17 @@ BLOCK_IMAGES = 16_384
 
 
 def template_features(embeddings: np.ndarray, template: np.ndarray, media: np.ndarray) -> np.ndarray:
-    """Compute the features [T, D] float32 of length 1 of T templates; one whose sum is 0 stays 0.
+    """Compute the features of T templates.
 
     Args:
-        embeddings: [N, D] of any float type.
-        template: int64 [N], the template of each image; T is the largest and one.
-        media: int64 [N], the picture or video of each image; compared within a template only.
+        embeddings: float [N, D], of any length.
+        template: int64 [N], the template of each image, from 0. T is the largest number plus 1.
+        media: int64 [N], the picture or video of each image. Equal numbers in different templates are
+            different media.
 
-    UserError: a template without images.
+    Returns float32 [T, D], rows of length 1. A feature whose sum is 0 stays 0.
+
+    Raises UserError if a template has no image.
     """
     images = np.bincount(template)
     if not images.all():
@@ -33,7 +38,7 @@ def template_features(embeddings: np.ndarray, template: np.ndarray, media: np.nd
     new = np.ones(len(order), bool)  # the first image of its medium
     new[1:] = (np.diff(template[order]) != 0) | (np.diff(media[order]) != 0)
     size = np.diff(np.append(np.flatnonzero(new), len(order)))
-    weight = 1 / np.repeat(size, size)  # a medium's images weigh 1 together
+    weight = 1 / np.repeat(size, size)  # the weights of a medium's images add up to 1
     starts = np.append(0, np.cumsum(images))
     total = _by_numpy
     if kernels.usable() and embeddings.dtype == np.float32 and embeddings.flags.c_contiguous:

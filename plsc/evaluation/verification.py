@@ -1,12 +1,14 @@
 """Verification: decide whether two images (or templates) are of the same class, and compute the metrics.
 
-The 10-fold accuracy is LFW's protocol as InsightFace's published verification code computes it: squared L2
-distances of normalised embeddings, contiguous folds, each scored with the best threshold of the other nine.
-ROC, AUC, EER and TAR@FAR are exact: from the sorted similarities, not from a grid. numpy only; try it:
+The 10-fold accuracy follows LFW's protocol as InsightFace's published verification code computes it. It uses
+the squared L2 distances of normalised embeddings and contiguous folds. Each fold is scored with the best
+threshold of the other nine. ROC, AUC, EER and TAR@FAR are exact, because they are computed from the sorted
+similarities and not from a grid. The module needs only numpy. Try it:
 
     verify(np.random.rand(100, 8), np.random.rand(100, 8), np.arange(100) % 2 == 0).results()
 
-Letters: P pairs, D embedding size, T thresholds of the grid, F folds. Accepted means: cosine > threshold.
+Letters: P pairs, D embedding size, T thresholds of the grid, F folds. A pair is accepted if its cosine is
+above the threshold.
 """
 
 from dataclasses import dataclass, field, replace
@@ -40,23 +42,31 @@ from plsc.evaluation.roc import (
 from plsc.native.evaluation import verification as kernels
 
 THRESHOLDS = np.arange(0, 4, 0.01)  # [T] squared distances, InsightFace's grid
-_GRID = np.append(THRESHOLDS, [np.inf, np.inf])  # for a guess of T, and the next
+_GRID = np.append(THRESHOLDS, [np.inf, np.inf])  # `_first_above` also reads the entries T and T + 1
 MAX_FOLDS = 10
-BLOCK_ELEMENTS = 1 << 18  # float64 numbers per block: 2 MB, so that a block stays in the cache
+BLOCK_ELEMENTS = 1 << 18  # float64 numbers per block. 2 MB stay in the cache
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of `verify`. Rates are fractions in [0, 1], or None if the pairs do not allow one.
+    """The result of `verify`. A rate is a fraction in [0, 1], or None if the pairs do not allow it.
 
     Attributes:
-        similarity: cosines [P] float64. same: [P] bool.
+        similarity: float64 [P], cosines.
+        same: bool [P], whether a pair is of one class.
         accuracy, std: mean and population standard deviation over the folds.
-        threshold: a cosine: the mean over the folds of 1 - d2 / 2, moved to the middle of its gap.
-        fold_accuracy: [F] float64.
-        cell: [P] int16, see _cells.
-        tar_at_far, threshold_at_far: of each FAR.
-        people: [K] the identities in the pairs; None: not known. of_pair: [P, 2] int64, rows of `people`.
+        threshold: a cosine. It is the mean of 1 - d2 / 2 over the folds, where d2 is a fold's best squared
+            distance, moved to the middle of its gap (see `_centred`).
+        fold_accuracy: float64 [F].
+        cell: int16 [P], see `_cells`.
+        auc: area under the ROC.
+        eer: equal error rate.
+        tar_at_far: TAR by FAR.
+        threshold_at_far: cosine by FAR.
+        roc: the curve. None if all pairs are of one kind.
+        notes: sentences for the report.
+        people: [K], the identities in the pairs. None if not known.
+        of_pair: int64 [P, 2], the two rows of `people` for each pair. None if not known.
     """
 
     kind: ClassVar[str] = "verification"
@@ -95,8 +105,9 @@ class Verification:
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Key of `row` -> its 95 % confidence interval by the bootstrap over identities.
 
-        Wilson's where those are not known, and where all resamples agree, as they do when every pair is
-        right. Empty for fewer than LEAST_PEOPLE identities. Computed at the first use.
+        The interval is Wilson's if the identities are not known, or if all resamples agree, as they do if
+        every pair is right. The dict is empty if there are fewer than LEAST_PEOPLE identities. It is computed
+        at the first use.
         """
         if self.people is not None and len(self.people) < LEAST_PEOPLE:
             return {}
@@ -116,8 +127,11 @@ class Verification:
         }
 
     def _resampled_rates(self) -> list[list[float]]:
-        """Compute accuracy, EER and TAR at each FAR for each resample, as far as the pairs allow them. NaN if
-        a resample has pairs of one kind only."""
+        """Compute accuracy, EER and TAR at each FAR for each resample.
+
+        Rates that the pairs do not allow are omitted. EER and TAR are NaN if a resample contains pairs of one
+        kind only.
+        """
         order = np.argsort(-self.similarity)
         last = np.append(np.flatnonzero(np.diff(self.similarity[order])), len(order) - 1)
         fars = [far for far, tar in self.tar_at_far.items() if tar is not None]
@@ -136,8 +150,8 @@ class Verification:
         return draws
 
     def numbers(self) -> dict:
-        """Return the numbers of results.json: `row`, the intervals, the cosine above which each FAR is kept,
-        the accuracy of each fold."""
+        """Return the numbers of results.json: `row`, the intervals, the threshold at each FAR, the number of
+        identities, and the accuracy of each fold."""
         return {
             **self.row(),
             "confidence_95": self.intervals,
@@ -147,7 +161,7 @@ class Verification:
         }
 
     def results(self) -> dict[str, str]:
-        """Format the numbers for people: label -> value with its unit, or why there is none."""
+        """Format the numbers for people: label -> value with its unit, or the reason why it is missing."""
         negatives = int(np.sum(~self.same))
         both, none = "needs positive and negative pairs", "pairs of one kind"
         given = self.intervals
@@ -181,9 +195,13 @@ class Verification:
 
 
 def verify(emb_a: np.ndarray, emb_b: np.ndarray, same: np.ndarray) -> Verification:
-    """Verify P pairs: emb_a and emb_b [P, D] of any float type (need not be normalised), same [P] bool.
+    """Verify P pairs.
 
-    UserError as `verify_pairs`.
+    Args:
+        emb_a, emb_b: float [P, D], of any length. Row p of both is pair p.
+        same: bool [P], whether a pair is of one class.
+
+    Raises UserError if an embedding is not finite.
     """
     number = np.arange(len(same))
     return verify_pairs(np.concatenate([emb_a, emb_b]), np.stack([number, len(same) + number], axis=1), same)
@@ -192,11 +210,15 @@ def verify(emb_a: np.ndarray, emb_b: np.ndarray, same: np.ndarray) -> Verificati
 def verify_pairs(
     embeddings: np.ndarray, pairs: np.ndarray, same: np.ndarray, identity_of: np.ndarray | None = None
 ) -> Verification:
-    """Verify pairs int64 [P, 2] that index embeddings [N, D], same [P] bool.
+    """Verify P pairs of N embeddings.
 
-    A zero embedding matches nothing: its pairs get the cosine 0 (0.5 in InsightFace's code).
+    A zero embedding matches nothing. Its pairs get the cosine 0 (0.5 in InsightFace's code).
 
-    identity_of: [N], text or whole numbers, for the intervals.
+    Args:
+        embeddings: float [N, D], of any length.
+        pairs: int64 [P, 2], two rows of `embeddings` for each pair.
+        same: bool [P], whether a pair is of one class.
+        identity_of: [N], text or whole numbers, used for the intervals. None if not known.
 
     Raises UserError if an embedding is not finite.
     """
@@ -212,14 +234,19 @@ def verify_pairs(
 
 
 def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
-    """Verify as `verify` does, from the squared distances [P] float64 of normalised embeddings."""
+    """Verify as `verify` does, from distances.
+
+    Args:
+        distance: float64 [P], squared L2 distances of normalised embeddings.
+        same: bool [P], whether a pair is of one class.
+    """
     similarity = 1 - distance / 2
     folds = min(MAX_FOLDS, len(same))
     cell = _cells(distance, same, folds)
     lacking = one_kind(same)
     fold_accuracy, fold_threshold = np.empty((2, 0)) if lacking else _fold_accuracies(_table(cell, folds))
     roc = None if lacking else roc_curve(similarity, same)
-    # With too few negatives not even one false accept is allowed.
+    # With fewer negatives, the FAR does not allow even one false accept.
     known = [far for far in FARS if roc is not None and np.sum(~same) >= needed(far)]
     return Verification(
         similarity=similarity,
@@ -247,9 +274,16 @@ def one_kind(same: np.ndarray) -> str:
 
 
 def _squared_distances(embeddings: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, int]:
-    """Compute squared L2 distances [P] float64 of the normalised embeddings of each pair, from the difference
-    as InsightFace does, so that equal images have distance 0; and the number of pairs with a zero one."""
-    unit = embeddings.astype(np.float64)  # in which no float32 row overflows
+    """Compute the squared L2 distance of each pair's normalised embeddings.
+
+    It is computed from the difference of the embeddings, as InsightFace does, so that equal images have the
+    distance 0.
+
+    Returns the distances float64 [P], and the number of pairs with a zero embedding.
+
+    Raises UserError if an embedding of a pair is not finite.
+    """
+    unit = embeddings.astype(np.float64)  # no float32 row overflows in float64
     norm = np.sqrt(np.einsum("nd,nd->n", unit, unit))
     if not np.isfinite(norm).all():
         bad = ~np.isfinite(norm)[pairs].all(axis=1)
@@ -269,7 +303,7 @@ def _squared_distances(embeddings: np.ndarray, pairs: np.ndarray) -> tuple[np.nd
 
 def _by_numpy(unit: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     distance = np.empty(len(pairs))
-    block = max(1, BLOCK_ELEMENTS // unit.shape[1])  # so 15 million pairs need memory for distances alone
+    block = max(1, BLOCK_ELEMENTS // unit.shape[1])  # with blocks, 15 million pairs only need their distances
     for start in range(0, len(pairs), block):
         first, second = pairs[start : start + block].T
         difference = unit[first] - unit[second]
@@ -278,10 +312,10 @@ def _by_numpy(unit: np.ndarray, pairs: np.ndarray) -> np.ndarray:
 
 
 def _centred(similarity: np.ndarray, threshold: float) -> float:
-    """Move a threshold to the middle between the two similarities around it, where it accepts the same pairs.
+    """Move a threshold to the middle between the two similarities around it. It still accepts the same pairs.
 
-    The protocol's grid puts it at the edge of the gap, just below the least similar pair that it accepts, and
-    would reject other pairs of the same people that are hardly less similar.
+    The protocol's grid puts it at the edge of the gap, just below the least similar pair that it accepts.
+    There it would reject other pairs of the same people that are only slightly less similar.
     """
     accepted = similarity > threshold
     if accepted.all() or not accepted.any():
@@ -290,16 +324,16 @@ def _centred(similarity: np.ndarray, threshold: float) -> float:
 
 
 def _cells(distance: np.ndarray, same: np.ndarray, folds: int) -> np.ndarray:
-    """Compute the cell of each pair, int16 [P], in a table [F, T + 1, 2]: its fold, the first threshold of
-    the grid below which it falls, and different or same.
+    """Compute the flat index of each pair's cell, int16 [P], in a table [F, T + 1, 2].
 
-    A pair is accepted by every threshold from its own cell on, so cumulated counts give the right decisions
-    of each fold at each threshold.
+    The axes of the table are the fold, the first threshold of the grid above the distance, and whether the
+    pair is different (0) or same (1). The threshold of its cell and all higher ones accept a pair. Cumulative
+    counts therefore give the right decisions of each fold at each threshold.
     """
     parts = np.array_split(same, folds)
     cell = np.repeat(np.arange(folds, dtype=np.int16), [len(part) for part in parts])
     if len(same) >= 2 * MAX_FOLDS and sum(part.any() and not part.all() for part in parts) < 2:
-        cell[alternating(same)] = cell.copy()  # they are sorted by kind
+        cell[alternating(same)] = cell.copy()  # the pairs are sorted by kind, so mix both kinds in each fold
     cell *= len(THRESHOLDS) + 1
     for start in range(0, len(cell), BLOCK_ELEMENTS):
         block = slice(start, start + BLOCK_ELEMENTS)
@@ -310,23 +344,36 @@ def _cells(distance: np.ndarray, same: np.ndarray, folds: int) -> np.ndarray:
 
 
 def _first_above(distance: np.ndarray) -> np.ndarray:
-    """Find the first threshold of the grid above each distance, faster than np.searchsorted does."""
-    # Rounding changes the guess by one at most.
+    """Return the index of the first threshold of the grid above each distance. It is faster than
+    np.searchsorted."""
+    # The rounding error of the guess is at most one step.
     guess = np.clip(distance * (1 / THRESHOLDS[1]), 0, len(THRESHOLDS)).astype(np.int16)
     return guess + (_GRID[guess] <= distance) + (_GRID[guess + 1] <= distance)
 
 
 def _table(cell: np.ndarray, folds: int, times: np.ndarray | None = None) -> np.ndarray:
-    """Count the pairs of each cell [F, T + 1, 2], each so many times."""
+    """Count the pairs in each cell.
+
+    Args:
+        cell: int16 [P], see `_cells`.
+        folds: number of folds F.
+        times: int64 [P], how often each pair counts. None is once.
+
+    Returns [F, T + 1, 2].
+    """
     return np.bincount(cell, times, folds * (len(THRESHOLDS) + 1) * 2).reshape(folds, -1, 2)
 
 
 def _fold_accuracies(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the accuracy [F] on each fold at the squared distance [F] best on the others (the smallest of
-    several).
+    """Compute the accuracy on each fold at the threshold that is best on the other folds.
 
-    table: [F, T + 1, 2], the pairs in each of `_cells`. A fold that a resample leaves empty gets the accuracy
-    of the others.
+    Of several best thresholds, the smallest is taken. A fold that is empty in a resample gets the accuracy of
+    the others.
+
+    Args:
+        table: [F, T + 1, 2], number of pairs in each cell, see `_cells`.
+
+    Returns the accuracies [F], and the thresholds [F], which are squared distances.
     """
     sizes = table.sum((1, 2))
     gain = table[..., 1] - table[..., 0]
