@@ -1,10 +1,11 @@
-"""Run a network's forward pass in 16 bits, as `Global.amp` asks: by Paddle's autocast on devices, by oneDNN
-on a CPU; scale float16's gradients, and find what is not finite in any.
+"""Run a network's forward pass in 16 bits if `Global.amp` is set, scale float16 gradients, and find
+non-finite values.
 
     with autocast("bfloat16"):
         embeddings = backbone(images)
 
-Parameters, their gradients and statistics are float32 either way.
+Devices use Paddle's autocast, and CPUs use oneDNN. The parameters, their gradients and the statistics are
+float32 in both cases.
 """
 
 import contextlib
@@ -25,12 +26,15 @@ from plsc.training.part import Part
 from plsc.utils.logging import warn_on_rank_0
 
 INITIAL = 65536.0
-LOWEST = 1.0  # a gradient that overflows without scaling is none of float16's small numbers
+LOWEST = 1.0  # lowest scale: a gradient that overflows without scaling needs another remedy
 GROWTH_STEPS = 2000
 
 
 def autocast(amp: str | None) -> contextlib.AbstractContextManager[None]:
-    """Compute forward passes inside the block as `amp` says; None, or a CPU that cannot: in float32."""
+    """Compute forward passes inside the block in the type `amp`.
+
+    The type is float32 if `amp` is None, or if a CPU cannot compute in `amp`.
+    """
     if amp is None:
         return contextlib.nullcontext()
     if on_device():
@@ -39,7 +43,10 @@ def autocast(amp: str | None) -> contextlib.AbstractContextManager[None]:
 
 
 def check_amp(amp: str | None) -> None:
-    """Refuse float16 on a CPU by UserError, and warn where a CPU computes in float32 all the same."""
+    """Check Global.amp against the device.
+
+    Raises UserError for float16 on a CPU. Logs a warning if a CPU computes in float32 in spite of `amp`.
+    """
     if amp is None or on_device():
         return
     if amp == "float16" and not takes_device_path():
@@ -52,7 +59,7 @@ def check_amp(amp: str | None) -> None:
 
 
 def _why_float32(dtype: str) -> str:
-    """Say why a CPU computes networks in float32 though `dtype` was asked for; "" if it does not."""
+    """Return why a CPU computes networks in float32 instead of `dtype`, or "" if it computes in `dtype`."""
     if native.library() is None:
         return "there are no compiled kernels (PLSC_KERNELS=0, or not built)"
     if dtype != "bfloat16":
@@ -61,17 +68,21 @@ def _why_float32(dtype: str) -> str:
 
 
 class LossScale(Part):
-    """Scales the backbone's gradients in float16, by a power of two, so that the small ones do not become 0.
+    """Scales the backbone's float16 gradients by a power of two, so that small gradients do not become 0.
 
-    float16 has no number between 0 and 6e-8. The backward pass starts with the embeddings' gradient times a
-    scale, and the parameters' gradients are divided by it again. Where they overflow, the step is left out on
-    all ranks and the scale halved; after 2000 steps without it is doubled. These are the constants of
-    torch.cuda.amp.GradScaler and paddle.amp.GradScaler (Micikevicius et al., "Mixed Precision Training",
-    2018, section 3.2), whose scale multiplies the loss: here it would reach the gradients of the class
-    centres, which are float32 and updated by the head. bfloat16 has float32's range and needs no scale.
+    float16 has no number between 0 and 6e-8. The backward pass starts with the embeddings' gradient times the
+    scale. Afterwards the parameters' gradients are divided by the scale. If they overflow, all ranks skip the
+    step, and the scale is halved. After 2000 steps without an overflow the scale is doubled.
 
-    Attributes: `scale`; `good_steps`, those since the scale was changed; `overflows`, steps of the run that
-    were left out.
+    torch.cuda.amp.GradScaler and paddle.amp.GradScaler have the same constants (Micikevicius et al., "Mixed
+    Precision Training", 2018, section 3.2). Their scale multiplies the loss. Here that would scale the
+    gradients of the class centres, too, which are float32 and which the head updates. bfloat16 has the range
+    of float32 and needs no scale.
+
+    Attributes:
+        scale: the scale.
+        good_steps: number of steps since the scale last changed.
+        overflows: number of steps of the run that were skipped because of an overflow.
     """
 
     name = "loss_scale"
@@ -82,15 +93,17 @@ class LossScale(Part):
         self.overflows = 0
 
     def update(self, run: Any) -> None:
-        """Count a step whose gradients were finite, and double the scale after the 2000th in a row."""
+        """Count a step with finite gradients, and double the scale after 2000 such steps in a row."""
         self.good_steps += 1
         if self.good_steps == GROWTH_STEPS:
             self.scale *= 2.0
             self.good_steps = 0
 
     def halve(self) -> bool:
-        """Halve the scale, after a step in which the scaled gradients overflowed; False: it is at its
-        lowest."""
+        """Halve the scale after a step whose scaled gradients overflowed.
+
+        Returns False, and changes nothing, if the scale is already at its lowest.
+        """
         if self.scale / 2.0 < LOWEST:
             return False
         self.scale /= 2.0
@@ -100,20 +113,22 @@ class LossScale(Part):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """For the log: the scale, and the steps that were left out."""
+        """The numbers for the log: the scale, and the number of skipped steps."""
         return {"loss_scale": self.scale, "overflows": self.overflows}
 
     def state_dict(self) -> dict[str, Any]:
         return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the attributes; a checkpoint of a run without a scale leaves them as they are."""
+        """Load the attributes. The checkpoint of a run without a loss scale does not change them."""
         vars(self).update(state)
 
 
 def nonfinite(tensors: Iterable[paddle.Tensor]) -> paddle.Tensor:
-    """Say on the device whether a number is not finite, bool [1]. A CPU reads the sum of squares alone, while
-    that is finite."""
+    """Return a bool [1] on the device: whether any value is non-finite.
+
+    A CPU first computes the sum of squares. If that is finite, all values are.
+    """
     tensors = [tensor for tensor in tensors if tensor.size]
     if (
         not takes_device_path()
@@ -127,8 +142,14 @@ def nonfinite(tensors: Iterable[paddle.Tensor]) -> paddle.Tensor:
 
 @paddle.no_grad()
 def unscale(gradients: Iterable[paddle.Tensor], scale: float) -> paddle.Tensor:
-    """Divide tensors by `scale`, a power of two, in place -> whether a number is not finite, bool [1] on the
-    device. One launch for each dtype."""
+    """Divide tensors by `scale` in place, with one launch per dtype.
+
+    Args:
+        gradients: the tensors.
+        scale: divisor, a power of two.
+
+    Returns a bool [1] on the device: whether any value is non-finite.
+    """
     groups: dict[object, list[paddle.Tensor]] = {}
     for gradient in gradients:
         groups.setdefault(gradient.dtype, []).append(gradient)

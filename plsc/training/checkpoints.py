@@ -1,6 +1,9 @@
-"""Write the checkpoints of a run, and beside each its evaluation. plsc/training/trainer.py decides when.
+"""Write the checkpoints of a run, and the evaluation of each next to it.
 
-A checkpoint that cannot be written does not end the run, unless it is the last.
+plsc/training/trainer.py decides when. A checkpoint that cannot be written does not end the run, unless it is
+the last one.
+
+Try it: `plsc train`, then list output_dir/checkpoints.
 """
 
 import time
@@ -18,13 +21,15 @@ LONG_SAVE = 20  # seconds; Paddle's launcher gives the ranks 33 s from SIGTERM t
 
 
 class Checkpoints:
-    """Writes checkpoints in a run's folder, and deletes the oldest.
+    """Writes checkpoints to a run's folder, and deletes the oldest.
 
     Args:
-        root: the folder of the checkpoints. keep: how many, the newest.
+        root: folder of the checkpoints.
+        keep: number of newest checkpoints to keep.
         weights: name of the state whose arrays are the weights to use, see store.Content.
 
-    Attributes: `newest`, the step of the newest checkpoint, 0 without one.
+    Attributes:
+        newest: step of the newest checkpoint, or 0 if there is none.
     """
 
     def __init__(self, root: Path, keep: int, weights: str):
@@ -32,12 +37,19 @@ class Checkpoints:
         self._root = root
         self._keep = keep
         self._weights = weights
-        self._warned = False  # of a long save
+        self._warned = False  # whether the warning about a long save was given
 
     def note(self, step: int, evaluation: Evaluation) -> None:
-        """Write the evaluation of the checkpoint of a step, if that is the newest, beside it. Rank 0 calls
-        it. A file that cannot be written costs a warning."""
-        if self.newest != step:  # it could not be saved
+        """Write an evaluation next to the checkpoint of its step. Rank 0 calls it.
+
+        Nothing is written if that step is not the newest checkpoint. If the file cannot be written, a warning
+        is logged.
+
+        Args:
+            step: step of the checkpoint.
+            evaluation: the evaluation of that step's weights.
+        """
+        if self.newest != step:  # the checkpoint of this step could not be saved
             return
         try:
             evaluation.write(self._folder(step))
@@ -52,7 +64,7 @@ class Checkpoints:
         return Evaluation.read(self._folder(step)) is not None
 
     def best(self) -> dict[str, Any] | None:
-        """Return the step, set, metric and value of the best checkpoint, None without one."""
+        """Return the step, set, metric and value of the best checkpoint, or None if there is none."""
         path = store.best(self._root)
         made = path and Evaluation.read(path)
         return made and {"step": store.step_of(path), **made.model_dump(exclude={"threshold"})}
@@ -61,8 +73,14 @@ class Checkpoints:
         return store.folder_of(self._root, step)
 
     def save(self, run: Any) -> None:
-        """Write a checkpoint, all ranks together, and delete the oldest except the best. One that cannot be
-        written ends the run by UserError only where the run ends anyhow."""
+        """Write a checkpoint, and delete the oldest ones except the best. Every rank calls it.
+
+        Raises SaveError if the checkpoint cannot be written and the run ends at this step. At any other step
+        the failure is logged, and training continues.
+
+        Args:
+            run: the Trainer.
+        """
         states = {name: state_of(owner) for name, owner in run.stateful.items()}
         content = store.Content(
             step=run.step,

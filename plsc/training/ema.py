@@ -1,18 +1,20 @@
-"""Average a backbone's weights over the steps (Global.ema): the averaged ones are evaluated, exported and
-predicted with.
+"""Average a backbone's weights over the steps (Global.ema). Evaluation, export and prediction use the
+average.
 
-After update n (from 0), of the weights w of that step:
+After update n (counted from 0) with the weights w of that step:
 
     average <- d * average + (1 - d) * w        d = min(decay, n / (n + 9))
 
-The first update takes the weights as they are, so no initial weights take part. The second term is the ramp
-of TensorFlow's ExponentialMovingAverage, (1 + m) / (10 + m), with m = n - 1: early on, the average spans
-about the last tenth of the steps, which improve fast; from n = 9 decay / (1 - decay) on, about 90,000 for
-0.9999, `decay` rules.
+The first update copies the weights, so the initial weights have no influence. n / (n + 9) is the ramp of
+TensorFlow's ExponentialMovingAverage, (1 + m) / (10 + m), with m = n - 1. Early in a training the weights
+improve fast, and the average spans about the last tenth of the steps. From n = 9 decay / (1 - decay), which
+is about 90,000 for a decay of 0.9999, d equals `decay`.
 
-BatchNorm's running statistics are averaged as the parameters are, as by timm's ModelEmaV2: an activation
-depends on both together, and statistics of the last steps do not fit weights of earlier ones. A buffer of
-whole numbers cannot be averaged and stays the backbone's.
+BatchNorm's running statistics are averaged like the parameters, as in timm's ModelEmaV2. An activation
+depends on both, and the statistics of the last steps do not match the weights of earlier steps. A buffer of
+whole numbers cannot be averaged, so the backbone's own is used.
+
+Try it: `plsc train -c configs/ -o Global.ema=0.999`.
 """
 
 import contextlib
@@ -26,15 +28,17 @@ from plsc.utils.logging import warn_on_rank_0
 
 
 class Ema(Part):
-    """Averages a backbone's floating-point state, on its device. Every rank makes one.
+    """Averages a backbone's floating-point state, on the backbone's device. Every rank makes one.
 
-    The parameters' average is the same on every rank; of the statistics, as of the backbone's, rank 0's
-    count.
+    The averaged parameters are the same on every rank. The averaged statistics may differ between ranks, as
+    the backbone's statistics do. Rank 0's are used.
 
     Args:
+        backbone: the layer whose state is averaged.
         decay: share of the average that a step keeps, in [0, 1).
 
-    Attributes: `steps`, how many optimizer steps it has seen.
+    Attributes:
+        steps: number of updates so far.
     """
 
     name = "ema"
@@ -47,7 +51,7 @@ class Ema(Part):
 
     @paddle.no_grad()
     def update(self, run: Any) -> None:
-        """Take in the weights as they are after an optimizer step."""
+        """Update the average with the weights after an optimizer step."""
         share = paddle.full([1], 1 - min(self._decay, self.steps / (self.steps + 9)), "float32")
         self.steps += 1
         for name, tensor in self._floats():
@@ -62,20 +66,22 @@ class Ema(Part):
 
     @contextlib.contextmanager
     def in_place_of_weights(self) -> Iterator[None]:
-        """Give the backbone the averaged weights while the block runs, and its own back, bit for bit.
+        """Give the backbone the averaged weights while the block runs, and restore its own bit for bit.
 
-        They are exchanged, so no third copy is needed. Before the first update nothing is exchanged.
+        The two are exchanged, so no third copy is needed. Before the first update nothing is exchanged.
         """
         pairs = [(tensor, self._average[name]) for name, tensor in self._floats() if name in self._average]
         _exchange(pairs)
         try:
             yield
         finally:
-            _exchange(pairs[::-1])  # backwards: two names may share one tensor
+            _exchange(pairs[::-1])  # in reverse order, because two names may share one tensor
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps seen, and the backbone's state by name with the averages in it, once there are
-        some."""
+        """Return the number of updates, and the backbone's state by name, with averages in place of weights.
+
+        Before the first update there are no arrays.
+        """
         if not self._average:
             return {"steps": self.steps}
         tensors = {**self._backbone.state_dict(), **self._average}

@@ -1,7 +1,9 @@
-"""Define the embedding of an image, and embed any number of images, spread over the ranks.
+"""Define the embedding of an image, and embed any number of images with all ranks.
 
-Evaluations, `plsc predict`, galleries of a run and exported graphs all use `with_mirror`, so that they agree
-on what an embedding is. plsc.utils.preprocessing turns samples into the network's input.
+Evaluations, `plsc predict`, galleries of a run and exported graphs all use `with_mirror`, so that they share
+one definition of an embedding. plsc.utils.preprocessing turns samples into the network's input.
+
+Try it: `plsc predict images/ -c output/faces`.
 """
 
 import math
@@ -21,17 +23,28 @@ from plsc.utils.sharding import split
 
 
 def to_input(samples: np.ndarray | paddle.Tensor, preprocessing: Preprocessing) -> paddle.Tensor:
-    """Turn samples [B, *shape], there already if they are a tensor, into the backbone's float32 input on the
-    device."""
+    """Turn samples into the backbone's input.
+
+    Args:
+        samples: samples [B, *shape]. An array is copied to the device. A tensor is there already.
+        preprocessing: preprocessing of these samples.
+
+    Returns the input, float32, on the device.
+    """
     if isinstance(samples, np.ndarray):
         samples = to_device(samples) if takes_device_path() else paddle.to_tensor(samples)
     return preprocessing(samples)
 
 
 def check_output(out: object, count: int, size: int | None = None) -> None:
-    """Refuse a backbone's output for `count` images unless it is a tensor [count, D], axes of 1 aside.
+    """Check a backbone's output. Raises UserError if it is not a float32 tensor [count, D].
 
-    With `size` D must be that. Raises UserError.
+    Further axes of length 1 are allowed.
+
+    Args:
+        out: what the backbone returned.
+        count: number of images that the backbone was given.
+        size: the required D; None for any.
     """
     tensor = isinstance(out, paddle.Tensor)
     if not tensor or out.ndim < 2 or out.shape[0] != count or size not in (None, math.prod(out.shape[1:])):
@@ -51,11 +64,18 @@ def check_output(out: object, count: int, size: int | None = None) -> None:
 def with_mirror(
     backbone: Callable[[paddle.Tensor], paddle.Tensor], x: paddle.Tensor, flip: bool
 ) -> paddle.Tensor:
-    """Compute the embeddings [B, D] of the input x [B, C, H, W].
+    """Compute the embeddings [B, D] of the input x.
 
-    With `flip` the embedding of an image is the sum of the network's outputs for the image and for its mirror
-    image, as in InsightFace's evaluation. It is divided by its length afterwards, the two outputs are not.
-    Whoever changes this definition raises plsc.checkpoint.saved.EMBEDDING.
+    With `flip`, the embedding of an image is the sum of the network's outputs for the image and for its
+    mirror image, as in InsightFace's evaluation. The callers divide the sum by its length. The two outputs
+    are not normalised before.
+
+    A change of this definition must increase plsc.checkpoint.saved.EMBEDDING.
+
+    Args:
+        backbone: computes the outputs [B, D].
+        x: input [B, C, H, W].
+        flip: whether to add the output for the mirror image.
     """
     out = backbone(x)
     return out + backbone(paddle.flip(x, [3])) if flip else out
@@ -70,20 +90,25 @@ def embed(
     batch_size: int,
     flip: bool = False,
 ) -> np.ndarray:
-    """Compute the embeddings [count, D] float32 of all images, of any length, on every rank.
+    """Compute the embeddings of all images. Every rank calls it, and computes a contiguous share.
 
-    Every rank calls it, and computes a contiguous share. A thread reads the next batch while the network
-    runs. An image without a pixel above DARKEST has an embedding of zeros, as in an exported graph.
-    UserError, the same on every rank, if one rank fails, such as in reading an image.
+    A thread reads the next batch while the network runs. An image without a pixel above DARKEST gets an
+    embedding of zeros, as in an exported graph.
+
+    Raises UserError, the same on every rank, if one rank fails, for example if it cannot read an image.
 
     Args:
-        backbone: the bare layer, not its data parallel wrapper. It is put into evaluation mode and back into
-            its own.
+        backbone: the layer, without a data parallel wrapper. It runs in evaluation mode, and its mode is
+            restored afterwards.
         images: (start, stop) -> samples uint8 [stop - start, *shape].
-        preprocessing: of these samples.
-        flip: add the embedding of the mirror image, see `with_mirror`.
+        count: number of images.
+        preprocessing: preprocessing of these samples.
+        batch_size: number of images in a batch.
+        flip: whether to add the embedding of the mirror image, see `with_mirror`.
+
+    Returns the embeddings [count, D], float32 and not normalised, on every rank.
     """
-    if not paddle.in_dynamic_mode():  # see distributed.init; a gallery's threads have not called it
+    if not paddle.in_dynamic_mode():  # see distributed.init, which a gallery's threads have not called
         paddle.disable_static()
     start, stop = split(count, distributed.world_size())[distributed.rank()]
     training = backbone.training
@@ -100,7 +125,7 @@ def embed(
         return out.flatten(1)
 
     def share() -> np.ndarray:
-        if start == stop:  # more ranks than images: one goes through all the same, to know D
+        if start == stop:  # more ranks than images: embed one image anyway, to find D
             return through(images(0, 1))[:0]
         parts = []
         with Bar("embedding", stop - start, "images") as bar:
@@ -117,8 +142,14 @@ def embed(
 
 
 def ahead(read: Callable[[int, int], Any], start: int, stop: int, batch_size: int) -> Iterator[Any]:
-    """Yield `read(start, stop)` for each batch of [start, stop), not empty, reading the next one while one is
-    in use."""
+    """Yield `read(first, last)` for each batch of [start, stop), and read the next batch meanwhile.
+
+    Args:
+        read: (first, last) -> a batch.
+        start: first index.
+        stop: index after the last one. It must be above `start`.
+        batch_size: number of indices in a batch.
+    """
     bounds = [(first, min(first + batch_size, stop)) for first in range(start, stop, batch_size)]
     with ThreadPoolExecutor(1, thread_name_prefix="plsc-embed") as pool:
         coming = pool.submit(read, *bounds[0])

@@ -1,5 +1,8 @@
-"""Use a checkpoint: evaluate it on the sets of DataLoader.Eval and write the report (`plsc eval`), or embed
-images by its network (`plsc predict`)."""
+"""Evaluate a checkpoint on the sets of DataLoader.Eval and write the report, or embed images with its
+network.
+
+Try it: `plsc eval -c output/faces`, or `plsc predict images/ -c output/faces`.
+"""
 
 import datetime
 import platform
@@ -33,10 +36,13 @@ from plsc.utils.version import __version__
 
 
 def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any]:
-    """Evaluate a checkpoint, and return the main set's numbers, as `Entry.evaluate` says. Every rank calls
-    it, after `start`.
+    """Evaluate a checkpoint, and return the main set's numbers, as `Entry.evaluate` describes.
 
-    model: a Layer that takes the weights instead of Model.name's.
+    Every rank calls it, after `start`.
+
+    Args:
+        cfg: config that names the checkpoint and the sets.
+        model: Layer that gets the weights instead of Model.name's, or None.
     """
     if not cfg.DataLoader.Eval.sets():
         raise UserError("is null; name a data set to test on", key="DataLoader.Eval.dataset")
@@ -48,7 +54,7 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
     head = None
     if any(data.labels is not None for data in sets.values()):
         made_with = saved.config.get("Head", {}).get("name", cfg.Head.name)
-        if made_with.removeprefix("dist_") != cfg.Head.kind:  # the shapes of its arrays may be the same
+        if made_with.removeprefix("dist_") != cfg.Head.kind:  # array shapes may agree although kinds differ
             raise UserError(f"is {cfg.Head.name}, and {saved.path} was made with {made_with}", "Head.name")
         sizes = saved.num_classes, cfg.Model.embedding_size
         head = build_head(
@@ -66,12 +72,14 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
 
 
 def finish(cfg: Config, evaluator: Evaluator, folder: Path, how: str, facts: dict[str, Any]) -> None:
-    """Write table, results.json, report and the last line. Rank 0 calls it.
+    """Write the table, results.json and the report, and print the last line. Rank 0 calls it.
 
     Args:
-        evaluator: has evaluated.
-        how: how long the training took, or which checkpoint was tested; for the report.
-        facts: of results.json; with "checkpoint" for a test, else with "step" and "best".
+        cfg: config of the run.
+        evaluator: has the results of a finished evaluation.
+        folder: folder to write to.
+        how: text for the report: how long the training took, or which checkpoint was tested.
+        facts: facts for results.json. A test has "checkpoint" and "step", a training "step" and "best".
     """
     result = evaluator.results.get(evaluator.main)
     metrics = Path(cfg.Global.output_dir) / "metrics.jsonl"
@@ -106,7 +114,11 @@ def finish(cfg: Config, evaluator: Evaluator, folder: Path, how: str, facts: dic
 
 
 def _command(argv: Sequence[str]) -> str:
-    """Return the command that started this process, as one types it, from its arguments."""
+    """Return the command line that started this process, as a user would type it.
+
+    Args:
+        argv: the process's arguments, as in sys.argv.
+    """
     program = Path(argv[0])
     if program.name == "plsc" or program.parts[-2:] == ("plsc", "__main__.py"):
         return shlex.join(["plsc", *argv[1:]])
@@ -116,10 +128,15 @@ def _command(argv: Sequence[str]) -> str:
 def open_network(
     cfg: Config, model: paddle.nn.Layer | None = None
 ) -> tuple[paddle.nn.Layer, store.Checkpoint]:
-    """Open the checkpoint that a config names, and build its network with the weights to use. Every rank
-    calls it, after `start`.
+    """Open the checkpoint that a config names, and build its network with the weights to use.
 
-    model: a Layer that takes the weights instead of Model.name's.
+    Every rank calls it, after `start`.
+
+    Args:
+        cfg: config that names the checkpoint.
+        model: Layer that gets the weights instead of Model.name's, or None.
+
+    Returns the network, in evaluation mode, and the checkpoint.
     """
     saved = open_checkpoint(cfg.Global)
     backbone = load_network(saved, cfg, model)
@@ -130,9 +147,14 @@ def open_network(
 def predict(
     cfg: Config, images: Any, network: tuple[paddle.nn.Layer, store.Checkpoint]
 ) -> tuple[np.ndarray, list[str]]:
-    """Embed images, as `Entry.predict` says. Every rank calls it, after `start`.
+    """Embed images, as `Entry.predict` describes. Every rank calls it, after `start`.
 
-    network: what `open_network` has returned.
+    Args:
+        cfg: config with the batch size and the use of mirror images.
+        images: the images, as `Entry.predict` takes them.
+        network: what `open_network` returned.
+
+    Returns the embeddings [n, D] float32, each of length 1, and the n names.
     """
     backbone, saved = network
     read, names = samples_to_predict(images, saved.preprocessing)
@@ -143,9 +165,15 @@ def predict(
 
 
 def write_embeddings(folder: Path, emb: np.ndarray, names: Sequence[str]) -> None:
-    """Write embeddings.npy and names.txt to a folder. Rank 0 calls it."""
+    """Write embeddings.npy and names.txt to a folder. Rank 0 calls it.
+
+    Args:
+        folder: folder to write to.
+        emb: embeddings [n, D].
+        names: the n names of the images.
+    """
     with writing(folder, remedy="free some space, or name another folder"):
-        # A name a line; bytes of file names stay as they are.
+        # One name per line. Bytes of file names stay as they are.
         lines = (escape(name) if "\n" in name or "\r" in name else name for name in names)
         text = "".join(f"{line}\n" for line in lines)
         replace_file(folder / "names.txt", text.encode("utf-8", "surrogateescape"))

@@ -1,6 +1,9 @@
-"""Build backbone and head of a config, and load a checkpoint's weights into them.
+"""Build a config's backbone, and load a checkpoint's weights into a backbone and a head.
 
-Any number of ranks reads a checkpoint of any other. Training, evaluating and exporting share this.
+The number of ranks that read a checkpoint may differ from the number that wrote it. Training, evaluation and
+export share this module.
+
+Try it: `load_network(Checkpoint.open("output/faces/checkpoints/step-00000100"), load("output/faces"))`.
 """
 
 from typing import Any
@@ -18,12 +21,19 @@ from plsc.training.embed import check_output
 from plsc.utils.logging import get_logger
 from plsc.utils.registry import is_import_path
 
-ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
+ROWS_AT_ONCE = 65_536  # number of centres to read at once, so that memory holds no second copy of the shard
 
 
 def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -> paddle.nn.Layer:
-    """Build the backbone with its initial weights, the same on every rank. UserError for a class of the
-    user's own that cannot embed two images of this shape."""
+    """Build the backbone with its initial weights, which are the same on every rank.
+
+    Raises UserError if a user's own class cannot embed two images of this shape.
+
+    Args:
+        section: section Model of the config.
+        seed: seed of the initial weights.
+        image_shape: shape of an image, such as (3, 112, 112).
+    """
     paddle.seed(seed)
     options = {"embedding_size": section.embedding_size, "image_shape": image_shape}
     if not is_import_path(section.name):
@@ -33,8 +43,8 @@ def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -
         backbone.eval()
         with paddle.no_grad():
             check_output(backbone(paddle.zeros([2, *image_shape])), 2, section.embedding_size)
-    except Exception as error:  # of any kind, in the user's class or in Paddle
-        text = in_one_line(error).removeprefix(f"{section.name}: ")  # which `build` puts in front
+    except Exception as error:  # any error, in the user's class or in Paddle
+        text = in_one_line(error).removeprefix(f"{section.name}: ")  # `build` prepends this
         raise UserError(
             f"{section.name}, given images {[2, *image_shape]}: {text}", key="Model.name"
         ) from error
@@ -43,10 +53,14 @@ def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -
 
 
 def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint, remedy: str = "") -> None:
-    """Load a checkpoint's weights, those to use, into `backbone`; UserError if they are of another
-    network.
+    """Load the weights to use from a checkpoint into `backbone`.
 
-    remedy: what to do then; "": give the Model section of the run.
+    Raises UserError if the weights belong to a different network.
+
+    Args:
+        backbone: the layer that gets the weights.
+        saved: the checkpoint.
+        remedy: what the error tells the user to do; "" says to give the run's Model section.
     """
     config = saved.path.parent.parent / "config.yaml"
     remedy = remedy or (
@@ -61,9 +75,14 @@ def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint, remedy: st
 def load_network(
     saved: store.Checkpoint, cfg: Config, model: paddle.nn.Layer | None = None
 ) -> paddle.nn.Layer:
-    """Build the backbone of the config's Model, or take `model`, and give it the checkpoint's weights to use.
+    """Build the backbone of the config's Model, or use `model`, and load the checkpoint's weights into it.
 
-    Raises UserError if they are of another network.
+    Raises UserError if the weights belong to a different network.
+
+    Args:
+        saved: the checkpoint.
+        cfg: the config.
+        model: Layer to use instead of Model.name's, or None.
     """
     backbone = model or build_backbone(cfg.Model, cfg.Global.seed, saved.preprocessing.shape)
     remedy = ""
@@ -80,19 +99,24 @@ def load_network(
     return backbone
 
 
-# What a run must have in common with the one that it goes on with, since the shapes of the arrays do not show
-# it; what was frozen has no optimizer state.
+# Settings that a resumed run must have in common with the saved one. The shapes of the arrays do not show a
+# difference in them. Frozen parameters have no optimizer state.
 _MUST_MATCH = (
     *("optimizer", "head_optimizer", "head", "preprocessing"),
     *("freeze", "freeze_norms", "global_batch"),
 )
-_OF_ORDER = ("seed", "steps_per_epoch")  # random numbers and the order of the data depend on them
+_OF_ORDER = ("seed", "steps_per_epoch")  # they determine the random numbers and the order of the data
 
 
 def refuse_other_run(saved: store.Checkpoint, ours: dict[str, Any], data: Dataset) -> list[str]:
-    """Refuse by UserError a checkpoint of another run -> warnings of what changes only the order of the data.
+    """Compare a checkpoint with this run. Raises UserError if this run cannot resume from it.
 
-    ours: the state of this run, see Trainer.state_dict. data: the data set that it trains on.
+    Args:
+        saved: the checkpoint.
+        ours: state of this run, see Trainer.state_dict.
+        data: data set of this run.
+
+    Returns warnings about differences that change only the random numbers and the order of the data.
     """
     where = f"checkpoint {saved.path.name}"
     anew = "or start a new run with Global.init_from in another Global.output_dir"
@@ -115,8 +139,10 @@ def refuse_other_run(saved: store.Checkpoint, ours: dict[str, Any], data: Datase
 
 
 def load_rows(head: SoftmaxHead, saved: store.Checkpoint) -> None:
-    """Load this rank's rows of a checkpoint of any world size into `head`; UserError if they are of another
-    head."""
+    """Load this rank's rows from a checkpoint into `head`. Any number of ranks may have written it.
+
+    Raises UserError if the rows belong to a different head.
+    """
     state, shard = head.bank.state(), head.shard
     saved.check_matches(shard.num_classes, head.bank.width, head=state)
     for start in range(shard.start, shard.stop, ROWS_AT_ONCE):

@@ -1,6 +1,8 @@
-"""Write and read metrics.jsonl, the numbers of a run, and write its copies for other programs.
+"""Write and read metrics.jsonl, which has the numbers of a run, and write copies of it for other programs.
 
 Tests and tools read metrics.jsonl, never the text of log lines.
+
+Try it: `read_metrics("output/faces/metrics.jsonl")`.
 """
 
 import contextlib
@@ -17,31 +19,34 @@ from plsc.utils.text import plural
 
 
 class Metrics:
-    """Writes `<folder>/metrics.jsonl`, one JSON object a line, and copies for other programs; on rank 0 only.
+    """Writes `<folder>/metrics.jsonl`, one JSON object per line, and copies for other programs. Rank 0 only.
 
-    Rows have a "step"; a row with "eval" (the name of a set) is an evaluation, the others are training. A
-    number that is not finite becomes null. The copies have the numbers as "train/loss" and
-    "eval/<set>/accuracy". One warning is logged if a copy cannot be written (any more), and the run goes on
-    without it.
+    Every row has a "step". A row with "eval" (the name of a set) is from an evaluation. The other rows are
+    from training. A non-finite number becomes null. The copies name the numbers "train/loss" and
+    "eval/<set>/accuracy". If a copy cannot be written, one warning is logged, and the run continues without
+    that copy.
 
-    step: where the run goes on; rows of later steps are dropped, and will be written again, while the copies
-    keep their points. loggers: the copies, of Global.loggers.
+    Args:
+        folder: folder of the run.
+        step: step from which the run continues. Rows of later steps are dropped, because the run will write
+            them again. The copies keep their points.
+        loggers: names of the copies, see Global.loggers.
     """
 
     def __init__(self, folder: str | Path, step: int = 0, loggers: Sequence[str] = ("visualdl",)):
         self.path = Path(folder) / "metrics.jsonl"
         rows = read_metrics(self.path) if self.path.exists() else []
-        self._copied = {_kind(row): row["step"] for row in rows}  # the last of each
+        self._copied = {_kind(row): row["step"] for row in rows}  # kind of row -> last step in the copies
         replace_file(self.path, b"".join(_line(row) for row in rows if row["step"] <= step))
-        # What a full disk refuses waits in the buffer.
-        self._file = open(self.path, "ab", buffering=2**20)  # noqa: SIM115 (as long as the run)
+        # If the disk is full, rows wait in the buffer.
+        self._file = open(self.path, "ab", buffering=2**20)  # noqa: SIM115 (open as long as the run)
         self._loggers: dict[str, Any] = {}
         for name in loggers:
             with self._may_fail(name):
                 self._loggers[name] = LOGGERS[name](self.path.parent)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append a row, of str, bool, None, numbers, 0-d arrays or tensors."""
+        """Append a row. Its values are str, bool, None, numbers, 0-d arrays or tensors."""
         plain = {key: value.item() if hasattr(value, "item") else value for key, value in row.items()}
         with contextlib.suppress(OSError):
             self._file.write(_line(plain))
@@ -69,7 +74,7 @@ class Metrics:
     def _may_fail(self, name: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001 (an error of that package must not end a training)
+        except Exception as error:  # noqa: BLE001 (an error in that package must not end a training)
             self._loggers.pop(name, None)
             get_logger().warning(
                 f"no log for {name} ({type(error).__name__}: {' '.join(str(error).split())}); the metrics "
@@ -90,10 +95,10 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Read the rows of a metrics.jsonl, without a last one that a killed run has cut off.
+    """Read the rows of a metrics.jsonl. An incomplete last line, which a killed run leaves, is ignored.
 
-    Other lines that are damaged, as a power failure leaves them, are dropped with one warning: a log never
-    stops a run.
+    Other damaged lines, which a power failure leaves, are dropped with one warning. A damaged log never stops
+    a run.
     """
     rows, damaged = [], []
     for number, line in enumerate(Path(path).read_bytes().split(b"\n")[:-1], 1):

@@ -1,4 +1,7 @@
-"""Build the backbone's optimizer. The class centres are updated by the head's bank."""
+"""Build the backbone's optimizer. The head's bank updates the class centres.
+
+Try it: `build_optimizer(cfg.Optimizer, backbone)`.
+"""
 
 from typing import Any, NamedTuple
 
@@ -12,8 +15,13 @@ from plsc.training.part import arrays_on_rank_0
 
 
 class Slice(NamedTuple):
-    """One of Paddle's optimizers, without grad_clip, and its share of the backbone. merged: whether it may
-    update all parameters by one launch."""
+    """One of Paddle's optimizers, and the parameters that it updates.
+
+    Attributes:
+        optimizer: the optimizer, without grad_clip.
+        parameters: the parameters that it updates.
+        merged: whether it may update all parameters in one launch.
+    """
 
     optimizer: paddle.optimizer.Optimizer
     parameters: list[paddle.Tensor]
@@ -21,13 +29,16 @@ class Slice(NamedTuple):
 
 
 class BackboneOptimizer:
-    """Updates a backbone by Paddle's optimizers: one for the parameters that decay, and one for the others.
+    """Updates a backbone with Paddle's optimizers: one for the parameters with weight decay, and one for the
+    others.
 
-    Not by one with parameter groups: Paddle clips the gradients of each group by that group's norm alone.
+    It does not use one optimizer with parameter groups, because Paddle would clip each group's gradients by
+    the norm of that group alone.
 
     Args:
-        name: of the config; a checkpoint notes it.
-        backbone: whose parameters' names a checkpoint notes.
+        name: name of the optimizer in the config. A checkpoint records it.
+        backbone: the layer that is updated. A checkpoint uses the names of its parameters.
+        slices: Paddle's optimizers with their parameters.
         clip_norm: upper bound on the norm of all gradients together; None does not clip.
     """
 
@@ -41,11 +52,11 @@ class BackboneOptimizer:
 
     @property
     def parameters(self) -> list[paddle.Tensor]:
-        """All parameters that it updates."""
+        """All parameters that the optimizer updates."""
         return [parameter for each in self._slices for parameter in each.parameters]
 
     def step(self, rate: float) -> None:
-        """Update all parameters that have a gradient, at this learning rate."""
+        """Update all parameters that have a gradient, with learning rate `rate`."""
         for each in self._slices:
             each.optimizer.set_lr(rate)
         if self._clip:
@@ -53,7 +64,7 @@ class BackboneOptimizer:
             for parameter, gradient in self._clip(gradients):
                 parameter.grad = gradient
         for each in self._slices:
-            if each.merged:  # it pairs gradients with all parameters, by their order: none may be missing
+            if each.merged:  # it matches gradients to parameters by their order, so none may be missing
                 paddle_internals.merge_updates(
                     each.optimizer, all(p.grad is not None for p in each.parameters)
                 )
@@ -64,22 +75,22 @@ class BackboneOptimizer:
         for each in self._slices:
             each.optimizer.clear_grad(set_to_zero=False)
 
-    # Paddle names a state after parameters whose names count up over the process, "linear_0.w_0_velocity_0";
-    # a checkpoint names it after the layer's, "stem.weight:velocity_0".
+    # Paddle names a state after its parameter, with a count over the process: "linear_0.w_0_velocity_0". A
+    # checkpoint uses the parameter's name in the backbone: "stem.weight:velocity_0".
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the arrays of all parameters by "parameter:kind"."""
+        """Return the states of all parameters as arrays by name. A name is "parameter:kind"."""
         ours = {parameter.name: name for name, parameter in self._backbone.named_parameters()}
         tensors = {}
         for each in self._slices:
             for key, value in each.optimizer.state_dict().items():
                 owner = max((name for name in ours if key.startswith(f"{name}_")), key=len, default=None)
-                if owner is not None:  # else it is a state of no parameter
+                if owner is not None:  # otherwise the state belongs to no parameter
                     tensors[f"{ours[owner]}:{key[len(owner) + 1 :]}"] = value
         return {"arrays": arrays_on_rank_0(tensors)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the arrays."""
+        """Load the arrays that `state_dict` returned."""
         parameters = dict(self._backbone.named_parameters())
         for each in self._slices:
             own = {parameter.name for parameter in each.parameters}
@@ -92,9 +103,11 @@ class BackboneOptimizer:
 
 
 def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> BackboneOptimizer:
-    """Build the optimizer of the parameters that are not frozen; each step is given its rate.
+    """Build the optimizer for the parameters that are not frozen. Each step passes its learning rate.
 
-    A bias, a norm's gain and a slope have one dimension and are not decayed.
+    Parameters with one dimension have no weight decay: biases, the gains of norms, and slopes.
+
+    Raises UserError if all parameters are frozen or the backbone has none.
     """
     slices: dict[float, list[paddle.Tensor]] = {}
     for parameter in backbone.parameters():
@@ -116,7 +129,14 @@ def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> BackboneOpt
 def _make(
     cfg: OptimizerCfg, parameters: list[paddle.Tensor], decay: float, merged: bool
 ) -> paddle.optimizer.Optimizer:
-    """Make Paddle's optimizer of a config for some parameters."""
+    """Make the Paddle optimizer that a config names.
+
+    Args:
+        cfg: section Optimizer of the config.
+        parameters: parameters to update.
+        decay: weight decay of these parameters.
+        merged: whether Momentum updates all parameters in one launch.
+    """
     rate = 1.0  # never used: each step sets its own
     if cfg.name == "Momentum":
         return paddle.optimizer.Momentum(
@@ -130,6 +150,6 @@ def _make(
         return cfg.registry.get(cfg.name)(
             learning_rate=rate, parameters=parameters, weight_decay=decay, **cfg.model_extra
         )
-    # You et al., "Large batch training of convolutional networks" (2017). Without decay Paddle's has no trust
-    # ratio.
+    # You et al., "Large batch training of convolutional networks" (2017). Paddle's version uses no trust
+    # ratio if the weight decay is 0.
     return LarsMomentumOptimizer(rate, cfg.momentum, cfg.coefficient, decay, parameters, epsilon=cfg.epsilon)

@@ -1,5 +1,5 @@
-"""Define a `Part`: what a user adds to a training, and what EMA and the loss scale are. docs/extend.md shows
-one.
+"""Define a `Part`, which is an addition to a training. EMA and the loss scale are parts, and users can write
+their own. docs/extend.md shows one. Try it: list a class such as this one in the config's section Parts.
 
 class GradientNorm(Part):
     name = "gradient_norm"
@@ -22,57 +22,70 @@ from plsc.errors import UserError
 
 
 class Part:
-    """An addition to a training. Every rank makes one, all ranks call it alike; every method may be left out.
+    """An addition to a training. Every rank makes one, and all ranks call its methods in the same order.
 
-    `run` is the Trainer.
+    Every method is optional. The argument `run` is the Trainer.
 
-    Attributes: `name`, of its state in a checkpoint and of its loss in metrics.jsonl; `numbers`, by name what
-    the next line of the log and row of metrics.jsonl shall have: read on every rank, only when a row is due.
+    Attributes:
+        name: name of the part's state in a checkpoint, and of its loss in metrics.jsonl.
+        numbers: numbers by name, for the next log line and row of metrics.jsonl. They may be tensors. Every
+            rank converts them to floats, but only when a row is due.
     """
 
     name: str
     numbers: Mapping[str, Any] = {}
 
     def start(self, run: Any) -> None:
-        """Prepare before the first step of this process."""
+        """Prepare for the first step of this process."""
 
     def loss(self, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor | None:
-        """Compute a loss to add to the head's: a scalar, the mean over the samples of all ranks, the same on
-        every rank.
+        """Compute a loss to add to the head's loss.
 
-        Its gradient on this rank's embeddings is multiplied by the number of ranks, as the head's is;
-        `plsc.distributed.global_mean` does both. It reads no value of the device. A step with a gradient that
-        is not finite is left out; the value itself is not looked at. None: nothing is added.
+        The loss is a scalar: the mean over the samples of all ranks, the same on every rank. Its gradient
+        with respect to this rank's embeddings must be multiplied by the number of ranks, as the head's is.
+        `plsc.distributed.global_mean` does both. The method must not read values from the device, because
+        that would make the host wait.
+
+        A step with a non-finite gradient is skipped. The value of the loss is not checked.
 
         Args:
-            emb_BD: embeddings of the batch, float32, with their gradient to come.
+            batch: this rank's samples and labels.
+            emb_BD: embeddings of the batch, float32, whose gradient is computed later.
+
+        Returns the loss, or None to add nothing.
         """
         return None
 
     def before_update(self, run: Any) -> None:
-        """Take in a step that is not left out, while the gradients are as they were computed: not yet
-        clipped."""
+        """Process a step before the weights are updated. The gradients are not clipped yet.
+
+        It is not called for a skipped step.
+        """
 
     def update(self, run: Any) -> None:
-        """Take in a step that was not left out, after the update of the weights."""
+        """Process a step after the weights were updated. It is not called for a skipped step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a run that is resumed must have again: plain values, and under "arrays" arrays by name.
-        Every rank calls it, and rank 0's is written: see `arrays_on_rank_0`."""
+        """Return the state that a resumed run needs: plain values, and arrays by name under "arrays".
+
+        Every rank calls it. Only rank 0's state is written, see `arrays_on_rank_0`.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` has returned; {} where the checkpoint has nothing of this part."""
+        """Load what `state_dict` returned. `state` is {} if the checkpoint has no state of this part."""
 
 
 def arrays_on_rank_0(tensors: Mapping[str, paddle.Tensor]) -> dict[str, np.ndarray]:
-    """Copy tensors that are the same on every rank to the host, on rank 0 alone, which writes them. {} on the
-    other ranks."""
+    """Copy tensors to the host on rank 0, which writes them. Return {} on the other ranks.
+
+    The tensors must be the same on every rank.
+    """
     return {name: tensor.numpy() for name, tensor in tensors.items()} if distributed.rank() == 0 else {}
 
 
 def loss_of(part: Part, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor | None:
-    """Compute the loss of a part; UserError if it is neither a scalar nor None."""
+    """Compute the loss of a part. Raises UserError if it is neither a scalar nor None."""
     loss = part.loss(batch, emb_BD)
     if loss is None or (isinstance(loss, paddle.Tensor) and loss.size == 1):
         return loss
@@ -84,11 +97,14 @@ def loss_of(part: Part, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor | 
 
 
 def state_of(owner: Any) -> dict[str, Any]:
-    """Return what a checkpoint has of a part, or of another owner; UserError for what it cannot have."""
+    """Return the state of a part, or of another object, for a checkpoint.
+
+    Raises UserError if the state has anything other than plain values and arrays.
+    """
     state = owner.state_dict()
     try:
         json.dumps({key: value for key, value in state.items() if key != "arrays"}, allow_nan=False)
-        [array.dtype for array in state.get("arrays", {}).values()]  # what has no dtype is no array
+        [array.dtype for array in state.get("arrays", {}).values()]  # a value without a dtype is not an array
     except (AttributeError, TypeError, ValueError) as error:
         raise UserError(
             f"{type(owner).__name__}.state_dict: {error}; give a dict of plain values, and under 'arrays' "

@@ -1,4 +1,7 @@
-"""Log the progress of a training run: a line at regular steps, and one at the end of each epoch."""
+"""Log the progress of a training run: one line at regular steps, and one at the end of each epoch.
+
+Try it: `plsc train -c configs/ -o Global.log_every=1`.
+"""
 
 import contextlib
 import time
@@ -13,19 +16,25 @@ WAIT_SHOWN = 0.1  # share of the time spent waiting for data above which it is s
 
 
 class Progress:
-    """Logs a line each `every` steps. Steps and epochs count from 1; `start_step` steps were done before this
-    run. A line:
+    """Logs a line every `every` steps, such as
 
         epoch 1/8 step 150/2000 loss 7.000 acc 0.1200 lr 0.1 1512 img/s eta 0:10:22
 
-    and at the end of an epoch `epoch 1, time 20.4 sec`: the time of its steps in this run without pauses.
+    and a line at the end of an epoch, such as `epoch 1, time 20.4 sec`. That time is the time of the epoch's
+    steps in this process, without pauses.
 
-    The loss, the accuracy and the parts' losses are means over the samples since the line before, so that the
-    last, smaller batch of an epoch counts for what it is. Steps that were skipped do not count.
+    The loss, the accuracy and the parts' losses are means over the samples since the previous line. So the
+    last, smaller batch of an epoch has the weight of its samples. Skipped steps are not in the means.
 
-    img/s: over the steps since the line before, without pauses. `data wait 34 %` comes before it if more than
-    a tenth of that time was spent waiting for batches. eta: from the mean time of a step in this run, with
-    pauses (evaluations, checkpoints), because they will come again.
+    img/s is measured over the steps since the previous line, without pauses. `data wait 34 %` precedes it if
+    more than a tenth of that time was spent waiting for batches. eta is based on the mean time of a step in
+    this process. It includes pauses (evaluations, checkpoints), because more of them will follow.
+
+    Args:
+        total_steps: number of steps of the run. Steps and epochs count from 1.
+        steps_per_epoch: number of steps in an epoch.
+        every: number of steps between lines.
+        start_step: number of steps that were finished before this process.
     """
 
     def __init__(self, total_steps: int, steps_per_epoch: int, every: int, start_step: int = 0) -> None:
@@ -50,16 +59,21 @@ class Progress:
         taken: bool = True,
         **numbers: SupportsFloat,
     ) -> dict[str, Any] | None:
-        """Report that `step` is done, on `images` images of all ranks.
+        """Record a finished step. Logs a line every `every` steps and after the last step.
 
-        Logs each `every` steps and after the last one, and then returns the metrics row, else None. Numbers
-        are converted to floats only then: no other step waits for a number of a GPU.
+        Numbers are converted to floats only for a line, so the other steps do not wait for the GPU.
 
         Args:
-            waited: seconds spent waiting for batches so far.
-            means: further numbers that are averaged as the loss is: floats, or tensors of float64.
-            taken: False for a step that was skipped.
-            numbers: shown as they are in the step of the line.
+            step: number of the step, from 1.
+            loss: loss of the step.
+            lr: learning rate of the step.
+            images: number of images in the step, over all ranks.
+            waited: time spent waiting for batches so far, in seconds.
+            means: further numbers to average like the loss: floats, or float64 tensors.
+            taken: whether the weights were updated. False for a skipped step.
+            numbers: further numbers that are logged without averaging, as they are in the line's step.
+
+        Returns the row for metrics.jsonl if a line was logged, otherwise None.
         """
         self._images += images
         means = {"loss": loss, **means}
@@ -99,7 +113,7 @@ class Progress:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave the time of the block (an evaluation, a checkpoint) out of images/s and epoch times."""
+        """Exclude the time of the block (an evaluation, a checkpoint) from img/s and from epoch times."""
         start = time.monotonic()
         yield
         paused = time.monotonic() - start

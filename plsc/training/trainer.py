@@ -338,8 +338,7 @@ class Trainer:
     # -- between steps
 
     def _log(self, batch: Batch, summary: StepSummary, losses: dict[str, paddle.Tensor]) -> None:
-        """Log a line and write a row of metrics.jsonl at regular steps. Both have the numbers of the
-        parts."""
+        """Log a line and write a row of metrics.jsonl at regular steps, with the numbers of the parts."""
         means = {"accuracy": summary.accuracy}
         means.update({f"loss/{name}": loss.astype("float64") for name, loss in losses.items()})
         numbers: dict[str, Any] = {}
