@@ -1,15 +1,17 @@
-"""Keep a gallery in one SQLite file: people, pictures, embeddings, facts.
+"""Store a gallery in one SQLite file: people, pictures, embeddings and facts.
 
     store = SqliteStore.open("people.gallery")
     with store.transaction():
         store.add("Ann", ["1.jpg"], [embedding])
 
-No file of a gallery is ever changed. A transaction writes a copy beside it, and then gives the copy its name.
-So at every moment there is one file with a state that some transaction has ended with: it may be copied,
-moved, replaced and restored while other processes use it, and holds nothing of what was removed. Readers take
-no lock and wait for nobody. Writers wait for each other, by a lock on the file.
+A gallery's file is never modified. A transaction writes a changed copy beside it, and then renames the copy
+to the gallery's name. So at every moment there is one file that contains the result of a whole transaction.
+It may be copied, moved, replaced and restored while other processes use it. It contains nothing that was
+removed.
 
-The sums of people's embeddings are kept in memory, and made again when another file has the name.
+Readers take no lock and never wait. Writers lock the file, and wait for each other.
+
+The means of the people's embeddings are kept in memory. They are computed again if the file was replaced.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from plsc.errors import MissingFileError, UserError, escape
 from plsc.evaluation.search import search, unit_rows
 from plsc.utils.atomic_write import atomic_write
 
-_WAIT = 60.0  # seconds for another process that writes
-_AT_ONCE = 8192  # rows in memory, beside the people's means
+_WAIT = 60.0  # seconds to wait for another writer
+_AT_ONCE = 8192  # maximum number of rows in memory, in addition to the people's means
 _APPLICATION = 0x706C7363  # "plsc", for `file` and other programs
 _SCHEMA = f"""
 PRAGMA application_id={_APPLICATION};
@@ -48,43 +50,54 @@ _JOINED = "FROM pictures JOIN people ON people.id = person"
 
 
 class _State(NamedTuple):
-    """What is kept in memory of a file."""
+    """The part of a file's content that is kept in memory."""
 
     stamp: tuple[int, ...] | None
+    """Numbers that identify the file. None before they are set."""
     facts: dict[str, Any]
     people: dict[str, int]
-    """Names, and how many pictures each has, in the order of enrolment."""
+    """The number of pictures of each person, by name, in the order of enrolment."""
     means: np.ndarray
-    """float32 [people, D]: of each person's pictures, of length 1."""
+    """The mean embedding of each person, float32 [people, D], normalized to length 1."""
 
 
 class SqliteStore:
-    """A gallery's file; `open` or `create` makes one. Threads may share one."""
+    """A gallery's file. Get one from `open` or `create`. Threads may share one."""
 
     def __init__(self, path: str | os.PathLike):
         self.name = escape(path)
         self._path = os.path.realpath(path)
         self._loading, self._writing = threading.Lock(), threading.RLock()
         self._state: _State | None = None
-        self._local = threading.local()  # `sql`: the transaction of this thread
+        self._local = threading.local()  # its `sql` is this thread's transaction
 
     @classmethod
     def open(cls, path: str | os.PathLike) -> SqliteStore:
-        """Open a gallery. Raises MissingFileError, UserError."""
+        """Open a gallery.
+
+        Raises MissingFileError if the file does not exist, and UserError if it is not a gallery or cannot be
+        read.
+        """
         store = cls(path)
         store._current()
         return store
 
     @classmethod
     def check_new(cls, path: str | os.PathLike) -> None:
-        """Refuse by UserError a path at which no gallery can be made."""
+        """Raise UserError if the path exists, so that no gallery can be made there."""
         if os.path.lexists(path):
             raise UserError(f"{escape(path)}: is there already; remove it first, or take another name")
 
     @classmethod
     def create(cls, path: str | os.PathLike, fill: Callable[[SqliteStore], None]) -> SqliteStore:
-        """Make a gallery; it is at `path` when `fill` has written into it and all is on the disk. UserError:
-        another process has made one meanwhile."""
+        """Make a gallery. The file appears at `path` after its whole content has been written to the disk.
+
+        Args:
+            path: path of the new file.
+            fill: writes the gallery's content.
+
+        Raises UserError if `path` exists, or if another process creates it in the meantime.
+        """
         cls.check_new(path)
         store = cls(path)
         with _readable_errors(path):
@@ -95,12 +108,17 @@ class SqliteStore:
         return store
 
     def close(self) -> None:
-        """Free the memory; the next call reads the file again."""
+        """Free the memory. The next call reads the file again."""
         self._state = None
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Write: all or nothing, and on the disk at the end. Waits for other writers."""
+        """Write everything in the `with` block, or nothing if it fails. At the end the changes are on the
+        disk.
+
+        Waits for other writers. Raises UserError if another process writes for more than 60 s, or if the file
+        cannot be written.
+        """
         with self._writing, _readable_errors(self.name), _locked(self._path) as old:
             with atomic_write(self._path) as beside:
                 with open(beside, "xb") as new:
@@ -110,18 +128,20 @@ class SqliteStore:
                     yield
                     sql.execute("COMMIT")
                 status = os.fstat(old.fileno())
-                with contextlib.suppress(PermissionError):  # the new file stays that of who changes it
+                with contextlib.suppress(PermissionError):  # else the writing user owns the new file
                     os.chown(beside, status.st_uid, status.st_gid)
                 os.chmod(beside, status.st_mode & 0o7777)
             sync_folder(os.path.dirname(self._path))
 
     @contextlib.contextmanager
     def _edit(self, beside: Path) -> Iterator[sqlite3.Connection]:
-        """Let this thread change the file `beside`, which becomes the gallery's; it is on the disk at the
-        end."""
+        """Let this thread write to the file `beside`, which will replace the gallery's file.
+
+        At the end its content is on the disk.
+        """
         self._local.removed = False
         with contextlib.closing(sqlite3.connect(beside, isolation_level=None)) as sql:
-            # What fails is thrown away as a whole.
+            # If writing fails, the whole file is discarded. So it needs no journal.
             for setting in ("journal_mode=OFF", "synchronous=OFF", "foreign_keys=ON"):
                 sql.execute(f"PRAGMA {setting}")
             self._local.sql = sql
@@ -129,7 +149,7 @@ class SqliteStore:
                 yield sql
             finally:
                 self._local.sql = None
-            if self._local.removed:  # free places in the file still have what was removed
+            if self._local.removed:  # free pages of the file still contain what was removed
                 compact = beside.with_name("compact")
                 sql.execute("VACUUM INTO ?", [os.fspath(compact)])
                 os.replace(compact, beside)
@@ -149,11 +169,11 @@ class SqliteStore:
         return len(self._current().people)
 
     def people(self) -> dict[str, int]:
-        """Return the names, and how many pictures each person has, in the order of enrolment."""
+        """Return the number of pictures of each person, by name, in the order of enrolment."""
         return self._current().people
 
     def pictures(self, name: str) -> tuple[list[str], np.ndarray]:
-        """Return the names of a person's pictures, and their embeddings float32 [n, D]."""
+        """Return the names of a person's pictures and their embeddings, float32 [n, D]."""
         with self._sql() as sql:
             rows = sql.execute(
                 f"SELECT pictures.name, vector {_JOINED} WHERE people.name = ? ORDER BY pictures.id", [name]
@@ -163,15 +183,28 @@ class SqliteStore:
     def add(
         self, name: str, pictures: Sequence[str], vectors: Sequence[np.ndarray], measures: bool = True
     ) -> None:
-        """Add pictures of a person, new or known: names that the person has not yet, and embeddings, float32
-        [D] of length 1. measures: whether they measure the threshold."""
+        """Add pictures of a person. The calling thread must be in a transaction.
+
+        Args:
+            name: name of the person, who may be new or known.
+            pictures: names of the pictures, which the person must not have yet.
+            vectors: embedding of each picture, float32 [D] of length 1.
+            measures: whether a new person's pictures are used to measure the threshold.
+        """
         self._change("INSERT OR IGNORE INTO people (name, measures) VALUES (?, ?)", name, measures)
         for picture, vector in zip(pictures, vectors, strict=True):
             insert = "INSERT INTO pictures (person, name, vector) SELECT id, ?, ? FROM people WHERE name = ?"
             self._change(insert, picture, vector.astype("<f4").tobytes(), name)
 
     def remove(self, name: str, picture: str | None = None) -> bool:
-        """Remove a person, or one picture, and with the last one the person; return whether there was one."""
+        """Remove a person or a picture. A person is removed with the last picture.
+
+        Args:
+            name: name of the person.
+            picture: name of a picture. None removes the person with all pictures.
+
+        Returns whether the person or picture existed.
+        """
         self._local.removed = True
         if picture is None:
             return self._change("DELETE FROM people WHERE name = ?", name) > 0
@@ -184,7 +217,14 @@ class SqliteStore:
         return removed > 0
 
     def search(self, embeddings: np.ndarray, top: int) -> list[list[tuple[str, float]]]:
-        """Find the most similar people for each embedding [n, D]: names and cosines, best first."""
+        """Find the most similar people for each embedding.
+
+        Args:
+            embeddings: float32 [n, D] of length 1.
+            top: maximum number of people for an embedding.
+
+        Returns for each embedding the people's names and cosines, best first.
+        """
         state = self._current()
         names = [*state.people]
         if not names:
@@ -196,8 +236,15 @@ class SqliteStore:
         ]
 
     def all_pictures(self) -> tuple[np.ndarray, list[str], list[str], np.ndarray]:
-        """Return all embeddings, float32 [n, D], in the order of people; whose each is; the pictures' names;
-        and whether each measures the threshold, bool [n]."""
+        """Return all pictures, in the order of their people.
+
+        Returns four values:
+
+        - the embeddings, float32 [n, D]
+        - the name of each picture's person
+        - the name of each picture
+        - whether each picture is used to measure the threshold, bool [n]
+        """
         with self._sql() as sql:
             rows = sql.execute(
                 f"SELECT vector, people.name, pictures.name, measures {_JOINED} ORDER BY person, pictures.id"
@@ -206,17 +253,17 @@ class SqliteStore:
         return _vectors(vectors), [*owners], [*names], np.array(measures, bool)
 
     def _change(self, statement: str, *values: Any) -> int:
-        """Change rows, and return how many."""
+        """Change rows, and return their number."""
         return self._local.sql.execute(statement, values).rowcount
 
     @contextlib.contextmanager
     def _sql(self) -> Iterator[sqlite3.Connection]:
-        """Yield what this thread reads: its transaction, or the file as it is now."""
+        """Yield a connection for reading: to this thread's transaction, else to the current file."""
         if (sql := getattr(self._local, "sql", None)) is not None:
             yield sql
             return
         with _readable_errors(self.name):
-            # No file of a gallery changes, so nothing need be locked, and no file beside it belongs to it.
+            # A gallery's file is never modified. So it needs no lock, and has no journal beside it.
             uri = f"{Path(self._path).as_uri()}?mode=ro&immutable=1"
             with contextlib.closing(sqlite3.connect(uri, uri=True)) as sql:
                 yield sql
@@ -239,7 +286,7 @@ class SqliteStore:
                 if sql.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
                     raise UserError(f"{self.name}: is no gallery; name a file that plsc gallery build wrote")
                 state = _load(sql)._replace(stamp=stamp)
-            if stamp == self._stamp():  # else another file got the name meanwhile
+            if stamp == self._stamp():  # else the file was replaced in the meantime
                 return state
 
     def _stamp(self) -> tuple[int, ...]:
@@ -251,12 +298,12 @@ class SqliteStore:
 
 
 def _stamp_of(status: os.stat_result) -> tuple[int, ...]:
-    """Return what tells a file from others that have had its name."""
+    """Return numbers that distinguish a file from earlier files of the same name."""
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _load(sql: sqlite3.Connection) -> _State:
-    """Read facts and people, and average the embeddings of each person."""
+    """Read the facts and the people, and compute the mean embedding of each person."""
     counted = sql.execute(
         "SELECT people.id, people.name, COUNT(pictures.id) FROM people JOIN pictures ON people.id = person "
         "GROUP BY people.id ORDER BY people.id"
@@ -270,7 +317,7 @@ def _load(sql: sqlite3.Connection) -> _State:
         if not means.size:
             means = np.zeros((len(people), vectors.shape[1]), np.float32)
         owners = np.array([places[person] for person, _ in some])
-        starts = np.flatnonzero(np.diff(owners, prepend=-1))  # a person may also be in the next rows
+        starts = np.flatnonzero(np.diff(owners, prepend=-1))  # the last person may continue in the next rows
         means[owners[starts]] += np.add.reduceat(vectors, starts)
     for start in range(0, len(means), _AT_ONCE):
         means[start : start + _AT_ONCE] = unit_rows(means[start : start + _AT_ONCE])
@@ -282,7 +329,7 @@ def _facts(sql: sqlite3.Connection) -> dict[str, Any]:
 
 
 def _vectors(rows: Iterator[bytes] | Sequence[bytes]) -> np.ndarray:
-    """Turn the embeddings of rows into float32 [n, D]."""
+    """Convert the stored embeddings of rows to an array float32 [n, D]."""
     rows = [*rows]
     width = len(rows[0]) // 4 if rows else 0
     return np.frombuffer(b"".join(rows), "<f4").reshape(len(rows), width)
@@ -290,7 +337,10 @@ def _vectors(rows: Iterator[bytes] | Sequence[bytes]) -> np.ndarray:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[IO[bytes]]:
-    """Lock the file of this name against other writers, and yield it, open."""
+    """Lock the file at a path against other writers, and yield it open.
+
+    Raises UserError if another process holds the lock for more than 60 s.
+    """
     end = time.monotonic() + _WAIT
     while True:
         with open(path, "r+b") as file:
@@ -309,11 +359,15 @@ def _locked(path: str) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _readable_errors(path: str | os.PathLike) -> Iterator[None]:
-    """Turn SQLite's errors, and those of the disk, into a line for the user."""
+    """Replace errors of SQLite and of the operating system by a UserError of one line.
+
+    Args:
+        path: the file's path for the message.
+    """
     try:
         yield
     except (sqlite3.Error, OSError) as error:
         reason = getattr(error, "strerror", None) or escape(error)
-        damaged = type(error) is sqlite3.DatabaseError  # of its subclasses none says so
+        damaged = type(error) is sqlite3.DatabaseError  # its subclasses have other causes
         remedy = "it is damaged: take a copy, or build it again" if damaged else "nothing was changed"
         raise UserError(f"{escape(path)}: {reason}; {remedy}") from error

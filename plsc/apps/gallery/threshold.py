@@ -1,26 +1,30 @@
-"""Measure the threshold of a gallery: the cosine that the nearest person needs to be named.
+"""Measure a gallery's threshold: the cosine above which the nearest person is named.
 
     threshold = measure(*store.all_pictures(), rate=0.01, prior=0.363)
     print(threshold.describe())
 
-A stranger is named if any of N people is nearer than the threshold. One in a hundred strangers is, if one
-comparison of a face with a person exceeds it with the probability 1 - 0.99 ** (1 / N). The comparisons of a
-gallery's pictures with its other people show that tail. People whom the network was trained on are not
-compared: they are less alike than strangers.
+A stranger is named if the cosine with any of the N people exceeds the threshold. At a rate of one stranger in
+a hundred, a single comparison of a face with a person exceeds the threshold with probability 1 - 0.99 ** (1 /
+N). This tail of the distribution is estimated by comparing the gallery's pictures with its other people.
+People of the network's training set are not used, because they are less similar to each other than strangers
+are.
 
-**The tail.** The distance d = 1 - cosine ends at 0, and near an end a tail is a power of the distance (the
-Weibull case of extreme value theory): P(distance < d) = share * (d / edge) ** exponent. The edge is a
-quantile. The exponent follows from the median of log(edge / d) below it, which few outliers cannot move.
-Hill's estimate takes the mean ("A simple general approach to inference about the tail of a distribution",
-1975).
+**The tail.** The distance d = 1 - cosine is bounded below by 0. Near such a bound, the tail is a power of the
+distance (the Weibull case of extreme value theory): P(distance < d) = share * (d / edge) ** exponent. The
+edge is a quantile. The exponent follows from the median of log(edge / d) for the distances below the edge. A
+few outliers cannot move this median. Hill's estimate uses the mean instead ("A simple general approach to
+inference about the tail of a distribution", 1975).
 
-**The prior.** The threshold that is published with a network is for two pictures; about one comparison in 500
-of a stranger with a person exceeds SFace's. The two estimates of log d are averaged by their precision. The
-prior's has the difference of the two in its variance, so that a prior that the gallery contradicts loses its
-weight. A few people say little, and the prior stands for them.
+**The prior.** The threshold that is published with a network is for two pictures. About one comparison in 500
+of a stranger with a person exceeds SFace's threshold. The result is the mean of two estimates of log d, from
+the tail and from the prior, weighted by their precision. The prior's variance contains the squared difference
+of the two estimates. So the prior loses its weight if the gallery contradicts it. A small gallery measures
+little, so its threshold is mostly the prior's.
 
-**What looks like one person.** A picture that is much nearer to another person than the threshold is left out
-and reported: misfiled, if it is unlike the person's other pictures; else the two people are one, or twins.
+**Suspected mistakes.** A picture is suspicious if it is much nearer to another person than the threshold. If
+it is also unlike its person's other pictures, it is reported as misfiled, and is not used for the
+measurement. Else the two people are reported, who may be one person or twins, and they are not compared with
+each other.
 """
 
 from __future__ import annotations
@@ -34,53 +38,57 @@ import numpy as np
 from plsc.evaluation.search import search, unit_rows
 
 RATE = 0.01
-"""The share of strangers who are named, unless another one is asked for."""
+"""Default share of strangers who may be named."""
 LEAST_PEOPLE = 10
-"""They measure the threshold where the network has none."""
+"""Number of people needed to measure a threshold if the network has none."""
 FEWEST_FOUND = 0.5
-"""A gallery that finds a smaller share of its own people is of no use."""
-_MOST_COSINES = 1 << 28  # of a measurement
-_NEAREST = 50  # people who are compared with a picture
-_PRIOR_SHARE = 1 / 500  # of the comparisons that exceed a network's own threshold
-_PRIOR_EXPONENT, _PRIOR_TAIL = 24.0, 10.0  # SFace's, and in how many independent comparisons' place it is
-_PRIOR_DEVIATION = 0.15  # of log d
-_BEND = 0.015  # deviation of log d for each unit of log(share) that the power law is extended by
-_OF_ONE = 3.0  # deviation of log d for a single person, falling with the number of people
-_FITTED = 80  # comparisons at least
-_APART = 0.8  # of the threshold's distance: one person
-_MOST_ALIKE = 20  # lines
-_SMALLEST = 1e-6  # distance that is told from 0
+"""Smallest share of its own people that a useful gallery finds."""
+_MOST_COSINES = 1 << 28  # maximum number of cosines in a measurement
+_NEAREST = 50  # number of people that a picture is compared with
+_PRIOR_SHARE = 1 / 500  # share of the comparisons that exceed a network's own threshold
+# SFace's exponent, and the number of independent comparisons that it counts for
+_PRIOR_EXPONENT, _PRIOR_TAIL = 24.0, 10.0
+_PRIOR_DEVIATION = 0.15  # standard deviation of the prior's log d
+_BEND = 0.015  # standard deviation of log d per unit of log(share) of extrapolation by the power law
+_OF_ONE = 3.0  # standard deviation of log d for one person; it is divided by the number of people
+_FITTED = 80  # minimum number of comparisons in the fitted tail
+_APART = 0.8  # pictures nearer than this share of the threshold's distance look like one person
+_MOST_ALIKE = 20  # maximum number of reported lines
+_SMALLEST = 1e-6  # smaller distances count as this one
 
 
 @dataclass(frozen=True)
 class GalleryThreshold:
-    """The cosine that the nearest person needs to be named, and what was measured with it."""
+    """The cosine above which the nearest person is named, and the rates that were measured with it."""
 
     rate: float = RATE
-    """The share of strangers who shall be named."""
+    """The accepted share of strangers who are named."""
     cosine: float | None = None
-    """None: not known, so nobody is named."""
+    """The threshold. None if it is unknown, and then nobody is named."""
     prior: float | None = None
-    """The network's own threshold for two pictures; None: not known."""
+    """The network's own threshold for two pictures. None if it is unknown."""
     size: int = 0
-    """How many people the gallery has."""
+    """The number of people in the gallery."""
     people: int = 0
-    """Whose pictures were compared with the others; the cosine of fewer than 2 is the prior's."""
+    """The number of people whose pictures were compared with the others. If it is below 2, the cosine follows
+    from the prior alone."""
     strangers: float | None = None
-    """The share of these pictures that would be named if their own person were not in the gallery."""
+    """The share of these people's pictures that would be named if their own person were not in the gallery.
+    None if it was not measured."""
     found: float | None = None
-    """The share of its own people that the gallery finds: each picture is searched among the person's other
-    pictures and all other people. None: nobody has two pictures."""
+    """The share of its own people that the gallery finds. Each picture is searched among the person's other
+    pictures and all other people. None if nobody has two pictures."""
     alike: list[tuple[str, str]] = field(default_factory=list)
-    """A picture (person/picture) or a person, and whom else each looks like; the most alike first."""
+    """Pairs that look like one person, most similar first. The first entry is a picture (person/picture) or a
+    person, and the second is another person."""
 
     @property
     def finds_too_few(self) -> bool:
-        """Whether less than half of the gallery's own people are found."""
+        """Whether the gallery finds fewer than half of its own people."""
         return self.found is not None and self.found < FEWEST_FOUND
 
     def describe(self) -> str:
-        """Describe it in a line, and in a further one for each pair that looks like one person."""
+        """Return a line about the threshold, and a line for each pair that looks like one person."""
         if self.cosine is None:
             text = (
                 f"nobody is named: the network has no threshold, and {LEAST_PEOPLE} people whom it was not "
@@ -107,12 +115,14 @@ def measure(
     """Measure a gallery.
 
     Args:
-        vectors: embeddings of length 1, float32 [n, D], those of a person one after the other.
-        owners: whose each is, n names.
-        pictures: n names of pictures.
-        measures: bool [n], False for people whom the network was trained on.
-        rate: the share of strangers who shall be named.
+        vectors: embeddings of length 1, float32 [n, D]. The embeddings of a person are consecutive.
+        owners: name of each embedding's person, n names.
+        pictures: name of each embedding's picture, n names.
+        measures: whether to use each picture, bool [n]. False for people of the network's training set.
+        rate: accepted share of strangers who are named.
         prior: the network's own threshold for two pictures, or None.
+
+    Returns the threshold with the measured rates and the suspected mistakes.
     """
     if not len(vectors):
         return GalleryThreshold(rate, prior, prior)
@@ -120,7 +130,7 @@ def measure(
     numbers = {name: number for number, name in enumerate(names)}
     owner = np.array([numbers[name] for name in owners])
     comparisons = _Comparisons(vectors, owner, np.asarray(measures, bool))
-    share = 1 - (1 - rate) ** (1 / len(names))  # of the comparisons that may exceed the threshold
+    share = 1 - (1 - rate) ** (1 / len(names))  # accepted share of comparisons above the threshold
     alike = []
     for wrong in (comparisons.misfiled, comparisons.same_people):
         cosine = comparisons.threshold(share, prior, wide=True)
@@ -139,7 +149,10 @@ def measure(
 
 
 class _Comparisons:
-    """The pictures of a gallery, each with the people who are nearest to it."""
+    """The pictures of a gallery, each with its nearest people.
+
+    The arguments are those of `measure`, except that `owner` contains numbers, int [n].
+    """
 
     def __init__(self, vectors: np.ndarray, owner: np.ndarray, measures: np.ndarray):
         self._vectors, self._owner = vectors, owner
@@ -153,7 +166,7 @@ class _Comparisons:
         self._compare()
 
     def _compare(self) -> None:
-        """Compare the pictures that are asked with the means of the pictures that are used."""
+        """Compare the chosen pictures with the mean of each person's used pictures."""
         used = np.flatnonzero(self._used)
         sums = np.zeros((self._people, self._vectors.shape[1]), np.float32)
         np.add.at(sums, self._owner[used], self._vectors[used])
@@ -163,17 +176,25 @@ class _Comparisons:
         self._whose = self._owner[self._asked]
         others = unit_rows(sums[self._whose] - asked)
         own = np.einsum("nd,nd->n", asked, others)
-        self._own = np.where(self._counts[self._whose] > 1, own, -1.0)  # with the person's other pictures
+        # The cosine with the mean of the person's other pictures.
+        self._own = np.where(self._counts[self._whose] > 1, own, -1.0)
         self._other = self._used[self._asked, np.newaxis] & (self._met != self._whose[:, np.newaxis])
         for one, other in self._same:
             for mine, theirs in ((one, other), (other, one)):
                 self._other[self._whose == mine] &= self._met[self._whose == mine] != theirs
 
     def threshold(self, share: float, prior: float | None, wide: bool = False) -> float | None:
-        """Find the cosine that a share of the comparisons of strangers exceeds. wide: look at more of the
-        tail, as long as outliers may be in it."""
+        """Estimate the cosine that a share of the comparisons with strangers exceeds.
+
+        Args:
+            share: the share of comparisons, between 0 and 1.
+            prior: the network's own threshold for two pictures, or None.
+            wide: whether to fit a larger part of the tail, while it may still contain outliers.
+
+        Returns None if there are too few people and no prior.
+        """
         cosines = self._cosines[self._other & self._measures[:, np.newaxis]]
-        if prior is not None:  # for two pictures; here any of the gallery's people may be the nearest
+        if prior is not None:  # convert from the share of the prior to the share of this gallery
             expected = math.log(max(1 - prior, _SMALLEST)) + math.log(share / _PRIOR_SHARE) / _PRIOR_EXPONENT
         if self.measuring_people < (LEAST_PEOPLE if prior is None else 2) or not len(cosines):
             return None if prior is None else max(-1.0, 1 - math.exp(expected))
@@ -183,7 +204,8 @@ class _Comparisons:
         fitted = int(min(fitted, max(1, count // 4), len(cosines) - 1)) or 1
         distances = np.sort(np.maximum(1 - cosines.astype(np.float64), _SMALLEST))
         edge = distances[min(fitted, len(distances) - 1)]
-        # Ann is as near to Bob as Bob to Ann, and a person's pictures are as near to others as each other.
+        # Count the independent comparisons. The distance of Ann to Bob equals that of Bob to Ann. All
+        # pictures of a person have similar distances to other people.
         independent = fitted * self.measuring_people / (2 * searches)
         slope = np.median(np.log(edge / distances[:fitted])) / math.log(2)
         exponent = (independent + _PRIOR_TAIL) / (independent * slope + _PRIOR_TAIL / _PRIOR_EXPONENT)
@@ -197,8 +219,13 @@ class _Comparisons:
         return max(-1.0, 1 - math.exp(log_distance))
 
     def misfiled(self, cosine: float) -> list[tuple[float, int, int, bool]]:
-        """Leave out the pictures that are nearer to another person than `cosine`, and nearer than to their
-        own, unless more than half of the person's pictures are: cosine, picture, other person, True."""
+        """Find the misfiled pictures, and exclude them from the measurement.
+
+        A picture is misfiled if its cosine with another person exceeds `cosine` and the cosine with its own
+        person. If more than half of a person's pictures are like the other person, none of them is misfiled.
+
+        Returns for each picture: the cosine, the picture's number, the other person's number and True.
+        """
         near = self._other & (self._cosines > cosine)
         found = []
         like = self._pairs(near)
@@ -214,20 +241,29 @@ class _Comparisons:
         return found
 
     def same_people(self, cosine: float) -> list[tuple[float, int, int, bool]]:
-        """Leave out the comparisons of people, a picture of whom is nearer to the other than `cosine`:
-        cosine, person, other person, False."""
+        """Find pairs of people who look like one person, and exclude the comparisons between them.
+
+        A pair looks like one person if the cosine of a picture of one with the other exceeds `cosine`.
+
+        Returns for each pair: the cosine, the numbers of both people and False. Returns an empty list if
+        there are more pairs than people.
+        """
         pairs: dict[tuple[int, int], float] = {}
         for (one, other), cosines in self._pairs(self._other & (self._cosines > cosine)).items():
             pair = min(one, other), max(one, other)
             pairs[pair] = max(pairs.get(pair, -1.0), *cosines)
-        if len(pairs) > self._people:  # the network finds nearly everybody alike: nobody stands out
+        if len(pairs) > self._people:  # to this network nearly all people look alike
             return []
         self._same = {*pairs}
         self._compare()
         return [(similarity, other, one, False) for (one, other), similarity in pairs.items()]
 
     def _pairs(self, near: np.ndarray) -> dict[tuple[int, int], list[float]]:
-        """Collect the cosines of comparisons, bool as _cosines, by person and other person."""
+        """Collect cosines by person and other person.
+
+        Args:
+            near: which comparisons to collect, bool of the shape of `_cosines`.
+        """
         pairs: dict[tuple[int, int], list[float]] = {}
         for place, column in zip(*np.nonzero(near)):
             pair = int(self._whose[place]), int(self._met[place, column])
@@ -238,12 +274,19 @@ class _Comparisons:
         return np.where(self._other, self._cosines, -1.0).max(axis=1)
 
     def strangers(self, cosine: float) -> float | None:
-        """Return the share of measuring pictures that are named without their own person."""
+        """Return the share of pictures that would be named if their own person were not in the gallery.
+
+        Returns None if no picture can be compared.
+        """
         asked = self._measures & self._used[self._asked] & self._other.any(axis=1)
         return float(np.mean(self._nearest_other()[asked] > cosine)) if asked.any() else None
 
     def found(self, cosine: float) -> float | None:
-        """Return the mean over people of the share of their pictures that are found among the others."""
+        """Return the share of each person's pictures that are found, averaged over people.
+
+        A picture is found if its person's other pictures are nearest and above `cosine`. Returns None if
+        nobody has two pictures.
+        """
         asked = self._used[self._asked] & (self._counts[self._whose] > 1)
         if not asked.any():
             return None
@@ -254,9 +297,13 @@ class _Comparisons:
 
 
 def choose_evenly(people: np.ndarray, most: int) -> np.ndarray:
-    """Choose at most `most` pictures: one of everybody, then a second one, and so on.
+    """Choose pictures evenly: one of each person, then a second one of each, and so on.
 
-    people: [N], whom each picture shows, text or numbers. Returns indices of pictures, int64, increasing.
+    Args:
+        people: the person in each picture, names or numbers [N].
+        most: maximum number of pictures.
+
+    Returns the indices of the chosen pictures, int64 in increasing order.
     """
     numbers = np.unique(people, return_inverse=True)[1]
     order = np.argsort(numbers, kind="stable")
