@@ -1,4 +1,9 @@
-"""Compute the accuracy of classification: the share of images that the head assigns to their own class."""
+"""Compute the accuracy of classification: the share of images that the head assigns to their own class.
+
+Try it:
+
+    classify(np.array([0, 1, 1]), np.array([0, 1, 0])).headline
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,14 +15,20 @@ from plsc.evaluation.intervals import IN_BRACKETS, percent, wilson, with_interva
 
 @dataclass(frozen=True)
 class Classification:
-    """The predictions for images of trained classes."""
+    """The result of `classify`: how well the head predicts the classes of images.
+
+    Attributes:
+        images: number of images.
+        classes: number of classes that these images have.
+        accuracy: top-1 accuracy, the share of images whose predicted class is their own.
+    """
 
     kind: ClassVar[str] = "classification"
     metric: ClassVar[str] = "accuracy"
     notes: ClassVar[tuple[str, ...]] = ()
     images: int
-    classes: int  # of these images
-    accuracy: float  # top-1: the share of images whose predicted class is theirs
+    classes: int
+    accuracy: float
 
     @property
     def headline(self) -> str:
@@ -26,7 +37,8 @@ class Classification:
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Key of `row` -> its 95 % confidence interval (Wilson's: the images are independent)."""
+        """Key of `row` -> its 95 % confidence interval. It is Wilson's, because the images are
+        independent."""
         return {"accuracy": wilson(self.accuracy, self.images)}
 
     def row(self) -> dict[str, float]:
@@ -50,8 +62,8 @@ def classify(label: np.ndarray, predicted: np.ndarray) -> Classification:
     """Score predictions.
 
     Args:
-        label: classes of the images, int64 [n].
-        predicted: classes that the head found, int64 [n]. The head gives a number that is no label if several
-            classes fit an image equally. Such a prediction is wrong.
+        label: int64 [n], classes of the images.
+        predicted: int64 [n], classes that the head found. If several classes fit an image equally, the head
+            gives a number that is not a label. Such a prediction is wrong.
     """
     return Classification(len(label), len(np.unique(label)), float(np.mean(predicted == label)))

@@ -2,9 +2,9 @@
 
 Rank-k is the share of probes for which one of the k most similar gallery images shows the probe's identity.
 It counts only probes whose identity is in the gallery (closed set). TPIR at FPIR is the share of these probes
-whose most similar image is right, with a cosine above a threshold that only a share FPIR of the strangers'
-probes exceeds (open set, ISO/IEC 19795-1). A tie with an image of another identity is not a hit. An embedding
-of zeros matches nothing. Try it:
+for which the most similar image is right and its cosine is above a threshold. Only a share FPIR of the
+strangers' probes exceeds the threshold (open set, ISO/IEC 19795-1). A tie with an image of another identity
+is not a hit. An embedding of zeros matches nothing. Try it:
 
     identify(np.eye(4), np.array([0, 1]), np.array([2, 3]), np.array([0, 1, 0, 1])).results()
 """
@@ -31,12 +31,12 @@ from plsc.evaluation.search import finite_unit_rows, search
 
 RANKS = (1, 5, 10)
 FPIRS = (0.01, 0.1)
-_NOTHING = -1.0  # the cosine of a probe that matches nothing: no threshold is below it
+_NOTHING = -1.0  # cosine of a probe that matches nothing. No threshold is lower
 
 
 @dataclass(frozen=True)
 class Identification:
-    """The result of `identify`. Rates are in [0, 1], or None if the probes do not allow one.
+    """The result of `identify`. A rate is a fraction in [0, 1], or None if the probes do not allow it.
 
     Attributes:
         probes: number of probes whose identity is in the gallery.
@@ -47,8 +47,10 @@ class Identification:
         threshold_at_fpir: cosine by FPIR.
         place: int64 [probes], place of the most similar right image, from 1. A place beyond the largest rank
             is not exact.
-        score, stranger_score: float32 [probes] and [strangers], cosine of the most similar image.
-        person, stranger: int64 [probes] and [strangers], number of the identity, from 0, over both arrays.
+        score: float32 [probes], cosine of the most similar image.
+        person: int64 [probes], number of the identity. `person` and `stranger` share the numbers, from 0.
+        stranger_score: float32 [strangers], cosine of the most similar image.
+        stranger: int64 [strangers], number of the identity.
         notes: sentences for the report.
     """
 
@@ -74,15 +76,15 @@ class Identification:
 
     @property
     def people(self) -> int:
-        """The number of people that the probes with a gallery identity show."""
+        """The number of people among the probes whose identity is in the gallery."""
         return len(np.unique(self.person))
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Key of `row` -> its 95 % confidence interval by the bootstrap over identities.
 
-        If all resamples agree, it is Wilson's, with one trial per person. Empty for fewer than LEAST_PEOPLE
-        people. Computed at the first use.
+        If all resamples agree, the interval is Wilson's, with one trial per person. The dict is empty if
+        there are fewer than LEAST_PEOPLE people. It is computed at the first use.
         """
         rates = {key: rate for key, rate in self._rates().items() if rate is not None}
         if not rates or self.people < LEAST_PEOPLE:
@@ -94,7 +96,8 @@ class Identification:
         }
 
     def _resampled_rates(self) -> list[list[float]]:
-        """Compute the rates that are not None for each resample. NaN if it has nobody from the gallery."""
+        """Compute the rates that are not None for each resample. They are NaN if it has nobody from the
+        gallery."""
         count = 1 + int(max(self.person.max(), self.stranger.max(initial=-1)))
         descending = np.argsort(-self.stranger_score, kind="stable")
         strangers, limits = self.stranger[descending], self.stranger_score[descending]
@@ -106,7 +109,7 @@ class Identification:
             rates = [weight[self.place <= k].sum() / total for k in self.ranks]
             weights = np.cumsum(times[strangers])
             for fpir in accepted:
-                # The first stranger that must not exceed it, see `identify`.
+                # The first stranger that must not exceed the threshold, see `identify`.
                 first = np.searchsorted(weights, int(weights[-1] * fpir + 1e-9), side="right")
                 limit = limits[min(first, len(limits) - 1)]
                 rates.append(weight[(self.place == 1) & (self.score > limit)].sum() / total)
@@ -128,7 +131,7 @@ class Identification:
         return {**self.row(), "confidence_95": self.intervals, "threshold@fpir": thresholds}
 
     def results(self) -> dict[str, str]:
-        """Format the numbers for people: label -> value with its unit, or why there is none."""
+        """Format the numbers for people: label -> value with its unit, or the reason why it is missing."""
         intervals, none = self.intervals, "needs probes of identities in the gallery"
         probes = f"({self.probes:,} in the gallery, {self.strangers:,} not)"
         labels = {
@@ -159,10 +162,11 @@ def identify(
 
     Args:
         embeddings: float [N, D], of any length. An embedding of zeros matches nothing.
-        gallery, probe: indices of images, int64, disjoint. An identity may have several images in either.
-        identities: identity of each image, int64 [N].
+        gallery: int64 [G], indices of images. An identity may have several.
+        probe: int64 [Q], indices of other images. An identity may have several.
+        identities: int64 [N], identity of each image.
 
-    Raises UserError if an image is in both, or if an embedding is not finite.
+    Raises UserError if an image is in the gallery and a probe, or if an embedding is not finite.
     """
     both = np.intersect1d(gallery, probe)
     if len(both):
@@ -178,7 +182,7 @@ def identify(
     rates, thresholds = dict.fromkeys(FPIRS), dict.fromkeys(FPIRS)
     for fpir in FPIRS:
         if mated.any() and len(strangers) >= needed(fpir):
-            # The first stranger that must not exceed it.
+            # The first stranger that must not exceed the threshold.
             limit = thresholds[fpir] = float(strangers[int(len(strangers) * fpir + 1e-9)])
             rates[fpir] = float(np.mean((place[mated] == 1) & (best[mated] > limit)))
     return Identification(
@@ -199,11 +203,15 @@ def identify(
 def _search(
     probes: np.ndarray, gallery: np.ndarray, who: np.ndarray, whose: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Search for probes [Q, D] of the identities `who` in a gallery [G, D] of the identities `whose`.
+    """Search for the probes in the gallery.
+
+    Args:
+        probes, gallery: float32 [Q, D] and [G, D], rows of length 1 or of zeros.
+        who, whose: int64 [Q] and [G], identities of the probes and of the gallery's images.
 
     Returns the cosine [Q] of the most similar image, and the place [Q] of the most similar right image. The
     place is 1 plus the number of other people's images that are at least as similar. It is beyond the largest
-    rank if the first images contain no right one.
+    rank if the most similar images contain no right one.
     """
     used = gallery.any(axis=1)
     gallery, whose = (gallery, whose) if used.all() else (gallery[used], whose[used])
@@ -211,12 +219,12 @@ def _search(
     seeing = probes.any(axis=1)
     if not len(gallery) or not seeing.any():
         return best, place
-    # One more than the ranks need, to see whether the last one has a tie.
+    # The search finds one image more than the ranks need, to show whether the last one has a tie.
     score, index = search(probes, gallery, max(RANKS) + 1)
     right = whose[index] == who[:, None]
     first = np.where(right, score, -np.inf).max(axis=1, keepdims=True)
     others = ((score >= first) & ~right).sum(axis=1)
-    # Images of others beyond the list may be as similar as the last one in it.
+    # Other people's images beyond the list may be as similar as the last image in it.
     known = (first[:, 0] > score[:, -1]) | (len(gallery) == score.shape[1])
     found = seeing & right.any(axis=1) & known
     place[found] = 1 + others[found]

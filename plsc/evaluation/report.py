@@ -1,4 +1,4 @@
-"""Make the report of a run: one page without scripts. The pictures are inside the page.
+"""Make the report of a run: one page without scripts, which contains its pictures.
 
 A section is omitted if the run has no data for it, such as log rows, pairs or errors.
 """
@@ -19,17 +19,17 @@ from matplotlib.ticker import NullFormatter
 from plsc.evaluation.sets import EvalSet
 from plsc.evaluation.verification import Verification
 
-WORST_PAIRS = 6  # of each kind
-_WIDTH = 7.5  # inches: on a telephone a picture has to be read at a third of the size
+WORST_PAIRS = 6  # most pairs of each kind
+_WIDTH = 7.5  # inches. On a phone a picture must be readable at a third of this size
 _STYLE = {
-    "text.parse_math": False,  # names of sets are not formulas, whatever signs they hold
+    "text.parse_math": False,  # names of sets are not formulas, whatever characters they contain
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "grid.color": "#e3e6ea",
     "savefig.dpi": 200,
 }
-# Key of the rows of metrics.jsonl -> title, unit, and the factor on the values.
+# Key of the rows of metrics.jsonl -> title of the plot, label of its axis, and factor on the values.
 _EVALUATED = {
     "accuracy": ("Evaluation", "accuracy (%)", 100),
     "auc": ("Evaluation", "area under ROC (%)", 100),
@@ -43,7 +43,14 @@ _TRAINED = {
 
 
 class WorstPair(NamedTuple):
-    """Two pictures on the wrong side of the threshold, as PNGs, and their names."""
+    """A pair on the wrong side of the threshold.
+
+    Attributes:
+        kind: "false reject" or "false accept".
+        similarity: the pair's cosine.
+        pngs: both pictures as PNG files.
+        names: names of both pictures.
+    """
 
     kind: str
     similarity: float
@@ -52,7 +59,7 @@ class WorstPair(NamedTuple):
 
 
 def render(**content: Any) -> str:
-    """Fill report.html.jinja, which escapes every value."""
+    """Fill report.html.jinja with `content`, and return the page. Every value is escaped."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     jinja = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
     jinja.filters["base64"] = lambda content: base64.b64encode(content).decode()
@@ -66,7 +73,7 @@ def draw(
 
     Args:
         rows: the rows of metrics.jsonl.
-        pairs: results of verification, by title of the set.
+        pairs: results of verification, by the set's title.
 
     Returns for each picture its heading, its PNG, and a sentence that explains it.
     """
@@ -87,7 +94,7 @@ def _encode(figure: Figure) -> bytes:
 
 
 def _drawable(name: str) -> str:
-    return name.encode("ascii", "backslashreplace").decode()  # a font has not all characters
+    return name.encode("ascii", "backslashreplace").decode()  # no font has all characters
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
@@ -116,20 +123,22 @@ def draw_curves(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
 
 
 def draw_roc(pairs: Mapping[str, Verification]) -> Figure | None:
-    """Draw TAR over FAR. The FAR axis is logarithmic, and starts at half a false accept. Return None without
-    pairs of both kinds."""
+    """Draw TAR over FAR. The FAR axis is logarithmic, and starts at half a false accept.
+
+    Return None if no set has pairs of both kinds.
+    """
     curves = {title: result for title, result in pairs.items() if result.roc is not None}
     if not curves:
         return None
     figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained")
     axes = figure.subplots()
     axes.set(xscale="log", xlabel="false accept rate", ylabel="true accept rate (%)")
-    # The formatter of a logarithmic axis writes formulas, which _STYLE does not parse.
+    # The default formatter of a logarithmic axis writes formulas, which _STYLE does not parse.
     axes.xaxis.set_major_formatter(lambda far, _: f"{far:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     for title, result in curves.items():
         far = np.geomspace(0.5 / np.sum(~result.same), 1, 2000)
-        # The highest TAR within each FAR.
+        # The highest TAR at or below each FAR.
         tar = result.roc.tar[np.searchsorted(result.roc.far, far, side="right") - 1]
         axes.plot(far, 100 * tar, label=_drawable(title))
     axes.legend(loc="lower right")
@@ -154,13 +163,17 @@ def draw_histogram(result: Verification) -> Figure:
 
 
 def worst_of(result: Verification, pairs: EvalSet) -> list[WorstPair]:
-    """Collect the worst errors with their pictures, WORST_PAIRS of each kind, the worst first.
+    """Collect the worst errors with their pictures, at most WORST_PAIRS of each kind, the worst first.
 
-    These are same pairs with the lowest cosines, and different pairs with the highest. A template is shown by
-    its first image.
+    They are the same pairs with the lowest cosines, and the different pairs with the highest. A template's
+    first image stands for it.
+
+    Args:
+        result: the result of verification.
+        pairs: its set.
     """
     cosine, same = result.similarity, result.same
-    # Without a threshold the hardest pairs, errors or not.
+    # Without a threshold, the hardest pairs are collected even if they are not errors.
     low, high = (np.inf, -np.inf) if result.threshold is None else (result.threshold, result.threshold)
     rejects, accepts = np.flatnonzero(same & (cosine <= low)), np.flatnonzero(~same & (cosine > high))
     rejects = rejects[np.argsort(cosine[rejects], kind="stable")]

@@ -1,7 +1,7 @@
 """Write the results of an evaluation: the tables, results.json, and the report with its pictures.
 
-Rank 0 calls it once, after training or in `plsc eval`. results.json contains every number of every set, by
-the set's title:
+Rank 0 calls `write_results` once, after training or in `plsc eval`. results.json contains every number of
+every set, by the set's title:
 
     json.load(open("output/test/results.json"))["sets"]["lfw"]["tar@far=0.001"]
 """
@@ -33,8 +33,8 @@ def write_results(
     """Write the report and results.json into `folder`, and print the tables and the notes.
 
     Args:
-        folder: exists already.
-        sets, results: by title, the main set first.
+        folder: folder of the files, which exists already.
+        sets, results: the evaluation sets and their results, by title. The main set comes first.
         rows: the rows of metrics.jsonl.
         config_yaml: the resolved config, for the report.
         summary: facts about the run, for the report.
@@ -64,7 +64,7 @@ def write_results(
     }
     content = {"plsc": __version__, **facts, "sets": numbers}
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    # Last: the file is the sign of a finished run.
+    # results.json is written last, because it marks a run as finished.
     replace_file(folder / "results.json", text.encode("utf-8", "backslashreplace"))
     for headings, *lines in tables:
         print_lines(table(lines, headings))
@@ -74,8 +74,10 @@ def write_results(
 
 
 def tables_of(results: Mapping[str, Any]) -> list[list[list[str]]]:
-    """Make a table for each kind of result: the headings, and then a line for each number. Each set has a
-    column."""
+    """Make a table for each kind of result.
+
+    Each set has a column. A table has the headings first, and then a line for each number.
+    """
     tables = []
     for kind in dict.fromkeys(result.kind for result in results.values()):
         columns = {name: result.results() for name, result in results.items() if result.kind == kind}
@@ -86,7 +88,14 @@ def tables_of(results: Mapping[str, Any]) -> list[list[list[str]]]:
 
 
 def headlines(results: Mapping[str, Any], facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Format the main set's number, and the best step's if that is another step: (label, value) each."""
+    """Format the main set's number, and the best step's number if it is another step.
+
+    Args:
+        results: results by title. The main set comes first.
+        facts: content of results.json with "step", and with "best" if there is a best step.
+
+    Returns (label, value) pairs.
+    """
     if not results:
         return []
     main, result = next(iter(results.items()))

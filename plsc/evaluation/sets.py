@@ -1,6 +1,8 @@
 """Define the kinds of evaluation sets: what each contains, how it is checked, and how embeddings are scored.
 
-eval_set(PairList("pairs.csv")).score(embeddings).headline
+Try it:
+
+    eval_set(PairList("pairs.csv")).score(embeddings).headline
 """
 
 from collections.abc import Sequence
@@ -28,22 +30,24 @@ from plsc.utils.logging import warn_on_rank_0
 from plsc.utils.preprocessing import Preprocessing
 
 Result = Classification | Identification | Verification
-_SHOWN = 3  # examples of a doubt
+_SHOWN = 3  # most examples that a doubt names
 
 
 class EvalSet:
-    """A set of data with the methods of its kind: `check` for its arrays, and `score` for its embeddings
-    [count, D]. A LabelledSet has `score_predictions` in place of `score`.
+    """A set of data with the methods of its kind.
+
+    `check` checks its arrays, and raises UserError if one is wrong. `score` computes the result from the
+    embeddings [count, D]. A LabelledSet has `score_predictions` in place of `score`.
 
     Attributes:
-        result: the class of the result.
+        result: class of the result.
         data: the object that a config names. Its class may be a user's own.
         title, preprocessing, images: those of `data`.
         count: number of samples.
         identities: names or numbers of the classes, as in a training set's `identities`. None if not known.
         labels: int64 [count], set for labelled samples only. A head predicts them.
-        num_classes: set for labelled samples only.
-        pairs: int64 [P, 2], set for verification only, which finds a threshold.
+        num_classes: number of classes, set for labelled samples only.
+        pairs: int64 [P, 2], set for verification only. Only verification finds a threshold.
         doubts: sentences from `check`, each about something that makes the numbers doubtful.
     """
 
@@ -95,7 +99,7 @@ class VerificationSet(EvalSet):
     def __init__(self, data: PairSet):
         super().__init__(data, data.num_images)
         self.pairs = data.pairs
-        self.sides = data.num_images  # the images, or templates, that the pairs index
+        self.sides = data.num_images  # number of images, or of templates, that the pairs index
 
     def check(self) -> None:
         check_array(self.data, "pairs", "int64 [P, 2]", self.sides)
@@ -134,7 +138,7 @@ class TemplateSet(VerificationSet):
 
 
 class SearchSet(EvalSet):
-    """Probes that are searched for in a gallery: who is it, if anybody?"""
+    """Probes that are searched for in a gallery: which person of the gallery is it, if any?"""
 
     result = Identification
 
@@ -155,7 +159,7 @@ class SearchSet(EvalSet):
         return identify(embeddings, self.data.gallery, self.data.probe, self.data.identities)
 
 
-# The first base class of a set counts: a TemplatePairs is a PairSet too.
+# The first matching base class determines the kind. A TemplatePairs is also a PairSet, so it comes first.
 _KINDS: dict[type, type[EvalSet]] = {
     Dataset: LabelledSet,
     IdentificationSet: SearchSet,
@@ -180,8 +184,8 @@ def build_sets(
     """Build the sets of DataLoader.Eval by title, the main one first.
 
     Args:
-        section: DataLoader.
-        seed: of the run.
+        section: the config's section DataLoader.
+        seed: the run's seed.
         preprocessing, num_classes, names, seen: those of the training set, see `check_against_training`.
 
     Raises UserError if a set does not fit the training set.
