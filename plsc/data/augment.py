@@ -1,8 +1,9 @@
-"""Augment pictures in training, differently in each epoch, so that the network learns the class and not the
-photograph.
+"""Augment pictures in training.
 
-OpenCV on uint8 [H, W, 3] (its order, BGR) or grey [H, W], tens of microseconds each; all colour is one 3x4
-matrix, so that nothing is rounded twice. Try it: `Augment(crop=0.2, colour=0.4)(picture, generator(0))`.
+A picture changes in each epoch, so that the network learns the class and not the photograph. OpenCV computes
+the changes on uint8 [H, W, 3] (in its order BGR) or grey [H, W]. Each change takes tens of microseconds. All
+colour changes form one 3x4 matrix, so that values are rounded only once. Try it:
+`Augment(crop=0.2, colour=0.4)(picture, generator(0))`.
 """
 
 from dataclasses import dataclass
@@ -12,19 +13,21 @@ import numpy as np
 
 from plsc.data.transforms import resize
 
-LUMA = (0.114, 0.587, 0.299)  # of B, G, R in grey (ITU-R BT.601, as OpenCV's)
-LOW_RESOLUTION = 0.25  # the least share of the sides that is left
-CUTOUT = (0.1, 0.45)  # least and greatest height and width of the rectangle, shares of the sides
-PAINT = 127  # of the rectangle: about 0 for the network
-# Random numbers a sample, drawn whether needed or not: one key does not change what another draws. Some are
-# free.
+LUMA = (0.114, 0.587, 0.299)  # weights of B, G, R in grey (ITU-R BT.601, as in OpenCV)
+LOW_RESOLUTION = 0.25  # smallest share of the sides to which a picture is shrunk
+CUTOUT = (0.1, 0.45)  # smallest and largest height and width of the rectangle, as shares of the sides
+PAINT = 127  # value of the rectangle's pixels, about 0 for the network
+# Random numbers per sample. All are always drawn, so that one key does not change another key's numbers. Some
+# are unused.
 _DRAWS = 18
 
 
 @dataclass(frozen=True)
 class Augment:
-    """The strengths, which are the keys of plsc.data.images.EncodedImages; its docstring explains them. 0 is
-    off."""
+    """Augments pictures with the strengths that are its attributes.
+
+    They are keys of plsc.data.images.EncodedImages, whose docstring explains them. 0 turns a change off.
+    """
 
     flip: bool = False
     crop: float = 0.0
@@ -33,8 +36,10 @@ class Augment:
     cutout: float = 0.0
 
     def __call__(self, picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Augment a picture, uint8 [H, W, 3] BGR or grey [H, W]; returns the argument itself where nothing is
-        changed."""
+        """Augment a picture, uint8 [H, W, 3] BGR or grey [H, W].
+
+        Returns `picture` itself if nothing changes.
+        """
         draws = rng.random(_DRAWS).tolist()
         picture = self._moved(picture, *draws[:4])
         if draws[5] < self.low_resolution:
@@ -51,7 +56,7 @@ class Augment:
         """Crop to whole pixels, resize back, and flip."""
         height, width = picture.shape[:2]
         if self.crop:
-            zoom = 1 - self.crop * zoomed  # the crop is this share of the sides, and lies within the picture
+            zoom = 1 - self.crop * zoomed  # share of the sides that remains
             rows, columns = max(1, round(zoom * height)), max(1, round(zoom * width))
             top, left = int(down * (height - rows + 1)), int(right * (width - columns + 1))
             picture = resize(picture[top : top + rows, left : left + columns], height, width)
@@ -61,8 +66,16 @@ class Augment:
 def recolour(
     picture: np.ndarray, brightness: float = 1.0, contrast: float = 1.0, saturation: float = 1.0
 ) -> np.ndarray:
-    """Change brightness, contrast and saturation by factors: of all values, of their distance from the
-    picture's mean, of their distance from grey; 1 changes nothing."""
+    """Change the brightness, contrast and saturation of a picture, uint8 [H, W, 3] BGR or grey [H, W].
+
+    A factor of 1 changes nothing.
+
+    Args:
+        picture: the picture.
+        brightness: factor on all values.
+        contrast: factor on the values' distance from the picture's mean.
+        saturation: factor on the values' distance from grey. A grey picture ignores it.
+    """
     factor = brightness * contrast
     if picture.ndim == 2:
         offset = brightness * (1 - contrast) * cv2.mean(picture)[0]
@@ -82,7 +95,7 @@ def _coarse(picture: np.ndarray, share: float) -> np.ndarray:
 
 
 def _cut_out(picture: np.ndarray, tall: float, wide: float, down: float, right: float) -> np.ndarray:
-    """Paint over a rectangle: Random Erasing (Zhong et al. 2020) in one grey."""
+    """Paint over a rectangle, as Random Erasing does (Zhong et al. 2020), with one grey value."""
     least, greatest = CUTOUT
     height, width = picture.shape[:2]
     rows, columns = (

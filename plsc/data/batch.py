@@ -1,7 +1,9 @@
-"""Make a batch: write its samples one after another into its memory, and replace corrupt ones by others.
+"""Make a batch: write its samples into its memory, and replace corrupt samples by others.
 
-A substitute is drawn from (seed, index), so it is the same on any number of ranks and processes. How many may
-be replaced is up to corrupt.py.
+The draw of a substitute depends only on (seed, index), so it is the same for any number of ranks and
+processes. corrupt_images.py limits the number of replacements. Try it:
+
+    make_batch(Synthetic(), 0, 0, np.arange(2), np.empty((2, 1, 32, 32), np.uint8))
 """
 
 import contextlib
@@ -12,21 +14,30 @@ from plsc.data.dataset import Dataset, check_image
 from plsc.data.transforms import SUBSTITUTES, generator
 from plsc.errors import CorruptImageError, UserError
 
-REDRAWS = 100  # substitutes tried for one image
+REDRAWS = 100  # number of substitutes that are tried for one image
 
-Replacement = tuple[int, int, int]  # row of the batch, corrupt sample, the sample that took its place
+Replacement = tuple[int, int, int]  # row of the batch, corrupt sample, sample that replaces it
 
 
 class SampleError(RuntimeError):
-    """Reports that a data set failed to make a sample; the message names the sample and the cause."""
+    """Reports that a data set failed to make a sample. The message names the sample and the cause."""
 
 
 def make_batch(
     dataset: Dataset, seed: int, epoch: int, indices: np.ndarray, images: np.ndarray
 ) -> list[Replacement]:
-    """Write samples `indices` into `images` [B, *shape], as augmented in an epoch.
+    """Write the samples of a batch into its memory.
 
-    Returns the replacements of corrupt ones. Raises UserError, SampleError.
+    Args:
+        dataset: the data set.
+        seed: the run's seed, from which substitutes are drawn.
+        epoch: number of the epoch, which the augmentation depends on.
+        indices: int64 [B], indices of the samples.
+        images: uint8 [B, *shape], the memory to write to.
+
+    Returns: the replacements of corrupt samples.
+
+    Raises UserError or SampleError.
     """
     replaced = []
     for row, index in enumerate(indices.tolist()):
@@ -50,7 +61,7 @@ def _make_substitute(
 
 
 def make_sample(dataset: Dataset, epoch: int, index: int, image: np.ndarray) -> None:
-    """Write a sample into `image`, whose shape and dtype it must have. Raises UserError, SampleError."""
+    """Write a sample into `image`, whose shape and dtype it must have. Raises UserError or SampleError."""
     try:
         made = dataset.sample(index, epoch)
         what = f"{type(dataset).__name__}.sample({index})"

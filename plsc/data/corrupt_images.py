@@ -1,7 +1,9 @@
-"""Count images that cannot be decoded: a few are replaced (batch.py) and logged, many end the training.
+"""Count images that cannot be decoded.
 
-A few damaged files in millions must not end a run; a set of which every fifth image is damaged must not begin
-one. To see what is logged when sample 7 of a batch was replaced by sample 3:
+A few such images are replaced (batch.py) and logged. Many such images end the training.
+
+A few damaged files among millions must not end a run. A set in which every fifth image is damaged must not
+start a run. To see the log message for sample 7, which sample 3 replaces in row 0 of a batch:
 
     CorruptImages(dataset).note([(0, 7, 3)])
 """
@@ -17,9 +19,9 @@ from plsc.data.transforms import PROBES, generator
 from plsc.errors import CorruptImageError, escape
 from plsc.utils.logging import get_logger, warn_on_rank_0
 
-ONE_IN = 100  # images of an epoch may be replaced, of all ranks together
-PROBE = 256  # images that are tried before the first step
-CHANCE = 3  # times what is allowed: more among the images tried is no chance
+ONE_IN = 100  # one in so many images of an epoch may be replaced, over all ranks
+PROBE = 256  # number of images that are tried before the first step
+CHANCE = 3  # a share of corrupt images above so many times the allowed share is not due to chance
 NAMES_SHOWN = 3
 REMEDY = f"others may replace 1 in {ONE_IN}; plsc doctor lists them all: mend or remove them"
 
@@ -27,7 +29,7 @@ REMEDY = f"others may replace 1 in {ONE_IN}; plsc doctor lists them all: mend or
 class CorruptImages:
     """Counts the images that one rank has replaced in an epoch.
 
-    The limit is that of all ranks together, so that it does not depend on how many there are: the trainer
+    The limit applies to all ranks together, so that it does not depend on the number of ranks. The trainer
     sums the ranks' counts in each step.
     """
 
@@ -38,14 +40,14 @@ class CorruptImages:
         self.start_epoch()
 
     def start_epoch(self) -> None:
-        """Count anew."""
+        """Reset the count."""
         self.replaced: list[int] = []
 
     def note(self, replacements: Sequence[Replacement]) -> None:
         """Count and log the replacements of a batch."""
         for _, index, substitute in replacements:
             self.replaced.append(index)
-            if index not in self._logged:  # it comes again in each epoch
+            if index not in self._logged:  # the same image is replaced in each epoch
                 self._logged.add(index)
                 get_logger().warning(
                     f"cannot decode {escape(self.dataset.name(index))}: replaced by sample {substitute}; "
@@ -53,13 +55,15 @@ class CorruptImages:
                 )
 
     def refuse(self, replaced: Sequence[int]) -> None:
-        """Raise CorruptImageError for the images that the ranks have replaced in this epoch."""
+        """Raise CorruptImageError, which names the images that the ranks have replaced in this epoch."""
         found = f"{len(replaced)} images of an epoch cannot be decoded"
         raise CorruptImageError(f"{found}: {self._names(replaced)}; {REMEDY}")
 
     def probe(self, seed: int) -> None:
-        """Decode PROBE images of the whole set, the same on every rank: if too many are corrupt, all ranks
-        stop now."""
+        """Decode PROBE images of the whole set. They are the same on every rank.
+
+        Raises CorruptImageError on all ranks if too many are corrupt. Warns if most of them are almost empty.
+        """
         count = len(self.dataset)
         tried = np.sort(generator(seed, use=PROBES).choice(count, min(count, PROBE), replace=False))
         corrupt, dark = [], []

@@ -112,8 +112,7 @@ def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, 
 
 
 def _split(line: bytes, labelled: bool) -> tuple[bytes, int, str]:
-    """Split a line into its path, its label and a description of its fault, which is empty for a good
-    line."""
+    """Split a line into its path, its label and the description of a fault, or ""."""
     image, _, label = line.rpartition(b"\t" if b"\t" in line else b" ")
     image, label = image.strip(), label.strip()
     if image and label.isdigit() and len(label) <= LABEL_DIGITS:

@@ -80,8 +80,10 @@ class PairList(EncodedPairs):
 
 
 def _people(pairs: Sequence[_Pair], images: Iterable[str], root: str) -> np.ndarray:
-    """Return the person that each image probably shows, text [num_images]: LFW's name, or the image's
-    folder."""
+    """Return the person that each image probably shows, text [num_images].
+
+    It is the name in LFW's pairs.txt, or the image's folder.
+    """
     if pairs[0].people:
         named = {image: person for pair in pairs for image, person in zip(pair.images, pair.people)}
         return np.array([named[image] for image in images])

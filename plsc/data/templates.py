@@ -1,8 +1,8 @@
-"""Read sets of images of one person, to compare (IJB's 1:1 protocol) or to search for in a gallery of your
-own (1:N).
+"""Read the data sets of IJB's 1:1 protocol and of a search (1:N) in a gallery of your own.
 
-The lists of `IjbPairs` are those that InsightFace's eval_ijbc reads (meta/ijbc_face_tid_mid.txt and
-meta/ijbc_template_pair_label.txt); the images have to be aligned and cropped already. Try it:
+IJB's 1:1 protocol compares templates, which are sets of images of one person. `IjbPairs` reads the same lists
+as InsightFace's eval_ijbc (meta/ijbc_face_tid_mid.txt and meta/ijbc_template_pair_label.txt). The images must
+already be aligned and cropped. Try it:
 
     GalleryProbe("gallery/", "probe/").identities
 """
@@ -24,9 +24,9 @@ from plsc.errors import UserError
 class IjbPairs(EncodedPairs, TemplatePairs):
     """Pairs of templates in the layout of IJB-B and IJB-C.
 
-    `images`: a list, `name template media` a line, two numbers after each image's name. `list`: the pairs,
-    `template template 1` for one identity, 0 for two. `root`: the folder of the images; empty = the one of
-    `images`. Further keys: those of plsc.data.images.EncodedPairs.
+    `images`: a list with lines `name template media`, where template and media are numbers. `list`: the
+    pairs, with lines `template template 1` for one identity and 0 for two identities. `root`: the folder of
+    the images; empty = the folder of `images`. Further keys: those of plsc.data.images.EncodedPairs.
     """
 
     files = ("images", "list")
@@ -52,7 +52,7 @@ class IjbPairs(EncodedPairs, TemplatePairs):
         self.same = rows[:, 2] == 1
 
     def pairs_by_content(self) -> np.ndarray:
-        return self.pairs  # of templates
+        return self.pairs  # templates are not compared by content
 
     def encoded(self, index: int) -> np.ndarray:
         return read_file(self.paths[index])
@@ -65,7 +65,7 @@ class IjbPairs(EncodedPairs, TemplatePairs):
 
 
 def _read_rows(path: str) -> tuple[list[str], np.ndarray]:
-    """Read lines `name number number`: the names, and the numbers int64 [N, 2]."""
+    """Read lines `name number number`. Returns the names, and the numbers int64 [N, 2]."""
     names, numbers = [], []
     for line_number, line in enumerate(open_text(path), start=1):
         fields = line.rsplit(maxsplit=2)
@@ -79,7 +79,7 @@ def _read_rows(path: str) -> tuple[list[str], np.ndarray]:
 
 
 def _read_numbers(path: str) -> np.ndarray:
-    """Read lines `template template flag`: int64 [P, 3]. IJB-C has 15 million of them."""
+    """Read lines `template template flag` as int64 [P, 3]. IJB-C has 15 million of these lines."""
     try:
         rows = np.loadtxt(path, np.int64, ndmin=2)
     except (ValueError, OverflowError):
@@ -90,11 +90,12 @@ def _read_numbers(path: str) -> np.ndarray:
 
 
 class GalleryProbe(Encoded, IdentificationSet):
-    """Probes to be found in a gallery.
+    """A search for probes in a gallery.
 
-    `gallery`, `probe`: two image folders, in which a folder's name is the identity, or two list files, whose
-    labels number the identities (any numbers, with gaps). A probe of an identity that is not in the gallery
-    should not be found. Further keys: those of plsc.data.images.EncodedPairs.
+    `gallery`, `probe`: two image folders or two list files. In a folder, the names of its folders are the
+    identities. In a list, the labels are the identities. They may be any numbers and may have gaps. If a
+    probe's identity is not in the gallery, the search should not find it. Further keys: those of
+    plsc.data.images.EncodedPairs.
     """
 
     files = ("gallery", "probe")
@@ -118,7 +119,7 @@ class GalleryProbe(Encoded, IdentificationSet):
 
     def probes_in_gallery(self) -> list[tuple[int, int]]:
         sizes = np.array([_size(self.image_name(index)) for index in range(self.num_images)])
-        # Files of one size alone are read.
+        # Only files whose size occurs in both parts are read.
         numbers = np.flatnonzero(np.isin(sizes, np.intersect1d(sizes[self.gallery], sizes[self.probe])))
         known: dict[bytes, int] = {}
         found = []
@@ -126,7 +127,7 @@ class GalleryProbe(Encoded, IdentificationSet):
             try:
                 digest = sha256(self.encoded(index)).digest()
             except UserError:
-                continue  # whoever embeds it reports it
+                continue  # the error is reported when the image is embedded
             if index < len(self.gallery):
                 known.setdefault(digest, index)
             elif digest in known:
@@ -152,7 +153,7 @@ def _size(path: str) -> int:
 
 
 def _read_part(path: str) -> tuple[Paths, np.ndarray]:
-    """Open the images of a folder or list, and read who each shows: names, or numbers."""
+    """Return the images of a folder or a list, and the identity of each [N]: names, or numbers."""
     if os.path.isdir(path):
         paths, labels, names = read_folder(path)
         return paths, np.array(names)[labels]

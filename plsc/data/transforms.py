@@ -1,8 +1,8 @@
 """Transform a picture between its source and the batch, with reproducible random numbers.
 
-Every random choice comes from `generator(seed, epoch, index)`, so a sample is the same whichever process
-makes it and whatever was made before it: the batches do not depend on the number of processes, and a resumed
-run continues exactly.
+Every random choice comes from `generator(seed, epoch, index)`. A sample therefore depends neither on the
+process that makes it nor on the samples before it. The batches do not depend on the number of processes, and
+a resumed run continues exactly. Try it: `generator(seed=0, epoch=1, index=7).random(3)`.
 """
 
 import math
@@ -10,29 +10,44 @@ import math
 import cv2
 import numpy as np
 
-cv2.setNumThreads(1)  # threads of our own share the pictures out
+cv2.setNumThreads(1)  # the loader's own threads and processes work on separate pictures
 
-# What a stream of `generator` is for: no two of these uses share a stream. `draw_classes` (heads/sampling.py)
-# has the same kind of addresses for the classes of a step: its block b in step e has the numbers of use b,
-# epoch e and index 0 here. Both are as they are, since changing either changes every run.
+# The uses of a stream of `generator`. Each use has its own streams. `draw_classes` (heads/sampling.py)
+# addresses its numbers in the same way: its block b in step e has the numbers of use b, epoch e and index 0
+# here. Neither is changed, because a change would change every run.
 SAMPLES, ORDER, PAIRS, PROTOTYPES, SUBSTITUTES, PROBES = range(6)
 
 
 def generator(seed: int, epoch: int = 0, index: int = 0, use: int = SAMPLES) -> np.random.Generator:
-    """Make the random stream of one sample. Philox is counter based (Salmon et al., SC 2011): the key and the
-    upper half of its counter address 2^128 numbers per stream directly, which takes 7 us where hashing a
-    SeedSequence takes 16. The methods of a Generator may give other numbers in another version of numpy
-    (NEP 19), so the same bits need the same version."""
+    """Make the random stream of one sample.
+
+    Philox is a counter-based generator (Salmon et al., SC 2011). Its key and the upper half of its counter
+    select a stream of 2^128 numbers directly. This takes 7 us. Hashing a SeedSequence takes 16 us. The
+    methods of a Generator may return other numbers in another version of numpy (NEP 19). The same bits
+    therefore need the same version.
+
+    Args:
+        seed: the run's seed.
+        epoch: number of the epoch.
+        index: index of the sample.
+        use: the use of the stream, one of the constants above.
+    """
     key, counter = np.array([seed, use], np.uint64), np.array([0, 0, index, epoch], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def distort(ink: np.ndarray, size: int, strength: float, rng: np.random.Generator) -> np.ndarray:
-    """Render a camera's view of `ink` (uint8 [M, M], 255 = ink): dark on light, uint8 [size, size].
+    """Render a camera's view of a drawing: dark on light, uint8 [size, size].
 
-    All ranges grow linearly with `strength`; 0 gives the clean picture, black on white. At 1: rotation up to
-    12 degrees, each axis 0.86 to 1.16 times as long, shear up to 0.15, shift up to 6 % of the side, Gaussian
-    blur up to 3 % of the side, paper 255 down to 175, ink 0 up to 80, Gaussian noise up to 18 grey levels.
+    At strength 1, the ranges are: rotation up to 12 degrees, each axis 0.86 to 1.16 times as long, shear up
+    to 0.15, shift up to 6 % of the side, Gaussian blur up to 3 % of the side, paper 255 down to 175, ink 0 up
+    to 80, and Gaussian noise up to 18 grey levels.
+
+    Args:
+        ink: the drawing, uint8 [M, M], 255 = ink.
+        size: side of the picture in pixels.
+        strength: factor on all ranges. 0 gives the clean picture, black on white.
+        rng: the random numbers.
     """
     angle, shear, grow_x, grow_y, right, down = (strength * (2 * rng.random(6) - 1)).tolist()
     blur, paper, black, noise = (strength * rng.random(4)).tolist()
@@ -48,19 +63,21 @@ def distort(ink: np.ndarray, size: int, strength: float, rng: np.random.Generato
     matrix = np.array([[a, b, to_x - (a + b) * middle], [c, d, to_y - (c + d) * middle]])
     picture = cv2.warpAffine(ink, matrix, (size, size), flags=cv2.INTER_LINEAR)
     sigma = 0.03 * size * blur
-    if sigma > 0.25:  # below, the nearest pixels would get less than 1/1000
+    if sigma > 0.25:  # below this, the neighbouring pixels would get a weight of less than 1/1000
         width = 2 * math.ceil(2 * sigma) + 1
         picture = cv2.GaussianBlur(picture, (width, width), sigma)
     paper, black = 255 - 80 * paper, 80 * black
     grain = rng.standard_normal((size, size), dtype=np.float32)
-    # One pass, rounded and saturated by OpenCV: paper + coverage * (black - paper) + noise.
+    # paper + coverage * (black - paper) + noise in one pass, which OpenCV rounds and saturates.
     coverage = picture.astype(np.float32)
     return cv2.addWeighted(coverage, (black - paper) / 255, grain, 18 * noise, paper, dtype=cv2.CV_8U)
 
 
 def resize(picture: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resize uint8 [h, w(, C)] to [height, width(, C)]: area averages to shrink, linear interpolation to
-    enlarge."""
+    """Resize a picture, uint8 [h, w(, C)], to [height, width(, C)].
+
+    Shrinking averages over areas. Enlarging interpolates linearly.
+    """
     if picture.shape[:2] == (height, width):
         return picture
     shrinks = picture.shape[0] > height or picture.shape[1] > width

@@ -1,12 +1,13 @@
 """Run the processes that make a loader's batches.
 
-A worker is a new interpreter, neither a fork nor a multiprocessing "spawn". A fork of a process in which
-Paddle has started threads inherits locks that nobody will release and sockets that keep a dead rank's
-connections open; a spawn imports the user's script again, and with it Paddle. A new interpreter imports only
-what the data set needs: 0.4 s, once a run.
+A worker is a new interpreter. It is neither a fork nor a multiprocessing "spawn". If Paddle has started
+threads in a process, a fork of it inherits locks that no thread releases, and sockets that keep a dead rank's
+connections open. A spawn imports the user's script again, and with it Paddle. A new interpreter imports only
+the modules that the data set needs. This takes 0.4 s once per run.
 
-The data set crosses as a pickle, to our own child, whose arrays all workers share in an anonymous file;
-images come back through another. A worker ends when its pipe closes, however the parent has ended. Try it:
+The parent sends the data set to its own child as a pickle. All workers share the data set's arrays in an
+anonymous file. The images return through another anonymous file. A worker ends when its pipe closes, however
+the parent has ended. Try it:
 
     workers = Workers(Synthetic(), seed=0, count=1, largest=4)
     workers.make_batch(0, np.arange(4), np.empty((4, 3, 112, 112), np.uint8))
@@ -29,8 +30,8 @@ from plsc.data.batch import Replacement, make_batch
 from plsc.data.dataset import Dataset
 from plsc.errors import UserError
 
-ALIGNMENT = 64  # of the data set's arrays
-# A terminal and a cluster send their signals to all processes; the parent decides.
+ALIGNMENT = 64  # bytes to which the data set's arrays are aligned
+# A terminal or a cluster sends its signals to all processes. A worker ignores them and ends with its parent.
 _START = """
 import signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -42,7 +43,16 @@ main(*map(int, sys.argv[1:4]))
 
 
 class Workers:
-    """Makes batches of up to `largest` samples in `count` processes, for as many threads at a time."""
+    """Makes batches in processes. As many threads as there are processes may call it at a time.
+
+    Args:
+        dataset: the data set, which must be picklable.
+        seed: the run's seed.
+        count: number of processes.
+        largest: largest number of samples in a batch.
+
+    Raises UserError if the data set cannot be pickled.
+    """
 
     def __init__(self, dataset: Dataset, seed: int, count: int, largest: int):
         shape = (largest, *dataset.preprocessing.shape)
@@ -65,8 +75,10 @@ class Workers:
                 self._idle.put(_Worker(shared.fileno(), (state, sizes, seed), shape))
 
     def make_batch(self, epoch: int, indices: np.ndarray, images: np.ndarray) -> list[Replacement]:
-        """Write samples `indices` into `images` as plsc.data.batch.make_batch does. RuntimeError if the
-        process has ended."""
+        """Write samples `indices` into `images` as plsc.data.batch.make_batch does.
+
+        Raises the errors of make_batch, and RuntimeError if the process has ended.
+        """
         worker = self._idle.get()
         try:
             return worker.make_batch(epoch, indices, images)
@@ -75,7 +87,7 @@ class Workers:
 
 
 class _Worker:
-    """Makes batches in a process, one at a time."""
+    """Makes batches in one process, one batch at a time."""
 
     def __init__(self, dataset_file: int, dataset: tuple, shape: tuple[int, ...]):
         self._pipe, theirs = Pipe()
@@ -89,7 +101,7 @@ class _Worker:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
-        weakref.finalize(self, self._process.kill)  # it holds nothing that could be lost
+        weakref.finalize(self, self._process.kill)  # the process has no state that could be lost
         self._pipe.send((dataset, shape))
 
     def make_batch(self, epoch: int, indices: np.ndarray, images: np.ndarray) -> list[Replacement]:
@@ -113,17 +125,24 @@ def _mapped(file: int, access: int = mmap.ACCESS_WRITE) -> np.ndarray:
 
 
 def _unpacked(file: int, state: bytes, sizes: list[int]) -> Dataset:
-    # Private pages: a data set may write to its arrays, and only the pages that it touches are copied.
+    # The pages are private, because a data set may write to its arrays. Only the pages it writes to are
+    # copied.
     memory = _mapped(file, mmap.ACCESS_COPY) if sum(sizes) else np.empty(0, np.uint8)
     arrays, start = [], 0
     for size in sizes:
         arrays.append(memory[start : start + size])
         start += size + -size % ALIGNMENT
-    return pickle.loads(state, buffers=arrays)  # of our own parent
+    return pickle.loads(state, buffers=arrays)  # the pickle comes from the parent process
 
 
 def main(pipe_file: int, dataset_file: int, memory_file: int) -> None:
-    """Make batches until the pipe closes. The arguments are descriptors."""
+    """Make batches in a worker until the pipe closes.
+
+    Args:
+        pipe_file: file descriptor of the pipe to the parent.
+        dataset_file: file descriptor of the data set's arrays.
+        memory_file: file descriptor of the memory for a batch's images.
+    """
     with Connection(pipe_file) as pipe, contextlib.suppress(EOFError, ConnectionError):
         (state, sizes, seed), shape = pipe.recv()
         images = _mapped(memory_file).reshape(shape)
@@ -134,6 +153,6 @@ def main(pipe_file: int, dataset_file: int, memory_file: int) -> None:
                 if dataset is None:
                     dataset = _unpacked(dataset_file, state, sizes)
                 answer = make_batch(dataset, seed, epoch, indices, images[: len(indices)])
-            except Exception as error:  # noqa: BLE001 - it is raised again in the parent
+            except Exception as error:  # noqa: BLE001 - the parent raises it again
                 answer = ExceptionWithTraceback(error, error.__traceback__)
             pipe.send(answer)
