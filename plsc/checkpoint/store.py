@@ -66,7 +66,7 @@ class Content:
 
     Attributes:
         step: optimizer steps taken.
-        epoch: epochs completed.
+        epoch: epoch of the last step, counted from 1.
         states: the state of each owner by the owner's name. A state contains plain values, and its arrays by
             name under the key "arrays".
         rows: this rank's class rows, with the class as the first axis: "centres" [S, D], "bias" [S] if the

@@ -1,9 +1,9 @@
-"""Load the compiled C++ kernels for CPUs; there are none if the installation had no compiler.
+"""Load the compiled C++ kernels for CPUs.
 
-`library()` returns the compiled library, or None: then the caller uses Paddle's ops or numpy. Threads and
-matrix products come from the libraries that Paddle has brought into the process, found at run time: a second
-OpenMP runtime would fight the first for the processors. PLSC_KERNELS=0 in the environment turns the kernels
-off. Build them in a checkout and try them:
+If plsc was installed without a compiler, there are no kernels. `library()` then returns None, and the caller
+uses Paddle's operators or numpy. The kernels find their threads and matrix products at run time in the
+libraries that Paddle has loaded, since a second OpenMP runtime would compete with the first for the
+processors. PLSC_KERNELS=0 in the environment turns the kernels off. Build them in a checkout and try them:
 
     python setup.py build_ext --inplace && pytest tests/native/heads tests/backbones/test_normalisation.py
 """
@@ -21,9 +21,9 @@ from plsc.utils.logging import get_logger
 
 _MKL = "libmklml_intel.so"
 _FILE = Path(__file__).parent / "_native.abi3.so"
-# Instruction sets that the loops are compiled for, as native.cpp numbers them.
+# Instruction sets that the loops are compiled for, in the order of their numbers in native.cpp.
 LEVELS = ("baseline", "AVX2", "AVX-512")
-_VERSION = 18  # of the functions below, as in native.cpp: a library from before a change must not be called
+_VERSION = 18  # of the functions below, equal to that in native.cpp: an outdated library must not be called
 _ARGUMENTS = {
     "plsc_setup": [c_void_p] * 5,
     "plsc_instructions": [c_int],
@@ -58,30 +58,40 @@ _ARGUMENTS = {
 
 
 def turned_off() -> bool:
-    """Say whether the user has turned the kernels off."""
+    """Return whether the user has turned the kernels off."""
     return os.environ.get("PLSC_KERNELS") == "0"
 
 
 def library() -> ctypes.CDLL | None:
-    """Return the compiled kernels; None where they are turned off or cannot be loaded."""
+    """Return the compiled kernels, or None if they are turned off or cannot be loaded."""
     return None if turned_off() else compiled()
 
 
 def multiplies() -> bool:
-    """Say whether there are kernels with matrix products, whose library is in Paddle's wheels for x86-64."""
+    """Return whether kernels with matrix products can be called.
+
+    They need a library that only Paddle's wheels for x86-64 contain.
+    """
     return library() is not None and paddle_library(_MKL) is not None
 
 
 def address(array, dtype: str = "float32", shape: Sequence[int] | None = None) -> int | None:
-    """Return the address of an array or a CPU tensor for a kernel, after asserting that it is what the kernel
-    takes it for; null for None. shape: None if the caller checks it."""
+    """Return the address of an array or a CPU tensor for a kernel, or None for None.
+
+    Asserts that the array has the type and shape that the kernel expects, and that it is C-contiguous.
+
+    Args:
+        array: numpy array, Paddle tensor on the CPU, or None.
+        dtype: expected dtype.
+        shape: expected shape, or None if the caller checks it.
+    """
     if array is None:
         return None
     assert shape is None or list(array.shape) == list(shape), (array.shape, shape)
     if isinstance(array, np.ndarray):
         assert array.dtype == dtype and array.flags.c_contiguous
         return array.ctypes.data
-    # Paddle says of an empty slice that it is not contiguous.
+    # Paddle reports that an empty slice is not contiguous.
     in_order = array.is_contiguous() or array.size == 0
     assert str(array.dtype) == f"paddle.{dtype}" and in_order and array.place.is_cpu_place()
     return array.data_ptr()
@@ -89,8 +99,10 @@ def address(array, dtype: str = "float32", shape: Sequence[int] | None = None) -
 
 @functools.cache
 def paddle_library(name: str) -> ctypes.CDLL | None:
-    """Load a library of this file name that Paddle's wheel carries, to call it beside Paddle: the process has
-    it once. None in a build of Paddle without it."""
+    """Load the library with this file name from Paddle's wheel. Return None if the wheel does not have it.
+
+    If Paddle has loaded it already, this is the same library, since a process loads a file once.
+    """
     import paddle
 
     path = Path(paddle.__file__).parent / "libs" / name
@@ -99,8 +111,10 @@ def paddle_library(name: str) -> ctypes.CDLL | None:
 
 @functools.cache
 def compiled() -> ctypes.CDLL | None:
-    """Load the compiled kernels, also where they are turned off; None where they cannot be loaded, which is
-    logged once."""
+    """Load the compiled kernels, even if they are turned off.
+
+    Return None if they cannot be loaded. The reason is logged once.
+    """
     try:
         native = ctypes.CDLL(str(_FILE))
         why = "" if native.plsc_version() == _VERSION else "built from other sources; build them again"

@@ -1,4 +1,4 @@
-"""Call oneDNN, which Paddle's wheel carries, by its C interface.
+"""Call oneDNN, which Paddle's wheel contains, through its C interface.
 
     images, weights, maps = describe((8, 3, 32, 32)), describe((16, 3, 3, 3)), describe((8, 16, 30, 30))
     sides = [pair(1), pair(0), pair(0), pair(0)]  # strides, dilations, paddings
@@ -7,8 +7,8 @@
     convolve(images_address, weights_address, maps_address)
 
 Nothing is linked. The library is the one that Paddle has loaded, so it runs on Paddle's threads. The values
-below and the functions are the same in oneDNN 3.2 (Paddle 2.6) and 3.6 (Paddle 3.3):
-include/oneapi/dnnl/dnnl_types.h and dnnl.h there. Arrays are float32 or bfloat16, on the CPU.
+and functions below are the same in oneDNN 3.2 (Paddle 2.6) and 3.6 (Paddle 3.3). Their source is
+include/oneapi/dnnl/dnnl_types.h and dnnl.h of oneDNN. Arrays are float32 or bfloat16, on the CPU.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ BACKWARD = 128
 # dnnl_alg_kind_t
 CONVOLUTION = 0x1
 RELU_OF_OUTPUT = 0x100
-AVERAGE_POOLING = 0x3FF  # of what is inside the picture
+AVERAGE_POOLING = 0x3FF  # averages only the pixels inside the image, not the padding
 LINEAR = 0x26
 CLIP_OF_OUTPUT = 0x106  # dnnl_eltwise_clip_v2_use_dst_for_bwd
 ADD = 0x1FFF0
@@ -59,11 +59,12 @@ _ANY = 1  # dnnl_format_tag_any
 _CPU = 1  # dnnl_cpu
 _IN_ORDER = 1  # dnnl_stream_in_order
 _SCRATCHPAD = 80  # DNNL_ARG_SCRATCHPAD
-_BY_CALLER = 1  # dnnl_scratchpad_mode_user: the library's own belongs to one thread
+_BY_CALLER = 1  # dnnl_scratchpad_mode_user: the library's own scratchpad belongs to one thread
 _NAME = 8  # dnnl_query_impl_info_str
 _OF_ARGUMENT = 255  # dnnl_query_exec_arg_md
-_LINE = 64  # bytes of a line of the processor's cache
-# dnnl_cpu_isa_avx512_core_bf16 and dnnl_cpu_isa_avx512_core_amx: their bits are in those of each later set.
+_LINE = 64  # size of a cache line in bytes
+# dnnl_cpu_isa_avx512_core_bf16 and dnnl_cpu_isa_avx512_core_amx. Each later instruction set includes their
+# bits.
 _AVX512_BF16 = 0xE7
 _AMX = 0xFEF
 
@@ -75,7 +76,12 @@ class _Argument(ctypes.Structure):
 
 
 class _Library:
-    """The functions, an engine and a stream."""
+    """The functions of oneDNN, an engine and a stream.
+
+    Args:
+        functions: the loaded library.
+        threads: returns the number of threads of Paddle's OpenMP team.
+    """
 
     def __init__(self, functions: ctypes.CDLL, threads: Callable[[], int]):
         self.functions = functions
@@ -100,7 +106,10 @@ class _Library:
 
 
 class _OfThread(threading.local):
-    """What a thread keeps: an operation writes to its own memory objects, so no two threads share one."""
+    """The operations and buffers of one thread.
+
+    An operation writes to its own memory objects, so two threads must not share one.
+    """
 
     def __init__(self):
         self.kept: dict[Hashable, object] = {}
@@ -112,20 +121,22 @@ _thread = _OfThread()
 
 @functools.cache
 def library() -> _Library | None:
-    """Load oneDNN; None in a build of Paddle without it."""
+    """Load oneDNN. Return None if this build of Paddle does not contain it."""
     functions = paddle_library("libdnnl.so.3")
     openmp = paddle_library("libiomp5.so")
     return _Library(functions, openmp.omp_get_max_threads) if functions and openmp else None
 
 
 def has_bfloat16() -> bool:
-    """Say whether oneDNN multiplies bfloat16 numbers by instructions of this processor, at most those of
-    ONEDNN_MAX_CPU_ISA."""
+    """Return whether oneDNN multiplies bfloat16 numbers with instructions of this processor.
+
+    The environment variable ONEDNN_MAX_CPU_ISA limits the instructions that oneDNN uses.
+    """
     return _has(_AVX512_BF16)
 
 
 def has_amx() -> bool:
-    """Say whether oneDNN multiplies bfloat16 numbers by AMX, as `has_bfloat16`."""
+    """Return whether oneDNN multiplies bfloat16 numbers with AMX. See `has_bfloat16`."""
     return _has(_AMX)
 
 
@@ -139,7 +150,13 @@ def _has(instructions: int) -> bool:
 def describe(
     shape: tuple[int, ...], strides: tuple[int, ...] | None = None, dtype: int = FLOAT32
 ) -> c_void_p:
-    """Describe an array of these strides (in numbers, not bytes); None: in C order."""
+    """Return the descriptor of an array.
+
+    Args:
+        shape: of the array.
+        strides: in elements, not bytes. None stands for C order.
+        dtype: FLOAT32 or BFLOAT16.
+    """
     if strides is None:
         strides = tuple(np.cumprod((1, *shape[:0:-1]))[::-1].tolist())
     return _described("memory_desc_create_with_strides", shape, dtype, (c_int64 * len(shape))(*strides))
@@ -147,7 +164,7 @@ def describe(
 
 @functools.cache
 def describe_any(shape: tuple[int, ...], dtype: int = FLOAT32) -> c_void_p:
-    """Describe an array in the layout that is best for the operation that it is for."""
+    """Return the descriptor of an array whose layout oneDNN chooses, the best one for its operation."""
     return _described("memory_desc_create_with_tag", shape, dtype, _ANY)
 
 
@@ -158,7 +175,7 @@ def _described(function: str, shape: tuple[int, ...], dtype: int, layout) -> c_v
 
 
 def channels_last(shape: Sequence[int], dtype: int = FLOAT32) -> c_void_p:
-    """Describe an array that lies in memory as [N, H, W, C]. shape: (N, H, W, C)."""
+    """Return the descriptor of an array that is stored as [N, H, W, C]. shape: (N, H, W, C)."""
     samples, height, width, channels = shape
     return describe(
         (samples, channels, height, width), (height * width * channels, 1, width * channels, channels), dtype
@@ -166,20 +183,21 @@ def channels_last(shape: Sequence[int], dtype: int = FLOAT32) -> c_void_p:
 
 
 def pair(*numbers: int) -> ctypes.Array:
-    """Return numbers for height and width, as dnnl_dims_t; one stands for both."""
+    """Return numbers for height and width as dnnl_dims_t. A single number is used for both."""
     return (c_int64 * 2)(numbers[0], numbers[-1])
 
 
 class Operation:
-    """Runs an operation on the arrays at the addresses that it is called with. Keep it by `kept`.
+    """Runs an operation on the arrays whose addresses it is called with. Cache it with `kept`.
 
     Args:
-        name: of the function dnnl_{name}_primitive_desc_create.
-        settings: its arguments between the engine and the attributes.
-        arguments: DNNL_ARG_* numbers of the arrays, in the order in which they are given.
-        avoid: beginning of the names of oneDNN's implementations that are not to be taken.
-        post_ops: what is done to each result before it is stored: ("eltwise", algorithm, alpha, beta) or
-            ("binary", algorithm, descriptor), whose array is argument POST_OP | SRC_1 if it comes first.
+        name: the operation is made by the function dnnl_{name}_primitive_desc_create.
+        settings: arguments of that function between the engine and the attributes.
+        arguments: DNNL_ARG_* numbers of the arrays, in the order of the addresses in a call.
+        post_ops: steps that are applied to each result before it is stored. A step is
+            ("eltwise", algorithm, alpha, beta) or ("binary", algorithm, descriptor). If a binary step comes
+            first, its array is the argument POST_OP | SRC_1.
+        avoid: prefix of the names of oneDNN implementations that must not be used.
     """
 
     def __init__(
@@ -195,7 +213,7 @@ class Operation:
         self._memories = []
         self._primitive = c_void_p()
         self.descriptor = c_void_p()
-        if name == "reorder":  # it alone has an engine for each array
+        if name == "reorder":  # only this function takes an engine for each array
             settings = [settings[0], onednn.engine, settings[1], onednn.engine]
         else:
             settings = [onednn.engine, *settings]
@@ -230,12 +248,15 @@ class Operation:
         return name.value.decode()
 
     def layout(self, argument: int) -> c_void_p:
-        """Return the descriptor of an array as the operation takes it; it lives as long as the operation."""
+        """Return the descriptor of an array in the layout that the operation uses.
+
+        The descriptor lives as long as the operation.
+        """
         query = library().functions.dnnl_primitive_desc_query_md
         return c_void_p(query(self.descriptor, _OF_ARGUMENT, argument))
 
     def size(self, argument: int) -> int:
-        """Return the bytes of an array."""
+        """Return the size of an array in bytes."""
         return library().functions.dnnl_memory_desc_get_size(self.layout(argument))
 
     def __call__(self, *addresses: int) -> None:
@@ -255,13 +276,15 @@ class Operation:
 
 
 def same(one: c_void_p, other: c_void_p) -> bool:
-    """Say whether two descriptors describe the same array."""
+    """Return whether two descriptors describe the same array."""
     return bool(library().functions.dnnl_memory_desc_equal(one, other))
 
 
 def kept(make: Callable) -> Callable:
-    """Keep what a function makes of its arguments, for each thread and each number of threads in Paddle's
-    team."""
+    """Cache the results of a function.
+
+    The key is its arguments, the thread, and the number of threads in Paddle's team.
+    """
 
     @functools.wraps(make)
     def get(*arguments: Hashable):
@@ -275,7 +298,10 @@ def kept(make: Callable) -> Callable:
 
 
 def buffer(size: int, purpose: Hashable) -> int:
-    """Return the address of `size` bytes that are this thread's until the next call for the same purpose."""
+    """Return the address of `size` bytes of this thread's memory, aligned to a cache line.
+
+    The next call with the same purpose may reuse them.
+    """
     array = _thread.buffers.get(purpose)
     if array is None or array.nbytes < size + _LINE:
         array = _thread.buffers[purpose] = np.empty(size + _LINE, np.uint8)

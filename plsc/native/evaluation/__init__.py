@@ -1,1 +1,1 @@
-"""Kernels of evaluation."""
+"""Compute evaluations on CPUs by compiled C++ kernels, which plsc/native loads."""

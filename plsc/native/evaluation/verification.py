@@ -1,9 +1,9 @@
-"""Compute distances of pairs and sums of rows by kernels, with the bits of NumPy's wheels on x86-64.
+"""Compute distances of pairs and sums of rows by kernels.
 
-    N rows   D their width   P pairs   T sums
+    N rows   D width of a row   P pairs   T sums
 
-The work is shared by the threads of Paddle's OpenMP team. A program that has not imported Paddle computes by
-NumPy, since the threads are Paddle's, whose import takes seconds.
+The results equal those of NumPy's wheels on x86-64 bit for bit. The threads of Paddle's OpenMP team share the
+work. If a program has not imported Paddle, callers use NumPy, since importing Paddle takes seconds.
 """
 
 import sys
@@ -14,12 +14,17 @@ from plsc.native import address, library
 
 
 def usable() -> bool:
-    """Tell whether the kernels below can be called."""
+    """Return whether the kernels of this module can be called."""
     return "paddle" in sys.modules and library() is not None
 
 
 def squared_distances(unit_ND: np.ndarray, pairs_P2: np.ndarray) -> np.ndarray:
-    """Compute the squared L2 distance [P] float64 of each pair of rows, float64. int64 pairs, in range."""
+    """Compute the squared L2 distance of each pair of rows: float64 [P].
+
+    Args:
+        unit_ND: rows, float64.
+        pairs_P2: row numbers of each pair, int64.
+    """
     rows, width = unit_ND.shape
     pairs_P2 = np.ascontiguousarray(pairs_P2, np.int64)
     _check(pairs_P2, rows)
@@ -32,12 +37,14 @@ def squared_distances(unit_ND: np.ndarray, pairs_P2: np.ndarray) -> np.ndarray:
 def weighted_sums(
     rows_ND: np.ndarray, order: np.ndarray, weight: np.ndarray, starts: np.ndarray
 ) -> np.ndarray:
-    """Add up rows float32 -> [T, D] float64.
+    """Compute weighted sums of rows: float64 [T, D].
 
     Args:
-        order: int64, the rows, those of one sum side by side.
-        weight: float64, the factor of each.
-        starts: int64 [T + 1], where each sum starts in `order`; each has a row.
+        rows_ND: rows, float32.
+        order: int64, row numbers. The rows of one sum are adjacent.
+        weight: float64, factor of each row in `order`.
+        starts: int64 [T + 1], position in `order` where each sum starts, then the end of the last sum. No sum
+            is empty.
     """
     assert starts[0] >= 0 and starts[-1] <= len(order) == len(weight) and (np.diff(starts) > 0).all()
     _check(order, len(rows_ND))

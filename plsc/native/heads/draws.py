@@ -1,4 +1,4 @@
-"""Draw any rows of a large matrix of normal numbers without the others, by a kernel.
+"""Draw any rows of a large matrix of normal numbers, without drawing the others, by a kernel.
 
 The numbers equal numpy's, which draws the rows of a block one after the other from one stream. A number takes
 a random count of random words, so the position of a row in the stream is known only after the rows before it
@@ -17,14 +17,22 @@ _APART = 1024  # numbers between two noted positions; each position takes 4 byte
 
 
 class NormalRows:
-    """Rows [start, stop) of a matrix of normal numbers with `width` columns and standard deviation `std`.
+    """Draws rows [start, stop) of a matrix of normal numbers.
 
-    Each `block` of its rows, counted from row 0, is
+    Each block of rows, counted from row 0, equals
     `Generator(PCG64([seed, number of the block])).standard_normal((block, width), float32)` times std.
+
+    Args:
+        seed: of the matrix.
+        start: first row.
+        stop: row after the last one.
+        width: number of columns.
+        std: standard deviation.
+        block: number of rows in a block.
     """
 
     def __init__(self, seed: int, start: int, stop: int, width: int, std: float, block: int):
-        self._start = start % block  # in the first block
+        self._start = start % block  # position in the first block
         self._stop = self._start + stop - start
         self._width = width
         self._std = std
@@ -35,8 +43,11 @@ class NormalRows:
         self._marks = np.zeros((len(blocks), block // self._apart), np.uint32)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """Draw these rows, int64 [k], counted from `start`: float32 [k, width]. One thread at a time
-        may call it."""
+        """Draw rows: float32 [k, width]. Only one thread at a time may call this.
+
+        Args:
+            rows: their numbers, int64 [k], counted from `start`.
+        """
         drawn = np.empty((len(rows), self._width), np.float32)
         rows = rows + self._start
         assert not len(rows) or (rows.min() >= self._start and rows.max() < self._stop)
@@ -55,6 +66,6 @@ class NormalRows:
 
 
 def _state(seed: int, block: int) -> list[int]:
-    """Return state and increment of the block's generator, the low 64 bits of each first."""
+    """Return the state and the increment of the block's generator, each with its low 64 bits first."""
     state = np.random.PCG64([seed, block]).state["state"]
     return [number >> shift & 2**64 - 1 for number in (state["state"], state["inc"]) for shift in (0, 64)]

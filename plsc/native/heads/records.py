@@ -1,10 +1,10 @@
 """Read, write, pack and unpack the stored rows ("records") of an offloaded bank, by kernels.
 
-A record holds one row of each array side by side, as float32 or as the bits of bfloat16 (uint16). bfloat16 is
-rounded up or down at random. An update is smaller than bfloat16's step (1/128 to 1/256 of the value), so
-rounding to the nearest would lose most updates. Rounding up with a probability equal to the part that is cut
-off keeps them on average. The random numbers are a function of (seed, step, class, column). A resumed run,
-and a run on any number of ranks, therefore rounds alike.
+A record contains one row of each array side by side, as float32 or as the bits of bfloat16 (uint16). Numbers
+are rounded to bfloat16 at random. An update is usually smaller than bfloat16's step (1/128 to 1/256 of the
+value), so rounding to the nearest would lose most updates. The probability of rounding up equals the part of
+the step that is cut off, so updates are preserved on average. The random numbers are a function of (seed,
+step, class, column). A resumed run, or a run on another number of ranks, therefore rounds in the same way.
 
 These kernels run without Python's lock, mostly in one thread while the backbone computes. PLSC_KERNELS=0 does
 not turn them off. Try it: `pytest tests/native/heads/test_records.py`.
@@ -22,25 +22,35 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def read_records(file: int, rows: np.ndarray, out: np.ndarray) -> None:
-    """Fill `out` [k, width] with the records `rows` (int64 [k]) of an open file.
+    """Read records of an open file.
 
-    Raises EOFError if the file ends too early, OSError if it cannot be read.
+    Args:
+        file: file descriptor.
+        rows: numbers of the records, int64 [k].
+        out: [k, width], where the records are written.
+
+    Raises EOFError if the file ends too early, and OSError if it cannot be read.
     """
     size = _size(rows, out)
     _raise(compiled().plsc_read_records(file, rows.ctypes.data, len(rows), size, out.ctypes.data))
 
 
 def write_records(file: int, rows: np.ndarray, records: np.ndarray) -> None:
-    """Write the records `rows` (int64 [k]) to an open file. Raises OSError."""
+    """Write records [k, width] to an open file. `rows`: their numbers, int64 [k]. Raises OSError."""
     size = _size(rows, records)
     _raise(compiled().plsc_write_records(file, rows.ctypes.data, len(rows), size, records.ctypes.data))
 
 
 def rounding_keys(seed: int, step: int, classes: np.ndarray) -> np.ndarray:
-    """Make a random uint32 for each class (int64 [k]) in this step of a run: uint32 [k].
+    """Return a random key for each class in a step of a run: uint32 [k].
 
-    Key and column determine the random number that a number of the class is rounded by. The finaliser of
-    splitmix64.
+    The key and the column determine the random number that rounds a number of the class. The keys come from
+    the finaliser of splitmix64.
+
+    Args:
+        seed: of the run.
+        step: number of the training step.
+        classes: int64 [k].
     """
     key = classes.astype(np.uint64) * np.uint64(_GOLDEN)
     key += np.uint64((step * 0xD1342543DE82EF95 + seed * 0xA0761D6478BD642F) % 2**64)
@@ -50,9 +60,12 @@ def rounding_keys(seed: int, step: int, classes: np.ndarray) -> np.ndarray:
 
 
 def pack(arrays: Sequence[np.ndarray], slots: np.ndarray, keys: np.ndarray | None) -> np.ndarray:
-    """Pack rows `slots` (int64 [k]) of the float32 arrays [., n] or [.] into records.
+    """Pack rows of several arrays into records [k, sum of the widths].
 
-    keys: None, or uint32 [k] for bfloat16, rounded by these `rounding_keys`.
+    Args:
+        arrays: float32, [., n] or [.].
+        slots: numbers of the rows in each array, int64 [k].
+        keys: `rounding_keys` of the rows, uint32 [k], to round to bfloat16. None keeps float32.
     """
     widths = _widths(arrays)
     records = np.empty((len(slots), sum(widths)), np.float32 if keys is None else np.uint16)
@@ -62,7 +75,13 @@ def pack(arrays: Sequence[np.ndarray], slots: np.ndarray, keys: np.ndarray | Non
 
 
 def unpack(records: np.ndarray, arrays: Sequence[np.ndarray], slots: np.ndarray) -> None:
-    """Put records (float32 or uint16 [k, .]) into rows `slots` of the arrays."""
+    """Unpack records into rows of several arrays.
+
+    Args:
+        records: float32, or the bits of bfloat16 as uint16, [k, sum of the widths].
+        arrays: float32, [., n] or [.].
+        slots: numbers of the rows in each array, int64 [k].
+    """
     widths = _widths(arrays)
     assert records.shape == (len(slots), sum(widths)) and records.flags.c_contiguous
     is_half = records.dtype == np.uint16
@@ -74,8 +93,10 @@ def _widths(arrays: Sequence[np.ndarray]) -> list[int]:
 
 
 def _arguments(arrays: Sequence[np.ndarray], widths: list[int], slots: np.ndarray) -> tuple:
-    """Return the kernels' arguments for rows `slots` of the arrays, after asserting what numpy would refuse:
-    a kernel would read or write other memory."""
+    """Return the kernels' arguments for rows `slots` of the arrays.
+
+    Asserts the conditions that numpy would check. Without them a kernel would read or write other memory.
+    """
     assert all(array.dtype == np.float32 and array.flags.c_contiguous for array in arrays)
     assert slots.dtype == np.int64 and slots.flags.c_contiguous
     assert not len(slots) or (slots.min() >= 0 and slots.max() < min(map(len, arrays)))
@@ -85,7 +106,7 @@ def _arguments(arrays: Sequence[np.ndarray], widths: list[int], slots: np.ndarra
 
 
 def _size(rows: np.ndarray, records: np.ndarray) -> int:
-    """Return the bytes of a record, after asserting that a kernel reads and writes no other memory."""
+    """Return the size of a record in bytes. Asserts that a kernel will read and write no other memory."""
     assert rows.dtype == np.int64 and rows.flags.c_contiguous
     assert records.flags.c_contiguous and len(records) == len(rows)
     return records.shape[1] * records.itemsize

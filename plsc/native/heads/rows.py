@@ -1,9 +1,9 @@
 """Normalise, multiply, gather and update rows of a float32 matrix in host memory, by kernels.
 
-    S rows of the matrix   K of them selected, by their numbers int64 [K]; None: all   D their width
+    S rows of the matrix   K selected rows, given by their numbers, int64 [K]; None selects all   D width
 
-Arrays and CPU tensors are C-contiguous and used in place. The work is shared by the threads of the caller's
-OpenMP team (Global.threads). If there are no kernels, callers use Paddle's ops.
+Arrays and CPU tensors are C-contiguous and used in place. The threads of the caller's OpenMP team
+(Global.threads) share the work. If there are no kernels, callers use Paddle's operators.
 """
 
 from collections.abc import Sequence
@@ -14,23 +14,28 @@ from plsc.native import address, library
 
 
 def unit_rows(rows_KD, unit_KD, inverse_K) -> None:
-    """Write the rows at length 1 into `unit_KD`, and 1 / length into `inverse_K`; a zero row gives 0 in
-    both."""
+    """Write the rows, scaled to length 1, into `unit_KD`, and 1 / length into `inverse_K`.
+
+    For a zero row, both are 0.
+    """
     assert inverse_K.size == len(rows_KD)
     unit = address(unit_KD, shape=rows_KD.shape)
     library().plsc_unit_rows(address(rows_KD), *_size(rows_KD), unit, address(inverse_K))
 
 
 def turn_units(grad_KD, unit_KD, factor_K, out_KD) -> None:
-    """Compute (grad - (grad . unit) unit) * factor for each row: with factor 1 / length it turns a gradient
-    by the unit rows into that by the rows."""
+    """Compute (grad - (grad . unit) unit) * factor for each row, and write it into `out_KD`.
+
+    If factor is 1 / length, this turns the gradient with respect to the unit rows into the gradient with
+    respect to the rows.
+    """
     assert factor_K.size == len(grad_KD)
     unit, out = (address(array, shape=grad_KD.shape) for array in (unit_KD, out_KD))
     library().plsc_turn_units(address(grad_KD), unit, address(factor_K), *_size(grad_KD), out)
 
 
 def gather(rows_SD: np.ndarray, index_K: np.ndarray, out_KD: np.ndarray) -> None:
-    """Copy these rows, side by side, into `out_KD`. Rows of one number may come as [S]."""
+    """Copy the rows with the numbers `index_K` into `out_KD`. The rows may also be single numbers, [S]."""
     _check(rows_SD, index_K, out_KD)
     library().plsc_gather(address(rows_SD), address(index_K, "int64"), *_size(out_KD), address(out_KD))
 
@@ -43,7 +48,7 @@ def update(
     grads_KD: np.ndarray,
     numbers: tuple[float, ...],
 ) -> None:
-    """Update these rows by a rule.
+    """Update rows and their optimizer state in place by a rule, with w the values and g the gradients.
 
         momentum  (lr, mu, decay, nesterov): v <- mu v + g + decay w;  w <- w - lr v, with nesterov
                   w <- w - lr (g + decay w + mu v)
@@ -51,7 +56,15 @@ def update(
         adamw     (beta1, rest1, beta2, rest2, rate, root, epsilon, shrink): m <- beta1 m + rest1 g;
                   v <- beta2 v + rest2 g^2;  w <- w - shrink w - rate m / (root sqrt(v) + epsilon)
 
-    The numbers in index_K are all different; other rows keep their bytes. Rows of one number may come as [S].
+    All other rows stay unchanged. The rows may also be single numbers, [S].
+
+    Args:
+        rule: "momentum", "lars" or "adamw".
+        values_SD: w.
+        moments: v for momentum and lars; m and v for adamw. They have the shape of `values_SD`.
+        index_K: numbers of the rows, all different; None: all rows.
+        grads_KD: g.
+        numbers: the numbers in parentheses above.
     """
     _check(values_SD, index_K, grads_KD)
     assert all(list(values_SD.shape) == list(each.shape) for each in moments)
@@ -61,8 +74,15 @@ def update(
 
 
 def pair_products(x_ND, left_P: np.ndarray, rows_SD, right_P: np.ndarray, unit: bool) -> np.ndarray:
-    """Multiply row left_P of x with row right_P of the matrix, pair by pair -> [P]; `unit`: the second at
-    length 1, where a zero row stays zero."""
+    """Compute the inner product of row left_P of x and row right_P of the matrix for each pair: float32 [P].
+
+    Args:
+        x_ND: first rows.
+        left_P: number of the first row of each pair, int64.
+        rows_SD: second rows.
+        right_P: number of the second row of each pair, int64.
+        unit: whether the second rows are scaled to length 1. A zero row stays zero.
+    """
     out_P = np.empty(len(left_P), np.float32)
     assert x_ND.shape[1] == rows_SD.shape[1] and len(left_P) == len(right_P)
     assert not len(left_P) or (0 <= left_P.min() and left_P.max() < len(x_ND))
@@ -73,13 +93,15 @@ def pair_products(x_ND, left_P: np.ndarray, rows_SD, right_P: np.ndarray, unit: 
 
 
 def sum_of_squares(rows_KD) -> float:
-    """Add up the squares of all numbers. The sum is not finite if one of them is not, or if a square is too
-    large for float32."""
+    """Return the sum of the squares of all numbers.
+
+    It is not finite if a number is not finite, or if a square is too large for float32.
+    """
     return library().plsc_sum_of_squares(address(rows_KD), int(np.prod(rows_KD.shape)))
 
 
 def _check(rows_SD: np.ndarray, index_K: np.ndarray | None, rows_KD: np.ndarray) -> None:
-    """Assert that a kernel will read and write these arrays, and no other memory."""
+    """Assert that a kernel will read and write only these arrays, and no other memory."""
     count = len(rows_KD)
     assert list(rows_SD.shape[1:]) == list(rows_KD.shape[1:])
     assert count == (len(rows_SD) if index_K is None else len(index_K))

@@ -1,11 +1,11 @@
-"""Run forward and backward of the softmax over a shard as one kernel each. Without kernels: `PaddleBackend`
-in heads/backends.py.
+"""Run the forward and the backward pass of the softmax over a shard as one kernel each.
 
     N samples   D embedding size   K classes of the step   P samples whose class is in the shard
 
-Arrays and CPU tensors, float32 and C-contiguous, used in place. Threads are the caller's OpenMP team, each of
-which takes blocks of `BLOCK` classes, of twice as many in bfloat16: results do not change from run to run
-with the same number of threads. Try it: `pytest tests/native/heads/test_softmax.py`.
+If there are no kernels, `PaddleBackend` in heads/backends.py does this work. Arrays and CPU tensors are
+float32, C-contiguous and used in place. Each thread of the caller's OpenMP team takes blocks of `BLOCK`
+classes, or of twice as many in bfloat16. Results are equal in all runs with the same number of threads.
+Try it: `pytest tests/native/heads/test_softmax.py`.
 """
 
 import ctypes
@@ -15,17 +15,19 @@ import numpy as np
 
 from plsc.native import address, library, onednn
 
-BLOCK = 128  # classes whose rows and logits lie in a processor's second-level cache together
+BLOCK = 128  # classes whose rows and logits fit into a processor's second-level cache together
 
 
 def kept_dtype(bfloat16: bool) -> np.dtype:
-    """Return the dtype of exponentials that are kept: the bits of bfloat16 where products are rounded to
-    it."""
+    """Return the dtype of the exponentials that forward keeps for backward.
+
+    If products are in bfloat16, it is uint16, which contains bfloat16's bits.
+    """
     return np.dtype("uint16" if bfloat16 else "float32")
 
 
 class _Shard(ctypes.Structure):
-    """The arguments of softmax.cpp, in its order."""
+    """The arguments of the functions in softmax.cpp, in their order there."""
 
     _fields_ = [
         *((name, c_int64) for name in ("samples", "width", "classes", "block", "targets", "bfloat16", "amx")),
@@ -35,14 +37,20 @@ class _Shard(ctypes.Structure):
 
 
 class Softmax:
-    """Computes one step.
+    """Computes the softmax of one step.
 
     Args:
-        x_ND: times the loss's scale.
-        rows_SD, bias_S: of the bank, of which rows index_K take part (None: all K = S).
-        class_P, sample_P: the samples whose class is in the shard, by their classes, as the K are numbered.
-        exps_KN: where forward leaves the exponentials for backward, of `kept_dtype`; None: computed twice.
-        cosine: rows are taken at length 1. bfloat16: the products' inputs are rounded to it.
+        x_ND: embeddings, multiplied by the loss's scale.
+        rows_SD: rows of the bank.
+        bias_S: biases of the bank, or None.
+        index_K: numbers of the rows of this step, int64. None: all, K = S.
+        class_P: classes of the samples whose class is in the shard, int64, in ascending order. They are
+            numbered as the K rows are.
+        sample_P: numbers of those samples, int64.
+        exps_KN: memory in which forward keeps the exponentials for backward, of `kept_dtype`. None: backward
+            computes them again.
+        cosine: whether rows are scaled to length 1.
+        bfloat16: whether the inputs of products are rounded to bfloat16.
     """
 
     def __init__(
@@ -60,10 +68,10 @@ class Softmax:
     ):
         samples, width = x_ND.shape
         classes = len(rows_SD if index_K is None else index_K)
-        block = 2 * BLOCK if bfloat16 else BLOCK  # numbers are half as wide
+        block = 2 * BLOCK if bfloat16 else BLOCK  # bfloat16 numbers are half as wide
         self.max_bN, self.sum_bN = np.empty((2, -(-classes // block), samples), np.float32)
         inverse_K = np.empty(classes, np.float32) if cosine else None
-        # Kept as long as kernels have their addresses.
+        # The kernels have the addresses of these arrays, so they must stay alive.
         self._kept = x_ND, rows_SD, bias_S, index_K, class_P, sample_P, exps_KN, inverse_K
         assert rows_SD.shape[1] == width and len(class_P) == len(sample_P) <= samples
         assert exps_KN is None or exps_KN.shape == (classes, samples)
@@ -78,8 +86,12 @@ class Softmax:
         self._shard.max = address(self.max_bN)
 
     def forward(self) -> tuple[np.ndarray, np.ndarray]:
-        """Compute for each block of classes, without the samples' own, the maxima of the logits (-1e30 for
-        none), and the sums of exp(logit - maximum), [blocks, N] both."""
+        """Compute the maximum logit and the sum of exp(logit - maximum) for each block of classes and sample.
+
+        A sample's own class is excluded. If a block has no other class, its maximum is -1e30.
+
+        Returns: the maxima and the sums, [blocks, N] each.
+        """
         library().plsc_softmax_forward(ctypes.byref(self._shard), address(self.sum_bN))
         return self.max_bN, self.sum_bN
 
@@ -91,14 +103,17 @@ class Softmax:
         drows_KD: np.ndarray,
         dbias_K: np.ndarray | None,
     ) -> np.ndarray:
-        """Compute the gradients, with softmax less one-hot for the logits: by x [N, D], by the rows of the
-        bank and the bias.
+        """Compute the gradients with respect to x, the rows of the bank and the bias. Return that of x,
+        [N, D].
+
+        The gradient with respect to the logits is the softmax minus the one-hot label.
 
         Args:
-            lse_N: logarithm of each sample's whole denominator.
-            dtarget_P: gradient by the targets' logits.
-            scaled_ND: x times the factors that the gradient by the rows shall have.
-            drows_KD, dbias_K: memory for the gradients by rows and bias; the latter without these factors.
+            lse_N: logarithm of each sample's whole softmax denominator.
+            dtarget_P: gradient with respect to the logits of the samples' own classes.
+            scaled_ND: x, multiplied by the factors that the gradient of the rows needs.
+            drows_KD: memory for the gradient of the rows.
+            dbias_K: memory for the gradient of the bias, which does not include these factors, or None.
         """
         of = self._shard
         grad_ND = np.empty((of.samples, of.width), np.float32)
