@@ -1,1 +1,1 @@
-"""Find faces in photos and cut them out aligned, by published networks that OpenCV runs."""
+"""Detect faces in photos and crop them aligned, with published networks that OpenCV runs."""

@@ -1,11 +1,22 @@
-"""Cut the faces out of photos, aligned for training: `plsc align photos/ aligned/`.
+"""Crop aligned faces from photos to train on: `plsc align photos/ aligned/`.
 
-The largest face of each photo is turned, scaled and shifted so that eyes, nose and mouth lie where networks
-of faces expect them, and written as .png: that of Ann/1.jpg as Ann/1.png, or as Ann/1.jpg.png if there is
-another Ann/1. A photo whose second face is nearly as large is skipped, unless --groups is given.
-alignment.csv in the target has a row for each file: photo, aligned (the file that was written), left_out (why
-none was), faces (their count), second (the area of the second largest face as a share of the largest's). Exit
-code: 0 at least one face was written, 2 a mistake in the arguments, or none was.
+The largest face of each photo is rotated, scaled and shifted, so that eyes, nose and mouth are where face
+networks expect them. It is written as .png: the face from Ann/1.jpg as Ann/1.png, or as Ann/1.jpg.png if
+there is another file with the stem Ann/1. A photo whose second largest face is nearly as large is skipped,
+unless --groups is given.
+
+alignment.csv in the target folder has a row for each file, with these columns:
+
+- photo: the file of the photo.
+- aligned: the file that was written. Empty if the photo was skipped.
+- left_out: why the photo was skipped.
+- faces: the number of faces.
+- second: the area of the second largest face as a share of the largest face's area.
+
+Exit codes:
+
+- 0: at least one face was written.
+- 2: no face was written, or the arguments are wrong.
 """
 
 import argparse
@@ -46,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     detector = Detector()
 
     def align_photo(name: str) -> tuple[str, str, str, int, str]:
-        """Return a row of alignment.csv."""
+        """Write the aligned face of a photo, and return the photo's row of alignment.csv."""
         photo, faces = os.path.join(source, name), []
         try:
             pixels = read_photo(photo)
@@ -84,15 +95,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _outputs(names: Sequence[str]) -> dict[str, str]:
-    """Choose a different file for the face of each photo: Ann/1.png for Ann/1.jpg, Ann/1.jpg.png if Ann/1.png
-    may be the file of another photo."""
+    """Choose a unique output file for each photo.
+
+    The file is Ann/1.png for Ann/1.jpg, or Ann/1.jpg.png if another photo might need Ann/1.png.
+    """
     stems = {name: os.path.splitext(name)[0] for name in names}
     count = Counter([*stems.values(), *names])
     return {name: f"{stem if count[stem] == 1 else name}.png" for name, stem in stems.items()}
 
 
 def add_groups(parser: argparse.ArgumentParser) -> None:
-    """Add the option that takes the largest face of any group photo to a command."""
+    """Add the option `--groups` to a command's parser. It selects the largest face of group photos."""
     parser.add_argument(
         "--groups",
         action="store_true",
@@ -101,7 +114,12 @@ def add_groups(parser: argparse.ArgumentParser) -> None:
 
 
 def _files(source: str, below: str = "") -> Iterator[str]:
-    """Yield the files below a folder, those in links to folders, too; hidden ones are left out."""
+    """Yield the files in a folder and its subfolders, except hidden files. Links to folders are followed.
+
+    Args:
+        source: the folder.
+        below: a subfolder of it, as a relative path. Only its files are yielded.
+    """
     for name, is_folder in entries(os.path.join(source, below)):
         path = os.path.join(below, name)
         if is_folder:

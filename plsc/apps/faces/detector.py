@@ -1,4 +1,4 @@
-"""Find faces and five landmarks of each by YuNet, which OpenCV runs: `Detector().find(photo)`."""
+"""Detect faces with five landmarks each: `Detector().find(photo)`. OpenCV runs the network YuNet."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,29 +10,27 @@ from plsc.apps.faces.parallel import Pool
 from plsc.apps.faces.published import YUNET, path_of
 
 LEAST_SCORE = 0.8
-# YuNet finds faces of some 20 to 400 pixels. A photo is therefore looked at in a small size. If that shows no
-# face, a larger one shows small faces, and a smaller one a face that fills the picture.
+# YuNet finds faces of about 20 to 400 pixels. So a photo is first searched at a small size. If no face is
+# found there, a larger size shows small faces, and a smaller size shows a face that fills the picture.
 _SIDES, _SMALLEST = (640, 1280), 320
-# Upside-down faces get scores above 0.8, too, with landmarks as of an upright face. The largest face is
-# therefore looked at again in all four turns, with its surroundings, in this size: of 400 upright and 369
-# upside-down faces of LFW that were found, the turn with the highest score was right for all.
+# Upside-down faces also get scores above 0.8, with the landmarks of an upright face. So the largest face is
+# searched again in all four turns, with its surroundings, at this size. On LFW, 400 upright and 369
+# upside-down faces were found. The turn with the highest score was right for all of them.
 _TURNED_SIDE, _SURROUNDINGS = 96, 2.0
-_UPRIGHT = (
-    0.925  # a score above is that of an upright face: of 1,295 upside-down ones none had more than 0.916
-)
-_WHOLE_TURNED_SIDE = 240  # of a photo without an upright face
-_UNCERTAIN = 0.5  # scores of turns are compared from here on
-_ANY_SIZE, _OVERLAP, _MOST = (320, 320), 0.3, 5000  # OpenCV's own values
+_UPRIGHT = 0.925  # faces with a higher score are upright: none of 1,295 upside-down faces had more than 0.916
+_WHOLE_TURNED_SIDE = 240  # size at which a photo without an upright face is turned
+_UNCERTAIN = 0.5  # minimum score for comparing turns
+_ANY_SIZE, _OVERLAP, _MOST = (320, 320), 0.3, 5000  # OpenCV's defaults
 _TURNS = (None, cv2.ROTATE_90_COUNTERCLOCKWISE, cv2.ROTATE_180, cv2.ROTATE_90_CLOCKWISE)
 
 
 class Face(NamedTuple):
-    """A face of a photo. Points are (x, y) in the photo's pixels."""
+    """A face in a photo. Points are (x, y) in the photo's pixels."""
 
     landmarks: np.ndarray
     """float64 [5, 2], in the order of plsc.apps.faces.alignment.TEMPLATE."""
     box: tuple[int, int, int, int]
-    """Left, top, width and height of what lies in the photo."""
+    """Left, top, width and height of the part inside the photo."""
 
     @property
     def area(self) -> int:
@@ -41,7 +39,7 @@ class Face(NamedTuple):
 
 
 class Detector:
-    """Finds faces. Threads may share one."""
+    """A face detector. Threads may share one."""
 
     def __init__(self):
         path = str(path_of(YUNET))
@@ -50,10 +48,15 @@ class Detector:
         )
 
     def find(self, photo: np.ndarray) -> list[Face]:
-        """Find the faces of a photo, uint8 [H, W, 3] in OpenCV's order BGR, the largest first.
+        """Find the faces in a photo.
 
-        A photo may lie on a side or upside down. All faces are those of one turn of the photo: the turn in
-        which its largest face is found most surely.
+        The photo may be turned by quarters. All faces are found in the same turn: the turn in which the
+        largest face has the highest score.
+
+        Args:
+            photo: pixels, uint8 [H, W, 3] in OpenCV's order BGR.
+
+        Returns the faces, largest first.
         """
         rows, turn = self._find_at_sizes(photo, 0, _SIDES), 0
         if len(rows) and rows[0, 14] <= _UPRIGHT:
@@ -68,8 +71,16 @@ class Detector:
         return [_face(row, turn, photo) for row in rows]
 
     def _find_at_sizes(self, photo: np.ndarray, turn: int, sides: Iterable[int]) -> np.ndarray:
-        """Find the faces of a turned photo in the first of these sizes that shows one. A row, float64 [15],
-        the largest first: left, top, width, height, five landmarks, score; in pixels of the turned photo."""
+        """Find the faces in a turned photo, at the first size at which there are any.
+
+        Args:
+            photo: pixels, uint8 [H, W, 3].
+            turn: number of quarter turns counterclockwise.
+            sides: longest sides in pixels to which the photo is shrunk, in this order.
+
+        Returns a row for each face, float64 [n, 15], largest first: left, top, width, height, five landmarks
+        and score. The unit is the turned photo's pixel.
+        """
         longest = max(photo.shape[:2])
         seen = 0.0
         for side in sides:
@@ -85,8 +96,14 @@ class Detector:
         return np.empty((0, 15))
 
     def _best_turn(self, photo: np.ndarray, side: int) -> int | None:
-        """Return by how many quarters to turn a photo counterclockwise, so that a face is found most surely;
-        None: there is none in any turn."""
+        """Find the turn in which a face has the highest score.
+
+        Args:
+            photo: pixels, uint8 [H, W, 3].
+            side: longest side in pixels to which the photo is shrunk.
+
+        Returns the number of quarter turns counterclockwise, or None if there is no face in any turn.
+        """
         small = _shrunk(photo, min(1.0, side / max(photo.shape[:2])))
         scores = [self._detect(_turned(small, turn))[:, 14].max(initial=0) for turn in range(4)]
         return int(np.argmax(scores)) if any(scores) else None
@@ -111,7 +128,12 @@ def _turned(photo: np.ndarray, turn: int) -> np.ndarray:
 
 
 def _surroundings(photo: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """Cut the square around a face out of a photo; what lies outside of the photo is grey."""
+    """Crop the square around a face. Pixels outside the photo are grey.
+
+    Args:
+        photo: pixels, uint8 [H, W, 3].
+        row: the face, as a row of `_find_at_sizes`.
+    """
     left, top, width, height = row[:4]
     side = max(width, height) * _SURROUNDINGS
     left, top = round(left + (width - side) / 2), round(top + (height - side) / 2)
@@ -123,7 +145,13 @@ def _surroundings(photo: np.ndarray, row: np.ndarray) -> np.ndarray:
 
 
 def _face(row: np.ndarray, turn: int, photo: np.ndarray) -> Face:
-    """Turn a row of `_find_at_sizes` into a face of the photo as it is."""
+    """Convert a row of `_find_at_sizes` to a face in the coordinates of the original photo.
+
+    Args:
+        row: a face in the turned photo.
+        turn: number of quarter turns counterclockwise.
+        photo: the original photo, uint8 [H, W, 3].
+    """
     height, width = photo.shape[:2]
     left, top, right, bottom = row[0], row[1], row[0] + row[2], row[1] + row[3]
     x, y = np.append(row[4:14].reshape(5, 2), [[left, top], [right, bottom]], axis=0).T

@@ -1,8 +1,8 @@
-"""Work on several photos at once, one thread each.
+"""Process several photos at once, with one thread for each photo.
 
-OpenCV's networks gain less from a second thread than a second photo does: a photo of 480 x 360 takes two
-threads together 0.6 of the time that it takes one. So several photos share the processors, and a single photo
-gets all of them.
+OpenCV's networks gain less from a second thread than from a second photo: two threads need 0.6 of the time of
+one thread for a photo of 480 x 360. So if there are several photos, each gets one thread. A single photo gets
+all threads.
 """
 
 import contextlib
@@ -15,19 +15,20 @@ from typing import Generic, TypeVar
 
 import cv2
 
-_MOST = 16  # threads, each with a network in memory
-_lock = threading.RLock()  # one call gets all threads
+_MOST = 16  # maximum number of threads; each has a network in memory
+_lock = threading.RLock()  # only one call at a time uses the threads
 T, R = TypeVar("T"), TypeVar("R")
 
 
 class Pool(Generic[T]):
-    """Lends objects that one thread at a time may use, and makes one whenever all are lent.
+    """A pool of objects that one thread at a time may use. If all are lent, the pool makes another one.
 
         networks = Pool(open_network)
         with networks.one() as network:
             network.run(...)
 
-    make: makes an object.
+    Args:
+        make: function that makes an object.
     """
 
     def __init__(self, make: Callable[[], T]):
@@ -36,7 +37,7 @@ class Pool(Generic[T]):
 
     @contextlib.contextmanager
     def one(self) -> Iterator[T]:
-        """Lend an object to the calling thread."""
+        """Lend an object to the calling thread for the `with` block."""
         try:
             lent = self._free.pop()
         except IndexError:
@@ -48,13 +49,13 @@ class Pool(Generic[T]):
 
 
 def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """Yield `work(item)` of each item, in their order."""
+    """Yield `work(item)` for each item, in the order of the items."""
     if len(items) < 2:
         yield from map(work, items)
         return
     with _lock:
         threads = cv2.getNumThreads()
-        cv2.setNumThreads(1)  # the setting is one of the process
+        cv2.setNumThreads(1)  # this setting applies to the whole process
         try:
             yield from _threads().map(work, items)
         finally:

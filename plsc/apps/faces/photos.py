@@ -1,4 +1,4 @@
-"""Read photos as they come from cameras, telephones and programs, and cut the faces out."""
+"""Read photos from cameras, phones and programs, and find the faces in them."""
 
 import os
 import sys
@@ -14,31 +14,39 @@ from plsc.data.images import decode_pixels, read_file
 from plsc.errors import CorruptImageError, UserError, escape
 
 Picture = Any
-"""A path, the bytes of a file, an array uint8 [H, W, 3] in OpenCV's order BGR, or an image of Pillow."""
-# Of the second largest face, as a share of the largest: above, nobody can tell whose photo it is.
+"""A path, the bytes of a file, an array uint8 [H, W, 3] in OpenCV's order BGR, or a Pillow image."""
+# Maximum area of the second largest face as a share of the largest. Above it, it is unclear whom the photo
+# shows.
 _GROUP = 0.4
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftyphevc")  # bytes 4 to 12
 
 
 def as_pictures(value: Picture | Sequence[Picture]) -> Sequence[Picture]:
-    """Return a list of the picture if the value is a single one, else the value."""
+    """Return a list that contains the value if it is a single picture, else the value itself."""
     single = isinstance(value, (str, os.PathLike, bytes, np.ndarray)) or _is_of_pillow(value)
     return [value] if single else value
 
 
 def picture_name(picture: Picture) -> str:
-    """Return what messages call a picture: its path, or its attribute `name` or `filename`. It may need
-    `escape`."""
+    """Return a picture's name for messages: its path, or its attribute `name` or `filename`.
+
+    The name may contain characters that need `escape`.
+    """
     if isinstance(picture, (str, os.PathLike)):
         return os.fspath(picture)
     return getattr(picture, "name", "") or getattr(picture, "filename", "") or "the picture"
 
 
 def read_photo(photo: Picture) -> np.ndarray:
-    """Read a photo, turned as its EXIF says: uint8 [H, W, 3], BGR.
+    """Read a photo, and turn it by its EXIF orientation.
 
-    UserError: it cannot be read, or is no picture of 8 bits; CorruptImageError: its file is no picture, or
-    too large a one.
+    Args:
+        photo: a path, the bytes of a file, an array or a Pillow image.
+
+    Returns the pixels, uint8 [H, W, 3] in the order BGR.
+
+    Raises UserError if the photo cannot be read or does not have 8 bits. Raises CorruptImageError if the file
+    is not a picture, or has too many pixels.
     """
     name = picture_name(photo)
     if isinstance(photo, (str, os.PathLike)):
@@ -60,7 +68,17 @@ def read_photo(photo: Picture) -> np.ndarray:
 
 
 def _bgr(pixels: np.ndarray, name: str) -> np.ndarray:
-    """Give pixels from a program three channels: OpenCV's networks take any number without an error."""
+    """Convert pixels from a program to three channels.
+
+    OpenCV's networks accept any number of channels without an error. So this is checked here.
+
+    Args:
+        pixels: uint8 [H, W], or [H, W, C] with 1, 3 or 4 channels.
+        name: the picture's name for messages.
+
+    Returns pixels, uint8 [H, W, 3] in the order BGR. Raises UserError for other arrays, and CorruptImageError
+    if there are too many pixels.
+    """
     kinds = {(2, 1): cv2.COLOR_GRAY2BGR, (3, 1): cv2.COLOR_GRAY2BGR, (3, 3): None, (3, 4): cv2.COLOR_BGRA2BGR}
     kind = pixels.ndim, pixels.shape[2] if pixels.ndim == 3 else 1
     if pixels.dtype != np.uint8 or kind not in kinds or not pixels.size:
@@ -80,18 +98,26 @@ def _is_of_pillow(value: Any) -> bool:
 
 
 def _pixels_of_pillow(image: Any) -> np.ndarray:
-    """Return the pixels of an image of Pillow in the order BGR, turned as its EXIF says."""
+    """Return the pixels of a Pillow image in the order BGR, turned by its EXIF orientation."""
     from PIL import ImageOps
 
     image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16") or image.mode in ("I", "F"):  # convert would cut 16 bits off at 255
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):  # convert would clip these at 255
         pixels = np.asarray(image)
         return (pixels >> 8).astype(np.uint8) if pixels.dtype.kind == "u" else pixels
     return np.asarray(image.convert("RGB"))[:, :, ::-1]
 
 
 def find_faces(detector: Detector, photo: Picture, pixels: np.ndarray) -> list[Face]:
-    """Find the faces in a photo's pixels, the largest first. UserError: there is none."""
+    """Find the faces in a photo, largest first.
+
+    Args:
+        detector: finds the faces.
+        photo: the photo, whose name messages contain.
+        pixels: its pixels, uint8 [H, W, 3] in the order BGR.
+
+    Raises UserError if there is no face.
+    """
     faces = detector.find(pixels)
     if not faces:
         raise UserError(f"{escape(picture_name(photo))}: no face found")
@@ -99,12 +125,15 @@ def find_faces(detector: Detector, photo: Picture, pixels: np.ndarray) -> list[F
 
 
 def second_share(faces: Sequence[Face]) -> float:
-    """Return the area of the second largest face as a share of the largest's; 0.0: there is one face."""
+    """Return the area of the second largest face as a share of the largest face's area.
+
+    Returns 0.0 if there are fewer than two faces.
+    """
     return faces[1].area / max(faces[0].area, 1) if len(faces) > 1 else 0.0
 
 
 def refuse_group(photo: Picture, faces: Sequence[Face]) -> None:
-    """Refuse by UserError a photo whose second face is nearly as large as the largest."""
+    """Raise UserError if a photo's second largest face is nearly as large as its largest face."""
     if second_share(faces) > _GROUP:
         raise UserError(
             f"{escape(picture_name(photo))}: {several_faces(faces)}; cut one person out of the photo, or "
@@ -113,7 +142,10 @@ def refuse_group(photo: Picture, faces: Sequence[Face]) -> None:
 
 
 def several_faces(faces: Sequence[Face]) -> str:
-    """Describe the faces of a photo: their count and the share of the second largest; "": there is one."""
+    """Return a text with the number of faces and the second largest face's share of the largest face's area.
+
+    Returns an empty text if there are fewer than two faces.
+    """
     if len(faces) < 2:
         return ""
     return f"{len(faces)} faces, the second has {100 * second_share(faces):.0f} % of the largest's area"

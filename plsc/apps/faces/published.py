@@ -1,7 +1,7 @@
-"""Fetch published networks of faces, once, from pinned addresses: `path_of(SFACE)`.
+"""Download published face networks from pinned addresses: `path_of(SFACE)`.
 
-They lie in ~/.cache/plsc, or in the folder that the environment variable PLSC_CACHE names, under the names
-that their authors gave them.
+Each file is downloaded once. It is stored in ~/.cache/plsc, or in the folder that the environment variable
+PLSC_CACHE names. Files keep their authors' names.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from plsc.utils.bar import Bar
 from plsc.utils.files import read_regular
 from plsc.utils.logging import get_logger
 
-_TIMEOUT = 30  # seconds without a byte
+_TIMEOUT = 30  # maximum seconds without data
 _BLOCK = 2**16  # bytes
 
 
 class Published(NamedTuple):
-    """A file that others have published."""
+    """A published file. `size` is in bytes, and `sha256` has 64 hex digits."""
 
     title: str
     address: str
@@ -31,7 +31,7 @@ class Published(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The name of its file."""
+        """The file's name, without folders."""
         return self.address.rsplit("/", 1)[-1]
 
 
@@ -54,13 +54,15 @@ SFACE = Published(
 
 
 def sha256_of(path: str | os.PathLike) -> str:
-    """Compute the SHA-256 of a regular file, 64 hex digits. Raises what open_regular raises."""
+    """Return the SHA-256 of a regular file, 64 hex digits. Raises the errors of open_regular."""
     return hashlib.sha256(read_regular(path)).hexdigest()
 
 
 def path_of(published: Published) -> Path:
-    """Return where a file is, and fetch it before if it is not there. UserError: it cannot be fetched, or is
-    another file."""
+    """Return the local path of a published file. Download the file if it does not exist.
+
+    Raises UserError if it cannot be downloaded, or if its SHA-256 is wrong.
+    """
     folder = os.environ.get("PLSC_CACHE") or os.path.expanduser("~/.cache/plsc")
     if folder.startswith("~"):
         raise UserError(f"{published.file}: there is no home folder to keep it in; name one in PLSC_CACHE")

@@ -1,1 +1,1 @@
-"""Answer over HTTP whom a picture shows."""
+"""Recognize people in pictures over HTTP."""

@@ -1,20 +1,22 @@
-"""Answer over HTTP whom a picture shows: `plsc serve people.gallery`, with a page at http://127.0.0.1:8000/.
+"""Recognize people in pictures over HTTP: `plsc serve people.gallery`, with a page at http://127.0.0.1:8000/.
 
-POST /search        a form with `picture`; ?faces=all&top=5. `name` is the name of the largest face, or null;
-                    `text` tells it in words. `faces` are the faces, the largest first, each with `box`: left,
-                    top, width and height in pixels. With faces=all each has a name and a text, too
-GET /people         {name: count of pictures}                                    with the token
-POST /people        a form with `name`, `pictures` and `groups` (true or false)  with the token
-DELETE /people      ?name=Ann, or of one picture Ann/3.jpg                       with the token
-GET /health
-GET /docs           this page
+POST /search        Send a form with `picture`. Optional: ?faces=all&top=5.
+                    In the answer, `name` is the person in the largest face, or null. `text` is the answer in
+                    words. `faces` lists the faces, largest first. Each has a `box`: left, top, width and
+                    height in pixels. With faces=all, each face also has a name and a text.
+GET /people         Returns {name: number of pictures}. Needs the token.
+POST /people        Send a form with `name`, `pictures` and `groups` (true or false). Needs the token.
+DELETE /people      ?name=Ann removes a person, ?name=Ann/3.jpg removes a picture. Needs the token.
+GET /health         Returns the number of people and the threshold.
+GET /docs           Returns this page.
 
     curl -F picture=@who.jpg http://127.0.0.1:8000/search
     curl -H "X-Token: $PLSC_SERVE_TOKEN" -F name=Ann -F pictures=@1.jpg http://127.0.0.1:8000/people
 
-The token is in the environment variable PLSC_SERVE_TOKEN, and comes in the header X-Token; without it nobody
-changes the gallery. `groups`: take the largest face also of photos whose second face is nearly as large. An
-error is {"detail": one line}. /openapi.json describes all of it to programs.
+The service reads the token from the environment variable PLSC_SERVE_TOKEN. A client sends it in the header
+X-Token. Without a token the gallery cannot be changed. If `groups` is true, the largest face is also used in
+photos whose second largest face is nearly as large. The answer to a failed request is {"detail": one line}.
+/openapi.json describes the interface for programs.
 """
 
 import argparse
@@ -43,8 +45,8 @@ except ImportError as error:
     raise UserError("plsc serve: pip install fastapi python-multipart uvicorn (the extra serve)") from error
 
 TOKEN = "PLSC_SERVE_TOKEN"  # noqa: S105 (the name of a variable)
-_MOST_AT_ONCE = 64  # requests; more are answered 503
-_SHORTEST_TOKEN = 16
+_MOST_AT_ONCE = 64  # maximum number of open requests; the answer to further ones is 503
+_SHORTEST_TOKEN = 16  # characters
 _FORMS = {
     "/search": "one file as curl -F picture=@who.jpg",
     "/people": "a name and files as curl -F name=Ann -F pictures=@ann.jpg",
@@ -72,16 +74,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"http://{args.host}:{args.port}/{'' if token else f', read only without {TOKEN}'}"
     )
     app = create_app(gallery, token)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else uvicorn ends with that before closing
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else SIGTERM would skip closing the gallery
     with contextlib.closing(gallery):
         uvicorn.run(app, host=args.host, port=args.port, limit_concurrency=_MOST_AT_ONCE, log_level="warning")
     return 0
 
 
 def create_app(gallery: Gallery, token: str = "") -> FastAPI:
-    """Make the application. token: changes the gallery, "": nothing does."""
+    """Make the application.
+
+    Args:
+        gallery: the gallery that answers.
+        token: the token that requests need to change the gallery. If empty, no request can change it.
+    """
     app = FastAPI(title="plsc", docs_url=None, redoc_url=None)  # their pages load scripts from the internet
-    # Of pictures that are decoded at the same time; each may take 200 MB.
+    # Limits how many pictures are decoded at the same time. Each may take 200 MB.
     working = threading.BoundedSemaphore(os.cpu_count() or 1)
 
     def check_token(x_token: Annotated[str, Header()] = "") -> None:
@@ -110,7 +117,7 @@ def create_app(gallery: Gallery, token: str = "") -> FastAPI:
         top: Annotated[int, Query(ge=1, le=100)] = 5,
         faces: Literal["largest", "all"] = "largest",
     ) -> dict[str, Any]:
-        (given,) = picture  # a list: of several under one name FastAPI would take the last
+        (given,) = picture  # a list, because FastAPI would silently use the last of several pictures
         with working:
             (answer,) = gallery.search([_Uploaded(given)], top, faces)
         if not answer.matches and len(gallery):
@@ -142,7 +149,7 @@ def create_app(gallery: Gallery, token: str = "") -> FastAPI:
     def refuse(_: Request, error: UserError) -> JSONResponse:
         if error.__cause__ is None:
             return JSONResponse({"detail": str(error)}, 422)
-        get_logger().error(str(error))  # of the gallery's file, or of the disk
+        get_logger().error(str(error))  # the gallery's file or the disk is the cause
         return JSONResponse({"detail": "the gallery cannot be used now; the service's log says why"}, 503)
 
     @app.exception_handler(RequestValidationError)
@@ -158,7 +165,7 @@ def create_app(gallery: Gallery, token: str = "") -> FastAPI:
 
 
 class _Uploaded(bytes):
-    """The bytes of a picture, with the name that messages call it by."""
+    """The bytes of a picture, with its name for messages."""
 
     def __new__(cls, file: UploadFile):
         made = super().__new__(cls, file.file.read())
