@@ -1,7 +1,7 @@
-"""Train, evaluate, predict and export by a config: `Entry("configs/", ["Global.epochs=1"]).train()`.
+"""Train, evaluate, predict and export with a config: `Entry("configs/", ["Global.epochs=1"]).train()`.
 
-An Entry holds a Config, and each verb is a method that calls the modules below. The verbs import Paddle, not
-this module, so that a wrong config is refused at once.
+An Entry holds a Config. Each of its methods calls a module of plsc.training or plsc.apps. The methods import
+Paddle, and this module does not, so that a wrong config is refused at once.
 """
 
 import os
@@ -18,7 +18,7 @@ from plsc.training.run_folder import start
 
 
 class Entry:
-    """Train, evaluate, predict and export by one config.
+    """Trains, evaluates, predicts and exports with one config.
 
         run = Entry("faces.yaml", {"Global.epochs": 2})
         run.train()
@@ -27,12 +27,12 @@ class Entry:
     Args:
         config: a YAML file, a folder (of a run, or with a default.yaml), a mapping, a Config, or None for
             the defaults.
-        overrides: "Section.key" -> value, or "Section.key=value" each, as `-o` takes them; they win over
-            `config`.
-        model: a paddle.nn.Layer, samples [B, *shape] -> embeddings [B, Model.embedding_size], in place of
-            Model.name's.
+        overrides: a mapping "Section.key" -> value, or an iterable of "Section.key=value", as `-o` takes
+            them. They take precedence over `config`.
+        model: a paddle.nn.Layer to use instead of Model.name's, or None. It maps samples [B, *shape] to
+            embeddings [B, Model.embedding_size].
 
-    Raises UserError with all mistakes in the config, one line each.
+    Raises UserError if the config has mistakes, with one line per mistake, and if `model` is not a Layer.
     """
 
     def __init__(
@@ -46,16 +46,18 @@ class Entry:
         if model is not None and (isinstance(model, type) or not hasattr(model, "sublayers")):
             raise UserError(f"model: must be a paddle.nn.Layer that is made already (got {model!r})")
         self._model = model
-        self._network: Any = None  # which predict and model have read
+        self._network: Any = None  # the network that `predict` and `model` have read
 
     def train(self) -> dict[str, Any]:
-        """Train to the end, evaluate, write the report. Every rank calls it in a launch.
+        """Train to the end, evaluate, and write the report. In a launch every rank calls it.
 
-        SIGTERM, SIGINT or SIGHUP stops it after a step, with a checkpoint of that step.
+        SIGTERM, SIGINT or SIGHUP stops the training after a step, with a checkpoint of that step.
 
-        Returns {"accuracy", ..., "seconds", "output_dir"} of the last evaluation (accuracy None without a set
-        for it), and "failures" if evaluations or the report failed beside the training, a line each.
-        After a signal: {"stopped", "step", ...}. UserError if another run is at work in output_dir.
+        Returns {"accuracy", ..., "seconds", "output_dir"}. The numbers are from the last evaluation. The
+        accuracy is None if there is no set for it. If evaluations or the report failed, "failures" has one
+        line for each. After a signal it returns {"stopped", "step", "output_dir"}.
+
+        Raises UserError if another run is using output_dir.
         """
         from plsc.training.run import train
 
@@ -64,9 +66,12 @@ class Entry:
             return train(self.config, self._model)
 
     def evaluate(self) -> dict[str, Any]:
-        """Evaluate a checkpoint (Global.checkpoint, or the newest in output_dir) on DataLoader.Eval's sets.
+        """Evaluate a checkpoint on the sets of DataLoader.Eval.
 
-        Prints the table, writes report and results.json to output_dir/test. Returns the main set's numbers.
+        The checkpoint is Global.checkpoint, or the newest in output_dir. Prints the table, and writes the
+        report and results.json to output_dir/test.
+
+        Returns the main set's numbers.
         """
         self.config.check_data(training=False)
         start(self.config.Global)
@@ -78,16 +83,17 @@ class Entry:
     def predict(
         self, images: str | os.PathLike | Sequence[Any] | np.ndarray, output: str | os.PathLike | None = None
     ) -> tuple[np.ndarray, list[str]]:
-        """Embed images by a checkpoint's backbone, L2-normalised: their inner products are the cosines.
+        """Embed images with a checkpoint's backbone.
 
-        The checkpoint is read by the first call; `train` makes the next call read it again.
+        The embeddings are L2-normalised, so their inner products are cosines. The first call reads the
+        checkpoint. The first call after `train` reads it again.
 
         Args:
-            images: a list file (a path a line, a label may follow), an image file, a folder of images at any
-                depth, a PIL image, a list of these, or an array of pixels uint8 [n, C, H, W].
-            output: folder for embeddings.npy and names.txt; None: nothing is written.
+            images: a list file (one path per line, which a label may follow), an image file, a folder of
+                images at any depth, a PIL image, a list of these, or an array of pixels uint8 [n, C, H, W].
+            output: folder for embeddings.npy and names.txt; None to write nothing.
 
-        Returns: embeddings [n, D] float32, and the n names (paths, or "0", "1", ...).
+        Returns the embeddings [n, D] float32, and the n names (paths, or "0", "1", ...).
         """
         start(self.config.Global)
         from plsc import distributed
@@ -100,13 +106,13 @@ class Entry:
         return embeddings, names
 
     def model(self) -> tuple[Any, Any]:
-        """Return the trained network of the checkpoint, and how it wants its samples.
+        """Return the trained network of the checkpoint, and the preprocessing of its samples.
 
             layer, preprocessing = Entry("output/faces").model()
             embeddings = layer(preprocessing(paddle.to_tensor(pixels)))  # pixels uint8 [n, C, H, W]
 
-        Returns: the paddle.nn.Layer, in evaluation mode, and its plsc.utils.preprocessing.Preprocessing. The
-        embeddings [n, D] are of any length.
+        Returns the paddle.nn.Layer, in evaluation mode, and its plsc.utils.preprocessing.Preprocessing. The
+        layer's embeddings [n, D] are not normalised.
         """
         start(self.config.Global)
         with self.config.naming_places():
@@ -128,10 +134,10 @@ class Entry:
         )
 
     def export(self, output: str | os.PathLike | None = None) -> dict[str, Any]:
-        """Write a checkpoint's backbone to a folder in Export.formats, and compare each.
+        """Export a checkpoint's backbone in Export.formats, and compare each exported file with the backbone.
 
         Args:
-            output: the folder; None: output_dir/export.
+            output: the folder to write to; None for output_dir/export.
 
         Returns the facts of plsc.apps.export.export: files and largest differences.
         """
@@ -142,9 +148,12 @@ class Entry:
             return export_checkpoint(self.config, output, self._model)
 
     def dry_run(self, ranks: int | None = None) -> str:
-        """Return the resolved config and the plan of the run on so many `ranks`, or on those of this launch.
+        """Return the resolved config and the plan of the run as text.
 
-        Trains nothing, starts no group, makes no head.
+        It does not train, start a group of ranks, or build a head.
+
+        Args:
+            ranks: number of ranks to plan for; None for the number of ranks in this launch.
         """
         from plsc.training.dry_run import dry_run
 

@@ -1,8 +1,10 @@
 """Define the errors that a user can correct, and make text from outside safe to print.
 
-The text of such an error is one line: where (file:line, key or sample), the value, the rule and the remedy.
-`plsc` prints that line and exits with code 2; any other exception is a defect of plsc and keeps its
+The text of such an error is one line: the place (file:line, key or sample), the value, the rule and the
+remedy. `plsc` prints that line and exits with code 2. Any other exception is a defect of plsc and keeps its
 traceback.
+
+Try it: `plsc train -o Global.epochs=x`.
 """
 
 import contextlib
@@ -14,8 +16,10 @@ from collections.abc import Iterator
 class UserError(Exception):
     """A mistake in a config, a file or a call that the user can correct.
 
-    text: what is wrong. key: the key of the config that it is about, "Section.key", or a keyword argument of
-    a class that a config names.
+    Args:
+        text: what is wrong.
+        key: the config key with the mistake, "Section.key", or a keyword argument of a class that a config
+            names; "" for none.
     """
 
     def __init__(self, text: object = "", key: str = ""):
@@ -28,19 +32,22 @@ class UserError(Exception):
 
 
 class MissingFileError(UserError):
-    """A file or folder that the user named is not there."""
+    """A file or folder that the user named does not exist."""
 
 
 class CorruptImageError(UserError):
-    """An image that cannot be decoded. In training, plsc.data.corrupt_images replaces a few such images."""
+    """An image cannot be decoded. In training, plsc.data.corrupt_images replaces a few such images."""
 
 
 def in_one_line(error: Exception) -> str:
-    """Describe an exception of any kind, such as one in a user's class: a UserError by its text, another by
-    its type, the place in the code and the first line of its text."""
+    """Describe any exception in one line, for example one from a user's class.
+
+    Returns the text of a UserError. For any other exception it returns the type, the place in the code, and
+    the first line of the text.
+    """
     if isinstance(error, UserError):
         return str(error)
-    # Paddle's own errors begin with a C++ traceback, and have a line of dashes above their message.
+    # Paddle's own errors begin with a C++ traceback, and a line of dashes precedes their message.
     _, of_paddle, text = str(error).rpartition("Error Message Summary:")
     text = (text.strip(" -\n") if of_paddle else text.strip()).partition("\n")[0]
     place = traceback.extract_tb(error.__traceback__)[-1:]
@@ -52,12 +59,15 @@ def in_one_line(error: Exception) -> str:
 def reading(
     path: str | bytes | os.PathLike, *, missing: str = "no such file", remedy: str = ""
 ) -> Iterator[None]:
-    """Turn the system's refusal to let `path` be read, and text that is not UTF-8, into a line for the user.
+    """Turn errors in a block that reads a file into errors for the user.
+
+    Raises MissingFileError if the file does not exist. Raises UserError if the system refuses to read it, or
+    if its text is not UTF-8.
 
     Args:
-        path: the file, perhaps with the option that names it in front.
-        missing: what is said of a file that is not there, in a MissingFileError.
-        remedy: what to do where it is there and cannot be read.
+        path: the file. The option that names it may precede it.
+        missing: message for a file that does not exist.
+        remedy: what to do if the file exists but cannot be read.
     """
     with writing(path, remedy=remedy, what="read"):
         try:
@@ -71,28 +81,42 @@ def reading(
 
 @contextlib.contextmanager
 def writing(path: str | bytes | os.PathLike, *, remedy: str = "", what: str = "written") -> Iterator[None]:
-    """Turn the system's refusal to let `path` be written into a line for the user, as `reading` does."""
+    """Turn errors in a block that writes a file into errors for the user.
+
+    Raises UserError if the system refuses to write the file.
+
+    Args:
+        path: the file. The option that names it may precede it.
+        remedy: what to do if the file cannot be written.
+        what: what cannot be done with the file, for the message.
+    """
     try:
         yield
     except OSError as error:
-        reason = error.strerror or escape(error)  # NumPy's own OSErrors have text alone
+        reason = error.strerror or escape(error)  # NumPy's own OSErrors have only a text
         line = f"{escape(path)}: cannot be {what}: {reason}"
         raise UserError(f"{line}; {remedy}" if remedy else line) from error
 
 
 def escape(name: object) -> str:
-    """Return a name from data (text, bytes or a path) as text that is safe to print, on one line.
+    """Return a name from data as text that is safe to print, on one line.
 
     Control characters, line breaks, marks that change the direction of text, and bytes that are not UTF-8 are
     escaped. Otherwise the name of a file, a folder or an identity could add lines to a log, or control a
     terminal.
+
+    Args:
+        name: text, bytes or a path.
     """
     text = os.fsdecode(name) if isinstance(name, (bytes, os.PathLike)) else str(name)
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
 def escape_lines(text: str) -> str:
-    """Escape what `escape` escapes but line breaks and tabs, and cut very long lines, as of a quoted file."""
+    """Escape text of several lines, such as a quoted file, and shorten very long lines.
+
+    It escapes what `escape` escapes, except line breaks and tabs.
+    """
     lines = (
         line if len(line) <= 2000 else f"{line[:1500]} ... {len(line) - 2000:,} characters ... {line[-500:]}"
         for line in text.split("\n")
@@ -103,6 +127,6 @@ def escape_lines(text: str) -> str:
 def _escaped(character: str) -> str:
     if character.isprintable():
         return character
-    if "\udc80" <= character <= "\udcff":  # a byte that is not UTF-8, as os.fsdecode represents it
+    if "\udc80" <= character <= "\udcff":  # os.fsdecode's representation of a byte that is not UTF-8
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape").decode("ascii")

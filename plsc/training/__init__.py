@@ -1,2 +1,5 @@
-"""Train one run. Read trainer.py, whose train_step is the whole step, part.py, then build.py, which
-puts a run together."""
+"""Train one run.
+
+Read trainer.py first, whose train_step is the whole step. Then read part.py, and build.py, which builds a run
+from its config.
+"""

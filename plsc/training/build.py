@@ -1,4 +1,4 @@
-"""Build a run from its config: data, backbone, head, optimizer, evaluator and Trainer.
+"""Build a run from its config: data, backbone, head, optimizer, evaluator and Trainer. Try it:
 
 trainer = build_trainer(load("configs/"))
 trainer.train(metrics=None)
@@ -30,7 +30,7 @@ from plsc.training.part import Part
 from plsc.training.trainer import Trainer
 from plsc.training.watchdog import Watchdog
 
-# The names of a run's own states, which no Part may have.
+# Names that no Part may have, because the run's own states use them.
 OWNERS = ("run", "backbone", "optimizer", "head", "margin", "evaluation", "checkpoints")
 
 
@@ -40,17 +40,19 @@ def build_trainer(
     watchdog: Watchdog | None = None,
     planned_ranks: int | None = None,
 ) -> Trainer:
-    """Build the Trainer of a config with all that it needs. Every rank calls it, after `distributed.init`.
+    """Build a Trainer and everything that it uses. Every rank calls it, after `distributed.init`.
 
     Args:
-        backbone: a Layer to train instead of Model.name's.
-        watchdog: notes signals that ask the run to stop, and hangs; None: there are none.
-        planned_ranks: build rank 0 of so many, without the others and without a head, to plan the run.
+        cfg: config of the run.
+        backbone: Layer to train instead of Model.name's, or None.
+        watchdog: notes hangs, and signals that ask the run to stop; None if there are none.
+        planned_ranks: number of ranks in a dry run; None for a training. A dry run builds rank 0 alone,
+            without a head.
     """
     planned = planned_ranks is not None
     rank, ranks = (0, planned_ranks) if planned else (distributed.rank(), distributed.world_size())
     seed, amp, folder = cfg.Global.seed, cfg.Global.amp, cfg.Global.output_dir
-    if not planned:  # a dry run of a training on GPUs is on a CPU
+    if not planned:  # a dry run uses a CPU, even if the training will use GPUs
         check_amp(amp)
     loader = build_loader(cfg.DataLoader, seed, rank, ranks)
     dataset = loader.dataset
@@ -86,7 +88,8 @@ def build_trainer(
     head = None
     if not planned:
         if not on_device():
-            # Recomputation saves about what malloc would keep; without it fresh pages cost a tenth of a step.
+            # Without recomputation, fresh pages would cost a tenth of a step's time. With recomputation,
+            # keeping freed blocks would use about as much memory as recomputation saves.
             keep_freed_blocks(not cfg.Model.recompute)
         rule = cfg.Optimizer.build_rule()
         head = build_head(cfg.Head, rule, num_classes, cfg.Model.embedding_size, seed, folder, amp)
@@ -101,9 +104,12 @@ def build_trainer(
 
 
 def _refuse_lone_samples(fewest: int, backbone: nn.Layer, frozen_norms: list[nn.Layer]) -> None:
-    """Refuse by UserError a batch of one sample for a batch norm, which would make all embeddings the same.
+    """Raise UserError if a batch norm would see a batch of one sample, which makes all embeddings the same.
 
-    fewest: samples of the smallest batch.
+    Args:
+        fewest: number of samples in the smallest batch.
+        backbone: the layer to train.
+        frozen_norms: layers that stay in evaluation mode during training.
     """
     norms = [layer for layer in backbone.sublayers() if "BatchNorm" in type(layer).__name__]
     if fewest < 2 and any(layer not in frozen_norms for layer in norms):
@@ -114,7 +120,10 @@ def _refuse_lone_samples(fewest: int, backbone: nn.Layer, frozen_norms: list[nn.
 
 
 def _synchronise_norms(backbone: nn.Layer) -> None:
-    """Let Paddle's batch norm layers inside a backbone take their statistics over all ranks."""
+    """Replace Paddle's batch norm layers in a backbone by layers that compute statistics over all ranks.
+
+    Raises UserError on a CPU.
+    """
     if not on_device():
         raise UserError(
             "is true, but Paddle has it for devices alone; set it to false on CPUs",
@@ -127,10 +136,14 @@ def _synchronise_norms(backbone: nn.Layer) -> None:
 
 
 def build_parts(sections: Sequence[PartCfg], core: Sequence[Part]) -> list[Part]:
-    """Build the parts of the section Parts, after those of plsc.
+    """Build the parts of the section Parts, and list them after plsc's own parts.
 
-    Raises UserError for a part whose name is taken by another state, and for a part without any method of
-    Part, which a misspelled `losses` would be.
+    Raises UserError if a part's name is used by another state, and if a part defines no method of Part, for
+    example because it misspells `loss` as `losses`.
+
+    Args:
+        sections: entries of the section Parts.
+        core: plsc's own parts.
     """
     parts = [*core]
     for number, section in enumerate(sections):

@@ -1,4 +1,7 @@
-"""Describe a run in a few lines before it starts, and plan one without training: `plsc train --dry-run`."""
+"""Describe a run in a few lines before it starts, or plan a run without training it.
+
+Try it: `plsc train -c configs/ --dry-run`.
+"""
 
 import itertools
 import math
@@ -29,11 +32,16 @@ _WITHOUT_DATA = (
 
 
 def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> tuple[str, bool]:
-    """Return the resolved config with the plan of the run, and whether this machine has room for it.
+    """Plan a run without training it.
 
     Args:
-        ranks: to plan for; None: those of this launch.
-        model: a Layer in place of the config's.
+        cfg: config of the run.
+        ranks: number of ranks to plan for; None for the number of ranks in this launch.
+        model: Layer to train instead of the config's, or None.
+
+    Returns the resolved config followed by the plan, and whether this machine has room for the run.
+
+    Raises UserError if the config or the data are wrong.
     """
     ranks = ranks or environment.world_size_from_env()
     cfg.check_ranks(ranks)
@@ -45,7 +53,7 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> tuple[s
     kind = device.decide(cfg.Global.device, [device.why_none(cfg.Global.device)])
     device.use(environment.CPU)
     run = build_trainer(cfg, model, planned_ranks=ranks)
-    build_margin(cfg.Head)  # for what is refused: a plan has no head
+    build_margin(cfg.Head)  # called for its checks, since a plan has no head
     check_rule(cfg.Optimizer.build_rule())
     plan = plan_lines(run)
     sizes, most = byte_lines(run, in_memory=kind == environment.CPU or cfg.Head.bank != "device")
@@ -61,7 +69,7 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> tuple[s
 
 
 def _remedies(cfg: Config) -> list[str]:
-    """List what makes room for more classes and is not in the config already."""
+    """List the measures that make room for more classes, without those that the config already has."""
     head = cfg.Head
     remedies = []
     if head.bank != "disk":
@@ -76,7 +84,7 @@ def _remedies(cfg: Config) -> list[str]:
 
 
 def plan_lines(run: Trainer) -> list[str]:
-    """Format the plan of a run: "plan: steps ..." and so on."""
+    """Return the lines that describe a run, such as "plan: steps ..."."""
     cfg = run.cfg
     ranks = run.loader.world_size
     classes = run.dataset.num_classes
@@ -102,17 +110,21 @@ def plan_lines(run: Trainer) -> list[str]:
 
 
 def crowd_lines(ranks: int) -> list[str]:
-    """Warn of more ranks on the CPUs of this machine than it has processors."""
+    """Return a warning line if this machine has more ranks than processors, otherwise no line."""
     processors = len(os.sched_getaffinity(0))
     crowded = f"plan: slow     {ranks} ranks share {plural(processors, 'processor')} of this machine"
     return [crowded] if ranks > processors else []
 
 
 def byte_lines(run: Trainer, in_memory: bool) -> tuple[list[str], float]:
-    """Format the bytes that a run takes; return them, and the most classes that this machine has room for.
+    """Compute the bytes that a run uses.
 
-    in_memory: the banks of all ranks are in the machine's memory or on its disk, not on a device, whose room
-    is not known.
+    Args:
+        run: the planned run.
+        in_memory: whether the banks of all ranks are in this machine's memory or on its disk. It is False for
+            banks on a device, whose free memory is not known.
+
+    Returns lines that show the bytes, and the largest number of classes that this machine has room for.
     """
     cfg = run.cfg
     ranks = run.loader.world_size
@@ -125,16 +137,17 @@ def byte_lines(run: Trainer, in_memory: bool) -> tuple[list[str], float]:
     arrays = 1 + len(cfg.Optimizer.build_rule().moments)
     trained = sum(parameter.size for parameter in run.optimizer.parameters)
     saved = (2 if cfg.Global.ema else 1) * sum(tensor.size for tensor in run.backbone.state_dict().values())
-    saved += (1 if cfg.Optimizer.name in ("Momentum", "LARS") else 2) * trained  # at most, of one's own
+    saved += (1 if cfg.Optimizer.name in ("Momentum", "LARS") else 2) * trained  # at most, for a user's class
     network = 4 * (saved + trained)
     gradients = 4 * selected * head.row_size(size)
     budget = int(head.logits_budget_mb * 10**6) if head.logits_budget_mb else default_budget()
-    # Float32 logits and exponentials of all centres of the step, in blocks where the budget is smaller.
+    # Float32 logits and exponentials for all centres of the step. If they exceed the budget, the head
+    # computes them in blocks.
     logits = min(budget, 8 * samples * selected * head.row_size(size) // size)
     bank = rows_bytes(head, arrays, shard, size)
     rows = rows_bytes(head, arrays, classes, size)
     checkpoint = 4 * saved + rows
-    # Those that are kept, the best, and one that is being written.
+    # The checkpoints that are kept, the best one, and the one that is being written.
     checkpoints = cfg.Checkpoint.keep + (cfg.DataLoader.Eval.dataset is not None) + 1
     on_disk = head.bank == "disk"
     where = " on the disk" if on_disk else ""

@@ -1,5 +1,8 @@
-"""Freeze parameters of a backbone, as Optimizer.freeze and freeze_norms ask, and the norm layers that go
-along."""
+"""Freeze the parameters of a backbone that Optimizer.freeze and Optimizer.freeze_norms name, and find the
+norm layers to keep in evaluation mode.
+
+Try it: `plsc train -c configs/ -o 'Optimizer.freeze=[stem]'`.
+"""
 
 import re
 
@@ -14,10 +17,16 @@ from plsc.utils.registry import did_you_mean
 def freeze(cfg: OptimizerCfg, backbone: nn.Layer) -> list[nn.Layer]:
     """Freeze the parameters that a config names, so that they get no gradient.
 
-    Returns the norm layers that must be in evaluation mode while the backbone trains, so that their running
-    statistics stand still: with freeze_norms all, else those all of whose parameters are frozen here.
+    Args:
+        cfg: section Optimizer of the config.
+        backbone: the layer whose parameters are frozen.
 
-    Raises UserError for a pattern that fits no parameter, and for freeze_norms without norm layers.
+    Returns the norm layers that must stay in evaluation mode during training, so that their running
+    statistics do not change. With freeze_norms these are all norm layers. Otherwise they are the norm layers
+    whose parameters are all frozen, at least one of them by the config.
+
+    Raises UserError if a pattern matches no parameter, and if freeze_norms is set but the backbone has no
+    norm layers.
     """
     parameters = parameters_of(backbone)
     norms = _norms(backbone)
@@ -49,16 +58,15 @@ def freeze(cfg: OptimizerCfg, backbone: nn.Layer) -> list[nn.Layer]:
 
 
 def statistics_of(backbone: nn.Layer) -> list[paddle.Tensor]:
-    """List what a forward pass may change: running statistics, and whatever else has no gradient.
+    """List the tensors that a forward pass may change: running statistics, and others without a gradient.
 
-    To be called before `freeze`: frozen weights have no gradient either, and copies of them would be for
-    nothing.
+    Call it before `freeze`. Frozen weights have no gradient either, but do not need to be copied.
     """
     return [tensor for tensor in backbone.state_dict().values() if tensor.stop_gradient]
 
 
 def parameters_of(backbone: nn.Layer) -> dict[str, paddle.Tensor]:
-    """Return all parameters by name, but the running statistics, which Paddle lists as parameters."""
+    """Return all parameters by name, except running statistics, which Paddle also lists as parameters."""
     statistics = {
         id(tensor)
         for layer in _norms(backbone)
@@ -68,7 +76,7 @@ def parameters_of(backbone: nn.Layer) -> dict[str, paddle.Tensor]:
 
 
 def _norms(backbone: nn.Layer) -> list[nn.Layer]:
-    """List all norm layers: those of a class that is called a norm, or derives from one."""
+    """List all norm layers: those whose class, or one of its base classes, has "Norm" in its name."""
     return [
         layer
         for layer in backbone.sublayers(include_self=True)

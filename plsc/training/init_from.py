@@ -1,7 +1,9 @@
-"""Start a training with the weights of another run (Global.init_from), and its centres of the classes of the
-same name. Classes that it does not know, and the states of all optimizers, start anew.
+"""Start a training with the weights of another run (Global.init_from), and with its centres for the classes
+that have the same name.
 
-The same on any number of ranks: each reads the rows that its shard keeps. docs/training.md has a run to try.
+The centres of other classes, and the states of all optimizers, start as in a new run. The result does not
+depend on the number of ranks, because each rank reads the rows that its shard keeps. docs/training.md has a
+run to try.
 """
 
 from collections.abc import Sequence
@@ -21,18 +23,28 @@ from plsc.utils.logging import warn_on_rank_0
 
 
 def find_weights(folder: str | Path) -> Path:
-    """Find the checkpoint of Global.init_from: a folder of one, or of a run.
+    """Find the checkpoint of Global.init_from. Rank 0 alone calls it, because it verifies every byte.
 
-    Rank 0 calls it, since every byte is verified. UserError if there is none, or a damaged one.
+    Raises UserError if there is no checkpoint, or if it is damaged.
+
+    Args:
+        folder: folder of a checkpoint or of a run.
     """
     return find(Path(), folder)
 
 
 def initialise_from(path: Path, backbone: paddle.nn.Layer, head: SoftmaxHead, data: Dataset) -> list[str]:
-    """Load the weights of a checkpoint, which `find_weights` has found, into `backbone` and `head` -> lines
-    for the log. Every rank calls it.
+    """Load the weights of a checkpoint into a backbone and a head. Every rank calls it.
 
-    Raises UserError: another backbone, names that are not unique.
+    Args:
+        path: the checkpoint that `find_weights` found.
+        backbone: the layer that gets the weights.
+        head: the head that gets the centres.
+        data: data set of this run, for the names of its classes.
+
+    Returns lines for the log.
+
+    Raises UserError if the checkpoint has a different backbone, and if the names of classes are not unique.
     """
     saved = Checkpoint.open(path, verify=False)
     load_backbone(backbone, saved)
@@ -58,8 +70,16 @@ def _why_new(
     there: Sequence[str] | None,
     here: Sequence[str] | None,
 ) -> str | None:
-    """Say why no centre of a checkpoint can be kept; None where they can. UserError for two classes of one
-    name."""
+    """Return why no centre of a checkpoint can be kept, or None if centres can be kept.
+
+    Raises UserError if two classes have the same name.
+
+    Args:
+        head: head of this run.
+        saved: the checkpoint.
+        there: names of the checkpoint's classes, or None.
+        here: names of this run's classes, or None.
+    """
     if saved.num_classes == 0:
         return f"{saved.path} has no classes"
     for names, whose in ((there, f"the classes of {saved.path}"), (here, "the classes of the data")):
@@ -78,7 +98,13 @@ def _why_new(
 
 
 def _keep(saved: Checkpoint, head: SoftmaxHead, row_C: np.ndarray) -> None:
-    """Load this rank's share of the rows `row_C` of a checkpoint, -1 where a class keeps its own."""
+    """Load this rank's share of a checkpoint's rows into a head.
+
+    Args:
+        saved: the checkpoint.
+        head: the head that gets the rows.
+        row_C: for each class of this run, its row in the checkpoint, or -1 if the class keeps its new centre.
+    """
     row_S = row_C[head.shard.start : head.shard.stop]
     state = head.bank.state()
     for first in range(0, len(row_S), ROWS_AT_ONCE):
@@ -87,7 +113,8 @@ def _keep(saved: Checkpoint, head: SoftmaxHead, row_C: np.ndarray) -> None:
         if not len(at):
             continue
         runs = np.split(rows[at], np.flatnonzero(np.diff(rows[at]) != 1) + 1)
-        # Other rows of the block are written back: a bank loads by slices only, and may be bfloat16.
+        # A bank loads only whole slices, so the block's other rows are read and written back. They may be
+        # bfloat16.
         block = {
             name: float32_of(np.array(array[first : first + len(rows)])) for name, array in state.items()
         }

@@ -1,7 +1,9 @@
 """Copy the numbers of a run to VisualDL, TensorBoard and Weights & Biases (Global.loggers).
 
-Each has a folder of its own name in the run's, and its package is imported when it is made. Nothing goes over
-a network unless the user's environment says so (WANDB_MODE=online).
+Each logger has a folder with its name in the run's folder. It imports its package when it is made. Nothing is
+sent over a network unless the user's environment asks for it (WANDB_MODE=online).
+
+Try it: `plsc train -c configs/ -o 'Global.loggers=[tensorboard]'`.
 """
 
 import contextlib
@@ -18,10 +20,10 @@ from plsc.utils.files import temporary_home
 
 
 class VisualDL:
-    """Writes <folder>/visualdl, one file, which a resumed run appends to."""
+    """Writes one file in <folder>/visualdl. A resumed run appends to it."""
 
     def __init__(self, folder: Path):
-        with contextlib.redirect_stdout(io.StringIO()), temporary_home():  # it prints a greeting
+        with contextlib.redirect_stdout(io.StringIO()), temporary_home():  # VisualDL prints a greeting
             from visualdl import LogWriter
 
             # A fixed name: with a second file in the folder, VisualDL would show only the newest.
@@ -30,27 +32,29 @@ class VisualDL:
     def write(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # else a killed process loses two minutes
+        self._writer.flush()  # otherwise a killed process loses the last two minutes
 
     def close(self) -> None:
         self._writer.close()
 
 
 class TensorBoard(VisualDL):
-    """Writes <folder>/tensorboard, a file for each start, which TensorBoard shows as one run."""
+    """Writes a file for each start in <folder>/tensorboard. TensorBoard shows the files as one run."""
 
     def __init__(self, folder: Path):
         from tensorboardX import SummaryWriter
 
         place = folder / "tensorboard"
-        # The name has a number, since two starts in one second would overwrite each other.
+        # A number in the name prevents two starts in the same second from overwriting each other's file.
         self._writer = SummaryWriter(str(place), filename_suffix=f".{len(list(place.glob('events.*')))}")
 
 
 class Wandb:
-    """Writes <folder>/wandb, offline: a folder for each start, all of one run id, for `wandb sync --append`.
+    """Writes a folder for each start in <folder>/wandb, offline.
 
-    The user's WANDB_MODE, WANDB_PROJECT, WANDB_NAME, WANDB_RUN_ID and WANDB_DIR hold.
+    All starts have the same run id, so that `wandb sync --append` can join them.
+
+    The user's WANDB_MODE, WANDB_PROJECT, WANDB_NAME, WANDB_RUN_ID and WANDB_DIR take precedence.
     """
 
     def __init__(self, folder: Path):

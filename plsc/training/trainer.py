@@ -3,9 +3,9 @@
     data.loader -> backbone (data parallel) -> head (classes spread over the ranks) -> backward -> agree ->
     update
 
-A resumed run needs only the step and the states, because nothing else changes from step to step. The learning
-rate depends on the step. The order of the data depends on the seed and the epoch. Dropout depends on the
-seed, the step, the layer and the sample.
+A resumed run needs only the step and the states. The learning rate is a function of the step. The order of
+the data is a function of the seed and the epoch. Dropout is a function of the seed, the step, the layer and
+the sample.
 
 plsc/training/build.py makes a Trainer from a config. Users extend a training with a Part (part.py).
 
