@@ -1,7 +1,7 @@
 """Freeze the parameters of a backbone that Optimizer.freeze and Optimizer.freeze_norms name, and find the
 norm layers to keep in evaluation mode.
 
-Try it: `plsc train -c configs/ -o 'Optimizer.freeze=[stem]'`.
+Try it: `plsc train -c configs/ -o 'Optimizer.freeze=[^conv1]'`.
 """
 
 import re

@@ -3,7 +3,7 @@
 The number of ranks that read a checkpoint may differ from the number that wrote it. Training, evaluation and
 export share this module.
 
-Try it: `load_network(Checkpoint.open("output/faces/checkpoints/step-00000100"), load("output/faces"))`.
+Try it: `load_network(store.Checkpoint.open("output/faces/checkpoints/step-00000100"), load("output/faces"))`.
 """
 
 from typing import Any

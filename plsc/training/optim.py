@@ -76,7 +76,7 @@ class BackboneOptimizer:
             each.optimizer.clear_grad(set_to_zero=False)
 
     # Paddle names a state after its parameter, with a count over the process: "linear_0.w_0_velocity_0". A
-    # checkpoint uses the parameter's name in the backbone: "stem.weight:velocity_0".
+    # checkpoint uses the parameter's name in the backbone: "conv1.weight:velocity_0".
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all parameters as arrays by name. A name is "parameter:kind"."""

@@ -51,7 +51,7 @@ def should_resume(section: GlobalCfg) -> bool:
     It resumes an unfinished run, unless Global.overwrite is set. With Global.resume it resumes any run.
 
     Raises UserError before the ranks start:
-    - if the folder has a finished run, and Global.overwrite does not allow to delete it
+    - if the folder has a finished run, and Global.overwrite does not allow its deletion
     - if Global.checkpoint names a checkpoint that a new run would not read
     - if Global.init_from has no checkpoint, or lies in the run that would be deleted
     - if the folder has files of another program that a new run would delete
