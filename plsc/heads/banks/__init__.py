@@ -1,14 +1,17 @@
-"""Hold a shard's class centres with their optimizer state, and update them.
+"""Store a shard's class centres with their optimizer state, and update them.
 
-    S classes in this rank's shard   K of them selected for the step (all: K = S)
+    S classes in this rank's shard   K classes selected for the step (K = S without sampling)
     D embedding size   b rows of a class block
 
-`bank.select(index)` returns the rows of one step as a `Selection`: it holds their values, memory for their
-gradients, and their update by one rule (plsc/heads/optimizer.py). The bank holds the tables alone.
-`DeviceBank` keeps the rows on the device that computes, `HostBank` in host memory, where more of them fit,
-`OffloadedBank` (offloaded.py) on the disk or as bfloat16; the selected rows are then copied to the device,
-and their gradients back. A row's initial value depends on (seed, row) alone, so any number of ranks starts
-from the same centres.
+`bank.select(index)` returns the rows of one step as a `Selection`. It has their values and memory for their
+gradients, and it updates them by one rule (plsc/heads/optimizer.py). The bank stores only the tables.
+
+- `DeviceBank` keeps the rows on the device that computes.
+- `HostBank` keeps them in host memory, where more rows fit.
+- `OffloadedBank` (offloaded.py) keeps them on the disk or as bfloat16.
+
+`HostBank` and `OffloadedBank` copy the selected rows to the device, and their gradients back. A row's initial
+value depends only on (seed, row), so runs with any number of ranks start from the same centres.
 """
 
 import os
@@ -34,16 +37,17 @@ def build_bank(
     seed: int,
     **options: Any,
 ) -> Bank:
-    """Build the bank that the keys of the config's Head ask for, and draw its centres.
+    """Build the bank that the keys of the config's Head describe, and draw its centres.
 
     Args:
         kind: "device", "host" or "disk".
-        dtype: "float32", or "bfloat16" unless the rows are on the device.
-        folder: where a bank on the disk has its file.
-        shard, width: those of `Bank`.
+        dtype: "float32" or "bfloat16". A bank on the device has float32.
+        folder: folder for the file of a bank on the disk.
+        shard: the classes of this rank.
+        width: numbers in a row.
         std: standard deviation of the initial centres.
-        seed: of the initial centres, and of the rounding to bfloat16.
-        options: `bias` and `rule` of `Bank`.
+        seed: seed for the initial centres and for the rounding to bfloat16.
+        options: `bias` and `rule`, which are passed to `Bank`.
 
     Raises UserError if the bank needs the compiled kernels and there are none.
     """

@@ -1,6 +1,6 @@
-"""Define what a bank of class centres is, and what a selection of its rows; draw the initial centres.
+"""Define the interfaces of a bank of class centres and of a selection of its rows.
 
-Symbols: __init__.py.
+This module also draws the initial centres. __init__.py explains the symbols.
 """
 
 from abc import ABC, abstractmethod
@@ -19,17 +19,28 @@ from plsc.heads.sampling import ClassShard
 from plsc.native.bfloat16 import float32_of
 from plsc.native.heads import rows as row_kernels
 
-INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
+INIT_ROWS = 4096  # rows that share one random stream. Changing it changes every run's initial centres.
 UPDATE_ROWS = 4096  # selected rows that a CPU fetches, updates and writes back at a time
-_DEVICE_NUMBERS = 1 << 28  # of each array that a GPU takes at a time: an update has temporaries as large
+# Numbers of each array that a GPU updates at a time. An update has temporaries of the same size.
+_DEVICE_NUMBERS = 1 << 28
 
 
 def initial_blocks(
     seed: int, start: int, stop: int, width: int, std: float
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Draw rows [start, stop) of the class matrix, N(0, std), block by block -> the number of a block's first
-    row, counted from `start`, and its rows, float32 [., width]. A row is the same for any split of the
-    classes."""
+    """Draw rows [start, stop) of the class matrix block by block.
+
+    A row has the same values for any split of the classes.
+
+    Args:
+        seed: of the class matrix.
+        start: first row.
+        stop: row after the last one.
+        width: numbers in a row.
+        std: standard deviation of the numbers. Their mean is 0.
+
+    Yields: the number of a block's first row, counted from `start`, and the block's rows, float32 [., width].
+    """
     for first in range(start - start % INIT_ROWS, stop, INIT_ROWS):
         rng = np.random.Generator(np.random.PCG64([seed, first // INIT_ROWS]))
         drawn = rng.standard_normal((INIT_ROWS, width), np.float32)
@@ -47,12 +58,15 @@ def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np
 
 
 class StateRows:
-    """Presents an array of a bank to a checkpoint, and reads rows only when a slice of them is asked for.
+    """Presents an array of a bank to a checkpoint, and reads rows only when they are sliced.
 
-    bfloat16 is given by its bits, as uint16, and `code` names it in a checkpoint's file.
+    bfloat16 numbers are returned as their bits in uint16. `code` is then the name of bfloat16 in the file of
+    a checkpoint.
 
     Args:
-        read: returns the rows of a slice with start and stop.
+        read: returns the rows of a slice that has a start and a stop.
+        dtype: of the returned rows.
+        shape: of the array.
     """
 
     def __init__(self, read: Callable[[slice], np.ndarray], dtype: np.dtype, shape: tuple[int, ...]):
@@ -72,23 +86,24 @@ class StateRows:
 
 
 class Bank(ABC):
-    """Holds the tables of a shard: centres [S, width], optionally a bias [S], and their optimizer state.
+    """Stores the tables of a shard: centres [S, width], optionally a bias [S], and their optimizer state.
 
-    Memory: S * (width + bias) float32 for the values and for each moment, where the kind of bank keeps them.
+    The values and each moment take S * (width + bias) numbers of memory in the place where this kind of bank
+    keeps them.
 
     Args:
         shard: the classes of this rank.
-        width: numbers of a row.
-        bias: whether each class has one more number, its bias.
+        width: numbers in a row.
+        bias: whether each class has a bias, which is one more number.
         rule: updates the rows.
 
     Attributes:
-        names: the parts of a row: "centres", and "bias" where there is one.
-        shapes: of all arrays by name, values and moments.
-        updates: how often the rows have been updated since their initial values.
-        version: counts the changes of the tables, by which a `Selection` knows that they are not its own.
-        spare_gradients: memory of earlier steps for the gradients of later ones, since fresh pages cost more
-            time than the work on them.
+        names: the parts of a row: "centres", and "bias" if there is one.
+        shapes: shapes of all arrays by name, both values and moments.
+        updates: number of updates since the initial values.
+        version: number of changes of the tables. A `Selection` compares it to detect that they have changed.
+        spare_gradients: memory from earlier steps that later steps reuse for gradients, since fresh pages
+            cost more time than the work on them.
     """
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
@@ -107,36 +122,55 @@ class Bank(ABC):
         self.spare_gradients: dict[str, paddle.Tensor] = {}
 
     def arrays_of(self, name: str) -> list[str]:
-        """Name the arrays of one part of a row, its value and its moments: ["centres", "momentum"],
-        ["bias", "bias_momentum"]."""
+        """Return the names of the arrays of one part of a row: its value, then its moments.
+
+        Examples are ["centres", "momentum"] and ["bias", "bias_momentum"].
+        """
         prefix = "" if name == "centres" else f"{name}_"
         return [name, *(prefix + moment for moment in self.rule.moments)]
 
     @abstractmethod
     def select(self, index_K: np.ndarray | None) -> "Selection":
-        """Select rows of the shard for one step (int64 [K], rising); None: all. The bank stays as it is."""
+        """Select the rows of the shard for one step. The tables do not change.
+
+        Args:
+            index_K: numbers of the rows, int64 [K], in ascending order; None: all rows.
+        """
 
     def update_by_kernel(
         self, name: str, arrays: Mapping, index_K: np.ndarray | None, grad, update: Update
     ) -> None:
-        """Update these rows of arrays or tensors in host memory by the kernel of the rule."""
+        """Update rows of arrays or tensors in host memory by the kernel of the rule.
+
+        Args:
+            name: "centres" or "bias".
+            arrays: values and moments by name.
+            index_K: numbers of the rows, int64 [K]; None: all rows.
+            grad: their gradient, [K, width] or [K].
+            update: the numbers of this update.
+        """
         value, *moments = (arrays[each] for each in self.arrays_of(name))
         numbers = self.rule.kernel_numbers(name, update)
         row_kernels.update(self.rule.kernel, value, moments, index_K, grad, numbers)
 
     @property
     def rows_at_once(self) -> int:
-        """How many selected rows are fetched and updated at a time."""
+        """Number of selected rows that are fetched and updated at a time."""
         return max(1, _DEVICE_NUMBERS // self.width) if takes_device_path() else UPDATE_ROWS
 
     @abstractmethod
     def state(self) -> dict[str, np.ndarray | StateRows]:
-        """Return the arrays of a checkpoint by name, first axis the shard's classes. In host memory these are
-        views, not copies: they change with the next update."""
+        """Return the arrays for a checkpoint by name. Their first axis is the shard's classes.
+
+        Arrays in host memory are views, not copies. They change with the next update.
+        """
 
     def load_rows(self, start: int, rows: dict[str, np.ndarray]) -> None:
-        """Overwrite the rows [start, start + len) by `rows`, cut from the `state()` of any kind of bank on
-        any split of the classes. Of a new bank, whose arrays are all 0, the centres may come alone."""
+        """Overwrite the rows from `start` on by `rows`.
+
+        The rows may come from the `state()` of any kind of bank and any split of the classes. A new bank's
+        arrays are all 0, so the centres are enough to initialise it.
+        """
         self.version += 1
         self._load_rows(start, rows)
 
@@ -145,28 +179,28 @@ class Bank(ABC):
 
 
 class Selection(ABC):
-    """Holds K rows of a bank that take part in one step, addressed by the numbers 0 to K - 1: their values,
-    their gradients, their update.
+    """Holds the values and gradients of the K rows of a bank that take part in one step, and updates them.
 
-    A step holds its selection, and the bank knows nothing of it: any number of steps may be open at once, and
-    whatever reads the bank meanwhile changes no step. The bank changes when a selection updates its rows, and
-    when rows are loaded. Selections made before are refused from then on, since what they computed belongs to
-    rows that are gone.
+    The rows are numbered from 0 to K - 1. A step has a reference to its selection, and the bank has none. Any
+    number of steps may therefore be open at once, and reading the bank changes no step. The bank changes when
+    a selection updates its rows, and when rows are loaded. Selections that were made earlier are refused from
+    then on, since their results were computed from the old rows.
 
     Args:
-        bank: that the rows belong to.
-        index_K: their numbers in the shard, int64 [K], rising; None: all rows.
+        bank: the bank that contains the rows.
+        index_K: numbers of the rows in the shard, int64 [K], in ascending order; None: all rows.
 
-    Attributes: `count`, K.
+    Attributes:
+        count: K.
     """
 
     def __init__(self, bank: Bank, index_K: np.ndarray | None):
         self.bank = bank
         self.index_K = index_K
         self.count = bank.shard.size if index_K is None else len(index_K)
-        self._version: int | None = bank.version  # None: it is over
+        self._version: int | None = bank.version  # None: the step has ended
         self._grads: dict[str, paddle.Tensor] = {}
-        self._lent: set[str] = set()  # gradients whose memory is the bank's
+        self._lent: set[str] = set()  # names of gradients whose memory returns to the bank
 
     def check_current(self) -> None:
         """Raise UserError if the bank has changed since these rows were selected, or if they were freed."""
@@ -178,12 +212,15 @@ class Selection(ABC):
             )
 
     def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
-        """Fetch the rows of the next step, as far as `draw` knows them, while this step runs. Only an
-        offloaded bank calls `draw`."""
+        """Fetch the rows of the next step while this step runs.
+
+        Args:
+            draw: returns the numbers of the rows that are known already. Only an offloaded bank calls it.
+        """
 
     @abstractmethod
     def rows(self, name: str, start: int, stop: int) -> paddle.Tensor:
-        """Read rows [start, stop) of "centres" or "bias" on the device: a view where possible."""
+        """Return rows [start, stop) of "centres" or "bias" on the device, as a view if possible."""
 
     @abstractmethod
     def gather(self, name: str, number_P: paddle.Tensor) -> paddle.Tensor:
@@ -191,21 +228,32 @@ class Selection(ABC):
 
     @abstractmethod
     def host_rows(self, name: str) -> tuple[np.ndarray | paddle.Tensor, np.ndarray | None] | None:
-        """Return rows in host memory for a kernel to read, and the positions of the selected rows among them,
-        int64 [K] (None: all in their order). Return None if there are no such rows."""
+        """Return rows in host memory for a kernel to read, or None if the bank has none there.
+
+        Returns: the rows, and the positions of the selected rows among them, int64 [K]. None instead of
+        positions stands for all rows in their order.
+        """
 
     # -- gradients
 
     def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
-        """Set the gradient of rows [start, stop). Every row must be set before `update`. The gradient of all
-        rows is kept as it is given."""
+        """Set the gradient of rows [start, stop). Every row must be set before `update`.
+
+        If `grad` is the gradient of all rows, it is kept without a copy.
+        """
         if stop - start == self.count:
             self._grads[name] = grad
         else:
             write_rows(self._gradient_memory(name), start, grad)
 
     def add_gradient(self, name: str, number_U: paddle.Tensor, part_U: paddle.Tensor) -> None:
-        """Add to the gradients of the rows with these numbers, all different: [U] and [U, width] or [U]."""
+        """Add to the gradients of some rows.
+
+        Args:
+            name: "centres" or "bias".
+            number_U: numbers of the rows, int64 [U], all different.
+            part_U: the values to add, [U, width] or [U].
+        """
         paddle.scatter_(self._grads[name], number_U, paddle.gather(self._grads[name], number_U) + part_U)
 
     def gradient(self, name: str) -> paddle.Tensor:
@@ -213,17 +261,19 @@ class Selection(ABC):
         return rows_in_place(self._gradient_memory(name), 0, self.count)
 
     def gradients(self) -> dict[str, paddle.Tensor]:
-        """Return the gradients by name, [K, width], [K]; empty before the backward pass. Their memory belongs
-        to a later step after `update`: copy what shall stay."""
+        """Return the gradients by name, [K, width] and [K]. The result is empty before the backward pass.
+
+        A later step may overwrite their memory after `update`, so copy the gradients that you need longer.
+        """
         return {name: rows_in_place(memory, 0, self.count) for name, memory in self._grads.items()}
 
     def _gradient_memory(self, name: str) -> paddle.Tensor:
-        """Return that memory with its spare rows."""
+        """Return the memory of the rows' gradient, including spare rows."""
         if name not in self._grads:
             memory = self.bank.spare_gradients.pop(name, None)
             if memory is None or len(memory) < self.count:
-                # Sampling takes a few more or less each step: some spare rows, so that no later step needs
-                # new memory.
+                # The number of sampled rows varies a little from step to step. Spare rows avoid new memory in
+                # later steps.
                 rows = self.count + (0 if self.index_K is None else self.count // 16)
                 memory = large_tensor([rows, self.bank.width] if name == "centres" else [rows])
             self._grads[name] = memory
@@ -231,7 +281,7 @@ class Selection(ABC):
         return self._grads[name]
 
     def squares(self) -> paddle.Tensor:
-        """Sum the squares of the centres, and of their gradient, on this rank: float64 [2]."""
+        """Return the sums of the squares of the centres and of their gradient on this rank: float64 [2]."""
         sums = paddle.zeros([2], "float64")
         for start in range(0, self.count, self.bank.rows_at_once):
             stop = min(start + self.bank.rows_at_once, self.count)
@@ -245,9 +295,11 @@ class Selection(ABC):
         """Update the rows by their gradients, once.
 
         Args:
-            step: number of the training step, from which a bank that rounds at random draws.
-            norms: of the selected centres and their gradient on all ranks together, if the rule `needs_norms`
-                (see `squares`).
+            lr: learning rate.
+            step: number of the training step. A bank that rounds at random derives its random numbers from
+                it.
+            norms: norms of the selected centres and of their gradient over all ranks (see `squares`). Only
+                a rule with `needs_norms` uses them.
 
         Raises UserError if the bank has changed since the rows were selected.
         """
@@ -261,7 +313,7 @@ class Selection(ABC):
     def _update(self, update: Update, step: int) -> None: ...
 
     def free(self) -> None:
-        """End the step: give its memory back to the bank, for a later one. It is called once."""
+        """End the step, and return its memory to the bank for a later step. Call this once."""
         self._version = None
         for name in self._lent:
             self.bank.spare_gradients[name] = self._grads[name]
@@ -270,7 +322,7 @@ class Selection(ABC):
 
 
 def _square(rows: paddle.Tensor) -> paddle.Tensor:
-    """Sum the squares, a float64 scalar where the rows are."""
+    """Return the sum of the squares as a float64 scalar on the device of the rows."""
     if kernels.library() and rows.place.is_cpu_place():
         return paddle.full([], row_kernels.sum_of_squares(rows), "float64")
     return squared_norm(rows).astype("float64").sum()

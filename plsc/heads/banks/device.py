@@ -15,7 +15,7 @@ from plsc.native.bfloat16 import float32_of
 
 
 class DeviceBank(Bank):
-    """Keeps the rows on the device that Paddle computes on; without sampling they are used in place."""
+    """Keeps the rows on the device that Paddle computes on. Without sampling, they are used in place."""
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
         super().__init__(shard, width, bias=bias, rule=rule)
@@ -38,7 +38,7 @@ class DeviceBank(Bank):
 
 
 class DeviceSelection(Selection):
-    """Reads rows of tensors, and copies sampled ones once."""
+    """Reads rows of the bank's tensors, and copies sampled rows once."""
 
     bank: DeviceBank
 
@@ -48,7 +48,7 @@ class DeviceSelection(Selection):
         self._fetched: dict[str, paddle.Tensor] = {}
 
     def _selected(self, name: str) -> paddle.Tensor:
-        """Return all selected rows, which are copied once in a step."""
+        """Return all selected rows. Sampled rows are copied once in a step."""
         if self._index_tensor is None:
             return self.bank.tables[name]
         if name not in self._fetched:

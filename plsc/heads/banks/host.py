@@ -34,12 +34,13 @@ class HostBank(Bank):
 
 
 class MemorySelection(Selection):
-    """Has the rows in arrays in host memory; the device gets those of the block that it works on.
+    """Keeps the rows in arrays in host memory. The device gets a copy of the block that it works on.
 
     Args:
-        bank, index_K: as of `Selection`.
-        arrays: float32, by name.
-        slots_K: the selected rows in them, int64; None: all.
+        bank: the bank that contains the rows.
+        index_K: numbers of the rows in the shard, int64 [K], in ascending order; None: all rows.
+        arrays: the arrays by name, float32.
+        slots_K: positions of the selected rows in the arrays, int64; None: all rows.
     """
 
     def __init__(
@@ -84,9 +85,14 @@ def update_arrays(
     gradients: Mapping[str, paddle.Tensor],
     update: Update,
 ) -> None:
-    """Update rows of arrays in host memory by their gradients, by the bank's rule.
+    """Update rows of arrays in host memory with their gradients by the bank's rule.
 
-    arrays, slots_K: as of `MemorySelection`.
+    Args:
+        bank: gives the rule and the names of the arrays.
+        arrays: values and moments by name, float32.
+        slots_K: positions of the rows in the arrays, int64; None: all rows.
+        gradients: gradients of the rows by name.
+        update: the numbers of this update.
     """
     for name, grad in gradients.items():
         if bank.rule.kernel and kernels.library():

@@ -1,14 +1,13 @@
-"""Store the rows of a bank on the disk, or as bfloat16 in host memory, and the rows of a step in a float32
-buffer.
+"""Store the rows of a bank on the disk, or as bfloat16 in host memory.
 
-    S classes in this rank's shard   K of them selected for the step: the buffer's rows
+    S classes in this rank's shard   K classes selected for the step, which are the rows of the buffer
 
-The draw of the next step is known ahead (sampling.py). One thread reads its rows into a second buffer while
-the backbone runs, and writes back what an update has changed. That thread does its jobs in the order in which
-they come. A row that two steps share is read after it was written, and is never copied between the buffers.
-The stored rows are therefore the whole state, and a run resumed from them computes the same numbers. Without
-sampling nothing is kept in a buffer: rows are fetched block by block in the forward pass, in the backward
-pass (unless its block is kept) and in the update.
+The rows of a step are in a float32 buffer. The sampled classes of the next step are known ahead
+(sampling.py). A thread reads their rows into a second buffer while the backbone runs, and writes updated rows
+back. It does its jobs in the order in which they are queued. A row that two steps share is read after it was
+written, and is never copied between the buffers. The stored rows are therefore the whole state, and a run
+that is resumed from them computes the same numbers. Without sampling, no rows are kept in a buffer. They are
+fetched block by block in the forward pass, in the backward pass (unless its block is kept) and in the update.
 
 A row is stored when it is first updated. Until then it is drawn whenever it is read, since its number
 determines its values. A bank of any size is therefore ready at once, and its file has holes.
@@ -33,19 +32,19 @@ from plsc.native import bfloat16
 from plsc.native.heads.draws import NormalRows
 from plsc.native.heads.records import pack, rounding_keys, unpack
 
-_ROWS_AT_ONCE = 8192  # rows converted at a time, so that no second copy of a buffer is needed
-# Rows of a buffer beyond the draw, for positives that were not drawn; memory only where they are used.
+_ROWS_AT_ONCE = 8192  # rows that are converted at a time, so that no second copy of a buffer is needed
+# Spare rows of a buffer, for the samples' own classes that were not drawn. Unused ones take no memory.
 _SPARE = 65_536
 
 
 class _Buffer:
-    """Holds rows in float32, and grows. Slot i of each array belongs to one class.
+    """Holds rows in float32 and grows. Slot i of each array belongs to one class.
 
     Attributes:
-        rows: the classes that were read ahead, int64, rising; slot i is for the i-th.
-        loaded: which of these classes are in their slots already.
-        without: the rows of the step during which they were read, which that step updates. None if nothing
-            was read ahead.
+        rows: the classes that are read ahead, int64, in ascending order. Slot i is for the i-th of them.
+        loaded: for each of these classes, whether its slot has been filled.
+        without: the rows that the current step updates while the others are read ahead. None if nothing was
+            read ahead.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
@@ -61,7 +60,7 @@ class _Buffer:
         self.without: np.ndarray | None = None
 
     def reserve(self, count: int, spare: int = 0) -> None:
-        """Grow to at least that many slots; the contents stay."""
+        """Grow to `count` slots or more, and `spare` slots in addition if it grows. The contents stay."""
         if count <= self._slots:
             return
         before = self.arrays
@@ -74,13 +73,16 @@ class _Buffer:
 
 
 class OffloadedBank(Bank):
-    """Keeps the rows in a storage, and those of the step in a buffer that the rule updates.
+    """Keeps all rows in a storage, and the rows of a step in a buffer that the rule updates.
 
     Args:
-        dtype: of the stored rows, "float32" or "bfloat16".
-        folder: where they are in a file; None: in memory.
-        std: standard deviation of the initial centres. seed: of these centres, and of the rounding.
-        shard, width and options, bias and rule: as of `Bank`.
+        shard: the classes of this rank.
+        width: numbers in a row.
+        dtype: dtype of the stored rows, "float32" or "bfloat16".
+        folder: folder for the file that stores the rows. None stores them in memory.
+        std: standard deviation of the initial centres.
+        seed: seed for the initial centres and for stochastic rounding.
+        options: `bias` and `rule`, which are passed to `Bank`.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class OffloadedBank(Bank):
         super().__init__(shard, width, **options)
         self._dtype = np.dtype("float32" if dtype == "float32" else "uint16")
         self._seed = seed
-        # Of a stored row: value and moments of the centres, then of the bias, side by side.
+        # Columns of a stored row: value and moments of the centres, then those of the bias.
         self._columns: dict[str, slice | int] = {}
         end = 0
         for name, shape in self.shapes.items():
@@ -110,19 +112,22 @@ class OffloadedBank(Bank):
             self._storage = FileRowStorage(folder, shard.size, end, self._dtype)
         self._is_stored = np.zeros(shard.size, bool)
         self._initial = NormalRows(seed, shard.start, shard.stop, width, std, INIT_ROWS)
-        self._ahead = _Buffer(self.shapes)  # what was read for the next step
-        self._spare: list[_Buffer] = []  # of steps that are over
+        self._ahead = _Buffer(self.shapes)  # rows that were read for the next step
+        self._spare: list[_Buffer] = []  # buffers of steps that have ended
         self._thread = ThreadPoolExecutor(1, "bank")
         self._jobs: list[Future] = []
 
     def load(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray) -> None:
-        """Read stored rows into slots of a buffer."""
+        """Read stored rows (numbers, int64 [k]) into slots (int64 [k]) of a buffer."""
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
             unpack(self._records(rows[part]), list(buffer.arrays.values()), slots[part])
 
     def store(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray, step: int) -> None:
-        """Write slots of a buffer to stored rows; bfloat16 is rounded at random, by the step's number."""
+        """Write slots of a buffer to stored rows.
+
+        Numbers are rounded to bfloat16 at random. The number of the step determines the random numbers.
+        """
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
             keys = None
@@ -132,13 +137,19 @@ class OffloadedBank(Bank):
             self._is_stored[rows[part]] = True
 
     def _records(self, rows: np.ndarray, centres: bool = True) -> np.ndarray:
-        """Read the records of these rows, int64 [k]. Those that were never stored have drawn centres, and 0
-        elsewhere; without `centres` these are not drawn."""
+        """Read the records of rows (int64 [k]).
+
+        If a row was never stored, its centre is drawn and its other numbers are 0.
+
+        Args:
+            rows: numbers of the rows.
+            centres: whether to draw such centres. If false, they are 0, too.
+        """
         is_stored = self._is_stored[rows]
         if is_stored.all():
             return self._storage[rows]
         records = np.zeros((len(rows), self._storage.shape[1]), self._dtype)
-        if is_stored.any():  # reading a hole of a file costs as much as reading its rows
+        if is_stored.any():  # reading a hole in a file costs as much as reading stored rows
             records[is_stored] = self._storage[rows[is_stored]]
         if centres:
             drawn = np.flatnonzero(~is_stored)
@@ -146,7 +157,7 @@ class OffloadedBank(Bank):
         return records
 
     def _in_dtype(self, numbers: np.ndarray) -> np.ndarray:
-        """Convert float32 to the numbers of a record."""
+        """Convert float32 numbers to the dtype of a record."""
         return numbers if self._dtype == np.float32 else bfloat16.nearest(numbers)
 
     def _queue(self, work: Callable, *args) -> None:
@@ -154,24 +165,24 @@ class OffloadedBank(Bank):
         self._jobs.append(self._thread.submit(work, *args))
 
     def _wait(self) -> None:
-        """Wait until all jobs are done; raises the exception of a failed one."""
+        """Wait until all jobs are done. Raise the exception of a failed job."""
         jobs = self._jobs
         self._jobs = []
         for job in jobs:
             job.result()
 
     def spare_buffer(self) -> _Buffer:
-        """Return a buffer for a new step, which knows no rows."""
+        """Return a buffer for a new step, without rows that were read ahead."""
         buffer = self._spare.pop() if self._spare else _Buffer(self.shapes)
         buffer.forget()
         return buffer
 
     def take_buffer(self, buffer: _Buffer) -> None:
-        """Take the buffer of a step that is over."""
+        """Take back the buffer of a step that has ended."""
         self._spare.append(buffer)
 
     def read_ahead(self, draw: Callable, current: np.ndarray) -> None:
-        """Queue reading the rows of the next step, except those that the current step will update."""
+        """Queue a read of the rows of the next step, except those that the current step will update."""
         self._queue(self._read_drawn, draw, current, self._ahead)
 
     def _read_drawn(self, draw: Callable, current: np.ndarray, buffer: _Buffer) -> None:
@@ -182,14 +193,14 @@ class OffloadedBank(Bank):
         self.load(buffer.rows[buffer.loaded], buffer, np.flatnonzero(buffer.loaded))
 
     def take_updated(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray, step: int) -> None:
-        """Queue storing what a step has updated, and reading it for the next step."""
+        """Queue a write of the rows that a step has updated, and a read of those that the next step needs."""
         self._queue(self.store, rows, buffer, slots, step)
         self._queue(self._read_updated, rows, self._ahead)
 
     def _read_updated(self, rows: np.ndarray, buffer: _Buffer) -> None:
-        """Read the rows that `_read_drawn` left out, if these were updated."""
+        """Read the rows that `_read_drawn` skipped, provided that `rows` are the updated ones."""
         if buffer.without is not rows:
-            buffer.forget()  # another step was updated: what was read may be old
+            buffer.forget()  # another step has updated its rows, so the rows that were read may be outdated
             return
         slots = np.flatnonzero(~buffer.loaded)
         self.load(buffer.rows[slots], buffer, slots)
@@ -200,8 +211,8 @@ class OffloadedBank(Bank):
         if index_K is None:
             return StoredSelection(self, None)
         buffer, self._ahead = self._ahead, self.spare_buffer()
-        # Rows that the step before has as well were read after its update. If there was none, these rows are
-        # not loaded, and are read here, as is what the draw ahead did not have.
+        # Rows that the previous step shares were read after its update. If that step was not updated, they
+        # are not loaded yet. They are read here, together with rows that were not drawn ahead.
         ahead = buffer.rows
         slots = np.searchsorted(ahead, index_K)
         loaded = ahead[buffer.loaded]
@@ -212,7 +223,7 @@ class OffloadedBank(Bank):
         return BufferedSelection(self, index_K, buffer, slots)
 
     def update_all(self, gradients: Mapping[str, paddle.Tensor], update: Update, step: int) -> None:
-        """Update all rows, some at a time."""
+        """Update all rows, `_ROWS_AT_ONCE` at a time."""
         self._wait()
         buffer = self.spare_buffer()
         for start in range(0, self.shard.size, _ROWS_AT_ONCE):
@@ -234,7 +245,7 @@ class OffloadedBank(Bank):
         }
 
     def read(self, name: str, rows: slice | np.ndarray) -> np.ndarray:
-        """Read these rows of an array as they are stored."""
+        """Read rows of an array in the dtype in which they are stored."""
         self._wait()
         if isinstance(rows, slice):
             rows = np.arange(rows.start, rows.stop)
@@ -251,7 +262,7 @@ class OffloadedBank(Bank):
 
 
 class BufferedSelection(MemorySelection):
-    """Has the rows of a step in a buffer."""
+    """Keeps the rows of a step in a buffer."""
 
     bank: OffloadedBank
 
@@ -272,7 +283,7 @@ class BufferedSelection(MemorySelection):
 
 
 class StoredSelection(Selection):
-    """Reads all rows from the storage, some at a time."""
+    """Reads rows from the storage whenever they are needed. It selects all rows."""
 
     bank: OffloadedBank
 

@@ -1,9 +1,9 @@
-"""Store the rows of an offloaded bank in a file, which is indexed and assigned as an array of them.
+"""Store the rows of an offloaded bank in a file that is indexed and assigned like an array.
 
-A stored row holds the centre of a class and its optimizer state side by side, so that a sampled class costs
-one read and one write. The file is read and written through the system's page cache, in rising order, with
-the coming reads announced (posix_fadvise): that keeps the disk's queue full from one thread. The file has no
-name, so it disappears with the process, however that ends.
+A stored row contains the centre of a class and its optimizer state side by side, so that a sampled class
+costs one read and one write. The file is read and written through the system's page cache in ascending order.
+Later reads are announced with posix_fadvise, so one thread can keep the disk's queue full. The file has no
+name, so it disappears when the process ends, even if the process is killed.
 """
 
 import os
@@ -19,12 +19,16 @@ _RESUME = "resume from the newest checkpoint, if need be with another Head.bank_
 
 
 class FileRowStorage:
-    """Stores `count` rows of `width` numbers in a file without a name in `folder`.
+    """Stores rows in a file without a name. All rows are zero at first.
 
-    All rows are zero at first. The file's space is reserved when the storage is made.
+    Args:
+        folder: folder of the file. It is created if it does not exist.
+        count: number of rows.
+        width: numbers in a row.
+        dtype: of the numbers.
 
-    Raises UserError when it is made, if the folder has no space or cannot be written, and when it is used, if
-    the disk fails.
+    The constructor reserves the file's space. It raises UserError if the folder has no space or cannot be
+    written. Reading or writing rows raises UserError if the disk fails.
     """
 
     def __init__(self, folder: str | os.PathLike, count: int, width: int, dtype: np.dtype):

@@ -1,4 +1,4 @@
-"""Make the large tensors of a bank, read and write some of their rows, and view them as arrays."""
+"""Create the large tensors of a bank, read and write their rows, and view them as arrays."""
 
 import ctypes
 import math
@@ -13,10 +13,10 @@ from plsc.distributed import paddle_internals
 
 
 def large_tensor(shape: Sequence[int]) -> paddle.Tensor:
-    """Return a new float32 tensor, not filled, for numbers that every step reads or writes.
+    """Return a new, uninitialised float32 tensor for numbers that every step reads or writes.
 
-    On a CPU its pages have 2 MB if the system supports that: looking up small pages takes 5 % of a head's
-    step. Linux is asked for large pages before the memory is written, as numpy does for its arrays.
+    On a CPU its pages have 2 MB if the system supports that, since looking up small pages takes 5 % of a
+    head's step. Linux is asked for large pages before the memory is written, as numpy does for its arrays.
     """
     tensor = paddle.empty(shape)
     if tensor.size and tensor.place.is_cpu_place():
@@ -29,8 +29,11 @@ def large_tensor(shape: Sequence[int]) -> paddle.Tensor:
 
 
 def rows_in_place(tensor: paddle.Tensor, start: int, stop: int) -> paddle.Tensor:
-    """Return rows [start, stop) as a tensor at their address in the same memory: for a kernel on a CPU to
-    write, and for others to read. Paddle's operators write rows by `write_rows`."""
+    """Return rows [start, stop) as a tensor that shares their memory.
+
+    A kernel on a CPU may write to it. Other code may only read it, since Paddle's operators write rows with
+    `write_rows`.
+    """
     if (start, stop) == (0, len(tensor)):
         return tensor
     return paddle_internals.rows_in_place(tensor, start, stop) if start < stop else tensor[:0]
@@ -39,9 +42,9 @@ def rows_in_place(tensor: paddle.Tensor, start: int, stop: int) -> paddle.Tensor
 def write_rows(tensor: paddle.Tensor, start: int, rows: paddle.Tensor) -> None:
     """Overwrite the rows of a tensor from `start` on, unless `rows` are these rows in the same memory.
 
-    A write to `tensor[start:stop]` may be lost. The slice is a copy where Paddle has no strided views
-    (FLAGS_use_stride_kernel=0, as on NPUs, XPUs and MLUs). An operator that a device lacks also puts its
-    result into new memory.
+    A write to `tensor[start:stop]` may be lost. The slice is a copy if Paddle has no strided views
+    (FLAGS_use_stride_kernel=0, as on NPUs, XPUs and MLUs). If a device lacks an operator, its result is also
+    in new memory.
     """
     before = math.prod(tensor.shape[1:]) * start
     if len(rows) and rows.data_ptr() != tensor.data_ptr() + before * tensor.element_size():
@@ -49,7 +52,8 @@ def write_rows(tensor: paddle.Tensor, start: int, rows: paddle.Tensor) -> None:
 
 
 class _Exporter:
-    """Lends a CPU tensor's memory by the array interchange protocol; on Paddle 2.6 Tensor itself cannot."""
+    """Shares a CPU tensor's memory through the array interchange protocol, which Paddle 2.6's Tensor
+    lacks."""
 
     def __init__(self, tensor: paddle.Tensor):
         self._tensor = tensor
@@ -62,8 +66,10 @@ class _Exporter:
 
 
 def host_view(tensor: paddle.Tensor) -> np.ndarray:
-    """View a CPU tensor's memory as numpy; copy any other tensor. Kernels may write into the view; with numpy
-    1 Python may not."""
+    """Return a numpy view of a CPU tensor's memory, or a copy of any other tensor.
+
+    Kernels may write to the view. With numpy 1, Python cannot write to it.
+    """
     return (
         np.from_dlpack(_Exporter(tensor)) if tensor.size and tensor.place.is_cpu_place() else tensor.numpy()
     )
