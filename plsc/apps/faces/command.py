@@ -41,6 +41,7 @@ from plsc.utils.text import plural
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run `plsc align`. Raises UserError."""
     parser = argparse.ArgumentParser("plsc align", description="Cut the faces out of photos, aligned.")
     parser.add_argument("photos", help="a folder of photos, with folders in it or without")
     parser.add_argument("aligned", help="a new folder for the faces and alignment.csv")

@@ -109,6 +109,7 @@ class Detector:
         return int(np.argmax(scores)) if any(scores) else None
 
     def _detect(self, photo: np.ndarray) -> np.ndarray:
+        """Run YuNet on a photo uint8 [H, W, 3]. Return a row for each face, float64 [n, 15]."""
         with self._networks.one() as network:
             network.setInputSize(photo.shape[1::-1])
             found = network.detect(photo)[1]
@@ -116,6 +117,7 @@ class Detector:
 
 
 def _shrunk(photo: np.ndarray, scale: float) -> np.ndarray:
+    """Shrink a photo uint8 [H, W, 3] by a factor. A factor of 1 or more leaves it unchanged."""
     if scale >= 1:
         return photo
     height, width = photo.shape[:2]
@@ -124,6 +126,7 @@ def _shrunk(photo: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _turned(photo: np.ndarray, turn: int) -> np.ndarray:
+    """Turn a photo uint8 [H, W, 3] by a number of quarters counterclockwise."""
     return cv2.rotate(photo, _TURNS[turn]) if turn else photo
 
 

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 import cv2
 
-_MOST = 16  # maximum number of threads; each has a network in memory
+_MOST = 16  # maximum number of threads, each of which has a network in memory
 _lock = threading.RLock()  # only one call at a time uses the threads
 T, R = TypeVar("T"), TypeVar("R")
 

@@ -77,6 +77,7 @@ def path_of(published: Published) -> Path:
 
 
 def _fetch(published: Published, path: Path) -> None:
+    """Download a published file to a path. Raises UserError if this fails or the SHA-256 is wrong."""
     by_hand = f"get {published.address} on another machine or later, and put it into {escape(path.parent)}"
     with writing(path.parent, remedy="name another folder in PLSC_CACHE"), atomic_write(path) as beside:
         try:

@@ -28,7 +28,7 @@ from plsc.utils.logging import get_logger
 from plsc.utils.text import plural
 
 _LONGEST_NAME = 200  # characters
-_EQUAL = 1 - 1e-5  # pictures are equal above this cosine; it allows for rounding errors
+_EQUAL = 1 - 1e-5  # cosine above which pictures are equal, with an allowance for rounding errors
 Embedded = tuple[Picture, np.ndarray]
 """A picture and its embedding, float32 [D]."""
 
@@ -143,6 +143,7 @@ class Gallery:
         return iter(self._store.people())
 
     def close(self) -> None:
+        """Free the store's memory, or close its connection to Milvus."""
         self._store.close()
 
     @property

@@ -168,12 +168,14 @@ class MilvusStore:
         return vectors, [row["text"] for row in rows], [row["picture"] for row in rows], measures
 
     def _all(self, which: str, *fields: str) -> list[dict[str, Any]]:
+        """Return the given fields of all rows that match a filter."""
         with self.transaction():
             given = {"filter": which, "output_fields": [*fields]}
             pages = self._client.query_iterator(self._collection, **given)
             return [row for page in iter(pages.next, []) for row in page]
 
     def _exists(self) -> bool:
+        """Return whether the collection exists."""
         return self._do("has_collection")
 
     def _make(self, width: int) -> None:
@@ -200,6 +202,15 @@ class MilvusStore:
 def _row(
     kind: int, text: str, vector: np.ndarray, picture: str = "", number: int | None = None
 ) -> dict[str, Any]:
+    """Make a row of the collection.
+
+    Args:
+        kind: _FACTS, _PERSON, _KNOWN or _MEASURES.
+        text: the person's name, or the facts as JSON.
+        vector: float32 [D].
+        picture: the picture's name.
+        number: the row's id. None makes one from the names of person and picture.
+    """
     number = _hash(f"{text}\0{picture}") if number is None else number
     row = {"id": number, "kind": kind, "person": _hash(text)}
     return {**row, "text": text, "picture": picture, "vector": vector}
@@ -217,6 +228,7 @@ def _parse_url(url: str) -> tuple[str, str]:
 
 
 def _connect(uri: str) -> Any:
+    """Open a client for a URI. Raises UserError if pymilvus is not installed."""
     try:
         from pymilvus import MilvusClient
     except ImportError:

@@ -157,10 +157,13 @@ class SqliteStore:
             os.fsync(file.fileno())
 
     def facts(self) -> dict[str, Any]:
+        """Return what is stored about the gallery as a whole, such as its network and threshold."""
         sql = getattr(self._local, "sql", None)
         return self._current().facts if sql is None else _facts(sql)
 
     def set_facts(self, **facts: Any) -> None:
+        """Set or replace facts, which JSON must be able to store. The calling thread must be in a
+        transaction."""
         for key, value in facts.items():
             self._change("REPLACE INTO facts VALUES (?, ?)", key, json.dumps(value))
 
@@ -269,6 +272,7 @@ class SqliteStore:
                 yield sql
 
     def _current(self) -> _State:
+        """Return the content of the current file. Read the file if it was replaced."""
         with _readable_errors(self.name):
             stamp = self._stamp()
             state = self._state
@@ -280,6 +284,7 @@ class SqliteStore:
                 return self._state
 
     def _load_file(self) -> _State:
+        """Read the file. Raises UserError if it is not a gallery."""
         while True:
             stamp = self._stamp()
             with self._sql() as sql:
@@ -290,6 +295,7 @@ class SqliteStore:
                 return state
 
     def _stamp(self) -> tuple[int, ...]:
+        """Return the stamp of the current file. Raises MissingFileError if it does not exist."""
         try:
             return _stamp_of(os.stat(self._path))
         except FileNotFoundError:

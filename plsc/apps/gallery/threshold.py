@@ -4,10 +4,10 @@
     print(threshold.describe())
 
 A stranger is named if the cosine with any of the N people exceeds the threshold. At a rate of one stranger in
-a hundred, a single comparison of a face with a person exceeds the threshold with probability 1 - 0.99 ** (1 /
-N). This tail of the distribution is estimated by comparing the gallery's pictures with its other people.
-People of the network's training set are not used, because they are less similar to each other than strangers
-are.
+a hundred, a single comparison of a face with a person exceeds the threshold with this probability:
+1 - 0.99 ** (1 / N). This tail of the distribution is estimated by comparing the gallery's pictures with its
+other people. People of the network's training set are not used, because they are less similar to each other
+than strangers are.
 
 **The tail.** The distance d = 1 - cosine is bounded below by 0. Near such a bound, the tail is a power of the
 distance (the Weibull case of extreme value theory): P(distance < d) = share * (d / edge) ** exponent. The
@@ -23,7 +23,7 @@ little, so its threshold is mostly the prior's.
 
 **Suspected mistakes.** A picture is suspicious if it is much nearer to another person than the threshold. If
 it is also unlike its person's other pictures, it is reported as misfiled, and is not used for the
-measurement. Else the two people are reported, who may be one person or twins, and they are not compared with
+measurement. Otherwise the two people may be one person or twins. They are reported, and are not compared with
 each other.
 """
 
@@ -50,7 +50,7 @@ _PRIOR_SHARE = 1 / 500  # share of the comparisons that exceed a network's own t
 _PRIOR_EXPONENT, _PRIOR_TAIL = 24.0, 10.0
 _PRIOR_DEVIATION = 0.15  # standard deviation of the prior's log d
 _BEND = 0.015  # standard deviation of log d per unit of log(share) of extrapolation by the power law
-_OF_ONE = 3.0  # standard deviation of log d for one person; it is divided by the number of people
+_OF_ONE = 3.0  # standard deviation of log d for one person, divided by the number of people if there are more
 _FITTED = 80  # minimum number of comparisons in the fitted tail
 _APART = 0.8  # pictures nearer than this share of the threshold's distance look like one person
 _MOST_ALIKE = 20  # maximum number of reported lines
@@ -64,7 +64,7 @@ class GalleryThreshold:
     rate: float = RATE
     """The accepted share of strangers who are named."""
     cosine: float | None = None
-    """The threshold. None if it is unknown, and then nobody is named."""
+    """The threshold. If it is None, it is unknown and nobody is named."""
     prior: float | None = None
     """The network's own threshold for two pictures. None if it is unknown."""
     size: int = 0
@@ -271,6 +271,7 @@ class _Comparisons:
         return pairs
 
     def _nearest_other(self) -> np.ndarray:
+        """Return the highest cosine of each chosen picture with another person, -1 if there is none."""
         return np.where(self._other, self._cosines, -1.0).max(axis=1)
 
     def strangers(self, cosine: float) -> float | None:

@@ -45,7 +45,7 @@ except ImportError as error:
     raise UserError("plsc serve: pip install fastapi python-multipart uvicorn (the extra serve)") from error
 
 TOKEN = "PLSC_SERVE_TOKEN"  # noqa: S105 (the name of a variable)
-_MOST_AT_ONCE = 64  # maximum number of open requests; the answer to further ones is 503
+_MOST_AT_ONCE = 64  # maximum number of open requests (further ones are answered with status 503)
 _SHORTEST_TOKEN = 16  # characters
 _FORMS = {
     "/search": "one file as curl -F picture=@who.jpg",
@@ -174,6 +174,7 @@ class _Uploaded(bytes):
 
 
 def _describe(face: Face) -> dict[str, Any]:
+    """Return a face, or an answer's largest face, in the form of the JSON answers."""
     return {
         "name": face.name,
         "text": str(face),
