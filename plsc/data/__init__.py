@@ -1,14 +1,15 @@
-"""Read data sets, augment their samples and load batches, by numpy and OpenCV only; rank and world size are
-given as integers.
+"""Read data sets, augment their samples and load batches, with numpy and OpenCV only.
 
-What a class of your own derives from is imported from here (docs/extend.md):
+The rank and the world size are passed as integers. Import the base class of your own data set from here
+(docs/extend.md):
 
     from plsc.data import ImageFolder
 """
 
 import importlib
 
-MOST_PIXELS = 2**26  # of an image: 8192 x 8192; 200 MB decoded. plsc/__init__.py tells it to OpenCV
+# Largest number of pixels of an image: 8192 x 8192, or 200 MB decoded. plsc/__init__.py passes it to OpenCV.
+MOST_PIXELS = 2**26
 
 _CLASSES = {
     "Dataset": "plsc.data.dataset",
@@ -20,7 +21,7 @@ _CLASSES = {
 }
 
 
-def __getattr__(name: str):  # imported on first use, as in plsc
+def __getattr__(name: str):  # imports a class on first use, as plsc does
     if name not in _CLASSES:
         raise AttributeError(f"module 'plsc.data' has no attribute '{name}'")
     return getattr(importlib.import_module(_CLASSES[name]), name)

@@ -1,5 +1,7 @@
-"""Detect the format of a path: `open_images("train.rec")`, `open_images("faces/")`,
-`open_images("label.txt")`."""
+"""Detect the format of the images at a path.
+
+Try it: `open_images("train.rec")`, `open_images("faces/")` or `open_images("label.txt")`.
+"""
 
 import os
 import struct
@@ -15,10 +17,14 @@ from plsc.utils.files import open_regular
 
 
 def open_images(path: str, **options) -> EncodedImages:
-    """Open the labelled images of a .rec file (or a folder that has one), an image folder, or a list file.
+    """Open the labelled images of a .rec file (or of a folder that contains one), an image folder, or a list.
 
-    `options`: keys of all image formats, see plsc.data.images.EncodedImages; also `root`, which only a list
-    takes.
+    Args:
+        path: the file or the folder.
+        options: keys of all image formats (see plsc.data.images.EncodedImages), and `root`, which only a list
+            uses.
+
+    Raises MissingFileError if the path does not exist, and UserError for a file of another format.
     """
     root = options.pop("root", "")
     if not os.path.exists(path):

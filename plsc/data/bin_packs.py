@@ -1,8 +1,8 @@
 """Read InsightFace's verification packs (lfw.bin, cfp_fp.bin, agedb_30.bin, ...).
 
-A pack is a pickle of ([encoded image, ...], [is the pair of one person, ...]): images 2 i and 2 i + 1 are
-pair i. An image is bytes, or a uint8 array [n] or [n, 1]. It is read by plsc.utils.safe_pickle, which runs
-nothing. Try it:
+A pack is a pickle of ([encoded image, ...], [whether the pair shows one person, ...]). Images 2 i and 2 i + 1
+are pair i. An image is bytes, or a uint8 array [n] or [n, 1]. plsc.utils.safe_pickle reads the pickle and
+runs no code from it. Try it:
 
     BinPairs("lfw.bin").pairs.shape
 """
@@ -49,8 +49,10 @@ class BinPairs(EncodedPairs):
 
 
 def read_pack(path: str) -> tuple[list[bytes], np.ndarray]:
-    """Read the encoded images of a pack, 2 P of them, and its flags, bool [P]. Raises what load_pickle does,
-    and UserError."""
+    """Read the 2 P encoded images of a pack and its flags, bool [P].
+
+    Raises the errors of load_pickle, and UserError if the pickle is not a pack.
+    """
     pack = load_pickle(path, "verification pack")
     if not (
         isinstance(pack, (tuple, list)) and len(pack) == 2 and all(isinstance(part, list) for part in pack)
@@ -74,7 +76,7 @@ def read_pack(path: str) -> tuple[list[bytes], np.ndarray]:
 
 
 def _as_bytes(path: str, number: int, image: object) -> bytes:
-    if isinstance(image, str):  # of Python 2
+    if isinstance(image, str):  # Python 2 wrote the pack
         return image.encode("latin-1")
     if isinstance(image, np.ndarray) and image.dtype == np.uint8:
         return image.tobytes()
@@ -85,7 +87,13 @@ def _as_bytes(path: str, number: int, image: object) -> bytes:
 
 
 def write_pack(path: str, images: Iterable[bytes], same: Iterable[bool]) -> None:
-    """Write encoded images 2 i and 2 i + 1 and flags `same` as a pack that InsightFace reads too."""
+    """Write a pack that InsightFace can also read.
+
+    Args:
+        path: the file to write.
+        images: the encoded images. Images 2 i and 2 i + 1 are pair i.
+        same: whether each pair shows one person.
+    """
     images, flags = [bytes(image) for image in images], [bool(flag) for flag in same]
     with atomic_write(path, new=True) as beside, open(beside, "xb") as file:
         pickle.dump((images, flags), file, protocol=4)

@@ -1,4 +1,6 @@
-"""Build the data sets of a config: one, or several joined to train on; and the loader of these.
+"""Build the data sets of a config and the loader of the training set.
+
+Several training sets are joined into one. Try it:
 
 build_dataset(cfg.DataLoader, cfg.Global.seed)                             # to train on
 build_dataset(cfg.DataLoader, cfg.Global.seed, "DataLoader.Eval.dataset")  # to evaluate on
@@ -18,9 +20,16 @@ from plsc.utils.registry import is_import_path
 
 
 def build_loader(section: DataLoaderCfg, seed: int, rank: int, ranks: int) -> Loader:
-    """Build the set to train on, and the loader of one rank, whose `dataset` it is.
+    """Build the training set and the loader of one rank. The loader's `dataset` is the training set.
 
-    UserError for fewer than two classes, and for a global batch or ranks that do not fit the samples.
+    Args:
+        section: the section DataLoader of the config.
+        seed: the run's seed.
+        rank: number of this rank, from 0.
+        ranks: number of ranks.
+
+    Raises UserError if there are fewer than two classes, or if the global batch or the number of ranks does
+    not fit the number of samples.
     """
     dataset = build_dataset(section, seed)
     check_array(dataset, "labels", "int64 [N]", dataset.num_classes)
@@ -55,15 +64,20 @@ def build_loader(section: DataLoaderCfg, seed: int, rank: int, ranks: int) -> Lo
 
 
 def build_dataset(loader: DataLoaderCfg, seed: int, key: str = TRAIN_SET) -> Any:
-    """Build the data set of a key of the section DataLoader. Raises UserError.
+    """Build the data set of a key of the section DataLoader. A list of training sets is joined into one set.
 
-    The one to train on joins those of a list.
+    Args:
+        loader: the section DataLoader of the config.
+        seed: the run's seed.
+        key: key of the data set in the config.
+
+    Raises UserError.
     """
     parts = {}
     for name, section in loader.sets().items():
         if name != key and not (key == TRAIN_SET and name.startswith(key)):
             continue
-        # Sets of a list must not draw the same random numbers for their samples of the same number.
+        # Samples with the same number in two sets of a list must not draw the same random numbers.
         number = name.removeprefix(f"{TRAIN_SET}.")
         try:
             parts[name] = section.build(seed=seed + (int(number) if number.isdecimal() else 0))
@@ -73,6 +87,6 @@ def build_dataset(loader: DataLoaderCfg, seed: int, key: str = TRAIN_SET) -> Any
             if is_import_path(section.name):
                 raise type(error)(error.text, name) from error
             raise
-        if isinstance(getattr(parts[name], "identities", None), list):  # a user's own
+        if isinstance(getattr(parts[name], "identities", None), list):  # a user's own class
             parts[name].identities = np.array(parts[name].identities)
     return Joined(parts) if len(parts) > 1 else next(iter(parts.values()))

@@ -1,7 +1,8 @@
-"""Draw the glyphs of matplotlib's DejaVu faces, and find which code points are one class.
+"""Draw the glyphs of matplotlib's DejaVu faces, and find the code points that form one class.
 
-A class is a set of code points with the same outline (Latin A, Greek Alpha, Cyrillic A): no picture
-shows a difference. The fonts come with matplotlib, so this data set needs no download. To see the classes:
+A class is a set of code points with the same outline (Latin A, Greek Alpha, Cyrillic A), because no picture
+shows a difference between them. The fonts come with matplotlib, so this data set needs no download. To see
+the number of classes:
 
     python -c "from plsc.data.fonts import glyph_classes; print(len(glyph_classes().codepoint))"
 """
@@ -26,12 +27,11 @@ FACES = {
     "Serif Bold Italic": "DejaVuSerif-BoldItalic",
 }
 
-# All lengths below are shares of the picture's side. One scale for all glyphs keeps a full stop smaller than
-# a bullet; the em is the largest that lets most capitals with an accent fit, and what is larger still is
-# shrunk into the box.
+# EM and MARGIN are shares of the picture's side. All glyphs have one scale, so that a full stop is smaller
+# than a bullet. The em is the largest with which most accented capitals fit. Larger glyphs are shrunk to fit.
 EM = 26 / 32
 MARGIN = 2 / 32
-MIDLINE = 0.3  # of an em above the baseline lies the picture's middle: letters reach from -0.24 to 0.76
+MIDLINE = 0.3  # height of the picture's middle above the baseline, in ems: letters reach from -0.24 to 0.76
 
 _NO_HINTING = ft2font.LoadFlags.NO_HINTING if hasattr(ft2font, "LoadFlags") else ft2font.LOAD_NO_HINTING
 _MATPLOTLIB = tuple(int(part) for part in matplotlib.__version__.split(".")[:2])
@@ -40,7 +40,7 @@ _MATPLOTLIB = tuple(int(part) for part in matplotlib.__version__.split(".")[:2])
 class GlyphClasses(NamedTuple):
     """Parallel int64 arrays [C], ordered by `codepoint`."""
 
-    codepoint: np.ndarray  # the smallest code point of the class that all faces hold
+    codepoint: np.ndarray  # the smallest code point of the class that all faces contain
     identity: np.ndarray  # the smallest code point of the class in any face
 
 
@@ -51,10 +51,10 @@ def open_face(face: str) -> ft2font.FT2Font:
 
 @functools.lru_cache(maxsize=1)
 def _outlines() -> tuple[list[set[int]], dict[int, int]]:
-    """Find the code points of each face that leave ink, and the identity of each code point (see
-    GlyphClasses).
+    """Find the code points of each face whose glyphs have ink, and the identity of each code point.
 
-    Union-find over the code points of all faces: the same outline in any one face makes one class.
+    GlyphClasses explains identities. Union-find over the code points of all faces joins two code points if
+    they have the same outline in any face.
     """
     parent: dict[int, int] = {}
 
@@ -68,13 +68,13 @@ def _outlines() -> tuple[list[set[int]], dict[int, int]]:
         font = open_face(face)
         first_with = {}
         ink = set()
-        # At one pixel per font unit all matplotlib versions give the same, exact outlines; with NO_SCALE,
-        # those before 3.11 round them to 1/8 (their hinting factor).
+        # At one pixel per font unit, all versions of matplotlib give the same exact outlines. With NO_SCALE,
+        # versions before 3.11 round them to 1/8 (their hinting factor).
         font.set_size(font.units_per_EM, 72)
         for codepoint, glyph_index in sorted(font.get_charmap().items()):
             font.load_glyph(glyph_index, _NO_HINTING)
             outline = np.asarray(font.get_path()[0]).tobytes()
-            if glyph_index == 0 or not outline:  # glyph 0 is the box drawn for what the font lacks
+            if glyph_index == 0 or not outline:  # glyph 0 is the box for missing glyphs
                 continue
             ink.add(codepoint)
             low, high = sorted((root(codepoint), root(first_with.setdefault(outline, codepoint))))
@@ -84,7 +84,7 @@ def _outlines() -> tuple[list[set[int]], dict[int, int]]:
 
 
 def glyph_classes() -> GlyphClasses:
-    """Find the classes that all faces share. About 0.7 s the first time in a process."""
+    """Find the classes that all faces share. The first call in a process takes about 0.7 s."""
     inked, identity = _outlines()
     smallest: dict[int, int] = {}
     for codepoint in sorted(set.intersection(*inked)):
@@ -94,26 +94,34 @@ def glyph_classes() -> GlyphClasses:
 
 
 def held_out_mask(identity: np.ndarray, share: float) -> np.ndarray:
-    """Choose the classes that are kept out of training, about `share` of them: bool [C].
+    """Choose the classes that are held out of training: bool [C].
 
-    Decided by a hash of the class's own identity: no seed, no dependence on the version of the fonts, and a
-    larger share contains the smaller one.
+    A hash of the class's identity decides. The choice depends neither on a seed nor on the version of the
+    fonts. The classes of a larger share include those of a smaller share.
+
+    Args:
+        identity: int64 [C], identities of the classes.
+        share: approximate share of the classes to hold out.
     """
     digests = [hashlib.blake2b(b"held out %d" % code, digest_size=8).digest() for code in identity.tolist()]
     return np.array([int.from_bytes(digest, "big") for digest in digests], np.float64) < share * 2.0**64
 
 
 def codepoint_names(codepoints: np.ndarray) -> np.ndarray:
-    """Name code points as Unicode does, "U+0041": text [C]."""
+    """Return the Unicode notation of code points, such as "U+0041": text [C]."""
     return np.array([f"U+{codepoint:04X}" for codepoint in codepoints.tolist()])
 
 
 def draw_glyphs(codepoints: np.ndarray, side: int) -> np.ndarray:
     """Draw each code point in each face: uint8 [len(codepoints), 8, side, side], 255 = ink, antialiased.
 
-    About 25 us a glyph. The glyph's own advance box is centred horizontally and MIDLINE vertically (a full
-    stop stays low, a left half block stays left), then moved, and if need be shrunk, until it keeps MARGIN to
-    each edge.
+    A glyph takes about 25 us. The glyph's advance box is centred horizontally, and MIDLINE is centred
+    vertically. A full stop therefore stays low, and a left half block stays left. The glyph is then moved,
+    and if necessary shrunk, so that it keeps the distance MARGIN from each edge.
+
+    Args:
+        codepoints: int64 [n], which all faces contain.
+        side: side of the pictures in pixels.
     """
     pictures = np.zeros((len(codepoints), len(FACES), side, side), np.uint8)
     for column, face in enumerate(FACES):
@@ -125,9 +133,12 @@ def draw_glyphs(codepoints: np.ndarray, side: int) -> np.ndarray:
 
 
 def draw_glyph(font: ft2font.FT2Font, glyph_index: int, picture: np.ndarray) -> bool:
-    """Draw a glyph into a picture, uint8 [side, side], as draw_glyphs does. False: it has no ink."""
+    """Draw a glyph into a picture, uint8 [side, side], as draw_glyphs does.
+
+    Returns False if the glyph has no ink.
+    """
     side = len(picture)
-    em, margin = int(EM * side), MARGIN * side  # whole pixels, because older FreeTypes round others
+    em, margin = int(EM * side), MARGIN * side  # whole pixels: old FreeType rounds other sizes
     font.set_size(em, 72)
     glyph = font.load_glyph(glyph_index, _NO_HINTING)
     x0, y0, x1, y1 = (value / 64 for value in glyph.bbox)
@@ -146,7 +157,7 @@ def draw_glyph(font: ft2font.FT2Font, glyph_index: int, picture: np.ndarray) -> 
         round(min(max(start, margin), side - margin - length))
         for start, length in ((left, width), (top, height))
     )
-    left -= int(np.floor(x0))  # matplotlib adds the glyph's left bearing, though not its top one
+    left -= int(np.floor(x0))  # matplotlib adds the glyph's left bearing, but not its top bearing
     if _MATPLOTLIB >= (3, 11):
         font.draw_glyph_to_bitmap(picture, left, top, glyph)
     else:

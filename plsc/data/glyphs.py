@@ -1,9 +1,10 @@
-"""Glyphs: thousands of classes without a download, some of them held out for verification.
+"""Make data sets of glyphs, which have thousands of classes and need no download.
 
-`Glyphs` trains on characters in several faces of the DejaVu fonts; `GlyphPairs` has pairs of pictures of
-characters that were never trained on, to verify whether they show the same one, as LFW does with people. Each
-(class, face) is drawn once at start-up (about 1.5 s in all); a sample is that drawing, distorted. The classes
-are explained in fonts.py.
+`Glyphs` is a training set of characters in several faces of the DejaVu fonts. `GlyphPairs` contains pairs of
+pictures of held-out characters. Verification decides whether two pictures show the same character, as LFW
+does for people. Each class is drawn once in each face at the start, which takes about 1.5 s in total. A
+sample is such a drawing with a distortion. fonts.py explains the classes. Try it: `Glyphs().sample(0,
+epoch=0).shape`.
 """
 
 import unicodedata
@@ -26,8 +27,9 @@ Strength = Annotated[float, Field(ge=0, le=2)]
 class Glyphs(Dataset):
     """Training pictures of glyphs: about 2,600 classes in eight faces.
 
-    `held_out`: share of the classes that is never trained on; the same classes in every run, see GlyphPairs.
-    `size`: side of the grey pictures. `augment`: strength of the distortions, 0 = clean (transforms.distort).
+    `held_out`: share of the classes that is never trained on. It is the same classes in every run, see
+    GlyphPairs. `size`: side of the grey pictures in pixels. `augment`: strength of the distortions
+    (transforms.distort); 0 = none.
     """
 
     def __init__(
@@ -59,11 +61,12 @@ class Glyphs(Dataset):
 class GlyphPairs(PairSet):
     """Verification pairs of glyphs from the held-out classes, half of them positive.
 
-    A positive pair is one class in two faces, a negative pair two classes in any faces; no pair comes twice.
-    Positives and negatives alternate, so every fold of a 10-fold protocol is balanced, as LFW's are. Each
-    class in each face is one picture, distorted once. Nothing depends on the run's seed.
-    `num_pairs`: how many. `size` and `augment` as in Glyphs. `held_out` must be at most that of the training
-    set.
+    A positive pair shows one class in two faces. A negative pair shows two classes in any faces. No pair
+    occurs twice. Positive and negative pairs alternate, so that every fold of a 10-fold protocol is balanced,
+    as in LFW. Each class has one distorted picture per face. The pairs do not depend on the run's seed.
+
+    `num_pairs`: the number of pairs. `size` and `augment`: as in Glyphs. `held_out`: share of the classes to
+    draw from; it must be at most that of the training set.
     """
 
     title = "glyph pairs"
@@ -97,8 +100,8 @@ class GlyphPairs(PairSet):
 def _draw_views(codepoints: np.ndarray, size: int) -> np.ndarray:
     """Draw the classes in all faces: uint8 [views, M, M], view = class * faces + face.
 
-    They are 1.5 times as large as the pictures, so that turning and stretching keep the edges sharp; at most
-    96, because the drawings of all classes are held in memory (53 MB for 32-pixel pictures).
+    The side M is 1.5 times the pictures' side, so that edges stay sharp after rotation and stretching. M is
+    at most 96 pixels, because the drawings of all classes are kept in memory (53 MB for 32-pixel pictures).
     """
     side = min(size * 3 // 2, 96)
     return fonts.draw_glyphs(codepoints, side).reshape(-1, side, side)
@@ -111,7 +114,7 @@ def _view_name(codepoints: np.ndarray, view: int) -> str:
 
 
 def _draw_pairs(classes: int, num_pairs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw pairs of views, int64 [P, 2]; and which are positive, bool [P]."""
+    """Draw pairs of views. Returns the pairs, int64 [P, 2], and whether each is positive, bool [P]."""
     rng = generator(PAIRS_SEED, use=PAIRS)
     faces = len(fonts.FACES)
     views = classes * faces

@@ -1,8 +1,8 @@
-"""Hold classes out of training by their names: `hold_out: 0.1` of a training set, and of the ImagePairs that
-verify on the classes held out.
+"""Hold classes out of training by their names.
 
-A class always stays in the same part, whatever the order of the classes, the ranks, and the classes that come
-later:
+A training set with `hold_out: 0.1` excludes the classes that ImagePairs with the same `hold_out` verifies on.
+A class always belongs to the same part. The part depends neither on the order of the classes, nor on the
+ranks, nor on classes that are added later. Try it:
 
     held_out(["Ann", "Bob", "Cy"], 0.5)  # bool [3]
 """
@@ -16,32 +16,46 @@ import numpy as np
 from plsc.data.dataset import Dataset
 from plsc.errors import UserError
 
-# Of fewer identities the 95 % interval of an accuracy around 85 % is mostly wider than 15 points (8 pictures
-# each, simulated), and the accuracies of two such draws differ by 5 to 10 points.
+# With fewer identities, the 95 % interval of an accuracy around 85 % is mostly wider than 15 points
+# (simulated with 8 pictures per identity). The accuracies of two such draws differ by 5 to 10 points.
 FEWEST = 10
-LEAST = 2  # classes on either side: a pair of different people takes two, and so does training
+LEAST = 2  # smallest number of classes in each part: a pair of different people and training each need two
 
 
 def held_out(names: Sequence[str], share: float) -> np.ndarray:
-    """Find the classes of these names that are held out, about `share` of them: bool [N].
+    """Choose the classes that are held out: bool [N].
 
-    The hash of a name decides, a number in [0, 1): a larger share has them too.
+    A class is held out if the hash of its name, a number in [0, 1), is below `share`. The classes of a larger
+    share include those of a smaller share.
+
+    Args:
+        names: names of the N classes.
+        share: approximate share of the classes to hold out.
     """
     digests = (hashlib.blake2b(b"hold out " + os.fsencode(name), digest_size=8).digest() for name in names)
     return np.array([int.from_bytes(digest, "big") for digest in digests], np.float64) < share * 2.0**64
 
 
 def class_keys(data: Dataset) -> list[str]:
-    """Return the names by which classes are held out: their folders' names where those are known, else their
-    numbers."""
+    """Return the names by which classes are held out.
+
+    They are the names of the classes' folders if these are known, otherwise the classes' numbers.
+    """
     if data.identities is None:
         return [str(number) for number in range(data.num_classes)]
     return [os.path.basename(str(identity)) for identity in data.identities]
 
 
 def choose_held_out(data: Dataset, share: float, where: str) -> np.ndarray:
-    """Choose classes of a set as `held_out` does, bool [num_classes]; UserError, which calls the set `where`,
-    if too few are on one side."""
+    """Choose the classes of a set that are held out, as `held_out` does: bool [num_classes].
+
+    Raises UserError if one part has too few classes.
+
+    Args:
+        data: the data set.
+        share: approximate share of the classes to hold out.
+        where: name of the set for the message.
+    """
     chosen = held_out(class_keys(data), share)
     count = int(chosen.sum())
     if not LEAST <= count <= data.num_classes - LEAST:

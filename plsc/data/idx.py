@@ -1,7 +1,8 @@
 """Read the idx files of the MNIST family (MNIST, Fashion-MNIST, KMNIST, ...), plain or as .gz.
 
-A file is a big-endian header (two zero bytes, the type 0x08 of uint8, the number of axes, each axis' length)
-and the bytes. The format is described on http://yann.lecun.com/exdb/mnist. Try it:
+A file consists of a big-endian header and the bytes. The header contains two zero bytes, the type 0x08 of
+uint8, the number of axes, and each axis's length. http://yann.lecun.com/exdb/mnist describes the format. Try
+it:
 
     read_idx("train-images-idx3-ubyte.gz", axes=3).shape    # (60000, 28, 28)
 """
@@ -20,9 +21,14 @@ from plsc.utils.files import read_regular
 
 
 def read_idx(path: str | os.PathLike, axes: int) -> np.ndarray:
-    """Read the array in an idx file of bytes: uint8 with `axes` axes, read-only; 3 for images, 1 for labels.
+    """Read the array in an idx file of bytes: uint8, read-only.
 
-    Raises MissingFileError, and UserError for a file that is damaged, cut off, or of another kind.
+    Args:
+        path: the file, plain or .gz.
+        axes: number of axes that the array must have, 3 for images and 1 for labels.
+
+    Raises MissingFileError if the file does not exist, and UserError if it is damaged, truncated or of
+    another kind.
     """
     with reading(path):
         data = read_regular(path)
@@ -46,13 +52,13 @@ def read_idx(path: str | os.PathLike, axes: int) -> np.ndarray:
 
 
 class IdxImages(Dataset):
-    """Grey images and their labels from two idx files, .gz or plain; the network's input is pixel / 255.
+    """Grey images and their labels from two idx files. The network's input is pixel / 255.
 
-    `images`, `labels`: the files.
+    `images`, `labels`: the files, plain or .gz.
     """
 
     files = ("images", "labels")
-    mean, scale = 0.0, 1 / 255  # the network sees numbers from 0 to 1
+    mean, scale = 0.0, 1 / 255  # the network's input is in [0, 1]
 
     def __init__(self, images: str, labels: str):
         pixels = read_idx(images, axes=3)

@@ -1,4 +1,8 @@
-"""Join several data sets into one to train on: samples and classes of one set after those of the other."""
+"""Join several data sets into one training set.
+
+The samples and the classes of each set follow those of the set before it. Try it:
+`Joined({"a": Synthetic(), "b": Synthetic()}).num_classes`.
+"""
 
 from collections.abc import Mapping
 
@@ -9,13 +13,15 @@ from plsc.utils.preprocessing import Preprocessing
 
 
 class Joined(Dataset):
-    """Joins data sets; each makes, and augments, its own samples.
+    """Joins data sets. Each set makes and augments its own samples.
 
-    A person in two sets is two classes. Raises UserError, which begins with the key of a set, where its
-    samples are not like those of the first.
+    A person in two sets is two classes.
 
     Args:
-        parts: the sets by the keys that messages name them by.
+        parts: the sets by their keys in the config, which messages use.
+
+    Raises UserError, which begins with the key of a set, if its samples differ in preprocessing from those of
+    the first set.
     """
 
     def __init__(self, parts: Mapping[str, Dataset]):
@@ -55,13 +61,13 @@ class Joined(Dataset):
         return f"{self._parts[number].title}: {self._parts[number].name(own_index)}"
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Find the set of a sample, and its number there."""
+        """Return the number of the set that contains a sample, and the sample's index in that set."""
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         return number, index - int(self._starts[number])
 
 
 def _different_names(identities: np.ndarray, parts: list[Dataset]) -> list[str]:
-    """Put the number of its set in front of each name that an earlier set has; numbers become text."""
+    """Return the classes' names as text. A name that an earlier set has gets its set's number as a prefix."""
     numbers = np.repeat(np.arange(1, len(parts) + 1), [part.num_classes for part in parts]).tolist()
     first: dict[str, int] = {}
     return [

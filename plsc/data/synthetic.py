@@ -1,6 +1,7 @@
 """Synthesise images: a blurred random pattern for each class plus noise for each sample.
 
-For throughput (no fonts, no disk, any number of classes: only labels are stored) and for tests.
+The set serves tests and measurements of throughput. It needs neither fonts nor files. It can have any number
+of classes, because it stores only the labels. Try it: `Synthetic().sample(0, epoch=0).shape`.
 """
 
 from typing import Annotated
@@ -15,10 +16,11 @@ AtLeast1 = Annotated[int, Field(ge=1)]
 
 
 class Synthetic(Dataset):
-    """`num_classes` random patterns, `images_per_class` noisy copies of each. `image_shape` is [C, H, W].
+    """Random patterns, one per class, with noisy copies.
 
-    With `identities` only so many of the classes, evenly spread, have images; the others only add to the
-    classes of the head.
+    `num_classes`: number of patterns. `images_per_class`: noisy copies of each pattern. `image_shape`:
+    [C, H, W]. `identities`: number of classes that have images, evenly spaced among all classes. The other
+    classes only add to the head's classes. null: all classes have images.
     """
 
     def __init__(

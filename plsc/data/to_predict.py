@@ -1,4 +1,8 @@
-"""Read what to predict a batch at a time: images in files, folders or PIL, or pixels in an array."""
+"""Read the images to predict, one batch at a time.
+
+They are image files, folders, list files, PIL images, or pixels in an array. Try it:
+`samples_to_predict("faces", Preprocessing((3, 112, 112)))`.
+"""
 
 import io
 import os
@@ -18,10 +22,16 @@ from plsc.utils.preprocessing import Preprocessing
 def samples_to_predict(
     given: str | os.PathLike | Iterable[Any] | np.ndarray, preprocessing: Preprocessing
 ) -> tuple[Callable[[int, int], np.ndarray], list[str]]:
-    """Return a reader, (start, stop) -> samples [n, *shape] as the network was trained on, and their names.
+    """Return a function that reads samples, and the samples' names.
 
-    given: a list file, an image file, a folder of images at any depth, a PIL image, several of these, or
-    pixels uint8 [n, *shape]. Raises MissingFileError, UserError.
+    The function takes (start, stop) and returns these samples, uint8 [n, *shape], prepared as in training.
+
+    Args:
+        given: a list file, an image file, a folder of images at any depth, a PIL image, several of these, or
+            pixels uint8 [n, *shape].
+        preprocessing: the preprocessing that the network was trained with.
+
+    Raises MissingFileError or UserError.
     """
     if isinstance(given, np.ndarray):
         if given.dtype != np.uint8 or given.shape[1:] != preprocessing.shape:
@@ -47,18 +57,18 @@ def _is_pil(picture: Any) -> bool:
 
 
 def _listed(given: Any) -> list[Any]:
-    """List the pictures of one argument: itself, or those of a list file."""
+    """Return a list with the argument itself, or the pictures that a list file names."""
     if _is_pil(given) or os.path.isdir(given):
         return [given]
     path = os.fspath(given)
-    # OpenCV complains on stderr about a file that is not there.
+    # OpenCV prints a warning on stderr if the file does not exist.
     if os.path.isfile(path) and cv2.haveImageReader(path):
         return [path]
     return [str(name) for name in read_list(path, labelled=False)[0]]
 
 
 def _in_folder(picture: Any) -> list[Any]:
-    """Return the images below a folder in the order of their paths, or the picture itself."""
+    """Return the images in a folder, at any depth, sorted by path, or a list with the picture itself."""
     if _is_pil(picture):
         return [picture]
     try:
