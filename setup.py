@@ -1,15 +1,15 @@
-"""Installation, by `pip install -e ".[cpu,test]"`.
+"""Build and install the package: `pip install -e ".[cpu,test]"`.
 
-Paddle is an extra and never a requirement: its GPU builds are other packages (paddlepaddle-gpu), and a
-requirement on paddlepaddle would put the CPU build over the one that you have.
+Paddle is an extra and never a requirement. Its GPU builds are separate packages (paddlepaddle-gpu), and a
+requirement on paddlepaddle would install the CPU build over them.
 
-The kernels (plsc/native) are optional: without a compiler the package installs and works, slower on CPUs.
-They are linked against nothing and built for every processor of the architecture; which instructions are used
-is decided when they run. They call no function of Python's, so one wheel serves every version of it.
-PLSC_KERNELS=0 leaves them out: the wheel is then for every machine.
+The kernels (plsc/native) are optional. Without a compiler the package installs and works, but it is slower on
+CPUs. The kernels are linked against nothing, and they are built for every processor of the architecture. They
+choose their instructions at run time. They call no function of Python, so one wheel serves every version of
+Python. PLSC_KERNELS=0 builds a wheel without kernels, which runs on every machine.
 
-The distribution is called plsc-sharded, since plsc on PyPI is PaddlePaddle's own program; the package is
-`plsc`.
+The distribution is called plsc-sharded, since plsc on PyPI is PaddlePaddle's own program. The package is
+called `plsc`.
 """
 
 import os
@@ -31,7 +31,7 @@ KERNELS = Extension(
     extra_compile_args=[
         "-O3",
         "-std=gnu++17",
-        "-fopenmp-simd",  # `omp simd` only: threads come from the OpenMP runtime that Paddle brings
+        "-fopenmp-simd",  # only `omp simd`, since threads come from Paddle's OpenMP runtime
         "-fno-math-errno",
         "-fno-trapping-math",
         "-fvisibility=hidden",
@@ -64,8 +64,9 @@ setup(
     ],
     python_requires=">=3.10",
     packages=find_packages(include=["plsc", "plsc.*"]),
-    # With it an editable install adds this folder to Python's path, and without it a finder, which comes too
-    # late in the folder above a clone: the clone, `plsc`, is found there first, as a namespace package.
+    # With this line, an editable install adds this folder to Python's path. Without it, the install adds a
+    # finder. In the folder above a clone named `plsc`, Python would then find the clone first, as a namespace
+    # package.
     package_dir={"": "."},
     ext_modules=[KERNELS] if WITH_KERNELS else [],
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if WITH_KERNELS else {},
@@ -76,13 +77,14 @@ setup(
         **{f"plsc.native{part}": ["*.cpp", "*.h"] for part in ("", ".evaluation", ".heads", ".layers")},
     },
     install_requires=[
-        "jinja2>=3",  # the report's page
-        "matplotlib>=3.5",  # the report's pictures, and the fonts of the default data set
+        "jinja2>=3",  # for the report's page
+        "matplotlib>=3.5",  # for the report's pictures, and for the fonts of the default data set
         "numpy",
         "opencv-python-headless>=4.8",
         "pydantic>=2.7",
         "pyyaml",
-        # imported by Paddle; Paddle 2.6 does not ask for it, and a venv of Python 3.12 on has none
+        # Paddle imports it. Paddle 2.6 does not require it, and a new environment of Python 3.12 or later
+        # does not contain it.
         "setuptools",
         "tqdm",
         "visualdl",
@@ -93,15 +95,15 @@ setup(
         "milvus": [
             "milvus-lite>=3.2",
             "pymilvus>=3.0",
-        ],  # the second is for servers, too; the first for a file
+        ],  # milvus-lite stores a file; pymilvus also connects to a server
         "loggers": ["tensorboardX", "wandb"],
         "serve": ["fastapi>=0.110", "python-multipart>=0.0.13", "uvicorn>=0.29"],
         "test": [
-            "httpx",  # the test client of the service
-            "ml_dtypes",  # onnxruntime.quantization imports it, and does not ask for it
+            "httpx",  # for the test client of the service
+            "ml_dtypes",  # onnxruntime.quantization imports it, but does not require it
             "pytest",
             "pytest-xdist>=3.8",
-            "safetensors",  # the other reader of checkpoints
+            "safetensors",  # to check that it can read checkpoints
         ],
     },
     entry_points={"console_scripts": ["plsc = plsc.cli:main"]},

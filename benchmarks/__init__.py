@@ -1,4 +1,5 @@
-"""Programs that measure speed and memory of the parts. They need a clone: pip does not install them."""
+"""Measure the speed and memory of plsc's parts. The programs need a clone, since pip does not install
+them."""
 
 from pathlib import Path
 
@@ -8,8 +9,14 @@ MAIN = Path(__file__).with_name("__main__.py")
 
 
 def run_ranks(arguments: list[str], ranks: int, logs: Path) -> str:
-    """Run `python -m benchmarks *arguments` on `ranks` new processes, and return the last line that rank 0
-    prints."""
+    """Run `python -m benchmarks *arguments` on `ranks` new processes. Return the last line that rank 0
+    prints.
+
+    Args:
+        arguments: of the command.
+        ranks: number of processes.
+        logs: folder for the output of the ranks.
+    """
     texts: list[str] = []
     launcher.launch(arguments, ranks, logs, texts.append, MAIN)
     printed = "".join(texts).split("\n")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-if not __package__:  # started as a file, as the ranks of a measurement are
+if not __package__:  # started as a file, like the ranks of a measurement
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from plsc.cli.mistakes import without_traceback
@@ -19,8 +19,8 @@ from plsc.distributed import environment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `python -m benchmarks PART ...`; UserError for a user's mistake."""
-    # Here, since some import Paddle, which has to find its environment prepared.
+    """Run `python -m benchmarks PART ...`. Raises UserError for a user's mistake."""
+    # These are imported here because some of them import Paddle, whose environment must be prepared first.
     from benchmarks import (
         backbone,
         collectives,
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     module, measure = measures[args.part]
     result = measure(args)
     row = getattr(args, "row", None)
-    if row:  # in new processes started by a benchmark: rank 0 writes the result
+    if row:  # a benchmark has started this process; rank 0 writes the result
         if environment.rank_from_env() == 0:
             row.write_text(json.dumps(result))
         return 0

@@ -1,9 +1,9 @@
-"""Compare a backbone with the same network in PyTorch: outputs, gradients, time and memory of a forward and a
-backward pass.
+"""Compare a backbone with the same network in PyTorch.
 
-Each framework has a process of its own, since both bring an OpenMP runtime whose threads would disturb each
-other's. The processes take turns: one waits while the other computes. PyTorch's network gets the weights of
-Paddle's, and its embeddings and gradients are compared before anything is timed.
+The comparison covers the outputs, gradients, time and memory of a forward and a backward pass. Each framework
+runs in its own process, since the threads of their two OpenMP runtimes would disturb each other. The
+processes take turns, so one waits while the other computes. PyTorch's network gets the weights of Paddle's
+network. Embeddings and gradients are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from plsc.distributed import environment
 from plsc.errors import UserError
 from plsc.utils.text import table
 
-SECONDS = 1.0  # of a turn, about
-PAUSE = 0.4  # seconds before a turn: the other process's threads wait busily for a fifth of a second
+SECONDS = 1.0  # approximate length of a turn
+PAUSE = 0.4  # seconds before a turn, since the threads of the other process spin for 0.2 s
 FRAMEWORKS = ("paddle", "torch")
-# dtype of our network -> what takes turns: a framework, its dtype, and "last" where channels are the last
-# axis of maps.
+# Modes that take turns, by the dtype of plsc's network. A mode is a framework and its dtype. "last" means
+# that channels are the last axis of feature maps.
 MODES = {
     "float32": ["paddle float32", "torch float32"],
     "bfloat16": [
@@ -47,14 +47,14 @@ MODES = {
 
 
 class Network(NamedTuple):
-    """Sizes at which a network is compared if the command gives no others."""
+    """Default sizes for the comparison of a network."""
 
     image_shape: tuple[int, int, int]
     batch: int
     embedding_size: int = 512
 
 
-# SmallResNet as `plsc train -c configs/` has it; the others at the size of faces.
+# SmallResNet has the sizes of `plsc train -c configs/`. The others have those of face recognition.
 NETWORKS = {
     "SmallResNet": Network((1, 32, 32), 128, 128),
     "IResNet18": Network((3, 112, 112), 16),
@@ -72,14 +72,16 @@ def compare(
     runs: int,
     dtype: str = "float32",
 ) -> dict:
-    """Measure networks, all of them if no names are given, in both frameworks with each number of threads.
+    """Measure networks in both frameworks with each number of threads.
 
     Args:
-        dtype: of our networks; bfloat16 is compared with PyTorch's fastest mode, in either dtype and layout.
-        size: height and width of the images; None: as in NETWORKS.
-        batch: images of a pass; None: as in NETWORKS.
+        names: names of the networks. An empty list stands for all of NETWORKS.
+        size: height and width of the images in pixels, or None for the sizes in NETWORKS.
+        batch: images in a pass, or None for the batches in NETWORKS.
         threads: numbers of threads.
         runs: turns of each framework.
+        dtype: dtype of plsc's networks. bfloat16 is compared with PyTorch's fastest mode, whatever its dtype
+            and layout.
     """
     unknown = [name for name in names if name not in NETWORKS]
     if unknown:
@@ -148,7 +150,7 @@ def _median(measured: list[dict], batch: int) -> dict:
 
 
 def show(result: dict) -> str:
-    """Format a table: times in milliseconds, memory in MB."""
+    """Format a table. Times are in milliseconds, and memory is in MB."""
     headers = [
         "network",
         "image",
@@ -179,7 +181,7 @@ def show(result: dict) -> str:
 
 
 class _Worker(NamedTuple):
-    """A process with one of the frameworks, which answers a word by a line of JSON."""
+    """A process with one of the frameworks. It answers each word with a line of JSON."""
 
     process: subprocess.Popen
     errors: Path
@@ -220,7 +222,7 @@ def _worker(mode: str, name: str, network: Network, threads: int, file: Path) ->
 
 
 def main() -> None:
-    """Answer the words that `_Worker.ask` writes; run in a process of its own."""
+    """Answer the words that `_Worker.ask` writes. This runs in a process of its own."""
     mode, name, network, threads, file = sys.argv[1:]
     network = Network(*json.loads(network))
     framework, *how = mode.split()
@@ -232,7 +234,10 @@ def main() -> None:
 
 
 def _measure(side) -> dict:
-    """Measure passes for about a second, after one that does not count; bytes are those over the imports'."""
+    """Measure passes for about a second, after a warm-up pass that does not count.
+
+    The memory is the peak minus the memory after the imports.
+    """
     measure.reset_resident_peak()
     began = time.perf_counter()
     side.run()
@@ -252,7 +257,7 @@ def _measure(side) -> dict:
 
 
 def _noise(network: Network) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the images and the gradient of the embeddings, the same in both processes."""
+    """Draw the images and the gradient of the embeddings. They are the same in both processes."""
     rng = np.random.default_rng(0)
     images = rng.standard_normal((network.batch, *network.image_shape), np.float32)
     return images, rng.standard_normal((network.batch, network.embedding_size), np.float32)
@@ -269,7 +274,7 @@ class _Paddle:
         from plsc.training.amp import autocast
 
         distributed.init("cpu", threads)
-        keep_freed_blocks(True)  # as a training does
+        keep_freed_blocks(True)  # as training does
         paddle.seed(0)
         self.base = measure.resident_bytes()
         options = {"drop_path": 0.0, "mask_ratio": 0.0} if name.startswith("FaceViT") else {}
@@ -291,7 +296,7 @@ class _Paddle:
         self.net.clear_gradients(set_to_zero=False)
 
     def save(self, file: Path) -> dict:
-        """Save weights, embeddings and gradients of a pass."""
+        """Save the weights, and the embeddings and gradients of a pass."""
         arrays = {f"weight {name}": each.numpy() for name, each in self._parameters().items()}
         arrays["embeddings"] = self.run().numpy()
         arrays |= {f"gradient {name}": each for name, each in self._gradients().items()}
@@ -299,7 +304,10 @@ class _Paddle:
         return {}
 
     def compare(self, file: Path) -> dict:
-        """As _Torch's; the weights are those of the file already, drawn by the same seed."""
+        """Return the differences of embeddings and gradients from those in the file.
+
+        The weights equal those in the file already, since they were drawn with the same seed.
+        """
         arrays = _read(file)
         embeddings = {"": self.run().numpy()}
         return {
@@ -347,8 +355,7 @@ class _Torch:
         self.net.zero_grad(set_to_none=True)
 
     def compare(self, file: Path) -> dict:
-        """Take the weights from the file, and return how far embeddings and gradients are from those
-        there."""
+        """Load the weights from the file, and return the differences of embeddings and gradients from it."""
         arrays = _read(file)
         self.twins.copy_weights(self.net, arrays["weight"])
         embeddings = {"": self.run().detach().to(self.images.dtype).numpy()}
@@ -359,7 +366,7 @@ class _Torch:
 
 
 def _read(file: Path) -> dict[str, dict[str, np.ndarray]]:
-    """Read what `_Paddle.save` wrote, by kind and name."""
+    """Read the arrays that `_Paddle.save` wrote, by kind and name."""
     of = {kind: {} for kind in ("weight", "gradient", "embeddings")}
     with np.load(file) as arrays:
         for key in arrays:
@@ -369,11 +376,10 @@ def _read(file: Path) -> dict[str, dict[str, np.ndarray]]:
 
 
 def off(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> float:
-    """Return the distance of two lists of tensors, each taken as one vector, relative to the length of
-    `theirs`.
+    """Return the distance between two sets of tensors, relative to the length of `theirs`.
 
-    In float32 the gradients of a network with PReLU or ReLU differ by up to a thousandth: a number near 0
-    takes one slope in one framework and the other slope in the other.
+    Each set is treated as one vector. In float32 the gradients of a network with PReLU or ReLU differ by up
+    to a thousandth, since a number near 0 may get different slopes in the two frameworks.
     """
     assert ours.keys() == theirs.keys(), sorted(ours.keys() ^ theirs.keys())
     squares = [np.square(ours[name] - each, dtype=np.float64).sum() for name, each in theirs.items()]

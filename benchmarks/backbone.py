@@ -1,8 +1,9 @@
 """Measure the backbones: parameters, multiply-accumulates and images/s of training, as in docs/labbook.md.
 
-A run is a forward and a backward pass of one batch, without data, head and optimizer; the networks take
-turns, and the median of the runs counts. Try it: `python -m benchmarks backbone MobileFaceNet IResNet18
---batch 8 --threads 2`.
+A run is a forward and a backward pass of one batch, without data, head and optimizer. The networks take
+turns, and the median of the runs counts. Try it:
+
+    python -m benchmarks backbone MobileFaceNet IResNet18 --batch 8 --threads 2
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def image_shape_of(name: str, size: int) -> tuple[int, int, int]:
 
 
 def row(name: str, size: int, images_per_second: float | None) -> str:
-    """Format a line of the table; images_per_second None: not measured."""
+    """Format a row of the table. images_per_second: None if it was not measured."""
     from benchmarks.count import count
 
     shape = image_shape_of(name, size)
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     size = args.size or 112
     batch = args.batch or 8
     threads = environment.prepare(args.threads[0] if args.threads else None)
-    from plsc import distributed  # here: it imports Paddle, which has to find the environment prepared
+    from plsc import distributed  # here, since it imports Paddle, whose environment must be prepared first
 
     distributed.init(args.device, threads)
     names = args.names or BACKBONES.builtin

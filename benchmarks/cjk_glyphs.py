@@ -1,5 +1,7 @@
-"""Draw the characters of free CJK fonts: up to 80,000 classes without a download of pictures, and without
-faces. An example of a data set of one's own (docs/extend.md).
+"""Draw the characters of free CJK fonts as a data set.
+
+It has up to 80,000 classes and needs no download of pictures or faces. It is also an example of a data set
+that a user writes (docs/extend.md).
 
     apt install fonts-noto-cjk fonts-noto-cjk-extra fonts-hanazono fonts-babelstone-han fonts-ipamj-mincho
     plsc train -o "DataLoader.Train.dataset={name: benchmarks.cjk_glyphs:CjkGlyphs, classes: 60000}"
@@ -18,16 +20,23 @@ from plsc.data.fonts import codepoint_names, draw_glyph
 from plsc.data.transforms import distort, generator
 from plsc.errors import UserError
 
-FEWEST = 1_000  # characters of a font that is taken for a CJK font
-# Ideographs without those for compatibility, which look like others; their extensions; Hangul syllables.
+FEWEST = 1_000  # a font with fewer of these characters is not used
+# Ideographs, their extensions, and Hangul syllables. Compatibility ideographs are excluded, since they look
+# like others.
 BLOCKS = ((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2F7FF), (0x30000, 0x323AF), (0xAC00, 0xD7A3))
 
 
 class CjkGlyphs(Dataset):
-    """The first `classes` characters that two faces at least draw differently, in at most `faces` of them.
+    """Characters as classes. Each class has a picture from each typeface that draws it differently.
 
-    `fonts`: a folder; all fonts in it and below it with at least 1,000 characters are faces. `size`: side of
-    the grey pictures. `augment`: strength of the distortions, 0 = clean.
+    Args:
+        fonts: folder that is searched, with its subfolders, for fonts with at least 1,000 CJK characters.
+            Each such font is a face.
+        classes: number of characters. The first ones that at least two faces draw differently are used.
+        faces: largest number of faces per character.
+        size: side of the grey pictures in pixels.
+        augment: strength of the distortions. 0 turns them off.
+        seed: of the distortions.
     """
 
     def __init__(
@@ -43,9 +52,7 @@ class CjkGlyphs(Dataset):
         self.seed = seed
         self.image_shape = (1, size, size)
         self.num_classes = classes
-        self._drawings: list[
-            np.ndarray
-        ] = []  # 1.5 times as large as the pictures: distortions keep edges sharp
+        self._drawings: list[np.ndarray] = []  # 1.5 times as large as the pictures, so that edges stay sharp
         labels: list[int] = []
         codepoints = []
         for codepoint, entries in sorted(_characters(fonts).items()):
@@ -69,7 +76,7 @@ class CjkGlyphs(Dataset):
 
 
 def _characters(folder: str) -> dict[int, list[tuple[FT2Font, int]]]:
-    """Find the CJK characters of the fonts: code point -> the fonts that have it, and its glyph's number."""
+    """Return, for each CJK code point, the fonts that contain it and the number of its glyph in each."""
     found: dict[int, list[tuple[FT2Font, int]]] = {}
     for path in sorted(path for path in Path(folder).rglob("*") if path.suffix in (".ttf", ".otf", ".ttc")):
         font = FT2Font(str(path))
@@ -85,7 +92,7 @@ def _characters(folder: str) -> dict[int, list[tuple[FT2Font, int]]]:
 
 
 def _draw(entries: list[tuple[FT2Font, int]], faces: int, side: int) -> list[np.ndarray]:
-    """Draw a character in these fonts, as uint8 [side, side] each, without empty and equal drawings."""
+    """Draw a character in several fonts: uint8 [side, side] each. Empty and repeated drawings are skipped."""
     drawings: dict[bytes, np.ndarray] = {}
     for font, glyph in entries:
         drawing = np.zeros((side, side), np.uint8)

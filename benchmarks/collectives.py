@@ -2,8 +2,8 @@
 
     python -m benchmarks collectives --ranks 2 4 --kb 1 1024 65536
 
-Each number of ranks has new processes. Sizes are of one rank's part: its rows in a gather, its array in a
-sum.
+Each number of ranks is measured in new processes. A size is that of one rank's part: its rows in a gather, or
+its array in a sum.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def collectives(args: argparse.Namespace) -> dict:
 
 
 def measure_rows(sizes_kb: list[int], runs: int, device: str) -> list[dict]:
-    """Measure the rows of this number of ranks; every rank calls it."""
+    """Measure the rows for the current number of ranks. Every rank calls this."""
     from plsc.distributed import environment
 
     threads = environment.prepare()
@@ -69,7 +69,7 @@ def measure_rows(sizes_kb: list[int], runs: int, device: str) -> list[dict]:
 
 
 def _collective(name: str, size: int) -> Callable[[], object]:
-    """Return a call of a collective of `size` bytes: those of a rank's part."""
+    """Return a function that calls a collective. `size`: of one rank's part, in bytes."""
     import paddle
 
     from plsc import distributed

@@ -1,7 +1,7 @@
 """Count a network's parameters, and the multiply-accumulates (MACs) of a forward pass of one image.
 
-Convolutions, linear layers and attention are counted by forward hooks; norms, activations and additions are
-not, as in the tables of the papers. Try it:
+Forward hooks count convolutions, linear layers and attention. Norms, activations and additions are not
+counted, as in the tables of the papers. Try it:
 
     count(BACKBONES.get("IResNet50")(512), (3, 112, 112))  # Count(parameters=43590848, macs=6309...)
 """
@@ -21,9 +21,9 @@ class Count(NamedTuple):
     """The size of a network."""
 
     parameters: int
-    """Numbers in the weights, without BatchNorm's running statistics."""
+    """Numbers in the weights, except the running statistics of BatchNorm."""
     macs: int
-    """Multiply-accumulates of one image."""
+    """Multiply-accumulates for one image."""
 
 
 def count(net: nn.Layer, image_shape: tuple[int, int, int]) -> Count:

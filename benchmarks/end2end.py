@@ -2,8 +2,9 @@
 
     python -m benchmarks end2end -c configs/ --ranks 2 --against ../plsc-before
 
-Each run is a training of its own, started like a user's, without evaluation. The versions take turns. The
-first log line of a run is left out: it includes the start of the workers and the allocation of memory.
+Each run is a separate training without evaluation, started as a user starts it. The versions take turns. The
+first log line of a run does not count, since it includes the start of the workers and the allocation of
+memory.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def end2end(args: argparse.Namespace) -> dict:
     """Measure images per second."""
-    config.load(args.config, args.override)  # reports a mistake in it once
+    config.load(args.config, args.override)  # reports a mistake in the config once
     versions = {"this": HERE}
     if args.against:
         versions["against"] = args.against / "plsc"
@@ -61,7 +62,7 @@ def end2end(args: argparse.Namespace) -> dict:
 
 
 def train(package: Path, args: argparse.Namespace) -> list[dict]:
-    """Train by the plsc in the folder `package`; return its rows of metrics.jsonl but the first."""
+    """Train with the plsc in the folder `package`. Return its rows of metrics.jsonl, except the first."""
     with tempfile.TemporaryDirectory() as folder:
         every = max(1, args.steps // 6)
         given = [f"Global.output_dir={folder}", f"Global.max_steps={args.steps}", f"Global.log_every={every}"]

@@ -1,11 +1,12 @@
 """Measure galleries of photos: `plsc gallery build`, one search, and the search in a large gallery.
 
     python -m benchmarks faces photos/                # a folder with a folder of photos for each person
-    python -m benchmarks faces photos/ --old CLONE    # beside another built clone, in turn
+    python -m benchmarks faces photos/ --old CLONE    # also measures another built clone, in turn
 
-Each build is a process of its own, so that its start counts. Beside it a loop of OpenCV's own calls (detect,
-alignCrop, feature) with all of its threads takes the same photos. A search of one photo is timed within a
-process. The search in the large gallery is compared with the bare matrix product of its blocks.
+Each build is a process of its own, so that its start counts. For comparison, a loop of OpenCV's own calls
+(detect, alignCrop, feature) processes the same photos with all of OpenCV's threads. A search for one photo is
+timed within a process. The search in the large gallery is compared with the bare matrix product of its
+blocks.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _run(clone: str, code: str, *arguments: str) -> str:
 
 
 def _large(people: int, runs: int, width: int = 512, queries: int = 64) -> dict:
-    """Search among random embeddings; compare time and memory with the product and with the embeddings."""
+    """Search random embeddings. Compare the time with the bare product and the memory with the embeddings."""
     draw = np.random.default_rng(0)
     gallery = np.empty((people, width), np.float32)
     for start in range(0, people, GALLERY):

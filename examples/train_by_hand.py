@@ -3,9 +3,9 @@
     python examples/train_by_hand.py
     python -m paddle.distributed.launch --nproc_per_node 2 examples/train_by_hand.py --sample_rate 0.2
 
-The data are pictures of 2,000 classes, a random pattern per class with noise. The network and the loop are
-Paddle's. The last layer is plsc's: its class centres are split over the ranks. Run the command again with
-more --steps to resume from the checkpoint, on any number of ranks.
+The data set contains pictures of 2,000 classes. Each class has a random pattern, and each picture adds noise
+to it. The network and the loop use Paddle. The last layer is plsc's head, whose class centres are split over
+the ranks. Rerun the command with more --steps to resume from the checkpoint, on any number of ranks.
 """
 
 import argparse
@@ -29,7 +29,7 @@ BATCH, RATE, MOMENTUM = 128, 0.1, 0.9  # BATCH counts the samples of all ranks
 
 
 class Patterns(paddle.io.Dataset):
-    """Image `i` is the pattern of class `i % CLASSES` with noise of its own, float32 [1, 16, 16]."""
+    """Pictures, float32 [1, 16, 16]. Picture `i` is the pattern of class `i % CLASSES` plus its own noise."""
 
     def __len__(self) -> int:
         return CLASSES * IMAGES_PER_CLASS
@@ -48,9 +48,9 @@ def make_backbone() -> nn.Layer:
 
 
 def save(folder: Path, step: int, backbone: nn.Layer, head) -> None:
-    """Write a checkpoint. Every rank writes the centres of its own classes; rank 0 writes the backbone.
+    """Write a checkpoint. Every rank writes the centres of its own classes, and rank 0 writes the backbone.
 
-    The backbone's momentum is not kept here. plsc.training.optim shows how to name and keep it.
+    This example does not save the backbone's momentum. plsc.training.optim shows how to name and save it.
     """
     weights = {name: tensor.numpy() for name, tensor in backbone.state_dict().items()}
     content = store.Content(
@@ -67,7 +67,10 @@ def save(folder: Path, step: int, backbone: nn.Layer, head) -> None:
 
 
 def resume(folder: Path, backbone: nn.Layer, head) -> int:
-    """Load the newest checkpoint of `folder`, which any number of ranks may have written. Return its step."""
+    """Load the newest checkpoint in `folder` and return its step, or 0 if there is none.
+
+    Any number of ranks may have written the checkpoint.
+    """
     if (path := store.find(folder)) is None:
         return 0
     saved = Checkpoint.open(path)
@@ -90,21 +93,21 @@ def main() -> None:
         CLASSES, EMBEDDING, CosFace(0.2), scale=32.0, sample_rate=args.sample_rate, rule=Momentum(MOMENTUM)
     )
     step = resume(args.output, backbone, head)
-    parallel, average_gradients = distributed.data_parallel(backbone)  # the same weights on all ranks
+    parallel, average_gradients = distributed.data_parallel(backbone)  # gives all ranks the same weights
     optimizer = paddle.optimizer.Momentum(RATE, MOMENTUM, backbone.parameters())
     sampler = paddle.io.DistributedBatchSampler(
         Patterns(), BATCH // distributed.world_size(), shuffle=True, drop_last=True
     )
     loader = paddle.io.DataLoader(Patterns(), batch_sampler=sampler)
     while step < args.steps:
-        sampler.set_epoch(step // len(loader))  # a resumed run repeats the epoch that it was in
+        sampler.set_epoch(step // len(loader))  # a resumed run repeats its last, unfinished epoch
         for images, labels in loader:
-            out = head(parallel(images), labels, step)  # the loss over all ranks' samples
-            out.loss.backward()  # gradients of the embeddings, the network and the centres
-            average_gradients()  # of the network, over the ranks
+            out = head(parallel(images), labels, step)  # the loss over the samples of all ranks
+            out.loss.backward()  # computes the gradients of the embeddings, the network and the centres
+            average_gradients()  # averages the network's gradients over the ranks
             optimizer.step()
             optimizer.clear_grad()
-            head.update(RATE, step)  # the centres that took part in this step
+            head.update(RATE, step)  # updates the centres that took part in this step
             step += 1
             if step % 20 == 0 and distributed.rank() == 0:
                 print(

@@ -1,4 +1,6 @@
-"""Write docs/config.md: an introduction, and all keys from the texts, types and bounds of their sections.
+"""Write docs/config.md: an introduction and the list of all keys.
+
+The list is made from the texts, types and bounds in the sections of the config. Try it:
 
 python tools/config_page.py
 """
@@ -60,13 +62,17 @@ DataLoader:
 
 
 def to_markdown() -> str:
-    """Return the page: the introduction, a chapter for each section, and one for each data set."""
+    """Return the page, with the introduction, a chapter for each section, and a chapter for each data set."""
     return "".join([INTRODUCTION, *_chapters([Config], ""), *_dataset_chapters()])
 
 
 def _chapters(kinds: list[type[Section]], path: str) -> Iterator[str]:
-    """Write the chapters of a section and of its subsections. `kinds` has several classes if a name chooses
-    one."""
+    """Yield the chapters of a section and of its subsections.
+
+    Args:
+        kinds: class of the section. There are several if the section's `name` chooses one.
+        path: keys that lead to the section, such as "DataLoader.Train".
+    """
     bases = (base for kind in kinds for base in reversed(kind.__mro__) if issubclass(base, Section))
     own = [cls for cls in dict.fromkeys(bases) if cls not in (Section, ClassSection)]
     for number, section in enumerate(own):
@@ -85,7 +91,7 @@ def _chapters(kinds: list[type[Section]], path: str) -> Iterator[str]:
 
 
 def _table(section: type[Section]) -> Iterator[str]:
-    """Write a table of a section's own keys that have values."""
+    """Yield the lines of a table of the keys that this class of section adds."""
     own = vars(section).get("__annotations__", {})
     fields = {key: field for key, field in section.model_fields.items() if key in own and field.description}
     if fields:
@@ -96,7 +102,7 @@ def _table(section: type[Section]) -> Iterator[str]:
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """Describe a key's JSON schema: "integer, >= 1, or null"."""
+    """Describe a key's JSON schema in words, such as "integer >= 1 or null"."""
     if "anyOf" in schema or "oneOf" in schema:
         return " or ".join(dict.fromkeys(map(_type, schema.get("anyOf") or schema["oneOf"])))
     if "enum" in schema or "const" in schema:
@@ -117,7 +123,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _dataset_chapters() -> Iterator[str]:
-    """Write the docstrings of the data sets, and of the classes whose keys several of them share."""
+    """Yield the docstrings of the data sets, and those of the classes whose keys several data sets share."""
     yield "\n## Data sets\n"
     for cls in (*map(DATASETS.get, DATASETS.builtin), EncodedImages, EncodedPairs):
         yield f"\n### {cls.__name__}\n\n{inspect.getdoc(cls)}\n"

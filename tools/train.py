@@ -1,4 +1,5 @@
-"""Train by a config: python -m paddle.distributed.launch --nproc_per_node 2 tools/train.py -c configs/"""
+"""Train as a config says: python -m paddle.distributed.launch --nproc_per_node 2 tools/train.py -c
+configs/"""
 
 import sys
 
