@@ -1,12 +1,15 @@
-"""Measure time and memory of a head's step, against bare matrix products and a dense head by autograd.
+"""Measure time and memory of a head's step.
+
+The step is compared with bare matrix products and with a dense head by autograd:
 
     python -m benchmarks head --classes 10000 100000 1000000 --rate 1 0.1 --ranks 1 2
 
-Every combination is a row, measured in new processes, so that rows do not share memory. Within a row all
-variants take turns. The bare products, [N, D] x [D, K], [N, K] x [K, D] and [K, N] x [N, D] by paddle.matmul,
-are a lower bound. The dense head has all C classes on one process, ArcFace and Momentum as a user of Paddle
-would write them, and is left out where it would not fit. `--device-way` measures what devices run, on this
-CPU; `python -m pytest -m slow tests/gpu_ops` counts its kernels, waits and bytes.
+Every combination is a row. Each row is measured in new processes, so that rows do not share memory. Within a
+row all variants take turns. The bare products are a lower bound. They are [N, D] x [D, K], [N, K] x [K, D]
+and [K, N] x [N, D] by paddle.matmul. The dense head has all C classes in one process, with ArcFace and
+Momentum as a user of Paddle would write them. It is skipped if it would not fit into memory. `--device-way`
+runs the operators of devices on this CPU. `python -m pytest -m slow tests/gpu_ops` counts their kernels,
+waits and bytes.
 """
 
 from __future__ import annotations
@@ -27,8 +30,8 @@ from plsc.distributed import environment
 from plsc.errors import UserError
 from plsc.utils.text import table
 
-MOST_DENSE = 6 << 30  # bytes that the dense head may take
-_ONE_ROW = 2**31  # bytes of logits of the bare products at a time
+MOST_DENSE = 6 << 30  # largest memory of the dense head, in bytes
+_ONE_ROW = 2**31  # largest memory of the bare products' logits at a time, in bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +56,7 @@ def config(args: argparse.Namespace, rate: float) -> Config:
 def head(args: argparse.Namespace) -> dict:
     """Measure one step of the head: forward, backward and update."""
     for rate in args.rate:
-        config(args, rate)  # reports a mistake in it once
+        config(args, rate)  # reports a mistake in the config once
     if args.device_way:
         os.environ["PLSC_KERNELS"] = "0"
     if args.row:
@@ -79,14 +82,16 @@ def _in_new_processes(classes: int, rate: float, ranks: int, args: argparse.Name
 
 
 def measure_row(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
-    """Measure a row on this process or all ranks: times in seconds (medians), memory in bytes of this
-    rank."""
+    """Measure a row in this process, or on all ranks.
+
+    Returns: median times in seconds, and the peak memory of this rank in bytes.
+    """
     threads = environment.prepare(args.threads)
     from plsc import distributed
 
     distributed.init(cfg.Global.device, threads)
     ranks = distributed.world_size()
-    Trial(cfg, 1000, 8).step()  # Paddle's own base: libraries, threads, first buffers
+    Trial(cfg, 1000, 8).step()  # loads Paddle's libraries, threads and first buffers, which are not counted
     base = measure.used_bytes()
     measure.reset_peak()
     trial = Trial(cfg, classes, args.batch // ranks)
@@ -121,7 +126,9 @@ class Trial:
     """Runs steps of a config's head on random embeddings and labels. Every rank makes one.
 
     Args:
-        samples: of this rank.
+        cfg: the config.
+        classes: number of classes of all ranks.
+        samples: number of samples of this rank.
     """
 
     def __init__(self, cfg: Config, classes: int, samples: int):
@@ -144,7 +151,7 @@ class Trial:
         out.loss.backward()
         self.selected = out.selection.count
         self.head.update(0.1, self.number)
-        self.head.bank.state()  # waits for reads and writes beside the step
+        self.head.bank.state()  # waits for reads and writes that run in the background
         self.emb.clear_grad()
         self.number += 1
 
@@ -152,7 +159,8 @@ class Trial:
 def bare_products(batch: int, dim: int, selected: int):
     """Return a function that computes the three products and returns a factor for its time.
 
-    With more than 2 GB of logits it computes a part of them; the factor is the number of such parts.
+    If the logits take more than 2 GB, the function computes only a part of them. The factor is the number of
+    such parts.
     """
     import paddle
 
@@ -169,7 +177,7 @@ def bare_products(batch: int, dim: int, selected: int):
 
 
 class Dense:
-    """The same loss by autograd over whole [N, C] logits, and Paddle's optimizer."""
+    """Computes the same loss by autograd over the whole logits [N, C], with Paddle's optimizer."""
 
     def __init__(self, cfg: Config, classes: int, trial):
         import paddle
@@ -205,7 +213,7 @@ class Dense:
 
 
 def show(result: dict) -> str:
-    """Format a table, times in milliseconds and memory in MB of rank 0."""
+    """Format a table. Times are in milliseconds, and memory is that of rank 0 in MB."""
     columns = ("classes", "rate", "ranks", "threads", "batch", "dim")
     rows = [
         [row[name] for name in columns]

@@ -22,7 +22,7 @@ from plsc.utils.text import table
 
 
 def write_jpgs(folder: str, count: int, size: int) -> str:
-    """Write `count` smooth random pictures of about 3 kB, like face crops; return their list file."""
+    """Write `count` smooth random pictures of about 3 kB, like face crops. Return the path of their list."""
     lines = []
     for number in range(count):
         coarse = generator(number).integers(0, 256, (9, 9, 3), np.uint8)
@@ -70,7 +70,7 @@ def loader(args: argparse.Namespace) -> dict:
 
 
 def checksum(loader: Loader) -> int:
-    """Compute the checksum of all images, labels and indices of an epoch, in order."""
+    """Return the checksum of all images, labels and indices of an epoch in their order."""
     total = 0
     for batch in loader.from_step(0):
         for array in (batch.images, batch.labels, batch.indices):

@@ -1,4 +1,4 @@
-"""Tell the machine that numbers were measured on."""
+"""Describe the machine on which numbers were measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from benchmarks.measure import commit, processor
 
 
 def describe_machine() -> dict:
-    """Describe the machine: processor, Paddle version, commit (None outside a checkout)."""
+    """Return the machine's processor, its number of processors, Paddle's version and plsc's commit.
+
+    The commit is None outside a checkout.
+    """
     packages = {each.metadata["Name"]: each.version for each in metadata.distributions()}
     return {
         "machine": processor(),

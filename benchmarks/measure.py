@@ -1,9 +1,9 @@
 """Measure time and memory of this process.
 
-Timings on a shared machine drift, so variants are measured alternately in one run and compared by the ratio
-of their medians. Memory is the peak resident set of the process less its value after Paddle's first
-computation, from /proc (Linux); of a device that Paddle computes on, Paddle tells it. A device works on
-while Python goes ahead: who times it waits for it before each look at the clock.
+Timings on a shared machine drift. Variants therefore take turns in one run, and the ratios of their medians
+are compared. Memory is the peak resident set of the process minus its value after Paddle's first computation,
+from /proc (Linux). If Paddle computes on a device, Paddle reports that device's memory. A device computes
+asynchronously, so `finish` is called before each reading of the clock.
 """
 
 from __future__ import annotations
@@ -23,43 +23,46 @@ def resident_bytes(field: str = "VmRSS") -> int:
 
 
 def reset_resident_peak() -> None:
-    """Reset the peak of this process's resident memory to the present value."""
+    """Reset the peak of this process's resident memory to the current value."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def _device() -> Any:
-    """Return Paddle's module that tells the memory of the device in use; None on a CPU."""
-    import paddle  # here, since it has to find its environment prepared
+    """Return Paddle's module that reports the memory of the device in use, or None on a CPU."""
+    import paddle  # here, since its environment must be prepared first
 
     from plsc.distributed import device
 
     if not device.on_device():
         return None
-    # Paddle 2.6 tells the memory of GPUs alone.
+    # Paddle 2.6 reports the memory of GPUs only.
     return paddle.device if hasattr(paddle.device, "memory_allocated") else paddle.device.cuda
 
 
 def finish() -> None:
-    """Wait until the device has finished its work; a CPU always has."""
+    """Wait until the device has finished its work. On a CPU there is nothing to wait for."""
     if device := _device():
         device.synchronize()
 
 
 def used_bytes() -> int:
-    """Read the memory that is in use now: of the device's tensors, on a CPU of this process."""
+    """Return the memory in use now, in bytes: that of the device's tensors, or on a CPU that of this
+    process."""
     device = _device()
     return device.memory_allocated() if device else resident_bytes()
 
 
 def peak_bytes() -> int:
-    """Read the most memory that was in use since `reset_peak`; see `used_bytes`."""
+    """Return the largest memory that was in use since `reset_peak`, in bytes. See `used_bytes`."""
     device = _device()
     return device.max_memory_allocated() if device else resident_bytes("VmHWM")
 
 
 def reset_peak() -> None:
-    """Reset the peak to the present value. On a device Paddle 2.6 cannot: there it stays that of the whole
-    process."""
+    """Reset the peak to the current value.
+
+    Paddle 2.6 cannot do this on a device. The peak then remains that of the whole process.
+    """
     device = _device()
     if device is None:
         reset_resident_peak()
@@ -70,7 +73,10 @@ def reset_peak() -> None:
 def alternate(runs: int, work: dict, finish: Callable[[], object] = lambda: None) -> dict:
     """Run each function in turn, `runs` times, and return the median seconds of each.
 
-    A float that a function returns scales its time. `finish` waits for the device.
+    Args:
+        runs: number of runs of each function.
+        work: functions by name. If a function returns a float, its time is multiplied by it.
+        finish: waits until the device has finished its work.
     """
     times: dict[object, list[float]] = {name: [] for name in work}
     for _ in range(runs):
@@ -85,13 +91,14 @@ def alternate(runs: int, work: dict, finish: Callable[[], object] = lambda: None
 
 
 def processor() -> str:
-    """Return the system's name of the processor; "unknown" where it has none."""
+    """Return the system's name of the processor, or "unknown"."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.split(": ")[1] for line in lines if line.startswith("model name")), "unknown")
 
 
 def commit() -> str | None:
-    """Return the commit that this plsc is of, "-dirty" if its files were changed; None outside a checkout."""
+    """Return the commit of this plsc, or None outside a checkout. "-dirty" is appended if files were
+    changed."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         return subprocess.run(git, check=False, capture_output=True, text=True).stdout.strip() or None

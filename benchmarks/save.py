@@ -1,11 +1,11 @@
-"""Measure how fast a checkpoint is saved, against plain writing of as many bytes to the same disk.
+"""Measure how fast a checkpoint is saved, compared with a plain write of the same bytes to the same disk.
 
     python -m benchmarks save --classes 1000000 --dim 512 --folder output
 
-Centres and momentum of one rank, as training saves them: weights checked for NaN, safetensors, checksums,
-fsync, manifest, rename. Plain writing puts the same bytes into one file and syncs it; both read a bank on
-disk (`--bank disk`) from there. Nothing else of a run happens, so the time of a save is the pause of
-training.
+The centres and the momentum of one rank are saved as training saves them. This includes the check for NaN,
+safetensors files, checksums, fsync, the manifest and the rename. The plain write puts the same bytes into one
+file and syncs it. With `--bank disk`, both read the bank from the disk. Nothing else runs, so the time of a
+save is the pause that it causes in training.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from plsc.heads.sampling import ClassShard
 from plsc.native.bfloat16 import float32_of
 from plsc.utils.preprocessing import Preprocessing
 
-_ROWS = 65_536  # filled at a time
+_ROWS = 65_536  # rows that are filled at a time
 
 
 def add_arguments(part: argparse.ArgumentParser) -> None:
@@ -57,7 +57,7 @@ def save(args: argparse.Namespace) -> dict:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for _ in range(args.runs):
             for name, write in (("plain", _plain), ("save", _save)):
-                os.sync()  # what others have not written yet, and the deletion of the one before
+                os.sync()  # so that earlier writes and deletions do not count
                 began = time.perf_counter()
                 made = write(Path(folder), state)
                 seconds[name].append(time.perf_counter() - began)
@@ -80,10 +80,9 @@ def save(args: argparse.Namespace) -> dict:
 
 
 def filled(kind: str, dtype: str, classes: int, dim: int, folder: str) -> Bank:
-    """Make a bank of `kind` with all rows and their momentum written; a bank on disk has its file in
-    `folder`.
+    """Make a bank of `kind`, and fill all of its rows and their momentum.
 
-    Untouched pages of zeros would cost nothing to write.
+    Without that, pages of zeros would cost nothing to write. A bank on the disk has its file in `folder`.
     """
     settings = {"bias": False, "std": 0.01, "seed": 0, "rule": Momentum(0.9, 0.0)}
     bank = build_bank(kind, dtype, folder, ClassShard(classes, 0, classes), dim, **settings)

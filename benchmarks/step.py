@@ -1,9 +1,9 @@
-"""Measure memory and time of training steps: of a batch, of accumulated batches, and with recomputed layers.
+"""Measure memory and time of training steps, also with accumulated batches and with recomputed layers.
 
     python -m benchmarks step --name IResNet18 --batch 16 --accumulate 4 --also Optimizer.name=AdamW
 
-Each case is a process of its own, or one for each rank, which takes steps of a whole training (data,
-backbone, head, optimizer) on noise.
+Each case runs in its own process, or in one process per rank. It takes whole training steps (data, backbone,
+head, optimizer) on noise.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
     part.add_argument(
         "--also", nargs="+", default=[], metavar="KEY=VALUE", help="of the config: the first case with each"
     )
-    part.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)  # batch, accumulate, keys
-    part.add_argument("--row", type=Path, help=argparse.SUPPRESS)  # where the process of a case writes
+    part.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)  # batch, accumulate, key
+    part.add_argument("--row", type=Path, help=argparse.SUPPRESS)  # file that the process of a case writes
 
 
 def step(args: argparse.Namespace) -> dict:
@@ -108,7 +108,7 @@ def _measure(args: argparse.Namespace, batch: int, accumulate: int, key: str) ->
     distributed.init(args.device, threads)
     paddle.matmul(paddle.ones([64, 64]), paddle.ones([64, 64]))
     before = measure.used_bytes()
-    with tempfile.TemporaryDirectory() as folder:  # a training makes its folder
+    with tempfile.TemporaryDirectory() as folder:  # training creates its output folder
         trainer = build_trainer(_config(args, batch, accumulate, key, folder))
     seconds = []
     measure.reset_peak()

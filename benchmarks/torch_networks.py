@@ -1,10 +1,10 @@
-"""The backbones written in PyTorch: same layers, same names of the layers. Imports torch, so only a process
-of its own imports this.
+"""Define the backbones in PyTorch, with the same layers under the same names.
 
     net = build("IResNet18", embedding_size=512, image_shape=(3, 112, 112))
-    copy_weights(net, weights)  # of the Paddle network, by Paddle's names
+    copy_weights(net, weights)  # the Paddle network's weights, by Paddle's names
 
-Dropout, hidden patches and skipped branches are left out: networks that are compared have none of them.
+This module imports torch, so it must be imported in a process without Paddle. There is no dropout, no hidden
+patch and no skipped branch, since the networks that are compared do not use them.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class FaceViT(nn.Module):
 
 
 def build(name: str, embedding_size: int, image_shape: tuple[int, int, int]) -> nn.Module:
-    """Build the twin of a backbone, in training mode."""
+    """Build the PyTorch version of a backbone, in training mode."""
     if name in DEPTHS:
         return IResNet(DEPTHS[name], embedding_size, image_shape)
     if name in WIDTHS:
@@ -244,8 +244,10 @@ def build(name: str, embedding_size: int, image_shape: tuple[int, int, int]) -> 
 
 
 def in_paddles_form(net: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return views of tensors, one of each parameter, by Paddle's names: it keeps the matrix of a linear
-    layer transposed."""
+    """Return views of tensors, one for each parameter, by Paddle's names and in Paddle's layout.
+
+    Paddle stores the matrix of a linear layer transposed.
+    """
     linear = {f"{name}.weight" for name, layer in net.named_modules() if isinstance(layer, nn.Linear)}
     prelu = {f"{name}.weight" for name, layer in net.named_modules() if isinstance(layer, nn.PReLU)}
     return {
@@ -257,7 +259,7 @@ def in_paddles_form(net: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict
 
 
 def copy_weights(net: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
-    """Copy the weights of the Paddle network; either network must have all parameters of the other."""
+    """Copy the weights of the Paddle network. Both networks must have the same parameters."""
     parameters = in_paddles_form(net, dict(net.named_parameters()))
     assert parameters.keys() == weights.keys(), sorted(parameters.keys() ^ weights.keys())
     with torch.no_grad():
@@ -267,6 +269,6 @@ def copy_weights(net: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
 
 
 def gradients(net: nn.Module) -> dict[str, np.ndarray]:
-    """Return the gradients by Paddle's names, in Paddle's form."""
+    """Return the gradients by Paddle's names and in Paddle's layout."""
     grads = {name: each.grad for name, each in net.named_parameters() if each.grad is not None}
     return {name: grad.numpy() for name, grad in in_paddles_form(net, grads).items()}
