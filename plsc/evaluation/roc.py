@@ -52,7 +52,7 @@ def roc_curve(similarity: np.ndarray, same: np.ndarray) -> Roc:
     last = np.flatnonzero(ends)
     far, tar, threshold = np.zeros((3, len(last) + 1))
     threshold[0] = -np.inf
-    np.take(rising, last, out=threshold[1:], mode="clip")  # another mode copies
+    np.take(rising, last, out=threshold[1:], mode="clip")  # the default mode would copy
     place = np.searchsorted(threshold[1:], np.sort(-similarity[same]))
     true_accepts = np.bincount(place, minlength=len(last))
     np.cumsum(true_accepts, out=true_accepts)
@@ -107,4 +107,4 @@ def needed(rate: float) -> int:
 
     With fewer negatives, the rate does not allow even one false accept.
     """
-    return int(np.ceil(1 / rate - 1e-6))  # 1 / 1e-3 may come out a little above 1000
+    return int(np.ceil(1 / rate - 1e-6))  # rounding may make 1 / 1e-3 a little larger than 1000

@@ -11,12 +11,12 @@ import numpy as np
 
 from plsc.errors import UserError
 
-QUERIES, GALLERY = 1024, 8192  # rows of a block. Its similarities take 32 MB
+QUERIES, GALLERY = 1024, 8192  # rows of a block, whose similarities take 32 MB
 _ALIKE = 1e-6  # largest difference that counts as rounding of float32
-# BLAS sums products in an order that depends on the shape of the matrix. For rows beyond a multiple of its
-# tile, the order is another one. Equal rows would then have similarities that differ in the last bit, and the
-# order of the answers would be arbitrary. All blocks of the gallery therefore have the same height, which is
-# a multiple of TILE. Zeros fill the last one.
+# The order in which BLAS sums products depends on the shape of the matrix, and it differs for rows beyond a
+# multiple of BLAS's tile. Equal rows would then have similarities that differ in the last bit, and the order
+# of the answers would be arbitrary. All blocks of the gallery therefore have the same height, which is a
+# multiple of TILE. Zeros fill the last block.
 TILE = 64
 
 

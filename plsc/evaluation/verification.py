@@ -44,7 +44,7 @@ from plsc.native.evaluation import verification as kernels
 THRESHOLDS = np.arange(0, 4, 0.01)  # [T] squared distances, InsightFace's grid
 _GRID = np.append(THRESHOLDS, [np.inf, np.inf])  # `_first_above` also reads the entries T and T + 1
 MAX_FOLDS = 10
-BLOCK_ELEMENTS = 1 << 18  # float64 numbers per block. 2 MB stay in the cache
+BLOCK_ELEMENTS = 1 << 18  # float64 numbers per block, which take 2 MB and so stay in the cache
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ def _squared_distances(embeddings: np.ndarray, pairs: np.ndarray) -> tuple[np.nd
 
 def _by_numpy(unit: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     distance = np.empty(len(pairs))
-    block = max(1, BLOCK_ELEMENTS // unit.shape[1])  # with blocks, 15 million pairs only need their distances
+    block = max(1, BLOCK_ELEMENTS // unit.shape[1])  # blocks, so that 15 million pairs need no more memory
     for start in range(0, len(pairs), block):
         first, second = pairs[start : start + block].T
         difference = unit[first] - unit[second]

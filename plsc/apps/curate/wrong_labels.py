@@ -19,7 +19,7 @@ from plsc.errors import CorruptImageError
 from plsc.evaluation.search import finite_unit_rows, search
 from plsc.training.run_folder import open_checkpoint, start
 
-LIMIT = 3.0  # a label counts as wrong if its score is more deviations than this above the median
+LIMIT = 3.0  # a label counts as wrong if its score is above this number of deviations
 _LEAD = 0.25  # deviations by which the nearest class must lead the next one to be the label
 _SAME = 0.5  # if at least this share of a class's samples is nearest to one other class, the two may be one
 

@@ -106,7 +106,7 @@ def export(
     these images, or if the folder contains other files. Raises UserError later if a graph differs from the
     training graph.
     """
-    out = Path(os.path.realpath(out_dir))  # a link stays one
+    out = Path(os.path.realpath(out_dir))  # if it is a symbolic link, replace the folder that it points to
     formats = _possible(formats)
     refuse_other_pictures(formats, preprocessing)
     _refuse_other_files(out)
@@ -152,10 +152,12 @@ def export(
 
 
 def _about_onnx(failure: UserError, model: nn.Layer, rest: str) -> UserError:
-    """Return the error that gives the reason for the missing ONNX graph, and the layers that may be its
-    cause.
+    """Return the error for a missing ONNX graph. It names the reason and the layers that may be the cause.
 
-    rest: the end of the message, which lists what was written.
+    Args:
+        failure: the error of the conversion.
+        model: the network.
+        rest: end of the message, which lists what was written.
     """
     doubtful = doubtful_layers(model)
     cause = f"; it is not known to convert {', '.join(doubtful)} rightly" if doubtful else ""
@@ -202,10 +204,9 @@ def _possible(formats: Sequence[str]) -> list[str]:
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """Return the inode and the modification time, which distinguish a folder from a later one of the same
-    name.
+    """Return a folder's inode and modification time, or None if it does not exist.
 
-    Return None if the folder does not exist.
+    They distinguish the folder from a later one of the same name.
     """
     if not folder.exists():
         return None

@@ -9,7 +9,7 @@ from plsc.utils.version import __version__
 
 _VALUES = "raw pixels 0..255; normalisation is inside the graph"
 _RESIZE = "to the size, whatever the aspect ratio: cv2.INTER_AREA to shrink, cv2.INTER_LINEAR to enlarge"
-_READS = {  # channel order -> how the example reads a picture, [C, H, W]
+_READS = {  # channel order -> cv2's flag and the code to [C, H, W] with which the example reads a picture
     "RGB": ("cv2.IMREAD_COLOR", "[..., ::-1].transpose(2, 0, 1)"),
     "BGR": ("cv2.IMREAD_COLOR", ".transpose(2, 0, 1)"),
     "grey": ("cv2.IMREAD_GRAYSCALE", "[None]"),
