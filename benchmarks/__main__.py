@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     module, measure = measures[args.part]
     result = measure(args)
     row = getattr(args, "row", None)
-    if row:  # a benchmark has started this process; rank 0 writes the result
+    if row:  # A benchmark has started this process. Rank 0 writes the result.
         if environment.rank_from_env() == 0:
             row.write_text(json.dumps(result))
         return 0

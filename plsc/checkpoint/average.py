@@ -17,7 +17,7 @@ from plsc.native.bfloat16 import float32_of, nearest
 
 
 def average(run: str, last: int | None, target: str) -> str:
-    """Write the mean of a run's checkpoints to the new folder `target`/step-XXXXXXXX; return a report.
+    """Write the mean of a run's checkpoints to the new folder `target`/step-XXXXXXXX. Return a report.
 
     Each checkpoint contributes the weights that are used outside training. These are a running average if
     the run kept one. Floating-point numbers are added in float64. Integers are copied from the newest

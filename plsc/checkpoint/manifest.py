@@ -31,7 +31,7 @@ from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.section import first_problem
 from plsc.utils.version import __version__
 
-FORMAT = 7  # the only format that can be read; formats 1 to 6 were used before the first release
+FORMAT = 7  # The only format that can be read. Formats 1 to 6 were used before the first release.
 # Errors of a missing file. Other read errors may be temporary, such as a lost network disk. They do not mean
 # that the checkpoint is damaged.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)

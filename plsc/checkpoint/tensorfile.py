@@ -34,7 +34,7 @@ DTYPES = {
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
 }  # fmt: skip
 _CODES = {np.dtype(name): code for code, name in DTYPES.items() if code != "BF16"}
-_MAX_HEADER = 100_000_000  # bytes; the safetensors package's own limit
+_MAX_HEADER = 100_000_000  # limit in bytes, the same as in the safetensors package
 # Bytes read or written at once. Memory of this size is reused. Larger memory comes from the system as new
 # pages, which cost more time than the work on them.
 _BLOCK = 4 << 20

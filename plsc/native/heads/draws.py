@@ -13,7 +13,7 @@ import numpy as np
 
 from plsc.native import address, compiled
 
-_APART = 1024  # numbers between two noted positions; each position takes 4 bytes
+_APART = 1024  # Numbers between two noted positions. Each position takes 4 bytes.
 
 
 class NormalRows:

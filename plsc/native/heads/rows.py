@@ -1,7 +1,8 @@
 """Normalise, multiply, gather and update rows of a float32 matrix in host memory, by kernels.
 
-    S rows of the matrix   K selected rows, given by their numbers, int64 [K]; None selects all   D width
+    S rows of the matrix   K selected rows   D width of a row
 
+An argument `index_K` contains the numbers of the selected rows, int64 [K]. None selects all rows.
 Arrays and CPU tensors are C-contiguous and used in place. The threads of the caller's OpenMP team
 (Global.threads) share the work. If there are no kernels, callers use Paddle's operators.
 """
