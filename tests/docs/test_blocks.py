@@ -168,7 +168,10 @@ def test_a_page_with_photos_names_the_right_person(page, photos, tmp_path):
     assert '"name":"Ann"' in said or page == "README.md"  # the service's answer
 
 
-GUIDES = ["quickstart", "data", "training", "evaluation", "export", "running", "head", "extend"]
+GUIDES = [
+    *("quickstart", "data", "training", "evaluation", "export"),
+    *("running", "head", "core", "extend", "paddle"),
+]
 
 
 @pytest.mark.parametrize("name", GUIDES)
