@@ -229,7 +229,8 @@ class Trainer:
             before.restore()
             undo_head()
             self._report_skipped(rate, summary)
-        if summary.alike and not self._said_alike:
+        finite = not (summary.bad_backbone or summary.bad_head)
+        if finite and summary.alike and not self._said_alike:
             self._said_alike = True
             warn_on_rank_0(
                 f"step {self.step + 1}: the embeddings of all samples are the same, so the network tells "

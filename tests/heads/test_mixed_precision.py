@@ -54,6 +54,9 @@ def test_classes_are_predicted_in_float32():
     assert plain.classify(emb_ND).tolist() == rounded.classify(emb_ND).tolist()
 
 
+@pytest.mark.skipif(
+    paddle.__version__.startswith("2."), reason="Paddle 2.6 truncates to 16 bits on a CPU, and devices round"
+)
 @pytest.mark.parametrize("mix", [0.0, 0.5, 0.8])
 def test_a_device_that_rounds_products_has_gradients_within_half_a_percent(mix, monkeypatch):
     """A simulation: CPUs have no products of 16 bits. mix: how near the hardest other classes are."""
