@@ -26,8 +26,8 @@ path, what, seed = sys.argv[1:]
 print("ready", flush=True)
 if what == "build":
     for turn in range(1000):
+        print("building", flush=True)  # before the old file goes: "built" as the last line promises a file
         Path(path).unlink(missing_ok=True)
-        print("building", flush=True)
         Gallery.build(path, people(40), Pixels())
         print("built", flush=True)
 gallery = Gallery.open(path, Pixels())
