@@ -62,7 +62,7 @@ def end2end(args: argparse.Namespace) -> dict:
 
 
 def train(package: Path, args: argparse.Namespace) -> list[dict]:
-    """Train with the plsc in the folder `package`. Return its rows of metrics.jsonl, except the first."""
+    """Train with the plsc in the folder `package`. Return its rows in metrics.jsonl, except the first."""
     with tempfile.TemporaryDirectory() as folder:
         every = max(1, args.steps // 6)
         given = [f"Global.output_dir={folder}", f"Global.max_steps={args.steps}", f"Global.log_every={every}"]

@@ -153,7 +153,7 @@ class Entry:
         It does not train, start a group of ranks, or build a head.
 
         Args:
-            ranks: number of ranks to plan for; None for the number of ranks in this launch.
+            ranks: world size to plan for; None for the world size in this launch.
         """
         from plsc.training.dry_run import dry_run
 

@@ -30,7 +30,7 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
     """Train on `ranks` processes of this machine.
 
     Args:
-        cfg: config of the run.
+        cfg: the run's config.
         arguments: of `python -m plsc` on each rank: `train -c ...`.
         ranks: number of processes.
 

@@ -29,7 +29,7 @@ class Schedule(ABC):
         """Return the factor on the learning rate after the warm-up.
 
         Args:
-            step: number of the step in the run, from 0.
+            step: step number in the run, from 0.
             progress: 0 at the first step after the warm-up, and rising towards 1 at the end of the run.
             steps_per_epoch: steps of an epoch.
         """

@@ -1,6 +1,6 @@
 """Read data sets, augment their samples and load batches, with numpy and OpenCV only.
 
-The rank and the world size are passed as integers. Import the base class of your own data set from here
+The rank and the world size are passed as integers. Import your own data set's base class from here
 (docs/extend.md):
 
     from plsc.data import ImageFolder
@@ -8,7 +8,7 @@ The rank and the world size are passed as integers. Import the base class of you
 
 import importlib
 
-# Largest number of pixels of an image: 8192 x 8192, or 200 MB decoded. plsc/__init__.py passes it to OpenCV.
+# Most pixels that an image may have: 8192 x 8192, or 200 MB decoded. plsc/__init__.py passes it to OpenCV.
 MOST_PIXELS = 2**26
 
 _CLASSES = {

@@ -14,7 +14,7 @@ import numpy as np
 from plsc.data.transforms import resize
 
 LUMA = (0.114, 0.587, 0.299)  # weights of B, G, R in grey (ITU-R BT.601, as in OpenCV)
-LOW_RESOLUTION = 0.25  # smallest share of the sides to which a picture is shrunk
+LOW_RESOLUTION = 0.25  # smallest factor by which a picture's sides shrink
 CUTOUT = (0.1, 0.45)  # smallest and largest height and width of the rectangle, as shares of the sides
 PAINT = 127  # value of the rectangle's pixels, about 0 for the network
 # Random numbers per sample. All are always drawn, so that one key does not change another key's numbers. Some
@@ -56,7 +56,7 @@ class Augment:
         """Crop to whole pixels, resize back, and flip."""
         height, width = picture.shape[:2]
         if self.crop:
-            zoom = 1 - self.crop * zoomed  # share of the sides that remains
+            zoom = 1 - self.crop * zoomed  # remaining share per side
             rows, columns = max(1, round(zoom * height)), max(1, round(zoom * width))
             top, left = int(down * (height - rows + 1)), int(right * (width - columns + 1))
             picture = resize(picture[top : top + rows, left : left + columns], height, width)
@@ -66,7 +66,7 @@ class Augment:
 def recolour(
     picture: np.ndarray, brightness: float = 1.0, contrast: float = 1.0, saturation: float = 1.0
 ) -> np.ndarray:
-    """Change the brightness, contrast and saturation of a picture, uint8 [H, W, 3] BGR or grey [H, W].
+    """Change brightness, contrast and saturation of a picture, uint8 [H, W, 3] BGR or grey [H, W].
 
     A factor of 1 changes nothing.
 

@@ -1,4 +1,4 @@
-"""Detect the format of the images at a path.
+"""Detect the image format at a path.
 
 Try it: `open_images("train.rec")`, `open_images("faces/")` or `open_images("label.txt")`.
 """
@@ -17,14 +17,14 @@ from plsc.utils.files import open_regular
 
 
 def open_images(path: str, **options) -> EncodedImages:
-    """Open the labelled images of a .rec file (or of a folder that contains one), an image folder, or a list.
+    """Open the labelled images in a .rec file (or in a folder that contains one), an image folder, or a list.
 
     Args:
         path: the file or the folder.
-        options: keys of all image formats (see plsc.data.images.EncodedImages), and `root`, which only a list
-            uses.
+        options: keys that all image formats share (see plsc.data.images.EncodedImages), and `root`, which
+            only a list uses.
 
-    Raises MissingFileError if the path does not exist, and UserError for a file of another format.
+    Raises MissingFileError if the path does not exist, and UserError for a file in another format.
     """
     root = options.pop("root", "")
     if not os.path.exists(path):

@@ -1,30 +1,30 @@
-"""Order an epoch so that its batches contain several images of each of their classes, for losses on pairs.
+"""Order an epoch so that its batches contain several images of each class, for losses on pairs.
 
 A triplet loss needs two images of a class in a batch. With 100,000 classes, a shuffled batch of 256 hardly
-ever contains two. This module shuffles the images of a class, cuts them into groups of m, and shuffles the
-groups. If a class's number of images is not a multiple of m, its last group is filled with other images of
-the class. Every image therefore comes at least once per epoch. Try it: `balanced_order(np.array([0, 0, 0, 1,
-1]), 2, np.random.default_rng(0))`.
+ever contains two. This module shuffles the images of a class, cuts them into groups with m images, and
+shuffles the groups. If m does not divide a class's image count, other images from the class fill its last
+group. Every image therefore comes at least once per epoch. Try it: `balanced_order(np.array([0, 0, 0, 1, 1]),
+2, np.random.default_rng(0))`.
 """
 
 import numpy as np
 
 
 def balanced_length(labels: np.ndarray, per_class: int) -> int:
-    """Return the number of samples of an epoch of `balanced_order`."""
+    """Count the samples in an epoch of `balanced_order`."""
     counts = np.bincount(labels)
     return int((-(-counts // per_class) * per_class).sum())
 
 
 def balanced_order(labels: np.ndarray, per_class: int, draw: np.random.Generator) -> np.ndarray:
-    """Order the samples of an epoch in groups of `per_class` samples of one class.
+    """Order an epoch's samples in groups. Each group has `per_class` samples of one class.
 
     Args:
-        labels: int64 [N], labels of all samples.
-        per_class: number of samples in a group.
+        labels: int64 [N], one per sample.
+        per_class: group size.
         draw: the only source of random numbers.
 
-    Returns: indices of samples, int64 [balanced_length(labels, per_class)].
+    Returns: sample indices, int64 [balanced_length(labels, per_class)].
     """
     shuffled = draw.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]

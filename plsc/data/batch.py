@@ -1,7 +1,7 @@
 """Make a batch: write its samples into its memory, and replace corrupt samples by others.
 
-The draw of a substitute depends only on (seed, index), so it is the same for any number of ranks and
-processes. corrupt_images.py limits the number of replacements. Try it:
+Drawing a substitute depends only on (seed, index), so it is the same for any number of ranks and
+processes. corrupt_images.py limits how many images are replaced. Try it:
 
     make_batch(Synthetic(), 0, 0, np.arange(2), np.empty((2, 1, 32, 32), np.uint8))
 """
@@ -14,9 +14,9 @@ from plsc.data.dataset import Dataset, check_image
 from plsc.data.transforms import SUBSTITUTES, generator
 from plsc.errors import CorruptImageError, UserError
 
-REDRAWS = 100  # number of substitutes that are tried for one image
+REDRAWS = 100  # substitutes that are tried for one image
 
-Replacement = tuple[int, int, int]  # row of the batch, corrupt sample, sample that replaces it
+Replacement = tuple[int, int, int]  # row in the batch, corrupt sample, sample that replaces it
 
 
 class SampleError(RuntimeError):
@@ -26,13 +26,13 @@ class SampleError(RuntimeError):
 def make_batch(
     dataset: Dataset, seed: int, epoch: int, indices: np.ndarray, images: np.ndarray
 ) -> list[Replacement]:
-    """Write the samples of a batch into its memory.
+    """Write a batch's samples into its memory.
 
     Args:
         dataset: the data set.
         seed: the run's seed, from which substitutes are drawn.
-        epoch: number of the epoch, which the augmentation depends on.
-        indices: int64 [B], indices of the samples.
+        epoch: epoch number, which the augmentation depends on.
+        indices: int64 [B], sample indices.
         images: uint8 [B, *shape], the memory to write to.
 
     Returns: the replacements of corrupt samples.

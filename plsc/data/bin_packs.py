@@ -21,9 +21,9 @@ from plsc.utils.safe_pickle import load_pickle
 
 
 class BinPairs(EncodedPairs):
-    """The pairs of a .bin pack.
+    """The pairs in a .bin pack.
 
-    `path`: the pack. Further keys: those of plsc.data.images.EncodedPairs.
+    `path`: the pack. Further keys: see plsc.data.images.EncodedPairs.
     """
 
     files = ("path",)
@@ -49,9 +49,9 @@ class BinPairs(EncodedPairs):
 
 
 def read_pack(path: str) -> tuple[list[bytes], np.ndarray]:
-    """Read the 2 P encoded images of a pack and its flags, bool [P].
+    """Read a pack's 2 P encoded images and its flags, bool [P].
 
-    Raises the errors of load_pickle, and UserError if the pickle is not a pack.
+    Raises what load_pickle raises, and UserError if the pickle is not a pack.
     """
     pack = load_pickle(path, "verification pack")
     if not (

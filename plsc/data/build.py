@@ -1,4 +1,4 @@
-"""Build the data sets of a config and the loader of the training set.
+"""Build a config's data sets and the training set's loader.
 
 Several training sets are joined into one. Try it:
 
@@ -20,16 +20,16 @@ from plsc.utils.registry import is_import_path
 
 
 def build_loader(section: DataLoaderCfg, seed: int, rank: int, ranks: int) -> Loader:
-    """Build the training set and the loader of one rank. The loader's `dataset` is the training set.
+    """Build the training set and one rank's loader. The loader's `dataset` is the training set.
 
     Args:
-        section: the section DataLoader of the config.
+        section: the config's section DataLoader.
         seed: the run's seed.
-        rank: number of this rank, from 0.
-        ranks: number of ranks.
+        rank: this rank, from 0.
+        ranks: world size.
 
-    Raises UserError if there are fewer than two classes, or if the global batch or the number of ranks does
-    not fit the number of samples.
+    Raises UserError if there are fewer than two classes, or if the global batch or the world size does
+    not fit the sample count.
     """
     dataset = build_dataset(section, seed)
     check_array(dataset, "labels", "int64 [N]", dataset.num_classes)
@@ -64,12 +64,12 @@ def build_loader(section: DataLoaderCfg, seed: int, rank: int, ranks: int) -> Lo
 
 
 def build_dataset(loader: DataLoaderCfg, seed: int, key: str = TRAIN_SET) -> Any:
-    """Build the data set of a key of the section DataLoader. A list of training sets is joined into one set.
+    """Build the data set for a key in the section DataLoader. A list of training sets is joined into one set.
 
     Args:
-        loader: the section DataLoader of the config.
+        loader: the config's section DataLoader.
         seed: the run's seed.
-        key: key of the data set in the config.
+        key: the data set's key in the config.
 
     Raises UserError.
     """

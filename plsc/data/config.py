@@ -40,8 +40,8 @@ MORE_SETS = "DataLoader.Eval.more"
 
 
 class TrainDatasetCfg(ClassSection):
-    """The images to train on. Further keys are keyword arguments of the class. Its docstring explains them.
-    A list of such mappings trains on several sets together. The classes of each set follow those of the set
+    """The images to train on. Further keys are the class's keyword arguments, which its docstring explains.
+    A list of such mappings trains on several sets together. Each set's classes follow the classes of the set
     before it (docs/data.md)."""
 
     registry = LABELLED
@@ -49,10 +49,10 @@ class TrainDatasetCfg(ClassSection):
     supplied = ("seed",)
 
     name: str = "Glyphs"
-    """Class of the data set. `Glyphs` draws characters at run time. `ImageList` reads your images from a list
+    """The data set's class. `Glyphs` draws characters at run time. `ImageList` reads your images from a list
     file, `ImageFolder` from a folder for each identity, and `RecImages` from a .rec file. `IdxImages` reads
-    the files of MNIST and Fashion-MNIST. `Synthetic` makes noise for speed measurements. Name your own class
-    as `package.module:Class`. The number of classes is read from the data. docs/data.md has examples."""
+    MNIST's and Fashion-MNIST's files. `Synthetic` makes noise for speed measurements. Name your own class
+    as `package.module:Class`. The class count is read from the data. docs/data.md has examples."""
 
 
 def _one_or_several(value: Any) -> str:
@@ -61,14 +61,14 @@ def _one_or_several(value: Any) -> str:
 
 
 class EvalDatasetCfg(ClassSection):
-    """The images to evaluate on: pairs of images to verify, a search in a gallery, or labelled images whose
-    trained classes the head predicts. Further keys are keyword arguments of the class. Its docstring explains
-    them. `dataset: null` turns evaluation off."""
+    """The images to evaluate on: image pairs to verify, a search in a gallery, or labelled images whose
+    trained classes the head predicts. Further keys are the class's keyword arguments, which its docstring
+    explains. `dataset: null` turns evaluation off."""
 
     registry = DATASETS
 
     name: str = "GlyphPairs"
-    """Class of the data set. `GlyphPairs` makes pairs of characters that training never sees. `PairList`
+    """The data set's class. `GlyphPairs` makes pairs of characters that training never sees. `PairList`
     reads the pairs that a file names, `BinPairs` reads a .bin pack, and `ImagePairs` draws pairs from
     labelled images. `IjbPairs` compares IJB's templates. `GalleryProbe` searches a gallery. Any data set
     that `Train.dataset` may name is also possible. Name your own class as `package.module:Class`."""
@@ -86,14 +86,14 @@ class TrainCfg(Section):
     """Samples that a rank computes at a time, in training and in evaluation. If memory runs out, lower it and
     keep `global_batch`."""
     global_batch: int | None = Field(None, ge=2)
-    """Samples of all ranks in one step. The learning rate refers to this number (docs/training.md). The
-    backbone computes a rank's share in the fewest possible batches of `batch_size`, or of up to two samples
-    more. Several batches take about a third more time. The head sees all samples of the step at once. null:
-    `batch_size` x ranks. A resumed run keeps the value of its checkpoint."""
+    """Samples per step, over all ranks. The learning rate refers to this number (docs/training.md). The
+    backbone computes a rank's share in as few batches as possible, each with `batch_size` samples, or up
+    to two more. Several batches take about a third more time. The head sees all the step's samples at
+    once. null: `batch_size` x ranks. A resumed run keeps its checkpoint's value."""
     per_class: int | None = Field(None, ge=2, le=1024)
     """Images of each class in a batch, for a loss on pairs such as a triplet loss (docs/extend.md). A
     batch of 64 with `per_class: 4` contains 16 classes. The value must divide `batch_size` and
-    `global_batch`. If it does not divide a class's number of images, some of these images come twice in an
+    `global_batch`. If it does not divide a class's image count, some of these images come twice in an
     epoch. null: the images are shuffled one by one."""
     num_workers: int = Field(0, ge=0, le=1024)
     """Processes per rank that prepare batches. 0 uses a thread. Raise the number if loading the data limits
@@ -101,17 +101,17 @@ class TrainCfg(Section):
 
     @property
     def sets(self) -> list[TrainDatasetCfg]:
-        """The data sets to train on: the only one, or those of the list."""
+        """The data sets to train on: the only one, or all in the list."""
         return self.dataset if isinstance(self.dataset, list) else [self.dataset]
 
     def global_batch_on(self, ranks: int) -> int:
-        """Return the number of samples that `ranks` ranks take together in one step."""
+        """Count the samples that `ranks` ranks take together in one step."""
         return self.global_batch or self.batch_size * ranks
 
     def micro_batches_on(self, ranks: int) -> list[list[int]]:
-        """Return the sizes of a step's micro-batches: one list per rank, the largest size first.
+        """Return a step's micro-batch sizes: one list per rank, the largest size first.
 
-        Every rank has the same number of micro-batches.
+        Every rank has equally many micro-batches.
         """
         shares = [stop - start for start, stop in split(self.global_batch_on(ranks), ranks)]
         count = count_micro_batches(shares, self.batch_size)
@@ -131,7 +131,7 @@ class EvalCfg(Section):
     flip: bool = False
     """Add the embedding of each image's mirror image to the image's own embedding, as InsightFace's
     evaluation does. The accuracy rises a little, and the computation takes twice the time. The setting
-    applies to evaluation, `predict`, galleries and exported graphs of this config. The threshold is valid
+    applies to this config's evaluation, `predict`, galleries and exported graphs. The threshold is valid
     for embeddings with the same setting."""
 
     def sets(self) -> dict[str, ClassSection]:
@@ -141,7 +141,7 @@ class EvalCfg(Section):
 
 
 class DataLoaderCfg(Section):
-    """The source of the images and the batch sizes."""
+    """Where the images come from, and the batch sizes."""
 
     Train: TrainCfg = TrainCfg()
     Eval: EvalCfg = EvalCfg()

@@ -19,8 +19,8 @@ from plsc.data.transforms import PROBES, generator
 from plsc.errors import CorruptImageError, escape
 from plsc.utils.logging import get_logger, warn_on_rank_0
 
-ONE_IN = 100  # one in so many images of an epoch may be replaced, over all ranks
-PROBE = 256  # number of images that are tried before the first step
+ONE_IN = 100  # one in so many images per epoch may be replaced, over all ranks
+PROBE = 256  # images that are tried before the first step
 CHANCE = 3  # a share of corrupt images above so many times the allowed share is not due to chance
 NAMES_SHOWN = 3
 REMEDY = f"others may replace 1 in {ONE_IN}; plsc doctor lists them all: mend or remove them"
@@ -29,7 +29,7 @@ REMEDY = f"others may replace 1 in {ONE_IN}; plsc doctor lists them all: mend or
 class CorruptImages:
     """Counts the images that one rank has replaced in an epoch.
 
-    The limit applies to all ranks together, so that it does not depend on the number of ranks. The trainer
+    The limit applies to all ranks together, so that it does not depend on the world size. The trainer
     sums the ranks' counts in each step.
     """
 
@@ -44,7 +44,7 @@ class CorruptImages:
         self.replaced: list[int] = []
 
     def note(self, replacements: Sequence[Replacement]) -> None:
-        """Count and log the replacements of a batch."""
+        """Count and log a batch's replacements."""
         for _, index, substitute in replacements:
             self.replaced.append(index)
             if index not in self._logged:  # the same image is replaced in each epoch
@@ -60,9 +60,9 @@ class CorruptImages:
         raise CorruptImageError(f"{found}: {self._names(replaced)}; {REMEDY}")
 
     def probe(self, seed: int) -> None:
-        """Decode PROBE images of the whole set. They are the same on every rank.
+        """Decode PROBE images from the whole set. They are the same on every rank.
 
-        Raises CorruptImageError on all ranks if too many are corrupt. Warns if most of them are almost empty.
+        Raises CorruptImageError on all ranks if too many are corrupt. Warns if most are almost empty.
         """
         count = len(self.dataset)
         tried = np.sort(generator(seed, use=PROBES).choice(count, min(count, PROBE), replace=False))

@@ -1,9 +1,9 @@
-"""Define the base classes of data sets. The trainer and the loader use only this interface.
+"""Define the data sets' base classes. The trainer and the loader use only this interface.
 
 The module needs neither ranks nor Paddle. To write your own data set:
 
-1. Derive from Dataset (training, classification), PairSet (verification), TemplatePairs (verification of sets
-   of images) or IdentificationSet (search in a gallery).
+1. Derive from Dataset (training, classification), PairSet (verification), TemplatePairs (verification of
+   image sets) or IdentificationSet (search in a gallery).
 2. Set the attributes in __init__ and write the abstract methods.
 3. Name the class in the config as `name: "my_module:MyClass"`.
 
@@ -28,7 +28,7 @@ EVALUATION = 2**32  # epoch number that evaluation uses; training never reaches 
 
 
 class ImageSet:
-    """Declares the shape and the preprocessing that all images of a set share.
+    """Declares the shape and the preprocessing that all images in a set share.
 
     An image is uint8 [C, H, W]. The network's input is float32, (pixel - mean) * scale.
     """
@@ -38,14 +38,14 @@ class ImageSet:
     scale: float = SCALE
     channels: str = ""  # "grey", "RGB" or "BGR"; "": grey for one channel, RGB for three
     aligned: bool | None = None  # whether the images are aligned faces; None: unknown
-    files: tuple[str, ...] = ()  # names of the arguments of __init__ that name a file or a folder
+    files: tuple[str, ...] = ()  # names of __init__'s arguments that name a file or a folder
 
     @classmethod
     def check(cls, **arguments: Any) -> None:
         """Check the arguments that a config gives.
 
         Raises UserError if an argument is invalid, and MissingFileError if one of the `files` does not exist.
-        The method is called before any process starts. It checks values and the existence of paths only, and
+        The method is called before any process starts. It only checks values and whether paths exist, and
         reads no large file.
         """
         for key in cls.files:
@@ -88,7 +88,7 @@ class Dataset(ImageSet, ABC):
 
     num_classes: int
     labels: np.ndarray  # int64 [len(self)]
-    # Identities of the classes in the order of the labels, text or whole numbers (see shared_identities()).
+    # The classes' identities in label order, text or whole numbers (see shared_identities()).
     # None: unknown.
     identities: np.ndarray | None = None
 
@@ -97,7 +97,7 @@ class Dataset(ImageSet, ABC):
 
     @property
     def class_names(self) -> list[str] | None:
-        """Return the names of the classes in the order of the labels.
+        """Return the class names in label order.
 
         None if they are unknown or only numbers. The names differ from `identities` if joined sets share an
         identity.
@@ -137,9 +137,9 @@ class Dataset(ImageSet, ABC):
 
 
 class _Images(ImageSet, ABC):
-    """Images without labels, each of which is embedded once.
+    """Images without labels. Each is embedded once.
 
-    This is the base class of sets for verification and search.
+    Sets for verification and search derive from it.
     """
 
     title: str  # for logs and reports
@@ -164,12 +164,12 @@ class _Images(ImageSet, ABC):
 
 
 class PairSet(_Images):
-    """Pairs of images for verification. Each image is embedded once, and the pairs index the embeddings."""
+    """Image pairs for verification. Each image is embedded once, and the pairs index the embeddings."""
 
-    pairs: np.ndarray  # int64 [P, 2], indices of images
+    pairs: np.ndarray  # int64 [P, 2], image indices
     same: np.ndarray  # bool [P], True where both images are of one class
     identities: np.ndarray | None = None  # of all classes in the pairs, in any order; see Dataset.identities
-    # [num_images], or [number of templates]: identity of each image or template, text or whole numbers. None:
+    # [num_images], or [template count]: identity of each image or template, text or whole numbers. None:
     # unknown. If it is known, the confidence intervals are over people, and the report names the hardest
     # people.
     identity_of: np.ndarray | None = None
@@ -184,9 +184,9 @@ class PairSet(_Images):
 
 
 class TemplatePairs(PairSet):
-    """Pairs of templates for IJB's 1:1 protocol. A template is a set of images of one identity.
+    """Template pairs for IJB's 1:1 protocol. A template is a set with one identity's images.
 
-    `pairs` contains indices of templates here, 0 to max(template). When a template's embedding is computed,
+    `pairs` contains template indices here, 0 to max(template). When a template's embedding is computed,
     all images of one medium (such as the frames of one video) count as one image.
     """
 
@@ -200,15 +200,15 @@ class IdentificationSet(_Images):
     A probe whose identity is not in the gallery belongs to open-set search. The search should not find it.
     """
 
-    gallery: np.ndarray  # int64 [G], indices of images
-    probe: np.ndarray  # int64 [Q], indices of images
-    identities: np.ndarray  # int64 [num_images], the number of each image's identity
+    gallery: np.ndarray  # int64 [G], image indices
+    probe: np.ndarray  # int64 [Q], image indices
+    identities: np.ndarray  # int64 [num_images], each image's identity as a number
     names: np.ndarray | None = None  # identity of each number, comparable with a Dataset's identities
 
     def probes_in_gallery(self) -> list[tuple[int, int]]:
         """Find the probes whose files equal a gallery image byte for byte: a list of (probe, gallery image).
 
-        Both are indices of images.
+        Both are image indices.
         """
         return []
 
@@ -233,9 +233,9 @@ def check_preprocessing(theirs: Preprocessing, first: Preprocessing, key: str, w
     """Raise UserError if two sets need different preprocessing.
 
     Args:
-        theirs: preprocessing of the set to check.
-        first: preprocessing of the set that it must match.
-        key: key of the set to check in the config.
+        theirs: the checked set's preprocessing.
+        first: the preprocessing that it must match.
+        key: the checked set's key in the config.
         words: words that the message puts before each value of `first`.
     """
     if differences := [
@@ -250,10 +250,10 @@ def check_array(data: object, name: str, wanted: str, below: int | None, length:
 
     Args:
         data: the data set that has the array as an attribute.
-        name: name of the attribute.
+        name: the attribute's name.
         wanted: dtype and shape that the array must have, such as "int64 [N]".
         below: all values must be in [0, below). None: no limit.
-        length: number of rows that the array must have. None: any number.
+        length: how many rows the array must have. None: any number.
     """
     array, what = getattr(data, name, None), f"{type(data).__name__}.{name}"
     if not isinstance(array, np.ndarray):
@@ -284,13 +284,13 @@ def misnumbered_class(trained: list[str] | None, data: Dataset, strangers: bool 
     or if the names are unknown.
 
     Args:
-        trained: names of the trained classes in the order of their numbers. None: unknown.
+        trained: names of the trained classes, by number. None: unknown.
         data: the labelled images.
         strangers: whether two sets without a common name are taken to show different people. If False, their
             folders may only be named differently, and the result is None.
     """
     names, known = data.class_names or [], trained or []
-    # The identity of a numbered folder is its whole path. Two sets of the same people have different paths.
+    # A numbered folder's identity is its whole path. Two sets of the same people have different paths.
     here, there = ([os.path.basename(name) for name in names] for names in (names, known))
     if not strangers and not set(here) & set(there):
         return None
@@ -312,12 +312,12 @@ def check_against_training(
 
     Args:
         data: the evaluation set.
-        key: key of the evaluation set in the config.
-        preprocessing: preprocessing of the training set.
-        num_classes: number of classes of the training set.
-        names: names of the training classes in the order of their numbers. Labelled images must have the same
+        key: the evaluation set's key in the config.
+        preprocessing: the training set's preprocessing.
+        num_classes: the training set's class count.
+        names: names of the training classes, by number. Labelled images must have the same
             names. None: unknown.
-        seen: `identities` of the training set. No pair and no search may contain any of them. None: unknown.
+        seen: the training set's `identities`. No pair and no search may contain any. None: unknown.
     """
     if isinstance(data, Dataset):
         if data.num_classes > num_classes:

@@ -25,8 +25,8 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
     The log reports all other files and deeper folders.
 
     Returns:
-        paths: the images, in the order of their names.
-        labels: int64 [N], the number of each image's identity in the sorted names.
+        paths: the images, sorted by name.
+        labels: int64 [N], each image's identity as its place in the sorted names.
         names: the identities' names, sorted.
 
     Raises UserError, which names the folders without an image.
@@ -61,7 +61,7 @@ def _some(names: list[str]) -> str:
 
 
 def entries(folder: str) -> list[tuple[str, bool]]:
-    """List the entries of a folder, sorted by name, as (name, whether it is a folder or a link to one).
+    """List a folder's entries, sorted by name, as (name, whether it is a folder or a link to one).
 
     Hidden entries are excluded.
     """
@@ -76,11 +76,11 @@ def check_folder(folder: str) -> None:
 
 
 class ImageFolder(ImageFiles):
-    """The images of a folder that contains one folder for each identity.
+    """The images in a folder that contains one folder for each identity.
 
-    The labels 0, 1, ... are the numbers of the folders in the order of their names.
+    The labels 0, 1, ... number the folders, sorted by name.
 
-    `folder`: the folder. Further keys: those of plsc.data.images.EncodedImages.
+    `folder`: the folder. Further keys: see plsc.data.images.EncodedImages.
     """
 
     def __init__(self, folder: str, **options):

@@ -1,8 +1,8 @@
-"""Draw the glyphs of matplotlib's DejaVu faces, and find the code points that form one class.
+"""Draw glyphs from matplotlib's DejaVu faces, and find the code points that form one class.
 
-A class is a set of code points with the same outline (Latin A, Greek Alpha, Cyrillic A), because no picture
-shows a difference between them. The fonts come with matplotlib, so this data set needs no download. To see
-the number of classes:
+A class contains all code points with the same outline (Latin A, Greek Alpha, Cyrillic A), because no picture
+shows a difference between them. The fonts come with matplotlib, so this data set needs no download. To
+count the classes:
 
     python -c "from plsc.data.fonts import glyph_classes; print(len(glyph_classes().codepoint))"
 """
@@ -27,7 +27,7 @@ FACES = {
     "Serif Bold Italic": "DejaVuSerif-BoldItalic",
 }
 
-# EM and MARGIN are shares of the picture's side. All glyphs have one scale, so that a full stop is smaller
+# EM and MARGIN are relative to the picture's side. All glyphs have one scale, so that a full stop is smaller
 # than a bullet. The em is the largest with which most accented capitals fit. Larger glyphs are shrunk to fit.
 EM = 26 / 32
 MARGIN = 2 / 32
@@ -40,12 +40,12 @@ _MATPLOTLIB = tuple(int(part) for part in matplotlib.__version__.split(".")[:2])
 class GlyphClasses(NamedTuple):
     """Parallel int64 arrays [C], ordered by `codepoint`."""
 
-    codepoint: np.ndarray  # the smallest code point of the class that all faces contain
-    identity: np.ndarray  # the smallest code point of the class in any face
+    codepoint: np.ndarray  # the class's smallest code point that all faces contain
+    identity: np.ndarray  # the class's smallest code point in any face
 
 
 def open_face(face: str) -> ft2font.FT2Font:
-    """Open the font of a face named in FACES."""
+    """Open a face named in FACES."""
     return ft2font.FT2Font(str(Path(matplotlib.get_data_path(), "fonts", "ttf", FACES[face] + ".ttf")))
 
 
@@ -94,14 +94,14 @@ def glyph_classes() -> GlyphClasses:
 
 
 def held_out_mask(identity: np.ndarray, share: float) -> np.ndarray:
-    """Choose the classes that are held out of training: bool [C].
+    """Choose the classes to hold out from training: bool [C].
 
-    A hash of the class's identity decides. The choice depends neither on a seed nor on the version of the
-    fonts. The classes of a larger share include those of a smaller share.
+    A hash of the class's identity decides. The choice depends neither on a seed nor on the fonts'
+    version. A larger share includes a smaller share's classes.
 
     Args:
-        identity: int64 [C], identities of the classes.
-        share: approximate share of the classes to hold out.
+        identity: int64 [C], the classes' identities.
+        share: approximate share to hold out.
     """
     digests = [hashlib.blake2b(b"held out %d" % code, digest_size=8).digest() for code in identity.tolist()]
     return np.array([int.from_bytes(digest, "big") for digest in digests], np.float64) < share * 2.0**64
@@ -121,7 +121,7 @@ def draw_glyphs(codepoints: np.ndarray, side: int) -> np.ndarray:
 
     Args:
         codepoints: int64 [n], which all faces contain.
-        side: side of the pictures in pixels.
+        side: the pictures' side in pixels.
     """
     pictures = np.zeros((len(codepoints), len(FACES), side, side), np.uint8)
     for column, face in enumerate(FACES):

@@ -1,10 +1,9 @@
-"""Make data sets of glyphs, which have thousands of classes and need no download.
+"""Make glyph data sets, which have thousands of classes and need no download.
 
-`Glyphs` is a training set of characters in several faces of the DejaVu fonts. `GlyphPairs` contains pairs of
-pictures of held-out characters. Verification decides whether two pictures show the same character, as LFW
-does for people. Each class is drawn once in each face at the start, which takes about 1.5 s in total. A
-sample is such a drawing with a distortion. fonts.py explains the classes. Try it: `Glyphs().sample(0,
-epoch=0).shape`.
+`Glyphs` is a training set of characters in several faces of the DejaVu fonts. `GlyphPairs` contains picture
+pairs of held-out characters. Verification decides whether two pictures show the same character, as LFW does
+for people. Each class is drawn once in each face at the start, which takes about 1.5 s in total. A sample is
+such a drawing with a distortion. fonts.py explains the classes. Try it: `Glyphs().sample(0, epoch=0).shape`.
 """
 
 import unicodedata
@@ -25,10 +24,10 @@ Strength = Annotated[float, Field(ge=0, le=2)]
 
 
 class Glyphs(Dataset):
-    """Training pictures of glyphs: about 2,600 classes in eight faces.
+    """Glyph pictures to train on: about 2,600 classes in eight faces.
 
-    `held_out`: share of the classes that is never trained on. It is the same classes in every run, see
-    GlyphPairs. `size`: side of the grey pictures in pixels. `augment`: strength of the distortions
+    `held_out`: share of classes that is never trained on. Every run holds out the same classes, see
+    GlyphPairs. `size`: the grey pictures' side in pixels. `augment`: distortion strength
     (transforms.distort); 0 = none.
     """
 
@@ -59,14 +58,14 @@ class Glyphs(Dataset):
 
 
 class GlyphPairs(PairSet):
-    """Verification pairs of glyphs from the held-out classes, half of them positive.
+    """Glyph pairs for verification from the held-out classes, half of them positive.
 
     A positive pair shows one class in two faces. A negative pair shows two classes in any faces. No pair
     occurs twice. Positive and negative pairs alternate, so that every fold of a 10-fold protocol is balanced,
     as in LFW. Each class has one distorted picture per face. The pairs do not depend on the run's seed.
 
-    `num_pairs`: the number of pairs. `size` and `augment`: as in Glyphs. `held_out`: share of the classes to
-    draw from; it must be at most that of the training set.
+    `num_pairs`: how many pairs. `size` and `augment`: as in Glyphs. `held_out`: share of classes
+    to draw from, at most the training set's.
     """
 
     title = "glyph pairs"
@@ -101,7 +100,7 @@ def _draw_views(codepoints: np.ndarray, size: int) -> np.ndarray:
     """Draw the classes in all faces: uint8 [views, M, M], view = class * faces + face.
 
     The side M is 1.5 times the pictures' side, so that edges stay sharp after rotation and stretching. M is
-    at most 96 pixels, because the drawings of all classes are kept in memory (53 MB for 32-pixel pictures).
+    at most 96 pixels, because all classes' drawings are kept in memory (53 MB for 32-pixel pictures).
     """
     side = min(size * 3 // 2, 96)
     return fonts.draw_glyphs(codepoints, side).reshape(-1, side, side)
@@ -114,7 +113,7 @@ def _view_name(codepoints: np.ndarray, view: int) -> str:
 
 
 def _draw_pairs(classes: int, num_pairs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw pairs of views. Returns the pairs, int64 [P, 2], and whether each is positive, bool [P]."""
+    """Draw pairs. Returns the pairs, int64 [P, 2], and whether each is positive, bool [P]."""
     rng = generator(PAIRS_SEED, use=PAIRS)
     faces = len(fonts.FACES)
     views = classes * faces

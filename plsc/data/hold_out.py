@@ -1,7 +1,7 @@
-"""Hold classes out of training by their names.
+"""Hold out classes from training by their names.
 
 A training set with `hold_out: 0.1` excludes the classes that ImagePairs with the same `hold_out` verifies on.
-A class always belongs to the same part. The part depends neither on the order of the classes, nor on the
+A class always belongs to the same part. The part depends neither on the class order, nor on the
 ranks, nor on classes that are added later. Try it:
 
     held_out(["Ann", "Bob", "Cy"], 0.5)  # bool [3]
@@ -19,7 +19,7 @@ from plsc.errors import UserError
 # With fewer identities, the 95 % interval of an accuracy around 85 % is mostly wider than 15 points
 # (simulated with 8 pictures per identity). The accuracies of two such draws differ by 5 to 10 points.
 FEWEST = 10
-LEAST = 2  # smallest number of classes in each part: a pair of different people and training each need two
+LEAST = 2  # least classes in each part: a pair of different people and training each need two
 
 
 def held_out(names: Sequence[str], share: float) -> np.ndarray:
@@ -29,8 +29,8 @@ def held_out(names: Sequence[str], share: float) -> np.ndarray:
     share include those of a smaller share.
 
     Args:
-        names: names of the N classes.
-        share: approximate share of the classes to hold out.
+        names: the N class names.
+        share: approximate share to hold out.
     """
     digests = (hashlib.blake2b(b"hold out " + os.fsencode(name), digest_size=8).digest() for name in names)
     return np.array([int.from_bytes(digest, "big") for digest in digests], np.float64) < share * 2.0**64
@@ -47,14 +47,14 @@ def class_keys(data: Dataset) -> list[str]:
 
 
 def choose_held_out(data: Dataset, share: float, where: str) -> np.ndarray:
-    """Choose the classes of a set that are held out, as `held_out` does: bool [num_classes].
+    """Choose a set's classes that are held out, as `held_out` does: bool [num_classes].
 
     Raises UserError if one part has too few classes.
 
     Args:
         data: the data set.
-        share: approximate share of the classes to hold out.
-        where: name of the set for the message.
+        share: approximate share to hold out.
+        where: the set's name for the message.
     """
     chosen = held_out(class_keys(data), share)
     count = int(chosen.sum())

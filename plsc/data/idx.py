@@ -1,7 +1,7 @@
-"""Read the idx files of the MNIST family (MNIST, Fashion-MNIST, KMNIST, ...), plain or as .gz.
+"""Read the MNIST family's idx files (MNIST, Fashion-MNIST, KMNIST, ...), plain or as .gz.
 
-A file consists of a big-endian header and the bytes. The header contains two zero bytes, the type 0x08 of
-uint8, the number of axes, and each axis's length. http://yann.lecun.com/exdb/mnist describes the format. Try
+A big-endian header comes before the bytes. The header contains two zero bytes, the type 0x08
+(uint8), the axis count, and each axis's length. http://yann.lecun.com/exdb/mnist describes the format. Try
 it:
 
     read_idx("train-images-idx3-ubyte.gz", axes=3).shape    # (60000, 28, 28)
@@ -25,7 +25,7 @@ def read_idx(path: str | os.PathLike, axes: int) -> np.ndarray:
 
     Args:
         path: the file, plain or .gz.
-        axes: number of axes that the array must have, 3 for images and 1 for labels.
+        axes: how many axes the array must have, 3 for images and 1 for labels.
 
     Raises MissingFileError if the file does not exist, and UserError if it is damaged, truncated or of
     another kind.

@@ -1,7 +1,7 @@
 """Read list files, which contain one image and its label per line: `path<TAB>label`.
 
-`ImageList` is the data set of a list file. `read_list` is also used for prediction and validation sets.
-`ImageFiles` is the base class of all sets whose images are separate files. Paths are stored in numpy arrays,
+`ImageList` is a list file's data set. `read_list` is also used for prediction and validation sets.
+All sets whose images are separate files derive from `ImageFiles`. Paths are stored in numpy arrays,
 because 5 million Python strings would take 600 MB. Try it: `read_list("label.txt")`.
 """
 
@@ -22,8 +22,8 @@ from plsc.errors import MissingFileError, UserError, escape
 from plsc.utils.files import open_regular
 from plsc.utils.logging import get_logger
 
-SHOWN = 5  # number of bad lines or missing images that a message names
-# Number of images of a list whose files are checked at the start. The identities of longer lists are unknown.
+SHOWN = 5  # bad lines or missing images that a message names
+# So many images of a list are checked at the start. The identities of longer lists are unknown.
 CHECKED = 1_000_000
 LABEL_DIGITS = 18  # a number of so many digits fits into an int64
 
@@ -33,7 +33,7 @@ class Paths(Sequence):
 
     Args:
         root: folder in which relative paths start.
-        text: uint8 [n], the bytes of all paths one after the other.
+        text: uint8 [n], all paths' bytes, one after the other.
         stops: int64 [N], the position in `text` at which each path ends.
     """
 
@@ -69,7 +69,7 @@ class Paths(Sequence):
 
 
 def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, np.ndarray]:
-    """Read the paths of the images in a list file and their labels, int64 [N].
+    """Read the image paths in a list file and their labels, int64 [N].
 
     A line is `path<TAB>label`, or `path label` (the last space separates). CRLF and a byte order mark are
     accepted.
@@ -112,7 +112,7 @@ def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, 
 
 
 def _split(line: bytes, labelled: bool) -> tuple[bytes, int, str]:
-    """Split a line into its path, its label and the description of a fault, or ""."""
+    """Split a line into its path, its label and the fault's description, or ""."""
     image, _, label = line.rpartition(b"\t" if b"\t" in line else b" ")
     image, label = image.strip(), label.strip()
     if image and label.isdigit() and len(label) <= LABEL_DIGITS:
@@ -172,7 +172,7 @@ def same_form(names: Iterable[str]) -> np.ndarray:
 
 
 def identity_names(folders: Sequence[str]) -> np.ndarray:
-    """Return the folders' names as the names of their identities, text [N], in one Unicode form.
+    """Return the folders' names as the identities' names, text [N], in one Unicode form.
 
     If the names differ only in a number (0001, person_7), they identify a person in their own set only. The
     identities are then named by their folders' whole paths.
@@ -185,7 +185,7 @@ def identity_names(folders: Sequence[str]) -> np.ndarray:
 
 
 class ImageFiles(EncodedImages):
-    """Labelled images in separate files. This is the base class of ImageList and ImageFolder."""
+    """Labelled images in separate files. ImageList and ImageFolder derive from it."""
 
     paths: Paths
 
@@ -216,11 +216,11 @@ class ImageFiles(EncodedImages):
 
 
 class ImageList(ImageFiles):
-    """The images of a list file. A line is `path<TAB>label`. The labels are 0, 1, ... without gaps.
+    """The images in a list file. A line is `path<TAB>label`. The labels are 0, 1, ... without gaps.
 
     `list`: the list file. `root`: folder in which relative paths start; empty = the list's own folder.
         Further
-    keys: those of plsc.data.images.EncodedImages.
+    keys: see plsc.data.images.EncodedImages.
     """
 
     def __init__(self, list: str, root: str = "", **options):

@@ -1,7 +1,7 @@
 """Decode pictures with OpenCV, resize them for the network, and augment them in training.
 
-`EncodedImages` is the base class of all formats of labelled image files. `EncodedPairs` is the base class for
-verification. A format only returns the bytes of an image. Prediction, galleries and the service also make
+All formats of labelled image files derive from `EncodedImages`. `EncodedPairs` is the base class for
+verification. A format only returns an image's bytes. Prediction, galleries and the service also make
 their samples with `read_sample` or `to_sample`, so that they prepare a picture exactly as training did. Try
 it:
 
@@ -38,7 +38,7 @@ Below1 = Annotated[float, Field(ge=0, lt=1)]
 
 
 def read_file(path: str) -> np.ndarray:
-    """Read the bytes of a file: uint8 [n].
+    """Read a file's bytes: uint8 [n].
 
     Raises MissingFileError if the file does not exist, and UserError if it cannot be read.
     """
@@ -50,7 +50,7 @@ def read_file(path: str) -> np.ndarray:
 
 
 def _is_cut_off_png(data: np.ndarray) -> bool:
-    """Return whether a chunk of a PNG extends beyond the end of the file.
+    """Return whether a chunk of a PNG extends beyond the file's end.
 
     OpenCV 5 allocates the length that a chunk declares: 4 GB for a file of 61 bytes.
     """
@@ -65,7 +65,7 @@ def decode_pixels(data: np.ndarray, grey: bool, name: Callable[[], str]) -> np.n
     """Decode an image without resizing it.
 
     Args:
-        data: bytes of the image file, uint8 [n].
+        data: the image file's bytes, uint8 [n].
         grey: whether to decode to grey.
         name: returns the image's name for messages.
 
@@ -95,12 +95,12 @@ def read_sample(
     """Read a picture for the network: uint8 [C, H, W] with the preprocessing's size and channels.
 
     Args:
-        picture: the path of a file, or its bytes, uint8 [n].
-        preprocessing: size and channels of the sample.
+        picture: a file's path, or its bytes, uint8 [n].
+        preprocessing: the sample's size and channels.
         name: returns the picture's name for messages. None: the name is the path.
         augment: see `to_sample`.
 
-    Raises the errors of read_file and decode_pixels.
+    Raises what read_file and decode_pixels raise.
     """
     data = read_file(picture) if isinstance(picture, str) else picture
     pixels = decode_pixels(data, preprocessing.channels == "grey", name or (lambda: picture))
@@ -116,7 +116,7 @@ def to_sample(
 
     Args:
         pixels: a picture as decode_pixels returns it.
-        preprocessing: size and channels of the sample.
+        preprocessing: the sample's size and channels.
         augment: function that changes the pixels after they are resized. None: no change.
     """
     if preprocessing.channels == "grey" and pixels.ndim == 3:
@@ -133,7 +133,7 @@ def to_sample(
 
 
 def is_dark(pixels: np.ndarray) -> bool:
-    """Return whether a picture is almost empty: nearly black, or of one value."""
+    """Return whether a picture is almost empty: nearly black, or with one value only."""
     return bool(pixels.mean() < DARK or pixels.max() <= DIM or pixels.min() == pixels.max())
 
 
@@ -144,7 +144,7 @@ def why_dark(data: np.ndarray | None, pixels: np.ndarray) -> str:
     256.
 
     Args:
-        data: bytes of the image file, uint8 [n]. None: unknown.
+        data: the image file's bytes, uint8 [n]. None: unknown.
         pixels: the picture as the network sees it.
     """
     whole = None if data is None else cv2.imdecode(data, cv2.IMREAD_UNCHANGED)
@@ -156,7 +156,7 @@ def why_dark(data: np.ndarray | None, pixels: np.ndarray) -> str:
 
 
 class Encoded:
-    """Holds the preprocessing of a set of encoded images."""
+    """Holds an encoded image set's preprocessing."""
 
     def __init__(
         self,
@@ -174,29 +174,29 @@ class Encoded:
 
     @abstractmethod
     def encoded(self, index: int) -> np.ndarray:
-        """Return the stored bytes of image `index`, uint8 [n]."""
+        """Return image `index` as it is stored, uint8 [n]."""
 
 
 class EncodedImages(Encoded, Dataset):
-    """Labelled images that are decoded when they are needed. This is the base class of all formats.
+    """Labelled images that are decoded when they are needed. All formats derive from it.
 
     `size`: [height, width] to which images are resized, or one integer for both. `channels`: "RGB", "BGR" or
     "grey". The network's input is (pixel - `mean`) * `scale`. `aligned`: whether the images are faces that
-    `plsc align`, or another program, has aligned to ArcFace's landmarks. If true, a gallery of the run also
+    `plsc align`, or another program, has aligned to ArcFace's landmarks. If true, the run's gallery also
     detects and aligns faces. null: true for a folder that `plsc align` wrote, otherwise unknown.
 
     The following keys change a picture in training. The changes are random in each epoch, and all are off by
-    default. The same seed, epoch and sample give the same picture with any number of processes.
+    default. The same seed, epoch and sample give the same picture for any number of processes.
 
-    `flip`: mirror half of the images. Use it for faces and most products, never for text. `crop`: the largest
-    share of the sides that is cut off. The rest is resized to the original size. Use 0.15 for a detector's
-    boxes and 0.1 for aligned faces. `colour`: brightness, contrast and saturation are each multiplied by a
-    factor from 1 - colour to 1 + colour. Use 0.3 for many kinds of cameras, and less if colour distinguishes
-    products. `low_resolution`: probability that a picture is shrunk, to no less than a quarter of its sides,
-    and enlarged again. Use 0.2 for small faces in large pictures. `cutout`: probability that a rectangle of
-    10 to 45 % of each side is painted over. It simulates masks, glasses and hands.
+    `flip`: mirror half the images. Use it for faces and most products, never for text. `crop`: the largest
+    share that is cut off the sides. The rest is resized to the original size. Use 0.15 for a detector's boxes
+    and 0.1 for aligned faces. `colour`: brightness, contrast and saturation are each multiplied by a factor
+    from 1 - colour to 1 + colour. Use 0.3 for many camera types, and less if colour distinguishes products.
+    `low_resolution`: probability that a picture is shrunk, to at least a quarter in height and width, and
+    enlarged again. Use 0.2 for small faces in large pictures. `cutout`: probability that a rectangle of 10 to
+    45 % of each side is painted over. It simulates masks, glasses and hands.
 
-    `hold_out`: the share of the classes that is excluded from training. The classes' names decide which, or
+    `hold_out`: the share of classes that is excluded from training. The classes' names decide which, or
     their numbers in a .rec file. ImagePairs with the same `hold_out` verifies on these classes.
     """
 
@@ -218,15 +218,15 @@ class EncodedImages(Encoded, Dataset):
         self.seed = seed
 
     def _set_labels(self, labels: np.ndarray, where: str) -> np.ndarray:
-        """Set the labels of all images except those of held-out classes.
+        """Set the labels of all images except those in held-out classes.
 
         Args:
-            labels: int64 [N], labels of all images.
-            where: name of the set for messages.
+            labels: int64 [N], one per image.
+            where: the set's name for messages.
 
         Returns: bool [N], True for the images that stay.
 
-        Raises the errors of count_classes and choose_held_out.
+        Raises what count_classes and choose_held_out raise.
         """
         self.labels, self.num_classes = labels, count_classes(labels, where)
         if not self.hold_out:
@@ -251,7 +251,7 @@ class EncodedPairs(Encoded, PairSet):
 
     This is the base class of all formats.
 
-    `size`, `channels`, `mean`, `scale`: as in EncodedImages. They must be equal to those of training.
+    `size`, `channels`, `mean`, `scale`: as in EncodedImages. They must equal the training set's.
     """
 
     def pairs_by_content(self) -> np.ndarray:

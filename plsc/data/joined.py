@@ -1,6 +1,6 @@
 """Join several data sets into one training set.
 
-The samples and the classes of each set follow those of the set before it. Try it:
+Each set's samples and classes follow those of the set before it. Try it:
 `Joined({"a": Synthetic(), "b": Synthetic()}).num_classes`.
 """
 
@@ -20,8 +20,8 @@ class Joined(Dataset):
     Args:
         parts: the sets by their keys in the config, which messages use.
 
-    Raises UserError, which begins with the key of a set, if its samples differ in preprocessing from those of
-    the first set.
+    Raises UserError, which begins with a set's key, if its preprocessing differs from the
+    first set's.
     """
 
     def __init__(self, parts: Mapping[str, Dataset]):
@@ -61,7 +61,7 @@ class Joined(Dataset):
         return f"{self._parts[number].title}: {self._parts[number].name(own_index)}"
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Return the number of the set that contains a sample, and the sample's index in that set."""
+        """Return which set contains a sample, and the sample's index in that set."""
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         return number, index - int(self._starts[number])
 

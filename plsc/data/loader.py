@@ -1,6 +1,6 @@
 """Load batches: choose the samples of each rank's batches and make the batches in a thread or in processes.
 
-The order of an epoch depends only on (seed, epoch). A sample depends only on (seed, epoch, index). The
+An epoch's order depends only on (seed, epoch). A sample depends only on (seed, epoch, index). The
 batches are therefore bit-identical for any number of processes. To see a batch:
 
     loader = Loader(Synthetic(), global_batch=4, rank=0, world_size=1, seed=0)
@@ -30,14 +30,14 @@ AHEAD = 2  # batches in preparation for each process
 
 
 class Batch(NamedTuple):
-    """This rank's samples of a step.
+    """This rank's samples in a step.
 
     Attributes:
         images: uint8 [B, *shape].
         labels: int64 [B].
-        indices: int64 [B], indices of the samples in the data set.
-        step: number of the step, from 0.
-        counts: number of samples of each rank in this step.
+        indices: int64 [B], sample indices in the data set.
+        step: step number, from 0.
+        counts: how many samples each rank has in this step.
     """
 
     images: np.ndarray
@@ -51,17 +51,17 @@ class Loader:
     """Yields the batches of one rank.
 
     Over all ranks, an epoch contains every sample once, in shuffled order. The last batch may be smaller. The
-    number of steps does not depend on the number of ranks if `micro_batches` is given.
+    step count does not depend on the world size if `micro_batches` is given.
 
     Args:
         dataset: the data set to train on.
-        global_batch: samples of all ranks in one step. The ranks' shares differ by at most one.
-        rank: number of this rank, from 0.
-        world_size: number of ranks.
+        global_batch: samples per step, over all ranks. The ranks' shares differ by at most one.
+        rank: this rank, from 0.
+        world_size: how many ranks train.
         seed: the run's seed.
-        num_workers: processes that make batches. 0: a thread of this process.
-        micro_batches: number of micro-batches of a whole global batch, over all ranks. BatchNorm needs two
-            samples. A last global batch of fewer than 2 samples per micro-batch is therefore joined to the
+        num_workers: processes that make batches. 0: a thread in this process.
+        micro_batches: how many micro-batches a whole global batch has, over all ranks. BatchNorm needs two
+            samples. A last global batch with fewer than 2 samples per micro-batch is therefore joined to the
             one before it. None: one micro-batch per rank.
         per_class: images of each class that follow one another (plsc.data.balanced). An epoch then contains
             some images twice. None: all images are shuffled.
@@ -100,13 +100,13 @@ class Loader:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return the number of global batches of an epoch, including a smaller last one."""
+        """Count an epoch's global batches, including a smaller last one."""
         return len(self._bounds)
 
     def shares(self, step: int) -> list[tuple[int, int]]:
         """Return the range (start, stop) of each rank's samples in the global batch of a step.
 
-        step: number of the step, from 0, over all epochs.
+        step: step number, from 0, over all epochs.
         """
         start, stop = self._bounds[step % self.steps_per_epoch]
         return split(stop - start, self.world_size)
@@ -114,14 +114,14 @@ class Loader:
     def probe(self) -> None:
         """Try to decode some images before the first step.
 
-        Raises CorruptImageError if too many of them cannot be decoded.
+        Raises CorruptImageError if too many cannot be decoded.
         """
         self.corrupt.probe(self.seed)
 
     def from_step(self, step: int) -> Iterator[Batch]:
-        """Yield this rank's batches from a step to the end of that step's epoch.
+        """Yield this rank's batches from a step to its epoch's end.
 
-        step: number of the step, from 0, over all epochs.
+        step: step number, from 0, over all epochs.
 
         If an image is corrupt, its label and index are those of the substitute. An error in a sample is
         raised here, when its batch is due. It is the data set's own UserError, or a SampleError with the
@@ -131,7 +131,7 @@ class Loader:
         epoch, done = divmod(step, self.steps_per_epoch)
         order = self._order(generator(self.seed, epoch, use=ORDER))
         places = iter(range(done, self.steps_per_epoch))
-        under_way: deque = deque()  # in order: shares of the ranks, indices, and the future of the images
+        under_way: deque = deque()  # in order: the ranks' shares, indices, and the future of the images
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="plsc-loader")
 
         def refill() -> None:

@@ -1,7 +1,7 @@
 """Draw pairs from labelled images.
 
 Positive and negative pairs alternate, so that each of ten folds is balanced. The same arguments give the same
-pairs for any seed of the run. If a verification set changed from run to run, the accuracies could not be
+pairs for any run's seed. If a verification set changed from run to run, the accuracies could not be
 compared. Try it: `draw_pairs(np.array([0, 0, 1, 1]), 4, "images")`.
 """
 
@@ -12,21 +12,21 @@ from plsc.errors import UserError
 from plsc.utils.logging import get_logger
 
 PAIRS_SEED = 20180901
-USUAL_PAIRS = 6000  # the number of LFW's pairs
+USUAL_PAIRS = 6000  # as many as LFW has
 
 
 def draw_pairs(labels: np.ndarray, num_pairs: int | None, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Draw different pairs of labelled images.
+    """Draw different pairs from labelled images.
 
     The classes with two or more images give equal numbers of positive pairs, as far as they have enough
     images.
 
     Args:
-        labels: int64 [N], labels of the images.
-        num_pairs: number of pairs. None: USUAL_PAIRS, or all possible pairs if they are fewer.
-        where: name of the images for messages.
+        labels: int64 [N], one per image.
+        num_pairs: how many pairs. None: USUAL_PAIRS, or all possible pairs if they are fewer.
+        where: the images' name for messages.
 
-    Returns: the pairs as indices of images, int64 [P, 2], and whether each is positive, bool [P].
+    Returns: the pairs as image indices, int64 [P, 2], and whether each is positive, bool [P].
 
     Raises UserError if there are fewer different pairs than `num_pairs`.
     """
@@ -75,8 +75,8 @@ def _draw_positives(labels: np.ndarray, count: int, rng: np.random.Generator) ->
 def _positives(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sort the images by label, find each class's start, and count each class's different positive pairs.
 
-    Returns: the order of the images, int64 [N], and for each class its start in this order and its number of
-    pairs, both int64 [C].
+    Returns: the images' order, int64 [N], and for each class its start in this order and its pair
+    count, both int64 [C].
     """
     order = np.argsort(labels, kind="stable")
     starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
@@ -90,11 +90,11 @@ def _count_negatives(labels: np.ndarray) -> int:
 
 
 def draw_negatives(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw different pairs of images with different labels: indices, int64 [count, 2].
+    """Draw different image pairs with different labels: indices, int64 [count, 2].
 
     Args:
-        labels: int64 [N], labels of the images.
-        count: number of pairs. There must be at least so many.
+        labels: int64 [N], one per image.
+        count: how many pairs. There must be at least so many.
         rng: the random numbers.
     """
     images, available = len(labels), _count_negatives(labels)

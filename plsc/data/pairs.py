@@ -1,4 +1,4 @@
-"""Read verification pairs of your own images from a file, or draw them from labelled images.
+"""Read pairs for verification from a file, or draw them from labelled images.
 
 `PairList` reads lines `path_a<TAB>path_b<TAB>0 or 1`, lines with commas instead of tabs, and LFW's pairs.txt.
 `ImagePairs` draws its pairs from any format that plsc.data.autodetect recognises. Each image is stored and
@@ -35,14 +35,14 @@ class _Pair(NamedTuple):
 
 
 class PairList(EncodedPairs):
-    """The pairs of a text file.
+    """The pairs in a text file.
 
-    `list`: the file, with one pair per line: `path_a<TAB>path_b<TAB>1` for two images of one identity, and 0
-    for two identities. Commas may replace the tabs, and the first line may contain headings. LFW's pairs.txt
-    is also accepted. Its first line has the number of pairs of each kind, or the number of folds and that
-    number. Each further line is `name n1 n2` or `name1 n1 name2 n2`, for the images name/name_0001.jpg (or
-    another extension). `root`: folder in which relative paths start; empty = the list's own folder. Further
-    keys: those of plsc.data.images.EncodedPairs.
+    `list`: the file, with one pair per line: `path_a<TAB>path_b<TAB>1` for two images with one identity, and
+    0 for two identities. Commas may replace the tabs, and the first line may contain headings. LFW's
+    pairs.txt is also accepted. Its first line has the pair count per kind, or the fold count and that number.
+    Each further line is `name n1 n2` or `name1 n1 name2 n2`, for the images name/name_0001.jpg (or another
+    extension). `root`: folder in which relative paths start; empty = the list's own folder. Further
+    keys: see plsc.data.images.EncodedPairs.
     """
 
     def __init__(self, list: str, root: str = "", **options):
@@ -91,7 +91,7 @@ def _people(pairs: Sequence[_Pair], images: Iterable[str], root: str) -> np.ndar
 
 
 def read_pairs(path: str, root: str) -> list[_Pair]:
-    """Read the pairs of a file (see PairList). Raises UserError, which names the bad lines."""
+    """Read a file's pairs (see PairList). Raises UserError, which names the bad lines."""
     lines = open_text(path)
     head = lines[0].split() if lines else []
     pairs, bad = (_lfw_pairs if is_lfw(head) else _listed_pairs)(path, lines, root)
@@ -104,7 +104,7 @@ def read_pairs(path: str, root: str) -> list[_Pair]:
 
 
 def open_text(path: str) -> list[str]:
-    """Read the lines of a text file without their line ends and without a byte order mark.
+    """Read a text file's lines without their line ends and without a byte order mark.
 
     Raises UserError if the file is not text.
     """
@@ -138,7 +138,7 @@ def is_number(text: str) -> bool:
 
 
 def is_lfw(head: list[str]) -> bool:
-    """Return whether the first line of a file, split into words, is the first line of LFW's pairs.txt."""
+    """Return whether a file's first line, split into words, is the first line of LFW's pairs.txt."""
     return 1 <= len(head) <= 2 and all(map(is_number, head))
 
 
@@ -173,13 +173,13 @@ def _lfw_image(root: str, person: str, number: str) -> str:
 
 
 class ImagePairs(EncodedPairs):
-    """Pairs drawn from labelled images. Positive and negative pairs alternate, and half of the pairs are
+    """Pairs drawn from labelled images. Positive and negative pairs alternate, and half are
     positive. No pair occurs twice. The pairs are the same in every run.
 
-    `images`: an image folder, a list file or a .rec file. `root`: folder of a list's relative paths, see
-    plsc.data.image_list.ImageList. `hold_out`: the share of the classes to draw from. Training on the same
-    images with the same `hold_out` excludes exactly these classes. `num_pairs`: the number of pairs; null:
-    6,000, or all possible pairs if they are fewer. Further keys: those of plsc.data.images.EncodedPairs.
+    `images`: an image folder, a list file or a .rec file. `root`: where a list's relative paths start, see
+    plsc.data.image_list.ImageList. `hold_out`: the share of classes to draw from. Training on the same
+    images with the same `hold_out` excludes exactly these classes. `num_pairs`: how many pairs; null:
+    6,000, or all possible pairs if they are fewer. Further keys: see plsc.data.images.EncodedPairs.
     """
 
     files = ("images",)

@@ -1,7 +1,7 @@
 """Read labelled images from a .rec file in InsightFace's layout (MS1MV2, Glint360K, ...) or im2rec's layout.
 
 InsightFace's layout: record 0 has no image. Its labels are (N + 1, N + 1 + identities). Records 1 to N are
-the images. The records after them have no images. They list the images of each identity and are not needed
+the images. The records after them have no images. They list each identity's images and are not needed
 here.
 
 Layout of MXNet's im2rec: all records are images, and their keys are in any order.
@@ -21,10 +21,10 @@ from plsc.errors import UserError
 
 
 class RecImages(EncodedImages):
-    """The images of a .rec file.
+    """The images in a .rec file.
 
-    `path`: the .rec file, with its .idx file beside it, or the folder that contains both, like the key `rec`
-    of arcface_torch. Further keys: those of plsc.data.images.EncodedImages.
+    `path`: the .rec file, with its .idx file beside it, or the folder that contains both, like
+    arcface_torch's key `rec`. Further keys: see plsc.data.images.EncodedImages.
     """
 
     files = ("path",)
@@ -54,7 +54,7 @@ class RecImages(EncodedImages):
 
 
 def rec_file(path: str) -> str:
-    """Return the .rec file of a path. In a folder, it is train.rec or the only .rec file.
+    """Return the .rec file for a path. In a folder, it is train.rec or the only .rec file.
 
     Raises UserError if a folder has no such file.
     """
@@ -67,7 +67,7 @@ def rec_file(path: str) -> str:
 
 
 def _images_of(records: RecordFile, headers: Headers) -> np.ndarray:
-    """Find the positions of the records with images, in the order of their keys: int64 [N].
+    """Find the positions of the records with images, sorted by key: int64 [N].
 
     The records themselves determine the images. Record 0 only confirms their number. Raises UserError if it
     does not.

@@ -1,11 +1,11 @@
 """Read and write MXNet's RecordIO files.
 
-A .rec file contains consecutive records. A .idx file contains their offsets. A record consists of a uint32
+A .rec file contains consecutive records. A .idx file contains their offsets. A record has a uint32
 magic number, a uint32 (kind << 29 | length), the payload, and zeros up to a multiple of 4 bytes. If a payload
 contains the magic number at a multiple of 4, the record is split there. Its parts have the kinds 1, 2, ...,
 3, and the magic number itself is not stored. A reader can therefore find the next record from any position.
 
-The payload of an image consists of an IRHeader `<IfQQ` (flag, label, id, id2), `flag` float32 labels if
+An image's payload is an IRHeader `<IfQQ` (flag, label, id, id2), `flag` float32 labels if
 flag > 0, and the encoded image. Reading and writing were checked against mxnet 1.9.1. Try it:
 `RecordFile("train.rec").payload(1)`.
 """
@@ -34,11 +34,11 @@ EXACT = 2**24  # labels are float32, which represents every whole number up to t
 
 
 class Headers(NamedTuple):
-    """The IRHeaders of all records, as arrays [N]."""
+    """All records' IRHeaders, as arrays [N]."""
 
     labels: np.ndarray  # float32: the label, or the first of several labels
     vectors: np.ndarray  # bool: whether the labels are stored as a vector
-    image_bytes: np.ndarray  # int64: number of bytes after the labels
+    image_bytes: np.ndarray  # int64: how many bytes follow the labels
 
 
 def pack_image(image: bytes | np.ndarray, label: float | tuple[float, ...], number: int = 0) -> bytes:
@@ -47,7 +47,7 @@ def pack_image(image: bytes | np.ndarray, label: float | tuple[float, ...], numb
     Args:
         image: the encoded image, bytes or uint8 [n].
         label: the label, or a tuple of labels.
-        number: value of the header's field `id`.
+        number: value for the header's field `id`.
     """
     if isinstance(label, tuple):
         return _IR_HEADER.pack(len(label), 0, number, 0) + np.array(label, "<f4").tobytes() + bytes(image)
@@ -61,15 +61,15 @@ def image_of(payload: np.ndarray) -> np.ndarray:
 
 
 class RecordFile:
-    """Gives random access to the records of the .rec file `path`.
+    """Gives random access to the records in the .rec file `path`.
 
     Position i of all arrays belongs to line i of the .idx file beside it. The constructor checks both files.
     Raises UserError, which names the bad record.
 
     Attributes:
-        keys: int64 [N], keys of the records.
+        keys: int64 [N], the records' keys.
         offsets: int64 [N], positions in bytes at which the records begin.
-        spans: int64 [N], lengths of the records in bytes with headers and padding.
+        spans: int64 [N], the records' lengths in bytes with headers and padding.
     """
 
     def __init__(self, path: str):
@@ -100,7 +100,7 @@ class RecordFile:
         return f"record {self.keys[position]} ({os.path.basename(self.path)} @ {self.offsets[position]})"
 
     def payload(self, position: int) -> np.ndarray:
-        """Read the payload of a record, uint8 [n]. It uses pread, so that threads can share the file."""
+        """Read a record's payload, uint8 [n]. It uses pread, so that threads can share the file."""
         span, offset = int(self.spans[position]), int(self.offsets[position])
         data = os.pread(self._file.fileno(), span, offset)
         parts, kinds, start = [], [], 0
@@ -115,7 +115,7 @@ class RecordFile:
         return np.frombuffer(_MAGIC.join(parts), np.uint8)
 
     def headers(self) -> Headers:
-        """Read the labels of all records without their images.
+        """Read all labels without the images.
 
         5 million records take about 3 s if the file is in the page cache.
         """
@@ -148,9 +148,9 @@ class RecordFile:
         return headers
 
     def _checked_spans(self) -> np.ndarray:
-        """Compute the length of each record.
+        """Compute each record's length.
 
-        Raises UserError if the index does not contain the beginnings of all records, or if a record is
+        Raises UserError if the index does not contain where all records begin, or if a record is
         incomplete. Records in several parts are checked when they are read.
         """
         order = np.argsort(self.offsets, kind="stable")
@@ -177,7 +177,7 @@ class RecordFile:
 
 
 def read_index(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Read the keys and the offsets of a .idx file, int64 [N] each. A line is `key<TAB>offset`."""
+    """Read a .idx file's keys and offsets, int64 [N] each. A line is `key<TAB>offset`."""
     with reading(path, missing="no such file, which MXNet's tools write beside a .rec"):
         text = read_regular(path)
     with warnings.catch_warnings():
@@ -199,7 +199,7 @@ def read_index(path: str) -> tuple[np.ndarray, np.ndarray]:
 def write_records(path: str) -> Iterator[Callable[[bytes], None]]:
     """Write a .rec file and its .idx file.
 
-    The context manager yields a function that appends a payload. A payload's key is the number of payloads
+    The context manager yields a function that appends a payload. A payload's key counts the payloads
     before it. Both files get their names when the `with` block ends without an error. Raises UserError if
     another process has created them.
     """

@@ -1,6 +1,6 @@
 """Synthesise images: a blurred random pattern for each class plus noise for each sample.
 
-The set serves tests and measurements of throughput. It needs neither fonts nor files. It can have any number
+The set serves tests and throughput measurements. It needs neither fonts nor files. It can have any number
 of classes, because it stores only the labels. Try it: `Synthetic().sample(0, epoch=0).shape`.
 """
 
@@ -18,8 +18,8 @@ AtLeast1 = Annotated[int, Field(ge=1)]
 class Synthetic(Dataset):
     """Random patterns, one per class, with noisy copies.
 
-    `num_classes`: number of patterns. `images_per_class`: noisy copies of each pattern. `image_shape`:
-    [C, H, W]. `identities`: number of classes that have images, evenly spaced among all classes. The other
+    `num_classes`: how many patterns. `images_per_class`: noisy copies per pattern. `image_shape`:
+    [C, H, W]. `identities`: how many classes have images, evenly spaced among all classes. The other
     classes only add to the head's classes. null: all classes have images.
     """
 

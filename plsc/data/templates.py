@@ -1,8 +1,8 @@
-"""Read the data sets of IJB's 1:1 protocol and of a search (1:N) in a gallery of your own.
+"""Read IJB's data sets for its 1:1 protocol, and a search (1:N) in your own gallery.
 
-IJB's 1:1 protocol compares templates, which are sets of images of one person. `IjbPairs` reads the same lists
-as InsightFace's eval_ijbc (meta/ijbc_face_tid_mid.txt and meta/ijbc_template_pair_label.txt). The images must
-already be aligned and cropped. Try it:
+IJB's 1:1 protocol compares templates, which are sets with one person's images. `IjbPairs` reads the same
+lists as InsightFace's eval_ijbc (meta/ijbc_face_tid_mid.txt and meta/ijbc_template_pair_label.txt). The
+images must already be aligned and cropped. Try it:
 
     GalleryProbe("gallery/", "probe/").identities
 """
@@ -22,11 +22,11 @@ from plsc.errors import UserError
 
 
 class IjbPairs(EncodedPairs, TemplatePairs):
-    """Pairs of templates in the layout of IJB-B and IJB-C.
+    """Template pairs in IJB-B's and IJB-C's layout.
 
     `images`: a list with lines `name template media`, where template and media are numbers. `list`: the
-    pairs, with lines `template template 1` for one identity and 0 for two identities. `root`: the folder of
-    the images; empty = the folder of `images`. Further keys: those of plsc.data.images.EncodedPairs.
+    pairs, with lines `template template 1` for one identity and 0 for two identities. `root`: the images'
+    folder; empty = the folder that contains `images`. Further keys: see plsc.data.images.EncodedPairs.
     """
 
     files = ("images", "list")
@@ -79,7 +79,7 @@ def _read_rows(path: str) -> tuple[list[str], np.ndarray]:
 
 
 def _read_numbers(path: str) -> np.ndarray:
-    """Read lines `template template flag` as int64 [P, 3]. IJB-C has 15 million of these lines."""
+    """Read lines `template template flag` as int64 [P, 3]. IJB-C has 15 million such lines."""
     try:
         rows = np.loadtxt(path, np.int64, ndmin=2)
     except (ValueError, OverflowError):
@@ -92,9 +92,9 @@ def _read_numbers(path: str) -> np.ndarray:
 class GalleryProbe(Encoded, IdentificationSet):
     """A search for probes in a gallery.
 
-    `gallery`, `probe`: two image folders or two list files. In a folder, the names of its folders are the
+    `gallery`, `probe`: two image folders or two list files. In a folder, the names of subfolders are the
     identities. In a list, the labels are the identities. They may be any numbers and may have gaps. If a
-    probe's identity is not in the gallery, the search should not find it. Further keys: those of
+    probe's identity is not in the gallery, the search should not find it. Further keys: see
     plsc.data.images.EncodedPairs.
     """
 
@@ -153,7 +153,7 @@ def _size(path: str) -> int:
 
 
 def _read_part(path: str) -> tuple[Paths, np.ndarray]:
-    """Return the images of a folder or a list, and the identity of each [N]: names, or numbers."""
+    """Return the images in a folder or a list, and each image's identity [N]: names, or numbers."""
     if os.path.isdir(path):
         paths, labels, names = read_folder(path)
         return paths, np.array(names)[labels]

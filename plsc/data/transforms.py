@@ -1,8 +1,8 @@
 """Transform a picture between its source and the batch, with reproducible random numbers.
 
 Every random choice comes from `generator(seed, epoch, index)`. A sample therefore depends neither on the
-process that makes it nor on the samples before it. The batches do not depend on the number of processes, and
-a resumed run continues exactly. Try it: `generator(seed=0, epoch=1, index=7).random(3)`.
+process that makes it nor on the samples before it. The batches do not depend on how many processes make them,
+and a resumed run continues exactly. Try it: `generator(seed=0, epoch=1, index=7).random(3)`.
 """
 
 import math
@@ -19,18 +19,18 @@ SAMPLES, ORDER, PAIRS, PROTOTYPES, SUBSTITUTES, PROBES = range(6)
 
 
 def generator(seed: int, epoch: int = 0, index: int = 0, use: int = SAMPLES) -> np.random.Generator:
-    """Make the random stream of one sample.
+    """Make one sample's random stream.
 
     Philox is a counter-based generator (Salmon et al., SC 2011). Its key and the upper half of its counter
-    select a stream of 2^128 numbers directly. This takes 7 us. Hashing a SeedSequence takes 16 us. The
-    methods of a Generator may return other numbers in another version of numpy (NEP 19). The same bits
+    directly select a stream with 2^128 numbers. This takes 7 us. Hashing a SeedSequence takes 16 us. A
+    Generator's methods may return other numbers in another version of numpy (NEP 19). The same bits
     therefore need the same version.
 
     Args:
         seed: the run's seed.
-        epoch: number of the epoch.
-        index: index of the sample.
-        use: the use of the stream, one of the constants above.
+        epoch: epoch number.
+        index: the sample's index.
+        use: the stream's use, one of the constants above.
     """
     key, counter = np.array([seed, use], np.uint64), np.array([0, 0, index, epoch], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
@@ -40,12 +40,12 @@ def distort(ink: np.ndarray, size: int, strength: float, rng: np.random.Generato
     """Render a camera's view of a drawing: dark on light, uint8 [size, size].
 
     At strength 1, the ranges are: rotation up to 12 degrees, each axis 0.86 to 1.16 times as long, shear up
-    to 0.15, shift up to 6 % of the side, Gaussian blur up to 3 % of the side, paper 255 down to 175, ink 0 up
+    to 0.15, shift up to 6 % per side, Gaussian blur up to 3 % per side, paper 255 down to 175, ink 0 up
     to 80, and Gaussian noise up to 18 grey levels.
 
     Args:
         ink: the drawing, uint8 [M, M], 255 = ink.
-        size: side of the picture in pixels.
+        size: the picture's side in pixels.
         strength: factor on all ranges. 0 gives the clean picture, black on white.
         rng: the random numbers.
     """
@@ -63,7 +63,7 @@ def distort(ink: np.ndarray, size: int, strength: float, rng: np.random.Generato
     matrix = np.array([[a, b, to_x - (a + b) * middle], [c, d, to_y - (c + d) * middle]])
     picture = cv2.warpAffine(ink, matrix, (size, size), flags=cv2.INTER_LINEAR)
     sigma = 0.03 * size * blur
-    if sigma > 0.25:  # below this, the neighbouring pixels would get a weight of less than 1/1000
+    if sigma > 0.25:  # below this, the neighbouring pixels would get a weight below 1/1000
         width = 2 * math.ceil(2 * sigma) + 1
         picture = cv2.GaussianBlur(picture, (width, width), sigma)
     paper, black = 255 - 80 * paper, 80 * black

@@ -1,7 +1,7 @@
 """Run the processes that make a loader's batches.
 
 A worker is a new interpreter. It is neither a fork nor a multiprocessing "spawn". If Paddle has started
-threads in a process, a fork of it inherits locks that no thread releases, and sockets that keep a dead rank's
+threads in a process, its forks inherit locks that no thread releases, and sockets that keep a dead rank's
 connections open. A spawn imports the user's script again, and with it Paddle. A new interpreter imports only
 the modules that the data set needs. This takes 0.4 s once per run.
 
@@ -48,8 +48,8 @@ class Workers:
     Args:
         dataset: the data set, which must be picklable.
         seed: the run's seed.
-        count: number of processes.
-        largest: largest number of samples in a batch.
+        count: how many processes.
+        largest: most samples in a batch.
 
     Raises UserError if the data set cannot be pickled.
     """
@@ -77,7 +77,7 @@ class Workers:
     def make_batch(self, epoch: int, indices: np.ndarray, images: np.ndarray) -> list[Replacement]:
         """Write samples `indices` into `images` as plsc.data.batch.make_batch does.
 
-        Raises the errors of make_batch, and RuntimeError if the process has ended.
+        Raises what make_batch raises, and RuntimeError if the process has ended.
         """
         worker = self._idle.get()
         try:
@@ -139,7 +139,7 @@ def main(pipe_file: int, dataset_file: int, memory_file: int) -> None:
     """Make batches in a worker until the pipe closes.
 
     Args:
-        pipe_file: file descriptor of the pipe to the parent.
+        pipe_file: file descriptor for the pipe to the parent.
         dataset_file: file descriptor of the data set's arrays.
         memory_file: file descriptor of the memory for a batch's images.
     """

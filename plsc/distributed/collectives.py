@@ -364,7 +364,7 @@ def _pauses() -> Iterator[float]:
 def global_mean(loss_B: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
     """Compute the mean of all ranks' losses, the same on every rank.
 
-    Its gradient is multiplied by the number of ranks, by the module's loss convention.
+    Its gradient is multiplied by the world size, by the module's loss convention.
 
     Args:
         loss_B: losses of this rank's samples, float [B].

@@ -60,7 +60,7 @@ def why_none(device: str, ranks: int = 1) -> str:
 
     Args:
         device: a kind, "gpu:1" or "auto".
-        ranks: number of ranks in the launch.
+        ranks: world size in the launch.
     """
     kind = _kind_for(device)
     if kind == CPU:

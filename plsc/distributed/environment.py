@@ -48,12 +48,12 @@ def rank_from_env() -> int:
 
 
 def world_size_from_env() -> int:
-    """Return the number of ranks that the launcher started; 1 without a launcher."""
+    """Return how many ranks the launcher started. It is 1 without a launcher."""
     return int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
 
 
 def local_size_from_env() -> int:
-    """Return the number of ranks that the launcher started on this machine; 1 without a launcher."""
+    """Return how many ranks the launcher started on this machine. It is 1 without a launcher."""
     return int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
 
 

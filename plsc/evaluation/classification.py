@@ -1,4 +1,4 @@
-"""Compute the accuracy of classification: the share of images that the head assigns to their own class.
+"""Compute the classification accuracy: the share of images that the head assigns to their own class.
 
 Try it:
 
@@ -15,11 +15,11 @@ from plsc.evaluation.intervals import IN_BRACKETS, percent, wilson, with_interva
 
 @dataclass(frozen=True)
 class Classification:
-    """The result of `classify`: how well the head predicts the classes of images.
+    """The result of `classify`: how well the head predicts the images' classes.
 
     Attributes:
-        images: number of images.
-        classes: number of classes that these images have.
+        images: image count.
+        classes: how many classes these images have.
         accuracy: top-1 accuracy, the share of images whose predicted class is their own.
     """
 
@@ -42,11 +42,11 @@ class Classification:
         return {"accuracy": wilson(self.accuracy, self.images)}
 
     def row(self) -> dict[str, float]:
-        """Return the row of metrics.jsonl: {"accuracy", "images"}."""
+        """Return the row for metrics.jsonl: {"accuracy", "images"}."""
         return {"accuracy": self.accuracy, "images": self.images}
 
     def numbers(self) -> dict:
-        """Return the numbers of results.json: `row` and the intervals."""
+        """Return the numbers for results.json: `row` and the intervals."""
         return {**self.row(), "confidence_95": self.intervals}
 
     def results(self) -> dict[str, str]:
@@ -62,7 +62,7 @@ def classify(label: np.ndarray, predicted: np.ndarray) -> Classification:
     """Score predictions.
 
     Args:
-        label: int64 [n], classes of the images.
+        label: int64 [n], the images' classes.
         predicted: int64 [n], classes that the head found. If several classes fit an image equally, the head
             gives a number that is not a label. Such a prediction is wrong.
     """

@@ -1,10 +1,10 @@
 """Identification, one against many: search for each probe in a gallery.
 
-Rank-k is the share of probes for which one of the k most similar gallery images shows the probe's identity.
-It counts only probes whose identity is in the gallery (closed set). TPIR at FPIR is the share of these probes
-for which the most similar image is right and its cosine is above a threshold. Only a share FPIR of the
-strangers' probes exceeds the threshold (open set, ISO/IEC 19795-1). A tie with an image of another identity
-is not a hit. An embedding of zeros matches nothing. Try it:
+Rank-k is the share of probes for which one among the k most similar gallery images shows the probe's
+identity. It counts only probes whose identity is in the gallery (closed set). TPIR at FPIR is the share of
+these probes for which the most similar image is right and its cosine is above a threshold. Only a share FPIR
+of the strangers' probes exceeds the threshold (open set, ISO/IEC 19795-1). A tie with another identity's
+image is not a hit. A zero embedding matches nothing. Try it:
 
     identify(np.eye(4), np.array([0, 1]), np.array([2, 3]), np.array([0, 1, 0, 1])).results()
 """
@@ -31,7 +31,7 @@ from plsc.evaluation.search import finite_unit_rows, search
 
 RANKS = (1, 5, 10)
 FPIRS = (0.01, 0.1)
-_NOTHING = -1.0  # cosine of a probe that matches nothing. No threshold is lower
+_NOTHING = -1.0  # cosine for a probe that matches nothing. No threshold is lower
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,19 @@ class Identification:
     """The result of `identify`. A rate is a fraction in [0, 1], or None if the probes do not allow it.
 
     Attributes:
-        probes: number of probes whose identity is in the gallery.
-        strangers: number of probes whose identity is not in the gallery.
-        gallery: number of images in the gallery.
-        ranks: identification rate by rank k. If the gallery is smaller than k, the rate over all of it.
+        probes: how many probes show an identity that is in the gallery.
+        strangers: how many probes show one that is not in the gallery.
+        gallery: how many images the gallery contains.
+        ranks: identification rate by rank k. If the gallery is smaller than k, the rate over the whole
+            gallery.
         tpir_at_fpir: TPIR by FPIR.
         threshold_at_fpir: cosine by FPIR.
-        place: int64 [probes], place of the most similar right image, from 1. A place beyond the largest rank
+        place: int64 [probes], rank of the most similar right image, from 1. A place beyond the largest rank
             is not exact.
         score: float32 [probes], cosine of the most similar image.
-        person: int64 [probes], number of the identity. `person` and `stranger` share the numbers, from 0.
+        person: int64 [probes], the identity's number. `person` and `stranger` share the numbers, from 0.
         stranger_score: float32 [strangers], cosine of the most similar image.
-        stranger: int64 [strangers], number of the identity.
+        stranger: int64 [strangers], the identity's number.
         notes: sentences for the report.
     """
 
@@ -76,7 +77,7 @@ class Identification:
 
     @property
     def people(self) -> int:
-        """The number of people among the probes whose identity is in the gallery."""
+        """How many people the probes show whose identity is in the gallery."""
         return len(np.unique(self.person))
 
     @cached_property
@@ -121,12 +122,12 @@ class Identification:
         return {**rates, **{f"tpir@fpir={fpir:g}": tpir for fpir, tpir in self.tpir_at_fpir.items()}}
 
     def row(self) -> dict[str, float | None]:
-        """Return the row of metrics.jsonl: {"rank1", "rank5", "rank10", "tpir@fpir=0.01", ..., "probes",
+        """Return the row for metrics.jsonl: {"rank1", "rank5", "rank10", "tpir@fpir=0.01", ..., "probes",
         "strangers", "gallery"}."""
         return {**self._rates(), **{name: getattr(self, name) for name in ("probes", "strangers", "gallery")}}
 
     def numbers(self) -> dict:
-        """Return the numbers of results.json: `row`, the intervals and the thresholds."""
+        """Return the numbers for results.json: `row`, the intervals and the thresholds."""
         thresholds = {f"{fpir:g}": value for fpir, value in self.threshold_at_fpir.items()}
         return {**self.row(), "confidence_95": self.intervals, "threshold@fpir": thresholds}
 
@@ -161,10 +162,10 @@ def identify(
     """Search every probe in the gallery.
 
     Args:
-        embeddings: float [N, D], of any length. An embedding of zeros matches nothing.
-        gallery: int64 [G], indices of images. An identity may have several.
-        probe: int64 [Q], indices of other images. An identity may have several.
-        identities: int64 [N], identity of each image.
+        embeddings: float [N, D], of any length. A zero embedding matches nothing.
+        gallery: int64 [G], image indices. An identity may have several.
+        probe: int64 [Q], other images' indices. An identity may have several.
+        identities: int64 [N], each image's identity.
 
     Raises UserError if an image is in the gallery and a probe, or if an embedding is not finite.
     """
@@ -206,8 +207,8 @@ def _search(
     """Search for the probes in the gallery.
 
     Args:
-        probes, gallery: float32 [Q, D] and [G, D], rows of length 1 or of zeros.
-        who, whose: int64 [Q] and [G], identities of the probes and of the gallery's images.
+        probes, gallery: float32 [Q, D] and [G, D], unit or zero rows.
+        who, whose: int64 [Q] and [G], identities of the probes and the gallery's images.
 
     Returns the cosine [Q] of the most similar image, and the place [Q] of the most similar right image. The
     place is 1 plus the number of other people's images that are at least as similar. It is beyond the largest

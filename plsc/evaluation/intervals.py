@@ -1,11 +1,11 @@
 """Compute 95 % confidence intervals of rates: with the bootstrap over identities, or Wilson's for plain
 shares.
 
-Pictures of one person are similar. If 6,000 pairs or probes show 30 people, the sample has 30 independent
+One person's pictures are similar. If 6,000 pairs or probes show 30 people, the sample has 30 independent
 members. The identities are therefore drawn with replacement. A probe or a same pair counts as often as its
-identity was drawn. The count of a different pair is the product of the counts of its two identities. This is
+identity was drawn. A different pair's count is the product of its two identities' counts. This is
 the pigeonhole bootstrap (Owen 2007, The Annals of Applied Statistics 1(2)), whose intervals tend to be too
-wide. The interval is the middle 95 % of the rates of all draws. The seed is fixed, so equal pairs give equal
+wide. The interval is the middle 95 % of all draws' rates. The seed is fixed, so equal pairs give equal
 intervals. Try it:
 
     wilson(0.98, 300)
@@ -19,14 +19,14 @@ RESAMPLES = 1000
 FEWER_RESAMPLES = 200  # for more than MANY_PAIRS pairs
 MANY_PAIRS = 20_000
 LEAST_PEOPLE = 10  # with fewer, a bootstrap's intervals mean nothing
-IN_BRACKETS = "in brackets"  # label of the line that explains the brackets
+IN_BRACKETS = "in brackets"  # label for the line that explains the brackets
 QUANTILES = (0.025, 0.975)
-_Z = 1.959964  # the 97.5 % quantile of the normal distribution
+_Z = 1.959964  # the normal distribution's 97.5 % quantile
 _SEED = 20180901
 
 
 def resamples(pairs: int) -> int:
-    """Choose the number of resamples from the number of pairs."""
+    """Choose how many resamples to draw for so many pairs."""
     return RESAMPLES if pairs <= MANY_PAIRS else FEWER_RESAMPLES
 
 
@@ -34,7 +34,7 @@ def resampled(identities: np.ndarray) -> Iterator[np.ndarray]:
     """Yield for each resample how often it contains each pair, int64 [P].
 
     Args:
-        identities: int64 [P, 2], the two identities of each pair, numbered from 0 without gaps.
+        identities: int64 [P, 2], each pair's two identities, numbered from 0 without gaps.
     """
     first, second = identities.T
     for times in drawn(int(identities.max()) + 1, resamples(len(identities))):
@@ -55,7 +55,7 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
     Args:
         share: share of successful trials, 0 to 1.
-        count: number of independent trials.
+        count: how many independent trials.
     """
     centre = (share + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
     half = _Z / (1 + _Z**2 / count) * np.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))

@@ -1,4 +1,4 @@
-"""Check the pairs of a verification set, and spread them over folds."""
+"""Check a verification set's pairs, and spread them over folds."""
 
 from collections.abc import Callable
 
@@ -14,8 +14,8 @@ def alternating(same: np.ndarray) -> np.ndarray:
     """Return an order of the pairs that spreads both kinds evenly, int64 [P].
 
     Each kind keeps its own order. Folds are cut from the pairs in their order, as LFW's are. If the pairs are
-    sorted by kind, a fold contains only one kind, and its threshold comes from folds with too many of the
-    other.
+    sorted by kind, a fold contains only one kind, and its threshold comes from folds with too many pairs of
+    the other kind.
 
     same: bool [P], whether a pair is positive.
     """
@@ -27,7 +27,7 @@ def alternating(same: np.ndarray) -> np.ndarray:
 
 
 def uninformative_pairs(pairs: np.ndarray, same: np.ndarray, name: Callable[[int], str]) -> list[str]:
-    """Report pairs of an image with itself, and pairs that occur twice: a sentence for each kind.
+    """Report pairs that compare an image with itself, and pairs that occur twice: a sentence for each kind.
 
     Args:
         pairs: int64 [P, 2], the same number for the same image.

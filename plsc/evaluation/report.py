@@ -1,4 +1,4 @@
-"""Make the report of a run: one page without scripts, which contains its pictures.
+"""Make a run's report: one page without scripts, which contains its pictures.
 
 A section is omitted if the run has no data for it, such as log rows, pairs or errors.
 """
@@ -19,17 +19,17 @@ from matplotlib.ticker import NullFormatter
 from plsc.evaluation.sets import EvalSet
 from plsc.evaluation.verification import Verification
 
-WORST_PAIRS = 6  # most pairs of each kind
-_WIDTH = 7.5  # inches. On a phone a picture must be readable at a third of this size
+WORST_PAIRS = 6  # most pairs per kind
+_WIDTH = 7.5  # inches. On a phone a picture must be readable when it is three times smaller
 _STYLE = {
-    "text.parse_math": False,  # names of sets are not formulas, whatever characters they contain
+    "text.parse_math": False,  # set names are not formulas, whatever characters they contain
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "grid.color": "#e3e6ea",
     "savefig.dpi": 200,
 }
-# Key of the rows of metrics.jsonl -> title of the plot, label of its axis, and factor on the values.
+# Key of the rows in metrics.jsonl -> the plot's title, its axis's label, and factor on the values.
 _EVALUATED = {
     "accuracy": ("Evaluation", "accuracy (%)", 100),
     "auc": ("Evaluation", "area under ROC (%)", 100),
@@ -49,7 +49,7 @@ class WorstPair(NamedTuple):
         kind: "false reject" or "false accept".
         similarity: the pair's cosine.
         pngs: both pictures as PNG files.
-        names: names of both pictures.
+        names: both pictures' names.
     """
 
     kind: str
@@ -69,10 +69,10 @@ def render(**content: Any) -> str:
 def draw(
     rows: Sequence[Mapping[str, Any]], pairs: Mapping[str, Verification]
 ) -> list[tuple[str, bytes, str]]:
-    """Draw the pictures of a report, independently of the user's matplotlib settings.
+    """Draw a report's pictures, independently of the user's matplotlib settings.
 
     Args:
-        rows: the rows of metrics.jsonl.
+        rows: the rows in metrics.jsonl.
         pairs: results of verification, by the set's title.
 
     Returns for each picture its heading, its PNG, and a sentence that explains it.
@@ -125,7 +125,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
 def draw_roc(pairs: Mapping[str, Verification]) -> Figure | None:
     """Draw TAR over FAR. The FAR axis is logarithmic, and starts at half a false accept.
 
-    Return None if no set has pairs of both kinds.
+    Return None if no set has both kinds of pairs.
     """
     curves = {title: result for title, result in pairs.items() if result.roc is not None}
     if not curves:
@@ -133,7 +133,7 @@ def draw_roc(pairs: Mapping[str, Verification]) -> Figure | None:
     figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained")
     axes = figure.subplots()
     axes.set(xscale="log", xlabel="false accept rate", ylabel="true accept rate (%)")
-    # The default formatter of a logarithmic axis writes formulas, which _STYLE does not parse.
+    # A logarithmic axis's default formatter writes formulas, which _STYLE does not parse.
     axes.xaxis.set_major_formatter(lambda far, _: f"{far:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     for title, result in curves.items():
@@ -146,7 +146,7 @@ def draw_roc(pairs: Mapping[str, Verification]) -> Figure | None:
 
 
 def draw_histogram(result: Verification) -> Figure:
-    """Draw the histograms of the cosines of same and of different pairs. Each adds up to 100 %."""
+    """Draw cosine histograms for same and different pairs. Each adds up to 100 %."""
     figure = Figure(figsize=(_WIDTH, 3.2), layout="constrained")
     axes = figure.subplots()
     axes.set(xlabel="cosine similarity", ylabel="share of the pairs (%)")
@@ -169,7 +169,7 @@ def worst_of(result: Verification, pairs: EvalSet) -> list[WorstPair]:
     first image stands for it.
 
     Args:
-        result: the result of verification.
+        result: the verification result.
         pairs: its set.
     """
     cosine, same = result.similarity, result.same

@@ -1,7 +1,7 @@
-"""Write the results of an evaluation: the tables, results.json, and the report with its pictures.
+"""Write an evaluation's results: the tables, results.json, and the report with its pictures.
 
-Rank 0 calls `write_results` once, after training or in `plsc eval`. results.json contains every number of
-every set, by the set's title:
+Rank 0 calls `write_results` once, after training or in `plsc eval`. results.json contains every set's
+numbers by the set's title:
 
     json.load(open("output/test/results.json"))["sets"]["lfw"]["tar@far=0.001"]
 """
@@ -33,14 +33,14 @@ def write_results(
     """Write the report and results.json into `folder`, and print the tables and the notes.
 
     Args:
-        folder: folder of the files, which exists already.
+        folder: where to write. It exists already.
         sets, results: the evaluation sets and their results, by title. The main set comes first.
-        rows: the rows of metrics.jsonl.
+        rows: the rows in metrics.jsonl.
         config_yaml: the resolved config, for the report.
         summary: facts about the run, for the report.
-        facts: further content of results.json, such as the checkpoint.
+        facts: further content for results.json, such as the checkpoint.
 
-    Returns the path of the report.
+    Returns the report's path.
     """
     results = {title: results[title] for title in sets if title in results}
     pairs = {title: result for title, result in results.items() if result.kind == "verification"}
@@ -92,7 +92,7 @@ def headlines(results: Mapping[str, Any], facts: Mapping[str, Any]) -> list[tupl
 
     Args:
         results: results by title. The main set comes first.
-        facts: content of results.json with "step", and with "best" if there is a best step.
+        facts: results.json's content with "step", and with "best" if there is a best step.
 
     Returns (label, value) pairs.
     """

@@ -1,7 +1,7 @@
-"""Compute the exact ROC of scored pairs, and rates from it.
+"""Compute the exact ROC from scored pairs, and rates from it.
 
-The ROC is computed from the sorted similarities and not from a grid, so no rate depends on a choice of
-thresholds. Try it:
+The ROC is computed from the sorted similarities and not from a grid, so no rate depends on which thresholds
+are tried. Try it:
 
     roc_curve(np.array([0.9, 0.2, 0.1]), np.array([True, True, False])).tar
 """
@@ -31,7 +31,7 @@ class Roc:
     threshold: np.ndarray
 
     def area(self) -> float:
-        """Compute the area under the curve (AUC). A tie of a same and a different pair counts half."""
+        """Compute the area under the curve (AUC). A tie between a same and a different pair counts half."""
         return float(np.sum(np.diff(self.far) * (self.tar[1:] + self.tar[:-1]) / 2))
 
 
@@ -40,14 +40,14 @@ def roc_curve(similarity: np.ndarray, same: np.ndarray) -> Roc:
 
     Args:
         similarity: float64 [P], cosines.
-        same: bool [P], whether a pair is of one class. At least one pair must be different. If no pair is the
+        same: bool [P], whether a pair shows one class. At least one pair must be different. If no pair is the
             same, `tar` is 0.
     """
-    # Sorting the numbers takes a twentieth of the time of np.argsort. Arrays are changed in place, because
+    # Sorting the numbers takes a twentieth of np.argsort's time. Arrays are changed in place, because
     # for 15 million pairs allocating new memory takes longer than the arithmetic.
     rising = -similarity
     rising.sort()
-    ends = np.ones(len(rising), bool)  # the last pair of each distinct similarity
+    ends = np.ones(len(rising), bool)  # the last pair for each distinct similarity
     np.not_equal(rising[1:], rising[:-1], out=ends[:-1])
     last = np.flatnonzero(ends)
     far, tar, threshold = np.zeros((3, len(last) + 1))
@@ -68,7 +68,7 @@ def equal_error_rate(far: np.ndarray, tar: np.ndarray) -> float:
     """Compute the rate at which FAR = FRR, by linear interpolation between the two points around it.
 
     Args:
-        far, tar: float64 [K], points of the ROC, from (0, 0) to (1, 1).
+        far, tar: float64 [K], the ROC's points, from (0, 0) to (1, 1).
     """
     gap = far - (1 - tar)  # rises from -1 to 1
     after = int(np.argmax(gap >= 0))
@@ -80,7 +80,7 @@ def tar_at_far(far: np.ndarray, tar: np.ndarray, limit: float) -> float:
     """Return the highest TAR among the points whose FAR does not exceed `limit`, without interpolation.
 
     Args:
-        far, tar: float64 [K], points of the ROC, from (0, 0) to (1, 1).
+        far, tar: float64 [K], the ROC's points, from (0, 0) to (1, 1).
         limit: the FAR.
     """
     return tar[np.count_nonzero(far <= limit) - 1]
@@ -103,7 +103,7 @@ def middle(low: float, high: float) -> float:
 
 
 def needed(rate: float) -> int:
-    """Return the number of negatives that a false accept rate needs.
+    """Return how many negatives a false accept rate needs.
 
     With fewer negatives, the rate does not allow even one false accept.
     """

@@ -1,8 +1,8 @@
-"""Find the k most similar rows of a gallery for each query, exactly and without an index.
+"""For each query, find a gallery's k most similar rows, exactly and without an index.
 
-Each block of queries and each block of the gallery take one matrix product. After the first block of the
-gallery, only the few similarities above a query's k-th best so far are sorted. In a gallery of 1,000,000 x
-512 in float32, two cores answer about 100 queries a second. Try it:
+Each query block and each gallery block take one matrix product. After the first gallery
+block, only the few similarities above a query's k-th best so far are sorted. In a float32 gallery
+[1,000,000, 512], two cores answer about 100 queries a second. Try it:
 
     search(np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32), 2)
 """
@@ -11,25 +11,25 @@ import numpy as np
 
 from plsc.errors import UserError
 
-QUERIES, GALLERY = 1024, 8192  # rows of a block, whose similarities take 32 MB
-_ALIKE = 1e-6  # largest difference that counts as rounding of float32
-# The order in which BLAS sums products depends on the shape of the matrix, and it differs for rows beyond a
+QUERIES, GALLERY = 1024, 8192  # rows per block, whose similarities take 32 MB
+_ALIKE = 1e-6  # largest difference that counts as float32 rounding
+# The order in which BLAS sums products depends on the matrix's shape, and it differs for rows beyond a
 # multiple of BLAS's tile. Equal rows would then have similarities that differ in the last bit, and the order
-# of the answers would be arbitrary. All blocks of the gallery therefore have the same height, which is a
+# of the answers would be arbitrary. All gallery blocks therefore have the same height, which is a
 # multiple of TILE. Zeros fill the last block.
 TILE = 64
 
 
 def search(queries: np.ndarray, gallery: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find the k most similar rows of the gallery for each query.
+    """Find the gallery's k most similar rows for each query.
 
     Args:
         queries: float32 [Q, D], finite.
         gallery: float32 [G, D], finite.
-        k: number of rows per query. If it is above G, it is reduced to G.
+        k: rows per query. If it is above G, it is reduced to G.
 
-    Returns the similarities (inner products), float32 [Q, k], and the rows of the gallery, int64 [Q, k], the
-    best first. Of equal similarities, the lower row comes first.
+    Returns the similarities (inner products), float32 [Q, k], and the gallery's rows, int64 [Q, k], the
+    best first. Among equal similarities, the lower row comes first.
     """
     k = min(k, len(gallery))
     score, index = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
@@ -48,7 +48,7 @@ def _search(queries: np.ndarray, gallery: np.ndarray, k: int) -> tuple[np.ndarra
         if rest := height - len(block):
             block = np.concatenate([block, np.zeros((rest, block.shape[1]), block.dtype)])
         similarity = (queries @ block.T)[:, : len(gallery) - start]
-        if start == 0 and len(similarity[0]) > k:  # sort only the k best of the block
+        if start == 0 and len(similarity[0]) > k:  # sort only the block's k best
             limit = -np.partition(-similarity, k - 1, axis=1)[:, k - 1 : k]
             row, column = np.nonzero(similarity >= limit)
         else:
@@ -67,7 +67,7 @@ def _merge(
 
     Args:
         score, index: float32 and int64 [Q, k], the best so far.
-        row, column: int64 [C], query and gallery row of each candidate, sorted by both.
+        row, column: int64 [C], each candidate's query and gallery row, sorted by both.
         similarity: float32 [C].
     """
     k = score.shape[1]
@@ -86,7 +86,7 @@ def _merge(
 def unit_rows(rows: np.ndarray) -> np.ndarray:
     """Divide rows [N, D] of floats by their lengths, in their dtype.
 
-    This rule holds in all of plsc. A row whose squares are 0 stays as it is. A row that is not finite, or
+    This rule holds everywhere in plsc. A row whose squares are 0 stays as it is. A row that is not finite, or
     whose squares overflow, becomes NaN. No other row is treated specially.
     """
     with np.errstate(over="ignore"):
@@ -114,7 +114,7 @@ def finite_unit_rows(embeddings: np.ndarray, rows: np.ndarray, what: str) -> np.
     Args:
         embeddings: float [N, D].
         rows: int64 [n], the rows.
-        what: the kind of the evaluation, with which the UserError begins.
+        what: the evaluation's kind, with which the UserError begins.
 
     Raises UserError if one of the rows is not finite.
     """
@@ -128,8 +128,8 @@ def refuse_not_finite(embeddings: np.ndarray, what: str, rows: np.ndarray | None
 
     Args:
         embeddings: float [N, D].
-        what: the kind of the evaluation, with which the UserError begins.
-        rows: int64 [N], numbers of the images. None is 0, 1, ...
+        what: the evaluation's kind, with which the UserError begins.
+        rows: int64 [N], image numbers. None means 0, 1, ...
     """
     finite = np.isfinite(embeddings).all(axis=1)
     if not finite.all():

@@ -1,4 +1,4 @@
-"""Define the kinds of evaluation sets: what each contains, how it is checked, and how embeddings are scored.
+"""Define the evaluation sets: what each contains, how it is checked, and how embeddings are scored.
 
 Try it:
 
@@ -34,19 +34,19 @@ _SHOWN = 3  # most examples that a doubt names
 
 
 class EvalSet:
-    """A set of data with the methods of its kind.
+    """A data set with the checks and the scoring of its kind.
 
     `check` checks its arrays, and raises UserError if one is wrong. `score` computes the result from the
     embeddings [count, D]. A LabelledSet has `score_predictions` in place of `score`.
 
     Attributes:
-        result: class of the result.
+        result: the result's class.
         data: the object that a config names. Its class may be a user's own.
-        title, preprocessing, images: those of `data`.
-        count: number of samples.
-        identities: names or numbers of the classes, as in a training set's `identities`. None if not known.
+        title, preprocessing, images: as in `data`.
+        count: sample count.
+        identities: class names or numbers, as in a training set's `identities`. None if not known.
         labels: int64 [count], set for labelled samples only. A head predicts them.
-        num_classes: number of classes, set for labelled samples only.
+        num_classes: class count, set for labelled samples only.
         pairs: int64 [P, 2], set for verification only. Only verification finds a threshold.
         doubts: sentences from `check`, each about something that makes the numbers doubtful.
     """
@@ -92,14 +92,14 @@ class LabelledSet(EvalSet):
 
 
 class VerificationSet(EvalSet):
-    """Pairs of images: are both of one class?"""
+    """Image pairs: do both show one class?"""
 
     result = Verification
 
     def __init__(self, data: PairSet):
         super().__init__(data, data.num_images)
         self.pairs = data.pairs
-        self.sides = data.num_images  # number of images, or of templates, that the pairs index
+        self.sides = data.num_images  # how many images or templates the pairs index
 
     def check(self) -> None:
         check_array(self.data, "pairs", "int64 [P, 2]", self.sides)
@@ -122,7 +122,7 @@ class VerificationSet(EvalSet):
 
 
 class TemplateSet(VerificationSet):
-    """Pairs of templates. A template is a set of images of one identity."""
+    """Template pairs. A template is a set with one identity's images."""
 
     def __init__(self, data: TemplatePairs):
         super().__init__(data)
@@ -169,7 +169,7 @@ _KINDS: dict[type, type[EvalSet]] = {
 
 
 def eval_set(data: Dataset | PairSet | IdentificationSet) -> EvalSet:
-    """Return the evaluation set for a set of data, chosen by its base class."""
+    """Return a data set's evaluation set, chosen by its base class."""
     return next(kind(data) for base, kind in _KINDS.items() if isinstance(data, base))
 
 
@@ -181,12 +181,12 @@ def build_sets(
     names: list[str] | None,
     seen: np.ndarray | None = None,
 ) -> dict[str, EvalSet]:
-    """Build the sets of DataLoader.Eval by title, the main one first.
+    """Build DataLoader.Eval's sets by title, the main one first.
 
     Args:
         section: the config's section DataLoader.
         seed: the run's seed.
-        preprocessing, num_classes, names, seen: those of the training set, see `check_against_training`.
+        preprocessing, num_classes, names, seen: the training set's, see `check_against_training`.
 
     Raises UserError if a set does not fit the training set.
     """

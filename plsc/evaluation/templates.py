@@ -1,6 +1,6 @@
-"""Templates: combine the images and video frames of one person into one feature, as the IJB benchmarks do.
+"""Templates: combine one person's images and video frames into one feature, as the IJB benchmarks do.
 
-The computation is that of InsightFace's published evaluation. The embeddings of each medium are averaged, so
+It computes what InsightFace's published evaluation computes. The embeddings of each medium are averaged, so
 that all frames of one video together count once. The means are summed over the media, and the sum is
 normalised. The embeddings are not normalised before, so a longer embedding has a higher weight. Try it:
 
@@ -17,15 +17,15 @@ BLOCK_IMAGES = 16_384
 
 
 def template_features(embeddings: np.ndarray, template: np.ndarray, media: np.ndarray) -> np.ndarray:
-    """Compute the features of T templates.
+    """Compute the feature of each template.
 
     Args:
         embeddings: float [N, D], of any length.
-        template: int64 [N], the template of each image, from 0. T is the largest number plus 1.
-        media: int64 [N], the picture or video of each image. Equal numbers in different templates are
+        template: int64 [N], each image's template, from 0. T is the largest number plus 1.
+        media: int64 [N], each image's picture or video. Equal numbers in different templates are
             different media.
 
-    Returns float32 [T, D], rows of length 1. A feature whose sum is 0 stays 0.
+    Returns float32 [T, D], unit rows. A feature whose sum is 0 stays 0.
 
     Raises UserError if a template has no image.
     """
@@ -35,7 +35,7 @@ def template_features(embeddings: np.ndarray, template: np.ndarray, media: np.nd
             f"templates: template {np.argmin(images)} has no image; number them 0, 1, ... without gaps"
         )
     order = np.lexsort((media, template))
-    new = np.ones(len(order), bool)  # the first image of its medium
+    new = np.ones(len(order), bool)  # its medium's first image
     new[1:] = (np.diff(template[order]) != 0) | (np.diff(media[order]) != 0)
     size = np.diff(np.append(np.flatnonzero(new), len(order)))
     weight = 1 / np.repeat(size, size)  # the weights of a medium's images add up to 1

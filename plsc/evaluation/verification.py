@@ -1,13 +1,13 @@
-"""Verification: decide whether two images (or templates) are of the same class, and compute the metrics.
+"""Verification: decide whether two images (or templates) show the same class, and compute the metrics.
 
 The 10-fold accuracy follows LFW's protocol as InsightFace's published verification code computes it. It uses
-the squared L2 distances of normalised embeddings and contiguous folds. Each fold is scored with the best
+squared L2 distances between normalised embeddings and contiguous folds. Each fold is scored with the best
 threshold of the other nine. ROC, AUC, EER and TAR@FAR are exact, because they are computed from the sorted
 similarities and not from a grid. The module needs only numpy. Try it:
 
     verify(np.random.rand(100, 8), np.random.rand(100, 8), np.arange(100) % 2 == 0).results()
 
-Letters: P pairs, D embedding size, T thresholds of the grid, F folds. A pair is accepted if its cosine is
+Letters: P pairs, D embedding size, T grid thresholds, F folds. A pair is accepted if its cosine is
 above the threshold.
 """
 
@@ -53,20 +53,20 @@ class Verification:
 
     Attributes:
         similarity: float64 [P], cosines.
-        same: bool [P], whether a pair is of one class.
+        same: bool [P], whether a pair shows one class.
         accuracy, std: mean and population standard deviation over the folds.
         threshold: a cosine. It is the mean of 1 - d2 / 2 over the folds, where d2 is a fold's best squared
-            distance, moved to the middle of its gap (see `_centred`).
+            distance, moved to its gap's middle (see `_centred`).
         fold_accuracy: float64 [F].
         cell: int16 [P], see `_cells`.
         auc: area under the ROC.
         eer: equal error rate.
         tar_at_far: TAR by FAR.
         threshold_at_far: cosine by FAR.
-        roc: the curve. None if all pairs are of one kind.
+        roc: the curve. None if all pairs have one kind.
         notes: sentences for the report.
         people: [K], the identities in the pairs. None if not known.
-        of_pair: int64 [P, 2], the two rows of `people` for each pair. None if not known.
+        of_pair: int64 [P, 2], each pair's two rows in `people`. None if not known.
     """
 
     kind: ClassVar[str] = "verification"
@@ -95,8 +95,8 @@ class Verification:
         return f"accuracy {percent(self.accuracy)} ± {100 * self.std:.2f}"
 
     def row(self) -> dict[str, float | None]:
-        """Return the row of metrics.jsonl: {"accuracy", "std", "threshold", "auc", "eer", "tar@far=0.1", ...,
-        "pairs"}."""
+        """Return the row for metrics.jsonl: {"accuracy", "std", "threshold", "auc", "eer", "tar@far=0.1",
+        ..., "pairs"}."""
         numbers = {name: getattr(self, name) for name in ("accuracy", "std", "threshold", "auc", "eer")}
         numbers.update({f"tar@far={far:g}": tar for far, tar in self.tar_at_far.items()})
         return {**numbers, "pairs": len(self.same)}
@@ -150,8 +150,8 @@ class Verification:
         return draws
 
     def numbers(self) -> dict:
-        """Return the numbers of results.json: `row`, the intervals, the threshold at each FAR, the number of
-        identities, and the accuracy of each fold."""
+        """Return the numbers for results.json: `row`, the intervals, the threshold at each FAR, the identity
+        count, and each fold's accuracy."""
         return {
             **self.row(),
             "confidence_95": self.intervals,
@@ -199,7 +199,7 @@ def verify(emb_a: np.ndarray, emb_b: np.ndarray, same: np.ndarray) -> Verificati
 
     Args:
         emb_a, emb_b: float [P, D], of any length. Row p of both is pair p.
-        same: bool [P], whether a pair is of one class.
+        same: bool [P], whether a pair shows one class.
 
     Raises UserError if an embedding is not finite.
     """
@@ -210,14 +210,14 @@ def verify(emb_a: np.ndarray, emb_b: np.ndarray, same: np.ndarray) -> Verificati
 def verify_pairs(
     embeddings: np.ndarray, pairs: np.ndarray, same: np.ndarray, identity_of: np.ndarray | None = None
 ) -> Verification:
-    """Verify P pairs of N embeddings.
+    """Verify P pairs among N embeddings.
 
     A zero embedding matches nothing. Its pairs get the cosine 0 (0.5 in InsightFace's code).
 
     Args:
         embeddings: float [N, D], of any length.
-        pairs: int64 [P, 2], two rows of `embeddings` for each pair.
-        same: bool [P], whether a pair is of one class.
+        pairs: int64 [P, 2], each pair's two rows in `embeddings`.
+        same: bool [P], whether a pair shows one class.
         identity_of: [N], text or whole numbers, used for the intervals. None if not known.
 
     Raises UserError if an embedding is not finite.
@@ -237,8 +237,8 @@ def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
     """Verify as `verify` does, from distances.
 
     Args:
-        distance: float64 [P], squared L2 distances of normalised embeddings.
-        same: bool [P], whether a pair is of one class.
+        distance: float64 [P], squared L2 distances between normalised embeddings.
+        same: bool [P], whether a pair shows one class.
     """
     similarity = 1 - distance / 2
     folds = min(MAX_FOLDS, len(same))
@@ -266,7 +266,7 @@ def verify_distances(distance: np.ndarray, same: np.ndarray) -> Verification:
 
 
 def one_kind(same: np.ndarray) -> str:
-    """Explain why pairs of one kind have no accuracy. Return "" if there are pairs of both kinds."""
+    """Explain why pairs of one kind have no accuracy. Return "" if both kinds exist."""
     if same.all() or not same.any():
         kind = "the same class" if same.all() else "different classes"
         return f"No accuracy and no ROC: all pairs are of {kind}"
@@ -279,9 +279,9 @@ def _squared_distances(embeddings: np.ndarray, pairs: np.ndarray) -> tuple[np.nd
     It is computed from the difference of the embeddings, as InsightFace does, so that equal images have the
     distance 0.
 
-    Returns the distances float64 [P], and the number of pairs with a zero embedding.
+    Returns the distances float64 [P], and how many pairs have a zero embedding.
 
-    Raises UserError if an embedding of a pair is not finite.
+    Raises UserError if a pair's embedding is not finite.
     """
     unit = embeddings.astype(np.float64)  # no float32 row overflows in float64
     norm = np.sqrt(np.einsum("nd,nd->n", unit, unit))
@@ -314,8 +314,8 @@ def _by_numpy(unit: np.ndarray, pairs: np.ndarray) -> np.ndarray:
 def _centred(similarity: np.ndarray, threshold: float) -> float:
     """Move a threshold to the middle between the two similarities around it. It still accepts the same pairs.
 
-    The protocol's grid puts it at the edge of the gap, just below the least similar pair that it accepts.
-    There it would reject other pairs of the same people that are only slightly less similar.
+    The protocol's grid puts it at the gap's edge, just below the least similar pair that it accepts.
+    There it would reject other pairs with the same people that are only slightly less similar.
     """
     accepted = similarity > threshold
     if accepted.all() or not accepted.any():
@@ -326,9 +326,9 @@ def _centred(similarity: np.ndarray, threshold: float) -> float:
 def _cells(distance: np.ndarray, same: np.ndarray, folds: int) -> np.ndarray:
     """Compute the flat index of each pair's cell, int16 [P], in a table [F, T + 1, 2].
 
-    The axes of the table are the fold, the first threshold of the grid above the distance, and whether the
+    The table's axes are the fold, the grid's first threshold above the distance, and whether the
     pair is different (0) or same (1). The threshold of its cell and all higher ones accept a pair. Cumulative
-    counts therefore give the right decisions of each fold at each threshold.
+    counts therefore give each fold's right decisions at each threshold.
     """
     parts = np.array_split(same, folds)
     cell = np.repeat(np.arange(folds, dtype=np.int16), [len(part) for part in parts])
@@ -344,9 +344,9 @@ def _cells(distance: np.ndarray, same: np.ndarray, folds: int) -> np.ndarray:
 
 
 def _first_above(distance: np.ndarray) -> np.ndarray:
-    """Return the index of the first threshold of the grid above each distance. It is faster than
+    """Return the index of the grid's first threshold above each distance. It is faster than
     np.searchsorted."""
-    # The rounding error of the guess is at most one step.
+    # The guess is rounded by at most one step.
     guess = np.clip(distance * (1 / THRESHOLDS[1]), 0, len(THRESHOLDS)).astype(np.int16)
     return guess + (_GRID[guess] <= distance) + (_GRID[guess + 1] <= distance)
 
@@ -356,7 +356,7 @@ def _table(cell: np.ndarray, folds: int, times: np.ndarray | None = None) -> np.
 
     Args:
         cell: int16 [P], see `_cells`.
-        folds: number of folds F.
+        folds: F.
         times: int64 [P], how often each pair counts. None is once.
 
     Returns [F, T + 1, 2].
@@ -367,11 +367,11 @@ def _table(cell: np.ndarray, folds: int, times: np.ndarray | None = None) -> np.
 def _fold_accuracies(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Compute the accuracy on each fold at the threshold that is best on the other folds.
 
-    Of several best thresholds, the smallest is taken. A fold that is empty in a resample gets the accuracy of
-    the others.
+    Among several best thresholds, the smallest is taken. A fold that is empty in a resample gets the others'
+    accuracy.
 
     Args:
-        table: [F, T + 1, 2], number of pairs in each cell, see `_cells`.
+        table: [F, T + 1, 2], how many pairs each cell has, see `_cells`.
 
     Returns the accuracies [F], and the thresholds [F], which are squared distances.
     """

@@ -40,7 +40,7 @@ MARGINS = Registry(
 
 class HeadCfg(Section):
     """Everything after the embedding: logits, margin and loss. `dist_x` shards the class centres over the
-    ranks. `x` keeps all of them on every rank."""
+    ranks. `x` keeps all on every rank."""
 
     name: str = "dist_arcface"
     """Name of the loss, with or without the prefix `dist_`. `softmax` normalises nothing. A margin works on

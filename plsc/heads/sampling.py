@@ -43,7 +43,7 @@ def draw_classes(shard: ClassShard, rate: float, seed: int, step: int) -> np.nda
         shard: classes to draw from.
         rate: sample rate, in (0, 1].
         seed: seed of the draws.
-        step: number of the step, at least 0.
+        step: step number, at least 0.
 
     Returns class numbers counted from the shard's start, int64, ascending.
     """
@@ -66,7 +66,7 @@ def merge_classes(drawn: np.ndarray, positives: np.ndarray) -> np.ndarray:
     """Merge a draw with the positive classes of this shard.
 
     In the paper, positive classes replace drawn ones, and K = max(positives, rate S). Here they are added to
-    the draw, which keeps the draw independent of the samples and of the number of ranks. K is about rate S
+    the draw, which keeps the draw independent of the samples and of the world size. K is about rate S
     plus the number of positive classes that were not drawn.
 
     Args:

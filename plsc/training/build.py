@@ -43,7 +43,7 @@ def build_trainer(
     """Build a Trainer and everything that it uses. Every rank calls it, after `distributed.init`.
 
     Args:
-        cfg: config of the run.
+        cfg: the run's config.
         backbone: Layer to train instead of Model.name's, or None.
         watchdog: notes hangs, and signals that ask the run to stop; None if there are none.
         planned_ranks: number of ranks in a dry run; None for a training. A dry run builds rank 0 alone,

@@ -35,8 +35,8 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> tuple[s
     """Plan a run without training it.
 
     Args:
-        cfg: config of the run.
-        ranks: number of ranks to plan for; None for the number of ranks in this launch.
+        cfg: the run's config.
+        ranks: world size to plan for; None for the world size in this launch.
         model: Layer to train instead of the config's, or None.
 
     Returns the resolved config followed by the plan, and whether this machine has room for the run.

@@ -92,8 +92,8 @@ def embed(
 ) -> np.ndarray:
     """Compute the embeddings of all images. Every rank calls it, and computes a contiguous share.
 
-    A thread reads the next batch while the network runs. An image without a pixel above DARKEST gets an
-    embedding of zeros, as in an exported graph.
+    A thread reads the next batch while the network runs. An image without a pixel above DARKEST gets a
+    zero embedding, as in an exported graph.
 
     Raises UserError, the same on every rank, if one rank fails, for example if it cannot read an image.
 

@@ -120,7 +120,7 @@ class Evaluator:
 
         Args:
             step: step of the weights.
-            epoch: epoch of the weights, for the rows of metrics.jsonl.
+            epoch: epoch of the weights, for the rows in metrics.jsonl.
             metrics: where rank 0 writes the rows; None writes none.
 
         Returns True if the evaluation finished, and False if a signal ended it.

@@ -75,7 +75,7 @@ def finish(cfg: Config, evaluator: Evaluator, folder: Path, how: str, facts: dic
     """Write the table, results.json and the report, and print the last line. Rank 0 calls it.
 
     Args:
-        cfg: config of the run.
+        cfg: the run's config.
         evaluator: has the results of a finished evaluation.
         folder: folder to write to.
         how: text for the report: how long the training took, or which checkpoint was tested.

@@ -2,7 +2,7 @@
 that have the same name.
 
 The centres of other classes, and the states of all optimizers, start as in a new run. The result does not
-depend on the number of ranks, because each rank reads the rows that its shard keeps. docs/training.md has a
+depend on the world size, because each rank reads the rows that its shard keeps. docs/training.md has a
 run to try.
 """
 

@@ -42,7 +42,7 @@ class Part:
         """Compute a loss to add to the head's loss.
 
         The loss is a scalar: the mean over the samples of all ranks, the same on every rank. Its gradient
-        with respect to this rank's embeddings must be multiplied by the number of ranks, as the head's is.
+        with respect to this rank's embeddings must be multiplied by the world size, as the head's is.
         `plsc.distributed.global_mean` does both. The method must not read values from the device, because
         that would make the host wait.
 

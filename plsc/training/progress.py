@@ -64,7 +64,7 @@ class Progress:
         Numbers are converted to floats only for a line, so the other steps do not wait for the GPU.
 
         Args:
-            step: number of the step, from 1.
+            step: step number, from 1.
             loss: loss of the step.
             lr: learning rate of the step.
             images: number of images in the step, over all ranks.

@@ -22,7 +22,7 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
     """Train to the end, evaluate, and write the report. Every rank calls it.
 
     Args:
-        cfg: config of the run.
+        cfg: the run's config.
         model: Layer to train instead of the config's, or None.
 
     Returns the dict that `Entry.train` describes.
@@ -89,7 +89,7 @@ def _begin(
     """Build a Trainer and load the weights that it resumes or starts with. Every rank calls it.
 
     Args:
-        cfg: config of the run.
+        cfg: the run's config.
         decided: the Start that all ranks agreed on.
         threads: number of threads of this rank's matrix products.
         guarded: the watchdog of the run.
@@ -109,7 +109,7 @@ def _begin(
 
     def build() -> Any:
         nonlocal cfg
-        if path and cfg.DataLoader.Train.global_batch is None:  # the number of ranks may have changed
+        if path and cfg.DataLoader.Train.global_batch is None:  # the world size may have changed
             run = store.Checkpoint.open(path, verify=False).plain("run")
             cfg = load(cfg, {"DataLoader.Train.global_batch": run.get("global_batch")})
         return build_trainer(cfg, model, watchdog=guarded)

@@ -57,7 +57,7 @@ class Trainer:
     plsc.training.build.build_trainer makes one from a config.
 
     Args:
-        cfg: config of the run. The other arguments are built from it, unless the caller replaces them.
+        cfg: the run's config. The other arguments are built from it, unless the caller replaces them.
         loader: yields the batches to train on.
         network: runs the backbone.
         head: holds the class centres and computes the loss.

@@ -60,7 +60,7 @@ def test_a_name_with_a_line_break_does_not_forge_a_line_of_the_log(capsys):
 
 
 def test_a_fifth_is_refused_before_the_first_batch():
-    """Whatever the size of a batch and the number of ranks, and by the same line on each rank."""
+    """For each batch size and world size, with the same line on each rank."""
     data = Counting(1000, tuple(range(0, 1000, 5)))
     lines = set()
     for world_size, global_batch in ((1, 4), (2, 256), (4, 32)):

@@ -21,7 +21,7 @@ SCRIPT = Path(run_accumulate.__file__)
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """By the number of ranks the folder of the runs of run_accumulate.py."""
+    """Return for each world size the folder with run_accumulate.py's runs."""
     folders = {}
     for ranks in (1, 2):
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")

@@ -154,8 +154,8 @@ def _off(net, seed, terms, eps):
             paddle.to_tensor(_random(draw, output.shape, terms, eps), output.dtype) for _ in range(2)
         )
         # The terms of a sum that cancels are of the others' size: so an output near 0 may change its sign,
-        # and turn a ReLU. What is 0 has been cut by a ReLU or a dropout, and stays; so does an embedding of
-        # zeros, which has no direction.
+        # and turn a ReLU. What is 0 has been cut by a ReLU or a dropout, and stays; so does a zero
+        # embedding, which has no direction.
         size = (output != 0).astype(output.dtype) * output.abs().mean().detach()
         return output * factor + (of_terms - 1) * size
 

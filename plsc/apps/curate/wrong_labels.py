@@ -28,7 +28,7 @@ class Noise(NamedTuple):
     """The W wrong labels, the most certain first.
 
     Attributes:
-        samples: int64 [W], indices of the samples.
+        samples: int64 [W], sample indices.
         classes: int64 [W], the nearest other class of each sample, or -1 if no class is clearly the label.
         scores: float64 [W], how much nearer each sample is to that class than ordinary samples are, in their
             deviations.

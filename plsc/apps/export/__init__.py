@@ -3,7 +3,7 @@
 Each exported graph has one input and one output:
 
     image      float32 [batch, C, H, W], raw pixels 0..255 in the preprocessing's size and channel order
-    embedding  float32 [batch, D], rows of length 1, so that a dot product is the cosine (zeros stay zeros)
+    embedding  float32 [batch, D], unit rows, so that a dot product is the cosine (zeros stay zeros)
 
 The graph normalises the image and the embedding. preprocessing.json describes the steps that remain outside
 the graph, and the cosine above which two images are of the same class. README.txt contains the same for
@@ -48,7 +48,7 @@ def export_checkpoint(
 
     Args:
         cfg: the config.
-        output: folder of the export. None is output_dir/export.
+        output: export folder. None is output_dir/export.
         model: a Layer that gets the weights, in place of the network that Model.name names.
 
     Returns the content of preprocessing.json, and "folder".
@@ -93,7 +93,7 @@ def export(
 
     Args:
         model: prepared images float32 [B, *shape] -> embeddings [B, D].
-        out_dir: folder of the export.
+        out_dir: export folder.
         preprocessing: the data set's plsc.utils.preprocessing.Preprocessing.
         formats: formats as in Export.formats.
         flip: add the embedding of the mirror image within the graph, as `plsc eval` and `plsc predict` do.

@@ -86,7 +86,7 @@ def run_graph(folder: Path, names: dict, images: np.ndarray) -> np.ndarray:
     """Run an exported graph.
 
     Args:
-        folder: folder of the export.
+        folder: export folder.
         names: names of the graph's files, input and output.
         images: float32 [B, *shape], raw pixels.
 
@@ -120,7 +120,7 @@ def check(folder: Path, kind: str, names: dict, images: np.ndarray, expected: np
     """Compare an exported graph with the training graph.
 
     Args:
-        folder: folder of the export.
+        folder: export folder.
         kind: format of the graph, as in Export.formats.
         names: names of the graph's files, input and output.
         images, expected: an example of `make_example`.

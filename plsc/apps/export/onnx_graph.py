@@ -64,7 +64,7 @@ def save_onnx(folder: Path, source: dict, facts: dict) -> dict:
     """Convert the graph for Paddle Inference in `folder` to ONNX.
 
     Args:
-        folder: folder of the export.
+        folder: export folder.
         source: names of the graph for Paddle Inference.
         facts: the network's content of preprocessing.json. The file's metadata also contain it, under "plsc",
             so that `plsc gallery` needs only the ONNX file.

@@ -54,7 +54,7 @@ def save_insightface(folder: Path, names: dict) -> dict:
     The nodes compute image - 0 and then * 1. ONNX Runtime removes them.
 
     Args:
-        folder: folder of the export.
+        folder: export folder.
         names: names of the ONNX graph.
 
     Returns the names of the new graph.
@@ -85,7 +85,7 @@ def save_paddlex(folder: Path, names: dict, preprocessing: Any) -> dict:
     """Copy the graph for Paddle Inference to the subfolder paddlex, and write inference.yml.
 
     Args:
-        folder: folder of the export.
+        folder: export folder.
         names: names of the graph for Paddle Inference.
         preprocessing: the network's plsc.utils.preprocessing.Preprocessing.
 

@@ -134,7 +134,7 @@ class Bank(ABC):
         """Select the rows of the shard for one step. The tables do not change.
 
         Args:
-            index_K: numbers of the rows, int64 [K], in ascending order; None: all rows.
+            index_K: row numbers, int64 [K], in ascending order; None: all rows.
         """
 
     def update_by_kernel(
@@ -145,7 +145,7 @@ class Bank(ABC):
         Args:
             name: "centres" or "bias".
             arrays: values and moments by name.
-            index_K: numbers of the rows, int64 [K]; None: all rows.
+            index_K: row numbers, int64 [K]; None: all rows.
             grad: their gradient, [K, width] or [K].
             update: the numbers of this update.
         """
@@ -188,7 +188,7 @@ class Selection(ABC):
 
     Args:
         bank: the bank that contains the rows.
-        index_K: numbers of the rows in the shard, int64 [K], in ascending order; None: all rows.
+        index_K: row numbers in the shard, int64 [K], in ascending order; None: all rows.
 
     Attributes:
         count: K.
@@ -215,7 +215,7 @@ class Selection(ABC):
         """Fetch the rows of the next step while this step runs.
 
         Args:
-            draw: returns the numbers of the rows that are known already. Only an offloaded bank calls it.
+            draw: returns the row numbers that are known already. Only an offloaded bank calls it.
         """
 
     @abstractmethod
@@ -251,7 +251,7 @@ class Selection(ABC):
 
         Args:
             name: "centres" or "bias".
-            number_U: numbers of the rows, int64 [U], all different.
+            number_U: row numbers, int64 [U], all different.
             part_U: the values to add, [U, width] or [U].
         """
         paddle.scatter_(self._grads[name], number_U, paddle.gather(self._grads[name], number_U) + part_U)

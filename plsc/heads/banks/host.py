@@ -38,7 +38,7 @@ class MemorySelection(Selection):
 
     Args:
         bank: the bank that contains the rows.
-        index_K: numbers of the rows in the shard, int64 [K], in ascending order; None: all rows.
+        index_K: row numbers in the shard, int64 [K], in ascending order; None: all rows.
         arrays: the arrays by name, float32.
         slots_K: positions of the selected rows in the arrays, int64; None: all rows.
     """

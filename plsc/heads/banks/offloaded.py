@@ -142,7 +142,7 @@ class OffloadedBank(Bank):
         If a row was never stored, its centre is drawn and its other numbers are 0.
 
         Args:
-            rows: numbers of the rows.
+            rows: row numbers.
             centres: whether to draw such centres. If false, they are 0, too.
         """
         is_stored = self._is_stored[rows]

@@ -64,7 +64,7 @@ def pack(arrays: Sequence[np.ndarray], slots: np.ndarray, keys: np.ndarray | Non
 
     Args:
         arrays: float32, [., n] or [.].
-        slots: numbers of the rows in each array, int64 [k].
+        slots: row numbers in each array, int64 [k].
         keys: `rounding_keys` of the rows, uint32 [k], to round to bfloat16. None keeps float32.
     """
     widths = _widths(arrays)
@@ -80,7 +80,7 @@ def unpack(records: np.ndarray, arrays: Sequence[np.ndarray], slots: np.ndarray)
     Args:
         records: float32, or the bits of bfloat16 as uint16, [k, sum of the widths].
         arrays: float32, [., n] or [.].
-        slots: numbers of the rows in each array, int64 [k].
+        slots: row numbers in each array, int64 [k].
     """
     widths = _widths(arrays)
     assert records.shape == (len(slots), sum(widths)) and records.flags.c_contiguous

@@ -63,7 +63,7 @@ def update(
         rule: "momentum", "lars" or "adamw".
         values_SD: w.
         moments: v for momentum and lars; m and v for adamw. They have the shape of `values_SD`.
-        index_K: numbers of the rows, all different; None: all rows.
+        index_K: row numbers, all different; None: all rows.
         grads_KD: g.
         numbers: the numbers in parentheses above.
     """

@@ -48,7 +48,7 @@ struct Shard {
   int64_t samples, width, classes, block, targets, bfloat16, amx;  // amx: the processor has it for bfloat16
   const float* x;               // [N, D], times the scale of the loss
   const float* rows;            // of the bank
-  const int64_t* index;         // [K] numbers of the rows that take part; null: the first K
+  const int64_t* index;         // [K] row numbers that take part; null: the first K
   const float* bias;            // of the bank; null: none
   const int64_t* target_class;  // [P], rising: the sample's own class, 0 to K - 1
   const int64_t* target_sample; // [P]

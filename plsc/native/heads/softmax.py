@@ -43,7 +43,7 @@ class Softmax:
         x_ND: embeddings, multiplied by the loss's scale.
         rows_SD: rows of the bank.
         bias_S: biases of the bank, or None.
-        index_K: numbers of the rows of this step, int64. None: all, K = S.
+        index_K: row numbers of this step, int64. None: all, K = S.
         class_P: classes of the samples whose class is in the shard, int64, in ascending order. They are
             numbered as the K rows are.
         sample_P: numbers of those samples, int64.
