@@ -1,6 +1,7 @@
-// What products by AMX share: its tiles of 16 rows of 64 bytes, and 16 x 16 numbers that change places. To be included by
-// C++ files whose functions between PLSC_AMX_BEGIN and PLSC_AMX_END run where the processor has AVX512-BF16, and use tiles where it
-// has AMX and the system lets this program use it: oneDNN asks for that.
+// What the AMX products share: tiles with 16 rows of 64 bytes, and the transposition of 16 x 16 numbers. A
+// C++ file includes this header if its functions between PLSC_AMX_BEGIN and PLSC_AMX_END need AVX512-BF16.
+// They use tiles if the processor has AMX and the system lets this program use it. oneDNN asks the system for
+// that.
 #pragma once
 
 #include "plsc/native/native.h"
@@ -8,7 +9,7 @@
 #if defined(PLSC_X86) && __GNUC__ >= 11 && defined(__linux__)
 #define PLSC_AMX 1
 #include <immintrin.h>
-#pragma GCC diagnostic ignored "-Wuninitialized"  // of GCC's own functions for AVX-512
+#pragma GCC diagnostic ignored "-Wuninitialized"  // by GCC's own AVX-512 functions
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
 #define PLSC_AMX_BEGIN                                                                                                \
@@ -19,9 +20,9 @@
 PLSC_AMX_BEGIN
 namespace {
 
-const int64_t SIDE = 32;  // rows and columns of a product
+const int64_t SIDE = 32;  // rows and columns per product
 
-// Rows and columns change places.
+// Transposes 16 x 16 numbers.
 static inline void turn(__m512i rows[16]) {
   __m512i t[16];
   for (int i = 0; i < 16; i += 2) {
@@ -46,7 +47,7 @@ static inline void turn(__m512i rows[16]) {
   }
 }
 
-// As the processor reads it. A constant, since the compiler does not know that it is read.
+// The layout that the processor reads. It is a constant, since the compiler does not know that it is read.
 struct alignas(64) Sizes {
   uint8_t palette, start_row, none[14];
   uint16_t bytes[16];
@@ -54,7 +55,7 @@ struct alignas(64) Sizes {
 };
 const Sizes SIXTEEN_ROWS_OF_64_BYTES = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
-// Sets the thread's tiles up; what they were before, which may be oneDNN's, comes back with the end of the object.
+// Configures the thread's tiles. The destructor restores the previous configuration, which may be oneDNN's.
 class Tiles {
  public:
   explicit Tiles(bool wanted) : wanted_(wanted) {
@@ -71,7 +72,8 @@ class Tiles {
   Sizes before_;
 };
 
-// Sums of 32 x 32 products in tiles 0 to 3: zeros, or those at `from`, rows of which are `step` apart.
+// Loads the sums of 32 x 32 products into tiles 0 to 3: zeros, or the numbers at `from`, whose rows are
+// `step` apart.
 static inline void begin_sums(bool zero, const float* from, int64_t step) {
   const int64_t bytes = step * sizeof(float);
   if (zero) {
@@ -87,7 +89,8 @@ static inline void begin_sums(bool zero, const float* from, int64_t step) {
   }
 }
 
-// Adds the products of two tiles of rows, `low` and `high`, with two tiles of columns side by side, rows of which are `bytes` apart.
+// Adds the products of two row tiles, `low` and `high`, with two adjacent column tiles, whose rows are
+// `bytes` apart.
 static inline void add_products(const uint32_t* low, const uint32_t* high, const uint32_t* columns, int64_t bytes) {
   _tile_loadd(4, low, 64);
   _tile_loadd(6, columns, bytes);

@@ -1,5 +1,6 @@
-// Numbers in memory as float32 or as bfloat16, its upper half; computed with is float32. Included once for each instruction
-// set, by files of loops, so it has no guard.
+// Reads and writes numbers that memory holds as float32 or as bfloat16, the upper half of a float32. All
+// computations use float32. Files of loops include this header once per instruction set, so it has no include
+// guard.
 
 static inline float load(float x) { return x; }
 
@@ -12,7 +13,7 @@ static inline float load(uint16_t x) {
 
 static inline void store(float x, float* to) { *to = x; }
 
-// To the nearest, ties to even; a NaN stays one.
+// Rounds to nearest, with ties to even. A NaN stays a NaN.
 static inline void store(float x, uint16_t* to) {
   uint32_t bits;
   __builtin_memcpy(&bits, &x, 4);

@@ -1,5 +1,6 @@
-// Includes the file PLSC_LOOPS once for each instruction set. It defines `table`; loops_in_use() returns that of the set in
-// use. To be included by one C++ file for each such file.
+// Includes the file PLSC_LOOPS once per instruction set. That file defines `table`, and loops_in_use()
+// returns the table for the instruction set in use. Exactly one C++ file includes this header for each file
+// of loops.
 namespace baseline {
 #include PLSC_LOOPS
 }

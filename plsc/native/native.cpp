@@ -1,4 +1,4 @@
-// Set-up of the kernels: threads, matrix products, and which instructions are used. See native.h.
+// Sets up the kernels: the threads, the matrix products and the instruction set. See native.h.
 #include "plsc/native/native.h"
 
 int instructions = 0;
@@ -49,10 +49,11 @@ void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const uint16_t* 
   bgemm(ta ? 'T' : 'N', tb ? 'T' : 'N', m, n, k, 1.0f, a, ta ? m : k, b, tb ? k : n, beta, c, n);
 }
 
-// To be raised with every change of a function's arguments, here and in __init__.py.
+// Increase this number here and in __init__.py whenever a function's arguments change.
 PLSC_API int plsc_version() { return 18; }
 
-// Addresses of the functions named above, null where there is none; without the first three there is one thread.
+// Receives the addresses of the functions named above. A missing function is null. Without the first three
+// there is one thread.
 PLSC_API void plsc_setup(void* gomp_parallel, void* get_thread_num, void* get_num_threads, void* cblas_sgemm,
                          void* dnnl_gemm) {
   parallel = get_thread_num && get_num_threads ? (Parallel)gomp_parallel : nullptr;
@@ -62,8 +63,8 @@ PLSC_API void plsc_setup(void* gomp_parallel, void* get_thread_num, void* get_nu
   bgemm = (Bgemm)dnnl_gemm;
 }
 
-// Choose the loops for the best instruction set that the processor has, at most `level`: 0 baseline, 1 AVX2, 2 AVX-512.
-// Returns the level chosen.
+// Chooses the loops for the best instruction set that the processor has, at most `level`: 0 baseline, 1 AVX2,
+// 2 AVX-512. Returns the chosen level.
 PLSC_API int plsc_instructions(int level) {
   instructions = 0;
 #ifdef PLSC_X86

@@ -1,6 +1,6 @@
-// What all kernels share: threads of the OpenMP runtime that Paddle has loaded, the instruction set of the processor,
-// and the matrix products of Paddle's libraries. All of them are handed over at run time by __init__.py, so the
-// extension is linked against nothing and never brings a second OpenMP runtime.
+// What all kernels share: the threads of Paddle's OpenMP runtime, the processor's instruction set, and the
+// matrix products of Paddle's libraries. __init__.py passes them in at run time. The extension is therefore
+// linked against nothing and never loads a second OpenMP runtime.
 #pragma once
 
 #include <stdint.h>
@@ -17,7 +17,8 @@ const int64_t MOST_THREADS = 1024;
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t most(int64_t a, int64_t b) { return a < b ? b : a; }
 
-// Memory for `count` numbers, to be freed by free(); where there is none the process ends with a line that says so.
+// Allocates memory for `count` numbers. The caller frees it with free(). If there is no memory, a line
+// reports this and the process ends.
 template <typename T>
 T* memory(int64_t count) {
   const int64_t bytes = (count * sizeof(T) + 63) / 64 * 64;
@@ -29,10 +30,11 @@ T* memory(int64_t count) {
   return place;
 }
 
-// The instruction set in use: 0 baseline, 1 AVX2, 2 AVX-512. Loops are compiled for each, see instruction_sets.h.
+// The instruction set in use: 0 baseline, 1 AVX2, 2 AVX-512. The loops are compiled for each, see
+// instruction_sets.h.
 extern int instructions;
 
-// C = op(A) op(B) + beta C, all row-major without gaps: op(A) [m, k], op(B) [k, n].
+// C = op(A) op(B) + beta C. All matrices are row-major without gaps: op(A) [m, k], op(B) [k, n].
 void product(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, const float* a, const float* b,
              float beta, float* c);
 void product(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, const uint16_t* a,
@@ -41,14 +43,15 @@ void product(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t
 typedef void (*Body)(void* data, int64_t thread, int64_t threads);
 void run_threads(Body body, void* data);
 
-// body(thread, threads) on every thread of the team; which thread does what is fixed, so results are repeatable.
+// Calls body(thread, threads) on every thread of the team. Each thread's work is fixed, so results are
+// repeatable.
 template <typename F>
 void on_threads(const F& body) {
   run_threads([](void* data, int64_t thread, int64_t threads) { (*static_cast<const F*>(data))(thread, threads); },
               const_cast<F*>(&body));
 }
 
-// body(start, stop) on every thread, each with its share of [0, count).
+// Calls body(start, stop) on every thread, each with its part of [0, count).
 template <typename F>
 void share(int64_t count, const F& body) {
   on_threads([&](int64_t thread, int64_t threads) {

@@ -1,6 +1,6 @@
-// Kernels for verification at the size of IJB-C; see verification.py. They add up numbers in the order in which NumPy's
-// einsum and reduceat do on x86-64, two at once and without fused multiply-adds, so there are no loops for other
-// instruction sets.
+// Verification kernels for IJB-C's size, see verification.py. They add numbers in the order in which NumPy's
+// einsum and reduceat do on x86-64: two at once and without fused multiply-adds. There are therefore no loops
+// for other instruction sets.
 #include "plsc/native/native.h"
 
 #include <string.h>
@@ -8,13 +8,13 @@
 namespace {
 
 typedef double Two __attribute__((vector_size(16), aligned(8), may_alias));
-const int64_t LANES = 4;  // pairs at a time: one pair's additions wait for each other
-const int64_t AHEAD = 8;  // pairs, whose numbers are fetched ahead
-const int64_t TILE_BYTES = 1 << 21;  // of rows, about a core's cache; half of that takes 1.1 of the time
+const int64_t LANES = 4;  // pairs at a time, because one pair's additions wait for each other
+const int64_t AHEAD = 8;  // pairs whose numbers are prefetched
+const int64_t TILE_BYTES = 1 << 21;  // bytes of rows, about a core's cache. Half takes 1.1 times as long
 
 inline Two load(const double* numbers) { return *reinterpret_cast<const Two*>(numbers); }
 
-// Squared distances of `count` <= LANES pairs of rows -> `out`.
+// Squared distances of `count` <= LANES row pairs -> `out`.
 void distances(const double* const* a, const double* const* b, int64_t width, int64_t count, double* out) {
   Two sum[LANES] = {};
   int64_t d = 0;
@@ -38,8 +38,8 @@ void distances(const double* const* a, const double* const* b, int64_t width, in
   }
 }
 
-// The pairs' numbers in the order of tiles: pairs whose rows are near each other, on both sides. Null where the pairs
-// are too few for that to be of use. To be freed.
+// Orders the pairs by tiles: pairs whose rows are near each other, on both sides. It is null if there are too
+// few pairs. The caller frees it.
 uint32_t* order_of_tiles(const int64_t* pairs, int64_t count, int64_t rows, int64_t width) {
   int64_t shift = 0;
   while ((int64_t(1) << shift) < rows && (int64_t(16) << shift) * width <= TILE_BYTES) ++shift;
@@ -56,7 +56,7 @@ uint32_t* order_of_tiles(const int64_t* pairs, int64_t count, int64_t rows, int6
   return order;
 }
 
-const int64_t COLUMNS = 64;  // of the rows to add up, at a time
+const int64_t COLUMNS = 64;  // columns of the rows to add up, at a time
 
 struct Rows {
   const float* numbers;
@@ -74,7 +74,7 @@ inline void add(const Rows& rows, int64_t i, double* sum) {
   for (int64_t d = 0; d < rows.columns; ++d) sum[d] += row[d] * by;
 }
 
-// The sum of `count` rows from `start` on -> `sum` [columns], in the order of NumPy's pairwise summation.
+// Sums `count` rows from `start` on -> `sum` [columns], in the order of NumPy's pairwise summation.
 void pairwise(const Rows& rows, int64_t start, int64_t count, double* sum) {
   if (count < 8) {
     for (int64_t d = 0; d < rows.columns; ++d) sum[d] = -0.0;
@@ -103,7 +103,7 @@ void pairwise(const Rows& rows, int64_t start, int64_t count, double* sum) {
 
 }  // namespace
 
-// Squared distances of the pairs [count, 2] of rows of `unit` [rows, width] -> `out` [count].
+// Squared distances of the pairs [count, 2] of rows in `unit` [rows, width] -> `out` [count].
 PLSC_API void plsc_squared_distances(const double* unit, int64_t rows, int64_t width, const int64_t* pairs,
                                      int64_t count, double* out) {
   uint32_t* order = order_of_tiles(pairs, count, rows, width);
@@ -127,8 +127,8 @@ PLSC_API void plsc_squared_distances(const double* unit, int64_t rows, int64_t w
   free(order);
 }
 
-// The sums of the rows order[starts[s]], ..., order[starts[s + 1] - 1] of `rows` [.., width], each times its weight
-// -> `sums` [count, width]; `weight` goes by the place in `order`.
+// Sums the rows order[starts[s]], ..., order[starts[s + 1] - 1] of `rows` [.., width], each times its weight
+// -> `sums` [count, width]. `weight` is indexed like `order`.
 PLSC_API void plsc_weighted_sums(const float* rows, int64_t width, const int64_t* order, const double* weight,
                                  const int64_t* starts, int64_t count, double* sums) {
   share(count, [&](int64_t first, int64_t last) {

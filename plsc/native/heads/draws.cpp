@@ -1,5 +1,5 @@
-// Draw rows of a matrix of normal numbers, any of them by themselves: those that numpy's Generator(PCG64).standard_normal draws
-// one after the other in float32; see draws.py.
+// Draws any rows of a matrix of normal numbers, without the rows before them. They are the numbers that
+// numpy's Generator(PCG64).standard_normal draws one after the other in float32. See draws.py.
 #include "plsc/native/native.h"
 
 #include <math.h>
@@ -12,10 +12,11 @@ namespace {
 typedef unsigned __int128 uint128;
 const uint128 MULTIPLIER = ((uint128)0x2360ED051FC65DA4 << 64) + 0x4385DF649FCCF645;
 
-// The words of 32 bits of a PCG64 (O'Neill, "PCG", 2014: XSL RR 128/64), of each 64 bits the low ones first.
+// Generates the 32-bit words of a PCG64 (O'Neill, "PCG", 2014: XSL RR 128/64). Each 64-bit output gives its
+// low half first.
 class Words {
  public:
-  // from: state and increment as numpy shows them, low half first. start: how many words to leave out.
+  // from: state and increment as numpy shows them, low half first. start: how many words to skip.
   Words(const uint64_t* from, int64_t start) {
     state_ = ((uint128)from[1] << 64) + from[0];
     increment_ = ((uint128)from[3] << 64) + from[2];
@@ -35,7 +36,8 @@ class Words {
  private:
   static const int64_t SIZE = 256, LANES = 4;
 
-  // So many steps as one, found by squaring (Brown, "Random number generation with arbitrary strides", 1994).
+  // Combines so many steps into one by squaring (Brown, "Random number generation with arbitrary strides",
+  // 1994).
   void jump(int64_t steps) {
     uint128 factor = 1, sum = 0, power = MULTIPLIER, part = increment_;
     for (; steps; steps >>= 1) {
@@ -46,7 +48,7 @@ class Words {
     state_ = state_ * factor + sum;
   }
 
-  // A step waits for the one before: several far apart go on beside each other.
+  // A step waits for the step before it. Several streams, far apart, therefore run side by side.
   void fill() {
     uint128 lane[LANES], factor = 1, sum = 0;
     for (int64_t l = 0; l < LANES; ++l) {
@@ -71,13 +73,13 @@ class Words {
   uint32_t words_[SIZE];
 };
 
-// The ziggurat (Marsaglia and Tsang 2000, "The ziggurat method for generating random variables") of 256 layers of the same
-// area, for 23 random bits. Layer 0 has the tail, layer 1 is the top.
+// The ziggurat (Marsaglia and Tsang 2000, "The ziggurat method for generating random variables") with 256
+// layers of equal area, for 23 random bits. Layer 0 has the tail, and layer 1 is the top.
 struct Ziggurat {
   const double right = 3.6541528853610087963519472518, area = 0.0049286732339721695;
-  uint32_t inside[256];  // what is below lies under the layer above, so is taken without a look at the curve
-  float width[256];      // of a layer over 2^23
-  float height[256];     // of the curve at its right end
+  uint32_t inside[256];  // a number below this lies under the layer above, so the curve is not computed
+  float width[256];      // a layer's width over 2^23
+  float height[256];     // the curve's height at the layer's right end
   const float sign[2] = {1.0f, -1.0f};
 
   Ziggurat() {
@@ -105,7 +107,7 @@ struct Ziggurat {
   float normal(Words& words) const {
     for (;;) {
       const uint32_t word = words.next(), layer = word & 255, bits = word >> 9;
-      const float x = (int32_t)bits * width[layer] * sign[word >> 8 & 1];  // no jump that nobody can foresee
+      const float x = (int32_t)bits * width[layer] * sign[word >> 8 & 1];  // no unpredictable branch
       if (bits < inside[layer]) return x;
       if (layer == 0) return tail(words, bits & 256);
       const float y = (height[layer - 1] - height[layer]) * uniform(words) + height[layer];
@@ -123,13 +125,13 @@ struct Ziggurat {
 
 }  // namespace
 
-// Rows `rows` of a matrix of `width` columns times `std` -> `out` [count, width]. Each `block` of its rows has a stream,
-// `states` [blocks, 4] at first. `marks` [blocks, block / apart]: the words that a block's rows 0, apart, 2 apart ... begin after;
-// the first is 0 until they are known, then 1.
+// Draws `rows` of a matrix with `width` columns, times `std` -> `out` [count, width]. Each `block` of rows
+// has a stream, which starts with `states` [blocks, 4]. `marks` [blocks, block / apart] counts the words
+// before a block's rows 0, apart, 2 apart ... The first mark is 0 until the marks are known, and then 1.
 PLSC_API void plsc_draw_rows(const uint64_t* states, uint32_t* marks, int64_t block, int64_t apart, int64_t width,
                              const int64_t* rows, int64_t count, float std, float* out) {
   static const Ziggurat ziggurat;
-  std::vector<int64_t> unknown;  // blocks
+  std::vector<int64_t> unknown;  // blocks without marks
   for (int64_t i = 0; i < count; ++i) {
     const int64_t number = rows[i] / block;
     if (!marks[number * (block / apart)] && (unknown.empty() || unknown.back() != number)) unknown.push_back(number);
@@ -148,7 +150,7 @@ PLSC_API void plsc_draw_rows(const uint64_t* states, uint32_t* marks, int64_t bl
     }
   });
   Words words(states, 0);
-  int64_t at = -1;  // the row that the words are before
+  int64_t at = -1;  // the row whose words come next
   for (int64_t i = 0; i < count; ++i) {
     const int64_t row = rows[i], number = row / block, nearest = row - row % apart;
     const uint32_t* of_block = marks + number * (block / apart);

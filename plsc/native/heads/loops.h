@@ -1,11 +1,13 @@
-// The inner loops of the head, plain enough for the compiler to vectorise. Included once for each instruction set
-// (rows.cpp), so nothing from the standard library is used here: an inlined copy of it for one set must not be
-// shared with another. Rows are `width` floats, one after the other; N is the number of samples.
+// The head's inner loops, plain enough for the compiler to vectorise. rows.cpp includes them once per
+// instruction set. Nothing from the standard library is used here, because an inlined copy for one
+// instruction set must not be shared with another. Rows are `width` consecutive floats. N is the sample
+// count.
 
 #include "plsc/native/bfloat16.h"
 #include "plsc/native/prefetch.h"
 
-// exp(x) for x <= 0: 2^n times a polynomial, relative error below 2e-7; 0 below -87; a NaN stays one.
+// exp(x) for x <= 0: 2^n times a polynomial, with a relative error below 2e-7. It is 0 below -87. A NaN stays
+// a NaN.
 static inline float exp_of(float x) {
   const float bounded = x < -87.0f ? -87.0f : x;
   const float shifted = bounded * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer
@@ -42,7 +44,7 @@ static void inverse_norms(const float* rows, int64_t count, int64_t width, float
   }
 }
 
-// logit * inverse + bias of one class, with the maximum over the classes of each sample.
+// logit * inverse + bias for one class, and each sample's maximum over the classes.
 static void scale_and_max(float* logit, int64_t samples, float scale, float bias, float* max) {
 #pragma omp simd
   for (int64_t n = 0; n < samples; ++n) {
@@ -65,7 +67,7 @@ static void exp_and_sum(const float* logit, int64_t classes, int64_t samples, co
   }
 }
 
-// Recomputed logits to probabilities; the exponent may pass 0 by rounding only.
+// Recomputed logits to probabilities. Only rounding can make the exponent positive.
 static void exp_of_difference(float* logit, int64_t samples, float scale, float bias, const float* lse) {
 #pragma omp simd
   for (int64_t n = 0; n < samples; ++n) logit[n] = exp_of(logit[n] * scale + bias - lse[n]);
@@ -92,7 +94,7 @@ static void add(float* to, const float* x, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] += x[i];
 }
 
-// Rows at length 1, and 1 / length.
+// Rows scaled to length 1, and 1 / length.
 static void unit_rows(const float* rows, int64_t count, int64_t width, float* unit, float* inverse) {
   inverse_norms(rows, count, width, inverse);
   for (int64_t i = 0; i < count; ++i) {
@@ -101,7 +103,7 @@ static void unit_rows(const float* rows, int64_t count, int64_t width, float* un
   }
 }
 
-// (grad - (grad . unit) unit) * factor of the row.
+// (grad - (grad . unit) unit) * the row's factor.
 static void turn_units(const float* grad, const float* unit, const float* factor, int64_t count, int64_t width,
                        float* out) {
   for (int64_t i = 0; i < count; ++i, grad += width, unit += width, out += width) {
@@ -111,7 +113,8 @@ static void turn_units(const float* grad, const float* unit, const float* factor
   }
 }
 
-// Gradient by unit rows -> gradient by the rows, where `grad` has the factor 1 / length already.
+// Gradient with respect to unit rows -> gradient with respect to the rows. `grad` already has the factor 1 /
+// length.
 static void turn(const float* grad, const float* rows, const float* inverse, int64_t count, int64_t width, float* out) {
   for (int64_t i = 0; i < count; ++i, grad += width, rows += width, out += width) {
     const float along = dot(grad, rows, width) * inverse[i] * inverse[i];

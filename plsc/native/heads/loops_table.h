@@ -1,21 +1,23 @@
-// The table of the head's inner loops, loops.h, of which there is one for each instruction set.
+// The table of the head's inner loops (loops.h). There is one table per instruction set.
 #pragma once
 
 #include "plsc/native/native.h"
 
-// The numbers of an update by AdamW, as rows.py names them.
+// The numbers that rows.py passes to an AdamW update, by the same names.
 struct Adam {
   float beta1, rest1, beta2, rest2, rate, root, epsilon, shrink;
 };
 
-// 1 / length of a row with this square, by the rule of `Vectors` (heads/blocks.py): 0 below the smallest normal number,
-// since the row counts as zero; NaN above the largest, since the length is not known.
+// 1 / length for a row with this square, by the rule of `Vectors` (heads/blocks.py). It is 0 below the
+// smallest normal number, since such a row counts as zero. It is NaN above the largest number, since the
+// length is not known.
 static inline float inverse_length(float square) {
   if (square < 1.17549435e-38f) return 0.0f;
   return square <= 3.40282347e38f ? 1.0f / __builtin_sqrtf(square) : __builtin_nanf("");
 }
 
-// Of exponentials and gradients of logits, which are of the products' type: T is float, or uint16_t for bfloat16.
+// Loops on exponentials and logit gradients, which have the products' type. T is float, or uint16_t for
+// bfloat16.
 template <typename T>
 struct LoopsOf {
   void (*exp_and_sum)(const float*, int64_t, int64_t, const float*, float*, T*);
@@ -41,4 +43,4 @@ struct Loops {
   LoopsOf<uint16_t> of_bfloat16;
 };
 
-const Loops* loops();  // those of the instruction set in use
+const Loops* loops();  // the table for the instruction set in use

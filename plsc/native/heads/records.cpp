@@ -1,5 +1,6 @@
-// Read, write, pack and unpack the stored rows (records) of a bank in a file or as bfloat16 (plsc/heads/banks/offloaded.py). In one
-// thread: the backbone's matrix products have the others.
+// Reads, writes, packs and unpacks a bank's stored rows (records) in a file or as bfloat16
+// (plsc/heads/banks/offloaded.py). They use one thread, because the backbone's matrix products use the
+// others.
 #include "plsc/native/native.h"
 
 #include <errno.h>
@@ -24,9 +25,10 @@ inline uint32_t bits_of(float x) {
   return bits;
 }
 
-const int64_t ahead = 512;  // records, or runs of them, that are announced to the system before they are read
+const int64_t ahead = 512;  // records or runs that are announced to the system before they are read
 
-// Low and high half of random[c] decide about x[c] and x[c + half]: see rounding_keys of records.py, whose numbers these are.
+// The low and the high half of random[c] decide about x[c] and x[c + half]. rounding_keys in records.py makes
+// these numbers.
 FOR_EACH_PROCESSOR void round_row(const float* x, int64_t width, uint32_t key, uint16_t* out) {
   const int64_t half = (width + 1) / 2;
   for (int64_t c = 0; c < half; ++c) {
@@ -49,7 +51,7 @@ FOR_EACH_PROCESSOR void widen(const uint16_t* x, int64_t width, float* out) {
   }
 }
 
-// How many of the numbers from rows[0] on follow each other.
+// Counts how many numbers from rows[0] on are consecutive.
 inline int64_t run_of(const int64_t* rows, int64_t count) {
   int64_t run = 1;
   while (run < count && rows[run] == rows[0] + run) ++run;
@@ -58,7 +60,8 @@ inline int64_t run_of(const int64_t* rows, int64_t count) {
 
 }  // namespace
 
-// Records `rows` of the file, of `bytes` each -> `out`. 0; an errno; -1 where the file ends too early.
+// Reads the file's records `rows`, each `bytes` long -> `out`. Returns 0, an errno, or -1 if the file ends
+// too early.
 PLSC_API int plsc_read_records(int file, const int64_t* rows, int64_t count, int64_t bytes, char* out) {
   int64_t announced = 0;
   for (int64_t i = 0, run; i < count; i += run) {
@@ -77,7 +80,7 @@ PLSC_API int plsc_read_records(int file, const int64_t* rows, int64_t count, int
   return 0;
 }
 
-// The way back. 0 or an errno.
+// Writes records. Returns 0 or an errno.
 PLSC_API int plsc_write_records(int file, const int64_t* rows, int64_t count, int64_t bytes, const char* from) {
   for (int64_t i = 0, run; i < count; i += run) {
     run = run_of(rows + i, count - i);
@@ -90,7 +93,8 @@ PLSC_API int plsc_write_records(int file, const int64_t* rows, int64_t count, in
   return 0;
 }
 
-// Rows `slots` of `arrays` side by side -> records of float32 or, with keys (one a record), of bfloat16.
+// Packs rows `slots` of `arrays` side by side -> records, in float32. With keys, one per record, they are
+// bfloat16.
 PLSC_API void plsc_pack(const float* const* arrays, const int64_t* widths, int64_t number, const int64_t* slots,
                         int64_t count, const uint32_t* keys, void* records) {
   int64_t width = 0;
@@ -105,7 +109,7 @@ PLSC_API void plsc_pack(const float* const* arrays, const int64_t* widths, int64
   }
 }
 
-// The way back; `half`: the records are bfloat16.
+// Unpacks records into `arrays`. half: the records are bfloat16.
 PLSC_API void plsc_unpack(const void* records, int half, int64_t count, float* const* arrays, const int64_t* widths,
                           int64_t number, const int64_t* slots) {
   int64_t width = 0;

@@ -1,4 +1,4 @@
-// Kernels that work on rows; see rows.py. The head's step is in softmax.cpp.
+// Kernels that work on rows, see rows.py. softmax.cpp has the head's step.
 #include "plsc/native/heads/loops_table.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@
 
 const Loops* loops() { return loops_in_use(); }
 
-// Rows at length 1 -> `unit` [count, width], and 1 / length (0 of a zero row) -> `inverse` [count].
+// Scales rows to length 1 -> `unit` [count, width], and 1 / length (0 for a zero row) -> `inverse` [count].
 PLSC_API void plsc_unit_rows(const float* rows, int64_t count, int64_t width, float* unit, float* inverse) {
   share(count, [&](int64_t start, int64_t stop) {
     const int64_t at = start * width;
@@ -16,7 +16,7 @@ PLSC_API void plsc_unit_rows(const float* rows, int64_t count, int64_t width, fl
   });
 }
 
-// The way back of gradients, times `factor` [count], which is 1 / length or a multiple of it -> `out`.
+// The gradients' way back, times `factor` [count], which is 1 / length or a multiple -> `out`.
 PLSC_API void plsc_turn_units(const float* grad, const float* unit, const float* factor, int64_t count, int64_t width,
                               float* out) {
   share(count, [&](int64_t start, int64_t stop) {
@@ -25,14 +25,15 @@ PLSC_API void plsc_turn_units(const float* grad, const float* unit, const float*
   });
 }
 
-// Rows `index` of `rows` -> `out` [count, width].
+// Copies rows `index` of `rows` -> `out` [count, width].
 PLSC_API void plsc_gather(const float* rows, const int64_t* index, int64_t count, int64_t width, float* out) {
   share(count, [&](int64_t start, int64_t stop) {
     for (int64_t i = start; i < stop; ++i) memcpy(out + i * width, rows + index[i] * width, width * sizeof(float));
   });
 }
 
-// of(where in the arrays, where in the gradients) for rows `index`, or the first `count` where it is null.
+// Calls of(place in the arrays, place in the gradients) for rows `index`, or for the first `count` if it is
+// null.
 template <typename F>
 static void each_row(const int64_t* index, int64_t count, int64_t width, const F& of) {
   share(count, [&](int64_t start, int64_t stop) {
@@ -49,7 +50,7 @@ PLSC_API void plsc_momentum(float* values, float* momenta, const int64_t* index,
   });
 }
 
-// Momentum SGD with the rate in the velocity; arrays as above.
+// Momentum SGD with the rate in the velocity. The arrays are as above.
 PLSC_API void plsc_lars(float* values, float* velocities, const int64_t* index, const float* grads, int64_t count,
                         int64_t width, float rate, float mu, float decay) {
   each_row(index, count, width, [&](int64_t at, int64_t from) {
@@ -57,7 +58,7 @@ PLSC_API void plsc_lars(float* values, float* velocities, const int64_t* index, 
   });
 }
 
-// AdamW; arrays as above. The numbers are explained in rows.py.
+// AdamW. The arrays are as above. rows.py explains the numbers.
 PLSC_API void plsc_adamw(float* values, float* moments1, float* moments2, const int64_t* index, const float* grads,
                          int64_t count, int64_t width, float beta1, float rest1, float beta2, float rest2, float rate,
                          float root, float epsilon, float shrink) {
@@ -67,8 +68,8 @@ PLSC_API void plsc_adamw(float* values, float* moments1, float* moments2, const 
   });
 }
 
-// Inner products of row `left` of `x` and row `right` of `rows`, pair by pair; with `unit` the second at length 1 (a zero
-// row stays zero).
+// Inner products of row `left` of `x` and row `right` of `rows`, pair by pair. With `unit`, the second row
+// has length 1 (a zero row stays zero).
 PLSC_API void plsc_pair_products(const float* x, const int64_t* left, const float* rows, const int64_t* right,
                                  int64_t count, int64_t width, int unit, float* out) {
   share(count, [&](int64_t start, int64_t stop) {
@@ -81,7 +82,8 @@ PLSC_API void plsc_pair_products(const float* x, const int64_t* left, const floa
   });
 }
 
-// The sum of the squares, NaN or infinite where a number is: a thread's part is a double, pieces of it are float32.
+// The sum of squares. It is NaN or infinite if a number is. A thread adds up pieces in float32, and the
+// pieces in double.
 PLSC_API double plsc_sum_of_squares(const float* x, int64_t count) {
   const int64_t piece = 4096;
   double sums[MOST_THREADS] = {0.0};

@@ -1,7 +1,8 @@
-// Forward and backward of the softmax over one shard's classes, block by block; what is computed and why: heads/softmax.py.
-// Each thread takes a run of blocks and does everything for one while it lies in its cache: fetch the rows, their lengths,
-// the product with the samples, exponentials; in backward the gradients of logits, samples and rows. Logits lie as
-// [classes, samples], so that a class's are one run.
+// The softmax's forward and backward pass over one shard's classes, block by block. heads/softmax.py explains
+// what is computed and why. Each thread takes consecutive blocks. While a block is in the thread's cache, it
+// fetches the rows, and computes their lengths, the product with the samples and the exponentials. The
+// backward pass computes the gradients with respect to logits, samples and rows. Logits are stored as
+// [classes, samples], so that a class's logits are contiguous.
 #include "plsc/native/heads/loops_table.h"
 #include "plsc/native/heads/tiles.h"
 
@@ -15,7 +16,8 @@ namespace {
 
 const float LOWEST = -1e30f;  // as in heads/backends.py: stands for "no other logit"
 
-// Memory that grows as needed and stays with its thread from step to step: fresh pages cost more than the work on them.
+// Memory that grows as needed and stays with its thread between steps, because fresh pages cost more than the
+// work on them.
 template <typename T>
 class Buffer {
  public:
@@ -37,31 +39,31 @@ class Buffer {
 struct Buffers {
   Buffer<float> rows, logits, saved, factor, gradient, of_rows;
   Buffer<uint16_t> half_rows, half_logits, half_x;
-  Buffer<uint32_t> left, right, x, scaled_x;  // of AMX's products
+  Buffer<uint32_t> left, right, x, scaled_x;  // operands for AMX
 };
 thread_local Buffers own;
 
 }  // namespace
 
-// The step's problem; softmax.py has the same structure. K classes in blocks, N samples, width D, P targets.
+// The step's problem. softmax.py has the same structure. K classes in blocks, N samples, width D, P targets.
 struct Shard {
   int64_t samples, width, classes, block, targets, bfloat16, amx;  // amx: the processor has it for bfloat16
-  const float* x;               // [N, D], times the scale of the loss
-  const float* rows;            // of the bank
+  const float* x;               // [N, D], times the loss's scale
+  const float* rows;            // the bank's rows
   const int64_t* index;         // [K] row numbers that take part; null: the first K
-  const float* bias;            // of the bank; null: none
-  const int64_t* target_class;  // [P], rising: the sample's own class, 0 to K - 1
+  const float* bias;            // the bank's biases; null: none
+  const int64_t* target_class;  // [P], ascending: the sample's own class, 0 to K - 1
   const int64_t* target_sample; // [P]
-  float* inverse;               // [K], 1 / length of the rows, found in forward; null: rows are not normalised
-  void* exps;                   // [K, N], kept from forward to backward, of bfloat16 where products are; null: logits are computed again
-  float* max;                   // [blocks, N], found in forward
+  float* inverse;               // [K], 1 / length of each row, from forward; null: rows are not normalised
+  void* exps;                   // [K, N], from forward to backward, in the products' type; null: they are computed again
+  float* max;                   // [blocks, N], from forward
 };
 
 namespace {
 
 struct Block {
   const Shard& shard;
-  int64_t number, start, count, target;  // target: the first of this block
+  int64_t number, start, count, target;  // target: the block's first target
 
   Block(const Shard& s, int64_t n) : shard(s), number(n), start(n * s.block), target(0) {
     count = s.classes - start < s.block ? s.classes - start : s.block;
@@ -87,7 +89,7 @@ struct Block {
     return copied;
   }
 
-  // Computed where they stay in the cache: products that write to memory far away are slow.
+  // The result stays in the cache, because products that write to distant memory are slow.
   float* logits() const { return own.logits.at_least(shard.block * shard.samples); }
 
   template <typename T>
@@ -95,10 +97,11 @@ struct Block {
     return static_cast<T*>(shard.exps) + start * shard.samples;
   }
 
-  // A product that writes to memory far away is slow: rows that are turned anyway go there in that pass.
+  // A product that writes to distant memory is slow. Rows that are transposed anyway are written there in
+  // that pass.
   float* near(float* of_rows) const { return shard.inverse ? own.of_rows.at_least(shard.block * shard.width) : of_rows; }
 
-  // How many of the targets from `at` on belong to class c.
+  // Counts the targets from `at` on that belong to class c.
   int64_t targets(int64_t at, int64_t c) const {
     int64_t n = 0;
     while (at + n < shard.targets && shard.target_class[at + n] == start + c) ++n;
@@ -112,14 +115,15 @@ const uint16_t* half(Buffer<uint16_t>& buffer, const float* x, int64_t count) {
   return rounded;
 }
 
-// The samples rounded to bfloat16, for oneDNN's products, and packed for AMX's; null where they are not taken.
+// The samples, rounded to bfloat16 for oneDNN's products, and packed for AMX. A buffer that is not needed is
+// null.
 struct Samples {
   const uint16_t *half_x = nullptr, *half_scaled = nullptr;
   const uint32_t *x = nullptr, *scaled_x = nullptr;
 };
 
 #ifdef PLSC_AMX
-// AMX takes blocks of whole tiles; what is left is oneDNN's.
+// AMX takes blocks of whole tiles. oneDNN takes the rest.
 bool by_amx(const Shard& s) { return s.amx && s.samples % SIDE == 0 && s.width % SIDE == 0; }
 bool by_amx(const Block& block) { return by_amx(block.shard) && block.count % SIDE == 0; }
 #endif
@@ -149,7 +153,7 @@ Samples samples_of(const Shard& s, const float* scaled_x) {
   return of;
 }
 
-// inverse: where 1 / length of the rows goes; null: it is known, or not wanted.
+// inverse: receives 1 / length of each row; null: it is known, or not needed.
 void similarities(const Block& block, const float* rows, const Samples& of, float* logit, float* inverse) {
   const Shard& s = block.shard;
 #ifdef PLSC_AMX
@@ -170,7 +174,8 @@ void similarities(const Block& block, const float* rows, const Samples& of, floa
     product(false, true, block.count, s.samples, s.width, rows, s.x, 0.0f, logit);
 }
 
-// The gradients of the block's logits -> those of the samples, added to of_x [N, D], and of the block's rows.
+// Computes the gradients of the samples, added to of_x [N, D], and of the block's rows, from the gradients of
+// the block's logits.
 void gradients(const Block& block, const float* rows, const uint16_t* logit, const Samples& of, float* of_x, float* of_rows) {
   const Shard& s = block.shard;
 #ifdef PLSC_AMX
@@ -205,7 +210,8 @@ void gradients(const Block& block, const float* rows, const float* logit, const 
   if (s.inverse) loops()->turn(near, rows, s.inverse + block.start, block.count, s.width, of_rows);
 }
 
-// Exponentials of the block's logits less their maximum; those of the targets are 0 and not in the maximum.
+// Exponentials of the block's logits minus their maximum. The targets' exponentials are 0, and the maximum
+// ignores them.
 void forward(const Block& block, const Samples& of, float* sum) {
   const Shard& s = block.shard;
   const float* rows = block.rows();
@@ -232,15 +238,15 @@ void forward(const Block& block, const Samples& of, float* sum) {
     loops()->of_float.exp_and_sum(logit, block.count, s.samples, max, sum, block.exps<float>());
 }
 
-// Numbers in the type of the products: as they are, or rounded -> to.
+// Copies numbers in the products' type: unchanged, or rounded -> to.
 const float* in_type(const float* x, int64_t, float*) { return x; }
 const uint16_t* in_type(const float* x, int64_t count, uint16_t* to) {
   loops()->to_bfloat16(x, to, count);
   return to;
 }
 
-// The gradients of the block's logits, times 1 / length of the class's row -> gradient [classes, N]; exponentials are computed
-// again where none are kept.
+// The gradients of the block's logits, times 1 / length of the class's row -> gradient [classes, N].
+// Exponentials that were not kept are computed again.
 template <typename T>
 void gradient_of_logits(const Block& block, const float* rows, const Samples& of, const float* lse, const float* of_target,
                         float* of_bias, const LoopsOf<T>& loops_of, T* gradient) {
@@ -271,7 +277,7 @@ void gradient_of_logits(const Block& block, const float* rows, const Samples& of
 
 }  // namespace
 
-// -> shard.inverse, max and exps, and sum [blocks, N]: the sums of the exponentials. Run over the threads.
+// Computes shard.inverse, max, exps, and sum [blocks, N], the sums of the exponentials, on all threads.
 PLSC_API void plsc_softmax_forward(const Shard* shard, float* sum) {
   const Shard& s = *shard;
   const Samples of = samples_of(s, nullptr);
@@ -283,8 +289,8 @@ PLSC_API void plsc_softmax_forward(const Shard* shard, float* sum) {
   });
 }
 
-// lse [N]: logarithm of the whole denominator. of_target [P]: gradient of the targets' logits. scaled_x [N, D]: x times what
-// the gradients of the rows shall be multiplied with. -> of_x [N, D], of_rows [K, D], of_bias [K] (null: none).
+// lse [N]: logarithm of the whole denominator. of_target [P]: gradient of the targets' logits. scaled_x [N,
+// D]: x times the factors of the rows' gradients. -> of_x [N, D], of_rows [K, D], of_bias [K] (null: none).
 PLSC_API void plsc_softmax_backward(const Shard* shard, const float* lse, const float* of_target, const float* scaled_x,
                                     float* of_x, float* of_rows, float* of_bias) {
   const Shard& s = *shard;

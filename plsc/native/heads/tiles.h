@@ -1,7 +1,7 @@
-// Products of numbers that are bfloat16, or float32 and rounded to it, by AMX. C [m, n] = A [m, k] B [k, n]; m, n and k are multiples of SIDE. Operands are
-// rounded and packed once, as tiles take them:
-//   left, A: [m / 16, k / 32] tiles of 16 rows of 32 numbers
-//   right, B: [n / 32] panels of [k / 2, 32] pairs, of two numbers that follow each other along k
+// Products by AMX of numbers that are bfloat16, or float32 rounded to it. C [m, n] = A [m, k] B [k, n], where
+// m, n and k are multiples of SIDE. Operands are rounded and packed once into tiles:
+//   left, A: [m / 16, k / 32] tiles with 16 rows of 32 numbers
+//   right, B: [n / 32] panels of [k / 2, 32] pairs. A pair contains two numbers that are adjacent along k.
 #pragma once
 
 #include "plsc/native/amx.h"
@@ -36,7 +36,7 @@ static void pack_left(const T* from, int64_t m, int64_t k, uint32_t* left) {
       _mm512_store_si512(left + (row / 16 * (k / 32) + i / 32) * 256 + row % 16 * 16, rounded(from + i));
 }
 
-// The same, and 1 / length of the rows -> inverse [m].
+// The same, and 1 / length of each row -> inverse [m].
 static void pack_left(const float* from, int64_t m, int64_t k, uint32_t* left, float* inverse) {
   for (int64_t row = 0; row < m; ++row) {
     const float* x = from + row * k;
@@ -51,7 +51,7 @@ static void pack_left(const float* from, int64_t m, int64_t k, uint32_t* left, f
   }
 }
 
-// The same of a matrix that is turned: [k, m] -> left.
+// The same for a transposed matrix: [k, m] -> left.
 template <typename T>
 static void pack_turned_left(const T* from, int64_t m, int64_t k, uint32_t* left) {
   for (int64_t i = 0; i < k; i += 32, from += 32 * m)
@@ -75,7 +75,7 @@ static void pack_right(const float* from, int64_t k, int64_t n, uint32_t* right)
   }
 }
 
-// The same of a matrix that is turned: [n, k] -> right.
+// The same for a transposed matrix: [n, k] -> right.
 static void pack_turned_right(const float* from, int64_t k, int64_t n, uint32_t* right) {
   for (int64_t column = 0; column < n; column += 16)
     for (int64_t i = 0; i < k; i += 32) {
@@ -87,17 +87,18 @@ static void pack_turned_right(const float* from, int64_t k, int64_t n, uint32_t*
     }
 }
 
-// turn() of loops.h, past the caches: nobody reads `out` before all of it is written. It begins at a multiple of 64 bytes.
+// turn() of loops.h, which bypasses the caches, because `out` is not read before it is complete. `out` is
+// aligned to 64 bytes.
 static void turn_past_the_caches(const float* grad, const float* rows, const float* inverse, int64_t count, int64_t width, float* out) {
   for (int64_t i = 0; i < count; ++i, grad += width, rows += width, out += width) {
     const __m512 along = _mm512_set1_ps(loops()->dot(grad, rows, width) * inverse[i] * inverse[i]);
     for (int64_t d = 0; d < width; d += 16)
       _mm512_stream_ps(out + d, _mm512_fnmadd_ps(along, _mm512_loadu_ps(rows + d), _mm512_loadu_ps(grad + d)));
   }
-  _mm_sfence();  // such writes are seen in no order before it
+  _mm_sfence();  // orders these writes before what follows
 }
 
-// A B -> C, or added to it. The thread's tiles are set up.
+// A B -> C, or added to C. The thread's tiles must be configured.
 static void multiply_tiles(int64_t m, int64_t n, int64_t k, const uint32_t* left, const uint32_t* right, bool added, float* c) {
   const int64_t below = k / 32 * 256;
   for (int64_t column = 0; column < n; column += SIDE)

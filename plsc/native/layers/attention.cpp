@@ -1,4 +1,5 @@
-// The part of attention that oneDNN has no fast operation for on processors without AVX-512. See layers/transformer.py.
+// The part of attention for which oneDNN has no fast operation on processors without AVX-512. See
+// layers/transformer.py.
 #include "plsc/native/native.h"
 
 struct AttentionLoops {
@@ -8,7 +9,8 @@ struct AttentionLoops {
 #define PLSC_LOOPS "plsc/native/layers/attention_loops.h"
 #include "plsc/native/instruction_sets.h"
 
-// Gradient by the softmax `weights` [rows, width] -> gradient by what it was taken of, in place.
+// Gradient with respect to the softmax `weights` [rows, width] -> gradient with respect to its input, in
+// place.
 PLSC_API void plsc_attention_weights_backward(const float* weights, int64_t rows, int64_t width, float* grad) {
   share(rows, [&](int64_t start, int64_t stop) {
     const int64_t at = start * width;

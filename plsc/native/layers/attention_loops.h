@@ -1,7 +1,8 @@
-// The inner loops of attention, plain enough for the compiler to vectorise. Included once for each instruction set
-// (attention.cpp), so nothing from the standard library is used here.
+// Attention's inner loops, plain enough for the compiler to vectorise. attention.cpp includes them once per
+// instruction set, so nothing from the standard library is used here.
 
-// Gradient by the softmax of each row -> gradient by what it was taken of, in place: p (g - sum of p g).
+// Gradient with respect to each row's softmax -> gradient with respect to its input, in place: p (g - sum(p
+// g)).
 static void softmax_backward(const float* p, int64_t rows, int64_t width, float* g) {
   for (int64_t row = 0; row < rows; ++row, p += width, g += width) {
     float sum = 0.0f;

@@ -1,7 +1,8 @@
-// Gradient of a convolution by its weights, of pictures [N, H, W, C] in bfloat16, on processors with AMX or AVX512-BF16. Their
-// instructions add two products to each sum: here those of one pixel in two pictures, so that steps over a picture cut no pair.
-// Pictures are paired with a rim of zeros, a part of them at a time that stays in the processor's cache, and those of dy are turned;
-// oneDNN, which pairs pixels of one picture, takes longer. See backbones/layers/convolution.py.
+// A convolution's gradient with respect to its weights, for pictures [N, H, W, C] in bfloat16, on processors
+// with AMX or AVX512-BF16. Their instructions add two products to each sum. Here the two products belong to
+// one pixel in two pictures, so that no pair is cut when a stride skips pixels. Pictures are paired with a
+// rim of zeros, and dy is transposed. Both are done for so many pictures at a time as fit the processor's
+// cache. oneDNN pairs the pixels within a picture and takes longer. See backbones/layers/convolution.py.
 #include "plsc/native/amx.h"
 
 #include <string.h>
@@ -15,16 +16,17 @@ struct Convolution {
 #ifdef PLSC_AMX
 namespace {
 
-const int64_t BLOCK = 16;        // pixels, and channels of dy, that are turned at once
-const int64_t AT_ONCE = 8;       // blocks whose products by all taps are taken before the next, from the processor's smallest cache
-const int64_t PACKED = 1 << 20;  // bytes of paired pictures that are worked on at a time, about
+const int64_t BLOCK = 16;        // pixels, and channels of dy, that are transposed at once
+const int64_t AT_ONCE = 8;       // blocks that are multiplied by all taps before the next
+const int64_t PACKED = 1 << 20;  // approximate bytes of paired pictures that are worked on at a time
 
 int64_t parts_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
-// Where the pixels that a tap multiplies lie, in pairs of pictures: `lines` lines of `used` pixels, which fill `blocks` blocks of dy.
+// Places of the pixels that a tap multiplies, in picture pairs: `lines` lines of `used` pixels, which fill
+// `blocks` blocks of dy.
 struct Lines {
   int64_t pairs, lines, used, blocks;
-  int64_t x_pair, x_line, x_step;  // from one to the next, in pixels of a panel of x
+  int64_t x_pair, x_line, x_step;  // distances from one to the next, in pixels within a panel of x
 
   int64_t pixel_of(int64_t block) const {
     const int64_t line = block / blocks;
@@ -34,14 +36,15 @@ struct Lines {
 
 PLSC_AMX_BEGIN
 
-// Sixteen numbers of two pictures at the same place, the second null where there is none, as pairs.
+// Pairs sixteen numbers at the same place in two pictures. The second is null if there is none.
 static inline __m512i pair_of(const uint16_t* one, const uint16_t* other) {
   const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)one));
   if (!other) return low;
   return _mm512_or_si512(low, _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)other)), 16));
 }
 
-// A row of pixels [width, channels] of two pictures -> panels [channels / SIDE] of pairs, `panel` numbers apart.
+// Pairs a row of pixels [width, channels] in two pictures -> panels [channels / SIDE] of pairs, `panel`
+// numbers apart.
 static void pair_x(const uint16_t* one, const uint16_t* other, int64_t width, int64_t channels, int64_t panel,
                    uint32_t* to) {
   for (int64_t pixel = 0; pixel < width; ++pixel, one += channels, other += other ? channels : 0)
@@ -49,7 +52,7 @@ static void pair_x(const uint16_t* one, const uint16_t* other, int64_t width, in
       _mm512_store_si512(to + c / SIDE * panel + pixel * SIDE + c % SIDE, pair_of(one + c, other ? other + c : other));
 }
 
-// Sixteen channels of two pictures' pixels at these places, -1: zeros -> [channels, pixels].
+// Sixteen channels of two pictures' pixels at these places (-1: zeros) -> [channels, pixels].
 static void pair_dy(const uint16_t* one, const uint16_t* other, const int64_t at[16], uint32_t* to) {
   __m512i rows[16];
   for (int64_t i = 0; i < 16; ++i)
@@ -58,7 +61,8 @@ static void pair_dy(const uint16_t* one, const uint16_t* other, const int64_t at
   for (int64_t i = 0; i < 16; ++i) _mm512_store_si512(to + i * 16, rows[i]);
 }
 
-// Sums of dy [channels, pixels] times x [pixels, channels] -> `to`, [SIDE, SIDE] with rows `step` apart, or added to it unless `first`.
+// Sums of dy [channels, pixels] times x [pixels, channels] -> `to`, [SIDE, SIDE] with rows `step` apart. They
+// are added to `to` unless `first`.
 static void multiply(const Lines& all, int64_t start, int64_t stop, const uint32_t* dy, int64_t dy_next, const uint32_t* x,
                      bool first, float* to, int64_t step) {
   for (int64_t rows = 0; rows < SIDE; rows += 8) {
@@ -92,7 +96,7 @@ static void multiply(const Lines& all, int64_t start, int64_t stop, const uint32
   }
 }
 
-// The same by AMX, whose tiles `Tiles` has set up.
+// The same by AMX, with the tiles that `Tiles` has configured.
 static void multiply_tiles(const Lines& all, int64_t start, int64_t stop, const uint32_t* dy, int64_t dy_next,
                            const uint32_t* x, bool first, float* to, int64_t step) {
   begin_sums(first, to, step);
@@ -103,7 +107,7 @@ static void multiply_tiles(const Lines& all, int64_t start, int64_t stop, const 
   end_sums(to, step);
 }
 
-// A tile's sums [outputs, taps, inputs] -> [outputs, inputs, taps], rows of which are `step` apart.
+// A tile's sums [outputs, taps, inputs] -> [outputs, inputs, taps], whose rows are `step` apart.
 static void put(const float* sums, int64_t taps, float* dw, int64_t step) {
   for (int64_t o = 0; o < SIDE; ++o, dw += step)
     for (int64_t tap = 0; tap < taps; tap += 16)
@@ -125,10 +129,10 @@ PLSC_AMX_END
 void weight_gradient(const Convolution& c, bool amx, const uint16_t* x, const uint16_t* dy, float* dw) {
   const int64_t taps = c.kernel[0] * c.kernel[1], of_tile = taps * SIDE * SIDE;
   const int64_t across = c.inputs / SIDE, tiles = across * (c.outputs / SIDE);
-  const int64_t pitch = c.width + 2 * c.padding[1];  // of a row of x with its rim
-  // By AMX, blocks of 16 pixels go over a row's end, through the rim, where dy is zero.
+  const int64_t pitch = c.width + 2 * c.padding[1];  // a row of x with its rim
+  // With AMX, blocks of 16 pixels extend beyond a row's end into the rim, where dy is zero.
   const bool through = amx && c.stride[0] == 1 && c.stride[1] == 1;
-  // A part: `rows` rows of the result in each of `many` pairs of pictures.
+  // A part: `rows` rows of the result for each of `many` picture pairs.
   const int64_t pairs = parts_of(c.samples, 2);
   const int64_t fit = most(1, PACKED / (4 * (c.stride[0] * pitch * c.inputs + c.out_width * c.outputs)));
   const int64_t many = least(pairs, most(1, fit / c.out_height));
@@ -151,7 +155,7 @@ void weight_gradient(const Convolution& c, bool amx, const uint16_t* x, const ui
       const int64_t pairs_here = least(many, pairs - pair), rows_here = least(rows, c.out_height - row);
       Lines here = part;
       here.pairs = pairs_here;
-      // Pairs of x, one row of a picture a job, and its share of the rim.
+      // Makes the pairs of x. A job is one row of a picture and its part of the rim.
       share(pairs_here * x_rows, [&](int64_t start, int64_t stop) {
         for (int64_t job = start; job < stop; ++job) {
           const int64_t p = job / x_rows, r = job % x_rows, sample = 2 * (pair + p);
@@ -171,7 +175,7 @@ void weight_gradient(const Convolution& c, bool amx, const uint16_t* x, const ui
           pair_x(one, other, c.width, c.inputs, x_panel, to + c.padding[1] * SIDE);
         }
       });
-      // Turned pairs of dy, a line of sixteen channels a job.
+      // Transposes dy's pairs. A job is a line of sixteen channels.
       const int64_t groups = c.outputs / BLOCK, lines = pairs_here * part.lines;
       share(groups * lines, [&](int64_t start, int64_t stop) {
         for (int64_t job = start; job < stop; ++job) {
@@ -190,7 +194,8 @@ void weight_gradient(const Convolution& c, bool amx, const uint16_t* x, const ui
         }
       });
       const bool is_first = pair == 0 && row == 0, is_last = pair + many >= pairs && row + rows >= c.out_height;
-      // The products of a tile by a row of taps are a job; where there is one part, all of a tile's, whose sums stay in the cache.
+      // A job is a tile's products with a row of taps. If there is only one part, it is all products of a
+      // tile, whose sums stay in the cache.
       const int64_t jobs = one_part ? 1 : c.kernel[0], taps_of_job = taps / jobs, blocks = pairs_here * part.lines * part.blocks;
       share(tiles * jobs, [&](int64_t start, int64_t stop) {
         const Tiles set_up(amx);
@@ -224,13 +229,13 @@ void weight_gradient(const Convolution& c, bool amx, const uint16_t* x, const ui
 }  // namespace
 #endif
 
-// x [samples, height, width, inputs] and the result's gradient dy [samples, out_height, out_width, outputs], bfloat16 -> dw
-// [outputs, inputs, kernel]. amx: the processor has it, and the system lets this program use it. Returns 0, and does nothing, where
-// the processor or the sizes are not for it.
+// x [samples, height, width, inputs] and the result's gradient dy [samples, out_height, out_width, outputs],
+// bfloat16 -> dw [outputs, inputs, kernel]. amx: the processor has AMX, and the system lets this program use
+// it. Returns 0 and does nothing if the processor or the sizes do not fit.
 PLSC_API int plsc_weight_gradient(const Convolution* shape, int amx, const uint16_t* x, const uint16_t* dy, float* dw) {
 #ifdef PLSC_AMX
   const Convolution& c = *shape;
-  const bool skips = c.kernel[0] < c.stride[0] || c.kernel[1] < c.stride[1];  // most of what is paired would be of no use
+  const bool skips = c.kernel[0] < c.stride[0] || c.kernel[1] < c.stride[1];  // most pairs would be unused
   if (instructions < 2 || !__builtin_cpu_supports("avx512bf16") || c.inputs % SIDE || c.outputs % SIDE || skips) return 0;
   weight_gradient(c, amx, x, dy, dw);
   return 1;

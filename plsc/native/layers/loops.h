@@ -1,15 +1,16 @@
-// The inner loops of batch normalisation, plain enough for the compiler to vectorise. Included once for each
-// instruction set (norm.cpp), so nothing from the standard library is used here. Rows are `width` numbers, one after the
-// other, of type T: float, or bfloat16 as uint16_t; what has one number for each channel is as long, and float.
+// The inner loops of batch normalisation, plain enough for the compiler to vectorise. norm.cpp includes them
+// once per instruction set, so nothing from the standard library is used here. Rows are `width` consecutive
+// numbers of type T: float, or bfloat16 as uint16_t. Arrays with one number per channel have the same length
+// and are float.
 
 #include "plsc/native/bfloat16.h"
 #include "plsc/native/prefetch.h"
 
 static inline float active(int kind, float z, float slope) {
-  return kind == NONE || !(z <= 0.0f) ? z : kind == RELU ? 0.0f : z * slope;  // a NaN stays one
+  return kind == NONE || !(z <= 0.0f) ? z : kind == RELU ? 0.0f : z * slope;  // a NaN stays a NaN
 }
 
-// Sums over R rows at a time of x - shift and of its squares are added to `sum` and `square`.
+// Adds the sums of x - shift and of its square, over R rows at a time, to `sum` and `square`.
 template <int R, typename T>
 static const T* sums_of(const T* x, const float* shift, int64_t rows, int64_t width, float* sum,
                             float* square) {
@@ -59,14 +60,15 @@ static void forward(int kind, const T* x, const T* skip, Channels by, int64_t ro
                   : skip ? forward_of<PRELU, true, T> : forward_of<PRELU, false, T>)(x, skip, by, rows, width, y);
 }
 
-// The gradient by what goes into the activation, z; the sign of z is that of the output y where there is one (SKIP).
+// The gradient with respect to the activation's input, z. The sign of z is the output y's sign if y is given
+// (SKIP).
 template <int KIND, bool SKIP>
 static inline float dz_of(float dy, float z, float y, float slope) {
   return KIND == NONE || !((SKIP ? y : z) <= 0.0f) ? dy : KIND == RELU ? 0.0f : dy * slope;
 }
 
-// Sums over R rows at a time of dz, of dz * (x - mean) and, of a PReLU, of dy * z where z <= 0 are added to those of
-// `to`; SKIP: dz is written.
+// Sums dz, dz * (x - mean) and, for a PReLU, dy * z where z <= 0, over R rows at a time, and adds them to
+// `to`. SKIP: dz is written.
 template <int KIND, bool SKIP, int R, typename T>
 static void gradient_sums_of(const T* dy, const T* x, const T* y, Channels by, int64_t rows, int64_t width, Sums to,
                              T* dz) {

@@ -1,5 +1,6 @@
-// Batch normalisation of channels-last rows with what follows it, the sum with a residual's input and an activation,
-// in two passes over the input forward and two backward. See backbones/layers/normalisation.py.
+// Batch normalisation of channels-last rows together with what follows: adding a residual's input, and an
+// activation. It takes two passes over the input forward and two backward. See
+// backbones/layers/normalisation.py.
 #include "plsc/native/native.h"
 
 #include <math.h>
@@ -7,7 +8,8 @@
 
 enum Kind { NONE, RELU, PRELU };  // activations, as normalisation.py numbers them
 
-// Of each channel: y = active((x - mean) * scale + bias); dx = (dz - constant - (x - mean) * along) * scale + more.
+// For each channel: y = active((x - mean) * scale + bias); dx = (dz - constant - (x - mean) * along) * scale
+// + more.
 struct Channels {
   float *mean, *scale, *bias, *slope, *constant, *along;
 };
@@ -37,11 +39,11 @@ namespace {
 const NormLoopsOf<float>& loops_of(const float*) { return loops_in_use()->wide; }
 const NormLoopsOf<uint16_t>& loops_of(const uint16_t*) { return loops_in_use()->half; }
 
-const int64_t WIDE = 256;        // numbers in a row that make a loop over it worth starting
-const int64_t BLOCK = 1 << 15;   // numbers whose sums are taken in float32
+const int64_t WIDE = 256;        // numbers in a row that make a loop worthwhile
+const int64_t BLOCK = 1 << 15;   // numbers that are summed in float32
 const int64_t MOST_PARTS = 64;
 
-// Several rows seen as one, where there are few channels.
+// Joins several rows into one if there are few channels.
 struct Rows {
   int64_t rows, width, times;
 
@@ -50,13 +52,13 @@ struct Rows {
   }
 };
 
-// What has one number for each channel, as long as a joined row; freed with the object.
+// Arrays with one number per channel, as long as a joined row. They are freed with the object.
 class PerChannel {
  public:
   PerChannel(Rows rows, int64_t channels, int64_t count)
       : rows_(rows), channels_(channels), memory_(memory<float>(count * rows.width)) {}
   ~PerChannel() { free(memory_); }
-  // Array `number`, filled with from(channel).
+  // Fills array `number` from from(channel).
   template <typename F>
   float* fill(int64_t number, const F& from) const {
     float* to = memory_ + number * rows_.width;
@@ -72,8 +74,8 @@ class PerChannel {
   float* memory_;
 };
 
-// Sums of each channel over all rows -> double `total` [count, channels]: the same bits with any number of threads.
-// of_block(row, rows, sums) adds those of some rows to float `sums` [count, joined width].
+// Sums over all rows for each channel -> double `total` [count, channels]. The bits do not depend on the
+// thread count. of_block(row, rows, sums) adds some rows' sums to float `sums` [count, joined width].
 template <typename F>
 void sum_rows(Rows rows, int64_t channels, int64_t count, double* total, const F& of_block) {
   const int64_t many = count * rows.width;
@@ -115,9 +117,10 @@ Channels channels_of(const PerChannel& values, const float* kept, int64_t channe
   return by;
 }
 
-// y = active((x - mean) / sqrt(variance + epsilon) * weight + bias + skip). skip, weight, bias and slope may be null;
-// slope_step: 0 where one slope serves all channels. training: mean and variance are those of the rows, and `running`
-// takes them over by 1 - momentum; else they are the running ones. Leaves mean and 1 / root in `kept` [2, channels].
+// y = active((x - mean) / sqrt(variance + epsilon) * weight + bias + skip). skip, weight, bias and slope may
+// be null. slope_step: 0 if one slope serves all channels. training: mean and variance come from the rows,
+// and `running` moves towards them by 1 - momentum. Otherwise the running ones are used. Leaves mean and 1 /
+// root in `kept` [2, channels].
 template <typename T>
 void norm_forward(const T* x, const T* skip, const float* weight, const float* bias, const float* slope,
                   int64_t slope_step, int kind, int64_t rows, int64_t channels, int training, float epsilon,
@@ -137,7 +140,7 @@ void norm_forward(const T* x, const T* skip, const float* weight, const float* b
     for (int64_t c = 0; c < channels; ++c) {
       const double from_shift = total[c] / rows;
       const double variance = total[channels + c] / rows - from_shift * from_shift;
-      const float bounded = variance < 0.0 ? 0.0f : (float)variance;  // a NaN stays one
+      const float bounded = variance < 0.0 ? 0.0f : (float)variance;  // a NaN stays a NaN
       mean[c] = (float)(baseline::load(x[c]) + from_shift);
       root[c] = (float)(1.0 / sqrt((double)bounded + epsilon));
       running_mean[c] = running_mean[c] * momentum + mean[c] * (1.0f - momentum);
@@ -157,9 +160,10 @@ void norm_forward(const T* x, const T* skip, const float* weight, const float* b
   });
 }
 
-// Gradients of the forward pass whose arguments and `kept` these are. y: its output, given where an activation follows a
-// sum with `skip`, whose gradient goes to `dz`; else null, both. more: is added to dx, may be null. dslope is null without slopes, and one number where one
-// slope serves all channels. dx may be null.
+// The forward pass's gradients, with its arguments and `kept`. y: its output. If an activation follows a sum
+// with `skip`, y is given, and skip's gradient goes to `dz`. Otherwise both are null. more: is added to dx,
+// may be null. dslope: null without slopes. It is one number if one slope serves all channels. dx may be
+// null.
 template <typename T>
 void norm_backward(const T* dy, const T* x, const T* y, const T* more, const float* weight, const float* bias, const float* slope,
                    int64_t slope_step, int kind, int64_t rows, int64_t channels, int training, const float* kept, T* dz,
