@@ -1,2 +1,2 @@
-"""Compute the loss of the last layer, whose class centres are split over the ranks or whole on each. Read
+"""Compute the last layer's loss, whose class centres are split over the ranks or whole on each. Read
 softmax.py, then step.py."""

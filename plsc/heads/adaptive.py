@@ -43,8 +43,8 @@ class AdaFace(Margin):
     """cos(theta + g_angle) - g_add with g_angle = -m z, g_add = m z + m (Kim et al., AdaFace, CVPR 2022,
     equation 14).
 
-    z = clip((norm - mean) / (deviation / h), -1, 1) estimates the image's quality from running statistics of
-    the norms. As in the paper, no gradient flows through z. As in the authors' code, theta + g_angle is
+    z = clip((norm - mean) / (deviation / h), -1, 1) estimates the image's quality from the norms' running
+    statistics. As in the paper, no gradient flows through z. As in the authors' code, theta + g_angle is
     clipped to [0.001, pi - 0.001].
     """
 
@@ -123,7 +123,7 @@ class MagFace(Margin):
 
 
 class CurricularFace(ArcFace):
-    """ArcFace that also changes the cosines of hard other classes (Huang et al., CurricularFace, CVPR 2020,
+    """ArcFace that also changes hard other classes' cosines (Huang et al., CurricularFace, CVPR 2020,
     equations 5, 6 and 8).
 
     If another class's cosine c is above the target's cosine with margin, c becomes c (t + c). t is the

@@ -1,11 +1,11 @@
 """Compute a shard's logits, their maxima and sums, and all gradients. Two backends do the same work.
 softmax.py defines the symbols.
 
-`PaddleBackend` uses Paddle's ops. It runs on any device and with any margin. `KernelBackend` makes two calls
-of plsc/native/heads on a CPU, and is several times faster. It computes in float32, or in bfloat16 if the
+`PaddleBackend` uses Paddle's ops. It runs on any device and with any margin. `KernelBackend` calls
+plsc/native/heads twice on a CPU, and is several times faster. It computes in float32, or in bfloat16 if the
 processor supports it, and needs a margin that does not change the other logits.
 
-A backend serves one step. It keeps what the backward pass needs, and writes the gradients of the rows to the
+A backend serves one step. It keeps what the backward pass needs, and writes the row gradients to the
 selection.
 """
 
@@ -31,15 +31,15 @@ LOWEST = -1e30  # means "no other logit". It is finite, so that differences are 
 
 
 class HeadMemory:
-    """Keeps the state of a head between steps: centres, classes drawn ahead, and memory for exponentials.
+    """Keeps a head's state between steps: centres, classes drawn ahead, and memory for exponentials.
     This memory is reused, because fresh pages cost more time than the work on them.
 
     Args:
         bank: class centres.
-        drawing: draws the sampled classes of each step.
+        drawing: draws each step's sampled classes.
 
     Attributes:
-        ready: rows of the last backward pass that wait for their update, or None after the update.
+        ready: the last backward pass's rows, which wait for their update, or None after the update.
     """
 
     def __init__(self, bank: Bank, drawing: DrawAhead):
@@ -68,7 +68,7 @@ class TargetPositions:
 
     Attributes:
         sample_P: indices of the samples whose class is in this shard, ordered by class, int64 [P].
-        column_P: index of each such sample's class among the selected rows, int64 [P].
+        column_P: each such sample's class, as an index among the selected rows, int64 [P].
         owned_N: 1 if the sample's class is in this shard, otherwise 0, float32 [N], on the device.
     """
 
@@ -78,11 +78,11 @@ class TargetPositions:
 
 
 def takes_kernels(spec: HeadSpec, selection: Selection, inspected: bool) -> bool:
-    """Return whether `KernelBackend` can compute a step of a head with these rows on this device.
+    """Return whether `KernelBackend` can compute a head's step with these rows on this device.
 
     Args:
-        spec: properties of the head.
-        selection: rows of the step.
+        spec: the head's properties.
+        selection: the step's rows.
         inspected: whether the caller needs the logits themselves.
     """
     return (
@@ -101,15 +101,15 @@ class KernelBackend:
     """Runs compiled kernels on rows in host memory.
 
     Args:
-        spec: properties of the head.
-        memory: state of the head.
-        selection: rows of the step.
+        spec: the head's properties.
+        memory: the head's state.
+        selection: the step's rows.
         x_ND: samples, float32 [N, D].
         scaled_ND: samples times the head's scale, float32 [N, D].
-        positions: positions of the samples' classes.
+        positions: where the samples' classes are.
 
     Attributes:
-        plain_N: similarities of the samples with their own classes, float32 [N], or 0 if the class is in
+        plain_N: the samples' similarities with their own classes, float32 [N], or 0 if the class is in
             another shard.
     """
 
@@ -162,24 +162,24 @@ class KernelBackend:
 
 
 class PaddleBackend:
-    """Runs Paddle's ops on all N samples, one block of classes at a time. No operation depends on a value.
+    """Runs Paddle's ops on all N samples, one class block at a time. No operation depends on a value.
     The host therefore never waits for the device, except with a bank in host memory.
 
-    The softmax of a block leaves out the samples' own classes, and overwrites the logits. Let M_b be the
-    maximum of the block, and R_b the sum of exp(logit - M_b). The gradient with respect to a logit is then
+    A block's softmax excludes the samples' own classes, and overwrites the logits. Let M_b be
+    the block's maximum, and R_b the sum of exp(logit - M_b). The gradient with respect to a logit is then
     the softmax times R_b exp(M_b - lse). This factor is one number per sample, and is applied to the [N, D]
-    operands of the products. 1 / R_b is the largest number of the softmax.
+    operands of the products. 1 / R_b is the softmax's largest number.
 
     Args:
-        spec: properties of the head.
-        memory: state of the head.
-        selection: rows of the step.
+        spec: the head's properties.
+        memory: the head's state.
+        selection: the step's rows.
         x_ND: samples, float32 [N, D].
         scaled_ND: samples times the head's scale, float32 [N, D].
-        positions: positions of the samples' classes.
+        positions: where the samples' classes are.
 
     Attributes:
-        plain_N: similarities of the samples with their own classes, float32 [N], arbitrary if the class is in
+        plain_N: the samples' similarities with their own classes, float32 [N], arbitrary if the class is in
             another shard.
     """
 
@@ -205,7 +205,7 @@ class PaddleBackend:
         self.spans = [(start, min(start + block, selected)) for start in range(0, selected, block)]
         keeps = fits and spec.sub_centres == 1
         self._kept: list[tuple[Block, paddle.Tensor]] | None = [] if keeps else None
-        # Maximum and sum of each block, [N].
+        # Each block's maximum and sum, [N].
         self._maxima_and_sums: list[tuple[paddle.Tensor, paddle.Tensor]] = []
         self._x_ND = rounded(scaled_ND, logits_dtype(spec, spec.compute_dtype))
 
@@ -257,7 +257,7 @@ class PaddleBackend:
         """Compute a block's logits.
 
         Returns five values: the block, its scaled logits [N, b] with the targets near LOWEST, the logits
-        before they are changed [N, b], the slopes of the change [N, b], and the nearest sub-centres
+        before they are changed [N, b], the change's slopes [N, b], and the nearest sub-centres
         [N, b, J]. The third and fourth are None if nothing changes the logits. The last is None for J = 1.
         """
         block = Block(self.spec, self.selection, start, stop, self.spec.compute_dtype)
@@ -286,7 +286,7 @@ class PaddleBackend:
         paddle.index_put_(logit_Nb, [count_up(len(logit_Nb)), column_N], owned_N * LOWEST, True)
 
     def _weights(self, block: Block, softmax_Nb, slope_Nb, nearest_NbJ) -> paddle.Tensor:
-        """Multiply a block's softmax, which is 0 at the targets, by the slopes of the change to its logits.
+        """Multiply a block's softmax, which is 0 at the targets, by the slopes with which its logits change.
         The result [N, b J] is rounded for the products."""
         if slope_Nb is not None:
             softmax_Nb.multiply_(slope_Nb)
@@ -299,15 +299,15 @@ class PaddleBackend:
         x_ND: paddle.Tensor,
         factor: paddle.Tensor,
     ) -> paddle.Tensor:
-        """Compute the gradient of the summed losses with respect to the scaled embeddings, float32 [N, D].
-        Store the gradients of the rows in the selection.
+        """Compute the summed losses' gradient with respect to the scaled embeddings, float32 [N, D].
+        Store the row gradients in the selection.
 
         Args:
             lse_N: logarithm of each sample's softmax denominator, float32 [N].
             dtarget_N: gradient with respect to the target logits, float32 [N], or 0 if the target is in
                 another shard.
             x_ND: scaled embeddings times `factor`, float32 [N, D].
-            factor: gradient of the mean loss divided by the number of samples, float32 scalar.
+            factor: the mean loss's gradient divided by N, float32 scalar.
         """
         if not self.spans:
             return paddle.zeros_like(x_ND)
@@ -332,7 +332,7 @@ class PaddleBackend:
         return grad_ND
 
     def _add_targets(self, by_row_ND: paddle.Tensor, by_bias_N: paddle.Tensor | None) -> None:
-        """Add the samples' contributions to the gradients of their own classes, one sum per class."""
+        """Add the samples' contributions to their own classes' gradients, one sum per class."""
         positions = self._positions
         if not len(positions.sample_P):
             return

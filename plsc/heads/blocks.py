@@ -1,9 +1,9 @@
-"""Compute the logits and gradients of one block of classes, and plan the size of a block. softmax.py defines
+"""Compute logits and gradients for one block of classes, and plan the block size. softmax.py defines
 the symbols.
 
 With a margin, embeddings and centres are compared by cosine. The bank never stores normalised rows. With
-J > 1 a bank row holds J sub-centres one after the other, and the nearest of them gives the similarity of the
-class (Deng et al., Sub-center ArcFace, ECCV 2020).
+J > 1 a bank row holds J sub-centres one after the other, and the nearest one gives the class's
+similarity (Deng et al., Sub-center ArcFace, ECCV 2020).
 """
 
 import functools
@@ -26,25 +26,25 @@ SMALLEST_SQUARE = 1.17549435e-38  # the smallest normal float32, see `Vectors`
 def plan_blocks(
     num_samples: int, num_classes: int, width: int, sub_centres: int, budget: int, dtype: str = "float32"
 ) -> tuple[int, bool]:
-    """Plan the size of a block, and whether to keep all exponentials and normalised rows.
+    """Plan the block size, and whether to keep all exponentials and normalised rows.
 
     The temporaries stay within the budget. The plan is for Paddle's operators. The CPU kernels have their own
-    blocks (plsc/native/heads/softmax.py). The size of a block changes results by rounding only.
+    blocks (plsc/native/heads/softmax.py). The block size changes results by rounding only.
 
     A class of a block takes 3 numbers per sample and sub-centre (logit, exponential, one temporary) and 4
-    rows of the bank's width. If products round their inputs to 16 bits, it takes 2 more numbers and 2 more
+    rows as wide as the bank's. If products round their inputs to 16 bits, it takes 2 more numbers and 2 more
     rows. A kept class takes its exponentials and its normalised row. On a CPU a block also fits into the
     cache. On a GPU larger blocks are faster.
 
     Args:
         num_samples: number of samples.
-        num_classes: number of selected classes.
+        num_classes: how many selected classes.
         width: numbers per bank row.
         sub_centres: sub-centres per class.
         budget: bytes for the temporaries.
         dtype: dtype that the matrix products round their inputs to.
 
-    Returns the number of classes per block, and whether to keep the exponentials.
+    Returns how many classes a block has, and whether to keep the exponentials.
     """
     rounds = dtype != "float32"
     per_class = 4 * ((3 + 2 * rounds) * num_samples * sub_centres + (4 + 2 * rounds) * width)
@@ -58,9 +58,9 @@ def plan_blocks(
 
 
 def logits_dtype(spec: HeadSpec, dtype: str) -> str:
-    """Return the dtype of the product of samples and centres, if the other two products have `dtype`.
+    """Return the dtype in which samples and centres are multiplied, if the other two products have `dtype`.
 
-    A GPU also rounds the result of a product. In bfloat16 the error of a logit of 50 is up to 0.125, and the
+    A GPU also rounds a product's result. In bfloat16 a logit near 50 has an error up to 0.125, and the
     error of the embeddings' gradient is 1.5 to 1.9 %. Scaled cosines fit into float16, whose rounding steps
     are an eighth as large.
     """
@@ -75,7 +75,7 @@ def rounded(x: paddle.Tensor, dtype: str) -> paddle.Tensor:
 def product(
     a: paddle.Tensor, b: paddle.Tensor, transpose_a: bool = False, transpose_b: bool = False
 ) -> paddle.Tensor:
-    """Multiply two float32 matrices, or two matrices of the same 16-bit dtype. The result is float32.
+    """Multiply two float32 matrices, or two matrices with the same 16-bit dtype. The result is float32.
 
     On a GPU a 16-bit product sums in float32 and rounds its result to 16 bits. A CPU multiplies the rounded
     numbers in float32.
@@ -133,7 +133,7 @@ class Vectors:
 
     @functools.cached_property
     def length(self) -> paddle.Tensor:
-        """Lengths of the original vectors, float32 [n]. The length of a zero vector is close to 0."""
+        """The original vectors' lengths, float32 [n]. The length of a zero vector is close to 0."""
         if self._norm is not None:
             return self._norm.flatten()
         return paddle.where(self._inverse > 0, 1.0 / self._inverse, self._inverse).flatten()
@@ -160,8 +160,8 @@ class Block:
     Args:
         spec: properties of the head.
         selection: rows of the step.
-        start: first row of the block.
-        stop: end of the block, not included.
+        start: the block's first row.
+        stop: the block's end, not included.
         dtype: dtype that the three matrix products round their inputs to.
     """
 
@@ -212,11 +212,11 @@ class Block:
 
         Args:
             weight_Nb: result of `round_weights`, [N, b J].
-            share_N1: factor of each sample, float32 [N, 1].
-            x_ND: samples, float32 [N, D]. They may include the factors of the loss's mean and scale.
+            share_N1: each sample's factor, float32 [N, 1].
+            x_ND: samples, float32 [N, D]. They may include the loss's mean and scale as factors.
 
-        Returns the block's part of the gradient with respect to the embeddings [N, D], without the factors of
-        the mean and the scale, and the gradient with respect to the block's bank rows [b, J D], with these
+        Returns the block's part of the gradient with respect to the embeddings [N, D], without the mean's
+        and the scale's factors, and the gradient with respect to the block's bank rows [b, J D], with these
         factors if `x_ND` includes them.
         """
         grad = product(weight_Nb, rounded(x_ND * share_N1, self.dtype), transpose_a=True)
@@ -231,7 +231,7 @@ class TargetRows:
         spec: properties of the head.
         selection: rows of the step.
         x_ND: samples, float32 [N, D].
-        column_N: index of each sample's class among the selected rows, int64 [N].
+        column_N: each sample's class, as an index among the selected rows, int64 [N].
 
     Attributes:
         column_N: the argument.

@@ -43,12 +43,12 @@ def build_head(
 
     Args:
         cfg: the section Head.
-        rule: optimizer of the centres.
-        num_classes: number of classes C.
+        rule: the centres' optimizer.
+        num_classes: class count C.
         embedding_size: embedding size D.
-        seed: seed of the initial centres and of the sampling.
+        seed: seed for the initial centres and the sampling.
         folder: folder for the file of a bank on disk if Head.bank_folder is not set.
-        amp: value of Global.amp. It sets the dtype of the head's products if Head.compute_dtype is not set.
+        amp: Global.amp's value. It sets the dtype of the head's products if Head.compute_dtype is not set.
 
     Raises UserError if the centres do not fit into the free memory, or if the margin or the rule is not
     valid.
@@ -109,20 +109,20 @@ def make_head(
     """Make a head from arguments. Every rank calls it.
 
     Args:
-        num_classes: number of classes C.
+        num_classes: class count C.
         embedding_size: embedding size D.
         margin: passed to `HeadSpec`.
-        sharded: whether each rank holds a part of the classes, see `HeadSpec`.
+        sharded: whether each rank holds only some classes, see `HeadSpec`.
         sub_centres: centres per class, see `HeadSpec`.
         bias: whether each class has a number that is added to its logit. Only without a margin.
         bank: "device", "host" or "disk", passed to `build_bank`.
         bank_dtype: passed to `build_bank`.
         bank_folder: passed to `build_bank`.
-        init_std: standard deviation of the initial centres. If None, it is sqrt(2 / (D + C)) for the plain
+        init_std: the initial centres' standard deviation. If None, it is sqrt(2 / (D + C)) for the plain
             softmax, and 0.01 with a margin.
-        seed: seed of the initial centres and of the sampling.
-        rule: optimizer of the centres. If None, it is momentum SGD without weight decay.
-        options: other fields of `HeadSpec`.
+        seed: seed for the initial centres and the sampling.
+        rule: the centres' optimizer. If None, it is momentum SGD without weight decay.
+        options: further `HeadSpec` fields.
     """
     start, stop = split(num_classes, distributed.world_size())[distributed.rank()]
     shard = ClassShard(num_classes, start, stop) if sharded else ClassShard(num_classes, 0, num_classes)

@@ -1,4 +1,4 @@
-"""Define the section Head. Each margin has its own section with the constants of its class, and the plain
+"""Define the section Head. Each margin has its own section with its class's constants, and the plain
 softmax has one too.
 
 `Head.name: package.module:Class` names a margin that the user wrote. Its class is imported, and Paddle with
@@ -43,33 +43,33 @@ class HeadCfg(Section):
     ranks. `x` keeps all on every rank."""
 
     name: str = "dist_arcface"
-    """Name of the loss, with or without the prefix `dist_`. `softmax` normalises nothing. A margin works on
+    """The loss's name, with or without the prefix `dist_`. `softmax` normalises nothing. A margin works on
     cosines and makes the target harder to reach (docs/training.md says which to use when). Your own class is
     `package.module:Class`, and is always sharded (docs/extend.md)."""
     sample_rate: float = Field(1.0, gt=0, le=1)
-    """Fraction of the class centres that is drawn for each step (Partial FC). A step uses the drawn classes
-    and all classes of the batch. 0.1 makes the head about ten times cheaper. This pays off with 100,000
+    """Fraction of class centres that is drawn for each step (Partial FC). A step uses the drawn classes
+    and all classes in the batch. 0.1 makes the head about ten times cheaper. This pays off with 100,000
     classes or more."""
     bank: Literal["device", "host", "disk"] = "device"
-    """Where class centres and the state of their optimizer are stored (docs/training.md). host and disk fetch
-    the rows of each step, so set `sample_rate`."""
+    """Where class centres and their optimizer state are stored (docs/training.md). host and disk
+    fetch each step's rows, so set `sample_rate`."""
     bank_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype in which host and disk store the rows. bfloat16 halves memory, file and checkpoint
     (docs/training.md). Steps compute in float32. Rows are rounded stochastically when they are written back.
     A run may be resumed with another bank and dtype."""
     bank_folder: str | None = Field(None, min_length=1)
-    """Folder for the file of the bank disk. Choose the rank's fastest disk. null: `output_dir`. The file
-    takes all of its space at the start, and disappears when the process ends. It has no name, so `df`
+    """Folder for the disk bank's file. Choose the rank's fastest disk. null: `output_dir`. The file
+    takes its whole space at the start, and disappears when the process ends. It has no name, so `df`
     shows it and `du` does not. The run is refused if the disk has too little space."""
     logits_budget_mb: float | None = Field(None, gt=0, le=10**9)
     """Megabytes per rank for blocks of logits and for kept exponentials. More is faster until the whole shard
     fits. Less saves memory. Results change by rounding only. null: 268 on CPUs, 4295 on GPUs."""
     compute_dtype: Literal["float32", "bfloat16"] | None = None
-    """Dtype that the head rounds the inputs of its matrix products to. Sums, losses and centres are float32.
+    """Dtype to which the head rounds the inputs to its matrix products. Sums, losses and centres are float32.
     bfloat16 is faster on GPUs, and on processors that support it (AVX512-BF16, AMX: about half the head's
     time). null: bfloat16 if `Global.amp` is bfloat16, else float32."""
     init_std: float | None = Field(None, gt=0, le=10)
-    """Standard deviation of the initial class centres. null: 0.01 with a margin, sqrt(2 / (D + classes))
+    """The initial class centres' standard deviation. null: 0.01 with a margin, sqrt(2 / (D + classes))
     without."""
 
     @field_validator("sample_rate")
@@ -121,8 +121,8 @@ class MarginCfg(HeadCfg):
     """straight_through gives the target logit the gradient that it would have without a margin. InsightFace's
     published ArcFace does the same. Use it to compare runs with theirs."""
     sub_centres: int = Field(1, ge=1, le=16)
-    """Centres per class. Only the nearest one counts. 3 helps with noisy labels, and takes three times the
-    memory of the head."""
+    """Centres per class. Only the nearest one counts. 3 helps with noisy labels, and triples the
+    head's memory."""
     filter_above: float | None = Field(None, gt=-1, le=1)
     """A cosine with another class above this limit counts as 0, because the class is likely the same person
     under two names. null filters nothing. Try 0.4 after some epochs."""
@@ -133,7 +133,7 @@ class MarginCfg(HeadCfg):
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The keyword arguments of the margin's class."""
+        """Keyword arguments for the margin's class."""
         return {key: value for key, value in self if key not in MarginCfg.model_fields}
 
 
@@ -174,19 +174,19 @@ class CombinedCfg(MarginCfg):
 
 
 class AdaFaceCfg(MarginCfg):
-    """AdaFace: the margin depends on the norm of the embedding."""
+    """AdaFace: the margin depends on the embedding's norm."""
 
     name: Literal["adaface", "dist_adaface"]
     margin: MarginSize = 0.4
-    """Size of the margin."""
+    """The margin."""
     h: float = Field(0.333, gt=0)
-    """Strength of the norm's influence."""
+    """How strongly the norm acts."""
     momentum: float = Field(0.99, ge=0, lt=1)
-    """Share that the running statistics of the norms keep."""
+    """Share that the norms' running statistics keep."""
 
 
 class MagFaceCfg(MarginCfg):
-    """MagFace: the margin grows with the norm of the embedding, and a penalty pulls the norms upwards."""
+    """MagFace: the margin grows with the embedding's norm, and a penalty pulls the norms upwards."""
 
     name: Literal["magface", "dist_magface"]
     low: float = Field(10.0, gt=0)
@@ -198,7 +198,7 @@ class MagFaceCfg(MarginCfg):
     high_margin: MarginSize = 0.8
     """Margin in radians at the largest norm."""
     weight: float = Field(35.0, ge=0, le=10_000)
-    """Weight of the penalty on small norms."""
+    """Weight for the penalty on small norms."""
 
     @field_validator("high")
     @classmethod
@@ -209,7 +209,7 @@ class MagFaceCfg(MarginCfg):
 
 
 class CurricularFaceCfg(MarginCfg):
-    """CurricularFace: ArcFace that also changes the cosines of hard other classes."""
+    """CurricularFace: ArcFace that also changes hard other classes' cosines."""
 
     name: Literal["curricularface", "dist_curricularface"]
     margin: MarginSize = 0.5
@@ -219,7 +219,7 @@ class CurricularFaceCfg(MarginCfg):
 
 
 class OwnMarginCfg(MarginCfg, ClassSection):
-    """A margin that the user wrote. Other keys are keyword arguments of its class."""
+    """A margin that the user wrote. Other keys are its class's keyword arguments."""
 
     registry = MARGINS
     name: str

@@ -11,7 +11,7 @@ def count_up(count: int) -> paddle.Tensor:
 
 
 def filled(shape: list[int], number: float) -> paddle.Tensor:
-    """Return a float32 tensor of one number; shape []: a scalar."""
+    """Return a float32 tensor with one number. Its shape [] makes it a scalar."""
     return _filled(tuple(shape), number, paddle.get_device())
 
 

@@ -1,14 +1,14 @@
 """Apply margins to the target logits, with exact derivatives.
 
-The head calls a margin with the target cosines and the embedding norms of the N samples that this rank works
-on. If the classes are sharded, these are the samples of all ranks. The cosine of a sample whose class is in
+The head calls a margin with the target cosines and the embedding norms for the N samples that this rank works
+on. If the classes are sharded, these are all ranks' samples. The cosine of a sample whose class is in
 another shard is then arbitrary, and the head ignores the result for it.
 
 The margin returns the new target cosines and their slopes, and the head applies the scale. All other logits
 stay unchanged unless the margin defines `others`. adaptive.py has the margins with running statistics.
 docs/extend.md shows how to write your own margin.
 
-Angles are in radians. theta is the angle between an embedding and the centre of its own class.
+Angles are in radians. theta is the angle between an embedding and its own class's centre.
 """
 
 import math
@@ -33,8 +33,8 @@ class Target:
 
     Attributes:
         cosine: new target cosines, float32 [N].
-        slope: derivatives of the new cosines with respect to the old ones, float32 [N].
-        norm_slope: derivatives of the new cosines with respect to the embeddings' norms, float32 [N], or None
+        slope: the new cosines' derivatives with respect to the old ones, float32 [N].
+        norm_slope: the new cosines' derivatives with respect to the embeddings' norms, float32 [N], or None
             if no gradient flows through the norms.
     """
 
@@ -47,7 +47,7 @@ class Margin(ABC):
     """Changes the cosine between each sample and its own class. A subclass defines the call. It may also
     define the following methods.
 
-    others(cos_Nb, plain_N1, target_N1): changes the cosines [N, b] between the samples and a block of other
+    others(cos_Nb, plain_N1, target_N1): changes the cosines [N, b] between the samples and a block with other
         classes. The other arguments are each sample's target cosine without and with margin. It returns the
         new cosines [N, b] and their derivatives with respect to the old ones [N, b]. The block also holds the
         samples' own classes, with cosines near -1e30, and these must stay far below all others. `others`
@@ -67,7 +67,7 @@ class Margin(ABC):
 
         Args:
             cos_N: target cosines, float32 [N], in [-1, 1].
-            norm_N: norms of the embeddings, float32 [N].
+            norm_N: the embeddings' norms, float32 [N].
 
         Returns a Target, or the new cosines alone. In the latter case autograd finds their slopes.
         """
@@ -95,7 +95,7 @@ def change_targets(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) 
     Args:
         margin: margin to call.
         cos_N: target cosines, float32 [N].
-        norm_N: norms of the embeddings, float32 [N].
+        norm_N: the embeddings' norms, float32 [N].
 
     Raises UserError if the result is neither a Target nor cosines, or if no gradient flows through the
     cosines.
@@ -123,7 +123,7 @@ def change_targets(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) 
                 "or return a Target with their slopes"
             )
         grads = paddle.grad([cosine.sum()], inputs, allow_unused=True)
-    # A missing gradient becomes zeros, because all ranks must find the same number of slopes.
+    # A missing gradient becomes zeros, because all ranks must find equally many slopes.
     return Target(cosine.detach(), *(paddle.zeros_like(cos_N) if grad is None else grad for grad in grads))
 
 
@@ -178,7 +178,7 @@ def add_angle(cos_N: paddle.Tensor, margin: float | paddle.Tensor) -> tuple[padd
     """Compute cos(theta + m) and its slope.
 
     If theta + m is larger than pi, the cosine would rise again. The value is then cos(theta) - m sin(m), as
-    in the code of ArcFace's authors.
+    in the ArcFace authors' code.
 
     Args:
         cos_N: cosines of theta, float32 [N].

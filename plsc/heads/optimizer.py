@@ -1,6 +1,6 @@
-"""Update the selected rows of a bank by a rule, which is the optimizer of the class centres.
+"""Update a bank's selected rows by a rule, the class centres' optimizer.
 
-A rule names the additional arrays that it needs for each value (`moments`). They have the shape of the value
+A rule names the additional arrays that it needs for each value (`moments`). They are shaped like the value
 and start at zero. They are stored, checkpointed and resharded with the value. A rule works with every bank.
 docs/extend.md shows how to write your own.
 """
@@ -20,8 +20,8 @@ class Update(NamedTuple):
 
     Attributes:
         lr: learning rate.
-        number: number of this update, counted from 1.
-        norms: norm of the selected centres over all ranks, and norm of their gradient. Both are floats or
+        number: this update, counted from 1.
+        norms: the selected centres' norm over all ranks, and their gradient's norm. Both are floats or
             scalars on the device. They are set only for a rule that `needs_norms`.
     """
 
@@ -31,13 +31,13 @@ class Update(NamedTuple):
 
 
 class Rule(ABC):
-    """Updates rows of the values "centres" and "bias" by their gradients.
+    """Updates rows in the values "centres" and "bias" by their gradients.
 
     Attributes:
-        moments: names of the additional arrays for each value.
+        moments: the additional arrays' names for each value.
         needs_norms: whether an `Update` must have norms.
-        weight_decay: weight decay of the centres. The bias has none.
-        kernel: name of a kernel in plsc/native/heads/rows.py that does the same to arrays in host memory. It
+        weight_decay: the centres' weight decay. The bias has none.
+        kernel: a kernel's name in plsc/native/heads/rows.py that does the same to arrays in host memory. It
             takes the numbers that kernel_numbers(name, update) returns. If None, rows are copied to tensors
             and back.
     """
@@ -52,7 +52,7 @@ class Rule(ABC):
             cls.kernel = None  # the base class's kernel does something else
 
     def decay(self, name: str) -> float:
-        """Return the weight decay of a value."""
+        """Return a value's weight decay."""
         return self.weight_decay if name == "centres" else 0.0
 
     @abstractmethod
@@ -64,13 +64,13 @@ class Rule(ABC):
         grad: paddle.Tensor,
         update: Update,
     ) -> None:
-        """Update the selected rows of a value and of its moments in place. A call gets some thousand rows at
+        """Update the selected rows in a value and its moments in place. A call gets some thousand rows at
         a time. A row's new numbers must therefore not depend on other rows.
 
         Args:
             name: "centres" or "bias".
-            value: rows of the value, float32 [k, width], or [k] for the bias.
-            moments: rows of each moment, with the shape of `value`.
+            value: the value's rows, float32 [k, width], or [k] for the bias.
+            moments: each moment's rows, shaped like `value`.
             grad: gradient with respect to `value`, with its shape.
             update: numbers that all rows share.
         """
@@ -94,7 +94,7 @@ class Momentum(Rule):
     """Momentum SGD, the same as Paddle's: v <- mu v + g + decay w;  w <- w - lr v.
 
     With nesterov, w <- w - lr (g + decay w + mu v). This is the method of Sutskever et al. 2013, "On the
-    importance of initialization and momentum in deep learning", in the variables of Paddle and PyTorch.
+    importance of initialization and momentum in deep learning", in Paddle's and PyTorch's variables.
     """
 
     moments = ("momentum",)
@@ -121,13 +121,13 @@ class AdamW(Rule):
         m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2
         w <- w - lr decay w - lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon)
 
-    t is the number of the update. It is the same for all rows, as in InsightFace's Partial FC. A row that is
+    t is the update's number. It is the same for all rows, as in InsightFace's Partial FC. A row that is
     first selected late therefore starts with a step of up to (1 - beta1) / sqrt(1 - beta2) lr, which is
     3.2 lr with the usual betas. A row that is not selected stays unchanged, and so do its moments. It has no
     weight decay in that step.
 
-    If v is stored as bfloat16, it is rounded stochastically, because one step changes it by less than the
-    rounding step of bfloat16. It stays right on average. It also stays >= 0, because rounding changes the
+    If v is stored as bfloat16, it is rounded stochastically, because one step changes it by less than
+    bfloat16's rounding step. It stays right on average. It also stays >= 0, because rounding changes the
     magnitude and never the sign.
     """
 
@@ -162,7 +162,7 @@ class LARS(Rule):
 
         r = lr coefficient |w| / (|g| + decay |w| + epsilon);  v <- mu v + r (g + decay w);  w <- w - v
 
-    |w| and |g| are norms over the selected centres of all ranks, so the whole class matrix has one r. As in
+    |w| and |g| are norms over all ranks' selected centres, so the whole class matrix has one r. As in
     Paddle, r = lr if the weight decay is 0 or if a norm is 0. The bias has no weight decay, so its r is lr.
     """
 

@@ -1,8 +1,8 @@
-"""Choose the classes of a step: a random part of all classes, and every positive class (An et al., Partial
+"""Choose a step's classes: a random part of all classes, and every positive class (An et al., Partial
 FC, CVPR 2022). softmax.py defines the symbols.
 
-Classes are drawn in blocks of class numbers. The draw of a block depends on (seed, block, step) alone. It is
-therefore the same for any number of ranks, a resumed run repeats it, and it is known before the step's
+Classes are drawn in blocks of class numbers. A block's draw depends on (seed, block, step) alone. It is
+therefore the same on any number of ranks, a resumed run repeats it, and it is known before the step's
 samples are. All results are integers.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_BLOCK = 131_072  # classes in one draw. Changing this number changes the draws of every run.
+_BLOCK = 131_072  # classes in one draw. Changing this number changes every run's draws.
 
 
 class ClassShard(NamedTuple):
@@ -34,15 +34,15 @@ def draw_classes(shard: ClassShard, rate: float, seed: int, step: int) -> np.nda
     equal to the fraction that int cut off. Each class therefore takes part with probability `rate`,
     independently in each step.
 
-    If a shard contains only a part of a block, its rank draws the whole block and keeps its part. The draws
-    of all ranks therefore form the same set for any number of ranks. The cost grows with the number of
-    classes drawn. If few are drawn, numpy keeps a set of them. Otherwise it keeps 8 bytes for each class of
+    If a shard contains a block only partly, its rank draws the whole block and keeps its part. All ranks'
+    draws therefore form the same set on any number of ranks. The cost grows with how many classes
+    are drawn. If few are drawn, numpy keeps a set. Otherwise it keeps 8 bytes for each class in
     one block.
 
     Args:
         shard: classes to draw from.
         rate: sample rate, in (0, 1].
-        seed: seed of the draws.
+        seed: seed for the draws.
         step: step number, at least 0.
 
     Returns class numbers counted from the shard's start, int64, ascending.
@@ -63,15 +63,15 @@ def draw_classes(shard: ClassShard, rate: float, seed: int, step: int) -> np.nda
 
 
 def merge_classes(drawn: np.ndarray, positives: np.ndarray) -> np.ndarray:
-    """Merge a draw with the positive classes of this shard.
+    """Merge a draw with this shard's positive classes.
 
     In the paper, positive classes replace drawn ones, and K = max(positives, rate S). Here they are added to
-    the draw, which keeps the draw independent of the samples and of the world size. K is about rate S
-    plus the number of positive classes that were not drawn.
+    the draw, which keeps the draw independent of the samples and the world size. K is about rate
+    S plus the positive classes that were not drawn.
 
     Args:
         drawn: drawn classes, int64, ascending, without duplicates.
-        positives: classes of the step's samples that lie in this shard, int64, ascending, without
+        positives: the step's classes that lie in this shard, int64, ascending, without
             duplicates.
 
     Returns the classes that take part, int64 [K], ascending.
@@ -82,7 +82,7 @@ def merge_classes(drawn: np.ndarray, positives: np.ndarray) -> np.ndarray:
 
 
 class DrawAhead:
-    """Draws the classes of a step on a thread while the previous step runs. The arguments are passed to
+    """Draws a step's classes on a thread while the previous step runs. The arguments are passed to
     `draw_classes`."""
 
     def __init__(self, shard: ClassShard, rate: float, seed: int):
@@ -91,7 +91,7 @@ class DrawAhead:
         self._ahead: tuple[int, Future] | None = None
 
     def take(self, step: int) -> np.ndarray:
-        """Return the result of `draw_classes` for this step, and start the draw for the next step."""
+        """Return `draw_classes` for this step, and start the draw for the next step."""
         number, drawn = self._ahead or (None, None)
         if number != step:
             drawn = self._thread.submit(draw_classes, *self._draw_arguments, step)
@@ -99,5 +99,5 @@ class DrawAhead:
         return drawn.result()
 
     def following(self) -> Callable[[], np.ndarray]:
-        """Return a function that waits for the draw of the step after the last one taken, and returns it."""
+        """Return a function that waits for the draw after the last one taken, and returns it."""
         return self._ahead[1].result

@@ -1,9 +1,9 @@
-"""Sum the rows of samples that have the same class. The work grows with N D, and the order of the
-additions is the same on every device.
+"""Sum the rows whose samples have the same class. The work grows with N D, and every device
+adds in the same order.
 
-A scatter-add of the device adds in any order. A product with the [N, N] matrix of equal classes is quadratic
+A device's scatter-add adds in any order. A product with the [N, N] matrix of equal classes is quadratic
 in the global batch. Here, pairs of rows are added until each class has one row left. This takes two gathers
-and a sum each time the number of samples in the largest class doubles.
+and a sum each time the largest class's sample count doubles.
 
     ClassSums(np.array([3, 5, 5, 9])).of(paddle.ones([4, 2]))  # [[1, 1], [2, 2], [1, 1]], of 3, 5 and 9
 """
@@ -18,7 +18,7 @@ class ClassSums:
     """Plans the sums from the samples' classes, which are in host memory.
 
     Args:
-        class_P: class of each sample, int64 [P], ascending, with P >= 1.
+        class_P: each sample's class, int64 [P], ascending, with P >= 1.
 
     Attributes:
         class_U: distinct classes, int64 [U], on the device.
@@ -27,8 +27,8 @@ class ClassSums:
     def __init__(self, class_P: np.ndarray):
         classes, start_U, count_U = np.unique(class_P, return_index=True, return_counts=True)
         self.class_U = to_device(classes)
-        self._rounds: list[tuple[paddle.Tensor, paddle.Tensor]] = []  # indices of left and right rows
-        zero = len(class_P)  # index of an appended row of zeros, for rows without a partner
+        self._rounds: list[tuple[paddle.Tensor, paddle.Tensor]] = []  # left and right row indices
+        zero = len(class_P)  # index of an appended zero row, for rows without a partner
         while count_U.max() > 1:
             pairs_U = (count_U + 1) // 2
             first_U = np.cumsum(pairs_U) - pairs_U
@@ -41,7 +41,7 @@ class ClassSums:
             start_U, count_U, zero = first_U, pairs_U, pairs_U.sum()
 
     def of(self, rows_PD: paddle.Tensor) -> paddle.Tensor:
-        """Sum the rows [P, D] of each class. The result is [U, D]."""
+        """Sum each class's rows [P, D]. The result is [U, D]."""
         if self._rounds:
             rows_PD = paddle.concat([rows_PD, paddle.zeros([1, rows_PD.shape[1]])])
         for left, right in self._rounds:

@@ -1,6 +1,6 @@
 """Compare a tiny sharded head with a dense head in float64. Training does this before its first step.
 
-Kernels on a new processor, operators on a new device and flags of Paddle can give wrong numbers without an
+Kernels on a new processor, operators on a new device and Paddle's flags can give wrong numbers without an
 error. The check takes milliseconds. `plsc selftest` compares more.
 """
 
@@ -77,7 +77,7 @@ def _compare(sample_rate: float, budget: int) -> float:
 def _dense(
     x_ND: np.ndarray, centre_KD: np.ndarray, target_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute CosFace's losses [N], and the gradients of their mean with respect to embeddings [N, D] and
+    """Compute CosFace's losses [N], and their mean's gradients with respect to embeddings [N, D] and
     centres [K, D]. This uses autograd in float64 on the CPU."""
     on_cpu = {"place": paddle.CPUPlace()}
     x_ND, centre_KD = (

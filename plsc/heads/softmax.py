@@ -1,8 +1,8 @@
 """Compute softmax cross entropy over classes that are sharded over the ranks, with or without a margin on the
 target.
 
-    B samples of this rank   N samples of all ranks   W ranks   D embedding size
-    C classes   S classes in this rank's shard   K classes of the shard that the step uses (K = S without
+    B samples on this rank   N samples on all ranks   W ranks   D embedding size
+    C classes   S classes in this rank's shard   K classes in the shard that the step uses (K = S without
     sampling)   b classes in a block   J sub-centres per class (1 except for sub-centre ArcFace)
     P samples whose class is in this rank's shard
 
@@ -17,7 +17,7 @@ This form never subtracts nearly equal numbers. The backward pass is written by 
 exponentials fit into the budget, they are kept, and a step takes 3 matrix products. Otherwise they are
 recomputed, and a step takes 4.
 
-Collectives of one step, in this order:
+Collectives in one step, in this order:
 
 - all_gather of the embeddings [N, D]
 - all_reduce SUM of the target cosines [2, N], only for a margin that changes the other logits
@@ -28,8 +28,8 @@ Collectives of one step, in this order:
 - in the update, all_reduce SUM of two numbers, only for LARS
 
 The labels arrive with the previous step (Trainer._agree). PLSC also runs `_c_reducescatter` on the losses.
-This head does not need it, because every rank knows all N losses after the last SUM. Gradients of the
-centres never travel between ranks.
+This head does not need it, because every rank knows all N losses after the last SUM. The centres' gradients
+never travel between ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,11 +60,11 @@ class ShardInfo:
 
     Attributes:
         shard_logit: this shard's logits with margin and scale, float32 [N, S].
-        shard_prob: softmax probabilities of this shard's classes, normalised over all C classes, float32
+        shard_prob: softmax probabilities for this shard's classes, normalised over all C classes, float32
             [N, S].
         shard_label: each sample's label, counted from the shard's start, or -1 if its class is in another
             shard, [N].
-        shard_dim: number S of classes in this shard.
+        shard_dim: how many classes this shard has, S.
     """
 
     shard_logit: paddle.Tensor
@@ -77,9 +77,9 @@ class SoftmaxHead:
     """Holds the class centres and computes the loss over them. `plsc.heads.build.make_head` makes one.
 
     Args:
-        bank: centres of this rank's shard, or of all classes if they are not sharded. Each row holds
+        bank: centres for this rank's shard, or for all classes if they are not sharded. Each row holds
             `spec.sub_centres` embeddings.
-        spec: margin, scale, sampling and the other properties of the loss.
+        spec: margin, scale, sampling and the loss's other properties.
     """
 
     def __init__(self, bank: Bank, spec: HeadSpec):
@@ -97,14 +97,14 @@ class SoftmaxHead:
         *,
         counts: Sequence[int] | None = None,
     ) -> HeadOutput:
-        """Compute the loss of this rank's embeddings. Every rank calls it.
+        """Compute the loss for this rank's embeddings. Every rank calls it.
 
         Args:
-            emb: embeddings of this rank's samples, float [B, D] or [B, D, 1, 1].
-            labels: class numbers, int64. A tensor [B] holds the labels of this rank's samples. An array [N]
-                holds the labels of all ranks' samples (see `gather_labels`) and saves a read from the device.
-            number: number of the training step. Together with the seed it decides which classes are sampled.
-            counts: number of samples on each rank. If None, the ranks exchange it, which takes a collective
+            emb: this rank's embeddings, float [B, D] or [B, D, 1, 1].
+            labels: class numbers, int64. A tensor [B] holds this rank's labels. An array
+                [N] holds all ranks' labels (see `gather_labels`) and saves a read from the device.
+            number: training step. Together with the seed it decides which classes are sampled.
+            counts: each rank's sample count. If None, the ranks exchange it, which takes a collective
                 and a read from the device.
 
         Raises UserError if a label is not in [0, C). The message names the first such sample.
@@ -131,15 +131,15 @@ class SoftmaxHead:
             )
 
     def update(self, lr: float, step: int = 0) -> None:
-        """Apply the gradients of the last backward pass to the centres that took part in it. Every rank calls
+        """Apply the last backward pass's gradients to the centres that took part in it. Every rank calls
         it.
 
-        If several backward passes ran since the last update, the head keeps the gradients of the last one
-        only. This drops the gradients of a skipped step.
+        If several backward passes ran since the last update, the head keeps only the last one's
+        gradients. This drops a skipped step's gradients.
 
         Args:
             lr: learning rate.
-            step: number of the training step, the same as in the call.
+            step: training step, the same as in the call.
 
         Raises UserError if no backward pass ran since the last update, or if the centres have changed since
         its forward pass.
@@ -158,12 +158,12 @@ class SoftmaxHead:
             selection.update(lr, step, self._norms(selection) if self.bank.rule.needs_norms else None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of updates so far. A checkpoint stores the centres and the margin's state
+        """Return how many updates were made so far. A checkpoint stores the centres and the margin's state
         separately."""
         return {"updates": self.bank.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the number of updates."""
+        """Restore the update count."""
         self.bank.updates = state["updates"]
 
     def remember(self) -> Callable[[], None]:
@@ -179,8 +179,8 @@ class SoftmaxHead:
             self.memory.ready = None
 
     def _norms(self, selection: Selection) -> tuple[float, float] | tuple[paddle.Tensor, paddle.Tensor]:
-        """Compute two norms over all ranks: the norm of the selected centres and the norm of their
-        gradient."""
+        """Compute two norms over all ranks: the selected centres' norm and their gradient's
+        norm."""
         squares = selection.squares()
         if self.spec.sharded:
             distributed.all_reduce(squares)
@@ -189,12 +189,12 @@ class SoftmaxHead:
 
     @paddle.no_grad()
     def inspect(self, emb: paddle.Tensor, label_B: paddle.Tensor) -> ShardInfo:
-        """Return the intermediate results of the loss as full [N, S] tensors. Use it for small problems only.
+        """Return the loss's intermediate results as full [N, S] tensors. Use it for small problems only.
         Every rank calls it.
 
         Args:
-            emb: embeddings of this rank's samples, float [B, D] or [B, D, 1, 1].
-            label_B: labels of this rank's samples, int64 [B].
+            emb: this rank's embeddings, float [B, D] or [B, D, 1, 1].
+            label_B: this rank's labels, int64 [B].
         """
         counts = distributed.gather_counts(len(emb))
         step = HeadStep(
@@ -254,14 +254,14 @@ class SoftmaxHead:
 
 
 def gather_labels(label_B: np.ndarray, counts: Sequence[int]) -> np.ndarray:
-    """Gather the labels of all ranks' samples into host memory. Every rank calls it. With several ranks it
+    """Gather all ranks' labels into host memory. Every rank calls it. With several ranks it
     waits for the device.
 
     Args:
-        label_B: labels of this rank's samples, int64 [B].
-        counts: number of samples on each rank.
+        label_B: this rank's labels, int64 [B].
+        counts: each rank's sample count.
 
-    Returns the labels of all ranks' samples in rank order, int64 [N].
+    Returns all ranks' labels in rank order, int64 [N].
     """
     if distributed.world_size() == 1:
         return label_B
@@ -269,7 +269,7 @@ def gather_labels(label_B: np.ndarray, counts: Sequence[int]) -> np.ndarray:
 
 
 class _SoftmaxLoss(PyLayer):
-    """Connects the loss of `HeadStep.forward` to autograd, with `HeadStep.backward` as its backward pass."""
+    """Connects `HeadStep.forward`'s loss to autograd, with `HeadStep.backward` as its backward pass."""
 
     @staticmethod
     def forward(ctx, emb_BD, step, out):

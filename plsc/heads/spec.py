@@ -1,4 +1,4 @@
-"""Define the properties of a head. softmax.py defines the symbols."""
+"""Define a head's properties. softmax.py defines the symbols."""
 
 from dataclasses import dataclass, field
 
@@ -8,28 +8,28 @@ from plsc.heads.memory import default_budget
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """Properties of a head, except its centres, which are in a bank.
+    """A head's properties, except its centres, which are in a bank.
 
     Args:
         margin: margin that works on cosines times `scale`. None means the plain softmax on inner products
             (plus the bank's bias).
-        scale: factor s of the margin losses, 1 for the plain softmax.
-        sharded: whether each rank's bank holds a part of the classes (`dist_*`). If False, each bank holds
+        scale: the margin losses' factor s, 1 for the plain softmax.
+        sharded: whether each rank's bank holds only some classes (`dist_*`). If False, each bank holds
             all classes. A rank then sees its B samples only, and the centres' gradients are summed over the
             ranks.
         sub_centres: centres per class. The nearest one gives the similarity. More than 1 help with label
             noise. Only with a margin.
-        straight_through: whether the slope of the margin is taken as 1. InsightFace's published ArcFace does
+        straight_through: whether the margin's slope is taken as 1. InsightFace's published ArcFace does
             this, since it changes the target under no_grad.
-        filter_above: limit for the cosines of other classes, or None. A larger cosine counts as 0, without
+        filter_above: limit for other classes' cosines, or None. A larger cosine counts as 0, without
             gradient, because the class is likely the same person under two names (An et al., Partial FC, CVPR
             2022, section 3.3, and the authors' code).
-        sample_rate: fraction of the classes that is drawn for each step (Partial FC). All positives of the
-            step take part as well. 1.0 selects all classes. A lower rate works only with `sharded`.
-        seed: seed of the draws.
-        budget: bytes for logits, exponentials and other temporaries of a step.
-        compute_dtype: "float32" or "bfloat16". The three matrix products of a step round their inputs to it
-            (`product` in blocks.py). Everything else is float32, and so is all of `classify`.
+        sample_rate: fraction of classes that is drawn for each step (Partial FC). All the step's
+            positives take part as well. 1.0 selects all classes. A lower rate works only with `sharded`.
+        seed: seed for the draws.
+        budget: bytes for a step's logits, exponentials and other temporaries.
+        compute_dtype: "float32" or "bfloat16". A step's three matrix products round their inputs to it
+            (`product` in blocks.py). Everything else is float32, and `classify` is entirely float32.
     """
 
     margin: Margin | None = None
@@ -45,5 +45,5 @@ class HeadSpec:
 
     @property
     def changes_others(self) -> bool:
-        """Whether the head changes logits of classes other than the target."""
+        """Whether the head changes other classes' logits, not only the target's."""
         return self.filter_above is not None or bool(self.margin and self.margin.others)

@@ -1,16 +1,16 @@
-"""Run one forward and backward pass of the softmax head. softmax.py defines the symbols and the method.
+"""Run the softmax head forward and backward once. softmax.py defines the symbols and the method.
 
 The forward pass has these steps:
 
-1. Select the classes of the step, and find the samples' own classes among them.
-2. Gather the embeddings of all ranks.
+1. Select the step's classes, and find the samples' own classes among them.
+2. Gather all ranks' embeddings.
 3. Let a backend (backends.py) compute the target logits.
 4. Let the margin change the target logits.
 5. Let the backend compute the maximum and the sum of exponentials over the other logits.
-6. Combine the results of all ranks into the losses.
+6. Combine all ranks' results into the losses.
 
-The backward pass hands the gradient of the loss to the backend. The backend computes the gradient of the
-embeddings, and stores the gradient of the centres in the selection.
+The backward pass hands the loss gradient to the backend. The backend computes the embeddings'
+gradient, and stores the centres' gradient in the selection.
 """
 
 import contextlib
@@ -35,16 +35,16 @@ from plsc.heads.spec import HeadSpec
 
 @dataclass
 class HeadOutput:
-    """The result of one call of the head.
+    """The result of calling the head once.
 
     Attributes:
-        loss: mean loss over the N samples of all ranks, scalar, the same on every rank. Call backward() on
+        loss: mean loss over all ranks' N samples, scalar, the same on every rank. Call backward() on
             it.
         accuracy: top-1 accuracy, scalar, the same on every rank. It is the share of the N samples whose
             target logit without margin is larger than all other logits. A tie is not a hit.
-        losses_B: loss of each of this rank's samples, float32 [B].
-        correct_B: whether each of this rank's samples is a hit, bool [B].
-        selection: rows of this rank's shard that took part. It holds their gradients after the backward pass.
+        losses_B: each sample's loss on this rank, float32 [B].
+        correct_B: whether each sample on this rank is a hit, bool [B].
+        selection: rows in this rank's shard that took part. It holds their gradients after the backward pass.
     """
 
     loss: paddle.Tensor
@@ -55,20 +55,20 @@ class HeadOutput:
 
 
 class HeadStep:
-    """Computes one step of a head. If the classes are sharded, this rank works on the samples of all ranks.
+    """Computes a head's step. If the classes are sharded, this rank works on all ranks' samples.
     Otherwise it works on its own samples.
 
     Args:
-        spec: margin, scale, sampling and the other properties of the loss.
+        spec: margin, scale, sampling and the loss's other properties.
         memory: state that the head keeps between its steps.
-        emb_BD: embeddings of this rank's samples, float [B, D].
-        label_N: labels of all ranks' samples, int64 [N], in host memory.
-        number: number of the training step, which decides the sampling. None means an inspection: all
+        emb_BD: this rank's embeddings, float [B, D].
+        label_N: all ranks' labels, int64 [N], in host memory.
+        number: training step, which decides the sampling. None means an inspection: all
             classes take part, and the margin's statistics stay unchanged.
-        counts: number of samples on each rank.
+        counts: each rank's sample count.
 
     Attributes that `forward` sets for `backward`:
-        selection: rows of this rank's shard that take part.
+        selection: rows in this rank's shard that take part.
         vectors: gathered embeddings [N, D], scaled to length 1 if there is a margin.
         scaled_ND: the values of `vectors` times the scale.
         plain_N: target logits divided by the scale, without margin, or 0 if the sample's class is in another
@@ -76,8 +76,8 @@ class HeadStep:
         targets: the same with margin, and their slopes. All are 0 if the class is in another shard.
         backend: backend that computes the logits.
         lse_N: logarithm of each sample's softmax denominator.
-        rest_N: 1 - p(target) of each sample.
-        penalty_slope_N: derivative of the margin's penalty with respect to the norm, or None if the margin
+        rest_N: 1 - p(target) for each sample.
+        penalty_slope_N: the margin penalty's derivative with respect to the norm, or None if the margin
             has no penalty.
     """
 
@@ -98,7 +98,7 @@ class HeadStep:
         self.counts = list(counts)
         assert self.counts[distributed.rank()] == emb_BD.shape[0], (self.counts, emb_BD.shape)
         self._is_over = False
-        self.num_samples = sum(self.counts)  # the mean loss is over the samples of all ranks
+        self.num_samples = sum(self.counts)  # the mean loss is over all ranks' samples
         start = sum(self.counts[: distributed.rank()])
         self._own_samples = slice(start, start + len(emb_BD))
         self.label_N = label_N if spec.sharded else label_N[self._own_samples]
@@ -108,7 +108,8 @@ class HeadStep:
         return x_N[self._own_samples] if self.spec.sharded else x_N
 
     def gather_all(self, x_N: paddle.Tensor) -> paddle.Tensor:
-        """Gather a per-sample tensor of all ranks. A margin's statistics must be the same on every rank."""
+        """Gather all ranks' parts of a per-sample tensor. A margin's statistics must be the same on every
+        rank."""
         return x_N if self.spec.sharded else distributed._c_allgather(x_N, self.counts)
 
     def forward(self) -> HeadOutput:
@@ -144,7 +145,7 @@ class HeadStep:
         )
 
     def _find_targets(self) -> TargetPositions:
-        """Select the classes of the step, and find the samples' own classes among them."""
+        """Select the step's classes, and find the samples' own classes among them."""
         bank = self.memory.bank
         shard = bank.shard
         local_N = distributed.shard_index(self.label_N, shard.start, shard.stop)
@@ -175,7 +176,7 @@ class HeadStep:
         return plain_N, Target(*changed)
 
     def _share_targets(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
-        """Share the target cosines of all N samples with every rank. Return them without and with margin,
+        """Share all N samples' target cosines with every rank. Return them without and with margin,
         each [N, 1], or None if the margin does not change the other logits.
 
         Collectives: one all_reduce SUM of [2, N], only for a margin that changes the other logits.
@@ -208,8 +209,8 @@ class HeadStep:
     def _join_ranks(
         self, max_N: paddle.Tensor, plain_max_N: paddle.Tensor, sum_N: paddle.Tensor
     ) -> tuple[paddle.Tensor, ...]:
-        """Compute four tensors [N] for the samples of all ranks: the loss, whether the sample is a hit, the
-        logarithm of the denominator, and 1 - p(target).
+        """Compute four tensors [N] for all ranks' samples: the loss, whether the sample is a hit,
+        the denominator's logarithm, and 1 - p(target).
 
         Collectives: one all_reduce SUM of [3, N].
         """
@@ -223,11 +224,11 @@ class HeadStep:
         return loss_N, plain_N > plain_max_N, target_N + loss_N, F.sigmoid(z_N)
 
     def backward(self, grad: paddle.Tensor) -> paddle.Tensor:
-        """Compute the gradient of the loss with respect to this rank's embeddings, times W (see
-        `distributed`). Store the gradient of the centres in the selection.
+        """Compute the loss gradient with respect to this rank's embeddings, times W (see
+        `distributed`). Store the centres' gradient in the selection.
 
         Args:
-            grad: gradient of the loss, scalar.
+            grad: loss gradient, scalar.
 
         Raises UserError on a second call, or if the centres have changed since `forward`.
         """

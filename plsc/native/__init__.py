@@ -21,7 +21,7 @@ from plsc.utils.logging import get_logger
 
 _MKL = "libmklml_intel.so"
 _FILE = Path(__file__).parent / "_native.abi3.so"
-# Instruction sets that the loops are compiled for, in the order of their numbers in native.cpp.
+# Instruction sets that the loops are compiled for, by their numbers in native.cpp.
 LEVELS = ("baseline", "AVX2", "AVX-512")
 _VERSION = 18  # of the functions below, equal to that in native.cpp: an outdated library must not be called
 _ARGUMENTS = {
@@ -76,7 +76,7 @@ def multiplies() -> bool:
 
 
 def address(array, dtype: str = "float32", shape: Sequence[int] | None = None) -> int | None:
-    """Return the address of an array or a CPU tensor for a kernel, or None for None.
+    """Return an array's or a CPU tensor's address for a kernel, or None for None.
 
     Asserts that the array has the type and shape that the kernel expects, and that it is C-contiguous.
 

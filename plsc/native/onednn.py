@@ -62,7 +62,7 @@ _SCRATCHPAD = 80  # DNNL_ARG_SCRATCHPAD
 _BY_CALLER = 1  # dnnl_scratchpad_mode_user: the library's own scratchpad belongs to one thread
 _NAME = 8  # dnnl_query_impl_info_str
 _OF_ARGUMENT = 255  # dnnl_query_exec_arg_md
-_LINE = 64  # size of a cache line in bytes
+_LINE = 64  # bytes in a cache line
 # dnnl_cpu_isa_avx512_core_bf16 and dnnl_cpu_isa_avx512_core_amx. Each later instruction set includes their
 # bits.
 _AVX512_BF16 = 0xE7
@@ -80,7 +80,7 @@ class _Library:
 
     Args:
         functions: the loaded library.
-        threads: returns the number of threads of Paddle's OpenMP team.
+        threads: returns Paddle's OpenMP thread count.
     """
 
     def __init__(self, functions: ctypes.CDLL, threads: Callable[[], int]):
@@ -106,7 +106,7 @@ class _Library:
 
 
 class _OfThread(threading.local):
-    """The operations and buffers of one thread.
+    """One thread's operations and buffers.
 
     An operation writes to its own memory objects, so two threads must not share one.
     """
@@ -128,7 +128,7 @@ def library() -> _Library | None:
 
 
 def has_bfloat16() -> bool:
-    """Return whether oneDNN multiplies bfloat16 numbers with instructions of this processor.
+    """Return whether oneDNN multiplies bfloat16 numbers with this processor's instructions.
 
     The environment variable ONEDNN_MAX_CPU_ISA limits the instructions that oneDNN uses.
     """
@@ -150,10 +150,10 @@ def _has(instructions: int) -> bool:
 def describe(
     shape: tuple[int, ...], strides: tuple[int, ...] | None = None, dtype: int = FLOAT32
 ) -> c_void_p:
-    """Return the descriptor of an array.
+    """Return an array's descriptor.
 
     Args:
-        shape: of the array.
+        shape: the array's shape.
         strides: in elements, not bytes. None stands for C order.
         dtype: FLOAT32 or BFLOAT16.
     """
@@ -164,7 +164,7 @@ def describe(
 
 @functools.cache
 def describe_any(shape: tuple[int, ...], dtype: int = FLOAT32) -> c_void_p:
-    """Return the descriptor of an array whose layout oneDNN chooses, the best one for its operation."""
+    """Return the descriptor for an array whose layout oneDNN chooses, the best one for its operation."""
     return _described("memory_desc_create_with_tag", shape, dtype, _ANY)
 
 
@@ -175,7 +175,7 @@ def _described(function: str, shape: tuple[int, ...], dtype: int, layout) -> c_v
 
 
 def channels_last(shape: Sequence[int], dtype: int = FLOAT32) -> c_void_p:
-    """Return the descriptor of an array that is stored as [N, H, W, C]. shape: (N, H, W, C)."""
+    """Return the descriptor for an array that is stored as [N, H, W, C]. shape: (N, H, W, C)."""
     samples, height, width, channels = shape
     return describe(
         (samples, channels, height, width), (height * width * channels, 1, width * channels, channels), dtype
@@ -192,12 +192,12 @@ class Operation:
 
     Args:
         name: the operation is made by the function dnnl_{name}_primitive_desc_create.
-        settings: arguments of that function between the engine and the attributes.
-        arguments: DNNL_ARG_* numbers of the arrays, in the order of the addresses in a call.
+        settings: arguments to that function between the engine and the attributes.
+        arguments: the arrays' DNNL_ARG_* numbers, in the addresses' order in a call.
         post_ops: steps that are applied to each result before it is stored. A step is
             ("eltwise", algorithm, alpha, beta) or ("binary", algorithm, descriptor). If a binary step comes
             first, its array is the argument POST_OP | SRC_1.
-        avoid: prefix of the names of oneDNN implementations that must not be used.
+        avoid: name prefix of oneDNN implementations that must not be used.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class Operation:
         return name.value.decode()
 
     def layout(self, argument: int) -> c_void_p:
-        """Return the descriptor of an array in the layout that the operation uses.
+        """Return the descriptor for an array in the layout that the operation uses.
 
         The descriptor lives as long as the operation.
         """
@@ -256,7 +256,7 @@ class Operation:
         return c_void_p(query(self.descriptor, _OF_ARGUMENT, argument))
 
     def size(self, argument: int) -> int:
-        """Return the size of an array in bytes."""
+        """Return an array's size in bytes."""
         return library().functions.dnnl_memory_desc_get_size(self.layout(argument))
 
     def __call__(self, *addresses: int) -> None:
@@ -281,9 +281,9 @@ def same(one: c_void_p, other: c_void_p) -> bool:
 
 
 def kept(make: Callable) -> Callable:
-    """Cache the results of a function.
+    """Cache a function's results.
 
-    The key is its arguments, the thread, and the number of threads in Paddle's team.
+    The key is its arguments, the thread, and Paddle's thread count.
     """
 
     @functools.wraps(make)
@@ -298,7 +298,7 @@ def kept(make: Callable) -> Callable:
 
 
 def buffer(size: int, purpose: Hashable) -> int:
-    """Return the address of `size` bytes of this thread's memory, aligned to a cache line.
+    """Return the address of `size` bytes in this thread's memory, aligned to a cache line.
 
     The next call with the same purpose may reuse them.
     """

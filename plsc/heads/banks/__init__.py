@@ -1,9 +1,9 @@
 """Store a shard's class centres with their optimizer state, and update them.
 
     S classes in this rank's shard   K classes selected for the step (K = S without sampling)
-    D embedding size   b rows of a class block
+    D embedding size   b rows in a class block
 
-`bank.select(index)` returns the rows of one step as a `Selection`. It has their values and memory for their
+`bank.select(index)` returns one step's rows as a `Selection`. It has their values and memory for their
 gradients, and it updates them by one rule (plsc/heads/optimizer.py). The bank stores only the tables.
 
 - `DeviceBank` keeps the rows on the device that computes.
@@ -11,7 +11,7 @@ gradients, and it updates them by one rule (plsc/heads/optimizer.py). The bank s
 - `OffloadedBank` (offloaded.py) keeps them on the disk or as bfloat16.
 
 `HostBank` and `OffloadedBank` copy the selected rows to the device, and their gradients back. A row's initial
-value depends only on (seed, row), so runs with any number of ranks start from the same centres.
+value depends only on (seed, row), so runs on any number of ranks start from the same centres.
 """
 
 import os
@@ -37,15 +37,15 @@ def build_bank(
     seed: int,
     **options: Any,
 ) -> Bank:
-    """Build the bank that the keys of the config's Head describe, and draw its centres.
+    """Build the bank that the config's Head describes, and draw its centres.
 
     Args:
         kind: "device", "host" or "disk".
         dtype: "float32" or "bfloat16". A bank on the device has float32.
         folder: folder for the file of a bank on the disk.
-        shard: the classes of this rank.
+        shard: this rank's classes.
         width: numbers in a row.
-        std: standard deviation of the initial centres.
+        std: the initial centres' standard deviation.
         seed: seed for the initial centres and for the rounding to bfloat16.
         options: `bias` and `rule`, which are passed to `Bank`.
 

@@ -1,4 +1,4 @@
-"""Define the interfaces of a bank of class centres and of a selection of its rows.
+"""Define a bank of class centres and a selection of its rows, as interfaces.
 
 This module also draws the initial centres. __init__.py explains the symbols.
 """
@@ -21,7 +21,7 @@ from plsc.native.heads import rows as row_kernels
 
 INIT_ROWS = 4096  # rows that share one random stream. Changing it changes every run's initial centres.
 UPDATE_ROWS = 4096  # selected rows that a CPU fetches, updates and writes back at a time
-# Numbers of each array that a GPU updates at a time. An update has temporaries of the same size.
+# How many numbers in each array a GPU updates at a time. An update has temporaries of the same size.
 _DEVICE_NUMBERS = 1 << 28
 
 
@@ -30,16 +30,17 @@ def initial_blocks(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Draw rows [start, stop) of the class matrix block by block.
 
-    A row has the same values for any split of the classes.
+    A row has the same values however the classes are split.
 
     Args:
-        seed: of the class matrix.
+        seed: the class matrix's seed.
         start: first row.
         stop: row after the last one.
         width: numbers in a row.
-        std: standard deviation of the numbers. Their mean is 0.
+        std: the numbers' standard deviation. Their mean is 0.
 
-    Yields: the number of a block's first row, counted from `start`, and the block's rows, float32 [., width].
+    Yields: the position of a block's first row, counted from `start`, and the block's rows, float32 [.,
+        width].
     """
     for first in range(start - start % INIT_ROWS, stop, INIT_ROWS):
         rng = np.random.Generator(np.random.PCG64([seed, first // INIT_ROWS]))
@@ -50,7 +51,7 @@ def initial_blocks(
 
 
 def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np.ndarray:
-    """Draw the rows of `initial_blocks` into one array [stop - start, width]."""
+    """Draw `initial_blocks` into one array [stop - start, width]."""
     rows = np.empty((stop - start, width), np.float32)
     for first, block in initial_blocks(seed, start, stop, width, std):
         rows[first : first + len(block)] = block
@@ -58,15 +59,15 @@ def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np
 
 
 class StateRows:
-    """Presents an array of a bank to a checkpoint, and reads rows only when they are sliced.
+    """Presents a bank's array to a checkpoint, and reads rows only when they are sliced.
 
-    bfloat16 numbers are returned as their bits in uint16. `code` is then the name of bfloat16 in the file of
-    a checkpoint.
+    bfloat16 numbers are returned as their bits in uint16. `code` is then bfloat16's name in a checkpoint
+    file.
 
     Args:
-        read: returns the rows of a slice that has a start and a stop.
-        dtype: of the returned rows.
-        shape: of the array.
+        read: returns the rows in a slice with a start and a stop.
+        dtype: the rows' dtype.
+        shape: the array's shape.
     """
 
     def __init__(self, read: Callable[[slice], np.ndarray], dtype: np.dtype, shape: tuple[int, ...]):
@@ -86,22 +87,23 @@ class StateRows:
 
 
 class Bank(ABC):
-    """Stores the tables of a shard: centres [S, width], optionally a bias [S], and their optimizer state.
+    """Stores a shard's tables: centres [S, width], optionally a bias [S], and their optimizer state.
 
-    The values and each moment take S * (width + bias) numbers of memory in the place where this kind of bank
-    keeps them.
+    The values and each moment take S * (width + bias) numbers in the memory that this kind of
+    bank uses.
 
     Args:
-        shard: the classes of this rank.
+        shard: this rank's classes.
         width: numbers in a row.
         bias: whether each class has a bias, which is one more number.
         rule: updates the rows.
 
     Attributes:
-        names: the parts of a row: "centres", and "bias" if there is one.
-        shapes: shapes of all arrays by name, both values and moments.
-        updates: number of updates since the initial values.
-        version: number of changes of the tables. A `Selection` compares it to detect that they have changed.
+        names: a row's parts: "centres", and "bias" if there is one.
+        shapes: all arrays' shapes by name, both values and moments.
+        updates: how many updates followed the initial values.
+        version: how often the tables have changed. A `Selection` compares it to detect that they have
+            changed.
         spare_gradients: memory from earlier steps that later steps reuse for gradients, since fresh pages
             cost more time than the work on them.
     """
@@ -122,7 +124,7 @@ class Bank(ABC):
         self.spare_gradients: dict[str, paddle.Tensor] = {}
 
     def arrays_of(self, name: str) -> list[str]:
-        """Return the names of the arrays of one part of a row: its value, then its moments.
+        """Return the array names for one part of a row: its value, then its moments.
 
         Examples are ["centres", "momentum"] and ["bias", "bias_momentum"].
         """
@@ -131,7 +133,7 @@ class Bank(ABC):
 
     @abstractmethod
     def select(self, index_K: np.ndarray | None) -> "Selection":
-        """Select the rows of the shard for one step. The tables do not change.
+        """Select the shard's rows for one step. The tables do not change.
 
         Args:
             index_K: row numbers, int64 [K], in ascending order; None: all rows.
@@ -140,14 +142,14 @@ class Bank(ABC):
     def update_by_kernel(
         self, name: str, arrays: Mapping, index_K: np.ndarray | None, grad, update: Update
     ) -> None:
-        """Update rows of arrays or tensors in host memory by the kernel of the rule.
+        """Update rows in host memory, in arrays or tensors, with the rule's kernel.
 
         Args:
             name: "centres" or "bias".
             arrays: values and moments by name.
             index_K: row numbers, int64 [K]; None: all rows.
             grad: their gradient, [K, width] or [K].
-            update: the numbers of this update.
+            update: this update's numbers.
         """
         value, *moments = (arrays[each] for each in self.arrays_of(name))
         numbers = self.rule.kernel_numbers(name, update)
@@ -155,7 +157,7 @@ class Bank(ABC):
 
     @property
     def rows_at_once(self) -> int:
-        """Number of selected rows that are fetched and updated at a time."""
+        """How many selected rows are fetched and updated at a time."""
         return max(1, _DEVICE_NUMBERS // self.width) if takes_device_path() else UPDATE_ROWS
 
     @abstractmethod
@@ -168,7 +170,7 @@ class Bank(ABC):
     def load_rows(self, start: int, rows: dict[str, np.ndarray]) -> None:
         """Overwrite the rows from `start` on by `rows`.
 
-        The rows may come from the `state()` of any kind of bank and any split of the classes. A new bank's
+        The rows may come from any kind of bank's `state()` and any split of the classes. A new bank's
         arrays are all 0, so the centres are enough to initialise it.
         """
         self.version += 1
@@ -179,11 +181,11 @@ class Bank(ABC):
 
 
 class Selection(ABC):
-    """Holds the values and gradients of the K rows of a bank that take part in one step, and updates them.
+    """Holds values and gradients for the K rows of a bank that take part in one step, and updates them.
 
-    The rows are numbered from 0 to K - 1. A step has a reference to its selection, and the bank has none. Any
-    number of steps may therefore be open at once, and reading the bank changes no step. The bank changes when
-    a selection updates its rows, and when rows are loaded. Selections that were made earlier are refused from
+    The rows are numbered from 0 to K - 1. A step has a reference to its selection, and the bank has none.
+    Several steps may therefore be open at once, and reading the bank changes no step. The bank changes when a
+    selection updates its rows, and when rows are loaded. Selections that were made earlier are refused from
     then on, since their results were computed from the old rows.
 
     Args:
@@ -212,7 +214,7 @@ class Selection(ABC):
             )
 
     def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
-        """Fetch the rows of the next step while this step runs.
+        """Fetch the next step's rows while this step runs.
 
         Args:
             draw: returns the row numbers that are known already. Only an offloaded bank calls it.
@@ -230,7 +232,7 @@ class Selection(ABC):
     def host_rows(self, name: str) -> tuple[np.ndarray | paddle.Tensor, np.ndarray | None] | None:
         """Return rows in host memory for a kernel to read, or None if the bank has none there.
 
-        Returns: the rows, and the positions of the selected rows among them, int64 [K]. None instead of
+        Returns: the rows, and the selected rows' positions among them, int64 [K]. None instead of
         positions stands for all rows in their order.
         """
 
@@ -239,7 +241,7 @@ class Selection(ABC):
     def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
         """Set the gradient of rows [start, stop). Every row must be set before `update`.
 
-        If `grad` is the gradient of all rows, it is kept without a copy.
+        If `grad` covers all rows, it is kept without a copy.
         """
         if stop - start == self.count:
             self._grads[name] = grad
@@ -247,7 +249,7 @@ class Selection(ABC):
             write_rows(self._gradient_memory(name), start, grad)
 
     def add_gradient(self, name: str, number_U: paddle.Tensor, part_U: paddle.Tensor) -> None:
-        """Add to the gradients of some rows.
+        """Add to some rows' gradients.
 
         Args:
             name: "centres" or "bias".
@@ -257,7 +259,7 @@ class Selection(ABC):
         paddle.scatter_(self._grads[name], number_U, paddle.gather(self._grads[name], number_U) + part_U)
 
     def gradient(self, name: str) -> paddle.Tensor:
-        """Return the memory of the rows' gradient, [K, width] or [K], for a kernel to write."""
+        """Return the rows' gradient memory, [K, width] or [K], for a kernel to write."""
         return rows_in_place(self._gradient_memory(name), 0, self.count)
 
     def gradients(self) -> dict[str, paddle.Tensor]:
@@ -268,11 +270,11 @@ class Selection(ABC):
         return {name: rows_in_place(memory, 0, self.count) for name, memory in self._grads.items()}
 
     def _gradient_memory(self, name: str) -> paddle.Tensor:
-        """Return the memory of the rows' gradient, including spare rows."""
+        """Return the rows' gradient memory, including spare rows."""
         if name not in self._grads:
             memory = self.bank.spare_gradients.pop(name, None)
             if memory is None or len(memory) < self.count:
-                # The number of sampled rows varies a little from step to step. Spare rows avoid new memory in
+                # The sampled rows' count varies a little from step to step. Spare rows avoid new memory in
                 # later steps.
                 rows = self.count + (0 if self.index_K is None else self.count // 16)
                 memory = large_tensor([rows, self.bank.width] if name == "centres" else [rows])
@@ -281,7 +283,7 @@ class Selection(ABC):
         return self._grads[name]
 
     def squares(self) -> paddle.Tensor:
-        """Return the sums of the squares of the centres and of their gradient on this rank: float64 [2]."""
+        """Return the sums of squares for the centres and their gradient on this rank: float64 [2]."""
         sums = paddle.zeros([2], "float64")
         for start in range(0, self.count, self.bank.rows_at_once):
             stop = min(start + self.bank.rows_at_once, self.count)
@@ -296,9 +298,9 @@ class Selection(ABC):
 
         Args:
             lr: learning rate.
-            step: number of the training step. A bank that rounds at random derives its random numbers from
+            step: training step. A bank that rounds at random derives its random numbers from
                 it.
-            norms: norms of the selected centres and of their gradient over all ranks (see `squares`). Only
+            norms: norms for the selected centres and their gradient over all ranks (see `squares`). Only
                 a rule with `needs_norms` uses them.
 
         Raises UserError if the bank has changed since the rows were selected.
@@ -322,7 +324,7 @@ class Selection(ABC):
 
 
 def _square(rows: paddle.Tensor) -> paddle.Tensor:
-    """Return the sum of the squares as a float64 scalar on the device of the rows."""
+    """Return the sum of squares as a float64 scalar on the rows' device."""
     if kernels.library() and rows.place.is_cpu_place():
         return paddle.full([], row_kernels.sum_of_squares(rows), "float64")
     return squared_norm(rows).astype("float64").sum()

@@ -38,7 +38,7 @@ class DeviceBank(Bank):
 
 
 class DeviceSelection(Selection):
-    """Reads rows of the bank's tensors, and copies sampled rows once."""
+    """Reads rows in the bank's tensors, and copies sampled rows once."""
 
     bank: DeviceBank
 

@@ -1,4 +1,4 @@
-"""Keep class centres in the machine's memory, where more of them fit, and update them on the CPU."""
+"""Keep class centres in the machine's memory, where more centres fit, and update them on the CPU."""
 
 from collections.abc import Mapping
 
@@ -40,7 +40,7 @@ class MemorySelection(Selection):
         bank: the bank that contains the rows.
         index_K: row numbers in the shard, int64 [K], in ascending order; None: all rows.
         arrays: the arrays by name, float32.
-        slots_K: positions of the selected rows in the arrays, int64; None: all rows.
+        slots_K: the selected rows' positions in the arrays, int64; None: all rows.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ def update_arrays(
     gradients: Mapping[str, paddle.Tensor],
     update: Update,
 ) -> None:
-    """Update rows of arrays in host memory with their gradients by the bank's rule.
+    """Update rows in host arrays with their gradients by the bank's rule.
 
     Args:
-        bank: gives the rule and the names of the arrays.
+        bank: gives the rule and the arrays' names.
         arrays: values and moments by name, float32.
-        slots_K: positions of the rows in the arrays, int64; None: all rows.
-        gradients: gradients of the rows by name.
-        update: the numbers of this update.
+        slots_K: the rows' positions in the arrays, int64; None: all rows.
+        gradients: the rows' gradients by name.
+        update: this update's numbers.
     """
     for name, grad in gradients.items():
         if bank.rule.kernel and kernels.library():

@@ -1,8 +1,8 @@
-"""Store the rows of a bank on the disk, or as bfloat16 in host memory.
+"""Store a bank's rows on the disk, or as bfloat16 in host memory.
 
-    S classes in this rank's shard   K classes selected for the step, which are the rows of the buffer
+    S classes in this rank's shard   K classes selected for the step, which are the buffer's rows
 
-The rows of a step are in a float32 buffer. The sampled classes of the next step are known ahead
+A step's rows are in a float32 buffer. The next step's sampled classes are known ahead
 (sampling.py). A thread reads their rows into a second buffer while the backbone runs, and writes updated rows
 back. It does its jobs in the order in which they are queued. A row that two steps share is read after it was
 written, and is never copied between the buffers. The stored rows are therefore the whole state, and a run
@@ -38,7 +38,7 @@ _SPARE = 65_536
 
 
 class _Buffer:
-    """Holds rows in float32 and grows. Slot i of each array belongs to one class.
+    """Holds rows in float32 and grows. Slot i in each array belongs to one class.
 
     Attributes:
         rows: the classes that are read ahead, int64, in ascending order. Slot i is for the i-th of them.
@@ -73,14 +73,14 @@ class _Buffer:
 
 
 class OffloadedBank(Bank):
-    """Keeps all rows in a storage, and the rows of a step in a buffer that the rule updates.
+    """Keeps all rows in a storage, and a step's rows in a buffer that the rule updates.
 
     Args:
-        shard: the classes of this rank.
+        shard: this rank's classes.
         width: numbers in a row.
-        dtype: dtype of the stored rows, "float32" or "bfloat16".
+        dtype: the stored rows' dtype, "float32" or "bfloat16".
         folder: folder for the file that stores the rows. None stores them in memory.
-        std: standard deviation of the initial centres.
+        std: the initial centres' standard deviation.
         seed: seed for the initial centres and for stochastic rounding.
         options: `bias` and `rule`, which are passed to `Bank`.
     """
@@ -99,7 +99,7 @@ class OffloadedBank(Bank):
         super().__init__(shard, width, **options)
         self._dtype = np.dtype("float32" if dtype == "float32" else "uint16")
         self._seed = seed
-        # Columns of a stored row: value and moments of the centres, then those of the bias.
+        # A stored row's columns: the centres' value and moments, then the bias's.
         self._columns: dict[str, slice | int] = {}
         end = 0
         for name, shape in self.shapes.items():
@@ -113,7 +113,7 @@ class OffloadedBank(Bank):
         self._is_stored = np.zeros(shard.size, bool)
         self._initial = NormalRows(seed, shard.start, shard.stop, width, std, INIT_ROWS)
         self._ahead = _Buffer(self.shapes)  # rows that were read for the next step
-        self._spare: list[_Buffer] = []  # buffers of steps that have ended
+        self._spare: list[_Buffer] = []  # ended steps' buffers
         self._thread = ThreadPoolExecutor(1, "bank")
         self._jobs: list[Future] = []
 
@@ -124,9 +124,9 @@ class OffloadedBank(Bank):
             unpack(self._records(rows[part]), list(buffer.arrays.values()), slots[part])
 
     def store(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray, step: int) -> None:
-        """Write slots of a buffer to stored rows.
+        """Write a buffer's slots to stored rows.
 
-        Numbers are rounded to bfloat16 at random. The number of the step determines the random numbers.
+        Numbers are rounded to bfloat16 at random. The step number determines the random numbers.
         """
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
@@ -137,7 +137,7 @@ class OffloadedBank(Bank):
             self._is_stored[rows[part]] = True
 
     def _records(self, rows: np.ndarray, centres: bool = True) -> np.ndarray:
-        """Read the records of rows (int64 [k]).
+        """Read rows' records (int64 [k]).
 
         If a row was never stored, its centre is drawn and its other numbers are 0.
 
@@ -157,7 +157,7 @@ class OffloadedBank(Bank):
         return records
 
     def _in_dtype(self, numbers: np.ndarray) -> np.ndarray:
-        """Convert float32 numbers to the dtype of a record."""
+        """Convert float32 numbers to a record's dtype."""
         return numbers if self._dtype == np.float32 else bfloat16.nearest(numbers)
 
     def _queue(self, work: Callable, *args) -> None:
@@ -165,7 +165,7 @@ class OffloadedBank(Bank):
         self._jobs.append(self._thread.submit(work, *args))
 
     def _wait(self) -> None:
-        """Wait until all jobs are done. Raise the exception of a failed job."""
+        """Wait until all jobs are done. Raise a failed job's exception."""
         jobs = self._jobs
         self._jobs = []
         for job in jobs:
@@ -178,11 +178,11 @@ class OffloadedBank(Bank):
         return buffer
 
     def take_buffer(self, buffer: _Buffer) -> None:
-        """Take back the buffer of a step that has ended."""
+        """Take back an ended step's buffer."""
         self._spare.append(buffer)
 
     def read_ahead(self, draw: Callable, current: np.ndarray) -> None:
-        """Queue a read of the rows of the next step, except those that the current step will update."""
+        """Queue reading the next step's rows, except those that the current step will update."""
         self._queue(self._read_drawn, draw, current, self._ahead)
 
     def _read_drawn(self, draw: Callable, current: np.ndarray, buffer: _Buffer) -> None:
@@ -193,7 +193,7 @@ class OffloadedBank(Bank):
         self.load(buffer.rows[buffer.loaded], buffer, np.flatnonzero(buffer.loaded))
 
     def take_updated(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray, step: int) -> None:
-        """Queue a write of the rows that a step has updated, and a read of those that the next step needs."""
+        """Queue writing the rows that a step has updated, and reading those that the next step needs."""
         self._queue(self.store, rows, buffer, slots, step)
         self._queue(self._read_updated, rows, self._ahead)
 
@@ -245,7 +245,7 @@ class OffloadedBank(Bank):
         }
 
     def read(self, name: str, rows: slice | np.ndarray) -> np.ndarray:
-        """Read rows of an array in the dtype in which they are stored."""
+        """Read an array's rows in the dtype in which they are stored."""
         self._wait()
         if isinstance(rows, slice):
             rows = np.arange(rows.start, rows.stop)
@@ -262,7 +262,7 @@ class OffloadedBank(Bank):
 
 
 class BufferedSelection(MemorySelection):
-    """Keeps the rows of a step in a buffer."""
+    """Keeps a step's rows in a buffer."""
 
     bank: OffloadedBank
 

@@ -1,6 +1,6 @@
-"""Store the rows of an offloaded bank in a file that is indexed and assigned like an array.
+"""Store an offloaded bank's rows in a file that is indexed and assigned like an array.
 
-A stored row contains the centre of a class and its optimizer state side by side, so that a sampled class
+A stored row contains a class centre and its optimizer state side by side, so that a sampled class
 costs one read and one write. The file is read and written through the system's page cache in ascending order.
 Later reads are announced with posix_fadvise, so one thread can keep the disk's queue full. The file has no
 name, so it disappears when the process ends, even if the process is killed.
@@ -22,10 +22,10 @@ class FileRowStorage:
     """Stores rows in a file without a name. All rows are zero at first.
 
     Args:
-        folder: folder of the file. It is created if it does not exist.
-        count: number of rows.
+        folder: the file's folder. It is created if it does not exist.
+        count: how many rows.
         width: numbers in a row.
-        dtype: of the numbers.
+        dtype: the numbers' dtype.
 
     The constructor reserves the file's space. It raises UserError if the folder has no space or cannot be
     written. Reading or writing rows raises UserError if the disk fails.

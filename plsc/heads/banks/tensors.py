@@ -1,4 +1,4 @@
-"""Create the large tensors of a bank, read and write their rows, and view them as arrays."""
+"""Create a bank's large tensors, read and write their rows, and view them as arrays."""
 
 import ctypes
 import math
@@ -40,7 +40,7 @@ def rows_in_place(tensor: paddle.Tensor, start: int, stop: int) -> paddle.Tensor
 
 
 def write_rows(tensor: paddle.Tensor, start: int, rows: paddle.Tensor) -> None:
-    """Overwrite the rows of a tensor from `start` on, unless `rows` are these rows in the same memory.
+    """Overwrite a tensor's rows from `start` on, unless `rows` are these rows in the same memory.
 
     A write to `tensor[start:stop]` may be lost. The slice is a copy if Paddle has no strided views
     (FLAGS_use_stride_kernel=0, as on NPUs, XPUs and MLUs). If a device lacks an operator, its result is also

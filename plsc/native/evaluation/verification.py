@@ -1,8 +1,8 @@
-"""Compute distances of pairs and sums of rows by kernels.
+"""Compute pair distances and row sums by kernels.
 
-    N rows   D width of a row   P pairs   T sums
+    N rows   D row width   P pairs   T sums
 
-The results equal those of NumPy's wheels on x86-64 bit for bit. The threads of Paddle's OpenMP team share the
+The results equal NumPy's on x86-64 bit for bit, as its wheels compute them. Paddle's OpenMP threads share the
 work. If a program has not imported Paddle, callers use NumPy, since importing Paddle takes seconds.
 """
 
@@ -14,16 +14,16 @@ from plsc.native import address, library
 
 
 def usable() -> bool:
-    """Return whether the kernels of this module can be called."""
+    """Return whether this module's kernels can be called."""
     return "paddle" in sys.modules and library() is not None
 
 
 def squared_distances(unit_ND: np.ndarray, pairs_P2: np.ndarray) -> np.ndarray:
-    """Compute the squared L2 distance of each pair of rows: float64 [P].
+    """Compute each row pair's squared L2 distance: float64 [P].
 
     Args:
         unit_ND: rows, float64.
-        pairs_P2: row numbers of each pair, int64.
+        pairs_P2: each pair's row numbers, int64.
     """
     rows, width = unit_ND.shape
     pairs_P2 = np.ascontiguousarray(pairs_P2, np.int64)
@@ -41,9 +41,9 @@ def weighted_sums(
 
     Args:
         rows_ND: rows, float32.
-        order: int64, row numbers. The rows of one sum are adjacent.
-        weight: float64, factor of each row in `order`.
-        starts: int64 [T + 1], position in `order` where each sum starts, then the end of the last sum. No sum
+        order: int64, row numbers. One sum's rows are adjacent.
+        weight: float64, each row's factor, in `order`.
+        starts: int64 [T + 1], position in `order` where each sum starts, then the last sum's end. No sum
             is empty.
     """
     assert starts[0] >= 0 and starts[-1] <= len(order) == len(weight) and (np.diff(starts) > 0).all()

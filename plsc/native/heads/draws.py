@@ -1,9 +1,9 @@
-"""Draw any rows of a large matrix of normal numbers, without drawing the others, by a kernel.
+"""Draw any rows of a large normal matrix, without drawing the others, by a kernel.
 
-The numbers equal numpy's, which draws the rows of a block one after the other from one stream. A number takes
-a random count of random words, so the position of a row in the stream is known only after the rows before it
+The numbers equal numpy's, which draws a block's rows one after the other from one stream. A number takes
+a random count of random words, so a row's position in the stream is known only after the rows before it
 were drawn. The first row that is read from a block therefore costs one pass over its stream. The pass notes
-the position of every few rows. Later rows of the block are drawn from the last noted position before them.
+a position every few rows. Later rows in the block are drawn from the last noted position before them.
 Try it: `pytest tests/native/heads/test_draws.py`.
 """
 
@@ -17,18 +17,18 @@ _APART = 1024  # Numbers between two noted positions. Each position takes 4 byte
 
 
 class NormalRows:
-    """Draws rows [start, stop) of a matrix of normal numbers.
+    """Draw rows [start, stop) of a normal matrix.
 
     Each block of rows, counted from row 0, equals
     `Generator(PCG64([seed, number of the block])).standard_normal((block, width), float32)` times std.
 
     Args:
-        seed: of the matrix.
+        seed: the matrix's seed.
         start: first row.
         stop: row after the last one.
-        width: number of columns.
+        width: column count.
         std: standard deviation.
-        block: number of rows in a block.
+        block: rows in a block.
     """
 
     def __init__(self, seed: int, start: int, stop: int, width: int, std: float, block: int):
@@ -66,6 +66,6 @@ class NormalRows:
 
 
 def _state(seed: int, block: int) -> list[int]:
-    """Return the state and the increment of the block's generator, each with its low 64 bits first."""
+    """Return the state and the increment of a block's generator, each with its low 64 bits first."""
     state = np.random.PCG64([seed, block]).state["state"]
     return [number >> shift & 2**64 - 1 for number in (state["state"], state["inc"]) for shift in (0, 64)]

@@ -1,10 +1,10 @@
-"""Read, write, pack and unpack the stored rows ("records") of an offloaded bank, by kernels.
+"""Read, write, pack and unpack an offloaded bank's stored rows ("records"), by kernels.
 
-A record contains one row of each array side by side, as float32 or as the bits of bfloat16 (uint16). Numbers
+A record contains one row from each array side by side, as float32 or as bfloat16 bits (uint16). Numbers
 are rounded to bfloat16 at random. An update is usually smaller than bfloat16's step (1/128 to 1/256 of the
-value), so rounding to the nearest would lose most updates. The probability of rounding up equals the part of
+value), so rounding to the nearest would lose most updates. The probability to round up equals the part of
 the step that is cut off, so updates are preserved on average. The random numbers are a function of (seed,
-step, class, column). A resumed run, or a run on another number of ranks, therefore rounds in the same way.
+step, class, column). A resumed run, or a run with another world size, therefore rounds in the same way.
 
 These kernels run without Python's lock, mostly in one thread while the backbone computes. PLSC_KERNELS=0 does
 not turn them off. Try it: `pytest tests/native/heads/test_records.py`.
@@ -22,11 +22,11 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def read_records(file: int, rows: np.ndarray, out: np.ndarray) -> None:
-    """Read records of an open file.
+    """Read records from an open file.
 
     Args:
         file: file descriptor.
-        rows: numbers of the records, int64 [k].
+        rows: record numbers, int64 [k].
         out: [k, width], where the records are written.
 
     Raises EOFError if the file ends too early, and OSError if it cannot be read.
@@ -42,14 +42,14 @@ def write_records(file: int, rows: np.ndarray, records: np.ndarray) -> None:
 
 
 def rounding_keys(seed: int, step: int, classes: np.ndarray) -> np.ndarray:
-    """Return a random key for each class in a step of a run: uint32 [k].
+    """Return a random key for each class in a run's step: uint32 [k].
 
-    The key and the column determine the random number that rounds a number of the class. The keys come from
-    the finaliser of splitmix64.
+    The key and the column determine the random number that rounds a number of the class. The keys
+    come from splitmix64's finaliser.
 
     Args:
-        seed: of the run.
-        step: number of the training step.
+        seed: the run's seed.
+        step: training step.
         classes: int64 [k].
     """
     key = classes.astype(np.uint64) * np.uint64(_GOLDEN)
@@ -60,12 +60,12 @@ def rounding_keys(seed: int, step: int, classes: np.ndarray) -> np.ndarray:
 
 
 def pack(arrays: Sequence[np.ndarray], slots: np.ndarray, keys: np.ndarray | None) -> np.ndarray:
-    """Pack rows of several arrays into records [k, sum of the widths].
+    """Pack rows from several arrays into records [k, sum of widths].
 
     Args:
         arrays: float32, [., n] or [.].
         slots: row numbers in each array, int64 [k].
-        keys: `rounding_keys` of the rows, uint32 [k], to round to bfloat16. None keeps float32.
+        keys: the rows' `rounding_keys`, uint32 [k], to round to bfloat16. None keeps float32.
     """
     widths = _widths(arrays)
     records = np.empty((len(slots), sum(widths)), np.float32 if keys is None else np.uint16)
@@ -78,7 +78,7 @@ def unpack(records: np.ndarray, arrays: Sequence[np.ndarray], slots: np.ndarray)
     """Unpack records into rows of several arrays.
 
     Args:
-        records: float32, or the bits of bfloat16 as uint16, [k, sum of the widths].
+        records: float32, or bfloat16 bits as uint16, [k, sum of widths].
         arrays: float32, [., n] or [.].
         slots: row numbers in each array, int64 [k].
     """
@@ -93,7 +93,7 @@ def _widths(arrays: Sequence[np.ndarray]) -> list[int]:
 
 
 def _arguments(arrays: Sequence[np.ndarray], widths: list[int], slots: np.ndarray) -> tuple:
-    """Return the kernels' arguments for rows `slots` of the arrays.
+    """Return the kernels' arguments for the arrays' rows `slots`.
 
     Asserts the conditions that numpy would check. Without them a kernel would read or write other memory.
     """
@@ -106,7 +106,7 @@ def _arguments(arrays: Sequence[np.ndarray], widths: list[int], slots: np.ndarra
 
 
 def _size(rows: np.ndarray, records: np.ndarray) -> int:
-    """Return the size of a record in bytes. Asserts that a kernel will read and write no other memory."""
+    """Return a record's size in bytes. Asserts that a kernel will read and write no other memory."""
     assert rows.dtype == np.int64 and rows.flags.c_contiguous
     assert records.flags.c_contiguous and len(records) == len(rows)
     return records.shape[1] * records.itemsize

@@ -1,9 +1,9 @@
-"""Normalise, multiply, gather and update rows of a float32 matrix in host memory, by kernels.
+"""Normalise, multiply, gather and update a float32 matrix's rows in host memory, by kernels.
 
-    S rows of the matrix   K selected rows   D width of a row
+    S rows in the matrix   K selected rows   D row width
 
 An argument `index_K` contains the numbers of the selected rows, int64 [K]. None selects all rows.
-Arrays and CPU tensors are C-contiguous and used in place. The threads of the caller's OpenMP team
+Arrays and CPU tensors are C-contiguous and used in place. The caller's OpenMP threads
 (Global.threads) share the work. If there are no kernels, callers use Paddle's operators.
 """
 
@@ -62,7 +62,7 @@ def update(
     Args:
         rule: "momentum", "lars" or "adamw".
         values_SD: w.
-        moments: v for momentum and lars; m and v for adamw. They have the shape of `values_SD`.
+        moments: v for momentum and lars; m and v for adamw. They are shaped like `values_SD`.
         index_K: row numbers, all different; None: all rows.
         grads_KD: g.
         numbers: the numbers in parentheses above.
@@ -75,13 +75,13 @@ def update(
 
 
 def pair_products(x_ND, left_P: np.ndarray, rows_SD, right_P: np.ndarray, unit: bool) -> np.ndarray:
-    """Compute the inner product of row left_P of x and row right_P of the matrix for each pair: float32 [P].
+    """Compute inner products of row left_P of x and row right_P of the matrix for each pair: float32 [P].
 
     Args:
         x_ND: first rows.
-        left_P: number of the first row of each pair, int64.
+        left_P: each pair's first row, int64.
         rows_SD: second rows.
-        right_P: number of the second row of each pair, int64.
+        right_P: each pair's second row, int64.
         unit: whether the second rows are scaled to length 1. A zero row stays zero.
     """
     out_P = np.empty(len(left_P), np.float32)
@@ -94,7 +94,7 @@ def pair_products(x_ND, left_P: np.ndarray, rows_SD, right_P: np.ndarray, unit: 
 
 
 def sum_of_squares(rows_KD) -> float:
-    """Return the sum of the squares of all numbers.
+    """Return the sum of all squares.
 
     It is not finite if a number is not finite, or if a square is too large for float32.
     """

@@ -1,10 +1,10 @@
-"""Run the forward and the backward pass of the softmax over a shard as one kernel each.
+"""Run the softmax over a shard forward and backward, with one kernel each.
 
-    N samples   D embedding size   K classes of the step   P samples whose class is in the shard
+    N samples   D embedding size   K classes in the step   P samples whose class is in the shard
 
 If there are no kernels, `PaddleBackend` in heads/backends.py does this work. Arrays and CPU tensors are
-float32, C-contiguous and used in place. Each thread of the caller's OpenMP team takes blocks of `BLOCK`
-classes, or of twice as many in bfloat16. Results are equal in all runs with the same number of threads.
+float32, C-contiguous and used in place. Each OpenMP thread of the caller takes blocks with `BLOCK`
+classes, or twice as many in bfloat16. Results are equal in all runs with the same thread count.
 Try it: `pytest tests/native/heads/test_softmax.py`.
 """
 
@@ -19,7 +19,7 @@ BLOCK = 128  # classes whose rows and logits fit into a processor's second-level
 
 
 def kept_dtype(bfloat16: bool) -> np.dtype:
-    """Return the dtype of the exponentials that forward keeps for backward.
+    """Return the dtype in which forward keeps the exponentials for backward.
 
     If products are in bfloat16, it is uint16, which contains bfloat16's bits.
     """
@@ -27,7 +27,7 @@ def kept_dtype(bfloat16: bool) -> np.dtype:
 
 
 class _Shard(ctypes.Structure):
-    """The arguments of the functions in softmax.cpp, in their order there."""
+    """The arguments for the functions in softmax.cpp, in their order there."""
 
     _fields_ = [
         *((name, c_int64) for name in ("samples", "width", "classes", "block", "targets", "bfloat16", "amx")),
@@ -37,20 +37,20 @@ class _Shard(ctypes.Structure):
 
 
 class Softmax:
-    """Computes the softmax of one step.
+    """Computes one step's softmax.
 
     Args:
         x_ND: embeddings, multiplied by the loss's scale.
-        rows_SD: rows of the bank.
-        bias_S: biases of the bank, or None.
+        rows_SD: the bank's rows.
+        bias_S: the bank's biases, or None.
         index_K: row numbers of this step, int64. None: all, K = S.
-        class_P: classes of the samples whose class is in the shard, int64, in ascending order. They are
+        class_P: the P samples' classes, int64, in ascending order. They are
             numbered as the K rows are.
-        sample_P: numbers of those samples, int64.
-        exps_KN: memory in which forward keeps the exponentials for backward, of `kept_dtype`. None: backward
+        sample_P: those samples' numbers, int64.
+        exps_KN: memory in which forward keeps the exponentials for backward, in `kept_dtype`. None: backward
             computes them again.
         cosine: whether rows are scaled to length 1.
-        bfloat16: whether the inputs of products are rounded to bfloat16.
+        bfloat16: whether inputs to products are rounded to bfloat16.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Softmax:
         block = 2 * BLOCK if bfloat16 else BLOCK  # bfloat16 numbers are half as wide
         self.max_bN, self.sum_bN = np.empty((2, -(-classes // block), samples), np.float32)
         inverse_K = np.empty(classes, np.float32) if cosine else None
-        # The kernels have the addresses of these arrays, so they must stay alive.
+        # The kernels have these arrays' addresses, so they must stay alive.
         self._kept = x_ND, rows_SD, bias_S, index_K, class_P, sample_P, exps_KN, inverse_K
         assert rows_SD.shape[1] == width and len(class_P) == len(sample_P) <= samples
         assert exps_KN is None or exps_KN.shape == (classes, samples)
@@ -86,7 +86,7 @@ class Softmax:
         self._shard.max = address(self.max_bN)
 
     def forward(self) -> tuple[np.ndarray, np.ndarray]:
-        """Compute the maximum logit and the sum of exp(logit - maximum) for each block of classes and sample.
+        """Compute the maximum logit and the sum of exp(logit - maximum) for each class block and sample.
 
         A sample's own class is excluded. If a block has no other class, its maximum is -1e30.
 
@@ -103,17 +103,17 @@ class Softmax:
         drows_KD: np.ndarray,
         dbias_K: np.ndarray | None,
     ) -> np.ndarray:
-        """Compute the gradients with respect to x, the rows of the bank and the bias. Return that of x,
+        """Compute the gradients with respect to x, the bank's rows and the bias. Return the first,
         [N, D].
 
         The gradient with respect to the logits is the softmax minus the one-hot label.
 
         Args:
             lse_N: logarithm of each sample's whole softmax denominator.
-            dtarget_P: gradient with respect to the logits of the samples' own classes.
-            scaled_ND: x, multiplied by the factors that the gradient of the rows needs.
-            drows_KD: memory for the gradient of the rows.
-            dbias_K: memory for the gradient of the bias, which does not include these factors, or None.
+            dtarget_P: gradient with respect to the samples' own logits.
+            scaled_ND: x, multiplied by the factors that the row gradient needs.
+            drows_KD: memory for the row gradient.
+            dbias_K: memory for the bias gradient, which does not include these factors, or None.
         """
         of = self._shard
         grad_ND = np.empty((of.samples, of.width), np.float32)

@@ -1,1 +1,1 @@
-"""Compute layers of backbones on CPUs by compiled C++ kernels, which plsc/native loads."""
+"""Compute backbone layers on CPUs by compiled C++ kernels, which plsc/native loads."""
