@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-if not __package__:  # started as a file: modules of this folder must not shadow others
+if not __package__:  # started as a file: this folder's modules must not shadow others
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from plsc.cli import main

@@ -1,6 +1,6 @@
 """Train, evaluate, predict and export with a config: `Entry("configs/", ["Global.epochs=1"]).train()`.
 
-An Entry holds a Config. Each of its methods calls a module of plsc.training or plsc.apps. The methods import
+An Entry holds a Config. Each method calls a module in plsc.training or plsc.apps. The methods import
 Paddle, and this module does not, so that a wrong config is refused at once.
 """
 
@@ -25,7 +25,7 @@ class Entry:
         embeddings, names = Entry("output/faces").predict(["ann.jpg", "bob.jpg"])
 
     Args:
-        config: a YAML file, a folder (of a run, or with a default.yaml), a mapping, a Config, or None for
+        config: a YAML file, a folder (a run's, or one with a default.yaml), a mapping, a Config, or None for
             the defaults.
         overrides: a mapping "Section.key" -> value, or an iterable of "Section.key=value", as `-o` takes
             them. They take precedence over `config`.
@@ -51,7 +51,7 @@ class Entry:
     def train(self) -> dict[str, Any]:
         """Train to the end, evaluate, and write the report. In a launch every rank calls it.
 
-        SIGTERM, SIGINT or SIGHUP stops the training after a step, with a checkpoint of that step.
+        SIGTERM, SIGINT or SIGHUP stops the training after a step, with that step's checkpoint.
 
         Returns {"accuracy", ..., "seconds", "output_dir"}. The numbers are from the last evaluation. The
         accuracy is None if there is no set for it. If evaluations or the report failed, "failures" has one
@@ -66,7 +66,7 @@ class Entry:
             return train(self.config, self._model)
 
     def evaluate(self) -> dict[str, Any]:
-        """Evaluate a checkpoint on the sets of DataLoader.Eval.
+        """Evaluate a checkpoint on DataLoader.Eval's sets.
 
         The checkpoint is Global.checkpoint, or the newest in output_dir. Prints the table, and writes the
         report and results.json to output_dir/test.
@@ -90,8 +90,9 @@ class Entry:
 
         Args:
             images: a list file (one path per line, which a label may follow), an image file, a folder of
-                images at any depth, a PIL image, a list of these, or an array of pixels uint8 [n, C, H, W].
-            output: folder for embeddings.npy and names.txt; None to write nothing.
+                images at any depth, a PIL image, a list of these, or an array with pixels, uint8 [n, C, H,
+                W].
+            output: folder for embeddings.npy and names.txt. None writes nothing.
 
         Returns the embeddings [n, D] float32, and the n names (paths, or "0", "1", ...).
         """
@@ -106,7 +107,7 @@ class Entry:
         return embeddings, names
 
     def model(self) -> tuple[Any, Any]:
-        """Return the trained network of the checkpoint, and the preprocessing of its samples.
+        """Return the checkpoint's trained network, and its samples' preprocessing.
 
             layer, preprocessing = Entry("output/faces").model()
             embeddings = layer(preprocessing(paddle.to_tensor(pixels)))  # pixels uint8 [n, C, H, W]
@@ -137,7 +138,7 @@ class Entry:
         """Export a checkpoint's backbone in Export.formats, and compare each exported file with the backbone.
 
         Args:
-            output: the folder to write to; None for output_dir/export.
+            output: the folder to write to. None is output_dir/export.
 
         Returns the facts of plsc.apps.export.export: files and largest differences.
         """
@@ -148,12 +149,12 @@ class Entry:
             return export_checkpoint(self.config, output, self._model)
 
     def dry_run(self, ranks: int | None = None) -> str:
-        """Return the resolved config and the plan of the run as text.
+        """Return the resolved config and the run's plan as text.
 
-        It does not train, start a group of ranks, or build a head.
+        It does not train, connect ranks, or build a head.
 
         Args:
-            ranks: world size to plan for; None for the world size in this launch.
+            ranks: world size to plan for. None is the world size in this launch.
         """
         from plsc.training.dry_run import dry_run
 

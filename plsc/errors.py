@@ -1,7 +1,7 @@
 """Define the errors that a user can correct, and make text from outside safe to print.
 
-The text of such an error is one line: the place (file:line, key or sample), the value, the rule and the
-remedy. `plsc` prints that line and exits with code 2. Any other exception is a defect of plsc and keeps its
+Such an error's text is one line: the place (file:line, key or sample), the value, the rule and the
+remedy. `plsc` prints that line and exits with code 2. Any other exception is a defect in plsc and keeps its
 traceback.
 
 Try it: `plsc train -o Global.epochs=x`.
@@ -19,7 +19,7 @@ class UserError(Exception):
     Args:
         text: what is wrong.
         key: the config key with the mistake, "Section.key", or a keyword argument of a class that a config
-            names; "" for none.
+            names. "" if there is none.
     """
 
     def __init__(self, text: object = "", key: str = ""):
@@ -42,8 +42,8 @@ class CorruptImageError(UserError):
 def in_one_line(error: Exception) -> str:
     """Describe any exception in one line, for example one from a user's class.
 
-    Returns the text of a UserError. For any other exception it returns the type, the place in the code, and
-    the first line of the text.
+    Returns a UserError's text. For any other exception it returns the type, the place in the code,
+    and the text's first line.
     """
     if isinstance(error, UserError):
         return str(error)
@@ -101,8 +101,8 @@ def writing(path: str | bytes | os.PathLike, *, remedy: str = "", what: str = "w
 def escape(name: object) -> str:
     """Return a name from data as text that is safe to print, on one line.
 
-    Control characters, line breaks, marks that change the direction of text, and bytes that are not UTF-8 are
-    escaped. Otherwise the name of a file, a folder or an identity could add lines to a log, or control a
+    Control characters, line breaks, marks that change the text direction, and bytes that are not UTF-8 are
+    escaped. Otherwise a file's, folder's or identity's name could add lines to a log, or control a
     terminal.
 
     Args:
@@ -113,7 +113,7 @@ def escape(name: object) -> str:
 
 
 def escape_lines(text: str) -> str:
-    """Escape text of several lines, such as a quoted file, and shorten very long lines.
+    """Escape text with several lines, such as a quoted file, and shorten very long lines.
 
     It escapes what `escape` escapes, except line breaks and tabs.
     """
@@ -127,6 +127,6 @@ def escape_lines(text: str) -> str:
 def _escaped(character: str) -> str:
     if character.isprintable():
         return character
-    if "\udc80" <= character <= "\udcff":  # os.fsdecode's representation of a byte that is not UTF-8
+    if "\udc80" <= character <= "\udcff":  # how os.fsdecode represents a byte that is not UTF-8
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape").decode("ascii")

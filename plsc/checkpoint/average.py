@@ -1,6 +1,6 @@
 """Average the network weights and class centres of a run's checkpoints.
 
-The method is that of Izmailov et al., "Averaging Weights Leads to Wider Optima", 2018. Try it:
+The method comes from Izmailov et al., "Averaging Weights Leads to Wider Optima", 2018. Try it:
 
 plsc ckpt average output --last 5 --output averaged
 """
@@ -24,8 +24,8 @@ def average(run: str, last: int | None, target: str) -> str:
     checkpoint. The result can be used for everything except to resume a run.
 
     Args:
-        run: folder of the run.
-        last: number of checkpoints to average, counted from the newest. None averages all of them.
+        run: the run's folder.
+        last: how many checkpoints to average, counted from the newest. None averages all.
         target: folder to create.
 
     Raises UserError if `target` exists, if fewer than two checkpoints are asked for, or if the run has fewer
@@ -79,7 +79,7 @@ class _MeanRows:
 def _mean_of(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Return the mean of the arrays in their own dtype.
 
-    uint16 arrays contain the bits of bfloat16 numbers, so their mean is one too. For integer arrays, return
+    uint16 arrays contain bfloat16 bits, so their mean is one too. For integer arrays, return
     the last one.
     """
     last = arrays[-1]

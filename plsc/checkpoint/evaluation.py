@@ -34,7 +34,7 @@ class Evaluation(BaseModel):
     list it. A checkpoint without the file has not been evaluated.
 
     Attributes:
-        set: title and size of the main set.
+        set: the main set's title and size.
         metric: name of the number that decides which checkpoint is the best.
         value: that number, or None if it could not be computed.
         threshold: the threshold that this evaluation found.

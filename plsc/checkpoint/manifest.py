@@ -1,9 +1,9 @@
-"""Read and write manifest.json, which lists the files of a checkpoint, and check these files.
+"""Read and write manifest.json, which lists a checkpoint's files, and check these files.
 
 The check finds files that are missing or altered. Checksums are CRC-32. It detects every change within up to
 32 consecutive bits, and it adds no time to writing. SHA-256 would halve the speed, and it would not protect
 against somebody who can also rewrite the manifest. The manifest begins with the checksum of the rest of its
-bytes. The dtypes of arrays are in the safetensors headers.
+bytes. The safetensors headers contain the arrays' dtypes.
 
 Try it: `pytest tests/checkpoint/test_manifest.py`.
 """
@@ -32,12 +32,12 @@ from plsc.utils.section import first_problem
 from plsc.utils.version import __version__
 
 FORMAT = 7  # The only format that can be read. Formats 1 to 6 were used before the first release.
-# Errors of a missing file. Other read errors may be temporary, such as a lost network disk. They do not mean
+# Errors for a missing file. Other read errors may be temporary, such as a lost network disk. They do not mean
 # that the checkpoint is damaged.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 _FILE_NAME = r"^(([a-z][a-z0-9_]*|head-\d{5}-of-\d{5})\.safetensors|classes\.json)$"
 
-BACKBONE = "backbone"  # owner of the weights that training updates
+BACKBONE = "backbone"  # owner of the trained weights
 
 
 def file_of(owner: str) -> str:
@@ -50,7 +50,7 @@ class _Fields(BaseModel):
 
 
 class HeadFile(_Fields):
-    """A file with the rows of the classes [start, stop)."""
+    """A file with rows for the classes [start, stop)."""
 
     file: str
     start: NonNegativeInt
@@ -58,7 +58,7 @@ class HeadFile(_Fields):
 
 
 class FileSum(_Fields):
-    """Size and checksum of a file."""
+    """A file's size and checksum."""
 
     bytes: NonNegativeInt
     crc32: str
@@ -69,13 +69,13 @@ class Manifest(_Fields):
 
     format: Literal[FORMAT]
     plsc: str
-    """Version of plsc that wrote it."""
+    """The plsc version that wrote it."""
     step: NonNegativeInt
     """Optimizer steps taken."""
     epoch: NonNegativeInt
     world_size: PositiveInt
     num_classes: NonNegativeInt
-    """Number of classes. It is 0 if the folder contains only a backbone, as after `plsc import`."""
+    """Class count. It is 0 if the folder contains only a backbone, as after `plsc import`."""
     embedding_size: PositiveInt
     heads: list[HeadFile]
     """The head files in class order. Together they cover [0, num_classes)."""
@@ -85,7 +85,7 @@ class Manifest(_Fields):
     weights: str = BACKBONE
     """The owner whose arrays are the weights for everything except training."""
     state: dict[str, dict[str, Any]]
-    """The values of each owner's state that are not arrays."""
+    """The values in each owner's state that are not arrays."""
     config: dict[str, dict[str, Any] | list[Any]]
     """The resolved config by section. It is {} if the checkpoint was not written by training."""
 
@@ -148,7 +148,7 @@ def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFil
     """Open the checkpoint in the folder `path` and check that its files are there and have the right size.
 
     Args:
-        path: folder of the checkpoint.
+        path: the checkpoint's folder.
         verify: whether to read every file and compare its checksum, too.
 
     Returns: the manifest, the tensor files by file name, and the class names, or None if it has none.

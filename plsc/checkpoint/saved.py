@@ -1,7 +1,7 @@
 """Read a checkpoint.
 
-A checkpoint contains the states that a run has saved, by the names of their owners, and the rows of the
-classes. The rows of any classes can be read, whatever number of ranks wrote the head files.
+A checkpoint contains the states that a run has saved, by their owners' names, and the classes' rows.
+Any classes' rows can be read, however many ranks wrote the head files.
 
 Try it: `Checkpoint.open("output/checkpoints/step-00000120").head(0, 10)["centres"]`.
 """
@@ -30,7 +30,7 @@ _RESUME = (
 )
 
 EMBEDDING = 1
-"""Version of the definition of an embedding, which plsc.training.embed.with_mirror contains."""
+"""Version of the embedding's definition, which plsc.training.embed.with_mirror contains."""
 
 
 class Checkpoint:
@@ -53,21 +53,21 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: str | os.PathLike, verify: bool = True) -> Checkpoint:
-        """Open the checkpoint in the folder `path`. Raises the errors of `open_folder`.
+        """Open the checkpoint in the folder `path`. Raises what `open_folder` raises.
 
         Args:
-            path: folder of the checkpoint.
+            path: the checkpoint's folder.
             verify: whether to read every file and compare its checksum. If false, only sizes and headers are
                 checked, which is enough if `store.find` has just verified the checkpoint.
         """
         return cls(Path(path), *open_folder(Path(path), verify))
 
     def plain(self, owner: str) -> dict[str, Any]:
-        """Return the values of an owner's state that are not arrays, or {} if the checkpoint has none."""
+        """Return the values in an owner's state that are not arrays, or {} if the checkpoint has none."""
         return self.manifest.state.get(owner, {})
 
     def arrays(self, owner: str) -> dict[str, np.ndarray]:
-        """Read all arrays of an owner's state. Return {} if it has none."""
+        """Read all arrays in an owner's state. Return {} if it has none."""
         file = self._tensors.get(file_of(owner))
         return {name: file.read(name) for name in file.arrays} if file else {}
 
@@ -81,7 +81,7 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def loading(self, owner: str) -> Iterator[None]:
-        """Raise UserError with one line if the owner of a state, in the block, cannot load that state."""
+        """Raise UserError with one line if a state's owner, in the block, cannot load that state."""
         where = f"{self.path}/manifest.json: state.{owner}"
         remedy = "it is of another program, or of another run: start from it with Global.init_from"
         try:
@@ -94,7 +94,7 @@ class Checkpoint:
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """The evaluation of this checkpoint on the main set, or None if it has not been evaluated."""
+        """This checkpoint's evaluation on the main set, or None if it has not been evaluated."""
         return Evaluation.read(self.path)
 
     @property
@@ -111,7 +111,7 @@ class Checkpoint:
         """Return the cosine above which two embeddings count as one class.
 
         The value comes from the run's last evaluation of the main set. Return None if that evaluation found
-        no threshold, or if it used another value of `flip`.
+        no threshold, or if it used another `flip`.
 
         Args:
             flip: whether the embeddings are sums over an image and its mirror image.
@@ -125,18 +125,18 @@ class Checkpoint:
         return file_of(self.manifest.weights)
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Read all arrays of `weights_file`."""
+        """Read all arrays in `weights_file`."""
         return self.arrays(self.manifest.weights)
 
     def network(self, flip: bool) -> str:
-        """Compute the identity of the network that makes the embeddings: a SHA-256 as 64 hex digits.
+        """Compute the network's identity, as far as embeddings depend on it: a SHA-256 as 64 hex digits.
 
-        It covers the arrays of `weights` (name, dtype, shape and bytes of each, sorted by name), the
-        preprocessing, the definition of an embedding, and `flip`. Embeddings with different identities cannot
+        It covers the arrays in `weights` (each name, dtype, shape and bytes, sorted by name),
+        the preprocessing, the embedding's definition, and `flip`. Embeddings with different identities cannot
         be compared.
 
         Args:
-            flip: whether the embedding of the mirror image is added.
+            flip: whether the mirror image's embedding is added.
         """
         facts = {**self.preprocessing.to_json(), "embedding": EMBEDDING, "flip": flip}
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
@@ -147,7 +147,7 @@ class Checkpoint:
         return digest.hexdigest()
 
     def classes(self) -> list[str] | None:
-        """Return the name of each class, or None if the run had no class names."""
+        """Return each class's name, or None if the run had no class names."""
         return self._classes
 
     @property
@@ -159,11 +159,11 @@ class Checkpoint:
         return self._tensors[self.manifest.heads[0].file].arrays
 
     def head(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Read the rows of classes [start, stop) of all head arrays, [stop - start, ...] each, by name."""
+        """Read the rows for classes [start, stop) from all head arrays, [stop - start, ...] each, by name."""
         return {name: self.rows(name, start, stop) for name in self.head_arrays}
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Read the rows of classes [start, stop) of the head array `name`: [stop - start, ...]."""
+        """Read the rows for classes [start, stop) from the head array `name`: [stop - start, ...]."""
         pieces = []
         for part in self.manifest.heads:
             low, high = max(start, part.start), min(stop, part.stop)
@@ -187,13 +187,13 @@ class Checkpoint:
         The message names the first difference and the remedy.
 
         Args:
-            num_classes: number of classes of this run.
-            embedding_size: embedding size of this run.
+            num_classes: this run's class count.
+            embedding_size: this run's embedding size.
             backbone: this run's backbone arrays or tensors by name. Names and shapes must agree. None skips
                 this comparison.
             head: this run's head arrays by name. Names and shapes must agree, except for the first axis. None
                 skips this comparison.
-            remedy: the last part of the message.
+            remedy: how the message ends.
         """
         differences = [
             f"its {what} is {there}, this run's {here}"

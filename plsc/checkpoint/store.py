@@ -1,16 +1,16 @@
 """Save and find checkpoints.
 
 A checkpoint is a folder for one step. It is written under a temporary name and renamed when it is complete.
-A run with any number of ranks can read the checkpoint of a run with any other number.
+A run on any number of ranks can read the checkpoint of a run on any other number.
 
     checkpoints/step-00000120/  backbone.safetensors  optimizer.safetensors  manifest.json  [classes.json]
                                 head-00000-of-00002.safetensors  head-00001-of-00002.safetensors
                                 [evaluation.json]
 
-Each part of a run has a file of its name for its arrays. Its other values are in the manifest under the same
-name. A head file contains one rank's class rows. The manifest is written last. It lists the class ranges of
-the head files, and the size and checksum of each file. evaluation.json is added when the checkpoint has been
-evaluated. This module uses no pickle, no Paddle and no collective of its own.
+Each part of a run has a file with its name for its arrays. Its other values are in the manifest under the
+same name. A head file contains one rank's class rows. The manifest is written last. It lists the head files'
+class ranges, and each file's size and checksum. evaluation.json is added when the checkpoint has been
+evaluated. This module uses neither pickle nor Paddle, and calls no collective except the one it is given.
 
 Try it: `Checkpoint.open(find(Path("output/checkpoints"))).head(0, 10)["centres"]`.
 """
@@ -62,21 +62,21 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a checkpoint on one rank. Each rank writes its `rows`. Rank 0 writes all other fields.
+    """What one rank writes to a checkpoint. Each rank writes its `rows`. Rank 0 writes all other fields.
 
     Attributes:
         step: optimizer steps taken.
-        epoch: epoch of the last step, counted from 1.
-        states: the state of each owner by the owner's name. A state contains plain values, and its arrays by
+        epoch: the last step's epoch, counted from 1.
+        states: each owner's state by the owner's name. A state contains plain values, and its arrays by
             name under the key "arrays".
         rows: this rank's class rows, with the class as the first axis: "centres" [S, D], "bias" [S] if the
-            head has a bias, and the arrays of their optimizer, such as "momentum" [S, D].
-        num_classes: number of classes on all ranks together.
+            head has a bias, and their optimizer's arrays, such as "momentum" [S, D].
+        num_classes: class count over all ranks.
         shard: the classes of those rows, [start, stop). If every rank has all classes, the head is replicated
             and is written once.
         config: the resolved config by section.
         preprocessing: how images are prepared for the network.
-        classes: the name of each class, or None if the classes have no names.
+        classes: each class's name, or None if the classes have no names.
         weights: owner whose arrays are the weights for everything except training. If it has no arrays, the
             backbone's are used.
     """
@@ -105,11 +105,11 @@ def save(
     the disk then.
 
     Args:
-        root: folder of the run's checkpoints.
+        root: the folder with the run's checkpoints.
         content: what this rank writes.
-        rank: number of this rank.
-        gather: collective that takes each rank's value and returns the list of all values on every rank. Its
-            timeout must be longer than Gloo's 30 s, since the disks of the ranks may differ in speed.
+        rank: this rank.
+        gather: collective that takes each rank's value and returns all values, as a list, on every rank. Its
+            timeout must be longer than Gloo's 30 s, since the ranks' disks may differ in speed.
 
     Raises SaveError on every rank if one rank fails. The message names that rank and the reason.
     """
@@ -157,13 +157,13 @@ def save(
         on_all(_publish, final, first, fields)
     except SaveError:
         if first:
-            tidy(root)  # the disk may be full or gone; the next save tries again
+            tidy(root)  # the disk may be full or gone. The next save tries again
         raise
     return final
 
 
 def _on_all_ranks(what: str, gather: Callable[[Any], list], work: Callable, *args: Any) -> list:
-    """Call work(*args) on every rank and return the results of all ranks.
+    """Call work(*args) on every rank and return all ranks' results.
 
     Raises SaveError on every rank if one rank fails. If only that rank raised, the others would wait for it.
     """
@@ -226,9 +226,9 @@ def _beside(final: Path, suffix: str) -> Path:
 
 
 def tidy(root: Path) -> None:
-    """Remove the leftovers of a killed save or prune, before the next save."""
+    """Remove what a killed save or prune has left, before the next save."""
     for path in _entries(root, r"step-\d{8,}\.tmp"):
-        with contextlib.suppress(OSError):  # another host may be reading it; the next save tries again
+        with contextlib.suppress(OSError):  # another host may be reading it. The next save tries again
             remove(path)
 
 
@@ -244,9 +244,9 @@ def find(root: Path, which: str = "newest", rename: bool = False) -> Path | None
     is skipped.
 
     Args:
-        root: folder of the run's checkpoints.
-        which: "newest" or "best" to choose from `root`. Otherwise the folder of one checkpoint, a folder with
-            several, or the folder of a run.
+        root: the folder with the run's checkpoints.
+        which: "newest" or "best" to choose from `root`. Otherwise one checkpoint's folder, a folder with
+            several, or a run's folder.
         rename: whether to rename an unusable checkpoint to step-XXXXXXXX.bad. It is never deleted. A run that
             will write to `root` sets this.
 
@@ -310,12 +310,12 @@ def _newest(root: Path, rename: bool) -> Path | None:
 
 
 def folder_of(root: Path, step: int) -> Path:
-    """Return the folder of a step's checkpoint."""
+    """Return the folder for a step's checkpoint."""
     return root / f"step-{step:08d}"
 
 
 def step_of(path: Path) -> int:
-    """Return the step in the name of a checkpoint's folder, step-XXXXXXXX."""
+    """Return the step from a checkpoint folder's name, step-XXXXXXXX."""
     return int(path.stem.removeprefix("step-"))
 
 
@@ -330,13 +330,13 @@ def completed(root: Path) -> list[Path]:
 
 
 def newest_step(root: Path) -> int | None:
-    """Return the step of the newest completed checkpoint in `root`, or None. No checksum is verified."""
+    """Return the newest completed checkpoint's step in `root`, or None. No checksum is verified."""
     present = completed(root)
     return step_of(present[-1]) if present else None
 
 
 def set_aside(path: Path) -> Path:
-    """Rename the checkpoint to the first free name of `path`.bad, .bad2, ... Return the new path."""
+    """Rename the checkpoint to the first free name among `path`.bad, .bad2, ... Return the new path."""
     names = (_beside(path, f"bad{number}" if number > 1 else "bad") for number in itertools.count(1))
     return path.rename(next(aside for aside in names if not aside.exists()))
 

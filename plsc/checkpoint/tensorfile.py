@@ -1,6 +1,6 @@
 """Write safetensors files in one pass, and read ranges of rows from them.
 
-Such a file contains the length of its header, the header as JSON, and the raw bytes of the arrays. The
+Such a file contains its header's length, the header as JSON, and the arrays' raw bytes. The
 safetensors package can read these files. A checkpoint does not use it because it needs more:
 
 - The checksum is computed while the file is written, and the file is synced to the disk.
@@ -38,7 +38,7 @@ _MAX_HEADER = 100_000_000  # limit in bytes, the same as in the safetensors pack
 # Bytes read or written at once. Memory of this size is reused. Larger memory comes from the system as new
 # pages, which cost more time than the work on them.
 _BLOCK = 4 << 20
-_BEHIND = 16 * _BLOCK  # bytes at the end of a file that may not be on the disk yet
+_BEHIND = 16 * _BLOCK  # last bytes of a file, which may not be on the disk yet
 
 
 class DamagedError(UserError):
@@ -46,7 +46,7 @@ class DamagedError(UserError):
 
 
 def layout(arrays: Mapping[str, Any]) -> list:
-    """Return the parts of the safetensors file for `arrays` in their order: the header, then the arrays.
+    """Return the safetensors file's parts for `arrays` in their order: the header, then the arrays.
 
     An array need not be in memory. An object that returns rows by slice is read when the file is written. If
     it has an attribute `code`, that is the dtype in the file instead of numpy's (bfloat16).
@@ -66,12 +66,12 @@ def layout(arrays: Mapping[str, Any]) -> list:
 
 
 def size_of(part: Any) -> int:
-    """Return the size of a part of a file in bytes."""
+    """Return the size in bytes of a file's part."""
     return len(part) if isinstance(part, bytes) else math.prod(part.shape) * part.dtype.itemsize
 
 
 def blocks_of(parts: Iterable) -> Iterator[memoryview]:
-    """Yield the bytes of the parts of a file in blocks of at most `_BLOCK` bytes."""
+    """Yield the bytes of a file's parts in blocks of at most `_BLOCK` bytes."""
     for part in parts:
         if isinstance(part, (bytes, np.ndarray)):
             pieces = [part]
@@ -124,7 +124,7 @@ def _write(file: int, block: memoryview) -> None:
 
 
 def crc32_of(path: str | os.PathLike) -> str:
-    """Return the CRC-32 of the file as eight hex digits."""
+    """Return the file's CRC-32 as eight hex digits."""
     crc, block = 0, memoryview(bytearray(_BLOCK))
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(block):
@@ -136,7 +136,7 @@ class _Entry(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     start: int  # offset from the beginning of the data, in bytes
-    code: str  # name of the dtype in the file
+    code: str  # the dtype's name in the file
 
 
 class TensorFile:
@@ -145,8 +145,8 @@ class TensorFile:
     The file stays open as long as the object lives, so it can still be read after it has been deleted.
 
     Attributes:
-        path: path of the file.
-        arrays: entry of each array by name, with `.dtype` and `.shape`.
+        path: the file's path.
+        arrays: each array's entry by name, with `.dtype` and `.shape`.
 
     Raises DamagedError if the header is truncated, too long or not JSON, or if an array lies outside the
     file. Raises OSError if the file cannot be read.
@@ -205,10 +205,10 @@ def tensor_differences(
     """List the tensors that differ in name or shape, one line each.
 
     Args:
-        there: tensors or entries of one side by name.
-        here: tensors or entries of the other side by name.
-        their: name of the first side in the lines.
-        our: name of the second side in the lines.
+        there: one side's tensors or entries by name.
+        here: the other side's tensors or entries by name.
+        their: the first side's name in the lines.
+        our: the second side's name in the lines.
         first_axis: first axis whose length is compared.
     """
     lines = [f"{name} is not in {our}" for name in there if name not in here]

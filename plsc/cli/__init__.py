@@ -1,6 +1,6 @@
-"""The command line: `plsc VERB ...`, and `python -m plsc VERB ...`; tools/*.py call these too.
+"""The command line: `plsc VERB ...`, and `python -m plsc VERB ...`. tools/*.py call these too.
 
-VERBS is the only table of verbs. Each verb has a function `main(argv) -> int | None` that returns the exit
+VERBS is the only list of verbs. Each verb has a function `main(argv) -> int | None` that returns the exit
 code. A UserError is printed, one line for each mistake, and the exit code is 2. A run that a signal stopped
 exits with 130 (SIGINT) or 143 (SIGTERM), as is usual in shells.
 
@@ -84,7 +84,7 @@ def _at_home(word: str) -> str:
 def _run(verb: Verb, arguments: Sequence[str]) -> int | None:
     if "" in arguments:
         raise UserError("an argument is empty; is a variable of the shell not set?")
-    if sys.getfilesystemencoding() != "utf-8":  # a locale of another encoding
+    if sys.getfilesystemencoding() != "utf-8":  # a locale with another encoding
         raise UserError("Python takes no names of files in UTF-8 here; set PYTHONUTF8=1")
     with reading("the current folder", missing="was deleted; change into another"):
         os.getcwd()
@@ -93,7 +93,7 @@ def _run(verb: Verb, arguments: Sequence[str]) -> int | None:
 
 
 def _overview() -> str:
-    """Return the help of `plsc`: all verbs under their headings."""
+    """Return `plsc`'s help: all verbs under their headings."""
     lines = [
         (
             "usage: plsc VERB ..., such as plsc train -c configs/ --ranks 2   (plsc VERB --help explains "

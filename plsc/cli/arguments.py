@@ -1,4 +1,4 @@
-"""Read the arguments of train, eval, predict and export: -c, -o, --debug, and those of the verb."""
+"""Read the arguments that train, eval, predict and export share (-c, -o, --debug), and the verb's own."""
 
 import argparse
 import os
@@ -9,12 +9,12 @@ from plsc.errors import escape
 
 
 def make_parser(verb: str, what: str, example: str) -> argparse.ArgumentParser:
-    """Make the parser of a verb that takes a config.
+    """Make the parser for a verb that takes a config.
 
     Args:
         verb: its name.
-        what: description of the verb.
-        example: arguments of an example.
+        what: the verb's description.
+        example: an example's arguments.
     """
     parser = argparse.ArgumentParser(
         f"plsc {verb}", description=what, epilog=f"example: plsc {verb} {example}"
@@ -33,7 +33,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 
 
 def _as_config(unknown: Sequence[str]) -> str:
-    """Return ", did you mean '-c FILE'?" with the first argument that is the path of a config or of a run.
+    """Return ", did you mean '-c FILE'?" with the first argument that is a config's or a run's path.
     Return "" if there is none."""
     for word in unknown:
         path = os.path.join(word, "config.yaml")

@@ -15,11 +15,11 @@ from plsc.checkpoint.store import newest_below
 from plsc.errors import escape_lines
 from plsc.utils.text import table
 
-_SHOWN = ("Model", "Head", "Optimizer")  # sections of the config
+_SHOWN = ("Model", "Head", "Optimizer")  # the config's sections
 
 
 def inspect(folder: str) -> str:
-    """Describe a checkpoint, or the newest of a run, in two tables. It reads headers
+    """Describe a checkpoint, or a run's newest one, in two tables. It reads headers
     and sizes, but no data."""
     saved = Checkpoint.open(newest_below(folder), verify=False)
     manifest, names, config, made = saved.manifest, saved.classes(), saved.config, saved.evaluation
@@ -52,7 +52,7 @@ def _line(values: dict[str, Any]) -> str:
 
 
 def verify(folder: str) -> str:
-    """Verify every byte of a checkpoint, or of the newest of a run, and return a report. Raises UserError for
+    """Verify every byte in a checkpoint, or in a run's newest one, and return a report. Raises UserError for
     the first bad file."""
     saved = Checkpoint.open(newest_below(folder))
     count, size = len(saved.manifest.files), sum(info.bytes for info in saved.manifest.files.values())

@@ -1,4 +1,4 @@
-"""Turn the exception of a command into lines on stderr and an exit code."""
+"""Turn a command's exception into lines on stderr and an exit code."""
 
 import errno
 import os
@@ -29,9 +29,9 @@ def ignore_the_launcher() -> None:
 
 
 def _wait_for_the_first_rank() -> None:
-    """Wait a few seconds for the launcher to end this rank, unless this is the first rank of its machine.
+    """Wait a few seconds for the launcher to end this rank, unless this is its machine's first rank.
 
-    The launcher shows the output of the first rank only, and ends all ranks as soon as one has ended. If the
+    The launcher shows only the first rank's output, and ends all ranks as soon as one has ended. If the
     first rank is slower, it would end before it has printed the mistake that all ranks have.
     """
     if os.environ.get("PADDLE_LOCAL_RANK", "0") != "0":
@@ -42,7 +42,7 @@ def _wait_for_the_first_rank() -> None:
 def without_traceback(act: Callable[[], int | None], debug: bool = False) -> int:
     """Call `act`, and return its exit code.
 
-    After a UserError it prints the error's lines and returns 2. After an OSError of the machine, such as a
+    After a UserError it prints the error's lines and returns 2. After the machine's own OSError, such as a
     full disk, it prints one line and returns 2, too. After Ctrl-C it returns 130. If nobody reads stdout any
     more (`plsc ckpt inspect ... | head -1`), it returns 141 without a message, as other programs do.
 

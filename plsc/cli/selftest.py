@@ -29,7 +29,7 @@ _PART_SECONDS = 60  # a longer part on several ranks is ended, since a rank prob
 
 
 def _uneven(least: int) -> tuple[list[int], slice]:
-    """Return the number of samples of each rank, and the slice of this rank's."""
+    """Return each rank's sample count, and this rank's slice."""
     counts = [least + 3 * rank for rank in range(distributed.world_size())]
     start = sum(counts[: distributed.rank()])
     return counts, slice(start, start + counts[distributed.rank()])
@@ -72,7 +72,7 @@ def check_reduce_scatter() -> float:
 
 
 def check_data_parallel() -> float:
-    """Check that all ranks get rank 0's parameters and the average of the gradients."""
+    """Check that all ranks get rank 0's parameters and the averaged gradients."""
     paddle.seed(distributed.rank())
     model, average_gradients = distributed.data_parallel(paddle.nn.Linear(2, 1))
     weight = model.parameters()[0]
@@ -94,7 +94,7 @@ PARTS = {
 
 
 def run_parts() -> bool:
-    """Run all parts on this rank. Rank 0 prints the worst errors of all ranks. Every rank calls it.
+    """Run all parts on this rank. Rank 0 prints the worst errors over all ranks. Every rank calls it.
 
     Returns whether all parts passed.
     """
@@ -123,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
     if args.ranks < 1:
         parser.error(f"--ranks must be 1 or more (got {args.ranks})")
     threads = environment.prepare(device=args.device)
-    os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")  # the limits are those of float32
+    os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")  # the limits are float32's
     distributed.init(args.device, threads)
     passed = run_parts()
     if "PADDLE_TRAINER_ID" in os.environ:

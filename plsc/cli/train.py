@@ -21,7 +21,7 @@ from plsc.utils.logging import get_logger
 def main(argv: Sequence[str]) -> int:
     """Run `plsc train`.
 
-    Returns 0, or 128 + the number of the signal that stopped it, or 2 if an evaluation or the report failed.
+    Returns 0, or 128 + the signal number that stopped it, or 2 if an evaluation or the report failed.
     With --dry-run it returns 1 if this machine has no room for the run.
     """
     what = "train, verify, and write the report"
@@ -66,7 +66,7 @@ def _plan(path: str | None, overrides: list[str], ranks: int | None) -> int:
 
 
 def _supervise(path: str | None, overrides: list[str], ranks: int) -> int:
-    """Train on several ranks of this machine. They run this verb without --ranks."""
+    """Train on several ranks on this machine. They run this verb without --ranks."""
     if (rank := os.environ.get("PADDLE_TRAINER_ID")) is not None:
         raise UserError(
             f"--ranks {ranks}: this process is rank {rank} of a launch already (PADDLE_TRAINER_ID); leave "

@@ -72,10 +72,10 @@ class Config(Section):
         return self.Global.folders or list(dict.fromkeys(now))
 
     def place(self, key: str) -> str:
-        """Return where the value of "Section.key" is written, for errors: "configs/a.yaml:12". "" means a
+        """Return where "Section.key" got its value, for errors: "configs/a.yaml:12". "" means a
         default."""
         path = _path_of(key)
-        source = self._merged.source(path)  # a default in a file has the source of its section
+        source = self._merged.source(path)  # a default in a file has its section's source
         return source.place if source.level == 0 or path in self._merged.sources else ""
 
     @contextlib.contextmanager
@@ -108,7 +108,7 @@ class Config(Section):
             )
 
     def check_data(self, training: bool = True) -> None:
-        """Check that the files of the data sets exist, by `check(**keywords)` of each class.
+        """Check that the data sets' files exist, by each class's `check(**keywords)`.
 
         Args:
             training: whether to check the training set, too. An evaluation needs only its own sets.
@@ -137,7 +137,7 @@ def _keys(section: type[Section], above: str = "") -> Iterator[str]:
             yield above + key
 
 
-# Keys of arcface_torch and PLSC whose names do not lead to ours; docs/training.md has the whole table.
+# arcface_torch's and PLSC's keys whose names do not lead to ours. docs/training.md has the whole table.
 Section.others = {
     "FP16": "use Global.amp: float16",
     "accum_steps": "use DataLoader.Train.global_batch",
@@ -202,9 +202,9 @@ def load(
         overrides: texts "Section.key=value", with the value in YAML, or a mapping. A later one wins over an
             earlier one.
 
-    The config can name classes as package.module:Class if the module is in the folder of the file or in the
-    current folder. Relative paths of data sets start in the current folder, or in the folder of the file if
-    they do not exist there. The folders in Global.folders come first for both. In a run's config.yaml a
+    The config can name classes as package.module:Class if the module is in the file's folder or in the
+    current folder. Data sets' relative paths start in the current folder, or in the file's folder if they
+    do not exist there. The folders in Global.folders come first for both. In a run's config.yaml a
     user's own class may be missing: code that needs the class raises UserError.
 
     Raises MissingFileError if the file does not exist, and ConfigError with everything that is wrong.
@@ -278,7 +278,7 @@ def _expand_home(tree: Any) -> None:
 
 
 def _drop_keys_of_another_name(merged: MergedConfig) -> None:
-    """Drop the keys of a file that have no meaning if an override gives their section another name."""
+    """Drop a file's keys that have no meaning if an override gives their section another name."""
     for key, field in Config.model_fields.items():
         kinds, written = sections_in(field.annotation), merged.tree.get(key)
         if len(kinds) > 1 and isinstance(written, dict):

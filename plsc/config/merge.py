@@ -1,6 +1,6 @@
-"""Merge the values of a config from the file and each `-o`. A later value wins.
+"""Merge a config's values from the file and each `-o`. A later value wins.
 
-`MergedConfig` holds the plain values as one tree, and the source of every path in it, so that an error can
+`MergedConfig` holds the plain values as one tree, and each path's source, so that an error can
 name file and line. It does not depend on the sections. plsc.config checks the tree.
 """
 
@@ -24,9 +24,9 @@ class ConfigError(UserError):
 
 
 class Source(NamedTuple):
-    """The source of a value. Sources sort from weak to strong, and by line within a file."""
+    """A value's source. Sources sort from weak to strong, and by line within a file."""
 
-    level: int  # 0 for the file, 1 and more for the overrides of each load
+    level: int  # 0 for the file, 1 and more for each load's overrides
     order: int  # line in the file, or position among the overrides
     place: str  # "configs/a.yaml:12", "-o Head.margin=x"
 
@@ -38,14 +38,14 @@ class MergedConfig:
     """The tree of values, `sources` (path -> Source), and `problems` (error lines with their Source)."""
 
     def __init__(self) -> None:
-        self.folder: str | None = None  # of the file, absolute
-        self.of_run = False  # whether the file is the config.yaml of a run
+        self.folder: str | None = None  # the file's, absolute
+        self.of_run = False  # whether the file is a run's config.yaml
         self.tree: dict[str, Any] = {}
         self.sources: dict[KeyPath, Source] = {}
         self.problems: list[tuple[Source, str]] = []
 
     def read_file(self, path: str | os.PathLike) -> None:
-        """Read a YAML file, or the one of a folder. A run is in the folder of its config.yaml. Raises
+        """Read a YAML file, or a folder's. A run is in the folder of its config.yaml. Raises
         MissingFileError."""
         path = config_file(Path(path))
         near = difflib.get_close_matches(str(path), map(str, path.parent.glob("*.y*ml")), n=1)
@@ -107,16 +107,16 @@ class MergedConfig:
             self.sources[(*path, *below)] = source
 
     def forget(self, path: KeyPath) -> None:
-        """Remove the sources of a path and of all below it."""
+        """Remove the sources for a path and everything below it."""
         self.sources = {p: source for p, source in self.sources.items() if p[: len(path)] != path}
 
     def source(self, path: KeyPath) -> Source:
-        """Return the source of a path, or of the nearest path above it that has one."""
+        """Return a path's source, or that of the nearest path above it that has one."""
         above = (path[:length] for length in range(len(path), 0, -1))
         return next((self.sources[p] for p in above if p in self.sources), DEFAULT)
 
     def add_error(self, path: KeyPath, message: str, source: Source | None = None) -> None:
-        """Add an error about a path. Its place is the source of the path, unless another one is given."""
+        """Add an error about a path. Its place is the path's source, unless another one is given."""
         source = source or self.source(path)
         self.problems.append((source, self.line(path, message, source)))
 
@@ -127,7 +127,7 @@ class MergedConfig:
         return " ".join(text.splitlines())
 
     def lines(self) -> str:
-        """Return the error lines: those of the file in its order, and then those of the overrides."""
+        """Return the error lines: the file's in its order, and then the overrides'."""
         return "\n".join(line for _, line in sorted(self.problems, key=lambda problem: problem[0]))
 
 
@@ -140,7 +140,7 @@ def config_file(path: Path) -> Path:
 
 
 def _key_of_run(folder: Path) -> str | None:
-    """Return the key of Global that a folder sets: output_dir for a run, checkpoint for imported weights, and
+    """Return the key in Global that a folder sets: output_dir for a run, checkpoint for imported weights, and
     None for another folder."""
     if (folder / "manifest.json").is_file():
         return "checkpoint"

@@ -1,4 +1,4 @@
-"""Define the sections of a run: Global, LRScheduler, Checkpoint, Export, and the items of Parts.
+"""Define a run's sections: Global, LRScheduler, Checkpoint, Export, and the items in Parts.
 
 They are not in plsc/training, because training takes a Config and is therefore above this package (see
 CONTRIBUTING.md).
@@ -16,14 +16,14 @@ from plsc.utils.section import ClassSection, Section
 
 
 class GlobalCfg(Section):
-    """Length of the run, seed, device, and where the results go."""
+    """The run's length, seed, device, and where the results go."""
 
     epochs: int | None = Field(None, ge=1)
     """Passes over the training set. null: 10, or as many as `max_steps` takes."""
     max_steps: int | None = Field(None, ge=1)
     """Optimizer steps after which the run ends, also within an epoch."""
     seed: int = Field(0, ge=0, le=2**31 - 1)
-    """Seed of everything random. The same seed gives the same run on the same machine with the same number of
+    """Seed of everything random. The same seed gives the same run on the same machine and the same number of
     ranks. On GPUs this needs some environment variables (docs/running.md)."""
     output_dir: str = Field("output", min_length=1)
     """Folder for config, `metrics.jsonl`, checkpoints, exported models and `report.html`.
@@ -32,53 +32,53 @@ class GlobalCfg(Section):
     """
     resume: bool = False
     """Continue a finished run in `output_dir` with more epochs. An unfinished run is resumed without this
-    key. The number of ranks may differ from before."""
+    key. The world size may differ from before."""
     overwrite: bool = False
     """Delete an earlier run in `output_dir`, unless `resume` is set, and start from the beginning."""
     folders: list[str] = []
-    """Folders that are searched for relative paths of data sets and for modules of your own classes, before
-    the current folder and the config's folder. The `config.yaml` of a run lists these two folders of its
+    """Folders that are searched for data sets' relative paths and for the modules with your own classes,
+    before the current folder and the config's folder. A run's `config.yaml` lists these two folders of its
     training here, so that the run can be used from any folder."""
     device: str = "auto"
-    """`cpu`, a kind of device that Paddle lists, such as `gpu`, `npu`, `xpu` or `mlu`, or one card of it,
-    such as `gpu:1`. `auto` takes Paddle's device if every rank has a card, and the CPU if no rank has one
+    """`cpu`, a device kind that Paddle lists, such as `gpu`, `npu`, `xpu` or `mlu`, or one card, such
+    as `gpu:1`. `auto` takes Paddle's device if every rank has a card, and the CPU if no rank has one
     (docs/running.md)."""
     checkpoint: str | None = None
     """The checkpoint that eval, predict, export and `resume` read: a folder, or `newest` or `best` in
     `output_dir`. The best one has the best accuracy or rank-1 in the main evaluation. null is `newest`, the
     newest undamaged one."""
     init_from: str | None = None
-    """Folder of a run, whose newest checkpoint is taken, or of a checkpoint, such as `plsc import` writes.
-    Training starts with its weights, and with its centres for classes of the same name (docs/training.md).
-    A resumed run ignores this key."""
+    """A run's folder, whose newest checkpoint is taken, or a checkpoint's folder, such as `plsc import`
+    writes. Training starts with its weights, and with its centres for classes with the same name
+    (docs/training.md). A resumed run ignores this key."""
     log_every: int = Field(10, ge=1)
-    """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
+    """Steps between two progress lines, which are also the rows in `metrics.jsonl`."""
     eval_every: int = Field(1, ge=0)
     """Epochs between two evaluations. 0 evaluates only at the end. Raise it if evaluation takes long."""
     eval_every_steps: int | None = Field(None, ge=1)
-    """Steps between two evaluations, in addition to those of `eval_every`. Set it if an epoch takes hours."""
+    """Steps between two evaluations, in addition to `eval_every`. Set it if an epoch takes hours."""
     loggers: list[Literal["visualdl", "tensorboard", "wandb"]] = ["visualdl"]
-    """Programs that get a copy of the numbers of `metrics.jsonl` in `output_dir`. `metrics.jsonl` itself
+    """Programs that get a copy of the numbers in `metrics.jsonl` in `output_dir`. `metrics.jsonl` itself
     is always written. tensorboard and wandb need the extra `loggers`. wandb works offline, and obeys its
     own environment variables, such as `WANDB_MODE` and `WANDB_PROJECT`. To look at the numbers: `visualdl
     --logdir output/visualdl`, `tensorboard --logdir output/tensorboard`, `wandb sync --append
     output/wandb/offline-run-*`. A logger that fails later costs a warning and its own copy, not the run."""
     hang_seconds: int = Field(600, ge=0, le=31_536_000)
-    """Longest duration of a step in a launch. A rank that exceeds it writes where it is stuck, and ends. The
+    """How long a step in a launch may take. A rank that exceeds it writes where it is stuck, and ends. The
     run then ends, or is restarted (`plsc train --ranks`). Evaluations and checkpoints may take six times as
     long. 0 waits for ever."""
     max_skipped: int = Field(10, ge=1)
-    """Number of consecutive skipped steps that ends the run. A step is skipped if the head's loss or a
+    """How many consecutive skipped steps end the run. A step is skipped if the head's loss or a
     gradient is NaN or infinite. 1 ends the run at the first such step (docs/running.md)."""
     amp: Literal["bfloat16", "float16"] | None = None
-    """Mixed precision: the 16-bit dtype of convolutions and matrix products in training (docs/training.md).
+    """Mixed precision: the 16-bit dtype for convolutions and matrix products in training (docs/training.md).
     Activations take about half the memory. CPUs with AVX512-BF16 or AMX take about half the time, too.
-    bfloat16 has the range of float32, and needs an A100 or a later GPU. float16 has more digits, needs scaled
+    bfloat16 has float32's range, and needs an A100 or a later GPU. float16 has more digits, needs scaled
     gradients, and is refused on CPUs. Weights, sums, checkpoints and evaluations are always float32. null:
     float32."""
     ema: float | None = Field(None, gt=0, lt=1)
-    """Share of a running average that an optimizer step keeps. 0.9999 averages the backbone's weights and the
-    running statistics of batch norms over about the last 10,000 steps. Take 0.999 for runs of fewer than
+    """How much of a running average an optimizer step keeps. 0.9999 averages the backbone's weights and the
+    batch norms' running statistics over about the last 10,000 steps. Take 0.999 for runs shorter than
     50,000 steps. Evaluations, the best checkpoint, `plsc eval`, `predict`, `export` and `Global.init_from`
     use the average. Class centres have no average. A checkpoint stores it in `ema.safetensors`. It costs one
     more copy of the weights. A run that is resumed without this key drops the average. A run that is resumed
@@ -98,7 +98,7 @@ class GlobalCfg(Section):
         return value
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """Return the number of steps after which the run ends."""
+        """Return after how many steps the run ends."""
         if self.epochs is None:
             return self.max_steps or 10 * steps_per_epoch
         return min(self.max_steps or math.inf, self.epochs * steps_per_epoch)
@@ -110,17 +110,17 @@ class PartCfg(ClassSection):
     registry = Registry("part", {}, bases=("plsc.training.part:Part",))
 
     name: str = Field(...)
-    """A class of your own as `package.module:Class` (docs/extend.md)."""
+    """Your own class as `package.module:Class` (docs/extend.md)."""
 
 
 class CheckpointCfg(Section):
     """Checkpoints are folders in `output_dir`/checkpoints. Each is either complete or absent."""
 
     every_steps: int | None = Field(None, ge=1)
-    """Steps between two checkpoints, in addition to those at the end of each epoch and of the run. Set it if
+    """Steps between two checkpoints, in addition to those at each epoch's end and the run's end. Set it if
     an epoch takes hours. null: no additional checkpoints."""
     keep: int = Field(3, ge=1)
-    """Number of newest checkpoints to keep. Older ones are deleted, except the best one in the main
+    """How many of the newest checkpoints to keep. Older ones are deleted, except the best one in the main
     evaluation."""
 
 
@@ -130,6 +130,6 @@ class ExportCfg(Section):
     formats: list[Literal["paddle", "onnx", "insightface", "paddlex"]] = Field(
         ["paddle", "onnx"], min_length=1
     )
-    """`paddle` is for Paddle Inference, `onnx` for ONNX Runtime and others, and `insightface` and `paddlex`
-    for the packages of these names (docs/export.md). onnx and insightface need Paddle 3, the extra `export`,
-    and Python 3.10 to 3.12. They are skipped with a warning elsewhere."""
+    """`paddle` is for Paddle Inference, `onnx` for ONNX Runtime and others, and `insightface` and
+    `paddlex` for the packages with these names (docs/export.md). onnx and insightface need Paddle 3, the
+    extra `export`, and Python 3.10 to 3.12. They are skipped with a warning elsewhere."""

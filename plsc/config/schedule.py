@@ -1,9 +1,9 @@
-"""Define the section LRScheduler: a section for each schedule of the learning rate, and its formula.
+"""Define the section LRScheduler: a section and a formula for each learning rate schedule.
 
     schedule = load(None, ["LRScheduler.name=poly"]).LRScheduler
     schedule.rate(step=5, steps_per_epoch=10, total_steps=100)
 
-A schedule has no state, so a resumed run needs only its step. The rate of the class centres follows it, too.
+A schedule has no state, so a resumed run needs only its step. The class centres' rate follows it, too.
 """
 
 import functools
@@ -22,15 +22,15 @@ from plsc.utils.section import ClassSection, Section, one_of
 
 
 class Schedule(ABC):
-    """The base class of your own schedule, which a config names as `package.module:Class`."""
+    """The base class for your own schedule, which a config names as `package.module:Class`."""
 
     @abstractmethod
     def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
         """Return the factor on the learning rate after the warm-up.
 
         Args:
-            step: step number in the run, from 0.
-            progress: 0 at the first step after the warm-up, and rising towards 1 at the end of the run.
+            step: step in the run, from 0.
+            progress: 0 at the first step after the warm-up, and rising towards 1 at the run's end.
             steps_per_epoch: steps of an epoch.
         """
 
@@ -42,12 +42,12 @@ class LRSchedulerCfg(Section, Schedule):
     """`cosine` (half a cosine), `poly` (`(1 - progress) ** power`), `step` (times `gamma` at each milestone),
     `constant`, or your own as `package.module:Class`."""
     learning_rate: float = Field(0.1, gt=0)
-    """The rate at the end of the warm-up. Change it in proportion to the global batch."""
+    """The rate after the warm-up. Change it in proportion to the global batch."""
     warmup_epochs: float = Field(0.0, ge=0, le=10**9)
     """Epochs in which the rate rises linearly from 0. Fractions are allowed."""
 
     def rate(self, step: int, steps_per_epoch: int, total_steps: int) -> float:
-        """Return the learning rate of a step, 0 to total_steps - 1.
+        """Return a step's learning rate, 0 to total_steps - 1.
 
         During the warm-up the factor is (step + 1) / (warmup + 1). The first step after it has the full rate.
         """
@@ -63,7 +63,7 @@ class CosineCfg(LRSchedulerCfg):
 
     name: Literal["cosine"] = "cosine"
     min_factor: float = Field(0.0, ge=0, le=1)
-    """Lowest rate as a fraction of `learning_rate`."""
+    """Lowest rate, relative to `learning_rate`."""
 
     def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
         return self.min_factor + (1 - self.min_factor) * 0.5 * (1 + math.cos(math.pi * progress))
@@ -76,7 +76,7 @@ class PolyCfg(LRSchedulerCfg):
     power: float = Field(2.0, gt=0, le=100)
     """Exponent. 1 gives a straight line, and 2 falls faster at first."""
     min_factor: float = Field(0.0, ge=0, le=1)
-    """Lowest rate as a fraction of `learning_rate`."""
+    """Lowest rate, relative to `learning_rate`."""
 
     def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
         return self.min_factor + (1 - self.min_factor) * (1 - progress) ** self.power

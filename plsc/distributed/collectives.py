@@ -3,9 +3,9 @@
 With one process each function returns its input. The same code uses Gloo on CPUs, and a device's own library
 on devices.
 
-Loss convention: the loss is the mean over the global batch of N samples. `data_parallel` averages the
+Loss convention: the loss is the mean over the N samples of the global batch. `data_parallel` averages the
 backbone's gradients over the W ranks, so code that gives a gradient to the backbone multiplies it by W. The
-average is then the sum over the ranks, which is the gradient of the mean loss over N.
+average is then the sum over the ranks, which is the mean loss's gradient over N.
 
 Try it: `python -m paddle.distributed.launch --nproc_per_node 4 tests/distributed/run_collectives.py`.
 """
@@ -44,12 +44,12 @@ def init(
     hang_seconds: float = 600,
     problem: UserError | None = None,
 ) -> None:
-    """Choose the same kind of device on all ranks. If there are several ranks, start fleet's collective mode.
+    """Choose the same device kind on all ranks. If there are several ranks, start fleet's collective mode.
 
     Every rank calls it once.
 
     Args:
-        device: "cpu", a kind that Paddle lists, one card of it ("gpu:1"), or "auto" (the first kind, if all
+        device: "cpu", a kind that Paddle lists, one card ("gpu:1"), or "auto" (the first kind, if all
             ranks have a card).
         threads: CPU threads for this rank's matrix products. None leaves Paddle's own choice.
         hang_seconds: see plsc.distributed.peers.meet.
@@ -88,7 +88,7 @@ def init(
 
 
 def _agree_on_kind(device: str) -> str:
-    """Return the kind of device on which all ranks compute."""
+    """Return the device kind on which all ranks compute."""
     if device == CPU:
         return CPU
     lacks = [devices.why_none(device, world_size())]
@@ -106,7 +106,7 @@ def _agree_on_kind(device: str) -> str:
 def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
     """Reduce `x` over the ranks in place and return it. op: "sum" or "max".
 
-    Gloo's max drops a NaN of every rank except rank 0, so a failure is gathered by a sum.
+    Gloo's max drops a NaN except on rank 0, so a failure is gathered by a sum.
     """
     assert x.is_contiguous(), "Paddle 2.6 would reduce the memory in its own order, without an error"
     if world_size() > 1:
@@ -123,7 +123,8 @@ def broadcast(x: paddle.Tensor) -> paddle.Tensor:
 
 
 def gather_objects(value: object) -> list:
-    """Gather every rank's `value` (small, and of a type that pickle can write) on every rank, in rank order.
+    """Gather every rank's `value` (small, and with a type that pickle can write) on every rank, in rank
+    order.
 
     The pickles come from plsc's own ranks only. The ranks wait in `barrier` first, so they may call it
     minutes apart.
@@ -137,9 +138,9 @@ def gather_objects(value: object) -> list:
 
 
 def run_on_rank_0(function: Callable[[], _Value]) -> _Value:
-    """Call `function` on rank 0 alone; return its value, or raise its UserError, on every rank.
+    """Call `function` on rank 0 alone. Return its value, or raise its UserError, on every rank.
 
-    Every rank calls it. The value is small, and of a type that pickle can write. The call may take minutes,
+    Every rank calls it. The value is small, and pickle can write its type. The call may take minutes,
     because the others wait in `barrier`.
     """
     value = None
@@ -157,7 +158,7 @@ def run_on_rank_0(function: Callable[[], _Value]) -> _Value:
 
 def run_on_all_ranks(function: Callable[[], _Value]) -> _Value:
     """Call `function` on every rank and return this rank's value. If it fails on a rank, every rank raises
-    the UserError of the first rank that failed.
+    the UserError from the first rank that failed.
 
     `function` calls no collective, so no rank waits for one that has failed. It may raise any exception. The
     ranks may take minutes, because they wait in `barrier`.
@@ -177,7 +178,7 @@ def run_on_all_ranks(function: Callable[[], _Value]) -> _Value:
 class Flag:
     """A flag that any rank raises and every rank reads without a collective, in the job's key-value store.
 
-    Every rank makes the same number of flags, in the same order. Ranks that read one at different times may
+    Every rank makes the same flags in the same order. Ranks that read one at different times may
     read different values. If they must decide alike, they read it after a `barrier` that follows the last
     chance to raise it.
     """
@@ -208,13 +209,13 @@ def gather_counts(count: int) -> list[int]:
 
 
 def gather_array(x: np.ndarray) -> np.ndarray:
-    """Gather a numpy array [B, ...] of each rank to [N, ...] in rank order, on every rank.
+    """Gather each rank's numpy array [B, ...] to [N, ...] in rank order, on every rank.
 
     All axes except the first must agree. B may be 0.
 
-    Made for large results: the array is sent in pieces of PIECE_BYTES, so that no single collective takes
-    long, and a device holds only W pieces. The ranks wait in `barrier` first, so they may call it minutes
-    apart.
+    Made for large results: the array is sent in pieces with PIECE_BYTES each, so that no single collective
+    takes long, and a device holds only W pieces. The ranks wait in `barrier` first, so they may call it
+    minutes apart.
     """
     if world_size() == 1:
         return x
@@ -238,7 +239,7 @@ def gather_array(x: np.ndarray) -> np.ndarray:
 def _c_allgather(x: paddle.Tensor, counts: Sequence[int] | None = None) -> paddle.Tensor:
     """Gather rows differentiably: [B, ...] -> [N, ...], in rank order, with the same bits on every rank.
 
-    The name is that of the original PLSC. The backward pass sums the gradient of this rank's rows over the
+    The name comes from the original PLSC. The backward pass sums this rank's row gradient over the
     ranks. Every rank calls it, forward and backward.
     Collectives: one all_gather forward (two without `counts`), one reduce-scatter backward. One process has
     none.
@@ -254,7 +255,7 @@ def _c_allgather(x: paddle.Tensor, counts: Sequence[int] | None = None) -> paddl
 def _c_reducescatter(x: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
     """Sum over the ranks differentiably, and return this rank's rows: [N, ...] -> [B, ...].
 
-    The name is that of the original PLSC. The backward pass gathers the ranks' gradients. Every rank calls
+    The name comes from the original PLSC. The backward pass gathers the ranks' gradients. Every rank calls
     it, forward and backward.
     Collectives: one reduce-scatter forward, one all_gather backward. One process has none. Gloo has no
     reduce-scatter, so on CPUs it is an all_reduce and a slice.
@@ -308,7 +309,7 @@ def _reduce_scatter(x: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
 
 
 def _padded(x: paddle.Tensor, rows: int) -> paddle.Tensor:
-    """Append rows of zeros until there are `rows` rows."""
+    """Append zero rows until there are `rows` rows."""
     missing = rows - x.shape[0]
     return paddle.concat([x, paddle.zeros([missing, *x.shape[1:]], dtype=x.dtype)]) if missing else x
 
@@ -317,7 +318,7 @@ def shard_index(label: np.ndarray, start: int, stop: int, ignore: int = -1) -> n
     """Number labels within this shard: label - start inside [start, stop), `ignore` elsewhere.
 
     Calls no collective. int64 in, int64 out. `label` does not change.
-    Paddle's own shard_index only splits into shards of ceil(C / W) classes. The two agree if W divides C.
+    Paddle's own shard_index only makes shards with ceil(C / W) classes. The two agree if W divides C.
     """
     return np.where((label >= start) & (label < stop), label - start, ignore)
 
@@ -327,7 +328,7 @@ def barrier(timeout: float = 3600.0) -> None:
 
     It polls the job's key-value store. A Gloo collective would give up after a fixed 30 s, and a rank that
     saves, evaluates or builds an index alone takes longer. A call takes some milliseconds, which is too much
-    for every step. All ranks must call it the same number of times. Raises LostRankError if a rank is gone.
+    for every step. All ranks must call it equally often. Raises LostRankError if a rank is gone.
     """
     if world_size() == 1:
         return
@@ -367,10 +368,10 @@ def global_mean(loss_B: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
     Its gradient is multiplied by the world size, by the module's loss convention.
 
     Args:
-        loss_B: losses of this rank's samples, float [B].
-        counts: number of samples of each rank.
+        loss_B: this rank's losses, float [B].
+        counts: each rank's sample count.
 
-    Collectives: one all_reduce SUM of a number.
+    Collectives: one all_reduce SUM, one number.
     """
     return _GlobalMean.apply(loss_B, sum(counts))
 

@@ -1,7 +1,7 @@
 """Compute on any device that Paddle lists: choose it, and copy to it.
 
 No other module names a device's place or library. It calls no collective. A device works through a queue,
-behind the host. Whatever reads a value of it, or copies to it from pageable memory, waits until the queue is
+behind the host. Whatever reads its value, or copies to it from pageable memory, waits until the queue is
 empty. A CPU has no queue.
 
     kinds()                              # ("gpu",), ("npu",), or () where Paddle has a CPU alone
@@ -26,7 +26,7 @@ XPU = "xpu"
 
 
 def kinds() -> tuple[str, ...]:
-    """Return the kinds of devices besides the CPU that this Paddle can compute on, plug-ins first, as its
+    """Return the device kinds besides the CPU that this Paddle can compute on, plug-ins first, as its
     launcher has them."""
     built = [GPU] if paddle.is_compiled_with_cuda() else []
     built += [XPU] if paddle.is_compiled_with_xpu() else []
@@ -34,7 +34,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def count(kind: str) -> int:
-    """Return how many cards of a kind this process sees."""
+    """Return how many cards with this kind the process sees."""
     if kind not in kinds():
         return 0
     if kind == GPU:
@@ -47,7 +47,7 @@ def _kind_for(device: str) -> str:
 
 
 def _selected(kind: str) -> int:
-    """Return the number of this rank's card: the one that Paddle's launcher gives, or the rank's own number.
+    """Return this rank's card number: the one that Paddle's launcher gives, or the rank's own number.
 
     A rank that our launcher started sees only its own GPU.
     """
@@ -83,7 +83,7 @@ def why_none(device: str, ranks: int = 1) -> str:
 
 
 def decide(device: str, lacks: Sequence[str]) -> str:
-    """Choose the kind of device for all ranks.
+    """Choose the device kind for all ranks.
 
     Args:
         device: as Global.device. "auto" takes the first kind that Paddle has, if there are cards.
@@ -105,7 +105,7 @@ def decide(device: str, lacks: Sequence[str]) -> str:
 
 
 def use(kind: str, device: str = AUTO, ranks: int = 1) -> None:
-    """Compute on a kind of device from now on. If there are several ranks on cards, Paddle chooses each
+    """Compute on a device kind from now on. If there are several ranks on cards, Paddle chooses each
     rank's card."""
     if kind not in (CPU, GPU):
         # Operators that would return strided views return copies: a plug-in has no kernel `contiguous`.
@@ -117,8 +117,8 @@ def use(kind: str, device: str = AUTO, ranks: int = 1) -> None:
 
 
 def backend_variables(kind: str) -> dict[str, str]:
-    """Return the variables by which Paddle takes the collectives of a kind. Without them it would take those
-    of the first kind that it has."""
+    """Return the variables by which Paddle takes a kind's collectives. Without them it
+    would take its first kind's."""
     if kind == CPU:
         return {"PADDLE_DISTRI_BACKEND": "gloo"}
     card = {f"FLAGS_selected_{kind}s": str(_selected(kind))}
@@ -157,31 +157,31 @@ def explained(remedy: str) -> Iterator[None]:
 
 
 def tensor_of(array: np.ndarray, place: object = None) -> paddle.Tensor:
-    """Copy an array to a place as a tensor of the same shape and dtype, without gradient.
+    """Copy an array to a place as a tensor with the same shape and dtype, without gradient.
 
     place: one of Paddle's places. None: the current device.
 
-    `paddle.to_tensor` is faster above a megabyte, but Paddle 3.3 never frees 112 bytes of each call. That is
-    a gigabyte in a million steps of a head.
+    `paddle.to_tensor` is faster above a megabyte, but Paddle 3.3 never frees 112 bytes per call.
+    A head loses a gigabyte in a million steps.
     """
     tensor = paddle.empty(array.shape, array.dtype.name)
     tensor.get_tensor().set(array, place or paddle_internals.current_place())
     return tensor
 
 
-# Sources of queued copies, which must live until the copies are done.
+# Queued copies' sources, which must live until the copies are done.
 _in_flight: deque[tuple[paddle.device.Event, paddle.Tensor]] = deque()
 
 
 def to_device(array: np.ndarray) -> paddle.Tensor:
-    """Copy an array to the current device as a tensor of the same shape and dtype, without gradient.
+    """Copy an array to the current device as a tensor with the same shape and dtype, without gradient.
 
     The copy is queued. The caller may change the array at once.
     """
     kind = _kind_in_use()
     if kind == CPU:
         return tensor_of(array)
-    pinned = kind == GPU  # Paddle itself keeps the source of such a copy alive
+    pinned = kind == GPU  # Paddle itself keeps such a copy's source alive
     source = tensor_of(array, paddle.CUDAPinnedPlace() if pinned else paddle.CPUPlace())
     tensor = paddle_internals.copy_to(source, paddle_internals.current_place(), wait=False)
     if not pinned:

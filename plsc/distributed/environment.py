@@ -1,9 +1,9 @@
-"""Prepare the environment of a process before Paddle computes: threads per rank and the BLAS code path.
+"""Prepare a process's environment before Paddle computes: threads per rank and the BLAS code path.
 
 Importing Paddle sets OMP_NUM_THREADS=1, and the launcher sets it for its ranks. Without a correction a rank
 on a large machine uses one core. Paddle's BLAS takes a slow path on AMD processors unless
 MKL_DEBUG_CPU_TYPE=5 is in the environment before the first matrix product. We measured it to be 2.3 to 2.7
-times slower. Settings of the user are never overridden.
+times slower. The user's settings are never overridden.
 """
 
 import logging
@@ -15,7 +15,7 @@ from pathlib import Path
 AUTO = "auto"
 CPU = "cpu"
 GPU = "gpu"
-DEVICES = r"auto|cpu|(?!auto|cpu)[a-z][a-z0-9_]*(:\d+)?"  # pattern of Global.device
+DEVICES = r"auto|cpu|(?!auto|cpu)[a-z][a-z0-9_]*(:\d+)?"  # Global.device's pattern
 
 # Warnings that Paddle gives at every start and that a user cannot act on.
 _NUISANCES = (
@@ -43,7 +43,7 @@ def before_paddle() -> None:
 
 
 def rank_from_env() -> int:
-    """Return this process's rank from the launcher; 0 without a launcher."""
+    """Return this process's rank from the launcher. It is 0 without a launcher."""
     return int(os.environ.get("PADDLE_TRAINER_ID", "0"))
 
 
@@ -81,11 +81,11 @@ def prepare(threads: int | None = None, device: str = AUTO) -> int:
     """Set the environment. Call it before Paddle's first computation.
 
     Args:
-        threads: threads for this rank. None: the user's OMP_NUM_THREADS, or an even share of the processors
+        threads: threads for this rank. None: the user's OMP_NUM_THREADS, or the processors, shared evenly
             among the ranks on this machine.
         device: as Global.device.
 
-    Returns: the number of threads for `distributed.init`.
+    Returns: the thread count for `distributed.init`.
     """
     before_paddle()
     if device == CPU:  # importing Paddle would look for the card that its launcher gave this rank
@@ -107,7 +107,7 @@ def for_ranks() -> dict[str, str]:
 
 
 def _environment_at_start() -> dict[str, str]:
-    """Return the environment that the user gave: that of Paddle's launcher (the parent), or this process's
+    """Return the environment that the user gave: the one in Paddle's launcher (the parent), or this process's
     own.
 
     os.environ would be wrong, because importing Paddle has put OMP_NUM_THREADS=1 into it, here and in that

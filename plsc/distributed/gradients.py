@@ -6,8 +6,8 @@
 
 On CPUs `average` replaces `paddle.DataParallel`. If another rank is killed, a collective fails. Inside the
 backward pass that ends the process by `std::terminate`, since Paddle's engine does not turn Gloo's exceptions
-into Python's. After it, Python gets the exception. The sums have the bits of DataParallel's, because they are
-made over the same buckets.
+into Python's. After it, Python gets the exception. The sums have the same bits as DataParallel's, because
+they are made over the same buckets.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ def data_parallel(
 
 
 def _average(parameters: Sequence[paddle.Tensor]) -> None:
-    """Average the gradients of one bucket by one all_reduce. A missing gradient counts as zeros."""
+    """Average one bucket's gradients by one all_reduce. A missing gradient counts as zeros."""
     grads = [p.grad if p.grad is not None else paddle.zeros(p.shape, p.dtype) for p in parameters]
     bucket = paddle.concat([grad.reshape([-1]) for grad in grads])
     all_reduce(bucket.scale_(1 / world_size()))

@@ -13,7 +13,7 @@ from plsc.distributed.environment import master_from_env, rank_from_env
 
 @functools.cache
 def get_store():
-    """Return Paddle's TCPStore of this job. Rank 0 starts it, and the first call of any other rank waits
+    """Return this job's TCPStore from Paddle. Rank 0 starts it, and any other rank's first call waits
     until it has."""
     host, port = master_from_env()
     if rank_from_env() != 0:

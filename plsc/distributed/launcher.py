@@ -1,4 +1,4 @@
-"""Start `python -m plsc ...` on several ranks of this machine, and wait until they have ended.
+"""Start `python -m plsc ...` on several ranks on this machine, and wait until they have ended.
 
     launch(["selftest"], 2, Path("log"), print)    # {1: 0, 0: 0}: both have ended with exit code 0
 
@@ -23,7 +23,7 @@ MAIN = Path(__file__).resolve().parents[1] / "__main__.py"
 GRACE = 3.0  # seconds in which the other ranks have to end after one has failed
 _POLL = 0.1  # seconds
 _PR_SET_PDEATHSIG = 1
-# Looked up before any fork. Looking up takes a lock, which another thread may hold at the moment of the fork.
+# Looked up before any fork. Looking up takes a lock, which another thread may hold when the process forks.
 _prctl = ctypes.CDLL(None).prctl
 
 
@@ -39,15 +39,15 @@ def launch(
     """Run `python main *arguments` on `ranks` processes with the import path of this one.
 
     Args:
-        arguments: command-line arguments of each process.
-        ranks: number of processes.
+        arguments: each process's command-line arguments.
+        ranks: how many processes.
         logs: folder for each rank's output: workerlog.0, workerlog.1, ...
         print_lines: called with the text that rank 0 prints.
-        main: plsc's __main__.py, or that of the benchmarks.
+        main: plsc's or the benchmarks' __main__.py.
         env: variables to add to the environment.
         watch: called several times a second with the running processes.
 
-    Returns: the exit code of each rank, in the order in which they ended. A negative code is the signal that
+    Returns: each rank's exit code, in the order in which they ended. A negative code is the signal that
     killed it. None means that the rank did not end after another one had failed, and was killed.
     """
     logs.mkdir(parents=True, exist_ok=True)
@@ -123,6 +123,6 @@ def _port_of_our_own() -> Iterator[int]:
 def die_with_parent() -> None:
     """Let the kernel kill this process when its parent ends for any reason.
 
-    Otherwise the ranks of a killed launcher would keep running, since each has a session of its own.
+    Otherwise a killed launcher's ranks would keep running, since each has its own session.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,8 +1,8 @@
-"""Find the network interface over which the ranks of several machines reach each other.
+"""Find the network interface over which ranks on several machines reach each other.
 
-Gloo takes the address of the machine's name. That address is 127.0.1.1 on Debian and Ubuntu, may be unknown,
-or may belong to another machine. The launcher knows the right address: that of `--host`, which it passes on
-as PADDLE_CURRENT_ENDPOINT. This module does not import Paddle.
+Gloo takes the address that belongs to the machine's name. That address is 127.0.1.1 on Debian and Ubuntu, may
+be unknown, or may belong to another machine. The launcher knows the right address from `--host`, which it
+passes on as PADDLE_CURRENT_ENDPOINT. This module does not import Paddle.
 
     addresses()    # {"127.0.0.1": "lo", "10.77.0.11": "eth0"}
 """
@@ -17,19 +17,19 @@ import struct
 from plsc.distributed.environment import local_size_from_env, master_from_env, world_size_from_env
 from plsc.errors import UserError
 
-_SIOCGIFCONF = 0x8912  # linux/sockios.h; man 7 netdevice
-_ENTRY = 40  # bytes of a struct ifreq on 64-bit Linux
+_SIOCGIFCONF = 0x8912  # linux/sockios.h, man 7 netdevice
+_ENTRY = 40  # bytes per struct ifreq on 64-bit Linux
 _MAX_ENTRIES = 1024
 
 
 def addresses() -> dict[str, str]:
-    """Map each IPv4 address of this machine to the name of its interface."""
+    """Map each IPv4 address on this machine to its interface's name."""
     buffer = array.array("B", bytes(_ENTRY * _MAX_ENTRIES))
     request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
     with socket.socket(type=socket.SOCK_DGRAM) as any_socket:
         used, _ = struct.unpack("iP", fcntl.ioctl(any_socket, _SIOCGIFCONF, request))
     entries = [buffer[at : at + _ENTRY].tobytes() for at in range(0, used, _ENTRY)]
-    # Each entry is a name of 16 bytes and a struct sockaddr_in: family, port, address.
+    # Each entry is a 16-byte name and a struct sockaddr_in: family, port, address.
     return {
         socket.inet_ntoa(entry[20:24]): entry[:16].partition(b"\0")[0].decode().partition(":")[0]
         for entry in entries

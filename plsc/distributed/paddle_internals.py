@@ -1,6 +1,6 @@
-"""Collect the uses of Paddle's private API, each with its reason and the public call that would do, if any.
+"""Collect all calls to Paddle's private API, each with its reason and the public call that would do, if any.
 
-Private names change without notice: look here first when a new version of Paddle fails. All of them work with
+Private names change without notice: look here first when a new version of Paddle fails. All work with
 Paddle 2.6 and 3.3.
 """
 
@@ -18,17 +18,17 @@ _CPU = paddle.CPUPlace()
 
 
 def job_store():
-    """Return the TCPStore of this job, which rank 0 serves.
+    """Return this job's TCPStore, which rank 0 serves.
 
     Paddle's groups use this very store, on a port that the launcher has reserved. Public: `dist.TCPStore`
-    does not exist; `paddle.distributed.gloo_barrier` needs a second server of its own.
+    does not exist. `paddle.distributed.gloo_barrier` needs its own second server.
     Holds the GIL until all ranks have connected.
     """
     return paddle.base.core.create_or_get_global_tcp_store()
 
 
 def set_threads(count: int) -> None:
-    """Set the threads of this process's matrix products.
+    """Set the threads for this process's matrix products.
 
     Public: only the variable OMP_NUM_THREADS, which importing Paddle sets to 1.
     """
@@ -36,7 +36,7 @@ def set_threads(count: int) -> None:
 
 
 def gradient_buckets(parameters: Sequence[paddle.Tensor], last: int, most: int) -> list[list[int]]:
-    """Group parameters as `paddle.DataParallel` does -> indices of each group.
+    """Group parameters as `paddle.DataParallel` does -> each group's indices.
 
     last: bytes of the first group, whose gradients come last. most: bytes of the others.
 
@@ -48,11 +48,11 @@ def gradient_buckets(parameters: Sequence[paddle.Tensor], last: int, most: int) 
 
 @contextlib.contextmanager
 def one_group_of_all_ranks() -> Iterator[None]:
-    """Inside the block, return the default group for a new group of all ranks.
+    """Inside the block, return the default group for a new group with all ranks.
 
     fleet.init asks for several such groups. With three or more Gloo ranks each further one fails every other
     time ("connect ... Connection refused") or hangs, on Paddle 2.6 and 3.3: a rank connects before its peer
-    listens. Public: none; `dist.new_group` always makes a new one.
+    listens. Public: none. `dist.new_group` always makes a new one.
     """
     original = dist.new_group
 
@@ -77,23 +77,23 @@ def one_group_of_all_ranks() -> Iterator[None]:
 
 def current_place() -> object:
     """Return the place that Paddle computes on. Public: `paddle.get_device()` gives its name alone, which no
-    constructor of places takes for plug-ins."""
+    place constructor takes for plug-ins."""
     return paddle.framework._current_expected_place()
 
 
 def copy_to(tensor: paddle.Tensor, place: object, wait: bool) -> paddle.Tensor:
     """Copy a tensor to a place, queued unless `wait`.
 
-    Public: `Tensor.to(place, blocking=...)`, which takes no place of a plug-in in Paddle 2.6, and
+    Public: `Tensor.to(place, blocking=...)`, which takes no plug-in's place in Paddle 2.6, and
     `Tensor.cpu()`, which is not used for reading since it keeps the graph.
     """
     return tensor._copy_to(place, wait)
 
 
 def count_cards(kind: str) -> int:
-    """Count the cards of an XPU or of a plug-in's kind.
+    """Count an XPU's or a plug-in's cards.
 
-    Public: none in Paddle 2.6; `paddle.device.device_count()` of Paddle 3 counts those of the current device.
+    Public: none in Paddle 2.6. In Paddle 3, `paddle.device.device_count()` counts the current device's cards.
     """
     if kind == "xpu":
         return paddle.base.core.get_xpu_device_count()
@@ -101,19 +101,19 @@ def count_cards(kind: str) -> int:
 
 
 def empty(shape: list[int], dtype: paddle.dtype = paddle.float32) -> paddle.Tensor:
-    """Allocate an uninitialised tensor on the CPU. Public: `paddle.empty`, which takes ten times as long; a
+    """Allocate an uninitialised tensor on the CPU. Public: `paddle.empty`, which takes ten times as long. A
     network's layers call it 300 times a step."""
     return _C_ops.empty(shape, dtype, _CPU)
 
 
 def view(tensor: paddle.Tensor) -> paddle.Tensor:
-    """Return another tensor of the same memory and shape. Public: `Tensor.view`, which takes 10 us more."""
+    """Return another tensor with the same memory and shape. Public: `Tensor.view`, which takes 10 us more."""
     return _C_ops.view_shape(tensor, tensor.shape)
 
 
 def flatten(tensor: paddle.Tensor) -> paddle.Tensor:
-    """Return a tensor in one dimension. Public: `paddle.flatten`, whose checks take 10 us for each of a
-    network's hundred statistics."""
+    """Return a tensor in one dimension. Public: `paddle.flatten`, whose checks take 10 us for each
+    statistic, and a network has a hundred."""
     return _C_ops.flatten(tensor, 0, -1)
 
 
@@ -124,7 +124,7 @@ def rows_in_place(tensor: paddle.Tensor, start: int, stop: int) -> paddle.Tensor
 
 
 def normalise(x_nD: paddle.Tensor, smallest_square: float) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Divide each row by its length, sqrt(sum of squares + smallest_square) -> rows [n, D], lengths [n, 1].
+    """Divide each row by its length, sqrt(sum(squares) + smallest_square) -> rows [n, D], lengths [n, 1].
 
     Public: `F.normalize`, which makes three passes and does not return the lengths.
     """
@@ -134,7 +134,7 @@ def normalise(x_nD: paddle.Tensor, smallest_square: float) -> tuple[paddle.Tenso
 def normalise_gradient(
     x_nD: paddle.Tensor, length_n1: paddle.Tensor, grad_nD: paddle.Tensor, smallest_square: float
 ) -> paddle.Tensor:
-    """Return the gradient of `normalise` by `x_nD`, 0 where the length is given as infinite.
+    """Return `normalise`'s gradient with respect to `x_nD`, 0 where the length is given as infinite.
 
     Public: autograd, which makes five passes for `F.normalize`.
     """
@@ -150,7 +150,7 @@ def normalise_gradient(
 
 
 def squared_norm(tensor: paddle.Tensor) -> paddle.Tensor:
-    """Sum the squares of a tensor, in float32. Public: `tensor.square().sum()`, which needs the tensor's
+    """Sum a tensor's squares in float32. Public: `tensor.square().sum()`, which needs the tensor's
     memory a second time."""
     return _C_ops.squared_l2_norm(tensor)
 
@@ -168,7 +168,7 @@ def momentum_(
 
     rate: learning rate, float32 []. decay: weight decay.
 
-    Public: `paddle.optimizer.Momentum`, which keeps the velocities of whole parameters. A head's step updates
+    Public: `paddle.optimizer.Momentum`, which keeps whole parameters' velocities. A head's step updates
     selected rows.
     """
     rule = ("l2_decay", decay) if decay else ("", 0.0)
@@ -176,11 +176,11 @@ def momentum_(
 
 
 def unscale(gradients: list[paddle.Tensor], scale: paddle.Tensor) -> paddle.Tensor:
-    """Divide tensors of one dtype by a scale [1], in place and in one launch -> whether a number is not
+    """Divide tensors with one dtype by a scale [1], in place and in one launch -> whether a number is not
     finite, bool [1] on the device.
 
     Public: `paddle.amp.GradScaler.unscale_`, which takes an optimizer, makes the host wait for the result,
-    and keeps a scale of its own on each rank.
+    and keeps its own scale on each rank.
     """
     return _C_ops.check_finite_and_unscale_(gradients, scale)[-1]
 

@@ -4,12 +4,12 @@ Each rank holds a TCP connection to rank 0 for the whole run. A thread sends a b
 rank 0 tells the others which rank it has lost. A killed process is noticed at once, since the kernel closes
 its connections. A stopped process, a dead link or a machine without power is noticed after `silence` seconds.
 
-Neither of the two other channels can do this. Paddle's key-value store blocks in C++, without a time limit,
-if the machine of rank 0 is gone. Gloo does not expose its sockets. It gives up after a fixed 30 s, and only
-in a collective, but a rank that waits for another one to save is in none. The state of a socket would not
-help either, because the kernel of a stopped process still acknowledges what it receives.
+Neither other channel can do this. Paddle's key-value store blocks in C++, without a time limit,
+if rank 0's machine is gone. Gloo does not expose its sockets. It gives up after a fixed 30 s, and only
+in a collective, but a rank that waits for another one to save is in none. A socket's state would not help
+either, because a stopped process's kernel still acknowledges what it receives.
 
-The ranks meet on the port of the job's store, before that store exists, so no other port has to be open. This
+The ranks meet on the job store's port, before that store exists, so no other port has to be open. This
 module does not import Paddle.
 
 Try it: `kill -STOP` a rank of a training.
@@ -39,7 +39,7 @@ class LostRankError(RuntimeError):
 
 
 class Peers:
-    """The connections of this rank: rank 0 has one to each other rank, and these have one to rank 0.
+    """This rank's connections: rank 0 has one to each other rank, and these have one to rank 0.
 
     Args:
         connections: rank -> the socket that is connected to it.

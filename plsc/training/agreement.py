@@ -4,7 +4,7 @@ Ranks on several machines may have different configs, pictures, versions or disk
 difference, and each rank would train to the end in its own way. Therefore every rank makes a fingerprint, the
 fingerprints are gathered once, and all ranks refuse the first difference.
 
-Threads, device, number of loading processes, `hang_seconds` and the folders of a path belong to a machine and
+Threads, device, loading processes, `hang_seconds` and a path's folders belong to a machine and
 may differ. Only a few pictures are compared, so a change in any other picture is not noticed.
 """
 
@@ -34,9 +34,9 @@ _OF_A_MACHINE = {
     *("Global.output_dir", "Global.threads", "Global.device", "Global.hang_seconds"),
     "DataLoader.Train.num_workers",
 }
-_TRAIN_PICTURES = 4  # number of pictures of the training set that are compared
-_EVAL_PICTURES = 2  # number of pictures of each evaluation set that are compared
-_MAX_VALUES = 65_536  # most labels or names of a set that are compared, evenly spread
+_TRAIN_PICTURES = 4  # how many pictures in the training set are compared
+_EVAL_PICTURES = 2  # how many pictures in each evaluation set are compared
+_MAX_VALUES = 65_536  # most labels or names per set that are compared, evenly spread
 THREADS = "threads"  # the only fact that may differ
 
 
@@ -47,7 +47,7 @@ class Start(NamedTuple):
         checkpoint: verified checkpoint to read. None: there is none.
         resumes: whether the run is resumed from it. Otherwise the run only takes its weights.
         inside: whether it is in the run's own folder.
-        word: name of a file that rank 0 has made in Global.output_dir.
+        word: a file's name that rank 0 has made in Global.output_dir.
     """
 
     checkpoint: Path | None
@@ -69,7 +69,7 @@ def one_start(cfg: Config, resumes: bool) -> Iterator[Start]:
 
     resumes: whether to look for a run to resume. Rank 0's value counts.
 
-    Every rank calls it. Raises the errors of `find_newest` and `find_weights`.
+    Every rank calls it. Raises what `find_newest` and `find_weights` raise.
     """
     folder = Path(cfg.Global.output_dir)
 
@@ -101,11 +101,11 @@ def agree(cfg: Config, start: Start, threads: int, build: Callable[[], Any]) -> 
     Args:
         cfg: this rank's config.
         start: from `one_start`, inside its block.
-        threads: number of threads for this rank's matrix products.
+        threads: thread count for this rank's matrix products.
         build: makes a Trainer without collectives.
 
     Raises UserError, the same on every rank, if the ranks differ or `build` raises it on one.
-    Collectives: one gather of objects.
+    Collectives: one gather of Python objects.
     """
     if distributed.world_size() == 1:
         return build()
@@ -135,7 +135,7 @@ def refuse_differences(facts: list[Mapping[str, Any]]) -> None:
     """
     different = []
     for name in dict.fromkeys(name for rank_facts in facts for name in rank_facts):
-        unset = None if " " in name else "its default"  # a key of the config has no space
+        unset = None if " " in name else "its default"  # a config's key has no space
         values = [rank_facts.get(name, unset) for rank_facts in facts]
         known = [value for value in values if value is not None]
         if all(value == known[0] for value in known):
@@ -245,7 +245,7 @@ def _picture_facts(name: str, picture: Callable[[int], np.ndarray], count: int, 
 
 
 def _spread(values: np.ndarray) -> Iterator[bytes]:
-    """Yield at most _MAX_VALUES of the values, evenly spread, as bytes."""
+    """Yield at most _MAX_VALUES values, evenly spread, as bytes."""
     step = -(-len(values) // _MAX_VALUES) or 1
     part = values[::step]
     yield repr(part.tolist()).encode() if part.dtype.kind in "UO" else np.ascontiguousarray(part).tobytes()
@@ -259,7 +259,7 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of nested sections and their values. Paths lose their folders."""
+    """Yield nested sections' dotted keys and their values. Paths lose their folders."""
     if isinstance(value, Mapping):
         for name, child in value.items():
             yield from _flat(child, f"{key}.{name}" if key else str(name))

@@ -75,14 +75,14 @@ class LossScale(Part):
     step, and the scale is halved. After 2000 steps without an overflow the scale is doubled.
 
     torch.cuda.amp.GradScaler and paddle.amp.GradScaler have the same constants (Micikevicius et al., "Mixed
-    Precision Training", 2018, section 3.2). Their scale multiplies the loss. Here that would scale the
-    gradients of the class centres, too, which are float32 and which the head updates. bfloat16 has the range
-    of float32 and needs no scale.
+    Precision Training", 2018, section 3.2). Their scale multiplies the loss. Here that would scale
+    the class centres' gradients, too, which are float32 and which the head updates. bfloat16 has float32's
+    range and needs no scale.
 
     Attributes:
         scale: the scale.
-        good_steps: number of steps since the scale last changed.
-        overflows: number of steps of the run that were skipped because of an overflow.
+        good_steps: how many steps ago the scale last changed.
+        overflows: how many steps an overflow made the run skip.
     """
 
     name = "loss_scale"
@@ -113,21 +113,21 @@ class LossScale(Part):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The numbers for the log: the scale, and the number of skipped steps."""
+        """The numbers for the log: the scale, and how many steps were skipped."""
         return {"loss_scale": self.scale, "overflows": self.overflows}
 
     def state_dict(self) -> dict[str, Any]:
         return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the attributes. The checkpoint of a run without a loss scale does not change them."""
+        """Load the attributes. The checkpoint from a run without a loss scale does not change them."""
         vars(self).update(state)
 
 
 def nonfinite(tensors: Iterable[paddle.Tensor]) -> paddle.Tensor:
     """Return a bool [1] on the device: whether any value is non-finite.
 
-    A CPU first computes the sum of squares. If that is finite, all values are.
+    A CPU first sums the squares. If that is finite, all values are.
     """
     tensors = [tensor for tensor in tensors if tensor.size]
     if (

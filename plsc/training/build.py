@@ -45,8 +45,8 @@ def build_trainer(
     Args:
         cfg: the run's config.
         backbone: Layer to train instead of Model.name's, or None.
-        watchdog: notes hangs, and signals that ask the run to stop; None if there are none.
-        planned_ranks: number of ranks in a dry run; None for a training. A dry run builds rank 0 alone,
+        watchdog: notes hangs, and signals that ask the run to stop. None without signals.
+        planned_ranks: world size in a dry run. None in a training. A dry run builds rank 0 alone,
             without a head.
     """
     planned = planned_ranks is not None
@@ -104,10 +104,10 @@ def build_trainer(
 
 
 def _refuse_lone_samples(fewest: int, backbone: nn.Layer, frozen_norms: list[nn.Layer]) -> None:
-    """Raise UserError if a batch norm would see a batch of one sample, which makes all embeddings the same.
+    """Raise UserError if a batch norm would see a batch with one sample, which makes all embeddings the same.
 
     Args:
-        fewest: number of samples in the smallest batch.
+        fewest: samples in the smallest batch.
         backbone: the layer to train.
         frozen_norms: layers that stay in evaluation mode during training.
     """
@@ -136,13 +136,13 @@ def _synchronise_norms(backbone: nn.Layer) -> None:
 
 
 def build_parts(sections: Sequence[PartCfg], core: Sequence[Part]) -> list[Part]:
-    """Build the parts of the section Parts, and list them after plsc's own parts.
+    """Build the parts in the section Parts, and list them after plsc's own parts.
 
     Raises UserError if a part's name is used by another state, and if a part defines no method of Part, for
     example because it misspells `loss` as `losses`.
 
     Args:
-        sections: entries of the section Parts.
+        sections: the section Parts's entries.
         core: plsc's own parts.
     """
     parts = [*core]

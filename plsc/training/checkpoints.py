@@ -1,4 +1,4 @@
-"""Write the checkpoints of a run, and the evaluation of each next to it.
+"""Write a run's checkpoints, and the evaluation next to each.
 
 plsc/training/trainer.py decides when. A checkpoint that cannot be written does not end the run, unless it is
 the last one.
@@ -17,19 +17,19 @@ from plsc.distributed.environment import by_paddles_launcher
 from plsc.training.part import state_of
 from plsc.utils.logging import get_logger, warn_on_rank_0
 
-LONG_SAVE = 20  # seconds; Paddle's launcher gives the ranks 33 s from SIGTERM to SIGKILL
+LONG_SAVE = 20  # seconds. Paddle's launcher gives the ranks 33 s from SIGTERM to SIGKILL
 
 
 class Checkpoints:
     """Writes checkpoints to a run's folder, and deletes the oldest.
 
     Args:
-        root: folder of the checkpoints.
-        keep: number of newest checkpoints to keep.
+        root: folder for the checkpoints.
+        keep: how many of the newest checkpoints to keep.
         weights: name of the state whose arrays are the weights to use, see store.Content.
 
     Attributes:
-        newest: step of the newest checkpoint, or 0 if there is none.
+        newest: the newest checkpoint's step, or 0 if no checkpoint exists.
     """
 
     def __init__(self, root: Path, keep: int, weights: str):
@@ -40,16 +40,16 @@ class Checkpoints:
         self._warned = False  # whether the warning about a long save was given
 
     def note(self, step: int, evaluation: Evaluation) -> None:
-        """Write an evaluation next to the checkpoint of its step. Rank 0 calls it.
+        """Write an evaluation next to its step's checkpoint. Rank 0 calls it.
 
         Nothing is written if that step is not the newest checkpoint. If the file cannot be written, a warning
         is logged.
 
         Args:
-            step: step of the checkpoint.
+            step: the checkpoint's step.
             evaluation: the evaluation of that step's weights.
         """
-        if self.newest != step:  # the checkpoint of this step could not be saved
+        if self.newest != step:  # this step's checkpoint could not be saved
             return
         try:
             evaluation.write(self._folder(step))
@@ -60,11 +60,12 @@ class Checkpoints:
             )
 
     def evaluated(self, step: int) -> bool:
-        """Return whether the checkpoint of a step has its evaluation."""
+        """Return whether a step's checkpoint has its evaluation."""
         return Evaluation.read(self._folder(step)) is not None
 
     def best(self) -> dict[str, Any] | None:
-        """Return the step, set, metric and value of the best checkpoint, or None if there is none."""
+        """Return the best checkpoint's step, set, metric and value, or None if no checkpoint was
+        evaluated."""
         path = store.best(self._root)
         made = path and Evaluation.read(path)
         return made and {"step": store.step_of(path), **made.model_dump(exclude={"threshold"})}

@@ -36,7 +36,7 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> tuple[s
 
     Args:
         cfg: the run's config.
-        ranks: world size to plan for; None for the world size in this launch.
+        ranks: world size to plan for. None is the world size in this launch.
         model: Layer to train instead of the config's, or None.
 
     Returns the resolved config followed by the plan, and whether this machine has room for the run.
@@ -121,10 +121,10 @@ def byte_lines(run: Trainer, in_memory: bool) -> tuple[list[str], float]:
 
     Args:
         run: the planned run.
-        in_memory: whether the banks of all ranks are in this machine's memory or on its disk. It is False for
+        in_memory: whether all ranks' banks are in this machine's memory or on its disk. It is False for
             banks on a device, whose free memory is not known.
 
-    Returns lines that show the bytes, and the largest number of classes that this machine has room for.
+    Returns lines that show the bytes, and the most classes that this machine has room for.
     """
     cfg = run.cfg
     ranks = run.loader.world_size

@@ -1,17 +1,17 @@
 """Average a backbone's weights over the steps (Global.ema). Evaluation, export and prediction use the
 average.
 
-After update n (counted from 0) with the weights w of that step:
+After update n (counted from 0) with that step's weights w:
 
     average <- d * average + (1 - d) * w        d = min(decay, n / (n + 9))
 
 The first update copies the weights, so the initial weights have no influence. n / (n + 9) is the ramp of
 TensorFlow's ExponentialMovingAverage, (1 + m) / (10 + m), with m = n - 1. Early in a training the weights
-improve fast, and the average spans about the last tenth of the steps. From n = 9 decay / (1 - decay), which
-is about 90,000 for a decay of 0.9999, d equals `decay`.
+improve fast, and the average spans about the last tenth of the steps. From n = 9 decay / (1 - decay),
+which is about 90,000 for decay 0.9999, d equals `decay`.
 
 BatchNorm's running statistics are averaged like the parameters, as in timm's ModelEmaV2. An activation
-depends on both, and the statistics of the last steps do not match the weights of earlier steps. A buffer of
+depends on both, and the last steps' statistics do not match earlier steps' weights. A buffer with
 whole numbers cannot be averaged, so the backbone's own is used.
 
 Try it: `plsc train -c configs/ -o Global.ema=0.999`.
@@ -35,10 +35,10 @@ class Ema(Part):
 
     Args:
         backbone: the layer whose state is averaged.
-        decay: share of the average that a step keeps, in [0, 1).
+        decay: how much of the average a step keeps, in [0, 1).
 
     Attributes:
-        steps: number of updates so far.
+        steps: updates so far.
     """
 
     name = "ema"
@@ -78,7 +78,7 @@ class Ema(Part):
             _exchange(pairs[::-1])  # in reverse order, because two names may share one tensor
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of updates, and the backbone's state by name, with averages in place of weights.
+        """Return the update count, and the backbone's state by name, with averages instead of weights.
 
         Before the first update there are no arrays.
         """

@@ -1,7 +1,7 @@
-"""Define the embedding of an image, and embed any number of images with all ranks.
+"""Define an image's embedding, and embed any number of images with all ranks.
 
-Evaluations, `plsc predict`, galleries of a run and exported graphs all use `with_mirror`, so that they share
-one definition of an embedding. plsc.utils.preprocessing turns samples into the network's input.
+Evaluations, `plsc predict`, a run's galleries and exported graphs all use `with_mirror`, so that they
+share one definition. plsc.utils.preprocessing turns samples into the network's input.
 
 Try it: `plsc predict images/ -c output/faces`.
 """
@@ -27,7 +27,7 @@ def to_input(samples: np.ndarray | paddle.Tensor, preprocessing: Preprocessing) 
 
     Args:
         samples: samples [B, *shape]. An array is copied to the device. A tensor is there already.
-        preprocessing: preprocessing of these samples.
+        preprocessing: these samples' preprocessing.
 
     Returns the input, float32, on the device.
     """
@@ -39,12 +39,12 @@ def to_input(samples: np.ndarray | paddle.Tensor, preprocessing: Preprocessing) 
 def check_output(out: object, count: int, size: int | None = None) -> None:
     """Check a backbone's output. Raises UserError if it is not a float32 tensor [count, D].
 
-    Further axes of length 1 are allowed.
+    Further axes are allowed if their length is 1.
 
     Args:
         out: what the backbone returned.
-        count: number of images that the backbone was given.
-        size: the required D; None for any.
+        count: how many images the backbone was given.
+        size: the required D. None allows any.
     """
     tensor = isinstance(out, paddle.Tensor)
     if not tensor or out.ndim < 2 or out.shape[0] != count or size not in (None, math.prod(out.shape[1:])):
@@ -66,11 +66,11 @@ def with_mirror(
 ) -> paddle.Tensor:
     """Compute the embeddings [B, D] of the input x.
 
-    With `flip`, the embedding of an image is the sum of the network's outputs for the image and for its
+    With `flip`, an image's embedding is the sum of the network's outputs for the image and for its
     mirror image, as in InsightFace's evaluation. The callers divide the sum by its length. The two outputs
     are not normalised before.
 
-    A change of this definition must increase plsc.checkpoint.saved.EMBEDDING.
+    A change to this definition must increase plsc.checkpoint.saved.EMBEDDING.
 
     Args:
         backbone: computes the outputs [B, D].
@@ -90,7 +90,7 @@ def embed(
     batch_size: int,
     flip: bool = False,
 ) -> np.ndarray:
-    """Compute the embeddings of all images. Every rank calls it, and computes a contiguous share.
+    """Compute all images' embeddings. Every rank calls it, and computes a contiguous share.
 
     A thread reads the next batch while the network runs. An image without a pixel above DARKEST gets a
     zero embedding, as in an exported graph.
@@ -101,10 +101,10 @@ def embed(
         backbone: the layer, without a data parallel wrapper. It runs in evaluation mode, and its mode is
             restored afterwards.
         images: (start, stop) -> samples uint8 [stop - start, *shape].
-        count: number of images.
-        preprocessing: preprocessing of these samples.
-        batch_size: number of images in a batch.
-        flip: whether to add the embedding of the mirror image, see `with_mirror`.
+        count: image count.
+        preprocessing: these samples' preprocessing.
+        batch_size: images per batch.
+        flip: whether to add the mirror image's embedding, see `with_mirror`.
 
     Returns the embeddings [count, D], float32 and not normalised, on every rank.
     """
@@ -148,7 +148,7 @@ def ahead(read: Callable[[int, int], Any], start: int, stop: int, batch_size: in
         read: (first, last) -> a batch.
         start: first index.
         stop: index after the last one. It must be above `start`.
-        batch_size: number of indices in a batch.
+        batch_size: indices per batch.
     """
     bounds = [(first, min(first + batch_size, stop)) for first in range(start, stop, batch_size)]
     with ThreadPoolExecutor(1, thread_name_prefix="plsc-embed") as pool:

@@ -1,7 +1,7 @@
 """Evaluate a network on the main set (DataLoader.Eval.dataset) and on the further sets, with all ranks.
 
 Every rank embeds its share of a set's images. Rank 0 alone computes the numbers, which may take a minute.
-Meanwhile the other ranks wait in a barrier with a long enough timeout. Rank 0 then sends them the row of
+Meanwhile the other ranks wait in a barrier with a long enough timeout. Rank 0 then sends them the row for
 metrics.jsonl.
 
 Training and `plsc eval` share this module. Try it: `plsc eval -c output/faces`.
@@ -29,22 +29,22 @@ from plsc.utils.logging import get_logger, warn_on_rank_0
 
 
 class Evaluator:
-    """Evaluates a network on sets of images. Every rank makes one.
+    """Evaluates a network on image sets. Every rank makes one.
 
     Args:
-        loader: section DataLoader of the config, for the batch size and the use of mirror images.
+        loader: the config's section DataLoader, for the batch size and for whether to use mirror images.
         sets: title -> set, the main one first.
         backbone: the layer, without a data parallel wrapper.
-        num_classes: number of classes in the training set.
-        head: predicts the classes of labelled images; None if no set has any.
-        weights: makes a context manager that lends the backbone the weights to evaluate; None if the
+        num_classes: the training set's class count.
+        head: predicts labelled images' classes. None if no set has any.
+        weights: makes a context manager that lends the backbone the weights to evaluate. None if the
             backbone has them already.
-        watchdog: notes signals that ask to stop; None if there are no signals.
+        watchdog: notes signals that ask to stop. None without signals.
 
     Attributes:
-        step: step of the last evaluation, on every rank.
-        rows: title -> row of metrics.jsonl of the last evaluation, on every rank. Failed sets have no row.
-        failures: one line per failed set of the last evaluation with the reason, on every rank.
+        step: the last evaluation's step, on every rank.
+        rows: title -> the last evaluation's row for metrics.jsonl, on every rank. Failed sets have no row.
+        failures: one line per failed set in the last evaluation with the reason, on every rank.
         results: title -> result, on rank 0 only.
     """
 
@@ -75,7 +75,7 @@ class Evaluator:
 
     @property
     def main(self) -> str | None:
-        """Return the title of the main set; None if nothing is evaluated."""
+        """Return the main set's title, or None if nothing is evaluated."""
         return next(iter(self.sets), None)
 
     @property
@@ -85,12 +85,12 @@ class Evaluator:
 
     @property
     def row(self) -> dict[str, Any] | None:
-        """Return the main set's row of the last evaluation on every rank, or None if there is none."""
+        """Return the main set's row from the last evaluation, on every rank, or None before the first."""
         return self.rows.get(self.main)
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """Return the record of the last evaluation for a checkpoint, or None if the main set has no row."""
+        """Return the last evaluation's record for a checkpoint, or None if the main set has no row."""
         if self.row is None:
             return None
         return Evaluation(
@@ -101,13 +101,13 @@ class Evaluator:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the threshold from the last evaluation of the main set."""
+        """Return the threshold from the main set's last evaluation."""
         if self.row is not None:
             self._threshold = VerificationThreshold(cosine=self.row.get("threshold"), flip=self._flip)
         return self._threshold.model_dump()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the threshold, unless it was computed for a different use of mirror images."""
+        """Load the threshold, unless it was computed with the other setting for mirror images."""
         saved = VerificationThreshold.model_validate(state)
         if saved.flip == self._flip:
             self._threshold = saved
@@ -119,9 +119,9 @@ class Evaluator:
         to stop ends the evaluation at the next batch.
 
         Args:
-            step: step of the weights.
-            epoch: epoch of the weights, for the rows in metrics.jsonl.
-            metrics: where rank 0 writes the rows; None writes none.
+            step: the weights' step.
+            epoch: the weights' epoch, for the rows in metrics.jsonl.
+            metrics: where rank 0 writes the rows. None writes nothing.
 
         Returns True if the evaluation finished, and False if a signal ended it.
         """
@@ -185,7 +185,7 @@ class Evaluator:
         return distributed.run_on_rank_0(partial(self._compute, title, score))
 
     def _compute(self, title: str, score: Callable[[], Result]) -> dict[str, Any]:
-        """Compute, log and store the result of one set, and return its row. Rank 0 calls it."""
+        """Compute, log and store one set's result, and return its row. Rank 0 calls it."""
         try:
             result = score()
         except Exception as error:  # any error, also one in a user's class

@@ -1,4 +1,4 @@
-"""Freeze the parameters of a backbone that Optimizer.freeze and Optimizer.freeze_norms name, and find the
+"""Freeze the backbone parameters that Optimizer.freeze and Optimizer.freeze_norms name, and find the
 norm layers to keep in evaluation mode.
 
 Try it: `plsc train -c configs/ -o 'Optimizer.freeze=[^conv1]'`.
@@ -18,12 +18,12 @@ def freeze(cfg: OptimizerCfg, backbone: nn.Layer) -> list[nn.Layer]:
     """Freeze the parameters that a config names, so that they get no gradient.
 
     Args:
-        cfg: section Optimizer of the config.
+        cfg: the config's section Optimizer.
         backbone: the layer whose parameters are frozen.
 
     Returns the norm layers that must stay in evaluation mode during training, so that their running
     statistics do not change. With freeze_norms these are all norm layers. Otherwise they are the norm layers
-    whose parameters are all frozen, at least one of them by the config.
+    whose parameters are all frozen, at least one by the config.
 
     Raises UserError if a pattern matches no parameter, and if freeze_norms is set but the backbone has no
     norm layers.
@@ -76,7 +76,7 @@ def parameters_of(backbone: nn.Layer) -> dict[str, paddle.Tensor]:
 
 
 def _norms(backbone: nn.Layer) -> list[nn.Layer]:
-    """List all norm layers: those whose class, or one of its base classes, has "Norm" in its name."""
+    """List all norm layers: those with "Norm" in the name of their class or a base class."""
     return [
         layer
         for layer in backbone.sublayers(include_self=True)

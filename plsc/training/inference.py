@@ -1,4 +1,4 @@
-"""Evaluate a checkpoint on the sets of DataLoader.Eval and write the report, or embed images with its
+"""Evaluate a checkpoint on DataLoader.Eval's sets and write the report, or embed images with its
 network.
 
 Try it: `plsc eval -c output/faces`, or `plsc predict images/ -c output/faces`.
@@ -76,7 +76,7 @@ def finish(cfg: Config, evaluator: Evaluator, folder: Path, how: str, facts: dic
 
     Args:
         cfg: the run's config.
-        evaluator: has the results of a finished evaluation.
+        evaluator: has a finished evaluation's results.
         folder: folder to write to.
         how: text for the report: how long the training took, or which checkpoint was tested.
         facts: facts for results.json. A test has "checkpoint" and "step", a training "step" and "best".
@@ -150,7 +150,7 @@ def predict(
     """Embed images, as `Entry.predict` describes. Every rank calls it, after `start`.
 
     Args:
-        cfg: config with the batch size and the use of mirror images.
+        cfg: config with the batch size and the setting for mirror images.
         images: the images, as `Entry.predict` takes them.
         network: what `open_network` returned.
 
@@ -170,10 +170,10 @@ def write_embeddings(folder: Path, emb: np.ndarray, names: Sequence[str]) -> Non
     Args:
         folder: folder to write to.
         emb: embeddings [n, D].
-        names: the n names of the images.
+        names: the images' n names.
     """
     with writing(folder, remedy="free some space, or name another folder"):
-        # One name per line. Bytes of file names stay as they are.
+        # One name per line. File names' bytes stay as they are.
         lines = (escape(name) if "\n" in name or "\r" in name else name for name in names)
         text = "".join(f"{line}\n" for line in lines)
         replace_file(folder / "names.txt", text.encode("utf-8", "surrogateescape"))

@@ -1,7 +1,7 @@
-"""Start a training with the weights of another run (Global.init_from), and with its centres for the classes
+"""Start a training with another run's weights (Global.init_from), and with its centres for the classes
 that have the same name.
 
-The centres of other classes, and the states of all optimizers, start as in a new run. The result does not
+Other classes' centres, and the states of all optimizers, start as in a new run. The result does not
 depend on the world size, because each rank reads the rows that its shard keeps. docs/training.md has a
 run to try.
 """
@@ -23,28 +23,28 @@ from plsc.utils.logging import warn_on_rank_0
 
 
 def find_weights(folder: str | Path) -> Path:
-    """Find the checkpoint of Global.init_from. Rank 0 alone calls it, because it verifies every byte.
+    """Find Global.init_from's checkpoint. Rank 0 alone calls it, because it verifies every byte.
 
     Raises UserError if there is no checkpoint, or if it is damaged.
 
     Args:
-        folder: folder of a checkpoint or of a run.
+        folder: a checkpoint's or a run's folder.
     """
     return find(Path(), folder)
 
 
 def initialise_from(path: Path, backbone: paddle.nn.Layer, head: SoftmaxHead, data: Dataset) -> list[str]:
-    """Load the weights of a checkpoint into a backbone and a head. Every rank calls it.
+    """Load a checkpoint's weights into a backbone and a head. Every rank calls it.
 
     Args:
         path: the checkpoint that `find_weights` found.
         backbone: the layer that gets the weights.
         head: the head that gets the centres.
-        data: data set of this run, for the names of its classes.
+        data: this run's data set, for its class names.
 
     Returns lines for the log.
 
-    Raises UserError if the checkpoint has a different backbone, and if the names of classes are not unique.
+    Raises UserError if the checkpoint has a different backbone, and if class names are not unique.
     """
     saved = Checkpoint.open(path, verify=False)
     load_backbone(backbone, saved)
@@ -70,15 +70,15 @@ def _why_new(
     there: Sequence[str] | None,
     here: Sequence[str] | None,
 ) -> str | None:
-    """Return why no centre of a checkpoint can be kept, or None if centres can be kept.
+    """Return why no centre in a checkpoint can be kept, or None if centres can be kept.
 
     Raises UserError if two classes have the same name.
 
     Args:
-        head: head of this run.
+        head: this run's head.
         saved: the checkpoint.
-        there: names of the checkpoint's classes, or None.
-        here: names of this run's classes, or None.
+        there: the checkpoint's class names, or None.
+        here: this run's class names, or None.
     """
     if saved.num_classes == 0:
         return f"{saved.path} has no classes"
@@ -103,7 +103,7 @@ def _keep(saved: Checkpoint, head: SoftmaxHead, row_C: np.ndarray) -> None:
     Args:
         saved: the checkpoint.
         head: the head that gets the rows.
-        row_C: for each class of this run, its row in the checkpoint, or -1 if the class keeps its new centre.
+        row_C: for each class in this run, its row in the checkpoint, or -1 if the class keeps its new centre.
     """
     row_S = row_C[head.shard.start : head.shard.stop]
     state = head.bank.state()

@@ -21,7 +21,7 @@ from plsc.training.embed import check_output
 from plsc.utils.logging import get_logger
 from plsc.utils.registry import is_import_path
 
-ROWS_AT_ONCE = 65_536  # number of centres to read at once, so that memory holds no second copy of the shard
+ROWS_AT_ONCE = 65_536  # how many centres to read at once, so that memory holds no second copy of the shard
 
 
 def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -> paddle.nn.Layer:
@@ -30,9 +30,9 @@ def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -
     Raises UserError if a user's own class cannot embed two images of this shape.
 
     Args:
-        section: section Model of the config.
-        seed: seed of the initial weights.
-        image_shape: shape of an image, such as (3, 112, 112).
+        section: the config's section Model.
+        seed: seed for the initial weights.
+        image_shape: an image's shape, such as (3, 112, 112).
     """
     paddle.seed(seed)
     options = {"embedding_size": section.embedding_size, "image_shape": image_shape}
@@ -60,7 +60,7 @@ def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint, remedy: st
     Args:
         backbone: the layer that gets the weights.
         saved: the checkpoint.
-        remedy: what the error tells the user to do; "" says to give the run's Model section.
+        remedy: what the error tells the user to do. "" says to give the run's Model section.
     """
     config = saved.path.parent.parent / "config.yaml"
     remedy = remedy or (
@@ -99,13 +99,13 @@ def load_network(
     return backbone
 
 
-# Settings that a resumed run must have in common with the saved one. The shapes of the arrays do not show a
+# Settings that a resumed run must have in common with the saved one. The arrays' shapes do not show a
 # difference in them. Frozen parameters have no optimizer state.
 _MUST_MATCH = (
     *("optimizer", "head_optimizer", "head", "preprocessing"),
     *("freeze", "freeze_norms", "global_batch"),
 )
-_OF_ORDER = ("seed", "steps_per_epoch")  # they determine the random numbers and the order of the data
+_OF_ORDER = ("seed", "steps_per_epoch")  # they determine the random numbers and the data order
 
 
 def refuse_other_run(saved: store.Checkpoint, ours: dict[str, Any], data: Dataset) -> list[str]:
@@ -113,10 +113,10 @@ def refuse_other_run(saved: store.Checkpoint, ours: dict[str, Any], data: Datase
 
     Args:
         saved: the checkpoint.
-        ours: state of this run, see Trainer.state_dict.
-        data: data set of this run.
+        ours: this run's state, see Trainer.state_dict.
+        data: this run's data set.
 
-    Returns warnings about differences that change only the random numbers and the order of the data.
+    Returns warnings about differences that change only the random numbers and the data order.
     """
     where = f"checkpoint {saved.path.name}"
     anew = "or start a new run with Global.init_from in another Global.output_dir"

@@ -1,4 +1,4 @@
-"""Copy the numbers of a run to VisualDL, TensorBoard and Weights & Biases (Global.loggers).
+"""Copy a run's numbers to VisualDL, TensorBoard and Weights & Biases (Global.loggers).
 
 Each logger has a folder with its name in the run's folder. It imports its package when it is made. Nothing is
 sent over a network unless the user's environment asks for it (WANDB_MODE=online).
@@ -90,7 +90,7 @@ _PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # VisualDL comes 
 
 
 def check_packages(names: Iterable[str]) -> None:
-    """Raise UserError if the package of a logger is not installed."""
+    """Raise UserError if a logger's package is not installed."""
     for name in names:
         package = _PACKAGES.get(name)
         if package and importlib.util.find_spec(package) is None:

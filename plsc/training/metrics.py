@@ -1,6 +1,6 @@
-"""Write and read metrics.jsonl, which has the numbers of a run, and write copies of it for other programs.
+"""Write and read metrics.jsonl, which has a run's numbers, and write copies for other programs.
 
-Tests and tools read metrics.jsonl, never the text of log lines.
+Tests and tools read metrics.jsonl, never the log lines' text.
 
 Try it: `read_metrics("output/faces/metrics.jsonl")`.
 """
@@ -27,16 +27,16 @@ class Metrics:
     that copy.
 
     Args:
-        folder: folder of the run.
-        step: step from which the run continues. Rows of later steps are dropped, because the run will write
+        folder: the run's folder.
+        step: step from which the run continues. Later steps' rows are dropped, because the run will write
             them again. The copies keep their points.
-        loggers: names of the copies, see Global.loggers.
+        loggers: the copies' names, see Global.loggers.
     """
 
     def __init__(self, folder: str | Path, step: int = 0, loggers: Sequence[str] = ("visualdl",)):
         self.path = Path(folder) / "metrics.jsonl"
         rows = read_metrics(self.path) if self.path.exists() else []
-        self._copied = {_kind(row): row["step"] for row in rows}  # kind of row -> last step in the copies
+        self._copied = {_kind(row): row["step"] for row in rows}  # row kind -> last step in the copies
         replace_file(self.path, b"".join(_line(row) for row in rows if row["step"] <= step))
         # If the disk is full, rows wait in the buffer.
         self._file = open(self.path, "ab", buffering=2**20)  # noqa: SIM115 (open as long as the run)

@@ -32,14 +32,14 @@ class BackboneOptimizer:
     """Updates a backbone with Paddle's optimizers: one for the parameters with weight decay, and one for the
     others.
 
-    It does not use one optimizer with parameter groups, because Paddle would clip each group's gradients by
-    the norm of that group alone.
+    It does not use one optimizer with parameter groups, because Paddle would clip each group's gradients
+    by that group's own norm.
 
     Args:
-        name: name of the optimizer in the config. A checkpoint records it.
-        backbone: the layer that is updated. A checkpoint uses the names of its parameters.
+        name: the optimizer's name in the config. A checkpoint records it.
+        backbone: the layer that is updated. A checkpoint uses its parameters' names.
         slices: Paddle's optimizers with their parameters.
-        clip_norm: upper bound on the norm of all gradients together; None does not clip.
+        clip_norm: upper bound on the norm over all gradients. None does not clip.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class BackboneOptimizer:
     # checkpoint uses the parameter's name in the backbone: "conv1.weight:velocity_0".
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all parameters as arrays by name. A name is "parameter:kind"."""
+        """Return all parameters' states as arrays by name. A name is "parameter:kind"."""
         ours = {parameter.name: name for name, parameter in self._backbone.named_parameters()}
         tensors = {}
         for each in self._slices:
@@ -105,7 +105,7 @@ class BackboneOptimizer:
 def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> BackboneOptimizer:
     """Build the optimizer for the parameters that are not frozen. Each step passes its learning rate.
 
-    Parameters with one dimension have no weight decay: biases, the gains of norms, and slopes.
+    Parameters with one dimension have no weight decay: biases, norms' gains, and slopes.
 
     Raises UserError if all parameters are frozen or the backbone has none.
     """
@@ -132,9 +132,9 @@ def _make(
     """Make the Paddle optimizer that a config names.
 
     Args:
-        cfg: section Optimizer of the config.
+        cfg: the config's section Optimizer.
         parameters: parameters to update.
-        decay: weight decay of these parameters.
+        decay: these parameters' weight decay.
         merged: whether Momentum updates all parameters in one launch.
     """
     rate = 1.0  # never used: each step sets its own

@@ -1,13 +1,13 @@
 """Run the backbone in a training step: compute embeddings forward, and then gradients backward.
 
-`forward` returns the embeddings as a leaf, detached from the backbone's graph. The head can then use the
-samples of the whole step at once. `backward` propagates the gradient of the embeddings through the backbone.
+`forward` returns the embeddings as a leaf, detached from the backbone's graph. The head can then use
+the whole step's samples at once. `backward` propagates the embeddings' gradient through the backbone.
 It alone computes the backbone's gradients and averages them over the ranks.
 
-A step of more than `batch_size` samples is split into micro-batches. The forward pass embeds all of them
-without a graph. The backward pass runs each of them again, with its graph and its samples' gradients (Gao et
-al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", 2021). The gradients equal
-those of the whole batch, except that BatchNorm uses the statistics of a micro-batch.
+A step with more than `batch_size` samples is split into micro-batches. The forward pass embeds them all
+without a graph. The backward pass runs each one again, with its graph and its samples' gradients (Gao et
+al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", 2021). The gradients
+equal the whole batch's, except that BatchNorm uses a micro-batch's statistics.
 
 Running a layer a second time does not change BatchNorm's running statistics, or any other state without a
 gradient. They stay as the first pass left them.
@@ -41,11 +41,11 @@ class MicroBatch(NamedTuple):
     """Samples that the backbone processes together.
 
     Attributes:
-        step: step of the run, from 0.
-        number: number of the micro-batch in its step, from 0.
-        first: number of its first sample in the global batch.
-        rows: range of its samples among this rank's samples.
-        images: pixels of its samples [n, *shape].
+        step: the run's step, from 0.
+        number: the micro-batch's number in its step, from 0.
+        first: its first sample's number in the global batch.
+        rows: where its samples are among this rank's samples.
+        images: its samples' pixels [n, *shape].
     """
 
     step: int
@@ -56,7 +56,7 @@ class MicroBatch(NamedTuple):
 
 
 class _Ahead(NamedTuple):
-    """Images of the next step, and its micro-batches, whose copies to the device are queued."""
+    """The next step's images and its micro-batches, whose copies to the device are queued."""
 
     images: np.ndarray
     parts: list[MicroBatch]
@@ -67,7 +67,7 @@ class Statistics:
 
     Attributes:
         copies: the copied numbers, one tensor per dtype.
-        of: ids of the copied tensors.
+        of: the copied tensors' ids.
     """
 
     @paddle.no_grad()
@@ -101,16 +101,16 @@ class ParallelBackbone:
         preprocessing: turns samples into the backbone's input.
         embedding_size: size D of the embeddings that the backbone must return.
         seed: seed for the random numbers in a forward pass.
-        batch_size: largest number of samples in a micro-batch (two more if only a few samples remain). A
-            rank's samples are split into as few micro-batches as possible, of equal size: 48 samples at 32
+        batch_size: most samples in a micro-batch (two more if only a few samples remain). A
+            rank's samples are split into as few micro-batches as possible, equally large: 48 samples at 32
             become 24 and 24.
-        shares: step -> range of each rank's samples in the global batch.
+        shares: step -> each rank's range of samples in the global batch.
         statistics: tensors that a forward pass may change, see `statistics_of`.
         recomputed: layers that keep no activations. The backward pass runs them again.
         frozen_norms: layers that stay in evaluation mode during training.
-        amp: 16-bit type of the computation, see plsc.training.amp; None for float32. The parameters, their
+        amp: 16-bit type to compute in, see plsc.training.amp. None is float32. The parameters, their
             gradients and the embeddings that `forward` returns are float32 in any case.
-        loss_scale: scale of the gradients for float16; None for none.
+        loss_scale: scales float16 gradients. None does not.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class ParallelBackbone:
         self._statistics = statistics
         self._model = backbone  # after `start`, its backward pass may average the gradients over the ranks
         self._average: Callable[[], object] = lambda: None
-        self._parts: list[MicroBatch] = []  # of the last forward pass
+        self._parts: list[MicroBatch] = []  # from the last forward pass
         self._ahead: _Ahead | None = None
         self._out: paddle.Tensor | None = None  # with its graph, if there was one micro-batch
 
@@ -151,16 +151,16 @@ class ParallelBackbone:
         self._model, self._average = distributed.data_parallel(self.backbone, bool(self._recomputed))
 
     def send_ahead(self, images: np.ndarray, step: int) -> None:
-        """Queue the copies of the next step's images to the device while the device computes this step."""
+        """Queue copying the next step's images to the device while the device computes this step."""
         if takes_device_path():
             self._ahead = _Ahead(images, self._cut(images, step))
 
     def forward(self, images: np.ndarray, step: int) -> paddle.Tensor:
-        """Compute the embeddings of this rank's samples.
+        """Compute this rank's embeddings.
 
         Args:
             images: samples [B, *shape].
-            step: step of the run, from 0.
+            step: the run's step, from 0.
 
         Returns the embeddings, float32 [B, D], as a leaf. `backward` takes their gradient.
         """
@@ -190,7 +190,7 @@ class ParallelBackbone:
         runs_again = len(self._parts) > 1 or self._recomputed  # a second run changes the statistics again
         kept = self.remember() if runs_again else None
         with RecordEvent("backward"):
-            # On devices, the wrapped model averages the accumulated gradients at the end of its own backward
+            # On devices, the wrapped model averages the accumulated gradients after its own backward
             # pass. So all micro-batches except the last use the backbone without the wrapper.
             for part in self._parts[:-1]:
                 self._backward(self._embed(self.backbone, part), grad_BD, part)
@@ -209,12 +209,12 @@ class ParallelBackbone:
         return Statistics(self._statistics)
 
     def weights(self, before: "Statistics") -> list[paddle.Tensor]:
-        """List the parameters and the statistics in `before`. Tensors of whole numbers are not included."""
+        """List the parameters and the statistics in `before`. Tensors with whole numbers are not included."""
         parameters = [p for p in self.backbone.parameters() if id(p) not in before.of]
         return [tensor for tensor in (*parameters, *before.copies) if tensor.is_floating_point()]
 
     def not_finite(self, before: "Statistics") -> str:
-        """Return the name of a parameter, or of a statistic in `before`, that is not finite.
+        """Return the name for a parameter, or for a statistic in `before`, that is not finite.
 
         Return "" if all are finite.
         """
@@ -232,7 +232,7 @@ class ParallelBackbone:
         return {"arrays": arrays_on_rank_0(self.backbone.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the arrays. Their names and shapes must be those of the backbone."""
+        """Load the arrays. Their names and shapes must be the backbone's."""
         own = self.backbone.state_dict()
         for name, array in state["arrays"].items():
             own[name].set_value(array)
@@ -280,7 +280,7 @@ def layers_to_recompute(asked: bool | list[str], backbone: paddle.nn.Layer) -> l
     Raises UserError if a name is not a layer, and if `asked` is True but the backbone declares no layers.
 
     Args:
-        asked: Model.recompute: True for the layers that the backbone declares in `recomputed`, or a list of
+        asked: Model.recompute: True for the layers that the backbone declares in `recomputed`, or a list with
             layer names.
         backbone: the layer that contains them.
     """

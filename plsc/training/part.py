@@ -27,8 +27,8 @@ class Part:
     Every method is optional. The argument `run` is the Trainer.
 
     Attributes:
-        name: name of the part's state in a checkpoint, and of its loss in metrics.jsonl.
-        numbers: numbers by name, for the next log line and row of metrics.jsonl. They may be tensors. Every
+        name: the part's name in checkpoints and metrics.jsonl, for its state and its loss.
+        numbers: numbers by name, for the next log line and row in metrics.jsonl. They may be tensors. Every
             rank converts them to floats, but only when a row is due.
     """
 
@@ -36,21 +36,21 @@ class Part:
     numbers: Mapping[str, Any] = {}
 
     def start(self, run: Any) -> None:
-        """Prepare for the first step of this process."""
+        """Prepare for this process's first step."""
 
     def loss(self, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor | None:
         """Compute a loss to add to the head's loss.
 
-        The loss is a scalar: the mean over the samples of all ranks, the same on every rank. Its gradient
+        The loss is a scalar: the mean over all ranks' samples, the same on every rank. Its gradient
         with respect to this rank's embeddings must be multiplied by the world size, as the head's is.
         `plsc.distributed.global_mean` does both. The method must not read values from the device, because
         that would make the host wait.
 
-        A step with a non-finite gradient is skipped. The value of the loss is not checked.
+        A step with a non-finite gradient is skipped. The loss's value is not checked.
 
         Args:
             batch: this rank's samples and labels.
-            emb_BD: embeddings of the batch, float32, whose gradient is computed later.
+            emb_BD: the batch's embeddings, float32, whose gradient is computed later.
 
         Returns the loss, or None to add nothing.
         """
@@ -73,7 +73,7 @@ class Part:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned. `state` is {} if the checkpoint has no state of this part."""
+        """Load what `state_dict` returned. `state` is {} if the checkpoint has no state for this part."""
 
 
 def arrays_on_rank_0(tensors: Mapping[str, paddle.Tensor]) -> dict[str, np.ndarray]:
@@ -85,7 +85,7 @@ def arrays_on_rank_0(tensors: Mapping[str, paddle.Tensor]) -> dict[str, np.ndarr
 
 
 def loss_of(part: Part, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor | None:
-    """Compute the loss of a part. Raises UserError if it is neither a scalar nor None."""
+    """Compute a part's loss. Raises UserError if it is neither a scalar nor None."""
     loss = part.loss(batch, emb_BD)
     if loss is None or (isinstance(loss, paddle.Tensor) and loss.size == 1):
         return loss
@@ -97,7 +97,7 @@ def loss_of(part: Part, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor | 
 
 
 def state_of(owner: Any) -> dict[str, Any]:
-    """Return the state of a part, or of another object, for a checkpoint.
+    """Return a part's or another object's state, for a checkpoint.
 
     Raises UserError if the state has anything other than plain values and arrays.
     """

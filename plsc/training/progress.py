@@ -1,4 +1,4 @@
-"""Log the progress of a training run: one line at regular steps, and one at the end of each epoch.
+"""Log a training's progress: one line at regular steps, and one after each epoch.
 
 Try it: `plsc train -c configs/ -o Global.log_every=1`.
 """
@@ -12,7 +12,7 @@ from typing import Any, SupportsFloat
 from plsc.utils.logging import get_logger
 from plsc.utils.text import duration, number
 
-WAIT_SHOWN = 0.1  # share of the time spent waiting for data above which it is shown
+WAIT_SHOWN = 0.1  # share of time spent waiting for data above which it is shown
 
 
 class Progress:
@@ -20,21 +20,21 @@ class Progress:
 
         epoch 1/8 step 150/2000 loss 7.000 acc 0.1200 lr 0.1 1512 img/s eta 0:10:22
 
-    and a line at the end of an epoch, such as `epoch 1, time 20.4 sec`. That time is the time of the epoch's
-    steps in this process, without pauses.
+    and a line after an epoch, such as `epoch 1, time 20.4 sec`. That time is what the epoch's steps
+    took in this process, without pauses.
 
-    The loss, the accuracy and the parts' losses are means over the samples since the previous line. So the
-    last, smaller batch of an epoch has the weight of its samples. Skipped steps are not in the means.
+    The loss, the accuracy and the parts' losses are means over the samples since the previous line. So
+    an epoch's last, smaller batch has its samples' weight. Skipped steps are not in the means.
 
     img/s is measured over the steps since the previous line, without pauses. `data wait 34 %` precedes it if
-    more than a tenth of that time was spent waiting for batches. eta is based on the mean time of a step in
+    over a tenth of that time was spent waiting for batches. eta is based on a step's mean time in
     this process. It includes pauses (evaluations, checkpoints), because more of them will follow.
 
     Args:
-        total_steps: number of steps of the run. Steps and epochs count from 1.
-        steps_per_epoch: number of steps in an epoch.
-        every: number of steps between lines.
-        start_step: number of steps that were finished before this process.
+        total_steps: the run's steps. Steps and epochs count from 1.
+        steps_per_epoch: steps per epoch.
+        every: steps between lines.
+        start_step: steps that were finished before this process.
     """
 
     def __init__(self, total_steps: int, steps_per_epoch: int, every: int, start_step: int = 0) -> None:
@@ -65,9 +65,9 @@ class Progress:
 
         Args:
             step: step number, from 1.
-            loss: loss of the step.
-            lr: learning rate of the step.
-            images: number of images in the step, over all ranks.
+            loss: the step's loss.
+            lr: the step's learning rate.
+            images: how many images are in the step, over all ranks.
             waited: time spent waiting for batches so far, in seconds.
             means: further numbers to average like the loss: floats, or float64 tensors.
             taken: whether the weights were updated. False for a skipped step.

@@ -16,7 +16,7 @@ from paddle.distributed.fleet.utils import recompute
 def recomputing(layers: Sequence[paddle.nn.Layer]) -> Iterator[None]:
     """Run forward passes inside the block. In these passes `layers` keep their inputs only.
 
-    The backward pass may follow the block. It runs each of the layers again, with the same numbers from
+    The backward pass may follow the block. It runs each layer again, with the same numbers from
     Paddle's generator and under the same autocast. A layer changes its statistics, such as BatchNorm's
     running mean, in both passes, so the caller restores them.
     """
@@ -30,7 +30,7 @@ def recomputing(layers: Sequence[paddle.nn.Layer]) -> Iterator[None]:
 
 
 def _run(layer: paddle.nn.Layer, forward: Callable, *inputs: Any) -> Any:
-    """Run the `forward` of a layer. If a backward pass will follow, let it recompute the layer."""
+    """Run a layer's `forward`. If a backward pass will follow, let it recompute the layer."""
     inputs_have_gradients = not all(x.stop_gradient for x in inputs if isinstance(x, paddle.Tensor))
     parameters_have_gradients = not all(p.stop_gradient for p in layer.parameters())
     if not (paddle.is_grad_enabled() and (inputs_have_gradients or parameters_have_gradients)):

@@ -91,8 +91,8 @@ def _begin(
     Args:
         cfg: the run's config.
         decided: the Start that all ranks agreed on.
-        threads: number of threads of this rank's matrix products.
-        guarded: the watchdog of the run.
+        threads: thread count for this rank's matrix products.
+        guarded: the run's watchdog.
         model: Layer to train instead of the config's, or None.
 
     Returns the Trainer, and the metrics, which are None except on rank 0.

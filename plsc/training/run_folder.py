@@ -3,7 +3,7 @@
 `start` imports Paddle after it has set the environment variables that Paddle reads. Modules that import
 Paddle must be imported after that.
 
-Try it: `start(cfg.Global)`, then `open_checkpoint(cfg.Global)`, for the config of a finished run.
+Try it: `start(cfg.Global)`, then `open_checkpoint(cfg.Global)`, for a finished run's config.
 """
 
 import os
@@ -32,10 +32,10 @@ def start(section: GlobalCfg, problem: UserError | None = None) -> int:
     """Set up the environment, the ranks and the log.
 
     Args:
-        section: section Global of the config.
+        section: the config's section Global.
         problem: error that this rank has found, or None. All ranks raise it.
 
-    Returns the number of threads for this rank's matrix products.
+    Returns the thread count for this rank's matrix products.
     """
     threads = environment.prepare(section.threads, section.device)
     from plsc import distributed
@@ -54,7 +54,7 @@ def should_resume(section: GlobalCfg) -> bool:
     - if the folder has a finished run, and Global.overwrite does not allow its deletion
     - if Global.checkpoint names a checkpoint that a new run would not read
     - if Global.init_from has no checkpoint, or lies in the run that would be deleted
-    - if the folder has files of another program that a new run would delete
+    - if the folder has another program's files that a new run would delete
     """
     folder = Path(section.output_dir)
     if section.resume:
@@ -111,7 +111,7 @@ def how_to_resume(section: GlobalCfg) -> str:
 
 
 def write_config(cfg: Config) -> None:
-    """Write config.yaml into the run's folder. It records the folders of the run's data and modules.
+    """Write config.yaml into the run's folder. It records the folders with the run's data and modules.
 
     Keys that apply to one start are reset. So a command with `-c` and that folder deletes no run, and does
     not return to an earlier checkpoint.
@@ -125,7 +125,7 @@ def write_config(cfg: Config) -> None:
 
 
 def delete_run(folder: Path) -> None:
-    """Delete the files of an earlier run from an output folder."""
+    """Delete an earlier run's files from an output folder."""
     later = _OF_CHECKPOINTS if (folder / "checkpoints").is_dir() else ()
     with writing(folder):
         for name in (*RUN_FILES, *later):
@@ -137,13 +137,13 @@ def find_newest(section: GlobalCfg, writes: bool = False) -> Path | None:
     verifies every byte.
 
     Args:
-        section: section Global of the config.
+        section: the config's section Global.
         writes: whether this run writes to the folder. If so, it sets damaged checkpoints aside.
 
     Returns the checkpoint's path, or None if the newest is asked for and there is none.
     """
     name = section.checkpoint or "newest"
-    if writes and name == "best" and not section.resume:  # resumes a stopped run; best is for evaluations
+    if writes and name == "best" and not section.resume:  # resumes a stopped run. best is for evaluations
         name = "newest"
     path = store.find(Path(section.output_dir) / "checkpoints", name, rename=writes)
     if path:

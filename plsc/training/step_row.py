@@ -1,4 +1,4 @@
-"""Pack what a rank knows of a step into one row of numbers, and read the rows of all ranks.
+"""Pack what a rank knows about a step into one row of numbers, and read all ranks' rows.
 
 A step has one all_gather after its backward pass, and the host waits for the device only there. Whatever the
 ranks must agree on therefore travels in the same row:
@@ -21,21 +21,22 @@ _NUMBERS = 9  # in front of the labels
 
 
 class StepSummary(NamedTuple):
-    """What all ranks know of a step, the same on every rank.
+    """What all ranks know about a step, the same on every rank.
 
     Attributes:
-        bad_weights: whether a parameter or a running statistic of the backbone was not finite before the step
-            on some rank. ReLU and max-pooling turn a NaN of a weight into numbers with the gradient 0, so
+        bad_weights: whether a parameter or a running statistic in the backbone was not finite before the step
+            on some rank. ReLU and max-pooling turn a weight's NaN into numbers with the gradient 0, so
             the gradients do not show it.
-        bad_backbone: whether a gradient of the backbone is not finite.
-        bad_head: whether the head's loss, or a gradient of embeddings or centres, is not finite.
-        loss: mean over the samples of all ranks.
-        accuracy: top-1 over the samples of all ranks.
-        alike: whether all embeddings of each rank are the same. Computed only for a step that is logged.
+        bad_backbone: whether a backbone gradient is not finite.
+        bad_head: whether the head's loss, or its gradient with respect to embeddings or centres, is not
+            finite.
+        loss: mean over all ranks' samples.
+        accuracy: top-1 over all ranks' samples.
+        alike: whether each rank's embeddings are all the same. Computed only for a step that is logged.
         waited: seconds that the slowest rank has waited for data since its loader was made.
         signal: number of the signal that asked any rank to stop, or 0.
-        replaced: images of this epoch that could not be decoded, summed over the ranks.
-        label_N: labels of every rank's samples in the next step, int64, or None at the end of an epoch.
+        replaced: images in this epoch that could not be decoded, summed over the ranks.
+        label_N: every rank's labels in the next step, int64, or None at an epoch's end.
     """
 
     bad_weights: bool
@@ -56,13 +57,13 @@ class StepSummary(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """What one rank knows of a step after its backward pass. The fields are those of `StepSummary`.
+    """What one rank knows about a step after its backward pass. The fields are `StepSummary`'s.
 
     Attributes:
         bad_weights, bad_backbone, bad_head, alike: bool [1], on the device.
         loss, accuracy: one number each, on the device, the same on every rank.
         waited, signal, replaced: this rank's, on the host.
-        label_B: labels of this rank's samples in the next step, int64 [B]; empty at the end of an epoch.
+        label_B: this rank's labels in the next step, int64 [B]. It is empty at an epoch's end.
     """
 
     bad_weights: paddle.Tensor
@@ -80,7 +81,7 @@ class StepRow(NamedTuple):
     def pack(self, most: int) -> paddle.Tensor:
         """Pack the row for an all_gather: float64 [1, 9 + most], on the device.
 
-        most: samples of the rank with the most samples in the next step. Zeros fill the row up to it.
+        most: samples on the rank with the most samples in the next step. Zeros fill the row up to it.
         """
         on_device = (self.bad_weights, self.bad_backbone, self.bad_head, self.loss, self.accuracy, self.alike)
         numbers = [flatten(tensor.detach().astype("float64")) for tensor in on_device]
@@ -91,11 +92,11 @@ class StepRow(NamedTuple):
 
 
 def unpack(rows_WF: np.ndarray, counts: Sequence[int]) -> StepSummary:
-    """Read the rows of all W ranks.
+    """Read all W ranks' rows.
 
     Args:
-        rows_WF: the rows that `StepRow.pack` made, in the order of the ranks, float64 [W, 9 + most].
-        counts: samples of each rank in the next step; empty at the end of an epoch.
+        rows_WF: the rows that `StepRow.pack` made, in rank order, float64 [W, 9 + most].
+        counts: each rank's samples in the next step. It is empty at an epoch's end.
     """
     bad_weights_W, bad_backbone_W, bad_head_W, loss_W, accuracy_W, *of_host = rows_WF[:, :_NUMBERS].T
     alike_W, waited_W, signal_W, replaced_W = of_host

@@ -1,10 +1,10 @@
-"""Run a training. `train` is the loop, and `train_step` shows the order of operations in a step:
+"""Run a training. `train` is the loop, and `train_step` shows the operations in a step in their order:
 
     data.loader -> backbone (data parallel) -> head (classes spread over the ranks) -> backward -> agree ->
     update
 
-A resumed run needs only the step and the states. The learning rate is a function of the step. The order of
-the data is a function of the seed and the epoch. Dropout is a function of the seed, the step, the layer and
+A resumed run needs only the step and the states. The learning rate depends only on the step, the data
+order only on the seed and the epoch, and dropout only on the seed, the step, the layer and
 the sample.
 
 plsc/training/build.py makes a Trainer from a config. Users extend a training with a Part (part.py).
@@ -69,14 +69,14 @@ class Trainer:
 
     Attributes:
         dataset: the loader's data set.
-        step: number of finished steps.
-        total_steps: number of the step at which the run ends.
-        skipped: number of steps skipped because of a non-finite loss or gradient, except float16 overflows.
+        step: finished steps.
+        total_steps: the step at which the run ends.
+        skipped: steps skipped because of a non-finite loss or gradient, except float16 overflows.
         failures: one line per evaluation set that failed in this process.
-        lr_before: learning rate of the last step before the resume, or None in a new run.
-        stopped: name of the signal that stopped the run, or None.
+        lr_before: the last step's learning rate before the resume, or None in a new run.
+        stopped: the signal's name that stopped the run, or None.
         metrics: rank 0's metrics during training, None on the other ranks.
-        seconds: time of training and evaluation in this process.
+        seconds: how long this process has trained and evaluated.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class Trainer:
         self.failures: list[str] = []
         self._skipped_in_a_row = 0
         self._said_alike = False
-        self._following: Batch | None = None  # the batch of the next step of this epoch
-        self._label_N_of: dict[int, np.ndarray] = {}  # next step of this epoch -> labels of all ranks
+        self._following: Batch | None = None  # the next step's batch in this epoch
+        self._label_N_of: dict[int, np.ndarray] = {}  # next step in this epoch -> all ranks' labels
         self._progress: Progress | None = None
 
     @property
@@ -123,27 +123,27 @@ class Trainer:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the last step, counted from 1."""
+        """The last step's epoch, counted from 1."""
         return -(-self.step // self.steps_per_epoch)
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether the last step was the last of its epoch."""
+        """Whether the last step ended its epoch."""
         return self.step % self.steps_per_epoch == 0
 
     def schedule(self, step: int) -> float:
-        """Return the learning rate of a step. Steps count from 0."""
+        """Return a step's learning rate. Steps count from 0."""
         return self.cfg.LRScheduler.rate(step, self.steps_per_epoch, self.total_steps)
 
     # -- the loop
 
     def train(self, metrics: Metrics | None) -> None:
-        """Train to the end of the run, or until a signal. After a signal all ranks save.
+        """Train to the run's end, or until a signal. After a signal all ranks save.
 
         Raises UserError if every step was skipped.
 
         Args:
-            metrics: writes metrics.jsonl on rank 0; None on the other ranks.
+            metrics: writes metrics.jsonl on rank 0. It is None on the other ranks.
         """
         self.metrics = metrics
         self.loader.probe()
@@ -172,7 +172,7 @@ class Trainer:
             raise UserError(f"all {self.step:,} steps were left out, so nothing was trained; {_AS_THEY_WERE}")
 
     def _train_epoch(self) -> None:
-        """Train the remaining steps of the epoch, but not beyond the end of the run."""
+        """Train the epoch's remaining steps, but not beyond the run's end."""
         with contextlib.closing(self.loader.from_step(self.step)) as batches:
             batch = next(batches)
             for self._following in itertools.chain(batches, [None]):
@@ -189,14 +189,14 @@ class Trainer:
 
         If the loss or a gradient is not finite, the step changes nothing.
 
-        Returns the summary of the step, which is the same on every rank, and the losses of the parts by name.
+        Returns the step's summary, which is the same on every rank, and the parts' losses by name.
 
         Raises UserError if a label is not a class, if too many images are corrupt, if a weight is not finite,
         and if Global.max_skipped steps in a row were skipped.
         """
         before, undo_head = self.network.remember(), self.head.remember()
-        label_N = self._label_N_of.pop(batch.step, None)  # gathered with the summary of the step before
-        if label_N is None:  # the first step of an epoch
+        label_N = self._label_N_of.pop(batch.step, None)  # gathered with the previous step's summary
+        if label_N is None:  # an epoch's first step
             label_N = gather_labels(batch.labels, batch.counts)
         self.head.check_labels(label_N)
         emb_BD = self.network.forward(batch.images, self.step)
@@ -246,13 +246,13 @@ class Trainer:
         """Gather what each rank knows about a step after its backward pass, and read it on the host. Every
         rank calls it.
 
-        Nowhere else in a step does the host wait for the device, except for the labels of an epoch's first
+        Nowhere else in a step does the host wait for the device, except for the labels in an epoch's first
         step and for a bank in the host's memory.
 
-        Collectives: one all_gather of [1, 9 + samples] numbers, which include the labels of the next step.
+        Collectives: one all_gather of [1, 9 + samples] numbers, which include the next step's labels.
 
         Args:
-            emb_BD: embeddings of this rank's samples, float32, with their gradient.
+            emb_BD: this rank's embeddings, float32, with their gradient.
             out: what the head returned for this step.
             before: the backbone's statistics before the step. A bad batch may spoil the statistics after it.
         """
@@ -281,7 +281,7 @@ class Trainer:
         return unpack(to_host(distributed._c_allgather(row_1F, [1] * distributed.world_size())), counts)
 
     def _alike(self, emb_BD: paddle.Tensor) -> paddle.Tensor:
-        """Return a bool [1] on the device: whether all embeddings of this rank are equal, except for
+        """Return a bool [1] on the device: whether this rank's embeddings are all equal, except for
         rounding.
 
         It is False if no log line is due, if the warning was given already, and if there is only one sample.
@@ -292,7 +292,7 @@ class Trainer:
         return (spread <= 1e-6 * emb_BD.abs().max()).reshape([1])
 
     def _refuse_weights(self, when: str, before: Statistics, found: bool = False) -> None:
-        """Raise the same UserError on every rank if a weight or statistic of any rank is not finite. Every
+        """Raise the same UserError on every rank if any rank's weight or statistic is not finite. Every
         rank calls it.
 
         No later step can repair such a weight.
@@ -339,7 +339,7 @@ class Trainer:
     # -- between steps
 
     def _log(self, batch: Batch, summary: StepSummary, losses: dict[str, paddle.Tensor]) -> None:
-        """Log a line and write a row of metrics.jsonl at regular steps, with the numbers of the parts."""
+        """Log a line and write a row to metrics.jsonl at regular steps, with the parts' numbers."""
         means = {"accuracy": summary.accuracy}
         means.update({f"loss/{name}": loss.astype("float64") for name, loss in losses.items()})
         numbers: dict[str, Any] = {}
@@ -358,7 +358,7 @@ class Trainer:
     def _evaluates(self) -> bool:
         """Whether an evaluation follows the last step.
 
-        One follows the last step of the run, every Global.eval_every epochs, and every
+        One follows the run's last step, every Global.eval_every epochs, and every
         Global.eval_every_steps steps.
         """
         section = self.cfg.Global
@@ -372,7 +372,7 @@ class Trainer:
     def _save_and_evaluate(self, number: int) -> None:
         """Save and evaluate after a step, if either is due.
 
-        A checkpoint is due at the end of an epoch and of the run, every Checkpoint.every_steps steps, and
+        A checkpoint is due after an epoch, at the run's end, every Checkpoint.every_steps steps, and
         before each evaluation, so that a failure in the evaluation loses no step.
 
         A signal also stops the run if it arrives while a checkpoint is written or during an evaluation.
@@ -423,7 +423,7 @@ class Trainer:
     def stateful(self) -> dict[str, Any]:
         """The objects that have a state in a checkpoint, by name.
 
-        The rows of the class centres are written separately.
+        The class centres' rows are written separately.
         """
         return {
             "run": self,
@@ -436,8 +436,8 @@ class Trainer:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings that a resumed run must have in common with the saved one, the number of
-        skipped steps, and the learning rate."""
+        """Return the settings that a resumed run must have in common with the saved one, the
+        number of skipped steps, and the learning rate."""
         return {
             "seed": self.cfg.Global.seed,
             "global_batch": self.loader.global_batch,

@@ -1,11 +1,11 @@
 """Stop a training rank on a signal, report why it failed, and end it with its launcher.
 
 A signal only sets a flag. The trainer then lets the ranks agree on the step, saves, and ends. A second Ctrl-C
-ends the process at once. A signal that was ignored when the process began (nohup) stays ignored. Each rank of
+ends the process at once. A signal that was ignored when the process began (nohup) stays ignored. Each rank in
 a launch has a file output_dir/log/rank{r}.txt. It contains the number of finished steps, or after a failure
 the reason. This module does not import Paddle.
 
-Try it: `kill -TERM` a rank of a training; all ranks save the same step and end.
+Try it: `kill -TERM` a rank in a training. All ranks save the same step and end.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from plsc.errors import UserError, escape
 # they fail.
 SUPERVISOR = "PLSC_SUPERVISOR"
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Exit code of a rank that fails because another one has failed. From 128 on Kubeflow starts a pod again.
+# Exit code for a rank that fails because another one has failed. From 128 on Kubeflow starts a pod again.
 LOST = 138
 PATIENCE = 6  # multiple of hang_seconds outside steps: start, evaluation, saving, report
 _LOST_PEER = re.compile(
@@ -41,7 +41,7 @@ _LOST_PEER = re.compile(
 
 
 class Watchdog:
-    """A context for the training of one rank: `with Watchdog(folder, hang_seconds) as watchdog`.
+    """A context in which one rank trains: `with Watchdog(folder, hang_seconds) as watchdog`.
 
     Watchdog() without a folder does nothing.
 
@@ -51,14 +51,14 @@ class Watchdog:
 
     Attributes:
         signal: number of the signal that asks to stop. 0: none.
-        step: number of finished steps.
+        step: finished steps.
         problem: on several machines, why rank 0 could not take the folder's lock. The caller delivers it to
             all ranks. None: there is none.
 
     On entry rank 0 takes the folder's lock, unless the supervisor has it, and raises UserError if another run
     has it. On several machines it keeps the error in `problem`, since the other machines' ranks wait for
-    this one. A thread then ends this rank if it hangs or if another rank is lost. In a launch the failure of
-    another rank becomes SystemExit with code LOST. Under a supervisor every exception becomes SystemExit,
+    this one. A thread then ends this rank if it hangs or if another rank is lost. In a launch another rank's
+    failure becomes SystemExit with code LOST. Under a supervisor every exception becomes SystemExit,
     with code 2 for a user's mistake.
     """
 
@@ -72,10 +72,10 @@ class Watchdog:
         self._seconds = hang_seconds if self._launched and hang_seconds else math.inf
         self._deadline = math.inf
         self._ended = threading.Event()
-        self._reported = threading.Lock()  # held by the thread that reports the end of this rank
+        self._reported = threading.Lock()  # held by the thread that reports this rank's end
         self._exit = contextlib.ExitStack()
         self._message_file = message_file(folder, rank_from_env()) if self._launched else None
-        self._descriptor: int | None = None  # of that file
+        self._descriptor: int | None = None  # in that file
 
     def __enter__(self):
         if self._launched:
@@ -95,9 +95,9 @@ class Watchdog:
         return self
 
     def listen(self) -> None:
-        """Handle signals at the end of a step from now on.
+        """From now on, handle signals after each step.
 
-        Call it after importing Paddle, which sets handlers of its own.
+        Call it after importing Paddle, which sets its own handlers.
         """
         if threading.current_thread() is threading.main_thread():
             for number in STOPPING:
@@ -132,7 +132,7 @@ class Watchdog:
     def _end(self, text: str) -> None:
         """Report why this rank ends, and end it without its main thread, which waits."""
         if not self._reported.acquire(blocking=False):
-            return  # the main thread has an error of its own
+            return  # the main thread has its own error
         where = ""
         with contextlib.suppress(OSError):  # a rank ends even if its log cannot be written
             self._message_file.parent.mkdir(parents=True, exist_ok=True)

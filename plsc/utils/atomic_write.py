@@ -28,7 +28,7 @@ def atomic_write(path: str | os.PathLike, *, new: bool = False) -> Iterator[Path
     The parent folder of `path` is created if it does not exist.
 
     Args:
-        path: final name of the file or folder.
+        path: the file's or folder's final name.
         new: whether to refuse to replace anything. UserError is then raised if `path` exists when the block
             ends.
     """
@@ -47,7 +47,7 @@ def atomic_write(path: str | os.PathLike, *, new: bool = False) -> Iterator[Path
 def _folder_beside(path: Path) -> Iterator[Path]:
     """Make a folder with a random name beside `path`. It is locked, and removed when the block ends.
 
-    The kernel releases the lock of a killed process, so an unlocked folder is a leftover.
+    The kernel releases a killed process's lock, so an unlocked folder is a leftover.
     """
     start = f".{os.fsdecode(os.fsencode(path.name)[:100])}."
     with os.scandir(path.parent) as entries:

@@ -1,4 +1,4 @@
-"""Show the progress of long work.
+"""Show how long work progresses.
 
 with Bar("reading faces", 1000, "images") as bar:
     bar.update(10)

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from plsc.errors import escape_lines
 
 _logger = logging.getLogger("plsc")
-_handlers: list[logging.Handler] = []  # plsc's own; a user's handlers are not touched
+_handlers: list[logging.Handler] = []  # plsc's own. A user's handlers are not touched
 
 
 class _Formatter(logging.Formatter):
@@ -40,9 +40,9 @@ def setup_logging(rank: int = 0, log_file: Path | None = None) -> logging.Logger
     """Send the log to stdout, and append it to `log_file` if given.
 
     Lines that were logged after an earlier call without `log_file` are written to it first. A run that is
-    refused therefore writes nothing, and no line of another run is lost. Rank 0 logs INFO and above. The
-    other ranks log only warnings and errors, marked `[rank k]`. A further call replaces the settings of the
-    last one.
+    refused therefore writes nothing, and no other run's line is lost. Rank 0 logs INFO and above. The
+    other ranks log only warnings and errors, marked `[rank k]`. A further call replaces the last
+    one's settings.
     """
     # `import paddle` gives the root logger a handler. Without this line, each line would appear twice.
     _logger.propagate = False

@@ -1,4 +1,4 @@
-"""Describe the images of a data set, and convert them to the network's input.
+"""Describe a data set's images, and convert them to the network's input.
 
     Preprocessing((3, 112, 112))     # uint8 pixels; (pixel - 127.5) * (1 / 127.5) lies in [-1, 1]
 
@@ -29,7 +29,7 @@ class Preprocessing:
         shape: (C, H, W).
         mean: number that is subtracted from a pixel, before the scale.
         scale: factor on the difference.
-        channels: "grey", "RGB", "BGR", or the number of channels. "" means grey for one and RGB for three.
+        channels: "grey", "RGB", "BGR", or the channel count. "" means grey for one and RGB for three.
         aligned: whether the images are faces whose landmarks are at ArcFace's positions, as `plsc align`
             writes them. None if it is not known.
     """
@@ -60,6 +60,6 @@ class Preprocessing:
         return [(name, ours[name], theirs[name]) for name in both if ours[name] != theirs[name]]
 
     def __call__(self, pixels: Any) -> Any:
-        """Convert images [n, C, H, W], an array or a tensor, to the network's input, float32 of the same
+        """Convert images [n, C, H, W], an array or a tensor, to the network's input, float32 with the same
         shape."""
         return (pixels.astype("float32") - self.mean) * self.scale

@@ -26,11 +26,11 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
 
 class Registry(NamedTuple):
-    """The classes of one kind, by name."""
+    """Classes of one kind, by name."""
 
     kind: str  # the word for the kind in messages, such as "backbone"
     builtin: dict[str, str]  # name -> "module:Class"
-    bases: tuple[str, ...]  # "module:Class" each; a user's own class derives from one of them
+    bases: tuple[str, ...]  # "module:Class" each. A user's own class derives from one
 
     def get(self, name: str) -> type:
         """Return the class of a built-in name, or of an import path "package.module:Class".

@@ -50,7 +50,7 @@ class Unpickler(pickle._Unpickler):
         "numpy.core.numeric._frombuffer": lambda data, dtype, shape, order, *_: np.frombuffer(
             bytes(memoryview(data)), dtype
         ).reshape(shape, order=order),
-        "numpy.ndarray": "numpy.ndarray",  # an argument of _reconstruct; called, it would take any memory
+        "numpy.ndarray": "numpy.ndarray",  # an argument of _reconstruct. A call could take any memory
         "numpy.dtype": _dtype,
         "_codecs.encode": _encode,
         "builtins.bytes": lambda: b"",  # what protocols 0 to 2 write for it
@@ -59,7 +59,7 @@ class Unpickler(pickle._Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> object:
-        """Return the allowed object of this name. Names of NumPy 2 and Python 2 are translated first."""
+        """Return the allowed object with this name. Names of NumPy 2 and Python 2 are translated first."""
         module = module.replace("numpy._core", "numpy.core").replace("__builtin__", "builtins")
         try:
             return self.allowed[f"{module}.{name}"]
@@ -100,7 +100,7 @@ def load_pickle(path: str, what: str) -> object:
 
 @contextlib.contextmanager
 def user_errors(path: str, what: str) -> Iterator[None]:
-    """Convert errors of reading `path`, which should be a `what`, to a UserError of one line."""
+    """Convert errors from reading `path`, which should be a `what`, to a UserError with one line."""
     with reading(path):
         try:
             yield

@@ -1,8 +1,8 @@
-"""The base classes of a config's sections. Each section is in a file config.py beside the code that it
+"""The base classes for a config's sections. Each section is in a file config.py beside the code that it
 configures.
 
 The text under a field is its documentation. docs/config.md is generated from these texts, the types and the
-bounds. To add a key, add a field and use it; nothing else lists the keys. Keys that depend on a name belong
+bounds. To add a key, add a field and use it. Nothing else lists the keys. Keys that depend on a name belong
 to a class for that name:
 
     class Poly(Schedule):
@@ -43,7 +43,7 @@ from plsc.errors import UserError, escape, in_one_line
 from plsc.utils.registry import Registry, did_you_mean, is_import_path
 from plsc.utils.yaml_lines import KeyPath
 
-_FINISHED = "finished"  # the type of a mistake that already has its message
+_FINISHED = "finished"  # the type for a mistake that already has its message
 
 
 def mistake(path: KeyPath, message: str) -> InitErrorDetails:
@@ -52,14 +52,14 @@ def mistake(path: KeyPath, message: str) -> InitErrorDetails:
 
 
 class Section(BaseModel):
-    """Base class of all sections. A key with a capital first letter is a section; any other key is a
+    """Base class of all sections. A key with a capital first letter is a section. Any other key is a
     value."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
-    family: ClassVar[Sequence[type[Section]]] = ()  # the sections among which `name` chooses; see one_of
-    elsewhere: ClassVar[Mapping[str, str]] = {}  # each key of the whole config -> the key with its sections
-    others: ClassVar[Mapping[str, str]] = {}  # key of another program -> what to write in its place
+    family: ClassVar[Sequence[type[Section]]] = ()  # the sections among which `name` chooses, see one_of
+    elsewhere: ClassVar[Mapping[str, str]] = {}  # each key in the whole config -> the key with its sections
+    others: ClassVar[Mapping[str, str]] = {}  # another program's key -> what to write in its place
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse a change, and tell how it is made."""
@@ -126,7 +126,7 @@ class Section(BaseModel):
 
     @classmethod
     def _rule(cls, detail: Mapping[str, Any], path: KeyPath) -> str:
-        """Return the rule that a value breaks, worded as the end of a sentence that begins with the key."""
+        """Return the rule that a value breaks, worded to end a sentence that begins with the key."""
         if cls.family and path == ("name",):
             own = ", or your own as package.module:Class" if issubclass(cls.family[-1], ClassSection) else ""
             return f"must be one of {', '.join(map(repr, names_of(cls.family)))}{own}"
@@ -156,8 +156,8 @@ class Section(BaseModel):
 
 
 class ClassSection(Section, extra="allow"):
-    """A section that names a class of a registry. Its further keys, pydantic's `model_extra`, are the keyword
-    arguments of that class."""
+    """A section that names a class in a registry. Its further keys, pydantic's `model_extra`, are that
+    class's keyword arguments."""
 
     registry: ClassVar[Registry]
     supplied: ClassVar[Collection[str]] = ()  # arguments that plsc passes and no config contains
@@ -261,7 +261,7 @@ def one_of(*kinds: type[Section]) -> Any:
 
 
 def sections_in(annotation: Any) -> list[type[Section]]:
-    """List the sections that a field may hold. Unions and the items of lists are included."""
+    """List the sections that a field may hold. Unions and list items are included."""
     if isinstance(annotation, type) and typing.get_origin(annotation) is None:
         return [annotation] if issubclass(annotation, Section) else []
     return [section for argument in typing.get_args(annotation) for section in sections_in(argument)]

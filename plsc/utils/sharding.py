@@ -16,14 +16,14 @@ def split(total: int, parts: int) -> list[tuple[int, int]]:
 
 
 def count_micro_batches(sizes: Sequence[int], batch_size: int) -> int:
-    """Return the number of micro-batches that each rank runs.
+    """Return how many micro-batches each rank runs.
 
-    It is the same on every rank, because layers and data parallelism call collectives. It is the smallest
-    number for micro-batches of `batch_size` samples. A rest of one or two samples joins the other
+    It is the same on every rank, because layers and data parallelism call collectives. There are as few
+    as `batch_size` samples per micro-batch allow. A rest of one or two samples joins the other
     micro-batches. Each has at least two samples, since BatchNorm needs them.
 
     Args:
-        sizes: number of samples of each rank.
+        sizes: each rank's sample count.
         batch_size: samples in a full micro-batch.
     """
     full, left = divmod(max(sizes), batch_size)

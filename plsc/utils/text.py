@@ -12,8 +12,8 @@ def number(value: float) -> str:
 
 
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
-    """Format a number of things, such as 1 file or 2 files. `nouns` is the plural if it is not `noun` and
-    an s."""
+    """Format a count of things, such as 1 file or 2 files. `nouns` is the plural if it is not
+    `noun` and an s."""
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 
@@ -23,7 +23,7 @@ def gigabytes(size: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds as h:mm:ss. The hours may have any number of digits."""
+    """Format seconds as h:mm:ss. The hours take as many digits as they need."""
     minutes, second = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
 

@@ -1,7 +1,7 @@
 """Parse YAML and keep the line of each value. Keys must be text, equal keys are errors, and values are plain.
 
 Numbers are decimal as in YAML 1.2: `1e-4` is a number and `yes` is text. A number that begins with zeros is
-text, too, because 0000045 may be the name of a person or a folder.
+text, too, because 0000045 may be a person's or a folder's name.
 
     >>> parse("Head: {margin: 5e-1}").value
     {'Head': {'margin': 0.5}}
@@ -54,12 +54,12 @@ class Document(NamedTuple):
     """A parsed text."""
 
     value: Any  # consists of dict with str keys, list, str, int, float, bool and None
-    lines: dict[KeyPath, int]  # line of each path, counted from 1
+    lines: dict[KeyPath, int]  # each path's line, counted from 1
     problems: list[tuple[KeyPath, int, str]]  # path, line, message
 
 
 def parse(text: str) -> Document:
-    """Parse one YAML document. An empty one gives None. Errors go to `problems`; nothing is raised."""
+    """Parse one YAML document. An empty one gives None. Errors go to `problems`. Nothing is raised."""
     document = Document(None, {}, [])
     try:
         node = yaml.compose(text, Loader=_Loader)
@@ -109,6 +109,6 @@ def _construct(node: yaml.Node, path: KeyPath, document: Document) -> Any:
 
 
 def dump_lines(value: Any) -> str:
-    """Format mappings as YAML with one key per line. A list of values stays on its key's line."""
+    """Format mappings as YAML with one key per line. A value list stays on its key's line."""
     style = {"width": float("inf"), "allow_unicode": True, "sort_keys": False}
     return yaml.dump(value, Dumper=_Dumper, default_flow_style=None, **style)
