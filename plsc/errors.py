@@ -10,7 +10,7 @@ Try it: `plsc train -o Global.epochs=x`.
 import contextlib
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 
 class UserError(Exception):
@@ -29,6 +29,49 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return f"{self.key}: {self.text}" if self.key else self.text
+
+
+class SeveralErrors(UserError):
+    """Several independent mistakes. Its text has one line for each of them.
+
+    Args:
+        errors: the mistakes, at least two.
+    """
+
+    def __init__(self, errors: Sequence[UserError]):
+        super().__init__("\n".join(map(str, errors)))
+        self.errors = errors
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.errors,)
+
+
+class Mistakes:
+    """Collects the user's mistakes of independent checks, so that all are reported at once.
+
+    mistakes = Mistakes()
+    with mistakes.collected():
+        check_one_thing()
+    with mistakes.collected():
+        check_another()
+    mistakes.raise_all()
+    """
+
+    def __init__(self) -> None:
+        self.found: list[UserError] = []
+
+    @contextlib.contextmanager
+    def collected(self) -> Iterator[None]:
+        """Run a check, and keep its mistakes for `raise_all`."""
+        try:
+            yield
+        except UserError as error:
+            self.found += error.errors if isinstance(error, SeveralErrors) else [error]
+
+    def raise_all(self) -> None:
+        """Raise UserError with the mistakes that were found. It returns if there are none."""
+        if self.found:
+            raise self.found[0] if len(self.found) == 1 else SeveralErrors(self.found)
 
 
 class MissingFileError(UserError):

@@ -9,8 +9,9 @@ import paddle
 import pytest
 
 from plsc.config import load
-from plsc.data.build import build_loader
+from plsc.data.build import build_dataset, build_loader
 from plsc.entry import Entry
+from plsc.errors import UserError
 from plsc.utils.logging import setup_logging
 from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import TINY, Linear, checkpoint
@@ -62,13 +63,44 @@ def test_a_batch_of_more_samples_than_there_are_is_refusal(tmp_path):
     ],
 )
 def test_ranks_and_batches_that_the_data_cannot_fill_are_refusal(override, line):
-    config = load(TINY, [f"DataLoader.Train.{override}"])
-    assert refusal(build_loader, config.DataLoader, 0, 0, 2).startswith(f"DataLoader.Train.{line}")
+    section = load(TINY, [f"DataLoader.Train.{override}"]).DataLoader
+    said = refusal(build_loader, section, build_dataset(section, 0), 0, 0, 2)
+    assert said.startswith(f"DataLoader.Train.{line}")
 
 
 def test_ranks_may_be_more_than_classes():
-    config = load(TINY, ["DataLoader.Train.batch_size=2"])
-    assert build_loader(config.DataLoader, 0, 0, 24).steps_per_epoch == 2
+    section = load(TINY, ["DataLoader.Train.batch_size=2"]).DataLoader
+    assert build_loader(section, build_dataset(section, 0), 0, 0, 24).steps_per_epoch == 2
+
+
+def lines_of(call):
+    with pytest.raises(UserError) as raised:
+        call()
+    return str(raised.value).splitlines()
+
+
+def test_mistakes_that_only_the_data_show_are_reported_at_once(tmp_path):
+    """Sizes, two sets, the network and a Part: each has its line, with the place of its key."""
+    wrong = entry(
+        tmp_path,
+        "DataLoader.Train.batch_size=116",
+        "DataLoader.Eval.dataset={name: Synthetic, num_classes: 3, image_shape: [3, 8, 8]}",
+        "DataLoader.Eval.more={one: {name: Synthetic, num_classes: 999}}",
+        "Optimizer.freeze=[nowhere]",
+    )
+    for lines in (lines_of(wrong.train), lines_of(wrong.dry_run)):
+        assert [line[:3] for line in lines] == ["-o "] * 4
+        assert "batch_size: 116 samples of a step are more than the 115 of an epoch; lower it" in lines[0]
+        assert "Eval.dataset: its samples have shape" in lines[1]
+        assert "999 classes, but the head has learned" in lines[2]
+        assert "Optimizer.freeze" in lines[3]
+
+
+def test_mistakes_in_a_list_of_sets_are_reported_at_once(tmp_path):
+    (tmp_path / "empty").mkdir()
+    sets = ", ".join(f"{{name: ImageFolder, folder: {tmp_path}/empty}}" for _ in range(2))
+    lines = lines_of(entry(tmp_path, f"DataLoader.Train.dataset=[{sets}]").dry_run)
+    assert len(lines) == 2 and lines[0].partition("empty")[2] == lines[1].partition("empty")[2]
 
 
 def test_a_checkpoint_that_training_would_not_read_is_refusal(tmp_path):
@@ -99,7 +131,7 @@ def test_another_network_is_refused_with_the_config_of_the_run(trained):
 
 
 def test_one_class_is_nothing_to_learn(tmp_path):
-    one = entry(tmp_path, "DataLoader.Train.dataset.num_classes=1")
+    one = entry(tmp_path, "DataLoader.Train.dataset.num_classes=1", "DataLoader.Train.batch_size=5")
     line = refusal(one.train)
     assert line == refusal(one.dry_run)
     assert line.endswith(

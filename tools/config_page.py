@@ -52,7 +52,8 @@ DataLoader:
   no value.
 - `-o "Section={...}"` replaces a whole section.
 - Unknown keys, wrong types and keys that the chosen `name` does not have are refused with exit code 2. All
-  mistakes are shown at once, each with file and line.
+  mistakes are shown at once, each with file and line. Missing files are among them. Mistakes that only the
+  data show, such as a batch larger than the training set, are shown together, too.
 - Nothing is converted: write a number as a number and text as text. An integer is accepted as a number.
 
 ## All keys

@@ -19,7 +19,7 @@ from plsc.config import Config
 from plsc.distributed import launcher, lock
 from plsc.errors import escape
 from plsc.training import watchdog
-from plsc.training.run_folder import delete_run, how_to_resume, should_resume, write_config
+from plsc.training.run_folder import check_start, delete_run, how_to_resume, write_config
 from plsc.utils.atomic_write import remove
 
 MOST_FAILURES = 3  # failures in a row without a newer checkpoint
@@ -38,10 +38,8 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
     on it.
     Raises: UserError if another run has the folder.
     """
-    cfg.check_ranks(ranks)
-    cfg.check_data()
+    resumes = check_start(cfg, ranks)
     folder = Path(cfg.Global.output_dir)
-    resumes = should_resume(cfg.Global)
     with lock.hold(folder):
         signals: list[int] = []
         for number in watchdog.STOPPING:

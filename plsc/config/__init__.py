@@ -27,11 +27,11 @@ from plsc.config.merge import ConfigError, MergedConfig
 from plsc.config.optimizer import AnyOptimizer, MomentumOptimizerCfg
 from plsc.config.run import CheckpointCfg, ExportCfg, GlobalCfg, PartCfg
 from plsc.config.schedule import AnySchedule, CosineCfg
-from plsc.data.config import DataLoaderCfg
-from plsc.errors import MissingFileError, UserError
+from plsc.data.config import DATASETS, DataLoaderCfg
+from plsc.errors import MissingFileError, SeveralErrors, UserError
 from plsc.heads.config import AnyHead, ArcFaceCfg
 from plsc.utils.section import Section, kind_named, sections_in
-from plsc.utils.yaml_lines import dump_lines
+from plsc.utils.yaml_lines import KeyPath, dump_lines
 
 __all__ = ["Config", "ConfigError", "add_arguments", "add_overrides", "load"]
 
@@ -83,11 +83,18 @@ class Config(Section):
         """Prefix a UserError about a key with the place where that key is written."""
         try:
             yield
+        except SeveralErrors as error:
+            raise SeveralErrors([self._placed(each) for each in error.errors]) from error
         except UserError as error:
-            place = error.key and self.place(error.key)
-            if not place:
+            placed = self._placed(error)
+            if placed is error:
                 raise
-            raise type(error)(f"{place}: {error}") from error
+            raise placed from error
+
+    def _placed(self, error: UserError) -> UserError:
+        """Return an error about a key with the place where the key is written, and any other as it is."""
+        place = error.key and self.place(error.key)
+        return type(error)(f"{place}: {error}") if place else error
 
     def plain(self) -> dict[str, Any]:
         """Return the sections as plain values."""
@@ -233,6 +240,8 @@ def load(
         for mistake in error.errors():
             merged.add_error(mistake["loc"], mistake["msg"])
     if merged.problems:
+        if not merged.of_run:  # a run can be used without its data
+            _add_missing_files(merged)
         raise ConfigError(merged.lines())
     config._merged = merged
     return config
@@ -266,6 +275,24 @@ def _find_data_in(folders: Sequence[str], tree: Any) -> None:
                 found = (os.path.join(folder, value) for folder in folders)
                 node[key] = next(filter(os.path.exists, found), value)
             pending.append(value)
+
+
+def _add_missing_files(merged: MergedConfig) -> None:
+    """Add the missing files of the data sets to the mistakes of a config. Without a mistake, `check_data`
+    finds them."""
+    pending: list[tuple[KeyPath, Any]] = [(("DataLoader",), merged.tree.get("DataLoader"))]
+    while pending:
+        path, node = pending.pop()
+        if isinstance(node, dict) and isinstance(node.get("name"), str) and node["name"] in DATASETS.builtin:
+            try:
+                DATASETS.get(node["name"]).check(**{key: node[key] for key in node if key != "name"})
+            except UserError as error:
+                if not error.key or isinstance(node.get(error.key), str):  # else its type is a mistake
+                    merged.add_error((*path, error.key) if error.key else path, error.text)
+            except (KeyError, TypeError):  # a key is absent or has another type, which is among the mistakes
+                pass
+        items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        pending += [((*path, key), value) for key, value in items]
 
 
 def _expand_home(tree: Any) -> None:

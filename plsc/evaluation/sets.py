@@ -20,7 +20,7 @@ from plsc.data.dataset import (
     check_against_training,
     check_array,
 )
-from plsc.errors import UserError
+from plsc.errors import Mistakes, UserError
 from plsc.evaluation.classification import Classification, classify
 from plsc.evaluation.identification import Identification, identify
 from plsc.evaluation.pair_checks import uninformative_pairs
@@ -176,7 +176,7 @@ def eval_set(data: Dataset | PairSet | IdentificationSet) -> EvalSet:
 def build_sets(
     section: DataLoaderCfg,
     seed: int,
-    preprocessing: Preprocessing,
+    preprocessing: Preprocessing | None,
     num_classes: int,
     names: list[str] | None,
     seen: np.ndarray | None = None,
@@ -186,27 +186,32 @@ def build_sets(
     Args:
         section: the config's section DataLoader.
         seed: the run's seed.
-        preprocessing, num_classes, names, seen: the training set's, see `check_against_training`.
+        preprocessing, num_classes, names, seen: the training set's, see `check_against_training`. If
+            preprocessing is None, the sets are not compared with a training set.
 
-    Raises UserError if a set does not fit the training set.
+    Raises UserError with every set's mistakes, such as a set that does not fit the training set.
     """
     sets: dict[str, EvalSet] = {}
+    mistakes = Mistakes()
     for key in section.Eval.sets():
-        data = eval_set(build_dataset(section, seed, key))
-        try:
-            data.check()
-        except UserError as error:
-            raise UserError(error, key=key) from error
-        for doubt in data.doubts:
-            warn_on_rank_0(f"{key}: {doubt}")
-        check_against_training(data.data, key, preprocessing, num_classes, names, seen)
-        if getattr(data.data, "hold_out", 0) and (names is None) != (data.identities is None):
-            warn_on_rank_0(
-                f"{key}: hold_out goes by names here or in the training set, and by numbers in the other, so "
-                "classes may be in both; read both from the same files"
-            )
-        title = data.title if key == EVAL_SET else key.removeprefix(f"{MORE_SETS}.")
-        if title in sets:
-            raise UserError(f"the main set has the title '{title}' too, give this one another", key=key)
-        sets[title] = data
+        with mistakes.collected():
+            data = eval_set(build_dataset(section, seed, key))
+            try:
+                data.check()
+            except UserError as error:
+                raise UserError(error, key=key) from error
+            for doubt in data.doubts:
+                warn_on_rank_0(f"{key}: {doubt}")
+            if preprocessing is not None:
+                check_against_training(data.data, key, preprocessing, num_classes, names, seen)
+                if getattr(data.data, "hold_out", 0) and (names is None) != (data.identities is None):
+                    warn_on_rank_0(
+                        f"{key}: hold_out goes by names here or in the training set, and by numbers in the "
+                        "other, so classes may be in both; read both from the same files"
+                    )
+            title = data.title if key == EVAL_SET else key.removeprefix(f"{MORE_SETS}.")
+            if title in sets:
+                raise UserError(f"the main set has the title '{title}' too, give this one another", key=key)
+            sets[title] = data
+    mistakes.raise_all()
     return sets

@@ -22,7 +22,7 @@ import paddle
 
 from plsc import distributed
 from plsc.config import Config
-from plsc.errors import UserError, escape, writing
+from plsc.errors import Mistakes, SeveralErrors, UserError, escape, writing
 from plsc.training.init_from import find_weights
 from plsc.training.run_folder import find_newest
 from plsc.utils.atomic_write import remove
@@ -123,7 +123,10 @@ def agree(cfg: Config, start: Start, threads: int, build: Callable[[], Any]) -> 
         raise problem
     for rank, each in enumerate(problems):
         if each:
-            raise type(each)(f"rank {rank}: {each.text}", each.key)
+            mistakes = Mistakes()
+            for error in each.errors if isinstance(each, SeveralErrors) else [each]:
+                mistakes.found.append(type(error)(f"rank {rank}: {error.text}", error.key))
+            mistakes.raise_all()
     return trainer
 
 

@@ -13,9 +13,9 @@ from plsc import distributed
 from plsc.backbones.malloc import keep_freed_blocks
 from plsc.config import Config
 from plsc.config.run import PartCfg
-from plsc.data.build import build_loader
+from plsc.data.build import build_dataset, build_loader
 from plsc.distributed.device import on_device
-from plsc.errors import UserError, escape
+from plsc.errors import Mistakes, UserError, escape
 from plsc.evaluation.sets import build_sets
 from plsc.heads.build import build_head
 from plsc.training.amp import LossScale, check_amp
@@ -54,20 +54,27 @@ def build_trainer(
     seed, amp, folder = cfg.Global.seed, cfg.Global.amp, cfg.Global.output_dir
     if not planned:  # a dry run uses a CPU, even if the training will use GPUs
         check_amp(amp)
-    loader = build_loader(cfg.DataLoader, seed, rank, ranks)
-    dataset = loader.dataset
-    preprocessing = dataset.preprocessing
-    num_classes = dataset.num_classes
-    sets = build_sets(
-        cfg.DataLoader, seed, preprocessing, num_classes, dataset.class_names, dataset.identities
-    )
-    backbone = backbone or build_backbone(cfg.Model, seed, preprocessing.shape)
-    if cfg.Model.sync_batchnorm and not planned:
-        _synchronise_norms(backbone)
-    statistics = statistics_of(backbone)
-    frozen_norms = freeze(cfg.Optimizer, backbone)
-    fewest = min(map(min, cfg.DataLoader.Train.micro_batches_on(ranks)))
-    _refuse_lone_samples(fewest, backbone, frozen_norms)
+    mistakes = Mistakes()
+    preprocessing, num_classes, names, seen = None, 0, None, None
+    with mistakes.collected():
+        dataset = build_dataset(cfg.DataLoader, seed)
+        preprocessing, num_classes = dataset.preprocessing, dataset.num_classes
+        names, seen = dataset.class_names, dataset.identities
+    if preprocessing is not None:
+        with mistakes.collected():
+            loader = build_loader(cfg.DataLoader, dataset, seed, rank, ranks)
+    with mistakes.collected():
+        sets = build_sets(cfg.DataLoader, seed, preprocessing, num_classes, names, seen)
+    if preprocessing is not None:
+        with mistakes.collected():
+            backbone = backbone or build_backbone(cfg.Model, seed, preprocessing.shape)
+            if cfg.Model.sync_batchnorm and not planned:
+                _synchronise_norms(backbone)
+            statistics = statistics_of(backbone)
+            frozen_norms = freeze(cfg.Optimizer, backbone)
+            fewest = min(map(min, cfg.DataLoader.Train.micro_batches_on(ranks)))
+            _refuse_lone_samples(fewest, backbone, frozen_norms)
+    mistakes.raise_all()
     ema = Ema(backbone, cfg.Global.ema) if cfg.Global.ema else None
     scale = LossScale() if amp == "float16" else None
     network = ParallelBackbone(

@@ -13,7 +13,7 @@ from typing import Any
 
 from plsc.config import Config
 from plsc.distributed import device, environment
-from plsc.errors import MissingFileError
+from plsc.errors import MissingFileError, Mistakes
 from plsc.heads.build import build_margin
 from plsc.heads.memory import default_budget, rows_bytes
 from plsc.heads.optimizer import check_rule
@@ -44,17 +44,26 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> tuple[s
     Raises UserError if the config or the data are wrong.
     """
     ranks = ranks or environment.world_size_from_env()
-    cfg.check_ranks(ranks)
-    try:
-        cfg.check_data()
-    except MissingFileError as error:
-        raise MissingFileError(f"{error}\n{_WITHOUT_DATA}") from error
-    check_packages(cfg.Global.loggers)
+    mistakes = Mistakes()
+    with mistakes.collected():
+        cfg.check_ranks(ranks)
+    with mistakes.collected():
+        check_packages(cfg.Global.loggers)
+    with mistakes.collected():
+        try:
+            cfg.check_data()
+        except MissingFileError as error:
+            raise MissingFileError(f"{error}\n{_WITHOUT_DATA}") from error
+    mistakes.raise_all()
     kind = device.decide(cfg.Global.device, [device.why_none(cfg.Global.device)])
     device.use(environment.CPU)
-    run = build_trainer(cfg, model, planned_ranks=ranks)
-    build_margin(cfg.Head)  # called for its checks, since a plan has no head
-    check_rule(cfg.Optimizer.build_rule())
+    with mistakes.collected():
+        run = build_trainer(cfg, model, planned_ranks=ranks)
+    with mistakes.collected():
+        build_margin(cfg.Head)  # called for its checks, since a plan has no head
+    with mistakes.collected():
+        check_rule(cfg.Optimizer.build_rule())
+    mistakes.raise_all()
     plan = plan_lines(run)
     sizes, most = byte_lines(run, in_memory=kind == environment.CPU or cfg.Head.bank != "device")
     plan += sizes

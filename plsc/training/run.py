@@ -11,9 +11,8 @@ from plsc.config import Config, load
 from plsc.distributed import environment
 from plsc.errors import UserError, in_one_line, writing
 from plsc.training import watchdog
-from plsc.training.loggers import check_packages
 from plsc.training.metrics import Metrics
-from plsc.training.run_folder import delete_run, how_to_resume, should_resume, start, write_config
+from plsc.training.run_folder import check_start, delete_run, how_to_resume, start, write_config
 from plsc.utils.logging import get_logger, setup_logging
 from plsc.utils.text import duration, plural
 
@@ -29,10 +28,7 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
     """
     resumes, problem = False, None
     try:
-        cfg.check_ranks(environment.world_size_from_env())
-        cfg.check_data()  # before anything is written
-        check_packages(cfg.Global.loggers)
-        resumes = should_resume(cfg.Global)
+        resumes = check_start(cfg, environment.world_size_from_env())
     except UserError as error:
         if environment.world_size_from_env() == environment.local_size_from_env():
             raise

@@ -13,7 +13,8 @@ from plsc.checkpoint import store
 from plsc.config import Config, load
 from plsc.config.run import GlobalCfg
 from plsc.distributed import environment, lock
-from plsc.errors import MissingFileError, UserError, writing
+from plsc.errors import MissingFileError, Mistakes, UserError, writing
+from plsc.training.loggers import check_packages
 from plsc.utils.atomic_write import remove, replace_file
 from plsc.utils.files import read_json
 from plsc.utils.logging import get_logger, setup_logging
@@ -43,6 +44,27 @@ def start(section: GlobalCfg, problem: UserError | None = None) -> int:
     distributed.init(section.device, threads, section.hang_seconds, problem)
     setup_logging(distributed.rank())
     return threads
+
+
+def check_start(cfg: Config, ranks: int) -> bool:
+    """Check what can be known before anything is written, and return whether the training resumes a run.
+
+    ranks: number of ranks of the training.
+
+    Raises UserError with all mistakes: too many ranks for the global batch, missing data, a logger's missing
+    package, and what `should_resume` raises.
+    """
+    mistakes, resumes = Mistakes(), False
+    with mistakes.collected():
+        cfg.check_ranks(ranks)
+    with mistakes.collected():
+        cfg.check_data()
+    with mistakes.collected():
+        check_packages(cfg.Global.loggers)
+    with mistakes.collected():
+        resumes = should_resume(cfg.Global)
+    mistakes.raise_all()
+    return resumes
 
 
 def should_resume(section: GlobalCfg) -> bool:

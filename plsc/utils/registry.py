@@ -17,12 +17,18 @@ from plsc.errors import UserError, escape
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """Return ", did you mean 'x'?" with the known name nearest to `word`, or "" if none is similar."""
+    near = nearest(word, known)
+    return f", did you mean '{near}'?" if near else ""
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """Return the known name that is most similar to `word`, or "" if none is similar."""
     lower = {name.lower(): name for name in known}
     word = str(word).lower()
     if re.fullmatch(r"i?r\d+", word):  # r50, as arcface_torch calls IResNet50
         word = f"iresnet{word.strip('ir')}"
     near = difflib.get_close_matches(word, lower, n=1, cutoff=0.6)
-    return f", did you mean '{lower[near[0]]}'?" if near else ""
+    return lower[near[0]] if near else ""
 
 
 class Registry(NamedTuple):

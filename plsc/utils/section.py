@@ -40,7 +40,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from typing_extensions import NotRequired, TypedDict
 
 from plsc.errors import UserError, escape, in_one_line
-from plsc.utils.registry import Registry, did_you_mean, is_import_path
+from plsc.utils.registry import Registry, did_you_mean, is_import_path, nearest
 from plsc.utils.yaml_lines import KeyPath
 
 _FINISHED = "finished"  # the type for a mistake that already has its message
@@ -192,7 +192,12 @@ class ClassSection(Section, extra="allow"):
         try:
             arguments, takes_any = arguments_of(cls.registry.get(name))
         except UserError as error:
-            return {}, [] if of_run and is_import_path(name) else [mistake(("name",), str(error))]
+            if is_import_path(name):
+                return {}, [] if of_run else [mistake(("name",), str(error))]
+            mistakes = [mistake(("name",), str(error))]
+            if given and (near := nearest(name, cls.registry.builtin)):  # its keys may be wrong, too
+                mistakes += cls.read_keywords({**written, "name": near})[1]
+            return {}, mistakes
         own = {key: kind for key, kind in arguments.items() if key not in (*cls.model_fields, *cls.supplied)}
         keywords = TypedDict(name, own)
         keywords.__pydantic_config__ = ConfigDict(

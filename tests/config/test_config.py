@@ -323,7 +323,7 @@ DataLoader:
       - {name: DummyImages, root: a}
       - name: DummyImages
         root: b
-        size: 13
+        size: 12
 """
 
 
@@ -331,7 +331,7 @@ def test_a_list_of_data_sets(write):
     cfg = load(write(SETS))
     first, second = cfg.DataLoader.Train.sets
     assert (first.name, first.model_extra) == ("DummyImages", {"root": "a"})
-    assert second.model_extra == {"root": "b", "size": 13}
+    assert second.model_extra == {"root": "b", "size": 12}
     assert cfg.place("DataLoader.Train.dataset.1.size") == "a.yaml:7"
     assert load(write(cfg.to_yaml(), "b.yaml")) == cfg
     assert "    - name: DummyImages" in cfg.to_yaml()
@@ -353,16 +353,54 @@ def test_a_list_of_data_sets(write):
     ],
 )
 def test_mistakes_in_a_list_of_data_sets(write, override, line):
+    for folder in "ab":
+        os.mkdir(folder)
     (error,) = errors(write(SETS), [f"DataLoader.Train.{override}"])
     assert error.startswith(f"-o DataLoader.Train.{override}: {line}")
 
 
 def test_a_mistake_in_an_item_names_its_line(write):
+    os.mkdir("a")
     (error,) = errors(write(SETS.replace("root: b", "root: 7")))
     assert error == "a.yaml:6: DataLoader.Train.dataset.1.root: must be a valid string (got 7)"
-    os.mkdir("a")
     said = refusal(load(write(SETS)).check_data, kind=MissingFileError)
     assert said == "a.yaml:6: DataLoader.Train.dataset.1.root: no such folder (got 'b')"
+
+
+def test_mistakes_in_keys_names_and_files_are_reported_at_once(write):
+    """An unknown name does not hide the unknown keys beside it, and no mistake hides a missing file."""
+    text = """\
+Model: {name: SmalResNet, emb: 3}
+Head: {margin: 50}
+DataLoader:
+  Train:
+    batch_size: 0
+    dataset: {name: ImageFolder, folder: nope, strenght: 1}
+  Eval:
+    dataset: {name: BinPairs, path: lfw.bin}
+    more: {a: {name: PairList}}
+"""
+    lines = errors(write(text), ["Global.epoch=3"])
+    here = f"(looked in {os.getcwd()})"
+    for line, begin in zip(
+        lines,
+        (
+            "a.yaml:1: Model.name: unknown backbone 'SmalResNet', did you mean 'SmallResNet'? (one of ",
+            "a.yaml:1: Model.emb: unknown key (one of name, embedding_size, ",
+            "a.yaml:2: Head.margin: must be at most 1.57 (pi / 2): angles are in radians",
+            "a.yaml:5: DataLoader.Train.batch_size: must be greater than or equal to 1 (got 0)",
+            "a.yaml:6: DataLoader.Train.dataset.strenght: unknown key (one of ",
+            f"a.yaml:6: DataLoader.Train.dataset.folder: 'nope' is no folder {here}",
+            f"a.yaml:8: DataLoader.Eval.dataset.path: file 'lfw.bin' does not exist {here}",
+            "a.yaml:9: DataLoader.Eval.more.a.list: is required",
+            "-o Global.epoch=3: Global.epoch: unknown key, did you mean 'epochs'?",
+        ),
+        strict=True,
+    ):
+        assert line.startswith(begin)
+    os.mkdir("checkpoints"), os.mkdir("checkpoints/step-00000001")  # a run: it can be used without its data
+    os.rename("a.yaml", "config.yaml")
+    assert not any("nope" in line or "lfw.bin" in line for line in errors("config.yaml"))
 
 
 def test_home_is_expanded_in_every_path(monkeypatch):

@@ -46,7 +46,7 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
         ("Model: {widths: [16, 0, 64]}", "Model.widths.1: must be greater than or equal to 1 (got 0)"),
         # shapes
         (
-            "DataLoader: {Train: {dataset: {name: ImageFolder, folder: x, size: [32, 32, 32]}}}",
+            "DataLoader: {Train: {dataset: {name: ImageFolder, folder: ., size: [32, 32, 32]}}}",
             (
                 "DataLoader.Train.dataset.size: must be a valid integer or Tuple should have at most 2 items "
                 "after validation, not 3 (got [32, 32, 32])"

@@ -5,7 +5,7 @@ import pytest
 
 from plsc.config import load
 from plsc.data.balanced import balanced_length, balanced_order
-from plsc.data.build import build_loader
+from plsc.data.build import build_dataset, build_loader
 from plsc.data.loader import Loader
 from plsc.entry import Entry
 from tests.data.counting import Counting
@@ -48,7 +48,7 @@ def test_it_trains_and_what_does_not_divide_a_batch_is_refused(tmp_path):
     train = "DataLoader.Train."
     keys = [f"Global.output_dir={tmp_path}", f"{train}per_class=3", "Global.max_steps=2"]
     Entry(TINY, keys).train()
-    cfg = load(TINY, [f"{train}per_class=5"])
-    assert refusal(build_loader, cfg.DataLoader, 0, 0, 1) == (
+    section = load(TINY, [f"{train}per_class=5"]).DataLoader
+    assert refusal(build_loader, section, build_dataset(section, 0), 0, 0, 1) == (
         "DataLoader.Train.per_class: 5 images of each class do not divide batch_size (12); change one of them"
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from plsc.config import load
-from plsc.data.build import build_loader
+from plsc.data.build import build_dataset
 from plsc.data.synthetic import Synthetic
 from tests.helpers.datasets import dataset_of
 from tests.helpers.refusals import refusal
@@ -28,7 +28,7 @@ def test_a_set_of_ones_own_may_name_its_classes_in_a_list_and_must_have_labels()
     own = 'DataLoader.Train.dataset={name: "tests.data.test_build:Own", names: %s}'
     assert dataset_of(load(None, [own % "[Ann, Bob]"])).class_names == ["Ann", "Bob"]
     assert "Own.labels: must be an array int64 [N], got NoneType" in refusal(
-        build_loader, load(None, [own % "[]"]).DataLoader, 0, 0, 1
+        build_dataset, load(None, [own % "[]"]).DataLoader, 0
     )
 
 
