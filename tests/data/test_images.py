@@ -80,7 +80,9 @@ def test_mean_and_scale_are_in_the_preprocessing(folder):
 def test_wrong_arguments_are_named(key, rule):
     with pytest.raises(ConfigError) as raised:
         load(None, f"DataLoader.Train.dataset={{name: ImageList, list: a.txt, {key}}}")
-    assert str(raised.value).endswith(f"DataLoader.Train.dataset.{rule}")
+    wrong, missing = str(raised.value).splitlines()
+    assert wrong.endswith(f"DataLoader.Train.dataset.{rule}")
+    assert ": DataLoader.Train.dataset.list: file 'a.txt' does not exist (looked in " in missing
 
 
 def test_an_integer_is_both_sides(folder):
