@@ -317,7 +317,8 @@ def test_all_but_training_do_without_the_images_trained_on(trained, tmp_path):
     gone.predict(PIXELS, tmp_path / "out")
     gone.export()
     assert gone.evaluate()["accuracy"] is not None
-    assert "gone/list.txt" in refusal(gone.train, kind=MissingFileError)
+    fresh = load(gone.config, {"Global.output_dir": str(tmp_path / "fresh")})
+    assert "gone/list.txt" in refusal(Entry(fresh).train, kind=MissingFileError)
 
 
 # ---- export

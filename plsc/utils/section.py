@@ -119,6 +119,8 @@ class Section(BaseModel):
                     path, value = detail["loc"], detail["input"]
                 broken.setdefault(path, (value, []))[1].append(cls._rule(detail, path))
         for path, (value, rules) in broken.items():
+            if any(other != path and other[: len(path)] == path for other in broken):
+                continue  # another alternative of a union, which has a mistake inside, is meant
             rule = " or ".join(rules).replace(" or must be ", " or ")
             hint = did_you_mean(value, re.findall("'([^']+)'", rule))
             mistakes.append(mistake(path, f"{rule} (got {formatted(value)}){hint}"))
