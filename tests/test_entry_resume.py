@@ -67,15 +67,15 @@ def test_resuming_where_nothing_is_starts_at_the_beginning(tmp_path, capsys):
     assert steps(rows(tmp_path)) == [1]
 
 
-def test_the_same_command_goes_on_from_the_newest_and_says_where_it_would_not(tmp_path, monkeypatch):
+def test_the_same_command_resumes_from_the_newest_and_says_where_it_would_not(tmp_path, monkeypatch):
     names = []
     monkeypatch.setattr("plsc.checkpoint.store.find", lambda folder, name, rename: names.append(name))
     stopped = entry(tmp_path, "Global.checkpoint=best").config.Global
     back = entry(tmp_path, "Global.checkpoint=best", "Global.resume=true").config
     for section in (stopped, back.Global):
         find_newest(section, writes=True)
-    assert names == ["newest", "best"] and how_to_resume(stopped) == "the same command goes on"
-    assert how_to_resume(back.Global) == "the same command without Global.checkpoint goes on"
+    assert names == ["newest", "best"] and how_to_resume(stopped) == "rerun the same command to resume"
+    assert how_to_resume(back.Global) == "rerun the same command without Global.checkpoint to resume"
     write_config(back)  # which does not go back again
     folders = f"Global.folders={back.folders}"
     assert load(tmp_path / "config.yaml") == entry(tmp_path, folders).config

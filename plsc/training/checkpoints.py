@@ -102,7 +102,7 @@ class Checkpoints:
             line = f"{error}; last good: {f'step {self.newest}' if self.newest else 'none'}"
             if run.stopped or run.step == run.total_steps:
                 raise store.SaveError(f"{line}; it was the last step: {error.remedy}, and resume") from error
-            get_logger().error(f"{line}; training goes on")
+            get_logger().error(f"{line}; the training continues")
             return
         self.newest = run.step
         if distributed.rank() == 0:

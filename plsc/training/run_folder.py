@@ -129,7 +129,7 @@ def how_to_resume(section: GlobalCfg) -> str:
     """Return a sentence that says which command resumes the stopped run."""
     back = section.resume and section.checkpoint not in (None, "newest")
     once = "overwrite" if section.overwrite else "checkpoint" if back else ""
-    return f"the same command {f'without Global.{once} ' if once else ''}goes on"
+    return f"rerun the same command {f'without Global.{once} ' if once else ''}to resume"
 
 
 def write_config(cfg: Config) -> None:

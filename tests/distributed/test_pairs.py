@@ -1,5 +1,5 @@
-"""Any of 1, 2, 3 ranks goes on from any, within an epoch, with Partial FC and the same samples in a step:
-all 9 pairs, in real processes."""
+"""A run on 1, 2 or 3 ranks resumes within an epoch on 1, 2 or 3 ranks, with Partial FC and the same samples
+in each step: all 9 pairs, in real processes."""
 
 from pathlib import Path
 

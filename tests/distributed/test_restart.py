@@ -48,7 +48,7 @@ def test_a_run_is_overwritten_by_its_own_config(tmp_path, monkeypatch):
     (tmp_path / "checkpoints/step-00000008/manifest.json").touch()
     cfg = load(TINY, [f"Global.output_dir={tmp_path}", "Global.overwrite=true"])
     monkeypatch.setattr(restart, "_run", lambda *_: {0: 0})
-    assert restart.how_to_resume(cfg.Global) == "the same command without Global.overwrite goes on"
+    assert restart.how_to_resume(cfg.Global) == "rerun the same command without Global.overwrite to resume"
     monkeypatch.setattr(watchdog, "STOPPING", ())  # leaves this process's signals as they are
     itself = load(cfg, {"Global.init_from": str(tmp_path)})
     assert "lies in the run that is deleted" in refusal(restart.supervise, itself, [], 2)
@@ -125,7 +125,7 @@ IN_A_SAVE += [
 @pytest.mark.slow
 def test_a_kill_inside_a_save_leaves_the_newest_whole_checkpoint(whole, run, tmp_path):
     """At each point in turn, from a first checkpoint on; then the run goes to its end. Three failures without
-    a newer one end it, and the same command goes on."""
+    a newer one end it, and the same command resumes it."""
     plan = ["0:2:SIGKILL", *IN_A_SAVE]
     keep = ["Checkpoint.every_steps=1", "Checkpoint.keep=1"]
     code, said = run(*plan, more=keep)
@@ -156,7 +156,7 @@ def test_a_stop_saves_its_step_and_the_same_launchergoes_on(whole, run, tmp_path
         step, name = newest_step(tmp_path / "out/checkpoints"), re.search("SIG[A-Z]+", item)[0]
         assert (code, said) == (128 + signal.Signals[name], []), where
         assert before < step < 12 and steps(rows(tmp_path / "out")) == list(range(1, step + 1)), where
-        stopped = f"stopped on {name} at step {step}; the same command goes on\n"
+        stopped = f"stopped on {name} at step {step}; rerun the same command to resume\n"
         assert (tmp_path / "out/train.log").read_text().count(stopped) == 1
         before = step
     assert run(*STOPS) == (0, [])
@@ -210,7 +210,7 @@ def test_a_bank_on_disk_is_that_in_memory_and_kills_change_nothing(warm, tmp_pat
 def test_one_process_stops_on_a_signal_and_resumes(warm, tmp_path):
     words = training(tmp_path, "0:7:SIGHUP")
     assert warm.start(words, tmp_path).wait(60) == 128 + signal.SIGHUP
-    stopped = "stopped on SIGHUP at step 7; the same command goes on\n"
+    stopped = "stopped on SIGHUP at step 7; rerun the same command to resume\n"
     assert (tmp_path / "out/train.log").read_text().endswith(stopped)
     assert newest_step(tmp_path / "out/checkpoints") == 7
     assert warm.start(words, tmp_path).wait(60) == 0

@@ -32,7 +32,7 @@ class Face:
     def __str__(self) -> str:
         if self.name is None:
             return f"nobody ({self.reason})"
-        return f"{self.name} ({self.matches[0].similarity:.2f}; a name needs {self.threshold:.2f})"
+        return f"{self.name} ({self.matches[0].similarity:.2f}; the threshold is {self.threshold:.2f})"
 
 
 @dataclass(frozen=True)

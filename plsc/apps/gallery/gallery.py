@@ -320,7 +320,7 @@ def _decide(matches: list[Match], threshold: GalleryThreshold) -> Face:
     if cosine is None:
         reason += "no threshold is known"
     else:
-        reason += f"a name needs {cosine:.2f}"
+        reason += f"the threshold is {cosine:.2f}"
         if threshold.prior is not None and similarity > threshold.prior:  # enough for two pictures
             others = plural(threshold.size, "person", "people")
             reason += f", since strangers come nearer to one of {others} than to one alone"

@@ -97,8 +97,8 @@ class GalleryThreshold:
         else:
             named = "not measured" if self.strangers is None else f"{self.strangers:.1%}"
             found = "not measured, nobody has two pictures" if self.found is None else f"{self.found:.1%}"
-            strangers = f"strangers named: {named} ({self.rate:.1%} asked)"
-            text = f"a name needs {self.cosine:.2f}; {strangers}; own people found: {found}"
+            strangers = f"strangers named: {named} (goal: {self.rate:.1%})"
+            text = f"the threshold is {self.cosine:.2f}; {strangers}; enrolled people found: {found}"
         if self.finds_too_few:
             text += "\nfewer than half of its own people would be found: the network cannot tell them apart"
         return "\n".join([text, *(f"{one} looks like {other}" for one, other in self.alike)])

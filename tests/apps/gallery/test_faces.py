@@ -57,7 +57,9 @@ def test_photos_to_names_without_a_run(photos, tmp_path, capsys):
     first, second, third = said.splitlines()
     assert code == 0 and first == f"{gallery}: 12 people, 36 pictures"
     assert re.fullmatch(
-        r"a name needs 0\.\d\d; strangers named: \d\.\d% \(1\.0% asked\); own people found: \d+\.\d%", second
+        r"the threshold is 0\.\d\d; strangers named: \d\.\d% \(goal: 1\.0%\); "
+        r"enrolled people found: \d+\.\d%",
+        second,
     )
     assert third == "left out: 1 picture, named above" and "note.jpg: not an image" in log
     further = sorted((photos / "further").glob("*/*.jpg"))
@@ -67,7 +69,7 @@ def test_photos_to_names_without_a_run(photos, tmp_path, capsys):
     known = [path for path in further if path.parent.name in names]
     right = sum(answers[path].startswith(f"{path}: {path.parent.name} (0.") for path in known)
     assert len(known) == 12 and right >= 11 and code == 1  # the strangers have no name
-    assert "; a name needs 0." in said and ": nobody (nearest " in said
+    assert "; the threshold is 0." in said and ": nobody (nearest " in said
 
 
 def test_people_are_added_listed_and_removed(built, tmp_path, capsys):
@@ -76,7 +78,7 @@ def test_people_are_added_listed_and_removed(built, tmp_path, capsys):
     stranger = portraits(4, 16)[[*portraits(4, 16)][-1]]
     pictures = [write(tmp_path / f"{n}.jpg", scene([face], seed=n)) for n, face in enumerate(stranger)]
     code, said, _ = run(capsys, "add", copy, "New One", *pictures[:2], built)
-    assert code == 0 and said.startswith("New One: 2 pictures added; 13 people\na name needs 0.")
+    assert code == 0 and said.startswith("New One: 2 pictures added; 13 people\nthe threshold is 0.")
     assert said.endswith("\nleft out: 1 picture, named above\n")
     code, said, _ = run(capsys, "search", copy, pictures[3])
     assert code == 0 and said.startswith(f"{pictures[3]}: New One (0.")

@@ -38,7 +38,9 @@ def test_a_gallery_is_built_opened_and_searched(gallery, tmp_path):
     (nobody,) = again.search([picture("Zoe")], top=1)
     assert len(nobody.matches) == 1 and nobody.name is None
     nearest, similarity = nobody.matches[0]
-    assert nobody.reason == f"nearest {nearest}, {similarity:.2f}; a name needs {again.threshold.cosine:.2f}"
+    assert (
+        nobody.reason == f"nearest {nearest}, {similarity:.2f}; the threshold is {again.threshold.cosine:.2f}"
+    )
     assert again.search([]) == []
 
 
@@ -298,7 +300,7 @@ def test_the_networks_threshold_is_the_start_and_the_gallerys_own_pictures_take_
     alone = Gallery.build(tmp_path / "alone.gallery", people(1), Pixels())
     prior = pytest.approx(1 - 0.5 * (0.01 * 500) ** (1 / 24))
     assert alone.threshold.cosine == prior and alone.threshold.rate == RATE and alone.threshold.people == 1
-    assert "a name needs 0.47; strangers named: not measured (1.0% asked)" in alone.threshold.describe()
+    assert "the threshold is 0.47; strangers named: not measured (goal: 1.0%)" in alone.threshold.describe()
     gallery = Gallery.build(tmp_path / "a.gallery", people(9), Pixels())
     before = gallery.threshold
     gallery.add("p9", people(10)["p9"])
@@ -321,9 +323,9 @@ def test_the_networks_threshold_is_the_start_and_the_gallerys_own_pictures_take_
 def test_an_answer_tells_why_a_likely_match_is_not_named():
     face = _decide([Match("Ann", 0.4)], GalleryThreshold(cosine=0.42, prior=0.363, size=40))
     assert face.name is None and face.reason == (
-        "nearest Ann, 0.40; a name needs 0.42, since strangers come nearer to one of 40 people than to one "
-        "alone"
+        "nearest Ann, 0.40; the threshold is 0.42, since strangers come nearer to one of 40 people than to "
+        "one alone"
     )
     assert _decide([Match("Ann", 0.3)], GalleryThreshold(cosine=0.42, prior=0.363, size=40)).reason.endswith(
-        "needs 0.42"
+        "the threshold is 0.42"
     )

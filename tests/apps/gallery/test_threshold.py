@@ -124,11 +124,11 @@ def test_a_network_that_cannot_tell_its_people_apart_is_said_to():
 def test_a_threshold_is_described_in_a_line_and_a_line_for_each_pair():
     threshold = GalleryThreshold(0.01, 0.42, 0.363, 40, 40, 0.008, 0.975, [("Brody/3.jpg", "Gul")])
     assert threshold.describe().splitlines() == [
-        "a name needs 0.42; strangers named: 0.8% (1.0% asked); own people found: 97.5%",
+        "the threshold is 0.42; strangers named: 0.8% (goal: 1.0%); enrolled people found: 97.5%",
         "Brody/3.jpg looks like Gul",
     ]
     single = measured([*drawn(np.random.default_rng(7), 12, 1)], 0.4)
-    assert single.describe().endswith("own people found: not measured, nobody has two pictures")
+    assert single.describe().endswith("enrolled people found: not measured, nobody has two pictures")
     assert measure(np.empty((0, 0), np.float32), [], [], np.empty(0, bool), 0.01, 0.4).cosine == 0.4
 
 

@@ -48,7 +48,7 @@ def test_a_search(client, gallery):
     threshold = gallery.threshold.cosine
     assert answer.status_code == 200 and said["name"] == "p3" and said["threshold"] == threshold
     assert said["matches"][0]["name"] == "p3" and len(said["matches"]) == 2
-    assert said["text"].startswith("p3 (0.") and said["text"].endswith(f"a name needs {threshold:.2f})")
+    assert said["text"].startswith("p3 (0.") and said["text"].endswith(f"the threshold is {threshold:.2f})")
     said = client.post("/search", files=form(picture("Zoe"))).json()
     assert said["name"] is None and said["text"].startswith("nobody (nearest p")
 
