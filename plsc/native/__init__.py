@@ -75,18 +75,17 @@ def multiplies() -> bool:
     return library() is not None and paddle_library(_MKL) is not None
 
 
-def address(array, dtype: str = "float32", shape: Sequence[int] | None = None) -> int | None:
-    """Return an array's or a CPU tensor's address for a kernel, or None for None.
+def address(array, dtype: str = "float32", shape: Sequence[int] | None = None) -> int:
+    """Return an array's or a CPU tensor's address for a kernel.
 
     Asserts that the array has the type and shape that the kernel expects, and that it is C-contiguous.
 
     Args:
-        array: numpy array, Paddle tensor on the CPU, or None.
+        array: numpy array, or Paddle tensor on the CPU.
         dtype: expected dtype.
         shape: expected shape, or None if the caller checks it.
     """
-    if array is None:
-        return None
+    assert array is not None
     assert shape is None or list(array.shape) == list(shape), (array.shape, shape)
     if isinstance(array, np.ndarray):
         assert array.dtype == dtype and array.flags.c_contiguous
@@ -95,6 +94,11 @@ def address(array, dtype: str = "float32", shape: Sequence[int] | None = None) -
     in_order = array.is_contiguous() or array.size == 0
     assert str(array.dtype) == f"paddle.{dtype}" and in_order and array.place.is_cpu_place()
     return array.data_ptr()
+
+
+def optional_address(array, dtype: str = "float32", shape: Sequence[int] | None = None) -> int | None:
+    """Return None for None, else the `address` of the array. The other arguments are those of `address`."""
+    return None if array is None else address(array, dtype, shape)
 
 
 @functools.cache

@@ -98,16 +98,17 @@ class _Convolution:
 
     def forward(self, x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
         out = empty(self._target_shape, x.dtype)
+        at_x, at_out = self._address(x, self._source_shape), self._address(out, self._target_shape)
+        biases = [] if bias is None else [address(bias, self._weights_shape[:1])]
         weights = self._forward_weights.convert(address(weight, self._weights_shape))
-        addresses = [self._address(x, self._source_shape), weights, self._address(out, self._target_shape)]
-        self._forward(*addresses, *([] if bias is None else [address(bias, self._weights_shape[:1])]))
+        self._forward(at_x, weights, at_out, *biases)
         return out
 
     def source_gradient(self, grad: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
         out = empty(self._source_shape, grad.dtype)
+        at_out, at_grad = self._address(out, self._source_shape), self._address(grad, self._target_shape)
         weights = self._backward_weights.convert(address(weight, self._weights_shape))
-        at_grad = self._address(grad, self._target_shape)
-        self._backward(self._address(out, self._source_shape), weights, at_grad)
+        self._backward(at_out, weights, at_grad)
         return out
 
     def weight_gradients(self, x: paddle.Tensor, grad: paddle.Tensor) -> list[paddle.Tensor]:

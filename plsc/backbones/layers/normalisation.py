@@ -14,9 +14,10 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.backbones.layers.layout import address, by_onednn, dense, run
+from plsc.backbones.layers.layout import address, by_onednn, dense, number, run
 from plsc.distributed.paddle_internals import empty, view
 from plsc.native import library
+from plsc.native.onednn import BFLOAT16
 
 _NONE, _RELU, _PRELU = range(3)  # the numbers that norm.cpp uses
 
@@ -139,7 +140,7 @@ def _channels(x, weight, bias, slope) -> tuple:
 
 
 def _is_half(x: paddle.Tensor) -> bool:
-    return x.dtype == paddle.bfloat16
+    return number(x) == BFLOAT16
 
 
 def _address(tensor: paddle.Tensor | None, shape: list[int], dtype=paddle.float32) -> int | None:

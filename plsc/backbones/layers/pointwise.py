@@ -1,5 +1,6 @@
 """ReLU and average pooling, with oneDNN or with Paddle's operators."""
 
+import math
 from collections.abc import Callable
 from ctypes import c_float
 
@@ -16,7 +17,7 @@ class ReLU(nn.ReLU):
 
     def forward(self, x):
         if by_onednn(x):
-            return run(_Pair, x, x.shape, eltwise, x.size, onednn.RELU_OF_OUTPUT, 0.0, 0.0)
+            return run(_Pair, x, x.shape, _relu)
         return nn.ReLU.forward(self, x)  # no super(): Paddle 2.6 cannot trace it
 
 
@@ -36,7 +37,7 @@ class AvgPool2D(nn.AvgPool2D):
             return nn.AvgPool2D.forward(self, x)
         samples, height, width, channels = x.shape
         shape = [samples, height // self.ksize, width // self.ksize, channels]
-        return run(_Pair, x, shape, _pool, tuple(x.shape), self.ksize)
+        return run(_Pair, x, shape, _pool, self.ksize)
 
 
 @onednn.kept
@@ -62,6 +63,10 @@ def eltwise(count: int, kind: int, alpha: float, beta: float, dtype: int) -> tup
     return forward, backward
 
 
+def _relu(shape: tuple[int, ...], dtype: int) -> tuple[onednn.Operation, ...]:
+    return eltwise(math.prod(shape), onednn.RELU_OF_OUTPUT, 0.0, 0.0, dtype)
+
+
 @onednn.kept
 def _pool(shape: tuple[int, ...], side: int, dtype: int) -> tuple[onednn.Operation, ...]:
     """Make the forward and backward operations on pictures of this shape, [N, H, W, C]."""
@@ -82,20 +87,21 @@ def _pool(shape: tuple[int, ...], side: int, dtype: int) -> tuple[onednn.Operati
 
 
 class _Pair(PyLayer):
-    """Runs a pair of operations on one tensor, which `make` returns.
+    """Runs a pair of operations on one tensor.
 
-    The backward operation also takes the forward result if `make` is `eltwise`.
+    `make` returns the pair for the tensor's shape and `key`. The backward operation also takes the forward
+    result if `make` is `_relu`.
     """
 
     @staticmethod
     def forward(ctx, x, shape: list[int], make: Callable, *key):
         ctx.shape = x.shape
         ctx.make = make
-        ctx.key = (*key, number(x))
+        ctx.key = (tuple(x.shape), *key, number(x))
         out = empty(shape, x.dtype)
         make(*ctx.key)[0](address(dense(x), x.shape, x.dtype), address(out, shape, x.dtype))
         ctx.like_out = shape, x.dtype
-        ctx.save_for_backward(*([out] if make is eltwise else []))
+        ctx.save_for_backward(*([out] if make is _relu else []))
         return out
 
     @staticmethod

@@ -291,6 +291,7 @@ class _Attention(PyLayer):
     def forward(ctx, qkv, heads):
         qkv = dense(qkv)
         images, tokens, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+        assert qkv.shape[2:] == [3 * width] and width % heads == 0, (qkv.shape, heads)
         out = empty([images, tokens, width], qkv.dtype)
         weights = empty([images, heads, tokens, tokens], qkv.dtype)
         ctx.heads = heads
@@ -366,7 +367,7 @@ class _Add(PyLayer):
         count, width = x.shape[0], x.size // x.shape[0]
         if scale is None:
             add = _binary(onednn.ADD, (count, width), (1 if for_all else count, width), number(x), number(y))
-            assert y.size == width * (1 if for_all else count)
+            assert y.shape == [1 if for_all else count, *x.shape[1:]], (x.shape, y.shape)
             at_x, at_out = (address(array, x.shape, x.dtype) for array in (x, out))
             add(at_x, address(y, y.shape, y.dtype), at_out)
         else:
@@ -374,12 +375,14 @@ class _Add(PyLayer):
             at_x, at_y, at_out = (address(array, x.shape, x.dtype) for array in (x, y, out))
             add(at_y, address(scale, [count, 1, 1]), at_out, at_x)
         ctx.for_all = y.shape if for_all else None
+        ctx.shape = x.shape
         ctx.save_for_backward(*([] if scale is None else [scale]))
         return out
 
     @staticmethod
     def backward(ctx, grad):
         grad = dense(grad)
+        assert grad.shape == ctx.shape, (grad.shape, ctx.shape)
         count, width = grad.shape[0], grad.size // grad.shape[0]
         if ctx.for_all:
             return grad, _column_sums(grad, count, width).reshape(ctx.for_all)

@@ -26,6 +26,7 @@ def squared_distances(unit_ND: np.ndarray, pairs_P2: np.ndarray) -> np.ndarray:
         pairs_P2: each pair's row numbers, int64.
     """
     rows, width = unit_ND.shape
+    assert pairs_P2.dtype.kind in "iu", pairs_P2.dtype
     pairs_P2 = np.ascontiguousarray(pairs_P2, np.int64)
     _check(pairs_P2, rows)
     out_P = np.empty(len(pairs_P2))
@@ -46,10 +47,11 @@ def weighted_sums(
         starts: int64 [T + 1], position in `order` where each sum starts, then the last sum's end. No sum
             is empty.
     """
-    assert starts[0] >= 0 and starts[-1] <= len(order) == len(weight) and (np.diff(starts) > 0).all()
+    assert rows_ND.ndim == 2 and starts[0] >= 0 and starts[-1] <= len(order) and (np.diff(starts) > 0).all()
     _check(order, len(rows_ND))
     sums_TD = np.empty((len(starts) - 1, rows_ND.shape[1]))
-    factors = address(order, "int64"), address(weight, "float64"), address(starts, "int64")
+    factors = address(order, "int64", [len(order)]), address(weight, "float64", [len(order)])
+    factors += (address(starts, "int64", [len(sums_TD) + 1]),)
     rows, sums = address(rows_ND), address(sums_TD, "float64")
     library().plsc_weighted_sums(rows, rows_ND.shape[1], *factors, len(sums_TD), sums)
     return sums_TD

@@ -57,7 +57,7 @@ class NormalRows:
             self._block,
             self._apart,
             self._width,
-            address(rows, "int64"),
+            address(rows, "int64", [len(drawn)]),
             len(rows),
             self._std,
             address(drawn),

@@ -16,7 +16,7 @@ from ctypes import c_int64, c_void_p
 
 import numpy as np
 
-from plsc.native import compiled
+from plsc.native import address, compiled, optional_address
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -31,14 +31,12 @@ def read_records(file: int, rows: np.ndarray, out: np.ndarray) -> None:
 
     Raises EOFError if the file ends too early, and OSError if it cannot be read.
     """
-    size = _size(rows, out)
-    _raise(compiled().plsc_read_records(file, rows.ctypes.data, len(rows), size, out.ctypes.data))
+    _raise(compiled().plsc_read_records(file, *_records(rows, out)))
 
 
 def write_records(file: int, rows: np.ndarray, records: np.ndarray) -> None:
     """Write records [k, width] to an open file. `rows`: their numbers, int64 [k]. Raises OSError."""
-    size = _size(rows, records)
-    _raise(compiled().plsc_write_records(file, rows.ctypes.data, len(rows), size, records.ctypes.data))
+    _raise(compiled().plsc_write_records(file, *_records(rows, records)))
 
 
 def rounding_keys(seed: int, step: int, classes: np.ndarray) -> np.ndarray:
@@ -69,7 +67,7 @@ def pack(arrays: Sequence[np.ndarray], slots: np.ndarray, keys: np.ndarray | Non
     """
     widths = _widths(arrays)
     records = np.empty((len(slots), sum(widths)), np.float32 if keys is None else np.uint16)
-    given = None if keys is None else keys.ctypes.data
+    given = optional_address(keys, "uint32", slots.shape)
     compiled().plsc_pack(*_arguments(arrays, widths, slots), len(slots), given, records.ctypes.data)
     return records
 
@@ -83,9 +81,9 @@ def unpack(records: np.ndarray, arrays: Sequence[np.ndarray], slots: np.ndarray)
         slots: row numbers in each array, int64 [k].
     """
     widths = _widths(arrays)
-    assert records.shape == (len(slots), sum(widths)) and records.flags.c_contiguous
     is_half = records.dtype == np.uint16
-    compiled().plsc_unpack(records.ctypes.data, is_half, len(slots), *_arguments(arrays, widths, slots))
+    packed = address(records, "uint16" if is_half else "float32", (len(slots), sum(widths)))
+    compiled().plsc_unpack(packed, is_half, len(slots), *_arguments(arrays, widths, slots))
 
 
 def _widths(arrays: Sequence[np.ndarray]) -> list[int]:
@@ -97,19 +95,23 @@ def _arguments(arrays: Sequence[np.ndarray], widths: list[int], slots: np.ndarra
 
     Asserts the conditions that numpy would check. Without them a kernel would read or write other memory.
     """
-    assert all(array.dtype == np.float32 and array.flags.c_contiguous for array in arrays)
-    assert slots.dtype == np.int64 and slots.flags.c_contiguous
+    addresses = [address(array) for array in arrays]
+    at_slots = address(slots, "int64", [len(slots)])
+    assert all(array.ndim in (1, 2) for array in arrays)
     assert not len(slots) or (slots.min() >= 0 and slots.max() < min(map(len, arrays)))
     count = len(arrays)
-    pointers = (c_void_p * count)(*(array.ctypes.data for array in arrays))
-    return pointers, (c_int64 * count)(*widths), count, slots.ctypes.data
+    return (c_void_p * count)(*addresses), (c_int64 * count)(*widths), count, at_slots
 
 
-def _size(rows: np.ndarray, records: np.ndarray) -> int:
-    """Return a record's size in bytes. Asserts that a kernel will read and write no other memory."""
-    assert rows.dtype == np.int64 and rows.flags.c_contiguous
-    assert records.flags.c_contiguous and len(records) == len(rows)
-    return records.shape[1] * records.itemsize
+def _records(rows: np.ndarray, records: np.ndarray) -> tuple[int, int, int, int]:
+    """Return the kernels' arguments for records [k, width] and their numbers `rows`: the address of the
+    numbers, k, the size of a record in bytes, and the address of the records.
+
+    Asserts that a kernel will read and write no other memory.
+    """
+    count, width = records.shape
+    at_rows = address(rows, "int64", [count])
+    return at_rows, count, width * records.itemsize, address(records, str(records.dtype))
 
 
 def _raise(code: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from plsc.native import address, library
+from plsc.native import address, library, optional_address
 
 
 def unit_rows(rows_KD, unit_KD, inverse_K) -> None:
@@ -20,8 +20,8 @@ def unit_rows(rows_KD, unit_KD, inverse_K) -> None:
     For a zero row, both are 0.
     """
     assert inverse_K.size == len(rows_KD)
-    unit = address(unit_KD, shape=rows_KD.shape)
-    library().plsc_unit_rows(address(rows_KD), *_size(rows_KD), unit, address(inverse_K))
+    unit, inverse = address(unit_KD, shape=rows_KD.shape), address(inverse_K)
+    library().plsc_unit_rows(address(rows_KD), *_size(rows_KD), unit, inverse)
 
 
 def turn_units(grad_KD, unit_KD, factor_K, out_KD) -> None:
@@ -30,15 +30,16 @@ def turn_units(grad_KD, unit_KD, factor_K, out_KD) -> None:
     If factor is 1 / length, this turns the gradient with respect to the unit rows into the gradient with
     respect to the rows.
     """
-    assert factor_K.size == len(grad_KD)
     unit, out = (address(array, shape=grad_KD.shape) for array in (unit_KD, out_KD))
+    assert factor_K.size == len(grad_KD)
     library().plsc_turn_units(address(grad_KD), unit, address(factor_K), *_size(grad_KD), out)
 
 
 def gather(rows_SD: np.ndarray, index_K: np.ndarray, out_KD: np.ndarray) -> None:
     """Copy the rows with the numbers `index_K` into `out_KD`. The rows may also be single numbers, [S]."""
     _check(rows_SD, index_K, out_KD)
-    library().plsc_gather(address(rows_SD), address(index_K, "int64"), *_size(out_KD), address(out_KD))
+    index = address(index_K, "int64", [len(out_KD)])
+    library().plsc_gather(address(rows_SD), index, *_size(out_KD), address(out_KD))
 
 
 def update(
@@ -70,7 +71,8 @@ def update(
     _check(values_SD, index_K, grads_KD)
     assert all(list(values_SD.shape) == list(each.shape) for each in moments)
     arrays = map(address, (values_SD, *moments))
-    rows = address(index_K, "int64"), address(grads_KD), *_size(grads_KD)
+    index = optional_address(index_K, "int64", [len(grads_KD)])
+    rows = index, address(grads_KD), *_size(grads_KD)
     getattr(library(), f"plsc_{rule}")(*arrays, *rows, *numbers)
 
 
@@ -85,11 +87,12 @@ def pair_products(x_ND, left_P: np.ndarray, rows_SD, right_P: np.ndarray, unit: 
         unit: whether the second rows are scaled to length 1. A zero row stays zero.
     """
     out_P = np.empty(len(left_P), np.float32)
-    assert x_ND.shape[1] == rows_SD.shape[1] and len(left_P) == len(right_P)
+    assert x_ND.ndim == rows_SD.ndim == 2 and x_ND.shape[1] == rows_SD.shape[1]
     assert not len(left_P) or (0 <= left_P.min() and left_P.max() < len(x_ND))
     assert not len(right_P) or (0 <= right_P.min() and right_P.max() < len(rows_SD))
-    pairs = address(x_ND), address(left_P, "int64"), address(rows_SD), address(right_P, "int64")
-    library().plsc_pair_products(*pairs, len(left_P), x_ND.shape[1], unit, address(out_P))
+    left, right = (address(numbers, "int64", out_P.shape) for numbers in (left_P, right_P))
+    sizes = len(out_P), x_ND.shape[1]
+    library().plsc_pair_products(address(x_ND), left, address(rows_SD), right, *sizes, unit, address(out_P))
     return out_P
 
 
@@ -110,4 +113,5 @@ def _check(rows_SD: np.ndarray, index_K: np.ndarray | None, rows_KD: np.ndarray)
 
 
 def _size(rows_KD) -> tuple[int, int]:
+    assert len(rows_KD.shape) in (1, 2)
     return len(rows_KD), rows_KD.shape[1] if len(rows_KD.shape) == 2 else 1

@@ -13,7 +13,7 @@ from ctypes import c_int64, c_void_p
 
 import numpy as np
 
-from plsc.native import address, library, onednn
+from plsc.native import address, library, onednn, optional_address
 
 BLOCK = 128  # classes whose rows and logits fit into a processor's second-level cache together
 
@@ -73,16 +73,20 @@ class Softmax:
         inverse_K = np.empty(classes, np.float32) if cosine else None
         # The kernels have these arrays' addresses, so they must stay alive.
         self._kept = x_ND, rows_SD, bias_S, index_K, class_P, sample_P, exps_KN, inverse_K
-        assert rows_SD.shape[1] == width and len(class_P) == len(sample_P) <= samples
-        assert exps_KN is None or exps_KN.shape == (classes, samples)
+        assert list(rows_SD.shape[1:]) == [width] and len(class_P) <= samples
+        for numbers, count in ((class_P, classes), (sample_P, samples), (index_K, len(rows_SD))):
+            assert numbers is None or not len(numbers) or 0 <= numbers.min() <= numbers.max() < count
+        assert (np.diff(class_P) >= 0).all()
         by_amx = bfloat16 and onednn.has_amx()
         self._shard = _Shard(samples, width, classes, block, len(class_P), bfloat16, by_amx)
-        self._shard.x, self._shard.rows, self._shard.bias = map(address, (x_ND, rows_SD, bias_S))
-        self._shard.target_class, self._shard.target_sample, self._shard.index = (
-            address(array, "int64") for array in (class_P, sample_P, index_K)
+        self._shard.x, self._shard.rows = address(x_ND), address(rows_SD)
+        self._shard.bias = optional_address(bias_S, shape=[len(rows_SD)])
+        self._shard.target_class, self._shard.target_sample = (
+            address(array, "int64", [len(class_P)]) for array in (class_P, sample_P)
         )
-        self._shard.inverse = address(inverse_K)
-        self._shard.exps = address(exps_KN, kept_dtype(bfloat16))
+        self._shard.index = optional_address(index_K, "int64", [classes])
+        self._shard.inverse = optional_address(inverse_K)
+        self._shard.exps = optional_address(exps_KN, kept_dtype(bfloat16), (classes, samples))
         self._shard.max = address(self.max_bN)
 
     def forward(self) -> tuple[np.ndarray, np.ndarray]:
@@ -118,15 +122,13 @@ class Softmax:
         of = self._shard
         grad_ND = np.empty((of.samples, of.width), np.float32)
         assert (dbias_K is None) == (of.bias is None) and (dtarget_P is not None or not of.targets)
-        arrays = (
-            (lse_N, [of.samples]),
-            (dtarget_P, [of.targets]),
-            (scaled_ND, [of.samples, of.width]),
-            (grad_ND, [of.samples, of.width]),
-            (drows_KD, [of.classes, of.width]),
-            (dbias_K, [of.classes]),
-        )
         library().plsc_softmax_backward(
-            ctypes.byref(of), *(address(array, shape=shape) for array, shape in arrays)
+            ctypes.byref(of),
+            address(lse_N, shape=[of.samples]),
+            optional_address(dtarget_P, shape=[of.targets]),
+            address(scaled_ND, shape=[of.samples, of.width]),
+            address(grad_ND),
+            address(drows_KD, shape=[of.classes, of.width]),
+            optional_address(dbias_K, shape=[of.classes]),
         )
         return grad_ND
