@@ -10,17 +10,13 @@ import contextlib
 
 import numpy as np
 
-from plsc.data.dataset import Dataset, check_image
+from plsc.data.dataset import Dataset, make_sample
 from plsc.data.transforms import SUBSTITUTES, generator
-from plsc.errors import CorruptImageError, UserError
+from plsc.errors import CorruptImageError
 
 REDRAWS = 100  # substitutes that are tried for one image
 
 Replacement = tuple[int, int, int]  # row in the batch, corrupt sample, sample that replaces it
-
-
-class SampleError(RuntimeError):
-    """Reports that a data set failed to make a sample. The message names the sample and the cause."""
 
 
 def make_batch(
@@ -37,12 +33,12 @@ def make_batch(
 
     Returns: the replacements of corrupt samples.
 
-    Raises UserError or SampleError.
+    Raises UserError if a sample cannot be made.
     """
     replaced = []
     for row, index in enumerate(indices.tolist()):
         try:
-            make_sample(dataset, epoch, index, images[row])
+            images[row] = make_sample(dataset, index, epoch, images.shape[1:])
         except CorruptImageError as error:
             substitute = _make_substitute(dataset, seed, epoch, index, images[row], error)
             replaced.append((row, index, substitute))
@@ -55,19 +51,6 @@ def _make_substitute(
     draws = generator(seed, index=index, use=SUBSTITUTES).integers(len(dataset), size=REDRAWS)
     for substitute in draws.tolist():
         with contextlib.suppress(CorruptImageError):
-            make_sample(dataset, epoch, substitute, image)
+            image[...] = make_sample(dataset, substitute, epoch, image.shape)
             return substitute
     raise CorruptImageError(f"{error}; and so are {REDRAWS} others drawn instead") from error
-
-
-def make_sample(dataset: Dataset, epoch: int, index: int, image: np.ndarray) -> None:
-    """Write a sample into `image`, whose shape and dtype it must have. Raises UserError or SampleError."""
-    try:
-        made = dataset.sample(index, epoch)
-        what = f"{type(dataset).__name__}.sample({index})"
-        image[...] = check_image(made, image.shape, lambda: f"{what} ({dataset.name(index)})")
-    except UserError:
-        raise
-    except Exception as error:
-        what = f"sample {index} ({dataset.name(index)})"
-        raise SampleError(f"{what}: {type(error).__name__}: {error}") from error

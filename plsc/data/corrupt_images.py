@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from plsc.data.batch import Replacement, make_sample
-from plsc.data.dataset import Dataset
+from plsc.data.batch import Replacement
+from plsc.data.dataset import Dataset, make_sample, name_of
 from plsc.data.images import EncodedImages, is_dark, why_dark
 from plsc.data.transforms import PROBES, generator
 from plsc.errors import CorruptImageError, escape
@@ -49,8 +49,9 @@ class CorruptImages:
             self.replaced.append(index)
             if index not in self._logged:  # the same image is replaced in each epoch
                 self._logged.add(index)
+                name = escape(name_of(self.dataset.name, index))
                 get_logger().warning(
-                    f"cannot decode {escape(self.dataset.name(index))}: replaced by sample {substitute}; "
+                    f"cannot decode {name}: replaced by sample {substitute}; "
                     f"{len(self.replaced)} replaced so far (at most {self.limit} an epoch, of all ranks)"
                 )
 
@@ -67,10 +68,10 @@ class CorruptImages:
         count = len(self.dataset)
         tried = np.sort(generator(seed, use=PROBES).choice(count, min(count, PROBE), replace=False))
         corrupt, dark = [], []
-        image = np.empty(self.dataset.preprocessing.shape, np.uint8)
+        shape = self.dataset.preprocessing.shape
         for index in tried.tolist():
             try:
-                make_sample(self.dataset, 0, index, image)
+                image = make_sample(self.dataset, index, 0, shape)
             except CorruptImageError:
                 corrupt.append(index)
                 continue
@@ -78,8 +79,8 @@ class CorruptImages:
                 dark.append(index)
         if 2 * len(dark) > len(tried):
             data = self.dataset.encoded(dark[0]) if isinstance(self.dataset, EncodedImages) else None
-            make_sample(self.dataset, 0, dark[0], image)
-            why = f"{escape(self.dataset.name(dark[0]))}: {why_dark(data, image)}"
+            image = make_sample(self.dataset, dark[0], 0, shape)
+            why = f"{escape(name_of(self.dataset.name, dark[0]))}: {why_dark(data, image)}"
             warn_on_rank_0(f"{len(dark)} of {len(tried)} images tried show next to nothing: {why}")
         if not corrupt:
             return
@@ -89,5 +90,5 @@ class CorruptImages:
         warn_on_rank_0(f"{found}; others will replace them")
 
     def _names(self, corrupt: Sequence[int]) -> str:
-        names = [escape(self.dataset.name(index)) for index in corrupt[:NAMES_SHOWN]]
+        names = [escape(name_of(self.dataset.name, index)) for index in corrupt[:NAMES_SHOWN]]
         return ", ".join(names + ["..."] * (len(corrupt) > len(names)))

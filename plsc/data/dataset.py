@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from plsc.errors import MissingFileError, UserError
+from plsc.errors import MissingFileError, UserError, in_one_line
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.utils.section import first_problem
 
@@ -65,15 +65,24 @@ class ImageSet:
             number, message = first_problem(error)
             raise UserError(f"{where}.{names[int(number[:1])]}: {message}") from error
 
-    def _checked(self, made: object, call: str) -> np.ndarray:
-        return check_image(made, self.preprocessing.shape, lambda: f"{type(self).__name__}.{call}")
 
+def make_image(make: Callable[[], object], shape: tuple[int, ...], what: Callable[[], str]) -> np.ndarray:
+    """Return the image that a data set's code makes: uint8 of the declared shape.
 
-def check_image(made: object, shape: tuple[int, ...], what: Callable[[], str]) -> np.ndarray:
-    """Return the image `made` if it is uint8 of the declared `shape`; raise UserError otherwise.
+    Raises UserError with the name of the image if the code makes anything else, or if it raises an error that
+    is neither a UserError nor a lack of memory.
 
-    `what()` is the image's name in the message.
+    Args:
+        make: calls the data set's code.
+        shape: the declared shape.
+        what: returns the image's name for the message.
     """
+    try:
+        made = make()
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # any error, since the code may be a user's
+        raise UserError(f"{what()}: {in_one_line(error)}") from error
     if isinstance(made, np.ndarray) and made.dtype == np.uint8 and made.shape == tuple(shape):
         return made
     got = f"{made.dtype} {list(made.shape)}" if isinstance(made, np.ndarray) else type(made).__name__
@@ -128,12 +137,28 @@ class Dataset(ImageSet, ABC):
 
         They are augmented with the epoch number EVALUATION, which training never reaches.
         """
-        return np.stack(
-            [
-                self._checked(self.sample(index, EVALUATION), f"sample({index}) ({self.name(index)})")
-                for index in range(start, stop)
-            ]
-        )
+        shape = self.preprocessing.shape
+        return np.stack([make_sample(self, index, EVALUATION, shape) for index in range(start, stop)])
+
+
+def make_sample(data: Dataset, index: int, epoch: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return sample `index` as augmented in `epoch`: uint8 of the declared shape.
+
+    Raises UserError with the class, the index and the name of the sample if it cannot be made.
+    """
+    what = lambda: f"{type(data).__name__}.sample({index}) ({name_of(data.name, index)})"
+    return make_image(lambda: data.sample(index, epoch), shape, what)
+
+
+def name_of(name: Callable[[int], str], index: int) -> str:
+    """Return the name that `name`, a method of a data set, gives, or the index if the method fails.
+
+    The name is for a message, which is more important.
+    """
+    try:
+        return name(index)
+    except Exception:  # noqa: BLE001 (any error, since the code may be a user's)
+        return f"number {index}"
 
 
 class _Images(ImageSet, ABC):
@@ -155,12 +180,13 @@ class _Images(ImageSet, ABC):
 
     def images(self, start: int, stop: int) -> np.ndarray:
         """Make images [start, stop) as one array, uint8 [n, *shape]."""
-        return np.stack(
-            [
-                self._checked(self.image(index), f"image({index}) ({self.image_name(index)})")
-                for index in range(start, stop)
-            ]
-        )
+        shape, kind = self.preprocessing.shape, type(self).__name__
+
+        def make(index: int) -> np.ndarray:
+            what = lambda: f"{kind}.image({index}) ({name_of(self.image_name, index)})"
+            return make_image(lambda: self.image(index), shape, what)
+
+        return np.stack([make(index) for index in range(start, stop)])
 
 
 class PairSet(_Images):

@@ -124,7 +124,7 @@ class Loader:
         step: step number, from 0, over all epochs.
 
         If an image is corrupt, its label and index are those of the substitute. An error in a sample is
-        raised here, when its batch is due. It is the data set's own UserError, or a SampleError with the
+        raised here, when its batch is due: the data set's own UserError, or one with the sample and the
         cause.
         """
         self.corrupt.start_epoch()

@@ -28,7 +28,7 @@ import numpy as np
 
 from plsc.data.batch import Replacement, make_batch
 from plsc.data.dataset import Dataset
-from plsc.errors import UserError
+from plsc.errors import UserError, escape, in_one_line
 
 ALIGNMENT = 64  # bytes to which the data set's arrays are aligned
 # A terminal or a cluster sends its signals to all processes. A worker ignores them and ends with its parent.
@@ -59,9 +59,10 @@ class Workers:
         try:
             arrays: list[pickle.PickleBuffer] = []
             state = pickle.dumps(dataset, protocol=5, buffer_callback=arrays.append)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
+        except Exception as error:  # any error, since the class may be a user's
             raise UserError(
-                f"data set {type(dataset).__name__} cannot be passed to processes: {error}; set it to 0",
+                f"data set {type(dataset).__name__} cannot be passed to processes: {escape(error)}; set it "
+                "to 0",
                 key="DataLoader.Train.num_workers",
             ) from error
         sizes = [array.raw().nbytes for array in arrays]
@@ -124,6 +125,17 @@ def _mapped(file: int, access: int = mmap.ACCESS_WRITE) -> np.ndarray:
     return np.frombuffer(mmap.mmap(file, 0, access=access), np.uint8)
 
 
+def _read_dataset(file: int, state: bytes, sizes: list[int]) -> Dataset:
+    try:
+        return _unpacked(file, state, sizes)
+    except Exception as error:  # any error, since the class may be a user's
+        raise UserError(
+            f"a process cannot read the data set: {in_one_line(error)}; define its class in a module that "
+            "can be imported, or set it to 0",
+            key="DataLoader.Train.num_workers",
+        ) from error
+
+
 def _unpacked(file: int, state: bytes, sizes: list[int]) -> Dataset:
     # The pages are private, because a data set may write to its arrays. Only the pages it writes to are
     # copied.
@@ -151,7 +163,7 @@ def main(pipe_file: int, dataset_file: int, memory_file: int) -> None:
             epoch, indices = pipe.recv()
             try:
                 if dataset is None:
-                    dataset = _unpacked(dataset_file, state, sizes)
+                    dataset = _read_dataset(dataset_file, state, sizes)
                 answer = make_batch(dataset, seed, epoch, indices, images[: len(indices)])
             except Exception as error:  # noqa: BLE001 - the parent raises it again
                 answer = ExceptionWithTraceback(error, error.__traceback__)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from plsc.data.batch import SampleError, make_batch
+from plsc.data.batch import make_batch
 from plsc.data.corrupt_images import CorruptImages
 from plsc.data.transforms import SUBSTITUTES, generator
 from plsc.errors import CorruptImageError, MissingFileError, UserError
@@ -48,9 +48,8 @@ def test_another_error_is_named_with_its_cause():
         def sample(self, index, epoch):
             return [1, 2][index]
 
-    with pytest.raises(
-        SampleError, match=r"^sample 9 \(record 9 .*\): IndexError: list index out of range$"
-    ) as raised:
+    line = r"^Faulty.sample\(9\) \(record 9 .*\): IndexError in sample, .*:\d+: list index out of range$"
+    with pytest.raises(UserError, match=line) as raised:
         batch(Faulty(10), [9])
     assert isinstance(raised.value.__cause__, IndexError)
     assert refusal(batch, Faulty(10), [0]) == (

@@ -1,14 +1,19 @@
 """Data sets of a user's own: errors in their code, and augmentation by another package."""
 
+import re
+
 import cv2
 import numpy as np
 import pytest
 
+from plsc import cli
 from plsc.config import load
 from plsc.data import ImageFolder
 from plsc.data.build import build_dataset
 from plsc.data.synthetic import Synthetic
+from tests.helpers.launch import run_forked
 from tests.helpers.refusals import refusal
+from tests.helpers.tiny_runs import TINY
 
 HERE = "tests.data.test_own_sets"
 
@@ -37,6 +42,50 @@ class Inverted(ImageFolder):
 def test_an_error_in_a_data_set_is_one_line_with_its_class(keys, text):
     section = load({}, [f'DataLoader.Train.dataset={{name: "{HERE}:Lost"{keys}}}']).DataLoader
     assert refusal(build_dataset, section, 0).startswith(f"DataLoader.Train.dataset: {HERE}:Lost: {text}")
+
+
+class Faulty(Synthetic):
+    """Its transform fails for sample 70, after so many times; the first is before the first step."""
+
+    def __init__(self, times: int, seed: int = 0):
+        super().__init__(23, 5, (1, 12, 10), seed)
+        self.times = times
+
+    def sample(self, index, epoch):
+        return self.transform(super().sample(index, epoch), index)
+
+    def transform(self, image, index):
+        self.times -= index == 70
+        if self.times < 0:
+            raise ValueError(f"height and width must be above 0\n  at {index}")
+        return image
+
+    def name(self, index):
+        return ["a", "b", "c"][index]  # of few samples
+
+
+LINE = r"Faulty.sample\({}\) \(number {}\): ValueError in transform, .*test_own_sets.py:\d+: height and .* 0"
+
+
+@pytest.mark.parametrize("times, num_workers", [(0, 0), (1, 0), (1, 2)])
+def test_an_error_in_a_sample_ends_a_training_by_one_line(tmp_path, capsys, times, num_workers):
+    dataset = f'DataLoader.Train.dataset={{name: "{HERE}:Faulty", times: {times}}}'
+    run = ["train", "-c", str(TINY), "-o", f"Global.output_dir={tmp_path}", dataset]
+    assert cli.main([*run, f"DataLoader.Train.num_workers={num_workers}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(f"ERROR {LINE.format(70, 70)}", line)
+
+
+@pytest.mark.parametrize("times", [0, 1])
+def test_it_ends_two_ranks_by_the_same_line(tmp_path, times):
+    """The rank that meets the sample prints it, and the other ends without a traceback."""
+    dataset = f'DataLoader.Train.dataset={{name: "{HERE}:Faulty", times: {times}}}'
+    words = ["train", "--ranks", "2", "-c", TINY, "-o", "Global.output_dir=out", dataset]
+    done = run_forked("-m", "plsc", *words, cwd=tmp_path, check=False, timeout=60)
+    said = done.stdout + done.stderr
+    (line,) = [line for line in said.splitlines() if "ERROR" in line]
+    assert done.returncode == 2 and re.search(LINE.format(70, 70) + "$", line)
+    assert "Traceback" not in said and "starting again" not in said
 
 
 @pytest.mark.parametrize("invert, pixel", [(0.0, 200), (1.0, 55)])

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plsc.data.batch import SampleError
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
-from plsc.errors import MissingFileError
+from plsc.errors import MissingFileError, UserError
 from tests.helpers.launch import start_python
 from tests.helpers.refusals import refusal
 
@@ -51,8 +50,8 @@ def test_workers_import_no_paddle():
 
 
 def test_an_error_in_a_worker_keeps_its_cause():
-    expected = r"^sample 5 \(synthetic class 2, sample 5\): KeyError: 'missing key'$"
-    with pytest.raises(SampleError, match=expected) as raised:
+    expected = r"^Trouble.sample\(5\) \(synthetic class 2, sample 5\): KeyError in sample, .*: 'missing key'$"
+    with pytest.raises(UserError, match=expected) as raised:
         run("raise")
     assert 'return {}["missing key"]' in str(raised.value.__cause__)
 
@@ -76,6 +75,25 @@ def test_a_data_set_that_no_process_can_have_is_refused():
     said = refusal(next, Loader(data, 4, 0, 1, seed=0, num_workers=1).from_step(0))
     assert said.startswith("DataLoader.Train.num_workers: data set Synthetic cannot be passed to processes: ")
     assert said.endswith("<lambda>'; set it to 0")
+
+
+class Unwilling(Synthetic):
+    """It travels to a process, but cannot be made there."""
+
+    def __reduce__(self):
+        return (_not_here, ())
+
+
+def _not_here():
+    raise FileNotFoundError("five.npy")
+
+
+def test_a_data_set_that_cannot_be_made_in_a_process_is_one_line():
+    said = refusal(next, Loader(Unwilling(), 4, 0, 1, seed=0, num_workers=1).from_step(0))
+    start = (
+        "DataLoader.Train.num_workers: a process cannot read the data set: FileNotFoundError in _not_here, "
+    )
+    assert said.startswith(start) and "five.npy; define its class in a module that can be imported" in said
 
 
 def test_workers_leave_signals_to_the_parent_and_end_with_the_loader():

@@ -195,14 +195,18 @@ def test_a_set_that_cannot_be_read_is_one_line_and_the_others_are_evaluated(tmp_
     found = make(UNREADABLE)
     assert found.evaluate() and list(found.rows) == ["noise pairs"]
     (line,) = found.failures
-    assert line.startswith("bad: FileNotFoundError in image, ") and line.endswith("'37.png'")
+    assert line.startswith("bad: Unreadable.image(37) (image 37): FileNotFoundError in image, ")
+    assert line.endswith("'37.png'")
 
 
 def test_a_training_goes_on_after_an_evaluation_that_failed(tmp_path, capsys):
     run = ["train", "-c", str(TINY), "-o", f"Global.output_dir={tmp_path}", "Global.eval_every=1", UNREADABLE]
     assert cli.main(run) == 2
     out, _ = capsys.readouterr()
-    assert "ERROR evaluation at step 10: bad: FileNotFoundError" in out and "step 12/12" in out
+    assert (
+        "ERROR evaluation at step 10: bad: Unreadable.image(37) (image 37): FileNotFoundError" in out
+        and "step 12/12" in out
+    )
     assert checkpoints(tmp_path) == [8, 10, 12]
     last = out.splitlines()[-1]
     assert "ERROR the training is at its end and its checkpoints are whole" in last

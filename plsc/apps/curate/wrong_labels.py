@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plsc.config import Config
-from plsc.data.batch import make_sample
-from plsc.data.dataset import EVALUATION, Dataset
+from plsc.data.dataset import EVALUATION, Dataset, make_sample
 from plsc.errors import CorruptImageError
 from plsc.evaluation.search import finite_unit_rows, search
 from plsc.training.run_folder import open_checkpoint, start
@@ -128,10 +127,11 @@ def _embed(cfg: Config, data: Dataset) -> np.ndarray:
     corrupt = []
 
     def read(start: int, stop: int) -> np.ndarray:
-        samples = np.empty((stop - start, *data.preprocessing.shape), np.uint8)
+        shape = data.preprocessing.shape
+        samples = np.zeros((stop - start, *shape), np.uint8)
         for index in range(start, stop):
             try:
-                make_sample(data, EVALUATION, index, samples[index - start])
+                samples[index - start] = make_sample(data, index, EVALUATION, shape)
             except CorruptImageError:
                 corrupt.append(index)
         return samples
